@@ -1,0 +1,69 @@
+"""Attention backends, one file each. Adding one is one new file that exports `BACKEND = AttentionBackend(...)`.
+
+Every backend is `(q, k, v, *, causal=False, scale=None, align="upper_left") -> out` on tensors of shape
+(batch, heads, seq, d_head); k and v may have fewer heads (grouped queries) and another length where the backend says so.
+A query row that sees no key gives 0. A backend never falls back to another: what it cannot take, `unavailable` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cs_systems.cost import FULL_MATRIX, AttentionAlgorithm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What a caller is about to ask for. `dtype` is torch's name without the prefix: "bfloat16"."""
+
+    device: str  # "cpu" or "cuda"
+    dtype: str
+    d_head: int
+    seq_q: int
+    seq_k: int
+    heads_q: int
+    heads_kv: int
+    causal: bool = False
+    align: str = "upper_left"
+    needs_backward: bool = True
+
+
+def always_available(call: AttentionCall) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class AttentionBackend:
+    """One implementation of attention and what is true of it.
+
+    function: the call itself, as in the module docstring.
+    unavailable: the reason and the remedy why a call cannot be served here, or None.
+    tolerance: dtype name → largest relative error ‖out − ref‖ / ‖ref‖ against float64 (outputs and gradients).
+    algorithm: what the implementation really computes and keeps for a call (for executed FLOPs and predicted memory).
+    describe: the implementation that runs, with its version, for the record ("flash-attn 2.8.3 (FlashAttention-2)").
+    """
+
+    function: Callable[..., Tensor]
+    unavailable: Callable[[AttentionCall], str | None] = always_available
+    tolerance: Mapping[str, float] = field(
+        default_factory=lambda: {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
+    )
+    algorithm: Callable[[AttentionCall], AttentionAlgorithm] = lambda call: FULL_MATRIX
+    describe: Callable[[], str | None] = lambda: None
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+        align: str = "upper_left",
+    ) -> Tensor:
+        return self.function(q, k, v, causal=causal, scale=scale, align=align)

@@ -1,0 +1,309 @@
+"""What to measure: frozen, validated, pure data. Floor 0: no torch.
+
+A `RunConfig` is the only input of a run. Everything in it is JSON, so the same value travels from the command line to a
+worker process, into the record, and into the key under which a sweep resumes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import itertools
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """Malformed input; the message names the remedy. The command line exits with status 2."""
+
+
+class Phase(StrEnum):
+    """A part of a step that has a name in the tables. `zero_grad` belongs to none: it is untimed preparation."""
+
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+
+
+class Mode(StrEnum):
+    """How much of a step runs. `BACKWARD` (alone, over a retained graph) exists for the attention workload only."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    FORWARD_BACKWARD = "forward-backward"
+    TRAIN_STEP = "train-step"
+
+
+class Precision(StrEnum):
+    """`FP32` means TF32 off. `BF16` and `FP16` are autocast over fp32 parameters; `BF16_PURE` has bf16 parameters."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+    BF16_PURE = "bf16-pure"
+
+
+COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "aot_eager")
+OPTIMIZERS = ("default", "adamw", "adamw_foreach", "adamw_fused")
+ALIGNMENTS = ("upper_left", "lower_right")
+L2_STATES = ("clear", "warm")
+
+
+def one_of(what: str, value: str, known: Iterable[str]) -> str:
+    """Return `value` if known, else raise a ConfigError that names the nearest valid names."""
+    known = list(known)
+    if value in known:
+        return value
+    near = difflib.get_close_matches(value, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ConfigError(f"unknown {what} {value!r}: {hint}known: {', '.join(known)}")
+
+
+def _positive(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if value <= 0:
+            raise ConfigError(f"{name} is {value}: it must be at least 1")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A BasicTransformerLM. Lengths in tokens; `context_length` is the longest sequence that the model takes."""
+
+    name: str = "custom"
+    d_model: int = 768
+    d_ff: int = 3072
+    num_layers: int = 12
+    num_heads: int = 12
+    vocab_size: int = 10_000
+    context_length: int = 512
+    rope_theta: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        _positive(self, "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length", "rope_theta")
+        if self.d_model % self.num_heads:
+            fitting = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0 and (self.d_model // n) % 2 == 0]
+            near = sorted(fitting, key=lambda n: abs(n - self.num_heads))[:3]
+            raise ConfigError(
+                f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: "
+                f"choose num_heads among {', '.join(map(str, sorted(near)))}"
+            )
+        if self.d_head % 2:
+            raise ConfigError(f"d_head {self.d_head} is odd: rotary embeddings need an even d_model / num_heads")
+
+    @property
+    def d_head(self) -> int:
+        return self.d_model // self.num_heads
+
+    @property
+    def label(self) -> str:
+        """The preset's name, with what was changed in it: `large+num_layers=32`. The context length is told apart."""
+        preset = PRESETS.get(self.name)
+        if preset is None:
+            return self.name
+        changed = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in dataclasses.fields(self)
+            if f.name not in ("name", "context_length") and getattr(self, f.name) != getattr(preset, f.name)
+        ]
+        return "+".join([self.name, *changed])
+
+
+def _preset(name: str, d_model: int, d_ff: int, num_layers: int, num_heads: int, **rest: int) -> ModelConfig:
+    return ModelConfig(name, d_model, d_ff, num_layers, num_heads, **rest)  # type: ignore[arg-type]
+
+
+PRESETS: dict[str, ModelConfig] = {
+    preset.name: preset
+    for preset in (
+        _preset("tiny", 64, 128, 2, 4, vocab_size=256, context_length=64),
+        _preset("small", 768, 3072, 12, 12),
+        _preset("medium", 1024, 4096, 24, 16),
+        _preset("large", 1280, 5120, 36, 20),
+        _preset("xl", 1600, 6400, 48, 25),
+        _preset("2.7B", 2560, 10240, 32, 32),
+        _preset("10B", 4608, 12288, 50, 36),
+        _preset("8B", 4096, 11008, 34, 32, vocab_size=151_936, context_length=32_768),
+    )
+}
+# The public course that made these names moved its `xl` to the 2.7B shape in 2026.
+PRESETS["xl-2026"] = PRESETS["2.7B"]
+
+
+def preset(name: str, **overrides: Any) -> ModelConfig:
+    """The preset `name` with fields replaced: `preset("large", num_layers=32)`."""
+    one_of("size", name, PRESETS)
+    return replace(PRESETS[name], **overrides)
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """One attention call: q is (batch, heads, seq, d_head); k and v are (batch, heads_kv, seq_k, d_head)."""
+
+    batch: int = 8
+    heads: int = 16
+    seq: int = 1024
+    d_head: int = 64
+    causal: bool = False
+    heads_kv: int | None = None
+    seq_k: int | None = None
+    align: str = "upper_left"
+
+    def __post_init__(self) -> None:
+        _positive(self, "batch", "heads", "seq", "d_head")
+        for name in ("heads_kv", "seq_k"):
+            if getattr(self, name) is not None:
+                _positive(self, name)
+        one_of("alignment", self.align, ALIGNMENTS)
+        if self.heads % self.kv_heads:
+            raise ConfigError(f"heads {self.heads} is not a multiple of heads_kv {self.heads_kv}")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads if self.heads_kv is None else self.heads_kv
+
+    @property
+    def key_length(self) -> int:
+        return self.seq if self.seq_k is None else self.seq_k
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One cell of a sweep. `model` is what `train_step` measures, `shape` what `attention` measures."""
+
+    workload: str = "train_step"
+    model: ModelConfig = PRESETS["small"]
+    shape: AttentionShape | None = None
+    batch_size: int = 4
+    seq_len: int | None = None  # tokens; None: the model's context length
+    mode: Mode = Mode.TRAIN_STEP
+    attention: str = "naive"
+    precision: Precision = Precision.FP32
+    compile: str = "none"
+    optimizer: str = "default"
+    keep_graph: bool = False
+    device: str = "auto"
+    warmup: int = 5  # steps
+    warmup_s: float = 0.0  # warm up at least this long, and at least `warmup` steps
+    steps: int = 10
+    rounds: int = 1  # the steps are split over so many visits
+    l2: str = "warm"
+    memory_limit_bytes: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, kind in (("mode", Mode), ("precision", Precision)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                one_of(name, value, kind)
+                object.__setattr__(self, name, kind(value))
+        _positive(self, "batch_size", "steps", "rounds")
+        if self.warmup < 0 or self.warmup_s < 0:
+            raise ConfigError(f"warm-up is {self.warmup} steps and {self.warmup_s} s: neither may be negative")
+        one_of("compile mode", self.compile, COMPILE_MODES)
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        one_of("l2 state", self.l2, L2_STATES)
+        if self.steps < self.rounds:
+            raise ConfigError(f"{self.steps} steps cannot be split over {self.rounds} rounds: raise steps")
+        if self.seq_len is not None:
+            _positive(self, "seq_len")
+            if self.seq_len > self.model.context_length:
+                raise ConfigError(
+                    f"sequence length {self.seq_len} is beyond the model's context length {self.model.context_length}: "
+                    f"give --context-length {self.seq_len} or a shorter sequence"
+                )
+        if self.memory_limit_bytes is not None:
+            _positive(self, "memory_limit_bytes")
+        if self.workload == "attention" and self.shape is None:
+            object.__setattr__(self, "shape", AttentionShape())
+        if self.workload == "train_step" and self.mode is Mode.BACKWARD:
+            raise ConfigError("mode backward alone is for the attention workload: use forward-backward")
+        if self.workload == "attention" and self.mode is Mode.TRAIN_STEP:
+            raise ConfigError("attention has no train-step: use forward, backward or forward-backward")
+        if not (self.device in ("auto", "cpu", "cuda") or self.device.startswith("cuda:") and self.device[5:].isdigit()):
+            raise ConfigError(f"unknown device {self.device!r}: use auto, cpu, cuda or cuda:N")
+
+    @property
+    def tokens_per_sequence(self) -> int:
+        return self.model.context_length if self.seq_len is None else self.seq_len
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
+        return _build(cls, data)
+
+    def key(self) -> str:
+        """A hash of every field that differs from its default, so that a new field does not change old keys."""
+        text = json.dumps(_without_defaults(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_defaults(config: Any) -> dict[str, Any]:
+    result = {}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if value != f.default:
+            result[f.name] = _without_defaults(value) if dataclasses.is_dataclass(value) else value
+    return result
+
+
+def _build(cls: type, data: Mapping[str, Any]) -> Any:
+    hints = typing.get_type_hints(cls)
+    known = {f.name for f in dataclasses.fields(cls)}
+    if unknown := sorted(set(data) - known):
+        raise ConfigError(f"{cls.__name__} has no field {', '.join(unknown)}: was it written by a newer version?")
+    values = {}
+    for name, value in data.items():
+        kind = hints[name]
+        options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+        nested = next((o for o in options if dataclasses.is_dataclass(o)), None)
+        values[name] = _build(typing.cast(type, nested), value) if nested and isinstance(value, Mapping) else value
+    return cls(**values)
+
+
+def grid(base: RunConfig | None = None, **axes: Sequence[Any]) -> list[RunConfig]:
+    """Every combination of the axes over `base`, the last axis fastest.
+
+    An axis is a RunConfig field, `size` (preset names), or a field of the model or (for attention) of the shape:
+    `grid(size=["small", "medium"], context_length=[128, 256], attention=["naive", "sdpa_flash"])`.
+    """
+    base = base or RunConfig()
+    model_fields = {f.name for f in dataclasses.fields(ModelConfig)} - {"name"}
+    shape_fields = {f.name for f in dataclasses.fields(AttentionShape)}
+    run_fields = {f.name for f in dataclasses.fields(RunConfig)}
+    for axis in axes:
+        one_of("axis", axis, sorted(run_fields | model_fields | shape_fields | {"size"}))
+    cells = []
+    for values in itertools.product(*axes.values()):
+        cell = dict(zip(axes, values, strict=True))
+        run = {k: cell.pop(k) for k in list(cell) if k in run_fields}
+        model = preset(cell.pop("size")) if "size" in cell else run.pop("model", base.model)
+        if shape := {k: cell.pop(k) for k in list(cell) if k in shape_fields}:
+            run["shape"] = replace(run.get("shape") or base.shape or AttentionShape(), **shape)
+        cells.append(replace(base, **{**run, "model": replace(model, **cell)}))
+    return cells
+
+
+def describe(config: RunConfig) -> str:
+    """One line for progress and errors: what distinguishes this cell to a person."""
+    if config.workload == "attention" and config.shape:
+        s = config.shape
+        what = f"{s.batch}×{s.heads}×{s.seq}×{s.d_head}{' causal' if s.causal else ''}"
+    else:
+        what = f"{config.model.label} ctx {config.tokens_per_sequence} batch {config.batch_size}"
+    parts = [what, config.attention, config.precision.value, config.mode.value]
+    if config.workload not in ("train_step", "attention"):
+        parts.insert(0, config.workload)
+    if config.compile != "none":
+        parts.append(f"compile={config.compile}")
+    return " · ".join(parts)

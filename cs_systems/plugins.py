@@ -1,0 +1,77 @@
+"""A file is a plug-in. Floor 0: nothing is imported before somebody asks for it by name.
+
+`names("attention")` lists the files of `cs_systems/attention/`; `get("attention", "naive")` imports that one file and returns
+the constant it exports. Files that begin with `_` are helpers. `path.py:object` and `package.module:object` name somebody
+else's code and work wherever a built-in name does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from cs_systems.config import ConfigError, one_of
+
+CONSTANTS = {"attention": "BACKEND", "workloads": "WORKLOAD"}
+_KINDS = {"attention": "attention backend", "workloads": "workload"}
+
+
+def names(package: str) -> list[str]:
+    """The plug-ins of `cs_systems.<package>`, sorted, without importing any."""
+    folder = Path(__file__).parent / package
+    return sorted(p.stem for p in folder.glob("*.py") if not p.stem.startswith("_"))
+
+
+def is_foreign(name: str) -> bool:
+    """Whether `name` points at code outside the package (`path.py:object` or `package.module:object`)."""
+    return ":" in name
+
+
+def check(package: str, name: str) -> str:
+    """Return `name` if it can be looked up, without importing it; raise ConfigError with the nearest names otherwise."""
+    if not is_foreign(name):
+        return one_of(_KINDS[package], name, names(package))
+    source, _, attribute = name.rpartition(":")
+    if not source or not attribute.isidentifier():
+        raise ConfigError(f"{name!r} does not name an object: write path/to/file.py:name or package.module:name")
+    if source.endswith(".py") and not Path(source).is_file():
+        raise ConfigError(f"there is no file {source!r} (from {name!r})")
+    return name
+
+
+def get(package: str, name: str) -> Any:
+    """Import the one file that holds plug-in `name` and return what it exports."""
+    check(package, name)
+    if not is_foreign(name):
+        return getattr(importlib.import_module(f"cs_systems.{package}.{name}"), CONSTANTS[package])
+    source, _, attribute = name.rpartition(":")
+    try:
+        module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        return getattr(module, attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot load {name!r}: {error}") from error
+
+
+def provenance(name: str) -> dict[str, str] | None:
+    """Where foreign code came from: its path and the SHA-256 of its text, for the record. None for a built-in."""
+    if not is_foreign(name):
+        return None
+    source, _, _ = name.rpartition(":")
+    path = Path(source)
+    if not source.endswith(".py"):
+        spec = importlib.util.find_spec(source)
+        path = Path(spec.origin) if spec and spec.origin else path
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    return {"name": name, "path": source, "sha256": digest}
+
+
+def _load_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

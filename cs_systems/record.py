@@ -1,0 +1,200 @@
+"""What came out: one run is one `RunRecord`, one record is one line of JSON. Floor 0: no torch.
+
+Data holds base units (seconds, bytes, FLOPs) and the unit stands in the field's name; only `report/` converts. Unknown is None.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cs_systems.config import ConfigError, RunConfig
+
+SCHEMA_VERSION = 1
+RECORDS_FILE = "records.jsonl"
+STATUSES = ("ok", "oom", "unavailable", "timeout", "killed", "error")
+DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Caveat:
+    """A doubt about a result, as data: a `code` to group by, what was seen, and what to do about it."""
+
+    code: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One step. `phases_s` by the device's clock, `submit_s` the host's time to submit each phase, `wall_s` around it all.
+
+    `lag_s` is how far the device was behind the host at the end of each phase: near 0 means that the device waited for the host.
+    """
+
+    round: int
+    warmup: bool
+    wall_s: float
+    phases_s: dict[str, float]
+    submit_s: dict[str, float]
+    lag_s: dict[str, float] | None = None  # None: host and device are one
+    device_mallocs: int | None = None  # cudaMalloc calls during the step
+    compile_s: float | None = None  # torch.compile and Triton compilation during the step
+    compiles: int | None = None
+    sm_clock_hz: float | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Every sample of a run, warm-up too, in the order in which they were taken. Summaries are derived."""
+
+    clock: str  # "cuda_event" or "monotonic"
+    samples: tuple[Sample, ...]
+    setup_s: float  # building the workload
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+
+    @property
+    def timed(self) -> tuple[Sample, ...]:
+        return tuple(s for s in self.samples if not s.warmup)
+
+    def phase_names(self) -> tuple[str, ...]:
+        return tuple(self.samples[0].phases_s) if self.samples else ()
+
+    def durations_s(self, phase: str) -> list[float]:
+        """The timed samples of one phase; `step` is the wall clock around the whole step."""
+        return [s.wall_s if phase == "step" else s.phases_s[phase] for s in self.timed]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The machine and the software that produced a number."""
+
+    cs_systems: str
+    code_version: str  # git commit, with + when the tree was dirty; or the package version
+    python: str
+    torch: str
+    triton: str | None
+    cuda: str | None
+    cudnn: str | None
+    platform: str
+    cpu: str
+    cpu_threads: int
+    device: str  # "cpu" or "cuda:0"
+    device_name: str
+    compute_capability: str | None = None
+    driver: str | None = None
+    device_memory_bytes: int | None = None
+    sm_clock_hz: float | None = None
+    sm_clock_max_hz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+    other_processes: int | None = None  # on the same GPU
+    float32_matmul: str | None = None  # "ieee" or "tf32", as read back from torch
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """`results` holds small plain tables (name → rows with fixed columns), `artifacts` paths relative to the record's folder."""
+
+    key: str
+    config: dict[str, Any]
+    status: str
+    repeat: int = 0
+    reason: str | None = None
+    environment: Environment | None = None
+    measurement: Measurement | None = None
+    warnings: tuple[Caveat, ...] = ()
+    results: dict[str, list[Row]] = field(default_factory=dict)
+    artifacts: dict[str, str] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def run_config(self) -> RunConfig:
+        return RunConfig.from_dict(self.config)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), separators=(",", ":"), allow_nan=True)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RunRecord:
+        version = data.get("schema_version")
+        if not isinstance(version, int):
+            raise ConfigError("not a record of cs_systems: it has no schema_version")
+        if version > SCHEMA_VERSION:
+            raise ConfigError(
+                f"the record has schema {version}, newer than {SCHEMA_VERSION}, which this version reads: upgrade cs-systems"
+            )
+        fields = dict(data)
+        if measurement := data.get("measurement"):
+            samples = tuple(Sample(**s) for s in measurement["samples"])
+            fields["measurement"] = Measurement(**{**measurement, "samples": samples})
+        if environment := data.get("environment"):
+            reasons = environment.get("throttle_reasons")
+            fields["environment"] = Environment(
+                **{**environment, "throttle_reasons": None if reasons is None else tuple(reasons)}
+            )
+        fields["warnings"] = tuple(Caveat(**w) for w in data.get("warnings", ()))
+        return cls(**fields)
+
+    def frame(self) -> Any:
+        """This record as a pandas DataFrame, one row a phase."""
+        from cs_systems.report.frame import frame
+
+        return frame([self])
+
+
+def records_path(path: str | os.PathLike[str]) -> Path:
+    """The records file that `path` means: itself, or the one in that folder."""
+    path = Path(path)
+    return path / RECORDS_FILE if path.is_dir() or not path.suffix else path
+
+
+def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[str]]:
+    """All records under `path` (a file, or a folder with records.jsonl), and complaints about lines that were skipped.
+
+    A torn line (the process died while writing it) costs that line only. Raises FileNotFoundError, or ConfigError where no line
+    is a record or a record is of a newer schema.
+    """
+    file = records_path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"there are no records at {file}: give the folder that a run printed as 'records:'")
+    records: list[RunRecord] = []
+    complaints = []
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            records.append(RunRecord.from_dict(json.loads(line)))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            complaints.append(f"{file}:{number} is torn (the run was cut while writing it): skipped")
+        except ConfigError as error:
+            raise ConfigError(f"{file}:{number}: {error}") from error
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{file}:{number} is not a record of cs_systems: {error!r}") from error
+    if complaints and not records:
+        raise ConfigError(f"{file} holds no record that can be read: {complaints[0]}")
+    return records, complaints
+
+
+def append_record(path: str | os.PathLike[str], record: RunRecord) -> None:
+    """Write one line and force it to the disk, so that a killed sweep loses nothing that was measured."""
+    file = records_path(path)
+    with file.open("ab+") as stream:
+        if stream.tell() and not _ends_with_newline(stream):
+            stream.write(b"\n")  # a torn line stays apart from this one
+        stream.write(record.to_json().encode() + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _ends_with_newline(stream: Any) -> bool:
+    stream.seek(-1, os.SEEK_END)
+    return bool(stream.read(1) == b"\n")
