@@ -1,0 +1,56 @@
+"""What is measured, one file each. Adding one is one new file that exports `WORKLOAD`, a factory `(RunConfig, Device) -> Workload`.
+
+A workload holds no timing, printing or JSON: it says what a step consists of, and what that must cost by formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from cs_systems.cost import PhaseCost
+    from cs_systems.record import Row
+
+
+class Unavailable(Exception):
+    """This machine or backend cannot run the cell; the message is the reason with its remedy."""
+
+
+class Workload(Protocol):
+    def prepare(self) -> None:
+        """Untimed work before each step."""
+
+    def step(self) -> Iterable[tuple[str, Callable[[], Any]]]:
+        """The parts of one step in the order in which they run; each is called once before the next is asked for."""
+
+    def cost(self) -> Mapping[str, PhaseCost] | None:
+        """Cost per phase by formula; None where nothing is declared."""
+
+    def describe(self) -> Row:
+        """What really runs (backend and its version, optimizer), and `tokens`, how many a step processes."""
+
+    def predicted_peak_bytes(self) -> int | None:
+        """Device memory that a step must need, by formula."""
+
+
+class CallableWorkload:
+    """Somebody's plain step function as a workload of one phase, `step`, with no declared cost."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+
+    def prepare(self) -> None:
+        return
+
+    def step(self) -> Iterable[tuple[str, Callable[[], Any]]]:
+        return (("call", self.function),)
+
+    def cost(self) -> None:
+        return None
+
+    def describe(self) -> Row:
+        return {"tokens": None}
+
+    def predicted_peak_bytes(self) -> None:
+        return None

@@ -1,0 +1,152 @@
+"""The machine's one door: the only file that decides between cpu and cuda. Floor 1.
+
+What a device cannot tell is None, never 0.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cs_systems.config import Precision
+
+
+class DeviceUnavailable(RuntimeError):
+    """The device that was asked for is not here; the message names the remedy."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A torch device with the questions that timing and memory ask of it."""
+
+    torch: torch.device
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.torch.type == "cuda"
+
+    @property
+    def name(self) -> str:
+        return torch.cuda.get_device_name(self.torch) if self.is_cuda else _cpu_name()
+
+    @property
+    def clock(self) -> str:
+        return "cuda_event" if self.is_cuda else "monotonic"
+
+    def synchronize(self) -> None:
+        if self.is_cuda:
+            torch.cuda.synchronize(self.torch)
+
+    def mark(self) -> Any:
+        """A point in the device's time, recorded without waiting for it."""
+        if not self.is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between_s(self, start: Any, end: Any) -> float:
+        """Seconds of device time between two marks; on CUDA only after `synchronize`."""
+        return float(start.elapsed_time(end) * 1e-3) if self.is_cuda else float(end - start)
+
+    def reset_peaks(self) -> None:
+        if self.is_cuda:
+            torch.cuda.reset_peak_memory_stats(self.torch)
+
+    def peak_allocated_bytes(self) -> int | None:
+        return torch.cuda.max_memory_allocated(self.torch) if self.is_cuda else None
+
+    def peak_reserved_bytes(self) -> int | None:
+        return torch.cuda.max_memory_reserved(self.torch) if self.is_cuda else None
+
+    def allocated_bytes(self) -> int | None:
+        return torch.cuda.memory_allocated(self.torch) if self.is_cuda else None
+
+    def device_mallocs(self) -> int | None:
+        """cudaMalloc calls of the caching allocator so far."""
+        return torch.cuda.memory_stats(self.torch).get("num_device_alloc") if self.is_cuda else None
+
+    def total_memory_bytes(self) -> int | None:
+        return torch.cuda.get_device_properties(self.torch).total_memory if self.is_cuda else None
+
+    def capability(self) -> tuple[int, int] | None:
+        return torch.cuda.get_device_capability(self.torch) if self.is_cuda else None
+
+    def limit_memory(self, limit_bytes: int | None) -> None:
+        """Cap this process's memory on the device, to emulate a smaller card; None takes the cap off."""
+        if self.is_cuda:
+            total = torch.cuda.get_device_properties(self.torch).total_memory
+            fraction = 1.0 if limit_bytes is None else min(1.0, limit_bytes / total)
+            torch.cuda.set_per_process_memory_fraction(fraction, self.torch)
+
+    def release_memory(self) -> None:
+        """Hand cached blocks back, so that one cell's leftovers do not stand in the next cell's numbers."""
+        if self.is_cuda:
+            torch.cuda.empty_cache()
+
+    def l2_clearer(self) -> Callable[[], None]:
+        """A function that fills more than the L2 cache with other data; on a CPU, one that does nothing."""
+        if not self.is_cuda:
+            return lambda: None
+        size = 2 * torch.cuda.get_device_properties(self.torch).L2_cache_size
+        buffer = torch.empty(size, dtype=torch.int8, device=self.torch)
+        return lambda: buffer.zero_() and None
+
+    def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
+        dtype = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(precision)
+        return nullcontext() if dtype is None else torch.autocast(self.torch.type, dtype)
+
+
+def resolve(name: str) -> Device:
+    """The device that `auto`, `cpu`, `cuda` or `cuda:N` means here. Raises DeviceUnavailable."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return Device(torch.device("cpu"))
+    if not torch.cuda.is_available():
+        why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
+        raise DeviceUnavailable(f"no CUDA: {why}; run with --device cpu, or `cs-systems doctor` for what is missing")
+    index = int(name[5:]) if name.startswith("cuda:") else 0
+    if index >= torch.cuda.device_count():
+        raise DeviceUnavailable(f"there is no {name}: torch sees {torch.cuda.device_count()} GPU(s)")
+    torch.cuda.set_device(index)
+    return Device(torch.device("cuda", index))
+
+
+def set_float32_matmul(precision: Precision) -> str:
+    """Switch TF32 on for `tf32` and off for all else, and return what torch then says: "tf32" or "ieee"."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision is Precision.TF32 else "ieee"
+    return float32_matmul()
+
+
+def float32_matmul() -> str:
+    return str(torch.backends.cuda.matmul.fp32_precision)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    text = str(error)
+    return (
+        isinstance(error, torch.OutOfMemoryError)
+        or isinstance(error, MemoryError)
+        or "DefaultCPUAllocator: can't allocate memory" in text
+        or "DefaultCPUAllocator: not enough memory" in text
+    )
+
+
+def is_poisoned(error: BaseException) -> bool:
+    """Whether the CUDA context is lost with this error, so that nothing more can run in this process."""
+    return isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error)
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:  # noqa: PTH123
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return sys.platform

@@ -1,0 +1,140 @@
+"""A training step of BasicTransformerLM, or its first parts: forward, loss, backward, optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cs_systems import cost, plugins
+from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.config import Mode, Phase, Precision, RunConfig
+from cs_systems.device import Device
+from cs_systems.losses import cross_entropy
+from cs_systems.model import BasicTransformerLM
+from cs_systems.optim import make_optimizer
+from cs_systems.record import Row
+from cs_systems.workloads import Unavailable
+
+COMPUTE_DTYPES = {
+    Precision.FP32: "float32",
+    Precision.TF32: "float32",
+    Precision.BF16: "bfloat16",
+    Precision.FP16: "float16",
+    Precision.BF16_PURE: "bfloat16",
+}
+
+
+class TrainStep:
+    """`config.mode` says how many of the phases run. Parameters, tokens and targets come from `config.seed`."""
+
+    def __init__(self, config: RunConfig, device: Device) -> None:
+        self.config, self.device = config, device
+        self.backend = plugins.get("attention", config.attention)
+        self.call = _attention_call(config, device)
+        if isinstance(self.backend, AttentionBackend) and (reason := self.backend.unavailable(self.call)):
+            raise Unavailable(f"{config.attention}: {reason}")
+        if config.precision is Precision.TF32 and (not device.is_cuda or (device.capability() or (0, 0)) < (8, 0)):
+            raise Unavailable("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32")
+        torch.manual_seed(config.seed)
+        with device.torch:
+            self.model = BasicTransformerLM(config.model, self.backend)
+            shape = (config.batch_size, config.tokens_per_sequence)
+            self.tokens = torch.randint(config.model.vocab_size, shape)
+            self.targets = torch.randint(config.model.vocab_size, shape)
+        if config.precision is Precision.BF16_PURE:
+            for parameter in self.model.parameters():
+                parameter.data = parameter.data.bfloat16()
+        self.run_model = _compiled(self.model, config.compile)
+        self.scaler = torch.amp.GradScaler(device.torch.type, enabled=config.precision is Precision.FP16)
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.optimizer_name: str | None = None
+        if config.mode is Mode.TRAIN_STEP:
+            self.optimizer_name = "adamw_fused" if config.optimizer == "default" else config.optimizer
+            self.optimizer = make_optimizer(self.optimizer_name, self.model.parameters())
+        self._logits: Tensor | None = None
+        self._loss: Tensor | None = None
+
+    def prepare(self) -> None:
+        self._logits = self._loss = None
+        self.model.zero_grad(set_to_none=True)
+        if self.config.compile in ("reduce-overhead", "max-autotune"):
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        yield Phase.FORWARD, self._forward
+        if self.config.mode is not Mode.FORWARD:
+            yield Phase.LOSS, self._compute_loss
+            yield Phase.BACKWARD, self._backward
+        if self.config.mode is Mode.TRAIN_STEP:
+            yield Phase.OPTIMIZER, self._update
+
+    def _forward(self) -> None:
+        keep_graph = self.config.keep_graph or self.config.mode is not Mode.FORWARD
+        with torch.set_grad_enabled(keep_graph), self.device.autocast(self.config.precision):
+            self._logits = self.run_model(self.tokens)
+
+    def _compute_loss(self) -> None:
+        assert self._logits is not None
+        with self.device.autocast(self.config.precision):
+            self._loss = cross_entropy(self._logits, self.targets)
+
+    def _backward(self) -> None:
+        assert self._loss is not None
+        self.scaler.scale(self._loss).backward()
+
+    def _update(self) -> None:
+        assert self.optimizer is not None
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def cost(self) -> Mapping[str, cost.PhaseCost] | None:
+        if not isinstance(self.backend, AttentionBackend):
+            return None
+        c = self.config
+        algorithm = self.backend.algorithm(self.call)
+        return cost.step_cost(c.model, c.batch_size, c.tokens_per_sequence, c.mode, algorithm, c.precision)
+
+    def predicted_peak_bytes(self) -> int | None:
+        if not isinstance(self.backend, AttentionBackend):
+            return None
+        return cost.step_memory(self.config, self.backend.algorithm(self.call)).peak_bytes
+
+    def describe(self) -> Row:
+        version = self.backend.describe() if isinstance(self.backend, AttentionBackend) else None
+        return {
+            "attention": self.config.attention,
+            "attention_version": version,
+            "optimizer": self.optimizer_name,
+            "tokens": self.tokens.numel(),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "loss": None if self._loss is None else float(self._loss.detach()),
+        }
+
+
+def _attention_call(config: RunConfig, device: Device) -> AttentionCall:
+    length, heads = config.tokens_per_sequence, config.model.num_heads
+    return AttentionCall(
+        device.torch.type,
+        COMPUTE_DTYPES[config.precision],
+        config.model.d_head,
+        length,
+        length,
+        heads,
+        heads,
+        causal=True,
+        needs_backward=config.keep_graph or config.mode is not Mode.FORWARD,
+    )
+
+
+def _compiled(model: torch.nn.Module, mode: str) -> Callable[..., Tensor]:
+    if mode == "none":
+        return model
+    if mode == "aot_eager":
+        return torch.compile(model, backend="aot_eager")
+    return torch.compile(model, mode=mode)
+
+
+WORKLOAD = TrainStep
