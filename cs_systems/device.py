@@ -33,7 +33,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        return torch.cuda.get_device_name(self.torch) if self.is_cuda else _cpu_name()
+        return torch.cuda.get_device_name(self.torch) if self.is_cuda else cpu_name()
 
     @property
     def clock(self) -> str:
@@ -144,7 +144,7 @@ def is_poisoned(error: BaseException) -> bool:
     return isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error)
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         with open("/proc/cpuinfo") as lines:  # noqa: PTH123
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

@@ -77,7 +77,8 @@ class Environment:
     """The machine and the software that produced a number."""
 
     cs_systems: str
-    code_version: str  # git commit, with + when the tree was dirty; or the package version
+    code_version: str  # a hash over the sources that measure
+    git_commit: str | None  # with + when the package differed from it
     python: str
     torch: str
     triton: str | None

@@ -1,6 +1,8 @@
 """What is measured, one file each. Adding one is one new file that exports `WORKLOAD`, a factory `(RunConfig, Device) -> Workload`.
 
-A workload holds no timing, printing or JSON: it says what a step consists of, and what that must cost by formula.
+A workload holds no timing, printing or JSON: it says what a step consists of, and what that must cost by formula. A factory may
+have `preflight(config, device) -> int | None`: it raises `Unavailable` for a cell that cannot run here, without building it, and
+returns the bytes of device memory that the cell's peak should take.
 """
 
 from __future__ import annotations
@@ -30,9 +32,6 @@ class Workload(Protocol):
     def describe(self) -> Row:
         """What really runs (backend and its version, optimizer), and `tokens`, how many a step processes."""
 
-    def predicted_peak_bytes(self) -> int | None:
-        """Device memory that a step must need, by formula."""
-
 
 class CallableWorkload:
     """Somebody's plain step function as a workload of one phase, `step`, with no declared cost."""
@@ -51,6 +50,3 @@ class CallableWorkload:
 
     def describe(self) -> Row:
         return {"tokens": None}
-
-    def predicted_peak_bytes(self) -> None:
-        return None

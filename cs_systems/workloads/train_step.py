@@ -32,12 +32,8 @@ class TrainStep:
 
     def __init__(self, config: RunConfig, device: Device) -> None:
         self.config, self.device = config, device
+        self.preflight(config, device)
         self.backend = plugins.get("attention", config.attention)
-        self.call = _attention_call(config, device)
-        if isinstance(self.backend, AttentionBackend) and (reason := self.backend.unavailable(self.call)):
-            raise Unavailable(f"{config.attention}: {reason}")
-        if config.precision is Precision.TF32 and (not device.is_cuda or (device.capability() or (0, 0)) < (8, 0)):
-            raise Unavailable("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32")
         torch.manual_seed(config.seed)
         with device.torch:
             self.model = BasicTransformerLM(config.model, self.backend)
@@ -56,6 +52,18 @@ class TrainStep:
             self.optimizer = make_optimizer(self.optimizer_name, self.model.parameters())
         self._logits: Tensor | None = None
         self._loss: Tensor | None = None
+
+    @staticmethod
+    def preflight(config: RunConfig, device: Device) -> int | None:
+        if config.precision is Precision.TF32 and (not device.is_cuda or (device.capability() or (0, 0)) < (8, 0)):
+            raise Unavailable("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32")
+        backend = plugins.get("attention", config.attention)
+        if not isinstance(backend, AttentionBackend):
+            return None
+        call = _attention_call(config, device)
+        if reason := backend.unavailable(call):
+            raise Unavailable(f"{config.attention}: {reason}")
+        return cost.step_memory(config, backend.algorithm(call)).peak_bytes
 
     def prepare(self) -> None:
         self._logits = self._loss = None
@@ -94,13 +102,8 @@ class TrainStep:
         if not isinstance(self.backend, AttentionBackend):
             return None
         c = self.config
-        algorithm = self.backend.algorithm(self.call)
+        algorithm = self.backend.algorithm(_attention_call(c, self.device))
         return cost.step_cost(c.model, c.batch_size, c.tokens_per_sequence, c.mode, algorithm, c.precision)
-
-    def predicted_peak_bytes(self) -> int | None:
-        if not isinstance(self.backend, AttentionBackend):
-            return None
-        return cost.step_memory(self.config, self.backend.algorithm(self.call)).peak_bytes
 
     def describe(self) -> Row:
         version = self.backend.describe() if isinstance(self.backend, AttentionBackend) else None
