@@ -1,0 +1,41 @@
+"""Which keys a query sees, in one place for every backend.
+
+Causal attention of unequal lengths has two readings. `upper_left` (torch's `is_causal`): query i sees keys 0…i.
+`lower_right` (flash-attn ≥ 2.1): the last query sees the last key, as when decoding. Both say that query i sees the keys
+j ≤ i + offset.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cs_systems.attention import AttentionCall
+
+
+def causal_offset(seq_q: int, seq_k: int, align: str) -> int:
+    """How many keys beyond its own index a causal query sees; negative: so many queries see none."""
+    return seq_k - seq_q if align == "lower_right" else 0
+
+
+def hidden_keys(seq_q: int, seq_k: int, align: str, device: torch.device) -> Tensor:
+    """(seq_q, seq_k) bool, True where a causal query must not look."""
+    offset = causal_offset(seq_q, seq_k, align)
+    last_seen = torch.arange(offset, offset + seq_q, device=device)
+    return torch.arange(seq_k, device=device) > last_seen[:, None]
+
+
+def repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k and v with as many heads as q, where groups of queries share one: (batch, heads_kv, …) → (batch, heads, …)."""
+    group = q.shape[1] // k.shape[1]
+    return (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
+
+
+def has_two_readings(call: AttentionCall) -> bool:
+    """Whether `align` matters for this call."""
+    return call.causal and call.seq_q != call.seq_k
+
+
+def has_blind_queries(call: AttentionCall) -> bool:
+    """Whether some query of this call sees no key, so that its output is 0 by definition and NaN by the formula."""
+    return call.causal and causal_offset(call.seq_q, call.seq_k, call.align) < 0

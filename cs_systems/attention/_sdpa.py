@@ -1,0 +1,109 @@
+"""torch's scaled_dot_product_attention with ONE kernel allowed: shared by the four `sdpa_*` backends.
+
+`sdpa_kernel` switches every other kernel off, so torch raises where the named one cannot run; nothing falls back. On
+CUDA `unavailable` asks torch's own selector, with the shapes of the call, and hands on the selector's own words: its
+rules change from release to release.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+from torch.backends import cuda
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.attention._mask import has_blind_queries, has_two_readings, hidden_keys
+from cs_systems.cost import AttentionAlgorithm
+
+_SELECTORS = {
+    SDPBackend.FLASH_ATTENTION: cuda.can_use_flash_attention,
+    SDPBackend.EFFICIENT_ATTENTION: cuda.can_use_efficient_attention,
+    SDPBackend.CUDNN_ATTENTION: cuda.can_use_cudnn_attention,
+}
+_ON_CPU = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)
+_TAKES_LOWER_RIGHT_ON_CUDA = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+
+
+def sdpa_backend(
+    kernel: SDPBackend, algorithm: Callable[[AttentionCall], AttentionAlgorithm], tolerance: Mapping[str, float]
+) -> AttentionBackend:
+    """The backend that forces `kernel`; dtypes that `tolerance` does not name are unavailable."""
+    return AttentionBackend(
+        partial(_attention, kernel=kernel),
+        unavailable=partial(_unavailable, kernel=kernel, dtypes=tuple(tolerance)),
+        tolerance=tolerance,
+        algorithm=algorithm,
+        describe=lambda: f"torch {torch.__version__} scaled_dot_product_attention, {kernel.name} only",
+    )
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    kernel: SDPBackend,
+    causal: bool = False,
+    scale: float | None = None,
+    align: str = "upper_left",
+) -> Tensor:
+    seq_q, seq_k = q.shape[-2], k.shape[-2]
+    upper_left = causal and (align == "upper_left" or seq_q == seq_k)
+    mask = None
+    if causal and not upper_left:
+        if kernel is SDPBackend.MATH or q.device.type == "cpu":
+            mask = ~hidden_keys(seq_q, seq_k, align, q.device)
+        else:  # the fused kernels know this mask by name and skip the hidden tiles
+            mask = causal_lower_right(seq_q, seq_k)
+    with sdpa_kernel(kernel):
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=upper_left, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+
+
+def _unavailable(call: AttentionCall, *, kernel: SDPBackend, dtypes: tuple[str, ...]) -> str | None:
+    name = kernel.name
+    if call.dtype not in dtypes:
+        return f"torch's {name} does not take {call.dtype}: use {', '.join(dtypes)}, or the backend sdpa_math"
+    if call.device == "cpu":
+        return (
+            None if kernel in _ON_CPU else f"torch has no {name} kernel on the CPU: use sdpa_flash or sdpa_math there"
+        )
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device: run with --device cpu, or install a CUDA build of torch"
+    if kernel is SDPBackend.MATH:
+        return None
+    if has_blind_queries(call):
+        return (
+            f"torch's {name} gives NaN where a query sees no key (lower_right, seq_q > seq_k): use naive or sdpa_math"
+        )
+    if call.align == "lower_right" and has_two_readings(call):
+        if kernel not in _TAKES_LOWER_RIGHT_ON_CUDA:
+            return f"torch's {name} is causal from the upper left alone: use align=upper_left, or sdpa_flash"
+        if kernel is SDPBackend.EFFICIENT_ATTENTION and call.heads_q != call.heads_kv:
+            return f"torch's {name} takes lower_right only with equal heads: use sdpa_flash, or repeat the key heads"
+    return _selector_refuses(kernel, call)
+
+
+@lru_cache(maxsize=256)  # torch says some of its reasons only once
+def _selector_refuses(kernel: SDPBackend, call: AttentionCall) -> str | None:
+    """What torch's kernel selector holds against the call on the current CUDA device, in its words; None: nothing."""
+    dtype = getattr(torch, call.dtype)
+    row = torch.empty(call.d_head, dtype=dtype, device="cuda", requires_grad=call.needs_backward)
+    query = row.expand(1, call.heads_q, call.seq_q, call.d_head)  # the shape alone: no memory behind it
+    key = row.expand(1, call.heads_kv, call.seq_k, call.d_head)
+    is_causal = call.causal and (call.align == "upper_left" or call.seq_q == call.seq_k)
+    params = cuda.SDPAParams(query, key, key, None, 0.0, is_causal, call.heads_q != call.heads_kv)
+    with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernel):
+        warnings.simplefilter("always")
+        if _SELECTORS[kernel](params, True):
+            return None
+    words = "; ".join(str(w.message).split(" (Triggered internally")[0].strip() for w in said)
+    return f"torch's {kernel.name} refuses: {words or 'no reason given'}; use naive or sdpa_math, which take any shape"

@@ -1,0 +1,54 @@
+"""Attention as the formula says it: softmax(q kᵀ · scale) v, with the whole score matrix in memory. The reference.
+
+Takes everything: any dtype and device, both alignments, seq_q ≠ seq_k, grouped heads. In float64 it is what every other
+backend is held against.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from cs_systems.annotate import annotate
+from cs_systems.attention import AttentionBackend
+from cs_systems.attention._mask import causal_offset, hidden_keys, repeat_kv_heads
+from cs_systems.cost import AttentionAlgorithm
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    align: str = "upper_left",
+) -> Tensor:
+    """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head).
+
+    heads_kv divides heads. scale defaults to 1/√d_head. Softmax runs in the dtype of the scores, under autocast in float32.
+    """
+    k, v = repeat_kv_heads(q, k, v)
+    seq_q, seq_k = q.shape[-2], k.shape[-2]
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    with annotate("scores"):
+        # Scaling q costs seq_q × d_head; scaling the scores would cost a pass over the largest tensor there is.
+        scores = (q * scale) @ k.transpose(-2, -1)
+        if causal:
+            hidden = hidden_keys(seq_q, seq_k, align, q.device)
+            scores.masked_fill_(
+                hidden, -math.inf
+            )  # matmul's backward needs its inputs, not its output: in place is safe
+    with annotate("softmax"):
+        weights = torch.softmax(scores, dim=-1)
+        if causal and causal_offset(seq_q, seq_k, align) < 0:
+            # A row of −inf alone became NaN. So does its gradient, until it meets the mask above, which hides the row.
+            weights = weights.masked_fill(hidden, 0)
+    with annotate("value"):
+        return weights @ v
+
+
+# Forward peaks at scores + weights, keeps weights, and backward peaks at weights and the gradients of both.
+BACKEND = AttentionBackend(attention, algorithm=lambda call: AttentionAlgorithm(score_matrices=(2, 1, 3)))

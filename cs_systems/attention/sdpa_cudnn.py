@@ -1,0 +1,17 @@
+"""cuDNN's fused attention through torch. CUDA only, float16 and bfloat16, causal from the upper left."""
+
+from __future__ import annotations
+
+from torch.nn.attention import SDPBackend
+
+from cs_systems.attention import AttentionCall
+from cs_systems.attention._sdpa import sdpa_backend
+from cs_systems.cost import AttentionAlgorithm
+
+
+def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
+    """cuDNN does not publish its tiles; 128 × 128 is the usual one on Hopper: executed FLOPs are an estimate here."""
+    return AttentionAlgorithm(128, 128, backward_matmuls=5)
+
+
+BACKEND = sdpa_backend(SDPBackend.CUDNN_ATTENTION, _algorithm, {"float16": 5e-3, "bfloat16": 2e-2})

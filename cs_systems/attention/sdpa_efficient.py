@@ -1,0 +1,19 @@
+"""The memory-efficient (CUTLASS, from xFormers) kernel inside torch. CUDA only; also takes float32."""
+
+from __future__ import annotations
+
+from torch.nn.attention import SDPBackend
+
+from cs_systems.attention import AttentionCall
+from cs_systems.attention._sdpa import sdpa_backend
+from cs_systems.cost import AttentionAlgorithm
+
+
+def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
+    """The tiles that the forward kernels carry in their names (fmha_cutlassF_f16_aligned_64x128_rf_sm80)."""
+    if call.d_head <= 64:
+        return AttentionAlgorithm(64, 64, backward_matmuls=5)
+    return AttentionAlgorithm(32 if call.dtype == "float32" else 64, 128, backward_matmuls=5)
+
+
+BACKEND = sdpa_backend(SDPBackend.EFFICIENT_ATTENTION, _algorithm, {"float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2})

@@ -1,0 +1,29 @@
+"""FlashAttention-2 as it ships inside torch: on CUDA in float16 and bfloat16, on the CPU torch's own tiled kernel.
+
+On CUDA: sm_80 or newer, d_head ≤ 256; causal with seq_q ≠ seq_k only as lower_right.
+"""
+
+from __future__ import annotations
+
+from torch.nn.attention import SDPBackend
+
+from cs_systems.attention import AttentionCall
+from cs_systems.attention._sdpa import sdpa_backend
+from cs_systems.cost import AttentionAlgorithm
+
+_PADDED = (32, 64, 96, 128, 160, 192, 256)  # head sizes that the CUDA kernels are built for
+
+
+def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
+    """The forward tiles: on CUDA as FlashAttention-2's launch templates choose for sm_90, else torch's CPU kernel's."""
+    if call.device == "cpu":
+        block_q = 256 if call.seq_q >= 768 else 64 if call.seq_q >= 192 else 32
+        return AttentionAlgorithm(block_q, 512, backward_matmuls=5)
+    d_head = next((d for d in _PADDED if d >= call.d_head), call.d_head)
+    block_q, block_k = (128, 128) if d_head <= 64 else (128, 32) if d_head == 160 else (128, 64)
+    return AttentionAlgorithm(64 if d_head == 256 else block_q, block_k, d_head, backward_matmuls=5)
+
+
+BACKEND = sdpa_backend(
+    SDPBackend.FLASH_ATTENTION, _algorithm, {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
+)
