@@ -1,20 +1,39 @@
-"""What a step, an attention call must cost: FLOPs, bytes, memory, by formula. Floor 0: no torch."""
+"""What a step or an attention call must cost: parameters, FLOPs, bytes, by formula. Floor 0: no torch.
+
+Two counts of FLOPs, both with a multiply-add as 2 and with matrix products only (what is done element by element is
+limited by bytes, not by FLOPs):
+
+- model (credited) FLOPs: what the mathematics asks for. Causal attention is credited with half of the score matrix,
+  S²/2 and not S(S+1)/2, rounded down: the convention of flash-attention's benchmark.
+- hardware (executed) FLOPs: what the algorithm computes: whole tiles, padded lengths and head sizes, scores computed
+  again in backward. An implementation that masks a full score matrix executes twice what it is credited with.
+
+Bytes are the least traffic to memory: every matrix product reads its operands and writes its result once, and
+everything between two products (norms, rotary embedding, activation, residual, casts) is taken as fused into them. A
+tiled attention is one product that never writes its scores; an attention over the full matrix is two, with the score
+matrix between them.
+
+The memory that a step needs is in `memory_model`, the peaks of known devices in `peaks`.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from cs_systems.config import AttentionShape, Mode, ModelConfig, Phase, Precision
 
 
 @dataclass(frozen=True)
 class AttentionAlgorithm:
     """What an attention implementation really computes and keeps (declared by its backend).
 
-    block_q, block_k: tile of the score matrix; None: the whole matrix is computed, visible or not. Tiles in which no query sees
-        a key are skipped.
+    block_q, block_k: tile of the score matrix; None: the whole matrix is computed, visible or not. Tiles in which no
+        query sees a key are skipped.
     d_head: the head size that the kernel computes with, where it pads; None: the call's.
     backward_matmuls: score-sized matrix products in backward: 4, or 5 where the scores are recomputed.
-    score_matrices: (at the peak of forward, kept for backward, at the peak of backward): how many (heads, seq_q, seq_k) matrices
-        of the call's dtype are alive; (0, 0, 0) for a tiled algorithm.
+    score_matrices: (at the peak of forward, kept for backward, at the peak of backward): how many (heads, seq_q,
+        seq_k) matrices of the call's dtype are alive; (0, 0, 0) for a tiled algorithm.
     """
 
     block_q: int | None = None
@@ -25,3 +44,156 @@ class AttentionAlgorithm:
 
 
 FULL_MATRIX = AttentionAlgorithm(score_matrices=(2, 1, 3))
+
+COMPUTE_BYTES = {
+    Precision.FP32: 4,
+    Precision.TF32: 4,
+    Precision.BF16: 2,
+    Precision.FP16: 2,
+    Precision.BF16_PURE: 2,
+}
+"""Bytes of an element that a matrix product reads."""
+
+PARAMETER_BYTES = {precision: 2 if precision is Precision.BF16_PURE else 4 for precision in Precision}
+"""Bytes of an element of the parameters, and so of their gradients and of both of AdamW's moments."""
+
+
+TARGET_BYTES = 8
+"""A token id is an int64."""
+
+STEP_PHASES = {
+    Mode.FORWARD: (Phase.FORWARD,),
+    Mode.FORWARD_BACKWARD: (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD),
+    Mode.TRAIN_STEP: (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER),
+}
+ATTENTION_PHASES = {
+    Mode.FORWARD: (Phase.FORWARD,),
+    Mode.BACKWARD: (Phase.BACKWARD,),
+    Mode.FORWARD_BACKWARD: (Phase.FORWARD, Phase.BACKWARD),
+}
+
+
+@dataclass(frozen=True)
+class PhaseCost:
+    """What one phase must do, counted as the module's docstring says. None: not known."""
+
+    model_flops: int | None
+    hardware_flops: int | None
+    bytes: int | None
+
+
+def parameters_by_component(model: ModelConfig) -> dict[str, int]:
+    """Elements of the parameters, all layers together, by the name that they have in the model."""
+    layers, d, d_ff = model.num_layers, model.d_model, model.d_ff
+    return {
+        "token_embeddings": model.vocab_size * d,
+        **{f"{name}_proj": layers * d * d for name in ("q", "k", "v", "output")},
+        **dict.fromkeys(("w1", "w2", "w3"), layers * d * d_ff),
+        "norms": (2 * layers + 1) * d,
+        "lm_head": d * model.vocab_size,
+    }
+
+
+def parameter_count(model: ModelConfig) -> int:
+    """Elements of all parameters of a BasicTransformerLM."""
+    return sum(parameters_by_component(model).values())
+
+
+def matmul_weights(model: ModelConfig) -> int:
+    """Elements of the parameters that every token is multiplied with: all but the embedding and the norms."""
+    components = parameters_by_component(model)
+    return sum(components.values()) - components["token_embeddings"] - components["norms"]
+
+
+def step_cost(
+    model: ModelConfig,
+    batch_size: int,
+    seq_len: int,
+    mode: Mode,
+    algorithm: AttentionAlgorithm,
+    precision: Precision,
+) -> dict[str, PhaseCost]:
+    """The cost of each phase of one step of a BasicTransformerLM with causal attention, in the order in which the
+    phases run.
+
+    Backward is credited with twice the forward, attention's too: model FLOPs know no recomputation (Chowdhery et al.
+    2022, appendix B). The optimizer is AdamW: no matrix product; it reads parameter, gradient and both moments and
+    writes all but the gradient.
+    """
+    tokens, layers, element = batch_size * seq_len, model.num_layers, COMPUTE_BYTES[precision]
+    shape = AttentionShape(batch_size, model.num_heads, seq_len, model.d_head, causal=True)
+    weights = matmul_weights(model)
+    inputs_and_outputs = layers * (4 * 2 * model.d_model + 3 * (model.d_model + model.d_ff))
+    inputs_and_outputs += model.d_model + model.vocab_size
+
+    linear_flops = 2 * tokens * weights
+    model_flops = linear_flops + layers * credited_attention_flops(shape)
+    score_product = layers * score_product_flops(shape, algorithm)
+    moved = element * (weights + tokens * inputs_and_outputs) + layers * attention_bytes(shape, algorithm, element)
+    costs = {
+        Phase.FORWARD: PhaseCost(model_flops, linear_flops + 2 * score_product, moved),
+        Phase.LOSS: PhaseCost(0, 0, tokens * (model.vocab_size * element + TARGET_BYTES)),
+        Phase.BACKWARD: PhaseCost(
+            2 * model_flops, 2 * linear_flops + algorithm.backward_matmuls * score_product, 2 * moved
+        ),
+        Phase.OPTIMIZER: PhaseCost(0, 0, 7 * parameter_count(model) * PARAMETER_BYTES[precision]),
+    }
+    return {phase.value: costs[phase] for phase in STEP_PHASES[mode]}
+
+
+def attention_cost(
+    shape: AttentionShape, mode: Mode, algorithm: AttentionAlgorithm, dtype_bytes: int
+) -> dict[str, PhaseCost]:
+    """The cost of one attention call, by phase: forward, backward, or both, as `mode` says.
+
+    Credited as flash-attention's benchmark does: forward 4·B·H·Sq·Sk·d, halved when causal; backward 2.5 times that,
+    for its fifth product recomputes the scores, so that both are 3.5 times. This is not `step_cost`'s convention,
+    which credits twice.
+    """
+    credited = credited_attention_flops(shape)
+    product = score_product_flops(shape, algorithm)
+    moved = attention_bytes(shape, algorithm, dtype_bytes)
+    costs = {
+        Phase.FORWARD: PhaseCost(credited, 2 * product, moved),
+        Phase.BACKWARD: PhaseCost(credited * 5 // 2, algorithm.backward_matmuls * product, 2 * moved),
+    }
+    return {phase.value: costs[phase] for phase in ATTENTION_PHASES[mode]}
+
+
+def credited_attention_flops(shape: AttentionShape) -> int:
+    """What one forward call is credited with: two products of 2·Sq·Sk·d a head, halved (integer) when causal."""
+    whole = 4 * shape.batch * shape.heads * shape.seq * shape.key_length * shape.d_head
+    return whole // 2 if shape.causal else whole
+
+
+def score_product_flops(shape: AttentionShape, algorithm: AttentionAlgorithm) -> int:
+    """What one product over the score matrix executes (forward has two of them): whole tiles, the padded head size."""
+    d_head = algorithm.d_head or shape.d_head
+    return 2 * shape.batch * shape.heads * computed_scores(shape, algorithm) * d_head
+
+
+def computed_scores(shape: AttentionShape, algorithm: AttentionAlgorithm) -> int:
+    """Elements of one head's score matrix that the tiles cover, past its edge and masked ones in a tile included."""
+    block_q, block_k = algorithm.block_q or shape.seq, algorithm.block_k or shape.key_length
+    columns = math.ceil(shape.key_length / block_k)
+    if not shape.causal:
+        return math.ceil(shape.seq / block_q) * columns * block_q * block_k
+    # Query r sees the keys 0 … r + offset; the tiles of a row reach to what its last query sees.
+    offset = shape.key_length - shape.seq if shape.align == "lower_right" else 0
+    last_seen = (min(first + block_q, shape.seq) - 1 + offset for first in range(0, shape.seq, block_q))
+    visited = sum(min(columns, max(0, last // block_k + 1)) for last in last_seen)
+    return visited * block_q * block_k
+
+
+def attention_bytes(shape: AttentionShape, algorithm: AttentionAlgorithm, dtype_bytes: int) -> int:
+    """Least traffic of one forward call; backward's is twice that.
+
+    A tiled forward reads q, k, v and writes the output; backward reads those, the output and its gradient and writes
+    three gradients. Over a full matrix, forward writes the scores and reads the probabilities; of backward's four
+    products one reads the probabilities, one writes their gradient and two read the scores'.
+    """
+    queries = 2 * shape.batch * shape.heads * shape.seq * shape.d_head
+    keys = 2 * shape.batch * shape.kv_heads * shape.key_length * shape.d_head
+    tiled = algorithm.block_q is not None
+    scores = 0 if tiled else 2 * shape.batch * shape.heads * shape.seq * shape.key_length
+    return dtype_bytes * (queries + keys + scores)

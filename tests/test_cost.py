@@ -1,0 +1,132 @@
+"""FLOPs, bytes and memory by formula, held against counting them one by one and against torch's own counters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cs_systems import cost
+from cs_systems.config import PRESETS, AttentionShape, Mode, ModelConfig, Precision, preset
+from cs_systems.cost import FULL_MATRIX, AttentionAlgorithm
+
+ODD = ModelConfig(d_model=48, d_ff=100, num_layers=3, num_heads=3, vocab_size=77, context_length=64)
+TILED = AttentionAlgorithm(block_q=16, block_k=16, backward_matmuls=5)
+MODES = (Mode.FORWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP)
+
+
+@pytest.mark.parametrize("name", ["tiny", "small", "2.7B", "8B"])
+def test_parameter_count_is_the_models(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    from cs_systems.model import BasicTransformerLM
+
+    config = PRESETS[name]
+    with torch.device("meta"):
+        model = BasicTransformerLM(config, attention=lambda q, k, v, **_: v)
+    assert cost.parameter_count(config) == sum(p.numel() for p in model.parameters())
+
+
+def test_components_are_all_of_the_parameters() -> None:
+    parts = cost.parameters_by_component(ODD)
+    assert sum(parts.values()) == cost.parameter_count(ODD)
+    assert parts["token_embeddings"] == parts["lm_head"] == 77 * 48
+    assert parts["q_proj"] == 3 * 48 * 48
+    assert parts["w2"] == 3 * 48 * 100
+    assert parts["norms"] == 7 * 48
+
+
+def test_flash_attentions_convention_for_attention() -> None:
+    """The sample run of the studies: 4·B·S²·H·d, backward 2.5×, halved when causal."""
+    shape = AttentionShape(batch=32, heads=32, seq=1024, d_head=64)
+    full = cost.attention_cost(shape, Mode.FORWARD_BACKWARD, FULL_MATRIX, 2)
+    assert full["forward"].model_flops == 4 * 32 * 1024**2 * 32 * 64
+    assert full["backward"].model_flops == 2.5 * 4 * 32 * 1024**2 * 32 * 64
+    causal = cost.attention_cost(replace(shape, causal=True), Mode.FORWARD_BACKWARD, FULL_MATRIX, 2)
+    assert causal["forward"].model_flops == 4 * 32 * 1024**2 * 32 * 64 // 2
+    assert causal["forward"].hardware_flops == full["forward"].hardware_flops, "a mask saves a full matrix nothing"
+
+
+@pytest.mark.parametrize(
+    ("mode", "phases"),
+    [
+        (Mode.FORWARD, ["forward"]),
+        (Mode.FORWARD_BACKWARD, ["forward", "loss", "backward"]),
+        (Mode.TRAIN_STEP, ["forward", "loss", "backward", "optimizer"]),
+    ],
+)
+def test_step_phases(mode: Mode, phases: list[str]) -> None:
+    assert list(cost.step_cost(ODD, 2, 32, mode, FULL_MATRIX, Precision.FP32)) == phases
+
+
+def test_model_flops_are_six_per_weight_and_token() -> None:
+    """The rule of thumb 6·N·T, plus attention's 6·L·B·H·S²·d (causal)."""
+    config, batch, seq = preset("small"), 4, 512
+    step = cost.step_cost(config, batch, seq, Mode.TRAIN_STEP, FULL_MATRIX, Precision.BF16)
+    total = sum(phase.model_flops or 0 for phase in step.values())
+    attention = 6 * config.num_layers * batch * config.num_heads * seq**2 * config.d_head
+    assert total == 6 * cost.matmul_weights(config) * batch * seq + attention
+
+
+@given(
+    st.integers(1, 70),
+    st.integers(1, 70),
+    st.sampled_from([1, 3, 16, 32, 64, None]),
+    st.sampled_from([1, 3, 16, 32, 64, None]),
+    st.booleans(),
+    st.sampled_from(["upper_left", "lower_right"]),
+)
+def test_tiles_are_those_in_which_a_query_sees_a_key(
+    seq: int, seq_k: int, block_q: int | None, block_k: int | None, causal: bool, align: str
+) -> None:
+    shape = AttentionShape(1, 1, seq, 8, causal=causal, seq_k=seq_k, align=align)
+    offset = seq_k - seq if align == "lower_right" else 0
+    rows, columns = block_q or seq, block_k or seq_k
+    visited = {(q // rows, k // columns) for q in range(seq) for k in range(seq_k) if not causal or k <= q + offset}
+    algorithm = AttentionAlgorithm(block_q, block_k)
+    assert cost.computed_scores(shape, algorithm) == len(visited) * rows * columns
+
+
+def test_executed_flops_name_padding_and_skipping() -> None:
+    shape = AttentionShape(batch=2, heads=4, seq=4096, d_head=80, causal=True)
+    algorithm = AttentionAlgorithm(block_q=64, block_k=64, d_head=128, backward_matmuls=5)
+    phases = cost.attention_cost(shape, Mode.FORWARD_BACKWARD, algorithm, 2)
+    scores = 64 * 65 // 2 * 64 * 64
+    assert phases["forward"].hardware_flops == 2 * 2 * 2 * 4 * scores * 128
+    assert phases["backward"].hardware_flops == 5 * 2 * 2 * 4 * scores * 128
+
+
+def test_bytes_count_each_operand_once() -> None:
+    shape = AttentionShape(batch=2, heads=8, seq=100, d_head=16, heads_kv=2, seq_k=50)
+    q, k, scores = 2 * 8 * 100 * 16, 2 * 2 * 50 * 16, 2 * 8 * 100 * 50
+    assert cost.attention_cost(shape, Mode.FORWARD, TILED, 2)["forward"].bytes == 2 * (2 * q + 2 * k)
+    assert cost.attention_cost(shape, Mode.FORWARD, FULL_MATRIX, 2)["forward"].bytes == 2 * (2 * q + 2 * k + 2 * scores)
+    optimizer = cost.step_cost(ODD, 2, 32, Mode.TRAIN_STEP, TILED, Precision.BF16)["optimizer"]
+    assert optimizer.bytes == 4 * 7 * cost.parameter_count(ODD), "moments stay fp32 under autocast"
+    assert (optimizer.model_flops, optimizer.hardware_flops) == (0, 0)
+
+
+@pytest.mark.parametrize("config", [PRESETS["tiny"], ODD, PRESETS["8B"]], ids=["tiny", "odd", "8B"])
+def test_executed_flops_are_torchs_count(config: ModelConfig) -> None:
+    """torch's FlopCounterMode counts the matrix products that run; on the meta device none has to be computed."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from cs_systems.model import BasicTransformerLM
+
+    batch, seq = 2, 37
+    with torch.device("meta"):
+        model = BasicTransformerLM(config, attention=_full_matrix_attention)
+        tokens = torch.zeros(batch, seq, dtype=torch.int64)
+    expected = cost.step_cost(config, batch, seq, Mode.FORWARD_BACKWARD, FULL_MATRIX, Precision.FP32)
+    with FlopCounterMode(display=False) as counter:
+        logits = model(tokens)
+    assert counter.get_total_flops() == expected["forward"].hardware_flops
+    with FlopCounterMode(display=False) as counter:
+        logits.sum().backward()
+    assert counter.get_total_flops() == expected["backward"].hardware_flops
+
+
+def _full_matrix_attention(q, k, v, **_):  # type: ignore[no-untyped-def]
+    return (q @ k.transpose(-2, -1)).softmax(-1) @ v
