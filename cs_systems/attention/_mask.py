@@ -1,8 +1,8 @@
 """Which keys a query sees, in one place for every backend.
 
 Causal attention of unequal lengths has two readings. `upper_left` (torch's `is_causal`): query i sees keys 0…i.
-`lower_right` (flash-attn ≥ 2.1): the last query sees the last key, as when decoding. Both say that query i sees the keys
-j ≤ i + offset.
+`lower_right` (flash-attn ≥ 2.1): the last query sees the last key, as when decoding. Both say that query i sees the
+keys j ≤ i + offset.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ def attention(
 ) -> Tensor:
     """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head).
 
-    heads_kv divides heads. scale defaults to 1/√d_head. Softmax runs in the dtype of the scores, under autocast in float32.
+    heads_kv divides heads; scale defaults to 1/√d_head. Softmax runs in the dtype of the scores, under autocast in
+    float32.
     """
     k, v = repeat_kv_heads(q, k, v)
     seq_q, seq_k = q.shape[-2], k.shape[-2]
