@@ -1,0 +1,227 @@
+"""FlashAttention-2 as Triton kernels, forward and backward: memory linear in the sequence length, causal tiles skipped.
+
+Takes fp32, fp16 and bf16; d_head 1 … 256 (computed with the next power of two, so 80 and 96 cost what 128 costs); any
+lengths, seq_q ≠ seq_k too; both alignments; grouped heads; any strides, read in place. Needs triton and compute capability
+8.0; on a CPU, Triton's interpreter (TRITON_INTERPRET=1), slowly. Gradients are the same from run to run: nothing is added up
+by atomics. No second derivative.
+
+Under torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.attention._mask import causal_offset
+from cs_systems.cost import AttentionAlgorithm
+from cs_systems.kernels.flash_triton_configs import Tiles, padded_d_head, tiles_for
+
+DTYPES = ("float32", "float16", "bfloat16")
+LARGEST_D_HEAD = 256
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    align: str = "upper_left",
+    tiles: Tiles | None = None,
+) -> Tensor:
+    """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head).
+
+    heads_kv divides heads. scale defaults to 1/√d_head. Under autocast the inputs are cast, as for torch's own attention.
+    tiles: instead of the table's, for tuning. Raises ValueError with the reason and the remedy for what `unavailable` refuses.
+    """
+    device = q.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    out: Tensor = FlashAttentionTriton.apply(q, k, v, causal, scale, align, tiles)
+    return out
+
+
+class FlashAttentionTriton(torch.autograd.Function):
+    """`apply(q, k, v, is_causal=False)` on (..., seq, d_head), causal from the upper left.
+
+    Keeps q, k, v, the output and the log-sum-exp of the scaled scores, natural logarithm, (..., seq_q), float32; −inf where a
+    query sees no key.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: bool = False,
+        scale: float | None = None,
+        align: str = "upper_left",
+        tiles: Tiles | None = None,
+    ) -> Tensor:
+        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        offset = causal_offset(q.shape[-2], k.shape[-2], align)
+        ctx.call = (is_causal, offset, scale)
+        ctx.tiles = tiles
+        if torch.compiler.is_compiling():
+            o, lse = _forward_op(q, k, v, *ctx.call)
+        else:
+            o, lse = _forward(q, k, v, *ctx.call, tiles)
+        ctx.save_for_backward(q, k, v, o, lse)
+        return o
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.compiler.is_compiling():
+            gradients = _backward_op(*ctx.saved_tensors, do, *ctx.call)
+        else:
+            gradients = _backward(*ctx.saved_tensors, do, *ctx.call, ctx.tiles)
+        return *gradients, None, None, None, None
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float, tiles: Tiles | None = None
+) -> tuple[Tensor, Tensor]:
+    """The output, laid out as q, and the log-sum-exp."""
+    _check(q, k, v)
+    from cs_systems.kernels.flash_triton import Problem
+
+    o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    problem = Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles)
+    problem.forward(_as_4d(o), lse).run()
+    return o, lse
+
+
+def _backward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
+    causal: bool, offset: int, scale: float, tiles: Tiles | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of q, k and v, each laid out as its tensor."""
+    from cs_systems.kernels.flash_triton import Problem
+
+    dq, dk, dv, delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(lse)
+    problem = Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles)
+    problem.dq(_as_4d(o), lse, _as_4d(do), delta, _as_4d(dq)).run()
+    problem.dkdv(lse, _as_4d(do), delta, _as_4d(dk), _as_4d(dv)).run()
+    return dq, dk, dv
+
+
+@torch.library.custom_op("cs_systems::flash_triton_forward", mutates_args=())
+def _forward_op(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> tuple[Tensor, Tensor]:
+    return _forward(q, k, v, causal, offset, scale)
+
+
+@_forward_op.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.custom_op("cs_systems::flash_triton_backward", mutates_args=())
+def _backward_op(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool, offset: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _backward(q, k, v, o, lse, do, causal, offset, scale)
+
+
+@_backward_op.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool, offset: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _as_4d(x: Tensor) -> Tensor:
+    """(..., seq, d_head) → (batch, heads, seq, d_head), a view where fewer than three dimensions lead."""
+    if x.ndim > 4:
+        return x.flatten(0, -4)
+    return x[(None,) * (4 - x.ndim)] if x.ndim != 3 else x[:, None]
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: cast them to one dtype, or call under autocast")
+    if k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.shape[:-3] != k.shape[:-3]:
+        shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+        raise ValueError(f"q, k, v have shapes {shapes}: k and v must agree, and share q's batch and d_head")
+    heads_q, heads_kv = _as_4d(q).shape[1], _as_4d(k).shape[1]
+    dtype = str(q.dtype).removeprefix("torch.")
+    call = AttentionCall(q.device.type, dtype, q.shape[-1], q.shape[-2], k.shape[-2], heads_q, heads_kv)
+    if reason := unavailable(call):
+        raise ValueError(reason)
+
+
+def unavailable(call: AttentionCall) -> str | None:
+    """Why this call cannot be served here and what to do about it, or None."""
+    if find_spec("triton") is None:
+        return "triton is not installed: pip install triton (Linux), or use the backend flash_torch"
+    if call.dtype not in DTYPES:
+        return f"flash_triton does not take {call.dtype}: use {', '.join(DTYPES)}, or the backend flash_torch"
+    if not 1 <= call.d_head <= LARGEST_D_HEAD:
+        return f"flash_triton takes d_head 1 to {LARGEST_D_HEAD}, not {call.d_head}: use naive or sdpa_math"
+    if call.heads_q % call.heads_kv:
+        return (
+            f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads: change the number of either"
+        )
+    from cs_systems.kernels.flash_triton import INTERPRETED
+
+    return _unavailable_interpreted(call) if INTERPRETED else _unavailable_compiled(call)
+
+
+def _unavailable_interpreted(call: AttentionCall) -> str | None:
+    if call.device != "cpu":
+        return "TRITON_INTERPRET is set, so the kernels would not run on the GPU: unset it and start a new process"
+    if call.dtype == "bfloat16":
+        return "Triton's interpreter computes bfloat16 products wrongly: use float32 or float16 there, or a GPU"
+    if _release("triton") < (3, 7) and _release("numpy") >= (2, 4):
+        return (
+            "Triton's interpreter before 3.7 fails with numpy 2.4 and later: pip install 'numpy<2.4' or 'triton>=3.7'"
+        )
+    return None
+
+
+def _unavailable_compiled(call: AttentionCall) -> str | None:
+    if call.device == "cpu":
+        return "Triton has no CPU kernels: use a GPU, or set TRITON_INTERPRET=1 before the process starts (slow), or flash_torch"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device: run with --device cpu, or install a CUDA build of torch"
+    capability = torch.cuda.get_device_capability()
+    if capability < (8, 0):
+        return f"flash_triton needs compute capability 8.0, this GPU has {'.'.join(map(str, capability))}: use sdpa_efficient"
+    return None
+
+
+def _release(package: str) -> tuple[int, int]:
+    major, minor, *_ = version(package).split(".")
+    return int(major), int(minor)
+
+
+def algorithm(call: AttentionCall) -> AttentionAlgorithm:
+    """Forward's tiles and the padded head size. backward_matmuls is 7: q kᵀ, do vᵀ and ds k in the dq kernel; q kᵀ, do vᵀ,
+    pᵀ do and dsᵀ q in the dk-dv kernel, which computes the scores again rather than adding to dq with atomics.
+    """
+    capability = torch.cuda.get_device_capability() if call.device == "cuda" and torch.cuda.is_available() else None
+    tile = tiles_for(capability, 4 if call.dtype == "float32" else 2, call.d_head).forward
+    return AttentionAlgorithm(tile.block_m, tile.block_n, padded_d_head(call.d_head), backward_matmuls=7)
+
+
+def describe() -> str | None:
+    if find_spec("triton") is None:
+        return None
+    from cs_systems.kernels.flash_triton import INTERPRETED
+
+    return f"FlashAttention-2, Triton {version('triton')}{' interpreter' if INTERPRETED else ''}"
+
+
+BACKEND = AttentionBackend(attention, unavailable=unavailable, algorithm=algorithm, describe=describe)

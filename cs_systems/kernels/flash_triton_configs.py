@@ -1,0 +1,67 @@
+"""The tile sizes of the FlashAttention-2 Triton kernels, as data: per architecture, bytes of an element and padded head size.
+
+A table and not an autotuner: the first call of a process must not benchmark, and two processes must run the same kernels.
+`scripts/benchmarks/flash_triton_tune.py` measures candidates for a shape; its winners belong here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Tile:
+    """block_m queries by block_n keys; num_warps and num_stages as Triton's launch options."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """One tile for each kernel."""
+
+    forward: Tile
+    dq: Tile
+    dkdv: Tile
+
+
+def padded_d_head(d_head: int) -> int:
+    """The head size that the kernels compute with: a power of two, at least the 16 of the smallest tensor-core product."""
+    return max(16, 1 << (d_head - 1).bit_length())
+
+
+# (bytes of an element, largest padded d_head) → tiles, in ascending order: the first entry that is large enough is taken.
+Table = dict[tuple[int, int], Tiles]
+
+# Multiprocessors with 99 KiB of shared memory (8.6, 8.9, 12.0), and anything not known better.
+_DEFAULT: Table = {
+    (2, 64): Tiles(Tile(128, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    (2, 128): Tiles(Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
+    (2, 256): Tiles(Tile(64, 32, 8, 1), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
+    (4, 64): Tiles(Tile(64, 32, 8, 1), Tile(32, 32, 4, 1), Tile(32, 32, 4, 1)),
+    (4, 128): Tiles(Tile(32, 32, 4, 1), Tile(32, 16, 4, 1), Tile(16, 32, 4, 1)),
+    (4, 256): Tiles(Tile(16, 16, 4, 1), Tile(16, 16, 4, 1), Tile(16, 16, 4, 1)),
+}
+_SM_80: Table = _DEFAULT | {
+    (2, 64): Tiles(Tile(128, 64, 4, 3), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
+    (2, 128): Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 4, 2), Tile(32, 128, 8, 2)),
+}
+_SM_90: Table = _DEFAULT | {
+    (2, 64): Tiles(Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(64, 128, 8, 3)),
+    (2, 128): Tiles(Tile(128, 128, 8, 2), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2)),
+    (2, 256): Tiles(Tile(128, 64, 8, 2), Tile(64, 32, 8, 2), Tile(32, 64, 8, 1)),
+}
+_BY_CAPABILITY: dict[tuple[int, int], Table] = {(8, 0): _SM_80, (9, 0): _SM_90, (10, 0): _SM_90}
+
+
+def tiles_for(capability: tuple[int, int] | None, element_bytes: int, d_head: int) -> Tiles:
+    """The tiles for a compute capability (None: the interpreter), an element size and a head size up to 256."""
+    table = _DEFAULT if capability is None else _BY_CAPABILITY.get(capability, _DEFAULT)
+    return next(
+        tiles
+        for (size, largest), tiles in sorted(table.items())
+        if size == element_bytes and largest >= padded_d_head(d_head)
+    )
