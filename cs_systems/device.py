@@ -5,6 +5,7 @@ What a device cannot tell is None, never 0.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -119,6 +120,22 @@ def resolve(name: str) -> Device:
     return Device(torch.device("cuda", index))
 
 
+def resolve_or_cpu(name: str) -> Device:
+    """As `resolve`, and the CPU where that fails: for describing a cell that could not run."""
+    try:
+        return resolve(name)
+    except DeviceUnavailable:
+        return Device(torch.device("cpu"))
+
+
+def host_memory_bytes() -> int | None:
+    """The machine's own memory."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
 def set_float32_matmul(precision: Precision) -> str:
     """Switch TF32 on for `tf32` and off for all else, and return what torch then says: "tf32" or "ieee"."""
     torch.backends.cuda.matmul.fp32_precision = "tf32" if precision is Precision.TF32 else "ieee"
@@ -141,6 +158,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_poisoned(error: BaseException) -> bool:
     """Whether the CUDA context is lost with this error, so that nothing more can run in this process."""
+    if is_out_of_memory(error):
+        return False
     return isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error)
 
 

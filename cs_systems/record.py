@@ -6,6 +6,7 @@ Data holds base units (seconds, bytes, FLOPs) and the unit stands in the field's
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -100,6 +101,17 @@ class Environment:
     other_processes: int | None = None  # on the same GPU
     float32_matmul: str | None = None  # "ieee" or "tf32", as read back from torch
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Environment:
+        reasons = data.get("throttle_reasons")
+        return cls(**{**data, "throttle_reasons": None if reasons is None else tuple(reasons)})
+
+
+def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
+    """Under which a sweep knows that a cell is done: what was asked, and where and by which code it was measured."""
+    parts = (config.key(), repeat, environment.torch, environment.device_name, environment.code_version)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -138,10 +150,7 @@ class RunRecord:
             samples = tuple(Sample(**s) for s in measurement["samples"])
             fields["measurement"] = Measurement(**{**measurement, "samples": samples})
         if environment := data.get("environment"):
-            reasons = environment.get("throttle_reasons")
-            fields["environment"] = Environment(
-                **{**environment, "throttle_reasons": None if reasons is None else tuple(reasons)}
-            )
+            fields["environment"] = Environment.from_dict(environment)
         fields["warnings"] = tuple(Caveat(**w) for w in data.get("warnings", ()))
         return cls(**fields)
 

@@ -1,0 +1,74 @@
+"""The command line: one file a sub-command, dispatched on the first word so that only that one's parser is built.
+
+A sub-command's module exports `ARGS`, a frozen dataclass from which tyro makes the options, and `run(args) -> int`, the exit status:
+0 if any cell gave a result (ok or oom), 2 for malformed input, 3 if no cell gave a result, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from cs_systems.config import ConfigError, one_of
+
+# In the order in which a newcomer needs them. One line each: the overview is all that `--help` has to import.
+COMMANDS = {
+    "time": "time forward, backward and optimizer of a model, for any sizes × backends × precisions",
+    "attention": "time attention alone: backends × shapes, with TFLOP/s and peak memory",
+    "report": "show what was recorded: terminal, markdown, LaTeX, Typst, CSV, figures, one HTML page",
+    "compare": "hold two recordings against each other: ratio, confidence interval, verdict",
+    "doctor": "say what works on this machine, what does not, and the command that would fix it",
+}
+EXIT_MALFORMED = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        import importlib.metadata
+
+        print("cs-systems", importlib.metadata.version("cs-systems"))
+        return 0
+    try:
+        return _dispatch(one_of("command", words[0], COMMANDS), words[1:])
+    except (ConfigError, FileNotFoundError) as error:
+        return _fail(str(error), EXIT_MALFORMED)
+    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (OSError, RuntimeError) as error:
+        return _fail(str(error), EXIT_MALFORMED)
+    except KeyboardInterrupt:
+        return _fail("interrupted; what was measured is kept, the same command goes on with the rest", EXIT_INTERRUPTED)
+
+
+def _dispatch(command: str, words: list[str]) -> int:
+    import tyro
+
+    module = importlib.import_module(f"cs_systems.cli.{command}")
+    args = tyro.cli(
+        module.ARGS,
+        prog=f"cs-systems {command}",
+        description=module.__doc__,
+        args=words,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
+    status: int = module.run(args)
+    return status
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
+    return "\n".join(["usage: cs-systems COMMAND [options]", "", *lines, "", "cs-systems COMMAND --help tells a command's options."])
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"cs-systems: {message}", file=sys.stderr)
+    return status

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cs_systems import cost, plugins
+from cs_systems import cost, memory_model, plugins
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.config import Mode, Phase, Precision, RunConfig
 from cs_systems.device import Device
@@ -63,7 +63,7 @@ class TrainStep:
         call = _attention_call(config, device)
         if reason := backend.unavailable(call):
             raise Unavailable(f"{config.attention}: {reason}")
-        return cost.step_memory(config, backend.algorithm(call)).peak_bytes
+        return memory_model.step_memory(config, backend.algorithm(call)).peak_bytes
 
     def prepare(self) -> None:
         self._logits = self._loss = None

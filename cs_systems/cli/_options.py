@@ -1,0 +1,113 @@
+"""Options that several sub-commands share, as frozen dataclasses; each turns itself into what the library takes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import arg
+
+from cs_systems.config import COMPILE_MODES, OPTIMIZERS, PRESETS, ConfigError, ModelConfig, RunConfig, grid
+
+Names = tuple[str, ...]
+Numbers = tuple[int, ...]
+
+
+def optional(metavar: str, help: str, default: str = "") -> Any:
+    """An option that may be absent: without tyro's `{None}|` and `(default: None)`."""
+    return arg(metavar=metavar, help=help, help_behavior_hint=f"(default: {default})" if default else "")
+
+
+def flag(help: str) -> Any:
+    """A switch that is off by default: `(default: False)` says nothing."""
+    return arg(help=help, help_behavior_hint="")
+
+
+@dataclass(frozen=True)
+class ModelCells:
+    """Which training steps: every combination of what is given."""
+
+    size: Annotated[Names, arg(help=f"presets: {', '.join(PRESETS)}")] = ("small",)
+    context_length: Annotated[Numbers, arg(help="tokens a sequence", help_behavior_hint="(default: the preset's)")] = ()
+    batch_size: Annotated[Numbers, arg(help="sequences a step")] = (4,)
+    precision: Annotated[Names, arg(help="fp32 (TF32 off), tf32, bf16, fp16 (autocast), bf16-pure")] = ("fp32",)
+    attention: Annotated[Names, arg(help="attention backends, or path.py:function")] = ("naive",)
+    mode: Annotated[Names, arg(help="forward, forward-backward, train-step")] = ("train-step",)
+    compile: Annotated[Names, arg(help=f"torch.compile: {', '.join(COMPILE_MODES)}")] = ("none",)
+    optimizer: Annotated[str, arg(help=", ".join(OPTIMIZERS[1:]), help_behavior_hint="(default: adamw_fused)")] = "default"
+    keep_graph: Annotated[bool, flag("let mode forward record the graph for backward")] = False
+    d_model: Annotated[int | None, optional("INT", "override of the preset")] = None
+    d_ff: Annotated[int | None, optional("INT", "override of the preset")] = None
+    num_layers: Annotated[int | None, optional("INT", "override of the preset")] = None
+    num_heads: Annotated[int | None, optional("INT", "override of the preset")] = None
+    vocab_size: Annotated[int | None, optional("INT", "override of the preset")] = None
+    rope_theta: Annotated[float | None, optional("FLOAT", "override of the preset")] = None
+
+    def configs(self, base: RunConfig) -> list[RunConfig]:
+        names = [f.name for f in fields(ModelConfig) if f.name not in ("name", "context_length")]
+        overrides = {name: [getattr(self, name)] for name in names if getattr(self, name) is not None}
+        axes: dict[str, Sequence[Any]] = {"size": self.size, **overrides}
+        for name in ("context_length", "batch_size", "precision", "compile", "attention", "mode"):
+            if values := getattr(self, name):
+                axes[name] = values
+        axes |= {"optimizer": [self.optimizer], "keep_graph": [self.keep_graph]}
+        return grid(base, **axes)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How each cell is measured."""
+
+    warmup: Annotated[int, arg(help="untimed steps before the timed ones")] = 5
+    warmup_s: Annotated[float, arg(help="warm up at least this long as well")] = 0.0
+    steps: Annotated[int, arg(help="timed steps")] = 10
+    rounds: Annotated[int, arg(help="split the steps over so many visits")] = 1
+    seed: Annotated[int, arg(help="of parameters and data")] = 0
+    device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
+    memory_limit: Annotated[str | None, optional("SIZE", "emulate a smaller card: 8GiB, 24GB")] = None
+
+    def base(self, **rest: Any) -> RunConfig:
+        return RunConfig(
+            warmup=self.warmup,
+            warmup_s=self.warmup_s,
+            steps=self.steps,
+            rounds=self.rounds,
+            seed=self.seed,
+            device=self.device,
+            memory_limit_bytes=None if self.memory_limit is None else parse_bytes(self.memory_limit),
+            **rest,
+        )
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How the cells are gone through, and where the records go."""
+
+    out: Annotated[Path | None, optional("DIR", "folder of the records; one that exists is resumed", "runs/TIME-COMMAND")] = None
+    fresh: Annotated[bool, flag("put the folder's records aside and start over")] = False
+    repeats: Annotated[int, arg(help="measure all cells again, each time in a new process")] = 1
+    interleave: Annotated[bool, flag("visit all cells in turn, --rounds times")] = False
+    shuffle: Annotated[bool, flag("in an order shuffled by --seed")] = False
+    timeout_s: Annotated[float | None, optional("SECONDS", "give a cell up when a visit takes longer")] = None
+    skip_oom: Annotated[bool, flag("do not run cells that are predicted not to fit")] = False
+    dry_run: Annotated[bool, flag("list the cells with their predicted memory, run nothing")] = False
+
+    def folder(self, command: str) -> Path:
+        return self.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}"
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """`8GiB` → 8589934592. Raises ConfigError."""
+    match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?i?)b?", text.strip().lower())
+    try:
+        assert match is not None
+        return int(float(match[1]) * _UNITS[match[2]])
+    except (AssertionError, KeyError, ValueError):
+        raise ConfigError(f"{text!r} is not an amount of memory: write 8GiB, 24GB or a number of bytes") from None

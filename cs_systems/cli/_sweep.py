@@ -1,0 +1,139 @@
+"""Run a sweep for a person: progress while it goes, a table when it is done, and where everything is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+from cs_systems.cli._options import Sweep
+from cs_systems.config import ConfigError, RunConfig, describe
+from cs_systems.record import RunRecord, read_records, records_path
+from cs_systems.runner import Progress, preflight, sweep
+
+EXIT_NOTHING = 3
+
+
+def run_and_report(configs: Sequence[RunConfig], options: Sweep, command: str, seed: int) -> int:
+    """Measure the cells (or list them, with --dry-run), print the table, and return the exit status."""
+    from cs_systems.report.table import render
+
+    if options.dry_run:
+        return print_cells(configs)
+    if options.repeats < 1:
+        raise ConfigError(f"repeats is {options.repeats}: it must be at least 1")
+    folder = options.folder(command)
+    with _progress() as shown:
+        for _ in sweep(
+            configs,
+            out=folder,
+            repeats=options.repeats,
+            timeout_s=options.timeout_s,
+            fresh=options.fresh,
+            skip_oom=options.skip_oom,
+            interleave=options.interleave,
+            shuffle_seed=seed if options.shuffle else None,
+            on_progress=shown.tell,
+        ):
+            pass
+    records, _ = read_records(folder)
+    print(render(records), end="\n\n")
+    print(f"records: {records_path(folder)}")
+    print(f"report:  cs-systems report {folder} --format html --output {folder / 'report.html'}")
+    return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
+
+
+def print_cells(configs: Sequence[RunConfig]) -> int:
+    """The cells of a sweep, with what each should take of the device's memory and why some cannot run."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("cell", "predicted peak", "", box=None, pad_edge=False)
+    for config, row in zip(configs, preflight(configs), strict=True):
+        predicted, memory = row["predicted_peak_bytes"], row["device_memory_bytes"]
+        note = row["reason"] or ""
+        if predicted is not None and memory is not None and predicted > memory:
+            note = f"does not fit {memory / 2**30:.1f} GiB"
+        table.add_row(describe(config), "–" if predicted is None else f"{predicted / 2**30:.2f} GiB", note)
+    Console().print(table)
+    print(f"{len(configs)} cells")
+    return 0
+
+
+def _progress() -> _Lines | _Bar:
+    return _Bar() if sys.stderr.isatty() else _Lines()
+
+
+def outcome(record: RunRecord) -> str:
+    """What became of a cell, in a few words."""
+    from cs_systems.report.units import human
+
+    if record.measurement is None:
+        return f"{record.status}: {record.reason}"
+    durations = sorted(record.measurement.durations_s("step"))
+    marks = "".join(f" [{w.code}]" for w in record.warnings)
+    return f"{human(durations[len(durations) // 2], 's')} a step{marks}"
+
+
+class _Lines(AbstractContextManager["_Lines"]):
+    """Plain lines on standard error, for logs and pipes."""
+
+    def tell(self, progress: Progress) -> None:
+        if progress.note:
+            print(progress.note, file=sys.stderr)
+        if progress.record:
+            cell = describe(progress.record.run_config)
+            print(f"[{progress.done}/{progress.total}] {cell}: {outcome(progress.record)}", file=sys.stderr, flush=True)
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+
+class _Bar(AbstractContextManager["_Bar"]):
+    """A bar with the time left. It is redrawn between cells only: a refreshing thread would take time from what is measured."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        self._bar = RichProgress(
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+        self._started, self._measured = time.monotonic(), 0
+
+    def __enter__(self) -> _Bar:
+        self._bar.__enter__()
+        self._bar.refresh()
+        return self
+
+    def tell(self, progress: Progress) -> None:
+        if progress.note:
+            self._bar.console.print(progress.note)
+        if progress.record:
+            self._measured += 1
+            cell = describe(progress.record.run_config)
+            self._bar.console.print(f"{cell}: {outcome(progress.record)}", markup=False, highlight=False)
+        now = describe(progress.config) if progress.config else ""
+        text = " ".join(filter(None, [self._time_left(progress), now]))
+        self._bar.update(self._task, completed=progress.done, total=progress.total, description=text, refresh=True)
+
+    def _time_left(self, progress: Progress) -> str:
+        if not self._measured:
+            return ""
+        seconds = (time.monotonic() - self._started) / self._measured * (progress.total - progress.done)
+        return f"{seconds / 60:.0f} min left" if seconds >= 90 else f"{seconds:.0f} s left"
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> Any:
+        self._bar.__exit__(kind, value, trace)

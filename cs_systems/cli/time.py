@@ -1,0 +1,28 @@
+"""Time forward, backward and optimizer of transformer language models, for every combination of what is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from tyro.conf import arg
+
+from cs_systems.cli._options import ModelCells, Steps, Sweep
+
+
+@dataclass(frozen=True)
+class Time:
+    cells: ModelCells = field(default_factory=ModelCells)
+    steps: Steps = field(default_factory=Steps)
+    sweep: Sweep = field(default_factory=Sweep)
+    workload: Annotated[str, arg(help="what a step is: train_step, or package.module:factory")] = "train_step"
+
+
+ARGS = Time
+
+
+def run(args: Time) -> int:
+    from cs_systems.cli._sweep import run_and_report
+
+    configs = args.cells.configs(args.steps.base(workload=args.workload))
+    return run_and_report(configs, args.sweep, "time", args.steps.seed)

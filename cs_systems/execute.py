@@ -1,0 +1,235 @@
+"""Cells become records, in this process. Floor 3: the worker calls it, and `run(config, in_process=True)`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cs_systems import device as devices
+from cs_systems import peaks, plugins, validity
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.device import Device, DeviceUnavailable
+from cs_systems.environment import environment
+from cs_systems.probes import Probes
+from cs_systems.record import Caveat, Environment, Measurement, Row, RunRecord, Sample, make_key
+from cs_systems.timing import measure
+from cs_systems.workloads import CallableWorkload, Unavailable, Workload
+
+Emit = Callable[[dict[str, Any]], None]
+# A resident workload that is visited again has compiled and allocated already; a step refills caches and clocks.
+REVISIT_WARMUP = 1
+# Residents may fill this share of the device by prediction; the rest is for what no formula knows.
+RESIDENT_SHARE = 0.8
+
+
+def build(config: RunConfig, device: Device) -> Workload:
+    """The workload that a config names. Raises Unavailable, ConfigError, or whatever building raises."""
+    made = _factory(config)
+    if plugins.is_foreign(config.workload):
+        return _foreign_workload(made, config, device)
+    workload: Workload = made(config, device)
+    return workload
+
+
+def preflight(config: RunConfig, device: Device) -> int | None:
+    """Predicted peak bytes of a cell, None where nothing predicts it. Raises Unavailable for a cell that cannot run here."""
+    predict = getattr(_factory(config), "preflight", None)
+    return predict(config, device) if predict else None
+
+
+def _factory(config: RunConfig) -> Any:
+    return plugins.get("workloads", config.workload)
+
+
+def _foreign_workload(made: Any, config: RunConfig, device: Device) -> Workload:
+    """A foreign name is a factory `(config, device) -> Workload`, or simply a function without arguments: the step."""
+    try:
+        takes_arguments = made.__code__.co_argcount > 0
+    except AttributeError:
+        takes_arguments = True
+    result = made(config, device) if takes_arguments else made
+    return result if hasattr(result, "step") else CallableWorkload(result)
+
+
+@dataclass
+class _Cell:
+    """One config on its way to a record."""
+
+    index: int
+    config: RunConfig
+    workload: Workload | None = None
+    predicted_peak_bytes: int | None = None
+    samples: list[Sample] = field(default_factory=list)
+    setup_s: float = 0.0
+    visits: int = 0
+    peaks: list[tuple[int | None, int | None]] = field(default_factory=list)
+    before: Environment | None = None
+
+
+def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, emit: Emit) -> bool:
+    """Measure the cells together: round by round when there is more than one round. Returns whether CUDA is still usable.
+
+    Each cell ends in one `record` event. A cell that fails leaves the others untouched.
+    """
+    cells = [_Cell(i, c) for i, c in enumerate(configs)]
+    resident = _all_fit(cells)
+    alive = list(cells)
+    for round in range(max(c.rounds for c in configs)):
+        for cell in list(alive):
+            if round >= cell.config.rounds:
+                continue
+            emit({"event": "visit", "cell": cell.index, "round": round})
+            try:
+                _visit(cell, round)
+                if round + 1 == cell.config.rounds:
+                    emit(_finished(cell, _success(cell, repeat, resident and len(cells) > 1)))
+                    alive.remove(cell)
+                if round + 1 == cell.config.rounds or not resident:
+                    _drop(cell)
+            except Exception as error:  # the error boundary of a cell: whatever it raised becomes its record
+                alive.remove(cell)
+                emit(_finished(cell, _failure(cell, repeat, error)))
+                _drop(cell)
+                if devices.is_poisoned(error):
+                    return False
+    return True
+
+
+def _finished(cell: _Cell, record: RunRecord) -> dict[str, Any]:
+    return {"event": "record", "cell": cell.index, "record": dataclasses.asdict(record)}
+
+
+def _all_fit(cells: list[_Cell]) -> bool:
+    """Whether all workloads may stay in memory between their visits, by prediction."""
+    if len(cells) == 1:
+        return True
+    total = 0
+    try:
+        for cell in cells:
+            device = devices.resolve(cell.config.device)
+            limit = cell.config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
+            predicted = preflight(cell.config, device)
+            if predicted is None or limit is None:
+                return False
+            total += predicted
+            if total > RESIDENT_SHARE * limit:
+                return False
+    except (Unavailable, DeviceUnavailable, ConfigError):
+        return False
+    return True
+
+
+def _visit(cell: _Cell, round: int) -> None:
+    config = cell.config
+    device = devices.resolve(config.device)
+    devices.set_float32_matmul(config.precision)
+    device.limit_memory(config.memory_limit_bytes)
+    warmup, warmup_s = config.warmup, config.warmup_s
+    if cell.workload is None:
+        started = time.perf_counter()
+        cell.predicted_peak_bytes = preflight(config, device)
+        cell.workload = build(config, device)
+        device.synchronize()
+        cell.setup_s += time.perf_counter() - started
+    else:
+        warmup, warmup_s = min(warmup, REVISIT_WARMUP), 0.0
+    if cell.before is None:
+        cell.before = environment(device)
+    steps = config.steps // config.rounds + (round < config.steps % config.rounds)
+    probes = Probes(device)
+    device.reset_peaks()
+    cell.samples += measure(
+        cell.workload, device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes
+    )
+    cell.peaks.append((device.peak_allocated_bytes(), device.peak_reserved_bytes()))
+    cell.visits += 1
+
+
+def _drop(cell: _Cell) -> None:
+    cell.workload = None
+    devices.resolve_or_cpu(cell.config.device).release_memory()
+
+
+def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
+    assert cell.workload is not None
+    device = devices.resolve(cell.config.device)
+    peaks = [max((p for p in column if p is not None), default=None) for column in zip(*cell.peaks, strict=True)]
+    measurement = Measurement(device.clock, tuple(cell.samples), cell.setup_s, *peaks)
+    after = environment(device)
+    description = cell.workload.describe()
+    warnings = validity.caveats(measurement, cell.before, after)
+    if (loss := description.get("loss")) is not None and loss != loss:
+        warnings += (Caveat("nan-loss", "the loss is NaN", "lower the learning rate or use another precision"),)
+    rounds = {"rounds": cell.config.rounds, "resident": resident if cell.config.rounds > 1 else None}
+    return RunRecord(
+        key=make_key(cell.config, repeat, after),
+        config=cell.config.to_dict(),
+        status="ok",
+        repeat=repeat,
+        environment=after,
+        measurement=measurement,
+        warnings=warnings,
+        results={"ran": [description | rounds | _provenance(cell.config)], **_cost_tables(cell, device)},
+    )
+
+
+def _provenance(config: RunConfig) -> Row:
+    """Where foreign code came from: a number without it cannot be repeated."""
+    row: Row = {}
+    for role in ("attention", "workload"):
+        if source := plugins.provenance(getattr(config, role)):
+            row |= {f"{role}_path": source["path"], f"{role}_sha256": source["sha256"]}
+    return row
+
+
+def _cost_tables(cell: _Cell, device: Device) -> dict[str, list[Row]]:
+    assert cell.workload is not None
+    memory = {
+        "predicted_peak_bytes": cell.predicted_peak_bytes,
+        "peak_allocated_bytes": max((p for p, _ in cell.peaks if p is not None), default=None),
+        "memory_limit_bytes": cell.config.memory_limit_bytes,
+    }
+    tables: dict[str, list[Row]] = {"memory": [memory]}
+    if costs := cell.workload.cost():
+        tables["cost"] = [{"phase": phase, **dataclasses.asdict(c)} for phase, c in costs.items()]
+    if peak := peaks.peak_flops(device.name, cell.config.precision):
+        tables["ceiling"] = [{"precision": cell.config.precision.value, **dataclasses.asdict(peak)}]
+    return tables
+
+
+def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
+    status, reason = _classify(error)
+    if status == "error":
+        traceback.print_exception(error, file=sys.stderr)
+    lost = status == "error" and devices.is_poisoned(error)  # then nothing more can be asked of the device
+    device = devices.resolve_or_cpu("cpu" if lost else cell.config.device)
+    surroundings = cell.before or environment(device)
+    memory = {
+        "predicted_peak_bytes": cell.predicted_peak_bytes,
+        "peak_allocated_bytes": device.peak_allocated_bytes(),
+        "memory_limit_bytes": cell.config.memory_limit_bytes,
+    }
+    return RunRecord(
+        key=make_key(cell.config, repeat, surroundings),
+        config=cell.config.to_dict(),
+        status=status,
+        repeat=repeat,
+        reason=reason,
+        environment=surroundings,
+        results={"memory": [memory]} if status == "oom" else {},
+    )
+
+
+def _classify(error: Exception) -> tuple[str, str]:
+    """The record's status and reason for what a cell raised."""
+    text = str(error).strip() or type(error).__name__
+    if isinstance(error, (Unavailable, DeviceUnavailable)):
+        return "unavailable", text
+    if devices.is_out_of_memory(error):
+        return "oom", text.split(". GPU ")[0].splitlines()[0]
+    return "error", f"{type(error).__name__}: {text}"

@@ -1,0 +1,116 @@
+"""A worker process and the two pipes to it. No torch in here.
+
+The worker's standard output and error go to a log, so that nothing it prints is mistaken for a reply or scrolls over a
+progress bar; the end of that log explains a death.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+Event = dict[str, Any]
+START_TIMEOUT_S = 120.0
+
+
+class WorkerDied(Exception):
+    """The process ended before it had answered; the message says how, with the end of its log."""
+
+
+class WorkerTimeout(Exception):
+    """No event came in the time allowed."""
+
+
+class Worker:
+    """One `python -m cs_systems.worker`, started on creation and killed on `close`."""
+
+    def __init__(self, log: Path | None = None) -> None:
+        self._log: IO[bytes] = tempfile.TemporaryFile() if log is None else log.open("ab+")  # noqa: SIM115
+        request_read, self._requests = os.pipe()
+        self._replies, reply_write = os.pipe()
+        self._buffer = b""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cs_systems.worker", str(request_read), str(reply_write)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=(request_read, reply_write),
+            start_new_session=True,  # Ctrl-C in the terminal is for the parent alone
+        )
+        os.close(request_read)
+        os.close(reply_write)
+        try:
+            self.hello = self._read(time.monotonic() + START_TIMEOUT_S)
+        except (WorkerDied, WorkerTimeout) as error:
+            self.close()
+            raise RuntimeError(f"the worker process did not start: {error}") from error
+
+    def request(self, timeout_s: float | None = None, **request: Any) -> Iterator[Event]:
+        """Send one request and yield its events up to `done`. `timeout_s` is the time allowed from one event to the next.
+
+        Raises WorkerDied or WorkerTimeout; the worker is of no use then.
+        """
+        try:
+            os.write(self._requests, json.dumps(request).encode() + b"\n")
+        except BrokenPipeError:
+            raise WorkerDied(self._obituary()) from None
+        while True:
+            event = self._read(None if timeout_s is None else time.monotonic() + timeout_s)
+            if event["event"] == "done":
+                if not event["usable"]:
+                    self.close()
+                return
+            yield event
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Kill the process and all that it started."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        for descriptor in (self._requests, self._replies):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._requests = self._replies = -1
+        self._log.close()
+
+    def _read(self, deadline: float | None) -> Event:
+        while b"\n" not in self._buffer:
+            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._replies], [], [], wait)[0]:
+                raise WorkerTimeout
+            chunk = os.read(self._replies, 1 << 16)
+            if not chunk:
+                raise WorkerDied(self._obituary())
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        event: Event = json.loads(line)
+        return event
+
+    def _obituary(self) -> str:
+        status = self._process.wait()
+        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+        if status == -signal.SIGKILL:
+            how += " (by hand, or by the system when memory ran out)"
+        last = self._last_words()
+        return f"{how}; its last words: {last}" if last else how
+
+    def _last_words(self) -> str:
+        end = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, end - 4096))
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return " | ".join(lines[-3:])[-500:]

@@ -1,0 +1,87 @@
+"""What makes a timing doubtful, and what to do about it. Floor 0: pure functions over samples.
+
+The limits are constants here, with their reasons; a caveat never changes a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from cs_systems import stats
+from cs_systems.record import Caveat, Environment, Measurement
+
+# The middle 80% of the samples may span this share of the median; an idle H200 shows 0.5–2%, a busy laptop 10–40%.
+SPREAD_LIMIT = 0.10
+# A device that finishes a phase within this share of the phase after the host submitted it was waiting for the host.
+LAUNCH_BOUND_LAG = 0.10
+# Below this share of its highest clock while throttled, a GPU is measurably slower.
+CLOCK_LIMIT = 0.97
+
+
+def caveats(measurement: Measurement, before: Environment, after: Environment) -> tuple[Caveat, ...]:
+    """All doubts about a measurement that was taken between two looks at its environment."""
+    return tuple(
+        caveat
+        for check in (_unstable, _launch_bound, _recompiled, _allocated)
+        for caveat in check(measurement)
+    ) + tuple(_machine(before, after))
+
+
+def _unstable(m: Measurement) -> Iterator[Caveat]:
+    durations = m.durations_s("step")
+    if len(durations) < 3:
+        yield Caveat("few-samples", f"{len(durations)} timed steps show no spread", "raise --steps to 10 or more")
+        return
+    s = stats.summary(durations)
+    spread = (s.p90 - s.p10) / s.median
+    if spread > SPREAD_LIMIT:
+        yield Caveat(
+            "unstable",
+            f"the middle 80% of the steps span {spread:.0%} of the median",
+            "close other programs, raise --warmup and --steps, compare medians only with --rounds and --repeats",
+        )
+
+
+def _launch_bound(m: Measurement) -> Iterator[Caveat]:
+    bound = []
+    for phase in m.phase_names():
+        shares = [s.lag_s[phase] / s.phases_s[phase] for s in m.timed if s.lag_s and s.phases_s[phase] > 0]
+        if shares and median(shares) < LAUNCH_BOUND_LAG:
+            bound.append(phase)
+    if bound:
+        yield Caveat(
+            "launch-bound",
+            f"the device waited for the host in: {', '.join(bound)}",
+            "the time is Python's and the launches', not the kernels': raise the batch or the context, or use --compile",
+        )
+
+
+def _recompiled(m: Measurement) -> Iterator[Caveat]:
+    count = sum(s.compiles or 0 for s in m.timed)
+    if count:
+        yield Caveat(
+            "recompiled",
+            f"{count} compilations fell into timed steps",
+            "raise --warmup; a shape or a flag that changes between steps compiles again each time",
+        )
+
+
+def _allocated(m: Measurement) -> Iterator[Caveat]:
+    count = sum(s.device_mallocs or 0 for s in m.timed)
+    if count:
+        yield Caveat("cudaMalloc", f"{count} cudaMalloc calls fell into timed steps", "raise --warmup until the cache holds all")
+
+
+def _machine(before: Environment, after: Environment) -> Iterator[Caveat]:
+    reasons = sorted({*(before.throttle_reasons or ()), *(after.throttle_reasons or ())})
+    clock, highest = after.sm_clock_hz, after.sm_clock_max_hz
+    if reasons and clock and highest and clock < CLOCK_LIMIT * highest:
+        yield Caveat(
+            "throttled",
+            f"the SM clock was {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(reasons)})",
+            "measure in short rounds with --rounds, interleave what is compared, or cool the card",
+        )
+    others = max(before.other_processes or 0, after.other_processes or 0)
+    if others:
+        yield Caveat("shared-gpu", f"{others} other process(es) used the GPU", "stop them or choose another --device cuda:N")

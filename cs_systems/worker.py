@@ -1,0 +1,83 @@
+"""The process that touches torch: configs in on one pipe, records out on another, until the parent closes it. Floor 3.
+
+Requests and replies are lines of JSON on pipes of their own, so that whatever a workload prints cannot break them. First comes
+{"event": "ready", "device": what `auto` means here}; then, for each request, its events and {"event": "done", "usable": bool}:
+
+    {"op": "run", "cells": [RunConfig…], "repeat": 0}  → {"event": "visit", "cell": 0}… {"event": "record", "cell": 0, "record": …}
+    {"op": "preflight", "cells": [RunConfig…]}         → {"event": "preflight", "rows": [{"reason", "predicted_peak_bytes", …}…]}
+    {"op": "environment", "device": "auto"}            → {"event": "environment", "environment": …}
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import signal
+import sys
+from typing import Any, TextIO
+
+from cs_systems import device as devices
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.device import DeviceUnavailable
+from cs_systems.environment import environment
+from cs_systems.execute import preflight, run_cells
+from cs_systems.record import Row
+from cs_systems.workloads import Unavailable
+
+
+def _preflight_row(config: RunConfig) -> Row:
+    row: Row = {"reason": None, "predicted_peak_bytes": None, "device_memory_bytes": None}
+    try:
+        device = devices.resolve(config.device)
+        row["device_memory_bytes"] = config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
+        row["predicted_peak_bytes"] = preflight(config, device)
+    except (Unavailable, DeviceUnavailable, ConfigError) as error:
+        row["reason"] = str(error)
+    return row
+
+
+def serve(requests: TextIO, replies: TextIO) -> None:
+    """Answer requests until the pipe closes, or until CUDA is lost in this process."""
+
+    def emit(event: dict[str, Any]) -> None:
+        replies.write(json.dumps(event) + "\n")
+        replies.flush()
+
+    emit({"event": "ready", "device": devices.resolve("auto").name})
+    for line in requests:
+        request = json.loads(line)
+        configs = [RunConfig.from_dict(cell) for cell in request.get("cells", ())]
+        usable = True
+        if request["op"] == "run":
+            usable = run_cells(configs, repeat=request["repeat"], emit=emit)
+        elif request["op"] == "preflight":
+            emit({"event": "preflight", "rows": [_preflight_row(c) for c in configs]})
+        elif request["op"] == "environment":
+            device = devices.resolve_or_cpu(request["device"])
+            emit({"event": "environment", "environment": dataclasses.asdict(environment(device))})
+        emit({"event": "done", "usable": usable})
+        if not usable:
+            return
+
+
+def _die_with_parent() -> None:
+    """A killed parent must not leave a worker that goes on measuring for nobody (Linux only)."""
+    pr_set_pdeathsig = 1
+    try:
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    except (OSError, AttributeError):
+        return
+
+
+def main() -> None:
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    request_fd, reply_fd = int(sys.argv[1]), int(sys.argv[2])
+    with os.fdopen(request_fd) as requests, os.fdopen(reply_fd, "w") as replies:
+        serve(requests, replies)
+
+
+if __name__ == "__main__":
+    main()
