@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._mask import has_blind_queries, has_two_readings, hidden_keys
+from cs_systems.attention._refusals import no_cuda, wrong_dtype
 from cs_systems.cost import AttentionAlgorithm
 
 _SELECTORS = {
@@ -70,14 +71,14 @@ def _attention(
 
 def _unavailable(call: AttentionCall, *, kernel: SDPBackend, dtypes: tuple[str, ...]) -> str | None:
     name = kernel.name
-    if call.dtype not in dtypes:
-        return f"torch's {name} does not take {call.dtype}: use {', '.join(dtypes)}, or the backend sdpa_math"
+    if reason := wrong_dtype(f"torch's {name}", call, dtypes, "sdpa_math"):
+        return reason
     if call.device == "cpu":
         return (
             None if kernel in _ON_CPU else f"torch has no {name} kernel on the CPU: use sdpa_flash or sdpa_math there"
         )
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA device: run with --device cpu, or install a CUDA build of torch"
+    if reason := no_cuda():
+        return reason
     if kernel is SDPBackend.MATH:
         return None
     if has_blind_queries(call):

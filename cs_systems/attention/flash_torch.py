@@ -156,7 +156,7 @@ def attention(
     scale: float | None = None,
     align: str = "upper_left",
 ) -> Tensor:
-    """q (batch, heads, seq_q, d); k, v (batch, heads_kv, seq_k, d) → (batch, heads, seq_q, d); heads_kv divides heads."""
+    """q (batch, heads, seq_q, d); k, v (batch, heads_kv, seq_k, d) → (batch, heads, seq_q, d), heads_kv | heads."""
     k, v = repeat_kv_heads(q, k, v)
     out: Tensor = FlashAttentionTorch.apply(q, k, v, causal, scale, align)
     return out

@@ -1,0 +1,26 @@
+"""torch.compile for functions that are measured at many shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+# torch gives up on a function after 8 compilations: it raises with fullgraph, and without it runs eagerly from then on,
+# under the compiled function's name. A sweep has more shapes than that.
+_SHAPES = 512
+
+
+def compile_each_shape(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` compiled at its first call with each new shape, for exactly that shape, as one graph or not at all."""
+
+    @cache
+    def compiled() -> Callable[..., Any]:
+        config: Any = torch._dynamo.config
+        config.recompile_limit = max(config.recompile_limit, _SHAPES)
+        config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, _SHAPES)
+        return torch.compile(function, dynamic=False, fullgraph=True)
+
+    return lambda *args, **kwargs: compiled()(*args, **kwargs)

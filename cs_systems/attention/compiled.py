@@ -1,0 +1,23 @@
+"""The naive function through torch.compile: what fusion alone gives. The score matrix is still in memory.
+
+Compiled at the first call with each shape, which belongs in warm-up.
+"""
+
+from __future__ import annotations
+
+from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.attention._compile import compile_each_shape
+from cs_systems.attention._refusals import cannot_compile
+from cs_systems.attention.naive import attention
+from cs_systems.cost import AttentionAlgorithm
+
+
+def _unavailable(call: AttentionCall) -> str | None:
+    return cannot_compile(call.device)
+
+
+BACKEND = AttentionBackend(
+    compile_each_shape(attention),
+    unavailable=_unavailable,
+    algorithm=lambda call: AttentionAlgorithm(score_matrices=(2, 1, 3)),
+)

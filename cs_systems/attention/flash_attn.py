@@ -1,0 +1,117 @@
+"""The flash-attn package, the newest generation that is installed: FlashAttention-4, -3 or -2. `describe` says which.
+
+CUDA only, float16 and bfloat16, d_head a multiple of 8; grouped heads. Causal from the lower right when seq_q ≠ seq_k.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.attention._mask import has_two_readings
+from cs_systems.attention._refusals import no_cuda, wrong_dtype
+from cs_systems.cost import AttentionAlgorithm
+
+TOLERANCE = {"float16": 5e-3, "bfloat16": 2e-2}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One generation of flash-attn: where its `flash_attn_func` is and on what it runs."""
+
+    name: str
+    module: str
+    distribution: str
+    least_capability: tuple[int, int]
+    function: Callable[..., Any] | None = None
+
+
+_GENERATIONS = (
+    Generation("FlashAttention-4", "flash_attn.cute", "flash-attn-4", (9, 0)),
+    Generation("FlashAttention-3", "flash_attn_interface", "flash-attn-3", (9, 0)),
+    Generation("FlashAttention-2", "flash_attn", "flash-attn", (8, 0)),
+)
+
+
+@cache
+def _installed() -> Generation | None:
+    """The newest generation whose function is really there: flash-attn-4 alone leaves an empty package `flash_attn`."""
+    for generation in _GENERATIONS:
+        try:
+            function = importlib.import_module(generation.module).flash_attn_func
+        except (ImportError, AttributeError, OSError, RuntimeError):  # absent, empty, or built for another torch
+            continue
+        return Generation(**{**vars(generation), "function": function})
+    return None
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    align: str = "upper_left",
+) -> Tensor:
+    """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head)."""
+    generation = _installed()
+    if generation is None or generation.function is None:
+        raise ImportError(_MISSING)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # the package's layout is (batch, seq, heads, d_head)
+    result = generation.function(q, k, v, softmax_scale=scale, causal=causal)
+    out: Tensor = result[0] if isinstance(result, tuple) else result  # some generations return the log-sum-exp too
+    return out.transpose(1, 2)
+
+
+_MISSING = (
+    "no flash-attn package that works is installed: pip install flash-attn (or cs-systems[flash-attn]), "
+    "or use sdpa_flash, the FlashAttention-2 inside torch"
+)
+
+
+def _unavailable(call: AttentionCall) -> str | None:
+    if call.device != "cuda":
+        return "flash-attn runs on CUDA only: use sdpa_flash or flash_torch on the CPU"
+    if reason := no_cuda() or wrong_dtype("flash-attn", call, TOLERANCE, "sdpa_efficient"):
+        return reason
+    generation = _installed()
+    if generation is None:
+        return _MISSING
+    capability = torch.cuda.get_device_capability()
+    if capability < generation.least_capability:
+        return f"{generation.name} needs compute capability {generation.least_capability}, this GPU has {capability}: use sdpa_flash"
+    largest = 128 if generation.distribution == "flash-attn-4" and capability >= (10, 0) else 256
+    if call.d_head % 8 or call.d_head > largest:
+        return f"{generation.name} takes d_head in multiples of 8 up to {largest}, not {call.d_head}: use sdpa_math or naive"
+    if has_two_readings(call) and call.align == "upper_left":
+        return "flash-attn is causal from the lower right where seq_q ≠ seq_k: use align=lower_right, or sdpa_efficient"
+    return None
+
+
+def _describe() -> str | None:
+    generation = _installed()
+    if generation is None:
+        return None
+    try:
+        return f"{generation.distribution} {version(generation.distribution)} ({generation.name})"
+    except PackageNotFoundError:  # on the path without being installed
+        return f"{generation.distribution}, version unknown ({generation.name})"
+
+
+# 128 × 128 is the forward tile for d_head 64 in every generation; the others vary with the head size.
+BACKEND = AttentionBackend(
+    attention,
+    unavailable=_unavailable,
+    tolerance=TOLERANCE,
+    algorithm=lambda call: AttentionAlgorithm(128, 128, backward_matmuls=5),
+    describe=_describe,
+)

@@ -1,0 +1,73 @@
+"""torch's FlexAttention, compiled: a kernel generated around a mask function, with hidden 128 × 128 blocks skipped.
+
+Takes float32, float16 and bfloat16, both alignments, seq_q ≠ seq_k, grouped heads. CUDA: d_head ≥ 16. CPU: forward only.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.attention._compile import compile_each_shape
+from cs_systems.attention._mask import causal_offset
+from cs_systems.attention._refusals import cannot_compile, wrong_dtype
+from cs_systems.cost import AttentionAlgorithm
+
+TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
+BLOCK = 128  # torch's default granularity of a BlockMask
+
+_compiled = compile_each_shape(flex_attention)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    align: str = "upper_left",
+) -> Tensor:
+    """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head)."""
+    mask = _causal_blocks(q.shape[-2], k.shape[-2], align, q.device) if causal else None
+    out: Tensor = _compiled(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    return out
+
+
+@lru_cache(maxsize=32)
+def _causal_blocks(seq_q: int, seq_k: int, align: str, device: torch.device) -> BlockMask:
+    """Which blocks of the score matrix are seen whole, in part, or not at all: the same for every batch and head."""
+    offset = causal_offset(seq_q, seq_k, align)
+
+    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return key <= query + offset
+
+    # Compiled, the blocks are counted without ever holding the seq_q × seq_k mask.
+    return create_block_mask(sees, None, None, seq_q, seq_k, device=device, _compile=device.type == "cuda")
+
+
+def _unavailable(call: AttentionCall) -> str | None:
+    if reason := wrong_dtype("FlexAttention", call, TOLERANCE, "naive") or cannot_compile(call.device):
+        return reason
+    if call.device == "cpu" and call.needs_backward:
+        return "FlexAttention has no backward on the CPU: use --mode forward, or the backend sdpa_flash"
+    if call.device == "cuda" and call.d_head < 16:
+        return f"FlexAttention takes d_head 16 and more, not {call.d_head}: use naive or sdpa_math"
+    group = call.heads_q // call.heads_kv
+    if call.device == "cuda" and group & (group - 1):
+        return (
+            f"FlexAttention takes groups of 1, 2, 4, … query heads to a key head, not {group}: use naive or sdpa_math"
+        )
+    return None
+
+
+def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
+    padded = 1 << (call.d_head - 1).bit_length() if call.device == "cuda" else None
+    return AttentionAlgorithm(BLOCK, BLOCK, padded, backward_matmuls=5)
+
+
+BACKEND = AttentionBackend(attention, unavailable=_unavailable, tolerance=TOLERANCE, algorithm=_algorithm)
