@@ -31,7 +31,6 @@ class Generation:
     module: str
     distribution: str
     least_capability: tuple[int, int]
-    function: Callable[..., Any] | None = None
 
 
 _GENERATIONS = (
@@ -42,14 +41,13 @@ _GENERATIONS = (
 
 
 @cache
-def _installed() -> Generation | None:
+def _installed() -> tuple[Generation, Callable[..., Any]] | None:
     """The newest generation whose function is really there: flash-attn-4 alone leaves an empty package `flash_attn`."""
     for generation in _GENERATIONS:
         try:
-            function = importlib.import_module(generation.module).flash_attn_func
+            return generation, importlib.import_module(generation.module).flash_attn_func
         except (ImportError, AttributeError, OSError, RuntimeError):  # absent, empty, or built for another torch
             continue
-        return Generation(**{**vars(generation), "function": function})
     return None
 
 
@@ -63,11 +61,11 @@ def attention(
     align: str = "upper_left",
 ) -> Tensor:
     """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head)."""
-    generation = _installed()
-    if generation is None or generation.function is None:
+    if (found := _installed()) is None:
         raise ImportError(_MISSING)
+    _, flash_attn_func = found
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # the package's layout is (batch, seq, heads, d_head)
-    result = generation.function(q, k, v, softmax_scale=scale, causal=causal)
+    result = flash_attn_func(q, k, v, softmax_scale=scale, causal=causal)
     out: Tensor = result[0] if isinstance(result, tuple) else result  # some generations return the log-sum-exp too
     return out.transpose(1, 2)
 
@@ -83,24 +81,24 @@ def _unavailable(call: AttentionCall) -> str | None:
         return "flash-attn runs on CUDA only: use sdpa_flash or flash_torch on the CPU"
     if reason := no_cuda() or wrong_dtype("flash-attn", call, TOLERANCE, "sdpa_efficient"):
         return reason
-    generation = _installed()
-    if generation is None:
+    if (found := _installed()) is None:
         return _MISSING
+    generation, _ = found
     capability = torch.cuda.get_device_capability()
     if capability < generation.least_capability:
-        return f"{generation.name} needs compute capability {generation.least_capability}, this GPU has {capability}: use sdpa_flash"
+        return f"{generation.name} does not run on compute capability {capability}: use sdpa_flash or sdpa_efficient"
     largest = 128 if generation.distribution == "flash-attn-4" and capability >= (10, 0) else 256
     if call.d_head % 8 or call.d_head > largest:
-        return f"{generation.name} takes d_head in multiples of 8 up to {largest}, not {call.d_head}: use sdpa_math or naive"
+        return f"{generation.name} takes d_head 8, 16, … {largest}, not {call.d_head}: use sdpa_math or naive"
     if has_two_readings(call) and call.align == "upper_left":
         return "flash-attn is causal from the lower right where seq_q ≠ seq_k: use align=lower_right, or sdpa_efficient"
     return None
 
 
 def _describe() -> str | None:
-    generation = _installed()
-    if generation is None:
+    if (found := _installed()) is None:
         return None
+    generation, _ = found
     try:
         return f"{generation.distribution} {version(generation.distribution)} ({generation.name})"
     except PackageNotFoundError:  # on the path without being installed

@@ -1,6 +1,6 @@
 """torch's FlexAttention, compiled: a kernel generated around a mask function, with hidden 128 × 128 blocks skipped.
 
-Takes float32, float16 and bfloat16, both alignments, seq_q ≠ seq_k, grouped heads. CUDA: d_head ≥ 16. CPU: forward only.
+Takes float32, float16 and bfloat16, both alignments, seq_q ≠ seq_k, grouped heads. CUDA: d_head ≥ 16. CPU: forward.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ def _unavailable(call: AttentionCall) -> str | None:
         return f"FlexAttention takes d_head 16 and more, not {call.d_head}: use naive or sdpa_math"
     group = call.heads_q // call.heads_kv
     if call.device == "cuda" and group & (group - 1):
-        return (
-            f"FlexAttention takes groups of 1, 2, 4, … query heads to a key head, not {group}: use naive or sdpa_math"
-        )
+        return f"FlexAttention takes 1, 2, 4, … query heads to a key head, not {group}: use naive or sdpa_math"
     return None
 
 
