@@ -34,6 +34,10 @@ class AttentionAlgorithm:
     backward_matmuls: score-sized matrix products in backward: 4, or 5 where the scores are recomputed.
     score_matrices: (at the peak of forward, kept for backward, at the peak of backward): how many (heads, seq_q,
         seq_k) matrices of the call's dtype are alive; (0, 0, 0) for a tiled algorithm.
+    autocast_score_matrices: the same under CUDA's autocast, which widens a softmax that is an operation of its own to
+        fp32 (one such matrix counts as two); None: the same, as for an implementation that autocast sees as one.
+    dq_accumulator_bytes: of a buffer in which backward sums the query's gradient, for each element of it (4 where it
+        is fp32, as in FlashAttention-2); 0: there is none.
     """
 
     block_q: int | None = None
@@ -41,9 +45,13 @@ class AttentionAlgorithm:
     d_head: int | None = None
     backward_matmuls: int = 4
     score_matrices: tuple[float, float, float] = (0, 0, 0)
+    autocast_score_matrices: tuple[float, float, float] | None = None
+    dq_accumulator_bytes: int = 0
 
 
-FULL_MATRIX = AttentionAlgorithm(score_matrices=(2, 1, 3))
+# Forward holds scores and weights, keeps the weights; backward holds the weights and the gradients of both. Autocast adds
+# an fp32 copy of the scores and fp32 weights, of which a copy in the compute dtype goes on; both weights are kept.
+FULL_MATRIX = AttentionAlgorithm(score_matrices=(2, 1, 3), autocast_score_matrices=(5, 3, 6))
 
 COMPUTE_BYTES = {
     Precision.FP32: 4,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cs_systems import cost
 from cs_systems.config import PRESETS, AttentionShape, Mode, ModelConfig, Precision, preset
 from cs_systems.cost import FULL_MATRIX, AttentionAlgorithm
+from cs_systems.peaks import DEVICES, mfu, peak_bandwidth, peak_flops
 
 ODD = ModelConfig(d_model=48, d_ff=100, num_layers=3, num_heads=3, vocab_size=77, context_length=64)
 TILED = AttentionAlgorithm(block_q=16, block_k=16, backward_matmuls=5)
@@ -130,3 +131,51 @@ def test_executed_flops_are_torchs_count(config: ModelConfig) -> None:
 
 def _full_matrix_attention(q, k, v, **_):  # type: ignore[no-untyped-def]
     return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tflops"),
+    [
+        ("NVIDIA H200", Precision.BF16, 989.5),
+        ("NVIDIA H200", Precision.BF16_PURE, 989.5),
+        ("NVIDIA H200", Precision.TF32, 494.5),
+        ("NVIDIA H200", Precision.FP32, 67),
+        ("NVIDIA H200", "fp8", 1979),
+        ("NVIDIA A100-SXM4-80GB", Precision.FP16, 312),
+        ("NVIDIA GeForce RTX 4090", Precision.BF16, 165.2),
+        ("Tesla T4", Precision.FP16, 65),
+    ],
+)
+def test_peaks_are_the_data_sheets_dense_rates(name: str, precision: Precision, tflops: float) -> None:
+    peak = peak_flops(name, precision)
+    assert peak is not None
+    assert peak.per_s == pytest.approx(tflops * 1e12)
+    assert "NVIDIA" in peak.source
+
+
+def test_a_peak_is_never_guessed() -> None:
+    for name in ("AMD EPYC 7B13", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A10G", "NVIDIA H200 MIG 1g.18gb", ""):
+        assert peak_flops(name, Precision.FP32) is None
+        assert peak_bandwidth(name) is None
+    assert peak_flops("Tesla T4", Precision.BF16) is None, "Turing has no bf16 tensor cores"
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "fp8") is None
+
+
+def test_every_device_is_known_once_and_faster_in_narrower_types() -> None:
+    names = [name for device in DEVICES for name in device.names]
+    assert len(names) == len(set(names))
+    for name in names:
+        rates = [peak_flops(name, p) for p in ("fp32", "tf32", "bf16", "fp8")]
+        known = [rate.per_s for rate in rates if rate]
+        assert known == sorted(known)
+        bandwidth = peak_bandwidth(name)
+        assert bandwidth is not None
+        assert 1e11 < bandwidth.per_s < 1e13
+
+
+def test_mfu_is_a_share_of_the_peak_or_unknown() -> None:
+    peak = peak_flops("NVIDIA H200", Precision.BF16)
+    assert mfu(989_500_000_000_000, 2.0, peak) == pytest.approx(0.5)
+    assert mfu(1, 1.0, None) is None
+    assert mfu(None, 1.0, peak) is None
+    assert mfu(1, None, peak) is None
