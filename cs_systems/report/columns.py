@@ -1,0 +1,155 @@
+"""A column of a table, from its name: `median_s`, in another unit `median_ms`, of a certain phase `backward.median_ms`.
+
+Besides the frame's columns there are `range_s` (p10 … p90) and `note`, which the table makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.config import one_of
+from cs_systems.report import layout, units
+from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+UNKNOWN = "–"
+NAMES = (*CELL_COLUMNS, *PHASE_COLUMNS, "range_s", "note")
+# A column leaves the unit that it shares with others when in it most of its numbers would begin with 0.0.
+VANISHES = 1 / 50
+
+
+@dataclass(frozen=True)
+class Column:
+    """`cells` is what a person reads, `values` what it was made of, in base units (None where unknown)."""
+
+    name: str
+    title: str
+    unit: str
+    cells: tuple[str, ...]
+    values: tuple[Any, ...] = field(repr=False)
+    numeric: bool
+    legend: str = ""
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+    @property
+    def says_nothing(self) -> bool:
+        return all(cell in ("", UNKNOWN) for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a column's name asks for. `phase` None: the row's own. `unit` None: whatever reads best."""
+
+    name: str
+    phase: str | None
+    column: str
+    unit: units.Unit | None
+
+    @property
+    def suffix(self) -> str | None:
+        return units.base_suffix("s" if self.column == "range_s" else self.column)
+
+
+def parse(name: str, phases: Sequence[str]) -> Spec:
+    """`backward.median_ms` → Spec(…, "backward", "median_s", ms); ConfigError with the nearest names else."""
+    phase, _, column = name.rpartition(".")
+    if phase and phases:
+        one_of("phase", phase, phases)
+    return Spec(name, phase or None, *units.resolve(column, NAMES))
+
+
+def phases_of(frame: pd.DataFrame) -> list[str]:
+    return [*dict.fromkeys(frame["phase"].dropna())]
+
+
+def values(spec: Spec, rows: pd.DataFrame, whole: pd.DataFrame) -> list[Any]:
+    """A value in base units for each of `rows`, None where unknown; (p10, p90) for range_s. `whole` has all phases."""
+    if spec.column == "range_s":
+        ends = (values(Spec(end, spec.phase, end, None), rows, whole) for end in ("p10_s", "p90_s"))
+        return [None if None in pair else pair for pair in zip(*ends, strict=True)]
+    column = rows[spec.column]
+    if spec.phase is not None and spec.column in PHASE_COLUMNS:
+        column = whole[whole["phase"] == spec.phase].set_index("record")[spec.column].reindex(rows["record"])
+    return [None if missing else value for value, missing in zip(column.tolist(), column.isna(), strict=True)]
+
+
+def plain(text: str) -> str:
+    """One line without control characters: what a record says must not move a terminal's cursor or break a row."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[Column]:
+    """The named columns of `rows`; those of one quantity share a unit where that stays readable."""
+    specs = [parse(name, phases_of(whole)) for name in names]
+    found = [values(spec, rows, whole) for spec in specs]
+    pool: dict[str | None, list[float]] = {}
+    for spec, column in zip(specs, found, strict=True):
+        if spec.unit is None:
+            pool.setdefault(spec.suffix, []).extend(_numbers(column))
+    shown = phases_of(rows)
+    made = []
+    for spec, column in zip(specs, found, strict=True):
+        unit = spec.unit or _shared_unit(spec, column, pool[spec.suffix])
+        cells = tuple(text(v, unit) for v in column)
+        numeric = any(isinstance(v, int | float | tuple) and not isinstance(v, bool) for v in column)
+        label = unit.label if unit else ""
+        made.append(
+            Column(spec.name, _title(spec, shown), label, cells, tuple(column), numeric, _legend(spec.column, rows))
+        )
+    return made
+
+
+def unit_for(spec: Spec, column: list[Any]) -> units.Unit | None:
+    """The unit that the name asks for, or the one that suits these values; None for what has no unit."""
+    return spec.unit or _shared_unit(spec, column, _numbers(column))
+
+
+def _shared_unit(spec: Spec, column: list[Any], pool: list[float]) -> units.Unit | None:
+    if spec.suffix is None:
+        return None
+    shared, own = (units.best_unit(units.SCALES[spec.suffix], v) for v in (pool, _numbers(column)))
+    return own if own.factor < shared.factor * VANISHES else shared
+
+
+def _numbers(column: Iterable[Any]) -> list[float]:
+    ends = (v[1] if isinstance(v, tuple) else v for v in column)
+    return [float(v) for v in ends if isinstance(v, int | float)]
+
+
+def _title(spec: Spec, shown_phases: list[str]) -> str:
+    """A median goes by its phase's name; other columns name the phase only where it is not the row's own."""
+    if spec.column == "median_s":
+        return spec.phase or (shown_phases[0] if len(shown_phases) == 1 else "median")
+    title = layout.title(spec.column)
+    return f"{spec.phase} {title}" if spec.phase else title
+
+
+def _legend(column: str, rows: pd.DataFrame) -> str:
+    legend = layout.LEGENDS.get(column, "")
+    ceilings = rows[["ceiling_flops_per_s", "ceiling_source"]].dropna().drop_duplicates()
+    if column in ("mfu", "hfu") and len(ceilings) == 1:
+        peak, source = ceilings.iloc[0]
+        legend += f", {units.human(peak, 'flops_per_s')} ({source})"
+    return legend
+
+
+def text(value: Any, unit: units.Unit | None) -> str:
+    """One value as a person reads it."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, tuple):
+        low, high = (end / (unit.factor if unit else 1) for end in value)
+        places = units.decimals(low)
+        return f"{units.fixed(low, places)} … {units.fixed(high, places)}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if unit is not None:
+        return units.significant(value / unit.factor)
+    return units.significant(value) if isinstance(value, float) else plain(str(value))

@@ -1,0 +1,301 @@
+"""Records as one long pandas DataFrame: `frame(records)`, or `load(path)` for a run's folder.
+
+One row is one (record, phase); phase `step` is the wall clock around the whole step. A record without a measurement
+(oom, unavailable, timeout, killed, error) is one row with phase None, so that it stands in every table with its status
+and reason. Columns hold base units, their names say which; unknown is null (NaN, NA or None), never 0.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from math import isfinite
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.config import ConfigError, ModelConfig
+from cs_systems.record import DONE, Measurement, Row, RunRecord, read_records
+from cs_systems.stats import summary
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STEP = "step"
+TEXT, INTEGER, REAL, FLAG = "object", "Int64", "float64", "boolean"
+
+_RUN_FIELDS = {
+    "attention": TEXT,
+    "precision": TEXT,
+    "mode": TEXT,
+    "compile": TEXT,
+    "keep_graph": FLAG,
+    "device": TEXT,
+    "warmup": INTEGER,
+    "warmup_s": REAL,
+    "steps": INTEGER,
+    "rounds": INTEGER,
+    "l2": TEXT,
+    "memory_limit_bytes": INTEGER,
+    "seed": INTEGER,
+}
+_MODEL_FIELDS = {
+    "size": TEXT,
+    "d_model": INTEGER,
+    "d_ff": INTEGER,
+    "num_layers": INTEGER,
+    "num_heads": INTEGER,
+    "vocab_size": INTEGER,
+    "rope_theta": REAL,
+    "context_length": INTEGER,
+    "seq_len": INTEGER,
+    "batch_size": INTEGER,
+    "optimizer": TEXT,
+}
+_SHAPE_FIELDS = {
+    "batch": INTEGER,
+    "heads": INTEGER,
+    "heads_kv": INTEGER,
+    "seq": INTEGER,
+    "seq_k": INTEGER,
+    "d_head": INTEGER,
+    "causal": FLAG,
+    "align": TEXT,
+}
+# What a record is: the same in each of its rows. `record` is its position among the records given.
+CELL_COLUMNS: dict[str, str] = {
+    "record": INTEGER,
+    "key": TEXT,
+    "repeat": INTEGER,
+    "workload": TEXT,
+    **_MODEL_FIELDS,
+    **_SHAPE_FIELDS,
+    **_RUN_FIELDS,
+    "status": TEXT,
+    "reason": TEXT,
+    "warnings": TEXT,
+    "device_name": TEXT,
+    "torch": TEXT,
+    "code_version": TEXT,
+    "attention_version": TEXT,
+    "ran_optimizer": TEXT,
+    "tokens": INTEGER,
+    "setup_s": REAL,
+    "compile_s": REAL,
+    "peak_allocated_bytes": INTEGER,
+    "peak_reserved_bytes": INTEGER,
+    "predicted_peak_bytes": INTEGER,
+    "ceiling_flops_per_s": REAL,
+    "ceiling_source": TEXT,
+}
+# What was measured in one phase of it.
+PHASE_COLUMNS: dict[str, str] = {
+    "phase": TEXT,
+    "n": INTEGER,
+    "median_s": REAL,
+    "mean_s": REAL,
+    "std_s": REAL,
+    "p10_s": REAL,
+    "p90_s": REAL,
+    "spread": REAL,
+    "ci_low_s": REAL,
+    "ci_high_s": REAL,
+    "submit_median_s": REAL,
+    "lag_median_s": REAL,
+    "wall_minus_phases_s": REAL,
+    "tokens_per_s": REAL,
+    "model_flops": REAL,
+    "hardware_flops": REAL,
+    "bytes": REAL,
+    "model_flops_per_s": REAL,
+    "hardware_flops_per_s": REAL,
+    "bytes_per_s": REAL,
+    "mfu": REAL,
+    "hfu": REAL,
+}
+
+
+def load(path: str | os.PathLike[str]) -> pd.DataFrame:
+    """The frame of the records under `path`, without the failed attempts that a resumed sweep has since replaced."""
+    return frame(without_retried(read_records(path)[0]))
+
+
+def without_retried(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Drop each failed record (error, timeout, killed) that a later record of the same cell replaces."""
+    last = {(r.key, r.repeat): i for i, r in enumerate(records)}
+    return [r for i, r in enumerate(records) if r.status in DONE or last[r.key, r.repeat] == i]
+
+
+def frame(records: Iterable[RunRecord]) -> pd.DataFrame:
+    """The long DataFrame of `records`: CELL_COLUMNS, then PHASE_COLUMNS. ConfigError for a malformed record."""
+    import pandas as pd
+
+    cells: list[Row] = []
+    rows: list[tuple[Any, ...]] = []
+    owners: list[int] = []
+    for index, record in enumerate(records):
+        try:
+            cells.append(_cell(index, record))
+            measured = [tuple(map(row.get, PHASE_COLUMNS)) for row in _phase_rows(record)]
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ConfigError(f"record {index + 1} (key {record.key}) is malformed: {error!r}") from error
+        rows += measured
+        owners += [index] * len(measured)
+    identity = _typed({name: [c.get(name) for c in cells] for name in CELL_COLUMNS}, CELL_COLUMNS)
+    columns = zip(*rows, strict=True) if rows else ([] for _ in PHASE_COLUMNS)
+    phases = _typed(dict(zip(PHASE_COLUMNS, map(list, columns), strict=True)), PHASE_COLUMNS)
+    return pd.concat([identity.take(owners).reset_index(drop=True), phases], axis=1)
+
+
+def _typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame({name: pd.Series(values[name], dtype=kind) for name, kind in kinds.items()})
+
+
+def _cell(index: int, record: RunRecord) -> Row:
+    """The CELL_COLUMNS of one record; what its workload does not use stays null."""
+    config, results, environment, measurement = record.config, record.results, record.environment, record.measurement
+    ran, memory, ceiling = (_only_row(results, table) for table in ("ran", "memory", "ceiling"))
+    cell: Row = {
+        "record": index,
+        "key": record.key,
+        "repeat": record.repeat,
+        "workload": config["workload"],
+        **{name: config.get(name) for name in _RUN_FIELDS},
+        **(_shape(config["shape"]) if config.get("shape") else {}),
+        **(_model(config) if config["workload"] != "attention" else {}),
+        "status": record.status,
+        "reason": record.reason,
+        "warnings": "; ".join(dict.fromkeys(w.code for w in record.warnings)) or None,
+        "device_name": environment and environment.device_name,
+        "torch": environment and environment.torch,
+        "code_version": environment and environment.code_version,
+        "attention_version": ran.get("attention_version"),
+        "ran_optimizer": ran.get("optimizer"),
+        "tokens": ran.get("tokens"),
+        "predicted_peak_bytes": memory.get("predicted_peak_bytes"),
+        "peak_allocated_bytes": memory.get("peak_allocated_bytes"),
+        "peak_reserved_bytes": memory.get("peak_reserved_bytes"),
+        "ceiling_flops_per_s": ceiling.get("per_s"),
+        "ceiling_source": ceiling.get("source"),
+    }
+    if measurement:
+        cell["setup_s"] = measurement.setup_s
+        cell["compile_s"] = _total(s.compile_s for s in measurement.samples)
+        for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
+            cell[name] = _first_known(getattr(measurement, name), cell[name])
+    return cell
+
+
+def _model(config: Mapping[str, Any]) -> Row:
+    model = config["model"]
+    return {
+        **model,
+        "size": _label(tuple(model.items())),
+        "seq_len": _first_known(config.get("seq_len"), model["context_length"]),
+        "batch_size": config.get("batch_size"),
+        "optimizer": config.get("optimizer"),
+        "d_head": model["d_model"] // model["num_heads"],
+    }
+
+
+def _shape(shape: Mapping[str, Any]) -> Row:
+    """heads_kv and seq_k of the call, also where the configuration leaves them to heads and seq."""
+    return {
+        **shape,
+        "heads_kv": _first_known(shape.get("heads_kv"), shape["heads"]),
+        "seq_k": _first_known(shape.get("seq_k"), shape["seq"]),
+    }
+
+
+@lru_cache(maxsize=1024)
+def _label(model: tuple[tuple[str, Any], ...]) -> str:
+    return ModelConfig(**dict(model)).label
+
+
+def _phase_rows(record: RunRecord) -> Iterator[Row]:
+    measurement = record.measurement
+    if measurement is None or not measurement.timed:
+        yield {}
+        return
+    costs = {row["phase"]: row for row in record.results.get("cost", ())}
+    peak = _only_row(record.results, "ceiling").get("per_s")
+    tokens = _only_row(record.results, "ran").get("tokens")
+    for phase in (*(p for p in measurement.phase_names() if p != STEP), STEP):
+        known = [d for d in measurement.durations_s(phase) if isfinite(d)]
+        if not known:
+            yield {"phase": phase, "n": 0}
+            continue
+        durations = summary(known)
+        row = {
+            "phase": phase,
+            "spread": _ratio(durations.p90 - durations.p10, durations.median),
+            "n": durations.n,
+            "median_s": durations.median,
+            "mean_s": durations.mean,
+            "std_s": durations.std,
+            "p10_s": durations.p10,
+            "p90_s": durations.p90,
+            "ci_low_s": durations.low,
+            "ci_high_s": durations.high,
+            **_host(measurement, phase),
+            **_rates(costs.get(phase, {}), durations.median, peak),
+        }
+        if phase == STEP:
+            row["tokens_per_s"] = _ratio(tokens, durations.median)
+        yield row
+
+
+def _host(measurement: Measurement, phase: str) -> Row:
+    """Medians of a phase's submission and of the device's lag at its end; of a step also what no phase explains."""
+    timed = measurement.timed
+    if phase != STEP:
+        lags = [s.lag_s[phase] for s in timed if s.lag_s and phase in s.lag_s]
+        return {
+            "submit_median_s": _median([s.submit_s[phase] for s in timed if phase in s.submit_s]),
+            "lag_median_s": _median(lags),
+        }
+    return {
+        "submit_median_s": _median([sum(s.submit_s.values()) for s in timed if s.submit_s]),
+        "lag_median_s": _median([list(s.lag_s.values())[-1] for s in timed if s.lag_s]),
+        "wall_minus_phases_s": _median([s.wall_s - sum(s.phases_s.values()) for s in timed]),
+    }
+
+
+def _rates(cost: Row, seconds: float | None, peak: float | None) -> Row:
+    """What the cost by formula comes to per second, and of the device's peak."""
+    model, hardware, moved = (cost.get(name) for name in ("model_flops", "hardware_flops", "bytes"))
+    model_rate, hardware_rate = _ratio(model, seconds), _ratio(hardware, seconds)
+    return {
+        "model_flops": model,
+        "hardware_flops": hardware,
+        "bytes": moved,
+        "model_flops_per_s": model_rate,
+        "hardware_flops_per_s": hardware_rate,
+        "bytes_per_s": _ratio(moved, seconds),
+        "mfu": _ratio(model_rate, peak),
+        "hfu": _ratio(hardware_rate, peak),
+    }
+
+
+def _only_row(results: Mapping[str, list[Row]], table: str) -> Row:
+    rows = results.get(table)
+    return rows[0] if rows else {}
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def _median(values: list[float]) -> float | None:
+    return median(values) if values else None
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
+
+
+def _first_known(*values: Any) -> Any:
+    return next((v for v in values if v is not None), None)

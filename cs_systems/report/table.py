@@ -1,0 +1,250 @@
+"""Records as tables: `render(records, format="terminal", columns=None, pivot=None, phases=None, width=None) -> str`.
+
+A row is one record, or one phase of it with several `phases`; columns are named as `report/columns.py` says. A column
+without a phase is of the row's own, which is `step` unless asked otherwise. What holds one value throughout moves to
+the caption; each table's caveats follow it, with their remedies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.config import PRESETS, ConfigError, one_of
+from cs_systems.record import RunRecord
+from cs_systems.report import columns as cols
+from cs_systems.report import layout, units
+from cs_systems.report.columns import Column, Spec, plain
+from cs_systems.report.frame import STEP, frame, without_retried
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table, ready for any format. `statuses`: one a row. `optional`: what a narrow terminal may leave out."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    notes: tuple[str, ...]
+    statuses: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+
+def render(
+    records: Sequence[RunRecord],
+    format: str = "terminal",
+    columns: Sequence[str] | None = None,
+    pivot: str | None = None,
+    phases: Sequence[str] | None = None,
+    width: int | None = None,
+    color: bool = False,
+) -> str:
+    """The records as text in one of `formats.FORMATS`: a table for each workload, and its caveats.
+
+    `pivot` is "ROWS:COLUMNS:VALUE", as in "size,context_length:attention:median_ms". `width` (characters) and `color`
+    are for the terminal only. CSV without columns is the whole frame. ConfigError for an unknown format, column, phase.
+    """
+    from cs_systems.report.formats import FORMATS
+
+    write = FORMATS[one_of("format", format, FORMATS)]
+    if format == "csv" and not columns and not pivot:
+        whole = frame(without_retried(records))
+        return whole[whole["phase"].isna() | whole["phase"].isin(phases or cols.phases_of(whole))].to_csv(index=False)
+    return write(tables(records, columns, pivot, phases), width, color)
+
+
+def tables(
+    records: Sequence[RunRecord],
+    columns: Sequence[str] | None = None,
+    pivot: str | None = None,
+    phases: Sequence[str] | None = None,
+) -> list[Table]:
+    """One Table for each workload among the records, in order of appearance."""
+    records = without_retried(records)
+    made = []
+    for workload in dict.fromkeys(r.config["workload"] for r in records):
+        chosen = [r for r in records if r.config["workload"] == workload]
+        marks = _failure_marks(chosen)
+        whole = frame(chosen)
+        whole["note"] = [_note(row, marks) for row in whole.to_dict("records")]
+        rows = _rows(whole, phases)
+        notes = (*_doubts(chosen), *_failures(chosen, marks))
+        made.append(_listed(whole, rows, columns, notes) if pivot is None else _pivoted(whole, rows, pivot, notes))
+    return made
+
+
+def _rows(whole: pd.DataFrame, phases: Sequence[str] | None) -> pd.DataFrame:
+    """The rows of the phases asked for, and of records without any, in the order of what tells the cells apart."""
+    known = cols.phases_of(whole)
+    for phase in phases or ():
+        if known:
+            one_of("phase", phase, known)
+    rows = whole[whole["phase"].isna() | whole["phase"].isin(phases or [STEP])]
+    return rows.sort_values(_varying(whole)[0], key=_sort_key, kind="stable").reset_index(drop=True)
+
+
+def _sort_key(column: pd.Series) -> pd.Series:
+    """Numbers by size, model sizes from small to large, other names by first appearance."""
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(column):
+        return column
+    ranks = {name: i - len(PRESETS) for i, name in enumerate(PRESETS)} if column.name == "size" else {}
+    for value in column:
+        ranks.setdefault(value, len(ranks))
+    return pd.Series([ranks[v] for v in column], index=column.index)
+
+
+def _varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """(columns that tell the cells apart, columns that hold one known value), without those that only echo another."""
+    apart, constant = [], []
+    for name in layout.layout(whole["workload"].iloc[0]).identity:
+        echo = layout.ECHOES.get(name)
+        if echo and whole[name].equals(whole[echo].rename(name)):
+            continue
+        if whole[name].nunique(dropna=False) > 1:
+            apart.append(name)
+        elif not whole[name].isna().all():
+            constant.append(name)
+    if not apart:
+        apart.append(constant.pop(0))
+    return apart, constant
+
+
+def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None, notes: Sequence[str]) -> Table:
+    apart, constant = _varying(whole)
+    chosen = layout.layout(whole["workload"].iloc[0])
+    shown = cols.phases_of(rows)
+    if len(shown) > 1:
+        apart.append("phase")
+    phases = [p for p in cols.phases_of(whole) if p != STEP]
+    beside = [f"{p}.median_s" for p in phases] if shown == [STEP] and len(phases) > 1 else []
+    names = [*asked] if asked else [*apart, *beside, "median_s", *chosen.measured]
+    made = cols.make(names, rows, whole)
+    if not asked:  # a default of which nothing is known is noise; what was asked for is shown empty
+        made = [c for c in made if c.name in apart or not c.says_nothing]
+    caption = _caption(rows, [c for c in constant if c not in names], shown)
+    return Table(caption, tuple(made), tuple(notes), tuple(rows["status"]), () if asked else chosen.leaves)
+
+
+def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -> str:
+    """`train_step on NVIDIA H200; precision bf16, batch 4 throughout; medians of 10 steps by the wall clock`."""
+    what = plain(str(rows["workload"].iloc[0]))
+    if "device_name" in constant:
+        what += f" on {plain(rows['device_name'].iloc[0])}"
+    said = {c: rows[c].tolist()[0] for c in constant if c not in layout.SILENT_COLUMNS}
+    if rows["ran_optimizer"].nunique() == 1:
+        said["ran_optimizer"] = rows["ran_optimizer"].dropna().iloc[0]
+    named = [_named(c, v) for c, v in said.items() if v not in layout.SILENT_VALUES]
+    parts = [what]
+    if named:
+        parts.append(f"constant: {', '.join(named)}")
+    counts = rows["n"].dropna()
+    if len(counts):
+        span = f"{counts.min()}" if counts.nunique() == 1 else f"{counts.min()} to {counts.max()}"
+        parts.append(f"medians of {span} steps{' by the wall clock' if shown_phases == [STEP] else ''}")
+    return "; ".join(parts)
+
+
+def _named(column: str, value: Any) -> str:
+    suffix = units.base_suffix(column)
+    shown = units.human(value, suffix) if suffix else cols.text(value, None)
+    return f"{layout.title(column)} {shown}"
+
+
+def _note(row: Mapping[Any, Any], marks: Mapping[tuple[str, str | None], str]) -> str:
+    """Why a row has no number (with the predicted peak for one that did not fit), or the codes of its caveats."""
+    if row["status"] == "ok":
+        return row["warnings"] or ""
+    mark = marks[row["status"], row["reason"]]
+    predicted = row["predicted_peak_bytes"]
+    if row["status"] == "oom" and isinstance(predicted, int):
+        return f"{mark}: predicted {units.human(predicted, 'bytes')}"
+    return mark
+
+
+def _failure_marks(records: Iterable[RunRecord]) -> dict[tuple[str, str | None], str]:
+    """What a row says for its whole reason below: the status, numbered where one status has several reasons."""
+    reasons: dict[str, dict[str | None, None]] = {}
+    for record in records:
+        if record.status != "ok":
+            reasons.setdefault(record.status, {}).setdefault(record.reason)
+    return {
+        (status, reason): f"{status} [{number}]" if len(said) > 1 else status
+        for status, said in reasons.items()
+        for number, reason in enumerate(said, 1)
+    }
+
+
+def _failures(records: Iterable[RunRecord], marks: Mapping[tuple[str, str | None], str]) -> list[str]:
+    counts = Counter((r.status, r.reason) for r in records)
+    return [plain(f"{m} ({_cells(counts[which])}): {which[1] or 'no reason recorded'}") for which, m in marks.items()]
+
+
+def _doubts(records: Iterable[RunRecord]) -> list[str]:
+    """Each caveat with its remedy once, with how many cells it is about."""
+    doubts: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        for caveat in record.warnings:
+            doubts.setdefault((caveat.code, caveat.remedy), []).append(caveat.message)
+    notes = []
+    for (code, remedy), said in doubts.items():
+        example = "" if len(set(said)) == 1 else "e.g. "
+        notes.append(plain(f"{code} ({_cells(len(said))}): {example}{said[0]} → {remedy}"))
+    return notes
+
+
+def _cells(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"
+
+
+def _pivoted(whole: pd.DataFrame, rows: pd.DataFrame, pivot: str, notes: Sequence[str]) -> Table:
+    """One column for each value of COLUMNS. A cell without a number shows its status, repeats their median."""
+    index, across, value = _parse_pivot(pivot, cols.phases_of(whole))
+    _refuse_mixture(rows, {s.column for s in (*index, *across)}, _varying(whole)[0])
+    found = cols.values(value, rows, whole)
+    unit = cols.unit_for(value, found)
+    keys = list(zip(*(cols.values(s, rows, whole) for s in index), strict=True))
+    heads = list(zip(*(cols.values(s, rows, whole) for s in across), strict=True))
+    places: dict[tuple[Any, Any], list[Any]] = {}
+    for key, head, number, status in zip(keys, heads, found, rows["status"], strict=True):
+        places.setdefault((key, head), []).append(status if number is None else number)
+    lines = [*dict.fromkeys(keys)]
+    firsts = rows.loc[[keys.index(line) for line in lines]]
+    made = cols.make([s.name for s in index], firsts, whole)
+    for head in dict.fromkeys(heads):
+        middle = [_middle(places.get((line, head), [])) for line in lines]
+        cells = tuple(v if isinstance(v, str) else cols.text(v, unit) for v in middle)
+        title = ", ".join(cols.text(v, None) for v in head)
+        made.append(Column(title, title, unit.label if unit else "", cells, tuple(middle), numeric=True))
+    used = {s.column for s in (*index, *across)}
+    constant = [c for c in _varying(whole)[1] if c not in used]
+    what = f"{value.phase or ', '.join(cols.phases_of(rows))} {layout.title(value.column)}"
+    return Table(f"{what} of {_caption(rows, constant, [])}", tuple(made), tuple(notes), ("ok",) * len(lines))
+
+
+def _parse_pivot(pivot: str, phases: Sequence[str]) -> tuple[list[Spec], list[Spec], Spec]:
+    parts = pivot.split(":")
+    if len(parts) != 3 or not all(parts):
+        raise ConfigError(f"pivot {pivot!r} is not ROWS:COLUMNS:VALUE: write size,context_length:attention:median_ms")
+    rows, across = ([cols.parse(name.strip(), phases) for name in part.split(",")] for part in parts[:2])
+    return rows, across, cols.parse(parts[2].strip(), phases)
+
+
+def _middle(found: list[Any]) -> Any:
+    """The (lower) median of a cell's repeats; its status where none has a number; None where there is no such cell."""
+    numbers = sorted(v for v in found if not isinstance(v, str))
+    return numbers[(len(numbers) - 1) // 2] if numbers else next(iter(found), None)
+
+
+def _refuse_mixture(rows: pd.DataFrame, used: set[str], apart: list[str]) -> None:
+    """Cells that differ in something else must not be merged in silence; repeats of one cell may."""
+    for name in (*apart, "phase"):
+        if name not in used and name != "repeat":
+            measured = rows.dropna(subset=["phase"])
+            if (measured.groupby(sorted(used), dropna=False)[name].nunique(dropna=False) > 1).any():
+                raise ConfigError(f"pivot: cells differ in {name} too: add {name} to ROWS or COLUMNS")

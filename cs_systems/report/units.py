@@ -1,0 +1,106 @@
+"""From base units to what a person reads, and back from a column's name to what it holds.
+
+Data holds seconds, bytes and FLOPs, and the unit ends the column's name. A name may end in a smaller or larger unit
+instead (`median_ms`, `peak_allocated_gib`): the same column, shown in that unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from cs_systems.config import one_of
+
+
+@dataclass(frozen=True)
+class Unit:
+    """`factor` base units make one; `suffix` ends a column's name, `label` stands in a heading."""
+
+    suffix: str
+    label: str
+    factor: float
+
+
+def _scale(*units: tuple[str, str, float]) -> tuple[Unit, ...]:
+    return tuple(Unit(*u) for u in units)
+
+
+# The base unit's suffix → its units, large to small. The order decides: `_flops_per_s` ends in `_per_s` and `_s` too.
+SCALES: dict[str, tuple[Unit, ...]] = {
+    "_flops_per_s": _scale(
+        ("_pflops_per_s", "PFLOP/s", 1e15),
+        ("_tflops_per_s", "TFLOP/s", 1e12),
+        ("_gflops_per_s", "GFLOP/s", 1e9),
+        ("_flops_per_s", "FLOP/s", 1),
+    ),
+    "_bytes_per_s": _scale(
+        ("_tb_per_s", "TB/s", 1e12), ("_gb_per_s", "GB/s", 1e9), ("_mb_per_s", "MB/s", 1e6), ("_bytes_per_s", "B/s", 1)
+    ),
+    "_per_s": _scale(("_per_s", "", 1)),
+    "_s": _scale(("_s", "s", 1), ("_ms", "ms", 1e-3), ("_us", "µs", 1e-6), ("_ns", "ns", 1e-9)),
+    "_bytes": _scale(("_gib", "GiB", 2.0**30), ("_mib", "MiB", 2.0**20), ("_kib", "KiB", 2.0**10), ("_bytes", "B", 1)),
+    "_flops": _scale(
+        ("_pflops", "PFLOP", 1e15), ("_tflops", "TFLOP", 1e12), ("_gflops", "GFLOP", 1e9), ("_flops", "FLOP", 1)
+    ),
+    "_hz": _scale(("_ghz", "GHz", 1e9), ("_mhz", "MHz", 1e6), ("_hz", "Hz", 1)),
+    **{share: _scale((share, "%", 1e-2)) for share in ("mfu", "hfu", "spread")},
+}
+
+
+def base_suffix(column: str) -> str | None:
+    """The suffix under which `column` has units, or None where it has none (a count, a text)."""
+    return next((s for s in SCALES if column.endswith(s) or column == s.removeprefix("_")), None)
+
+
+def best_unit(units: Iterable[Unit], values: Iterable[float]) -> Unit:
+    """The largest unit in which the median magnitude of the known, non-zero values is at least 1, else the smallest."""
+    units = list(units)
+    known = sorted(abs(v) for v in values if math.isfinite(v) and v)
+    middle = known[len(known) // 2] if known else 0.0
+    return next((u for u in units if middle >= u.factor), units[-1])
+
+
+def resolve(name: str, columns: Collection[str]) -> tuple[str, Unit | None]:
+    """The column that `name` means and the unit that it asks for, if any: `median_ms` → (`median_s`, ms).
+
+    Raises ConfigError with the nearest names where there is no such column.
+    """
+    if name in columns:
+        return name, None
+    for base, units in SCALES.items():
+        for unit in units:
+            column = name.removesuffix(unit.suffix) + base
+            if name.endswith(unit.suffix) and column in columns:
+                return column, unit
+    return one_of("column", name, columns), None
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`value` to `digits` significant digits: 0.0213, 1.20, 12.3, 1,234."""
+    return fixed(value, decimals(value, digits))
+
+
+def decimals(value: float, digits: int = 3) -> int:
+    """How many decimals `digits` significant digits of `value` take."""
+    if not math.isfinite(value) or value == 0:
+        return 0
+    return max(0, digits - 1 - math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}")))))
+
+
+def fixed(value: float, places: int) -> str:
+    """`value` with `places` decimals and thousands separated; exponent form where that would be unreadable."""
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "-∞" if value < 0 else ""
+    if value and not 1e-6 <= abs(value) < 1e15:
+        return f"{value:.2e}"
+    return f"{value:,.{places}f}"
+
+
+def human(value: float, column: str) -> str:
+    """One number by itself in its best unit: `human(1.62e11, "peak_bytes")`, or of just `"bytes"`, is `151 GiB`."""
+    suffix = base_suffix(column)
+    if suffix is None:
+        return significant(value)
+    unit = best_unit(SCALES[suffix], [value])
+    return f"{significant(value / unit.factor)} {unit.label}".rstrip()
