@@ -1,0 +1,124 @@
+"""Configs are frozen, validated JSON; a mistake is named with its remedy."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cs_systems.config import (
+    PRESETS,
+    AttentionShape,
+    ConfigError,
+    Mode,
+    ModelConfig,
+    Precision,
+    RunConfig,
+    describe,
+    grid,
+    preset,
+)
+
+PUBLISHED = {  # d_model, d_ff, num_layers, num_heads
+    "small": (768, 3072, 12, 12),
+    "medium": (1024, 4096, 24, 16),
+    "large": (1280, 5120, 36, 20),
+    "xl": (1600, 6400, 48, 25),
+    "2.7B": (2560, 10240, 32, 32),
+    "10B": (4608, 12288, 50, 36),
+    "8B": (4096, 11008, 34, 32),
+}
+
+configs = st.builds(
+    RunConfig,
+    model=st.sampled_from(sorted(PRESETS)).map(PRESETS.__getitem__),
+    shape=st.none() | st.builds(AttentionShape, batch=st.integers(1, 9), seq=st.integers(1, 99), causal=st.booleans()),
+    batch_size=st.integers(1, 64),
+    mode=st.sampled_from([Mode.FORWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP]),
+    precision=st.sampled_from(Precision),
+    steps=st.integers(3, 50),
+    rounds=st.integers(1, 3),
+    seed=st.integers(0, 5),
+)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_presets_are_the_published_sizes(name: str) -> None:
+    p = PRESETS[name]
+    assert (p.d_model, p.d_ff, p.num_layers, p.num_heads) == PUBLISHED[name]
+
+
+def test_preset_vocabulary_and_context() -> None:
+    assert (PRESETS["small"].vocab_size, PRESETS["small"].context_length) == (10_000, 512)
+    assert (PRESETS["8B"].vocab_size, PRESETS["8B"].context_length) == (151_936, 32_768)
+    assert PRESETS["xl-2026"] is PRESETS["2.7B"]
+    assert (RunConfig().batch_size, RunConfig().tokens_per_sequence) == (4, 512)
+
+
+@given(configs)
+def test_a_config_survives_json(config: RunConfig) -> None:
+    again = RunConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert again == config
+    assert again.key() == config.key()
+
+
+@given(configs, configs)
+def test_keys_tell_configs_apart(a: RunConfig, b: RunConfig) -> None:
+    assert (a.key() == b.key()) == (a == b)
+
+
+def test_a_key_is_stable() -> None:
+    """A changed key would make every recorded sweep start over."""
+    assert RunConfig().key() == "44136fa355b3678a"
+
+
+def test_label_names_what_was_overridden() -> None:
+    assert preset("large", num_layers=32).label == "large+num_layers=32"
+    assert preset("large", context_length=128).label == "large"
+    assert ModelConfig(d_model=64, num_heads=4).label == "custom"
+
+
+def test_grid_spans_runs_models_and_shapes() -> None:
+    cells = grid(size=["small", "xl"], context_length=[128, 256], attention=["naive", "flex"])
+    assert len(cells) == 8
+    assert [c.attention for c in cells[:2]] == ["naive", "flex"]
+    assert {(c.model.name, c.model.context_length) for c in cells} == {(s, c) for s in ("small", "xl") for c in (128, 256)}
+    shaped = grid(RunConfig(workload="attention", mode=Mode.FORWARD), seq=[8, 16], causal=[True])
+    assert [(c.shape.seq, c.shape.causal) for c in shaped if c.shape] == [(8, True), (16, True)]
+
+
+def test_grid_refuses_an_unknown_axis() -> None:
+    with pytest.raises(ConfigError, match="unknown axis 'contxt_length': did you mean context_length"):
+        grid(contxt_length=[1])
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: preset("smal"), "unknown size 'smal': did you mean small"),
+        (lambda: preset("small", num_heads=7), "d_model 768 is not divisible by num_heads 7: choose num_heads among 4, 6, 8"),
+        (lambda: preset("small", num_layers=0), "num_layers is 0: it must be at least 1"),
+        (lambda: preset("small", d_model=12, num_heads=12), "d_head 1 is odd"),
+        (lambda: RunConfig(batch_size=-1), "batch_size is -1: it must be at least 1"),
+        (lambda: RunConfig(warmup=-1), "neither may be negative"),
+        (lambda: RunConfig(precision="bf61"), "unknown precision 'bf61': did you mean bf16"),  # type: ignore[arg-type]
+        (lambda: RunConfig(mode="fwd"), "unknown mode 'fwd'"),  # type: ignore[arg-type]
+        (lambda: RunConfig(seq_len=513), "beyond the model's context length 512: give --context-length 513"),
+        (lambda: RunConfig(steps=2, rounds=3), "2 steps cannot be split over 3 rounds: raise steps"),
+        (lambda: RunConfig(mode=Mode.BACKWARD), "mode backward alone is for the attention workload"),
+        (lambda: RunConfig(workload="attention"), "attention has no train-step"),
+        (lambda: RunConfig(device="tpu"), "unknown device 'tpu': use auto, cpu, cuda or cuda:N"),
+        (lambda: AttentionShape(heads=6, heads_kv=4), "heads 6 is not a multiple of heads_kv 4"),
+        (lambda: AttentionShape(seq=0), "seq is 0"),
+        (lambda: RunConfig.from_dict({"colour": 1}), "RunConfig has no field colour: was it written by a newer version"),
+    ],
+)
+def test_mistakes_name_their_remedy(make: object, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make()  # type: ignore[operator]
+
+
+def test_describe_is_one_line() -> None:
+    assert describe(RunConfig(model=PRESETS["xl"])) == "xl ctx 512 batch 4 · naive · fp32 · train-step"

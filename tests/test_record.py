@@ -1,0 +1,139 @@
+"""One run, one line: written whole or reported torn, read back as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.record import (
+    SCHEMA_VERSION,
+    Caveat,
+    Environment,
+    Measurement,
+    RunRecord,
+    Sample,
+    append_record,
+    make_key,
+    read_records,
+)
+
+ENVIRONMENT = Environment(
+    cs_systems="0.1.0",
+    code_version="abc",
+    git_commit="123+",
+    python="3.11",
+    torch="2.13",
+    triton=None,
+    cuda=None,
+    cudnn=None,
+    platform="Linux",
+    cpu="a CPU",
+    cpu_threads=2,
+    device="cpu",
+    device_name="a CPU",
+    throttle_reasons=("power cap",),
+)
+seconds = st.floats(0, 1e3)
+samples = st.builds(
+    Sample,
+    round=st.integers(0, 3),
+    warmup=st.booleans(),
+    wall_s=seconds,
+    phases_s=st.fixed_dictionaries({"forward": seconds, "backward": seconds}),
+    submit_s=st.fixed_dictionaries({"forward": seconds, "backward": seconds}),
+    device_mallocs=st.none() | st.integers(0, 9),
+)
+records = st.builds(
+    RunRecord,
+    key=st.text("abcdef", min_size=4),
+    config=st.just(RunConfig().to_dict()),
+    status=st.sampled_from(["ok", "oom", "error"]),
+    reason=st.none() | st.text(),
+    environment=st.none() | st.just(ENVIRONMENT),
+    measurement=st.none() | st.builds(Measurement, st.just("monotonic"), st.lists(samples).map(tuple), seconds),
+    warnings=st.just(()) | st.just((Caveat("unstable", "so", "do"),)),
+    results=st.just({}) | st.just({"cost": [{"phase": "forward", "model_flops": 7}]}),
+)
+
+
+@given(records)
+def test_a_record_survives_json(record: RunRecord) -> None:
+    line = record.to_json()
+    assert "\n" not in line
+    again = RunRecord.from_dict(json.loads(line))
+    assert again == record
+    assert again.run_config == RunConfig()
+
+
+def some(key: str) -> RunRecord:
+    return RunRecord(key, RunConfig().to_dict(), "ok")
+
+
+def test_appended_records_are_read_in_order(tmp_path: Path) -> None:
+    for key in "abc":
+        append_record(tmp_path, some(key))
+    found, complaints = read_records(tmp_path)
+    assert [r.key for r in found] == ["a", "b", "c"]
+    assert complaints == []
+
+
+def test_a_torn_last_line_costs_that_line_only(tmp_path: Path) -> None:
+    append_record(tmp_path, some("a"))
+    file = tmp_path / "records.jsonl"
+    file.write_bytes(file.read_bytes() + b'{"key": "b", "conf')
+    found, complaints = read_records(tmp_path)
+    assert [r.key for r in found] == ["a"]
+    assert "records.jsonl:2 is torn" in complaints[0]
+    append_record(tmp_path, some("c"))  # does not grow onto the torn line
+    found, complaints = read_records(tmp_path)
+    assert [r.key for r in found] == ["a", "c"]
+    assert len(complaints) == 1
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    line = json.loads(some("a").to_json()) | {"schema_version": SCHEMA_VERSION + 1}
+    (tmp_path / "records.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(ConfigError, match=r"records.jsonl:1: the record has schema 2, newer than 1.*upgrade cs-systems"):
+        read_records(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["hello\n", "[1]\n", '{"a": 1}\n', '{"schema_version": 1}\n'])
+def test_what_is_not_a_record_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"x\.jsonl"):
+        read_records(file)
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there are no records at .*nowhere"):
+        read_records(tmp_path / "nowhere")
+
+
+def test_the_key_tells_machine_and_code_apart() -> None:
+    from dataclasses import replace
+
+    config = RunConfig()
+    changed = [
+        make_key(config, 0, ENVIRONMENT),
+        make_key(config, 1, ENVIRONMENT),
+        make_key(RunConfig(seed=1), 0, ENVIRONMENT),
+        *(make_key(config, 0, replace(ENVIRONMENT, **{f: "other"})) for f in ("torch", "device_name", "code_version")),
+    ]
+    assert len(set(changed)) == len(changed)
+    assert make_key(config, 0, replace(ENVIRONMENT, power_w=300.0)) == changed[0]
+
+
+def test_steps_and_phases_of_a_measurement() -> None:
+    def sample(warmup: bool, wall: float) -> Sample:
+        return Sample(0, warmup, wall, {"forward": wall / 4}, {"forward": wall / 8})
+
+    measurement = Measurement("monotonic", (sample(True, 9.0), sample(False, 1.0), sample(False, 2.0)), 0.1)
+    assert measurement.durations_s("step") == [1.0, 2.0]
+    assert measurement.durations_s("forward") == [0.25, 0.5]
+    assert measurement.phase_names() == ("forward",)
