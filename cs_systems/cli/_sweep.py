@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -17,8 +17,17 @@ from cs_systems.runner import Progress, preflight, sweep
 EXIT_NOTHING = 3
 
 
-def run_and_report(configs: Sequence[RunConfig], options: Sweep, command: str, seed: int) -> int:
-    """Measure the cells (or list them, with --dry-run), print the table, and return the exit status."""
+def run_and_report(
+    configs: Sequence[RunConfig],
+    options: Sweep,
+    command: str,
+    seed: int,
+    show: Callable[[RunRecord], None] | None = None,
+) -> int:
+    """Measure the cells (or list them, with --dry-run), print the table, and return the exit status.
+
+    show: prints something of each record before the table.
+    """
     from cs_systems.report.table import render
 
     if options.dry_run:
@@ -40,6 +49,9 @@ def run_and_report(configs: Sequence[RunConfig], options: Sweep, command: str, s
         ):
             pass
     records, _ = read_records(folder)
+    if show:
+        for record in records:
+            show(record)
     print(render(records), end="\n\n")
     print(f"records: {records_path(folder)}")
     print(f"report:  cs-systems report {folder} --format html --output {folder / 'report.html'}")
@@ -61,6 +73,25 @@ def print_cells(configs: Sequence[RunConfig]) -> int:
     Console().print(table)
     print(f"{len(configs)} cells")
     return 0
+
+
+def print_warmup(record: RunRecord) -> None:
+    """Every step of a run from the first, with the cause of the slow ones."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from cs_systems.analysis.warmup import warmup_curve
+    from cs_systems.report.units import human
+
+    if record.measurement is None:
+        return
+    table = Table("step", "time", "above steady", "why", title=describe(record.run_config), box=None, title_justify="left")
+    for row in warmup_curve(record.measurement):
+        mark = "*" if row["warmup"] else ""
+        excess = human(row["excess_s"], "s") if row["cause"] else ""
+        table.add_row(f"{row['step']}{mark}", human(row["wall_s"], "s"), excess, row["cause"] or "")
+    Console().print(table)
+    print("* warm-up\n")
 
 
 def _progress() -> _Lines | _Bar:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import ModelCells, Steps, Sweep
+from cs_systems.cli._options import ModelCells, Steps, Sweep, flag
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,15 @@ class Time:
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
     workload: Annotated[str, arg(help="what a step is: train_step, or package.module:factory")] = "train_step"
+    warmup_study: Annotated[bool, flag("show every step from the first, and why the slow ones are slow")] = False
 
 
 ARGS = Time
 
 
 def run(args: Time) -> int:
-    from cs_systems.cli._sweep import run_and_report
+    from cs_systems.cli._sweep import print_warmup, run_and_report
 
     configs = args.cells.configs(args.steps.base(workload=args.workload))
-    return run_and_report(configs, args.sweep, "time", args.steps.seed)
+    show = print_warmup if args.warmup_study else None
+    return run_and_report(configs, args.sweep, "time", args.steps.seed, show)

@@ -1,0 +1,131 @@
+"""Cells become records in this process: real training steps of the tiny model on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import cs_systems
+from cs_systems.config import PRESETS, Mode, Precision, RunConfig
+from cs_systems.execute import run_cells
+from cs_systems.record import RunRecord
+
+TINY = RunConfig(model=PRESETS["tiny"], device="cpu", warmup=1, steps=3)
+
+
+def run(config: RunConfig) -> RunRecord:
+    return cs_systems.run(config, in_process=True)
+
+
+def together(*configs: RunConfig) -> tuple[list[RunRecord], list[int]]:
+    """The records in the order of the cells, and the order of the visits."""
+    events: list[dict[str, Any]] = []
+    run_cells(configs, emit=events.append)
+    by_cell = {e["cell"]: RunRecord.from_dict(e["record"]) for e in events if e["event"] == "record"}
+    return [by_cell[i] for i in range(len(configs))], [e["cell"] for e in events if e["event"] == "visit"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "phases"),
+    [
+        (Mode.FORWARD, ("forward",)),
+        (Mode.FORWARD_BACKWARD, ("forward", "loss", "backward")),
+        (Mode.TRAIN_STEP, ("forward", "loss", "backward", "optimizer")),
+    ],
+)
+def test_a_mode_is_its_phases(mode: Mode, phases: tuple[str, ...]) -> None:
+    record = run(replace(TINY, mode=mode))
+    assert record.status == "ok", record.reason
+    measurement = record.measurement
+    assert measurement is not None
+    assert measurement.phase_names() == phases
+    assert [s.warmup for s in measurement.samples] == [True, False, False, False]
+    assert measurement.peak_allocated_bytes is None  # a CPU does not tell
+    for sample in measurement.timed:
+        assert 0 < sum(sample.phases_s.values()) <= sample.wall_s
+    assert [row["phase"] for row in record.results["cost"]] == list(phases)
+
+
+@pytest.mark.parametrize("precision", [p for p in Precision if p is not Precision.TF32])
+def test_every_precision_runs_and_learns_something_finite(precision: Precision) -> None:
+    record = run(replace(TINY, precision=precision))
+    assert record.status == "ok", record.reason
+    (ran,) = record.results["ran"]
+    assert ran["optimizer"] == "adamw_fused"
+    assert 0 < ran["loss"] < 10
+
+
+def test_tf32_on_a_cpu_is_unavailable_and_says_what_to_use() -> None:
+    record = run(replace(TINY, precision=Precision.TF32))
+    assert (record.status, record.measurement) == ("unavailable", None)
+    assert record.reason == "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32"
+
+
+def test_the_same_seed_gives_the_same_loss() -> None:
+    losses = [run(replace(TINY, seed=seed)).results["ran"][0]["loss"] for seed in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_cells_are_visited_in_turn_and_stay_resident() -> None:
+    config = replace(TINY, steps=5, rounds=2)
+    records, visits = together(config, replace(config, attention="sdpa_math"))
+    assert visits == [0, 1, 0, 1]
+    for record in records:
+        assert record.measurement is not None
+        assert record.results["ran"][0]["resident"] is True
+        rounds = [s.round for s in record.measurement.timed]
+        assert rounds == [0, 0, 0, 1, 1]
+
+
+def test_cells_that_do_not_fit_together_are_rebuilt() -> None:
+    config = replace(TINY, steps=2, rounds=2, memory_limit_bytes=3_000_000)  # each takes about 2.5 MB by prediction
+    records, _ = together(config, replace(config, seed=1))
+    assert [r.results["ran"][0]["resident"] for r in records] == [False, False]
+    assert all(len(r.measurement.samples) == 2 + 2 for r in records if r.measurement)  # a full warm-up each visit
+
+
+def test_a_failing_cell_leaves_its_neighbours() -> None:
+    records, _ = together(TINY, replace(TINY, precision=Precision.TF32), replace(TINY, seed=2))
+    assert [r.status for r in records] == ["ok", "unavailable", "ok"]
+
+
+def test_no_cuda_is_an_unavailable_row() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    record = run(replace(TINY, device="cuda"))
+    assert record.status == "unavailable"
+    assert "no CUDA: this torch is a CPU build; run with --device cpu" in (record.reason or "")
+
+
+def test_recompiling_in_a_timed_step_is_a_caveat() -> None:
+    record = run(replace(TINY, compile="aot_eager", warmup=0, steps=3))
+    assert "recompiled" in [w.code for w in record.warnings]
+    assert record.measurement is not None
+    assert (record.measurement.samples[0].compile_s or 0) > 0
+    record = run(replace(TINY, compile="aot_eager", warmup=2, steps=3))
+    assert "recompiled" not in [w.code for w in record.warnings]
+
+
+def test_somebody_elses_attention_and_step(tmp_path: Any) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "import torch\n"
+        "def attend(q, k, v, *, causal=False, scale=None, align='upper_left'):\n"
+        "    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)\n"
+        "def step():\n"
+        "    torch.ones(8, 8) @ torch.ones(8, 8)\n"
+    )
+    record = run(replace(TINY, attention=f"{source}:attend"))
+    assert record.status == "ok", record.reason
+    (ran,) = record.results["ran"]
+    assert ran["attention_path"] == str(source)
+    assert len(ran["attention_sha256"]) == 64
+    assert "cost" not in record.results  # nothing was declared: no MFU
+    record = run(replace(TINY, workload=f"{source}:step"))
+    assert record.status == "ok", record.reason
+    assert record.measurement is not None
+    assert record.measurement.phase_names() == ("call",)
