@@ -24,7 +24,7 @@ VANISHES = 1 / 50
 
 @dataclass(frozen=True)
 class Column:
-    """`cells` is what a person reads, `values` what it was made of, in base units (None where unknown)."""
+    """`cells` is what a person reads, `values` what it was made of: in base units unless the name asks for another."""
 
     name: str
     title: str
@@ -100,9 +100,8 @@ def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[
         cells = tuple(text(v, unit) for v in column)
         numeric = any(isinstance(v, int | float | tuple) and not isinstance(v, bool) for v in column)
         label = unit.label if unit else ""
-        made.append(
-            Column(spec.name, _title(spec, shown), label, cells, tuple(column), numeric, _legend(spec.column, rows))
-        )
+        numbers = tuple(_in_unit(v, spec.unit) for v in column)
+        made.append(Column(spec.name, _title(spec, shown), label, cells, numbers, numeric, _legend(spec.column, rows)))
     return made
 
 
@@ -138,6 +137,12 @@ def _legend(column: str, rows: pd.DataFrame) -> str:
         peak, source = ceilings.iloc[0]
         legend += f", {units.human(peak, 'flops_per_s')} ({source})"
     return legend
+
+
+def _in_unit(value: Any, unit: units.Unit | None) -> Any:
+    if unit is None or value is None:
+        return value
+    return tuple(v / unit.factor for v in value) if isinstance(value, tuple) else value / unit.factor
 
 
 def text(value: Any, unit: units.Unit | None) -> str:

@@ -166,7 +166,7 @@ def _lines(table: Table) -> list[tuple[str, ...]]:
 
 def _markdown(text: str) -> str:
     """An underscore inside a word is no emphasis, so that names stay readable."""
-    text = re.sub(r"([\\`*\[\]|~#])", r"\\\1", text)
+    text = re.sub(r"([\\`*\[\]|~#$])", r"\\\1", text)
     text = re.sub(r"(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])", r"\\_", text)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

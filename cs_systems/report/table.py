@@ -84,7 +84,12 @@ def _rows(whole: pd.DataFrame, phases: Sequence[str] | None) -> pd.DataFrame:
         if known:
             one_of("phase", phase, known)
     rows = whole[whole["phase"].isna() | whole["phase"].isin(phases or [STEP])]
-    return rows.sort_values(_varying(whole)[0], key=_sort_key, kind="stable").reset_index(drop=True)
+    return in_order(rows)
+
+
+def in_order(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one workload sorted by what tells them apart."""
+    return rows.sort_values(varying(rows)[0], key=_sort_key, kind="stable").reset_index(drop=True)
 
 
 def _sort_key(column: pd.Series) -> pd.Series:
@@ -99,7 +104,7 @@ def _sort_key(column: pd.Series) -> pd.Series:
     return pd.Series([ranks[v] for v in column], index=column.index)
 
 
-def _varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
+def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
     """(columns that tell the cells apart, columns that hold one known value), without those that only echo another."""
     apart, constant = [], []
     for name in layout.layout(whole["workload"].iloc[0]).identity:
@@ -116,7 +121,7 @@ def _varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
 
 
 def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None, notes: Sequence[str]) -> Table:
-    apart, constant = _varying(whole)
+    apart, constant = varying(whole)
     chosen = layout.layout(whole["workload"].iloc[0])
     shown = cols.phases_of(rows)
     if len(shown) > 1:
@@ -205,7 +210,7 @@ def _cells(count: int) -> str:
 def _pivoted(whole: pd.DataFrame, rows: pd.DataFrame, pivot: str, notes: Sequence[str]) -> Table:
     """One column for each value of COLUMNS. A cell without a number shows its status, repeats their median."""
     index, across, value = _parse_pivot(pivot, cols.phases_of(whole))
-    _refuse_mixture(rows, {s.column for s in (*index, *across)}, _varying(whole)[0])
+    _refuse_mixture(rows, {s.column for s in (*index, *across)}, varying(whole)[0])
     found = cols.values(value, rows, whole)
     unit = cols.unit_for(value, found)
     keys = list(zip(*(cols.values(s, rows, whole) for s in index), strict=True))
@@ -222,7 +227,7 @@ def _pivoted(whole: pd.DataFrame, rows: pd.DataFrame, pivot: str, notes: Sequenc
         title = ", ".join(cols.text(v, None) for v in head)
         made.append(Column(title, title, unit.label if unit else "", cells, tuple(middle), numeric=True))
     used = {s.column for s in (*index, *across)}
-    constant = [c for c in _varying(whole)[1] if c not in used]
+    constant = [c for c in varying(whole)[1] if c not in used]
     what = f"{value.phase or ', '.join(cols.phases_of(rows))} {layout.title(value.column)}"
     return Table(f"{what} of {_caption(rows, constant, [])}", tuple(made), tuple(notes), ("ok",) * len(lines))
 

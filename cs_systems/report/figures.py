@@ -1,0 +1,266 @@
+"""What each kind of figure shows and how it is drawn: KINDS. Called by `plot`, which sets the style."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.record import RunRecord, Sample
+from cs_systems.report import columns as cols
+from cs_systems.report import layout, units
+from cs_systems.report.frame import STEP
+from cs_systems.report.table import in_order, varying
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Middle tones: they stand out on white and on a dark page, and differ for colour-blind eyes; markers differ as well.
+COLORS = ("#3b82c4", "#e08a2e", "#2f9e77", "#c0568f", "#8572c9", "#9a8430", "#5aa9b8", "#b5554a")
+MARKERS = "os^Dv<>P"
+GREY = "#8a8f98"
+INK = "#1e2227"
+# What a curve runs along: the first that varies.
+LENGTHS = ("seq", "seq_len", "batch", "batch_size", "d_head", "heads")
+# Numbers that say nothing without their name.
+SPOKEN = frozenset({*LENGTHS, "context_length", "seed", "repeat"})
+MOST_BARS = 32
+MOST_CURVES = 8
+SLOW = 1.2  # a warm-up step this many times the usual one has its cause written beside it
+LOW_CLOCK = 0.95  # of the highest seen
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`fits`: whether the frame holds what `draw` shows."""
+
+    fits: Callable[[pd.DataFrame], bool]
+    draw: Callable[[Sequence[RunRecord], pd.DataFrame], Figure]
+
+
+def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
+    """Step time by phase: one stacked bar a cell, with the wall clock's p10 to p90; a failed cell says why."""
+    apart = varying(data)[0]
+    cells = in_order(data.drop_duplicates("record")).head(MOST_BARS)
+    names = [p for p in cols.phases_of(data) if p != STEP]
+    steps = _of_phase(data, STEP, cells)
+    unit = units.best_unit(units.SCALES["_s"], steps["median_s"].dropna())
+    hidden = data["record"].nunique() - len(cells)
+    drawn, axes = _axes(f"step time by phase, {_subject(data)}", 1.3 + 0.3 * len(cells))
+    at = range(len(cells))
+    left = [0.0] * len(cells)
+    for name, color in zip(names, cycle(COLORS)):
+        widths = (_of_phase(data, name, cells)["median_s"].fillna(0) / unit.factor).tolist()
+        axes.barh(at, widths, left=left, color=color, label=name, height=0.72)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    rest = (steps["wall_minus_phases_s"].clip(lower=0).fillna(0) / unit.factor).tolist()
+    axes.barh(at, rest, left=left, color=GREY, label="outside the phases", height=0.72)
+    ends = [(steps[c] / unit.factor).tolist() for c in ("median_s", "p10_s", "p90_s")]
+    for y, (middle, low, high) in enumerate(zip(*ends, strict=True)):
+        if middle == middle:
+            axes.plot([low, high], [y, y], color=INK, linewidth=1.4)
+    reach = max(filter(lambda v: v == v, ends[2]), default=1.0)
+    for y, (cell, high) in enumerate(zip(cells.to_dict("records"), ends[2], strict=True)):
+        said = f"{units.significant(ends[0][y])} {unit.label}" if high == high else _why(cell)
+        axes.text((high if high == high else 0) + 0.012 * reach, y, said, va="center", fontsize=9)
+    axes.set_yticks(at, _labels(cells, apart))
+    axes.set_ylim(len(cells) - 0.4, -0.6)
+    axes.set_xlim(0, reach * 1.16)
+    more = f"; {hidden} more cells are in the table" if hidden else ""
+    axes.set_xlabel(f"{unit.label} (bars: medians of the phases; line: p10 to p90 of the step{more})")
+    axes.grid(axis="x")
+    drawn.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=len(names) + 1, fontsize=9)
+    return drawn
+
+
+def time(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
+    """Step time along a length, log-log, with a p10 to p90 band for each backend."""
+    drawn, axes = _log_axes(f"step time, {_subject(data)}", data)
+    unit = units.best_unit(units.SCALES["_s"], _steps(data)["median_s"].dropna())
+    for label, color, marker, x, rows in _curves(data):
+        axes.plot(x, rows["median_s"] / unit.factor, color=color, marker=marker, label=label)
+        low, high = (rows[end] / unit.factor for end in ("p10_s", "p90_s"))
+        axes.fill_between(x, low, high, color=color, alpha=0.25, linewidth=0)
+    axes.set_ylabel(f"{unit.label} (median, band p10 to p90)")
+    return _with_legend(drawn, axes)
+
+
+def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
+    """Credited FLOP/s along a length, under the device's ceiling."""
+    drawn, axes = _log_axes(f"model FLOP/s, {_subject(data)}", data)
+    unit = units.best_unit(units.SCALES["_flops_per_s"], data["ceiling_flops_per_s"].dropna())
+    for label, color, marker, x, rows in _curves(data):
+        axes.plot(x, rows["model_flops_per_s"] / unit.factor, color=color, marker=marker, label=label)
+    for peak, source in data[["ceiling_flops_per_s", "ceiling_source"]].dropna().drop_duplicates().values.tolist():
+        height = peak / unit.factor
+        axes.axhline(height, color=INK, linewidth=1.2, linestyle="--")
+        named = f"ceiling {units.significant(height, 4)} {unit.label} ({source})"
+        axes.annotate(named, (0, height), (2, -4), ("axes fraction", "data"), "offset points", va="top", fontsize=9)
+    axes.set_ylabel(f"{unit.label}, causal credited half")
+    return _with_legend(drawn, axes)
+
+
+def memory(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
+    """Peak memory along a length: measured, and as the cost model predicts it, also where it did not fit."""
+    drawn, axes = _log_axes(f"peak memory, {_subject(data)}", data)
+    unit = units.best_unit(units.SCALES["_bytes"], data["peak_allocated_bytes"].dropna().astype(float))
+    for label, color, marker, x, rows in _curves(data, failed=True):
+        axes.plot(x, rows["peak_allocated_bytes"] / unit.factor, color=color, marker=marker, label=label)
+        axes.plot(x, rows["predicted_peak_bytes"] / unit.factor, color=color, linestyle=":", linewidth=1.2)
+    axes.plot([], [], color=GREY, linestyle=":", label="predicted")
+    axes.set_ylabel(unit.label)
+    return _with_legend(drawn, axes)
+
+
+def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
+    """Every step in the order in which it was taken, warm-up too; the slowest at each place says why it was slow."""
+    measured = [r for r in records if r.measurement and r.measurement.timed][:MOST_CURVES]
+    labels = dict(zip(data["record"], _labels(data, varying(data)[0]), strict=True))
+    drawn, axes = _axes(f"each step, {_subject(data)}", 4.2)
+    slowest: dict[int, tuple[float, Sample, float | None]] = {}
+    for record, color, marker in zip(measured, cycle(COLORS), cycle(MARKERS)):
+        assert record.measurement
+        taken = record.measurement.samples
+        usual = median(record.measurement.durations_s(STEP))
+        clock = max((s.sm_clock_hz for s in taken if s.sm_clock_hz), default=None)
+        ratios = [s.wall_s / usual for s in taken]
+        label = labels[records.index(record)]
+        numbers = range(1, len(taken) + 1)
+        axes.plot(numbers, ratios, color=color, marker=marker, markersize=4, linewidth=1.2, label=label)
+        for number, ratio, sample in zip(numbers, ratios, taken, strict=True):
+            if ratio > max(SLOW, slowest.get(number, (0.0,))[0]):
+                slowest[number] = (ratio, sample, clock)
+    said = ""
+    for number, (ratio, sample, clock) in sorted(slowest.items()):
+        why = ", ".join(causes(sample, clock)) or "cause not seen"
+        if why != said:
+            axes.annotate(why, (number, ratio), (8, 0), textcoords="offset points", va="center", fontsize=9)
+        said = why
+    warm = max(sum(s.warmup for s in r.measurement.samples) for r in measured if r.measurement)
+    axes.axvspan(0.5, warm + 0.5, color=GREY, alpha=0.12, linewidth=0, label="warm-up, not counted")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
+    axes.set_ylabel("wall clock over the timed steps' median")
+    axes.set_xlabel("step")
+    axes.set_xlim(left=0.5)
+    return _with_legend(drawn, axes)
+
+
+def causes(sample: Sample, highest_clock_hz: float | None) -> list[str]:
+    """What was recorded of a step that makes it slow; empty where nothing was."""
+    found = []
+    if sample.compiles or sample.compile_s:
+        spent = f" {units.human(sample.compile_s, 's')}" if sample.compile_s else ""
+        found.append(f"compiling{spent}")
+    if sample.device_mallocs:
+        found.append(f"{sample.device_mallocs} cudaMalloc")
+    if sample.sm_clock_hz and highest_clock_hz and sample.sm_clock_hz < LOW_CLOCK * highest_clock_hz:
+        found.append(f"clock at {units.human(sample.sm_clock_hz, 'hz')}")
+    return found
+
+
+def _measured(data: pd.DataFrame) -> bool:
+    return bool(data["median_s"].notna().any())
+
+
+def _runs_along(data: pd.DataFrame, column: str) -> bool:
+    along = _length(data)
+    return along is not None and bool(data.loc[data[column].notna(), along].nunique() > 1)
+
+
+KINDS = {
+    "phases": Kind(lambda d: _measured(d) and len(cols.phases_of(d)) > 2, phases),
+    "rate": Kind(lambda d: _runs_along(d, "model_flops_per_s") and _runs_along(d, "ceiling_flops_per_s"), rate),
+    "time": Kind(lambda d: _runs_along(d, "median_s"), time),
+    "memory": Kind(lambda d: _runs_along(d, "peak_allocated_bytes"), memory),
+    "warmup": Kind(_measured, warmup),
+}
+
+
+def _axes(title: str, height: float) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(8, height), layout="constrained")
+    axes = drawn.add_subplot()
+    axes.set_title(title)
+    return drawn, axes
+
+
+def _log_axes(title: str, data: pd.DataFrame) -> tuple[Figure, Axes]:
+    from matplotlib.ticker import LogLocator
+
+    drawn, axes = _axes(title, 4.0)
+    along = str(_length(data))
+    ticks = sorted(data[along].dropna().unique())
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.set_xticks(ticks[:: max(1, len(ticks) // 10)])
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.set_xlabel({"seq": "sequence length", "seq_len": "sequence length"}.get(along, layout.title(along)))
+    axes.grid()
+    return drawn, axes
+
+
+def _with_legend(drawn: Figure, axes: Axes) -> Figure:
+    handles, labels = axes.get_legend_handles_labels()
+    drawn.legend(handles, labels, loc="outside right upper", fontsize=9)
+    return drawn
+
+
+def _length(data: pd.DataFrame) -> str | None:
+    return next((name for name in LENGTHS if data[name].nunique() > 1), None)
+
+
+def _steps(data: pd.DataFrame) -> pd.DataFrame:
+    return data[data["phase"] == STEP]
+
+
+def _of_phase(data: pd.DataFrame, phase: str, cells: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one phase for each of the cells, empty where a cell has none."""
+    return data[data["phase"] == phase].set_index("record").reindex(cells["record"])
+
+
+def _curves(data: pd.DataFrame, failed: bool = False) -> Iterator[tuple[str, str, str, list[float], pd.DataFrame]]:
+    """(label, colour, marker, x, rows) of each curve, at most MOST_CURVES; repeats of a point become their median."""
+    along = str(_length(data))
+    same = {along, "repeat"} | ({"context_length"} if along == "seq_len" else set())
+    apart = [name for name in varying(data)[0] if name not in same]
+    rows = data[(data["phase"] == STEP) | (failed & data["phase"].isna())]
+    rows = rows.assign(curve=_labels(rows, apart))
+    shown = [c for c in dict.fromkeys(rows["curve"]) if _measured(rows[rows["curve"] == c])][:MOST_CURVES]
+    for label, color, marker in zip(shown, cycle(COLORS), cycle(MARKERS)):
+        points = rows[rows["curve"] == label].groupby(along).median(numeric_only=True).sort_index().astype(float)
+        yield label, color, marker, [float(x) for x in points.index], points
+
+
+def _labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """`small · ctx 256 · naive` for each row."""
+    return [
+        " · ".join(_spoken(n, row[n]) for n in names if n != "seq_len") for row in data[[*names]].to_dict("records")
+    ]
+
+
+def _spoken(name: Any, value: Any) -> str:
+    if name == "causal":
+        return "causal" if value else "full"
+    shown = cols.plain(str(value))
+    return f"{layout.title(name)} {shown}" if name in SPOKEN else shown
+
+
+def _why(cell: dict[Any, Any]) -> str:
+    predicted = cell["predicted_peak_bytes"]
+    more = f": predicted {units.human(predicted, 'bytes')}" if isinstance(predicted, int) else ""
+    return f"{cell['status']}{more}"
+
+
+def _subject(data: pd.DataFrame) -> str:
+    """`train_step on NVIDIA H200`."""
+    devices = data["device_name"].dropna().unique()
+    return cols.plain(f"{data['workload'].iloc[0]}" + (f" on {devices[0]}" if len(devices) == 1 else ""))

@@ -1,0 +1,104 @@
+"""Figures from records: `save(records, "figure.svg")`, `figure(records, kind)`, `svg(records, kind)` for inline use.
+
+`kinds(records)` says which of `figures.KINDS` the records can fill. The same records give the same bytes: no date,
+fixed ids. Drawn without pyplot, so that nothing global changes and no display is needed.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.config import ConfigError, one_of
+from cs_systems.record import RunRecord
+from cs_systems.report.figures import GREY, INK, KINDS
+from cs_systems.report.frame import frame, without_retried
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENDINGS = ("svg", "png", "pdf")
+DPI = 150
+STYLE: Any = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.edgecolor": GREY,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": GREY,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "cs_systems",
+}
+
+
+def kinds(records: Sequence[RunRecord]) -> list[str]:
+    """The figures that these records (of the workload that comes first) can fill, the most telling first."""
+    data = frame(_of_one_workload(records))
+    return [name for name, kind in KINDS.items() if kind.fits(data)]
+
+
+def figure(records: Sequence[RunRecord], kind: str | None = None) -> Figure:
+    """One figure; without `kind` the most telling. ConfigError where the records cannot fill it."""
+    import matplotlib
+
+    if kind is not None:
+        one_of("figure", kind, KINDS)
+    fitting = kinds(records)
+    if not fitting:
+        raise ConfigError("no figure: none of the records holds a measurement")
+    if kind is not None and kind not in fitting:
+        raise ConfigError(f"these records cannot fill the figure {kind!r}: choose {' or '.join(fitting)}")
+    chosen = _of_one_workload(records)
+    with matplotlib.rc_context(STYLE):
+        return KINDS[kind or fitting[0]].draw(chosen, frame(chosen))
+
+
+def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None) -> None:
+    """Write a figure on white, as the file's ending says. ConfigError for an ending that is not in ENDINGS."""
+    path = Path(file)
+    ending = path.suffix.lstrip(".")
+    if ending not in ENDINGS:
+        raise ConfigError(f"cannot write a figure to {str(path)!r}: end its name in .{', .'.join(ENDINGS)}")
+    path.write_bytes(_bytes(figure(records, kind), ending, "white"))
+
+
+def svg(records: Sequence[RunRecord], kind: str) -> str:
+    """A figure as one <svg> element for an HTML page: transparent, in the page's text colour, with ids of its own."""
+    text = _bytes(figure(records, kind), "svg", "none").decode()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{kind}-", text).replace(INK, "currentColor")
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="figure: {kind}"', text, count=1)
+
+
+def _bytes(drawn: Figure, ending: str, background: str) -> bytes:
+    import matplotlib
+
+    undated: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+    out = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        drawn.savefig(
+            out, format=ending, dpi=DPI, facecolor=background, metadata=undated.get(ending, {"CreationDate": None})
+        )
+    return out.getvalue()
+
+
+def _of_one_workload(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """A figure compares like with like."""
+    records = without_retried(records)
+    return [r for r in records if r.config["workload"] == records[0].config["workload"]]
