@@ -1,0 +1,222 @@
+"""Predicted memory, held against the bytes that PyTorch really keeps alive, operation by operation, on the CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cs_systems.attention import naive, sdpa_flash
+from cs_systems.config import AttentionShape, Mode, ModelConfig, Precision, RunConfig, preset
+from cs_systems.cost import FULL_MATRIX, AttentionAlgorithm
+from cs_systems.losses import cross_entropy
+from cs_systems.memory_model import attention_memory, step_memory
+from cs_systems.model import BasicTransformerLM
+from cs_systems.optim import make_optimizer
+
+MIB = 2**20
+TILED = AttentionAlgorithm(block_q=32, block_k=32, backward_matmuls=5)
+ALGORITHMS = {"naive": FULL_MATRIX, "sdpa_flash": TILED}
+BACKENDS = {"naive": naive.BACKEND, "sdpa_flash": sdpa_flash.BACKEND}
+# The last has more gradients than activations, the one before it more scores than all else.
+SIZES = {
+    "wide": (ModelConfig("wide", 64, 192, 3, 4, 500, 64), 4, 48),
+    "long": (ModelConfig("long", 60, 160, 4, 2, 300, 200), 2, 199),
+    "short": (ModelConfig("short", 96, 320, 2, 3, 1300, 48), 1, 7),
+}
+
+
+class LiveBytes(TorchDispatchMode):
+    """The bytes of all storages made under it that are still alive after each operation, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.peak = max(self.peak, self.now())
+        return out
+
+    def now(self) -> int:
+        self.storages = {key: held for key, held in self.storages.items() if not held[0].expired()}
+        return sum(size for _, size in self.storages.values())
+
+
+def measured_step(config: RunConfig, attention: Callable[..., Tensor]) -> int:
+    """The peak of one step (for train-step the second, when the optimizer's state exists), as `train_step` runs it."""
+    with LiveBytes() as live:
+        model = BasicTransformerLM(config.model, attention)
+        tokens = torch.zeros(config.batch_size, config.tokens_per_sequence, dtype=torch.int64)
+        targets = tokens.clone()
+        if config.precision is Precision.BF16_PURE:
+            for parameter in model.parameters():
+                parameter.data = parameter.data.bfloat16()
+        trains = config.mode is Mode.TRAIN_STEP
+        optimizer = make_optimizer("adamw_fused", model.parameters()) if trains else None
+        logits = loss = None
+        for _ in range(2 if optimizer else 1):
+            logits = loss = None
+            model.zero_grad(set_to_none=True)
+            live.peak = 0
+            autocast = torch.autocast("cpu", torch.bfloat16, enabled=config.precision is Precision.BF16)
+            with torch.set_grad_enabled(config.keep_graph or config.mode is not Mode.FORWARD), autocast:
+                logits = model(tokens)
+            if config.mode is not Mode.FORWARD:
+                with autocast:
+                    loss = cross_entropy(logits, targets)
+                loss.backward()
+            if optimizer:
+                optimizer.step()
+        assert logits is not None
+    return live.peak
+
+
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP])
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.BF16_PURE])
+@pytest.mark.parametrize("attention", ALGORITHMS)
+@pytest.mark.parametrize("size", SIZES)
+def test_peak_of_a_step(size: str, attention: str, precision: Precision, mode: Mode) -> None:
+    model, batch, seq = SIZES[size]
+    config = RunConfig(
+        model=model, batch_size=batch, seq_len=seq, precision=precision, mode=mode, attention=attention, device="cpu"
+    )
+    predicted = step_memory(config, ALGORITHMS[attention])
+    assert predicted.peak_bytes == pytest.approx(measured_step(config, BACKENDS[attention]), rel=0.02)
+    assert predicted.components == predicted.moments[predicted.peak_at]
+
+
+def test_peak_of_a_forward_that_keeps_its_graph() -> None:
+    model, batch, seq = SIZES["long"]
+    config = RunConfig(model=model, batch_size=batch, seq_len=seq, mode=Mode.FORWARD, keep_graph=True, device="cpu")
+    assert step_memory(config, FULL_MATRIX).peak_bytes == pytest.approx(measured_step(config, naive.BACKEND), rel=0.02)
+
+
+@pytest.mark.parametrize("size", ["wide", "long"])
+def test_autocast_on_cuda_widens_the_softmax(size: str) -> None:
+    """CUDA's autocast runs softmax in fp32, the CPU's does not: written out here, the CPU keeps what CUDA would."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
+        scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
+        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+        weights = torch.softmax(scores.float(), dim=-1)
+        return weights @ v
+
+    model, batch, seq = SIZES[size]
+    config = RunConfig(
+        model=model, batch_size=batch, seq_len=seq, precision=Precision.BF16, mode=Mode.FORWARD_BACKWARD, device="cuda"
+    )
+    assert step_memory(config, FULL_MATRIX).peak_bytes == pytest.approx(measured_step(config, attention), rel=0.02)
+
+
+def test_what_backward_keeps() -> None:
+    """All that autograd saved when forward ends, but for parameters: activations, scores, weight copies,
+    log-softmax."""
+    model, batch, seq = SIZES["wide"]
+    for precision in (Precision.FP32, Precision.BF16):
+        config = RunConfig(model=model, batch_size=batch, seq_len=seq, precision=precision, device="cpu")
+        net = BasicTransformerLM(model, naive.BACKEND)
+        theirs = {t.untyped_storage()._cdata for t in (*net.parameters(), *net.buffers())}
+        saved: dict[int, Any] = {}
+
+        def keep(tensor: Tensor, saved: dict[int, Any] = saved, theirs: set[int] = theirs) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in theirs:
+                saved[storage._cdata] = storage
+            return tensor
+
+        autocast = torch.autocast("cpu", torch.bfloat16, enabled=precision is Precision.BF16)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), autocast:
+            net(torch.zeros(batch, seq, dtype=torch.int64)).sum()
+        at_end = step_memory(config, FULL_MATRIX).moments["forward: head"]
+        expected = at_end["activations"] + at_end["attention_scores"] + at_end["weight_copies"]
+        assert sum(s.nbytes() for s in saved.values()) == pytest.approx(expected, rel=0.02)
+
+
+def test_parameters_gradients_and_both_moments_are_the_floor() -> None:
+    config = RunConfig(model=preset("large"), batch_size=1, seq_len=16, device="cuda")
+    predicted = step_memory(config, FULL_MATRIX)
+    floor = 4 * 4 * sum(p.numel() for p in _meta_model(config.model).parameters())
+    assert floor < predicted.peak_bytes < 1.05 * floor
+    assert predicted.largest_allocation == ("token_embeddings.weight", 10_000 * 1280 * 4)
+
+
+def _meta_model(model: ModelConfig) -> torch.nn.Module:
+    with torch.device("meta"):
+        return BasicTransformerLM(model, naive.BACKEND)
+
+
+def measured_attention(shape: AttentionShape, mode: Mode, attention: Callable[..., Tensor], packed: bool) -> int:
+    batch, heads, d = shape.batch, shape.heads, shape.d_head
+    device = "meta" if attention is naive.BACKEND else "cpu"
+
+    def new(*size: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.float16, device=device).requires_grad_()
+
+    with LiveBytes() as live:
+        if packed:
+            inputs = [new(batch, shape.seq, 3, heads, d)]
+            q, k, v = (t.transpose(1, 2) for t in inputs[0].unbind(2))
+        else:
+            keys = (batch, shape.kv_heads, shape.key_length, d)
+            q, k, v = inputs = [new(batch, heads, shape.seq, d), new(*keys), new(*keys)]
+        with torch.set_grad_enabled(mode is not Mode.FORWARD):
+            out = attention(q, k, v, causal=shape.causal)
+        if mode is not Mode.FORWARD:
+            torch.autograd.grad(out, inputs, torch.zeros_like(out), retain_graph=mode is Mode.BACKWARD)
+    return live.peak
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["separate", "packed"])
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.BACKWARD, Mode.FORWARD_BACKWARD])
+@pytest.mark.parametrize(
+    ("attention", "shape"),
+    [
+        ("naive", AttentionShape(32, 32, 1024, 64)),
+        ("naive", AttentionShape(2, 3, 200, 16, causal=True)),
+        ("sdpa_flash", AttentionShape(4, 4, 192, 64)),
+        ("sdpa_flash", AttentionShape(2, 3, 199, 16, causal=True)),
+    ],
+)
+def test_peak_of_an_attention_call(attention: str, shape: AttentionShape, mode: Mode, packed: bool) -> None:
+    predicted = attention_memory(shape, mode, 2, ALGORITHMS[attention], packed=packed)
+    assert predicted.peak_bytes == pytest.approx(measured_attention(shape, mode, BACKENDS[attention], packed), rel=0.02)
+
+
+@pytest.mark.parametrize("shape", [AttentionShape(2, 4, 100, 16, seq_k=60), AttentionShape(2, 4, 200, 16, heads_kv=2)])
+def test_peak_with_other_keys(shape: AttentionShape) -> None:
+    predicted = attention_memory(shape, Mode.FORWARD_BACKWARD, 2, FULL_MATRIX)
+    assert predicted.peak_bytes == pytest.approx(
+        measured_attention(shape, Mode.FORWARD_BACKWARD, naive.BACKEND, packed=False), rel=0.02
+    )
+
+
+def test_the_sample_runs_of_the_studies() -> None:
+    """B32 S1024 H32 E2048 fp16: 1288.0 MB for FlashAttention-2; a full matrix is 2 GiB and three of them do not fit 8
+    GB."""
+    shape = AttentionShape(32, 32, 1024, 64)
+    flash = AttentionAlgorithm(128, 128, backward_matmuls=5, dq_accumulator_bytes=4)
+    assert attention_memory(shape, Mode.FORWARD_BACKWARD, 2, flash).peak_bytes == 1288 * MIB
+    full = attention_memory(shape, Mode.FORWARD_BACKWARD, 2, FULL_MATRIX, packed=True)
+    assert full.peak_bytes == (3 * 2048 + 1024) * MIB
+    assert full.largest_allocation == ("attention scores", 2048 * MIB)
+
+
+def test_flash_memory_grows_linearly_and_the_full_matrix_does_not() -> None:
+    def peak(seq: int, algorithm: AttentionAlgorithm) -> int:
+        return attention_memory(AttentionShape(1, 16, seq, 64), Mode.FORWARD_BACKWARD, 2, algorithm).peak_bytes
+
+    assert peak(65_536, TILED) == 16 * peak(4096, TILED)
+    assert peak(65_536, FULL_MATRIX) > 200 * peak(4096, FULL_MATRIX)
