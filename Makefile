@@ -1,0 +1,44 @@
+# `make bench` and `make test` need nothing but python3 with venv, make and g++: they install everything into .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+OUT := runs/$(shell date +%Y%m%d-%H%M%S)-bench
+PYTEST_ARGS ?= -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install bench test lint types format clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+install: $(INSTALLED)  ## everything into .venv; again only when pyproject.toml or constraints.txt changed
+
+bench: $(INSTALLED)  ## the main job at a size for a laptop: a small sweep, its table, its records and its HTML report
+	$(BIN)/cs-systems time --size tiny small --context-length 64 --batch-size 1 --attention naive sdpa_flash \
+	    --mode forward forward-backward train-step --warmup 2 --steps 5 --out $(OUT)
+	$(BIN)/cs-systems report $(OUT) --format html --output $(OUT)/report.html
+
+test: $(INSTALLED)  ## all tests that this machine can run (PYTEST_ARGS='-k word' for some of them)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED)  ## style and the usual mistakes
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(INSTALLED)  ## mypy --strict
+	$(BIN)/mypy
+
+format: $(INSTALLED)  ## let ruff repair what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean:  ## take .venv and the caches away; runs/ stays
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import platform as p, sys; sys.version_info >= (3, 11) or sys.exit(f"cs-systems needs Python 3.11 or newer, $(PYTHON) is {p.python_version()}: install one and say make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import ensurepip' || { echo 'python3 has no venv: apt install python3-venv' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --progress-bar off -c constraints.txt -e '.[test,dev,triton,nvtx]'
+	@touch $@
