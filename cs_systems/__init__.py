@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import PRESETS, AttentionShape, ModelConfig, RunConfig, grid
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from cs_systems.record import RunRecord, read_records
     from cs_systems.report.frame import load

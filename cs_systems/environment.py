@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from cs_systems import __version__
 from cs_systems import device as devices
 from cs_systems.device import Device
 from cs_systems.record import Environment
@@ -33,7 +34,7 @@ def environment(device: Device) -> Environment:
     capability = device.capability()
     gpu = _Gpu.of(device)
     return Environment(
-        cs_systems=_version("cs-systems") or "unknown",
+        cs_systems=__version__,
         code_version=code_version(),
         git_commit=git_commit(),
         python=platform.python_version(),
@@ -77,7 +78,12 @@ def code_version() -> str:
 
 @cache
 def git_commit() -> str | None:
-    """The commit of the checkout that this package runs from, with + when its tree was changed; None outside git."""
+    """The commit of the checkout that this package runs from, with + when the package was changed since; None outside git.
+
+    A copy without its .git is told by the environment variable CS_SYSTEMS_GIT_COMMIT.
+    """
+    if told := os.environ.get("CS_SYSTEMS_GIT_COMMIT"):
+        return told
     root = Path(__file__).parent
     try:
         commit = subprocess.run(

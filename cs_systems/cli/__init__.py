@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from cs_systems import __version__
 from cs_systems.config import ConfigError, one_of
 
 # In the order in which a newcomer needs them. One line each: the overview is all that `--help` has to import.
@@ -31,9 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_overview())
         return 0
     if words[0] == "--version":
-        import importlib.metadata
-
-        print("cs-systems", importlib.metadata.version("cs-systems"))
+        print("cs-systems", __version__)
         return 0
     try:
         return _dispatch(one_of("command", words[0], COMMANDS), words[1:])
