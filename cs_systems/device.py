@@ -6,6 +6,7 @@ What a device cannot tell is None, never 0.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +17,9 @@ from typing import Any
 import torch
 
 from cs_systems.config import Precision
+
+# Faster than the clock of any data-centre GPU, so that `occupy` is never cut short there.
+_SPIN_HZ = 2.2e9
 
 
 class DeviceUnavailable(RuntimeError):
@@ -56,6 +60,11 @@ class Device:
         """Seconds of device time between two marks; on CUDA only after `synchronize`."""
         return float(start.elapsed_time(end) * 1e-3) if self.is_cuda else float(end - start)
 
+    def occupy(self, seconds: float) -> None:
+        """Keep the device busy for about so long, without waiting for it; nothing where host and device are one."""
+        if self.is_cuda and seconds > 0:
+            torch.cuda._sleep(int(seconds * _SPIN_HZ))
+
     def reset_peaks(self) -> None:
         if self.is_cuda:
             torch.cuda.reset_peak_memory_stats(self.torch)
@@ -91,12 +100,15 @@ class Device:
         if self.is_cuda:
             torch.cuda.empty_cache()
 
+    def l2_clear_bytes(self) -> int:
+        """Memory that `l2_clearer` holds: twice the L2 cache."""
+        return 2 * torch.cuda.get_device_properties(self.torch).L2_cache_size if self.is_cuda else 0
+
     def l2_clearer(self) -> Callable[[], None]:
         """A function that fills more than the L2 cache with other data; on a CPU, one that does nothing."""
         if not self.is_cuda:
             return lambda: None
-        size = 2 * torch.cuda.get_device_properties(self.torch).L2_cache_size
-        buffer = torch.empty(size, dtype=torch.int8, device=self.torch)
+        buffer = torch.empty(self.l2_clear_bytes(), dtype=torch.int8, device=self.torch)
         return lambda: buffer.zero_() and None
 
     def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
@@ -154,6 +166,16 @@ def is_out_of_memory(error: BaseException) -> bool:
         or "DefaultCPUAllocator: can't allocate memory" in text
         or "DefaultCPUAllocator: not enough memory" in text
     )
+
+
+_ALLOCATION = re.compile(r"[Tt]ried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def failed_allocation_bytes(error: BaseException) -> int | None:
+    """The allocation that could not be served, rounded as torch's message rounds it; None where that says nothing."""
+    match = _ALLOCATION.search(str(error))
+    return round(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
 def is_poisoned(error: BaseException) -> bool:

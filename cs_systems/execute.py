@@ -213,6 +213,7 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
         "predicted_peak_bytes": cell.predicted_peak_bytes,
         "peak_allocated_bytes": device.peak_allocated_bytes(),
         "memory_limit_bytes": cell.config.memory_limit_bytes,
+        "failed_allocation_bytes": devices.failed_allocation_bytes(error),
     }
     return RunRecord(
         key=make_key(cell.config, repeat, surroundings),

@@ -36,6 +36,9 @@ class Caveat:
 class Sample:
     """One step. `phases_s` by the device's clock, `submit_s` the host's time to submit each phase, `wall_s` around it all.
 
+    `held_s` is how long the device was kept busy before the first phase, so that launches were queued when it began;
+    `wall_s` is then from the first phase to the last by the device's clock. None: not held, by the host's clock.
+
     `lag_s` is how far the device was behind the host at the end of each phase: near 0 means that the device waited for the host.
     """
 
@@ -45,6 +48,7 @@ class Sample:
     phases_s: dict[str, float]
     submit_s: dict[str, float]
     lag_s: dict[str, float] | None = None  # None: host and device are one
+    held_s: float | None = None
     device_mallocs: int | None = None  # cudaMalloc calls during the step
     compile_s: float | None = None  # torch.compile and Triton compilation during the step
     compiles: int | None = None

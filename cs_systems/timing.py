@@ -3,6 +3,10 @@
 On CUDA a phase lies between two events, on a CPU between two readings of the monotonic clock; the whole step is timed by the
 host's clock as well, so that the two can be held against each other. The host's time at each boundary is kept too: how long
 it took to submit a phase, and how far the device was behind when it had.
+
+A workload with `hides_launches` asks for kernels without the launches before them: the device is then kept busy after
+the first synchronisation until the host has submitted the step, and the step is timed by the device alone. A CUDA graph
+would hide launches too, but would run other code than the caller's, and what synchronises or tunes cannot be captured.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from cs_systems.annotate import annotate
 from cs_systems.device import Device
@@ -19,6 +24,10 @@ from cs_systems.record import Sample
 from cs_systems.workloads import Workload
 
 Clock = Callable[[], float]
+# The device is held for twice as long as the step before took to submit; a compiling one must not hold it for minutes.
+HOLD_MARGIN = 2.0
+FIRST_HOLD_S = 1e-3
+LONGEST_HOLD_S = 0.1
 
 
 def measure(
@@ -34,22 +43,27 @@ def measure(
 ) -> Iterator[Sample]:
     """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed ones; yield a sample of each."""
     probes = probes or Probes(device)
-    started, done = clock(), 0
-    while done < warmup or clock() - started < warmup_s:
-        yield _sample(workload, device, probes, clock, round, warmup=True)
-        done += 1
-    for _ in range(steps):
-        yield _sample(workload, device, probes, clock, round, warmup=False)
+    hold_s = FIRST_HOLD_S if device.is_cuda and getattr(workload, "hides_launches", False) else None
+    started, warmed, timed = clock(), 0, 0
+    while timed < steps:
+        is_warmup = warmed < warmup or clock() - started < warmup_s
+        sample = _sample(workload, device, probes, clock, hold_s, round=round, warmup=is_warmup)
+        if hold_s is not None:
+            hold_s = min(HOLD_MARGIN * sum(sample.submit_s.values()), LONGEST_HOLD_S)
+        warmed, timed = warmed + is_warmup, timed + (not is_warmup)
+        yield sample
 
 
-def _sample(workload: Workload, device: Device, probes: Probes, clock: Clock, round: int, *, warmup: bool) -> Sample:
+def _sample(
+    workload: Workload, device: Device, probes: Probes, clock: Clock, hold_s: float | None, *, round: int, warmup: bool
+) -> Sample:
     workload.prepare()
     before = probes.read()
     names: list[str] = []
     with _no_garbage_collection():
         device.synchronize()
-        host = [clock()]
-        marks = [device.mark()]
+        host, start = [clock()], device.mark()
+        marks = [start if hold_s is None else _hold(device, hold_s)]
         for name, run in workload.step():
             with annotate(name):
                 run()
@@ -62,8 +76,17 @@ def _sample(workload: Workload, device: Device, probes: Probes, clock: Clock, ro
     submit = {name: host[i + 1] - host[i] for i, name in enumerate(names)}
     lag = None
     if device.is_cuda:
-        lag = {n: device.between_s(marks[0], marks[i]) - (host[i] - host[0]) for i, n in enumerate(names, 1)}
-    return Sample(round, warmup, end - host[0], phases, submit, lag, **probes.since(before))
+        lag = {n: device.between_s(start, marks[i]) - (host[i] - host[0]) for i, n in enumerate(names, 1)}
+    wall, held = end - host[0], None
+    if hold_s is not None:
+        wall, held = device.between_s(marks[0], marks[-1]), device.between_s(start, marks[0])
+    return Sample(round, warmup, wall, phases, submit, lag, held, **probes.since(before))
+
+
+def _hold(device: Device, seconds: float) -> Any:
+    """The mark that the device reaches after it was kept busy."""
+    device.occupy(seconds)
+    return device.mark()
 
 
 @contextmanager

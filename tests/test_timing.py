@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cs_systems.annotate import annotate, listen
-from cs_systems.timing import measure
+from cs_systems.timing import FIRST_HOLD_S, HOLD_MARGIN, LONGEST_HOLD_S, measure
 
 
 class Machine:
@@ -17,6 +17,7 @@ class Machine:
 
     def __init__(self, is_cuda: bool, host_s: float, device_s: float) -> None:
         self.is_cuda, self.host_s, self.device_s = is_cuda, host_s, device_s
+        self.hides_launches = False
         self.now = self.device_done = 0.0
         self.journal: list[str] = []
         self.collecting: list[bool] = []
@@ -35,6 +36,10 @@ class Machine:
 
     def between_s(self, start: float, end: float) -> float:
         return end - start
+
+    def occupy(self, seconds: float) -> None:
+        self.journal.append("occupy")
+        self.device_done = max(self.device_done, self.now) + seconds
 
     def prepare(self) -> None:
         self.journal.append("prepare")
@@ -91,6 +96,33 @@ def test_on_a_cpu_host_and_device_are_one() -> None:
     (sample,) = run(machine, warmup=0, steps=1)
     assert sample.lag_s is None
     assert sample.phases_s == sample.submit_s == {"forward": 2.0, "backward": 2.0}
+
+
+def test_hidden_launches_are_queued_before_the_device_begins() -> None:
+    machine = Machine(is_cuda=True, host_s=3e-3, device_s=1e-3)
+    machine.hides_launches = True
+    warmup, sample = run(machine, warmup=1, steps=1)
+    assert machine.journal[:6] == ["prepare", "sync", "occupy", "forward", "backward", "sync"]
+    assert warmup.held_s == pytest.approx(FIRST_HOLD_S)
+    assert warmup.phases_s["forward"] == pytest.approx(2e-3)  # the host's 3 ms show through a hold of 1 ms
+    assert sample.held_s == pytest.approx(HOLD_MARGIN * 6e-3)  # twice what the warm-up step took to submit
+    assert sample.phases_s == pytest.approx({"forward": 1e-3, "backward": 1e-3})
+    assert sample.wall_s == pytest.approx(2e-3)  # without the hold
+    assert sample.lag_s == pytest.approx({"forward": 10e-3, "backward": 8e-3})  # so nobody calls it launch-bound
+
+
+def test_a_step_that_compiles_does_not_hold_the_next_one_for_long() -> None:
+    machine = Machine(is_cuda=True, host_s=60.0, device_s=1e-3)
+    machine.hides_launches = True
+    assert run(machine, warmup=1, steps=1)[1].held_s == pytest.approx(LONGEST_HOLD_S)
+
+
+def test_on_a_cpu_there_are_no_launches_to_hide() -> None:
+    machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)
+    machine.hides_launches = True
+    (sample,) = run(machine, warmup=0, steps=1)
+    assert "occupy" not in machine.journal
+    assert (sample.held_s, sample.wall_s) == (None, 2.0)
 
 
 def test_warm_up_by_count_and_by_time() -> None:
