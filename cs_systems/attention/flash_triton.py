@@ -1,9 +1,9 @@
 """FlashAttention-2 as Triton kernels, forward and backward: memory linear in the sequence length, causal tiles skipped.
 
-Takes fp32, fp16 and bf16; d_head 1 … 256 (computed with the next power of two, so 80 and 96 cost what 128 costs); any
-lengths, seq_q ≠ seq_k too; both alignments; grouped heads; any strides, read in place. Needs triton and compute capability
-8.0; on a CPU, Triton's interpreter (TRITON_INTERPRET=1), slowly. Gradients are the same from run to run: nothing is added up
-by atomics. No second derivative.
+Takes fp32 (true fp32, no TF32), fp16 and bf16; d_head 1 … 256 (computed with the next power of two, so 80 and 96 cost
+what 128 costs); any lengths, seq_q ≠ seq_k too; both alignments; grouped heads; any strides, read in place. Gradients
+are the same from run to run: nothing is added up by atomics. No second derivative. Needs triton and compute capability
+8.0; on a CPU, Triton's interpreter (TRITON_INTERPRET=1), slowly.
 
 Under torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
 """
@@ -11,7 +11,6 @@ Under torch.compile the two passes are custom operators, so a compiled model kee
 from __future__ import annotations
 
 import math
-import os
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -41,8 +40,9 @@ def attention(
 ) -> Tensor:
     """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head).
 
-    heads_kv divides heads. scale defaults to 1/√d_head. Under autocast the inputs are cast, as for torch's own attention.
-    tiles: instead of the table's, for tuning. Raises ValueError with the reason and the remedy for what `unavailable` refuses.
+    heads_kv divides heads. scale defaults to 1/√d_head. Under autocast the inputs are cast, as torch does for its own
+    attention. tiles: instead of the table's, for tuning. Raises ValueError with the reason and the remedy for what
+    `unavailable` refuses.
     """
     device = q.device.type
     if torch.is_autocast_enabled(device):
@@ -55,8 +55,8 @@ def attention(
 class FlashAttentionTriton(torch.autograd.Function):
     """`apply(q, k, v, is_causal=False)` on (..., seq, d_head), causal from the upper left.
 
-    Keeps q, k, v, the output and the log-sum-exp of the scaled scores, natural logarithm, (..., seq_q), float32; −inf where a
-    query sees no key.
+    Keeps q, k, v, the output, and the log-sum-exp of the scaled scores: (..., seq_q), float32, natural logarithm, −inf
+    where a query sees no key.
     """
 
     @staticmethod
@@ -72,14 +72,13 @@ class FlashAttentionTriton(torch.autograd.Function):
     ) -> Tensor:
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
         offset = causal_offset(q.shape[-2], k.shape[-2], align)
-        ctx.call = (is_causal, offset, scale)
-        ctx.tiles = tiles
         if torch.compiler.is_compiling():
-            o, lse = _forward_op(q, k, v, *ctx.call)
+            o, lse = _forward_op(q, k, v, is_causal, offset, scale)
         else:
-            o, lse = _forward(q, k, v, *ctx.call, tiles)
+            o, lse = _forward(q, k, v, is_causal, offset, scale, tiles)
         ctx.save_for_backward(q, k, v, o, lse)
-        return o
+        ctx.call, ctx.tiles = (is_causal, offset, scale), tiles
+        return o  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
@@ -87,7 +86,7 @@ class FlashAttentionTriton(torch.autograd.Function):
         if torch.compiler.is_compiling():
             gradients = _backward_op(*ctx.saved_tensors, do, *ctx.call)
         else:
-            gradients = _backward(*ctx.saved_tensors, do, *ctx.call, ctx.tiles)
+            gradients = _backward(*(*ctx.saved_tensors, do, *ctx.call, ctx.tiles))
         return *gradients, None, None, None, None
 
 
@@ -111,10 +110,12 @@ def _backward(
     """The gradients of q, k and v, each laid out as its tensor."""
     from cs_systems.kernels.flash_triton import Problem
 
-    dq, dk, dv, delta = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(lse)
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    lse = _as_4d(lse[..., None])[..., 0]
+    lse_log2, delta = torch.empty_like(lse), torch.empty_like(lse)
     problem = Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles)
-    problem.dq(_as_4d(o), lse, _as_4d(do), delta, _as_4d(dq)).run()
-    problem.dkdv(lse, _as_4d(do), delta, _as_4d(dk), _as_4d(dv)).run()
+    problem.dq(_as_4d(o), lse, _as_4d(do), lse_log2, delta, _as_4d(dq)).run()
+    problem.dkdv(_as_4d(do), lse_log2, delta, _as_4d(dk), _as_4d(dv)).run()
     return dq, dk, dv
 
 
@@ -181,7 +182,7 @@ def unavailable(call: AttentionCall) -> str | None:
 
 def _unavailable_interpreted(call: AttentionCall) -> str | None:
     if call.device != "cpu":
-        return "TRITON_INTERPRET is set, so the kernels would not run on the GPU: unset it and start a new process"
+        return "TRITON_INTERPRET is set, so the kernels would not run on the GPU: start the process without it, or use the CPU"
     if call.dtype == "bfloat16":
         return "Triton's interpreter computes bfloat16 products wrongly: use float32 or float16 there, or a GPU"
     if _release("triton") < (3, 7) and _release("numpy") >= (2, 4):
@@ -193,12 +194,15 @@ def _unavailable_interpreted(call: AttentionCall) -> str | None:
 
 def _unavailable_compiled(call: AttentionCall) -> str | None:
     if call.device == "cpu":
-        return "Triton has no CPU kernels: use a GPU, or set TRITON_INTERPRET=1 before the process starts (slow), or flash_torch"
+        return (
+            "Triton has no CPU kernels: use flash_torch, or start the process with TRITON_INTERPRET=1 (slow), or a GPU"
+        )
     if not torch.cuda.is_available():
         return "torch sees no CUDA device: run with --device cpu, or install a CUDA build of torch"
     capability = torch.cuda.get_device_capability()
     if capability < (8, 0):
-        return f"flash_triton needs compute capability 8.0, this GPU has {'.'.join(map(str, capability))}: use sdpa_efficient"
+        have = ".".join(map(str, capability))
+        return f"flash_triton needs compute capability 8.0, and this GPU has {have}: use sdpa_efficient"
     return None
 
 
@@ -208,8 +212,8 @@ def _release(package: str) -> tuple[int, int]:
 
 
 def algorithm(call: AttentionCall) -> AttentionAlgorithm:
-    """Forward's tiles and the padded head size. backward_matmuls is 7: q kᵀ, do vᵀ and ds k in the dq kernel; q kᵀ, do vᵀ,
-    pᵀ do and dsᵀ q in the dk-dv kernel, which computes the scores again rather than adding to dq with atomics.
+    """Forward's tiles and the padded head size. backward_matmuls is 7: q kᵀ, do vᵀ and ds k in the dq kernel; q kᵀ,
+    do vᵀ, pᵀ do and dsᵀ q in the dk-dv kernel, which computes the scores again rather than adding to dq with atomics.
     """
     capability = torch.cuda.get_device_capability() if call.device == "cuda" and torch.cuda.is_available() else None
     tile = tiles_for(capability, 4 if call.dtype == "float32" else 2, call.d_head).forward

@@ -1,4 +1,4 @@
-"""Compile a Triton kernel for an architecture without having a GPU, and read what decides its speed from the machine code.
+"""Compile a Triton kernel for an architecture without having a GPU; read what decides its speed from the machine code.
 
 Needs the triton package only (its ptxas, cuobjdump and nvdisasm come with it), and a process without TRITON_INTERPRET.
 """
@@ -16,16 +16,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-# What one block may ask for, from the CUDA C++ programming guide's table of compute capabilities.
 SHARED_LIMIT_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+"""What one block may ask for, by compute capability (CUDA C++ programming guide, table of technical specifications)."""
 
 
 @dataclass(frozen=True)
 class KernelResources:
     """What a compiled kernel takes of a multiprocessor.
 
-    registers: per thread. spills: local-memory instructions (STL, LDL) in the machine code, 0 if all values stay in registers.
-    shared_bytes: per block. instructions: opcode without modifiers → how often it stands in the machine code ("HGMMA", "MUFU", …).
+    registers: of a thread. spills: instructions in the machine code that access local memory (STL, LDL); 0: every value
+        stays in a register.
+    shared_bytes: of a block. instructions: opcode without modifiers ("HGMMA") → how often the machine code has it.
     """
 
     registers: int
@@ -35,43 +36,47 @@ class KernelResources:
     instructions: Mapping[str, int]
 
 
+def compile_for(
+    capability: int, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, int]
+) -> KernelResources:
+    """Compile a `@triton.jit` kernel for `capability` (90 is 9.0), specialised as a call with these arguments would be.
+
+    Tensors may be on torch's "meta" device: only dtype, alignment and the other arguments' values matter. Raises
+    RuntimeError in a process that interprets its kernels; triton's errors pass (CompilationError, OutOfResources).
+    """
+    from triton.runtime.jit import JITFunction
+
+    if not isinstance(kernel, JITFunction):
+        raise RuntimeError("TRITON_INTERPRET was set when triton was imported: compile in a process without it")
+    with _target(capability):
+        compiled: Any = kernel.warmup(grid=(1,), **arguments, **options)
+    usage, opcodes = _read_machine_code(compiled.asm["cubin"])
+    return KernelResources(
+        registers=int(usage["REG"]),
+        spills=opcodes["STL"] + opcodes["LDL"],
+        shared_bytes=compiled.metadata.shared,
+        num_warps=compiled.metadata.num_warps,
+        instructions=opcodes,
+    )
+
+
 @contextmanager
-def target(capability: int) -> Iterator[None]:
-    """Make triton compile for `capability` (90 for 9.0) instead of the GPU of this machine, if any."""
+def _target(capability: int) -> Iterator[None]:
+    """Stand in for the driver: triton asks it for the architecture before it compiles, and for nothing else."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    offline = SimpleNamespace(
+    stand_in: Any = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", capability, 32),
         get_current_device=lambda: f"sm_{capability}",  # the key of triton's cache of compiled kernels
         get_current_stream=lambda device: 0,
     )
-    driver.set_active(offline)  # type: ignore[arg-type]
+    driver.set_active(stand_in)
     try:
         yield
     finally:
-        driver.set_active(None)  # type: ignore[arg-type]  # the machine's own is looked up again on the next launch
-
-
-def compile_for(
-    capability: int, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, int], grid: tuple[int, ...] = (1,)
-) -> KernelResources:
-    """Compile a `@triton.jit` kernel as the call `kernel[grid](**arguments, **options)` would; tensors may be on "meta".
-
-    Raises RuntimeError under the interpreter, which has no compiled kernels; triton's own errors pass.
-    """
-    if not hasattr(kernel, "warmup") or not hasattr(kernel, "device_caches"):
-        raise RuntimeError("TRITON_INTERPRET was set when triton was imported: compile in a process without it")
-    with target(capability):
-        compiled = kernel.warmup(grid=grid, **arguments, **options)
-    usage, sass = _read_machine_code(compiled.asm["cubin"])
-    return KernelResources(
-        registers=int(usage["REG"]),
-        spills=sass["STL"] + sass["LDL"],
-        shared_bytes=compiled.metadata.shared,
-        num_warps=compiled.metadata.num_warps,
-        instructions=sass,
-    )
+        nothing: Any = None
+        driver.set_active(nothing)  # the machine's own driver, if any, is looked up again on the next launch
 
 
 def _read_machine_code(cubin: bytes) -> tuple[dict[str, str], Counter[str]]:
@@ -90,5 +95,5 @@ def _read_machine_code(cubin: bytes) -> tuple[dict[str, str], Counter[str]]:
 
 
 def _output(*command: str | Path) -> str:
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True)
     return done.stdout + done.stderr

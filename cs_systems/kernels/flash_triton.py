@@ -1,7 +1,6 @@
 """From tensors to launches of the FlashAttention-2 kernels: grids, strides, tiles. Importing it needs triton.
 
-A `Launch` is a kernel call as data: `run()` performs it; `cs_systems.kernels.compile` compiles it without a GPU, exactly as
-`run()` would.
+A `Launch` is a kernel call as data: `run()` performs it, `cs_systems.kernels.compile` compiles it without a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from cs_systems.kernels.flash_triton_backward import dkdv_kernel, dq_kernel
 from cs_systems.kernels.flash_triton_configs import Tile, Tiles, padded_d_head, tiles_for
@@ -24,13 +24,15 @@ INTERPRETED = not isinstance(forward_kernel, JITFunction)  # TRITON_INTERPRET wa
 
 @dataclass(frozen=True)
 class Launch:
+    """`kernel[grid](**arguments, **options)`. The first dimension of the grid, batch · heads, may go to 2³¹ − 1."""
+
     kernel: Any
     grid: tuple[int, int]
     arguments: dict[str, Any]
     options: dict[str, int]
 
     def run(self) -> None:
-        if all(self.grid):  # an empty grid is an error of the driver's; there is nothing to do
+        if all(self.grid):  # the driver refuses an empty grid; there is nothing to do
             self.kernel[self.grid](**self.arguments, **self.options)
 
 
@@ -38,7 +40,8 @@ class Launch:
 class Problem:
     """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), any strides.
 
-    Query i sees key j when not causal or j <= i + offset. tiles: None for the table's.
+    Query i sees key j when not causal or j <= i + offset. Without `tiles` the table's are taken. The statistics lse,
+    lse_log2 and delta are (batch, heads, seq_q), float32, contiguous; the other tensors are laid out freely.
     """
 
     q: Tensor
@@ -50,35 +53,44 @@ class Problem:
     tiles: Tiles | None = None
 
     def forward(self, o: Tensor, lse: Tensor) -> Launch:
-        """o as q; lse (batch, heads, seq_q), float32, contiguous. Both are written."""
+        """Writes o and lse."""
         tile = self._tiles().forward
-        grid = (math.prod(self.q.shape[:2]), triton.cdiv(self.q.shape[2], tile.block_m))
-        arguments = self._arguments(tile) | _with_strides(o=o)
-        return Launch(forward_kernel, grid, arguments | {"lse": lse} | self._heads(), _options(tile))
+        arguments = self._common(tile) | self._by_query(tile) | _with_strides(o=o) | {"lse": lse}
+        sign = {"scale_log2": abs(arguments["scale_log2"]), "NEGATE": self.scale < 0}
+        return Launch(forward_kernel, self._grid(self.q, tile.block_m), arguments | sign, _options(tile))
 
-    def dq(self, o: Tensor, lse: Tensor, do: Tensor, delta: Tensor, dq: Tensor) -> Launch:
-        """Writes dq and delta (batch, heads, seq_q), float32, contiguous. Runs before `dkdv`, which reads delta."""
+    def dq(self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor) -> Launch:
+        """Writes dq, lse_log2 and delta. Runs before `dkdv`, which reads the latter two."""
         tile = self._tiles().dq
-        grid = (math.prod(self.q.shape[:2]), triton.cdiv(self.q.shape[2], tile.block_m))
-        arguments = self._arguments(tile) | _with_strides(o=o, do=do, dq=dq) | {"lse": lse, "delta": delta}
-        return Launch(dq_kernel, grid, arguments | self._heads() | {"scale": self.scale}, _options(tile))
+        arguments = self._common(tile) | self._by_query(tile) | _with_strides(o=o, do=do, dq=dq)
+        arguments |= {"lse": lse, "lse_log2": lse_log2, "delta": delta, "scale": self.scale}
+        return Launch(dq_kernel, self._grid(self.q, tile.block_m), arguments, _options(tile))
 
-    def dkdv(self, lse: Tensor, do: Tensor, delta: Tensor, dk: Tensor, dv: Tensor) -> Launch:
+    def dkdv(self, do: Tensor, lse_log2: Tensor, delta: Tensor, dk: Tensor, dv: Tensor) -> Launch:
         """Writes dk and dv."""
         tile = self._tiles().dkdv
-        grid = (math.prod(self.k.shape[:2]), triton.cdiv(self.k.shape[2], tile.block_n))
-        arguments = self._arguments(tile) | _with_strides(do=do, dk=dk, dv=dv) | {"lse": lse, "delta": delta}
-        heads = {"heads_kv": self.k.shape[1], "GROUP": self.q.shape[1] // self.k.shape[1]}
-        return Launch(dkdv_kernel, grid, arguments | heads | {"scale": self.scale}, _options(tile))
+        rows, row = [1, 1, tile.block_m, padded_d_head(self.q.shape[-1])], [1, tile.block_m]
+        arguments = self._common(tile) | _with_strides(do=do, dk=dk, dv=dv)
+        arguments |= {"heads_kv": self.k.shape[1], "GROUP": self.q.shape[1] // self.k.shape[1], "scale": self.scale}
+        arguments |= {"q": _streamed(self.q, rows, tile), "do": _streamed(do, rows, tile)}
+        arguments |= {"lse_log2": _streamed(lse_log2.flatten(0, 1), row, tile)}
+        arguments |= {"delta": _streamed(delta.flatten(0, 1), row, tile)}
+        return Launch(dkdv_kernel, self._grid(self.k, tile.block_n), arguments, _options(tile))
 
     def _tiles(self) -> Tiles:
         capability = torch.cuda.get_device_capability(self.q.device) if self.q.is_cuda else None
         return self.tiles or tiles_for(capability, self.q.element_size(), self.q.shape[-1])
 
-    def _heads(self) -> dict[str, int]:
-        return {"heads": self.q.shape[1], "group": self.q.shape[1] // self.k.shape[1]}
+    def _grid(self, owned: Tensor, block: int) -> tuple[int, int]:
+        return owned.shape[0] * owned.shape[1], triton.cdiv(owned.shape[2], block)
 
-    def _arguments(self, tile: Tile) -> dict[str, Any]:
+    def _by_query(self, tile: Tile) -> dict[str, Any]:
+        """Of the kernels that own queries and walk the keys."""
+        rows = [1, 1, tile.block_n, padded_d_head(self.q.shape[-1])]
+        walked = {"k": _streamed(self.k, rows, tile), "v": _streamed(self.v, rows, tile)}
+        return walked | {"heads": self.q.shape[1], "group": self.q.shape[1] // self.k.shape[1]}
+
+    def _common(self, tile: Tile) -> dict[str, Any]:
         return _with_strides(q=self.q, k=self.k, v=self.v) | {
             "seq_q": self.q.shape[2],
             "seq_k": self.k.shape[2],
@@ -92,10 +104,19 @@ class Problem:
         }
 
 
+def _streamed(tensor: Tensor, block: list[int], tile: Tile) -> Tensor | TensorDescriptor:
+    """What a kernel walks along: a tensor descriptor if the tile asks for one and the copy engine takes the layout."""
+    *outer, inner = tensor.stride()
+    aligned = all(stride > 0 and stride * tensor.element_size() % 16 == 0 for stride in outer)
+    if not (tile.descriptors and aligned and inner == 1 and tensor.data_ptr() % 16 == 0):
+        return tensor
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
+
+
 def _options(tile: Tile) -> dict[str, int]:
     return {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
 
 
 def _with_strides(**tensors: Tensor) -> dict[str, Any]:
-    """Each tensor under its name, with its four strides (in elements) as `<name>_strides`."""
+    """Each tensor under its name, and its four strides (in elements) as `<name>_strides`."""
     return {key: value for name, t in tensors.items() for key, value in ((name, t), (f"{name}_strides", t.stride()))}

@@ -1,76 +1,77 @@
-"""FlashAttention-2 backward (Dao 2023, algorithm 2) in Triton, split in two so that no gradient is added to by two programs:
-dq_kernel owns queries and walks the keys, dkdv_kernel owns keys and walks the queries. Each recomputes the scores from the
-log-sum-exp, 3 + 4 score-sized products instead of the 5 of one kernel with atomics; the result does not depend on the order.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""FlashAttention-2 backward (Dao 2023, algorithm 2) in Triton, in two kernels so that no two programs add to one sum:
+dq_kernel owns queries and walks the keys, dkdv_kernel owns keys and walks the queries. Each recomputes the scores from
+the log-sum-exp: 3 + 4 score-sized products instead of the 5 of one kernel with atomics, and the same result every time.
 
-dq_kernel runs first: it has o and do at hand, so it also makes delta = rowsum(do · o), which dkdv_kernel reads.
+dq_kernel runs first: it has o and do at hand, so it also makes delta = rowsum(do · o), which dkdv_kernel reads, and the
+log-sum-exp in units of log2: dkdv_kernel would convert it as often as there are tiles of keys.
 """
 
 import triton
 import triton.language as tl
 
-from cs_systems.kernels.flash_triton_tiles import head_pointer, key_range, load_tile, store_tile, visible_keys
+from cs_systems.kernels.flash_triton_tiles import key_range, load_row, load_tile, store_row, store_tile, visible_keys
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _dq_loop(
-    dq, q, do, lse_log2, delta, queries, k_matrix, k_strides, v_matrix, v_strides, begin, end, seq_k, offset, scale_log2,
+    dq, q, do, lse_log2, delta, queries, k, k_strides, v, v_strides, batch, head, begin, end, seq_k, offset, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the keys begin … end to dq (BLOCK_M, BLOCK_D), which lacks the scale."""
     for start in range(begin, end, BLOCK_N):
-        k = load_tile(k_matrix, k_strides, start, seq_k, BLOCK_N, D, BLOCK_D, MASKED)
-        v = load_tile(v_matrix, v_strides, start, seq_k, BLOCK_N, D, BLOCK_D, MASKED)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2 - lse_log2[:, None]
+        k_tile = load_tile(k, k_strides, batch, head, start, seq_k, BLOCK_N, D, BLOCK_D, MASKED)
+        v_tile = load_tile(v, v_strides, batch, head, start, seq_k, BLOCK_N, D, BLOCK_D, MASKED)
+        s = tl.dot(q, tl.trans(k_tile), input_precision="ieee") * scale_log2 - lse_log2[:, None]
         if MASKED:
             keys = (start + tl.arange(0, BLOCK_N))[None, :]
             s = tl.where(visible_keys(queries[:, None], keys, seq_k, offset, CAUSAL), s, float("-inf"))
         p = tl.exp2(s)
-        dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+        dp = tl.dot(do, tl.trans(v_tile), input_precision="ieee")
         ds = p * (dp - delta[:, None])
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
     return dq
 
 
 @triton.jit
 def dq_kernel(
-    q, q_strides, k, k_strides, v, v_strides, o, o_strides, do, do_strides, dq, dq_strides, lse, delta,
+    q, q_strides, k, k_strides, v, v_strides, o, o_strides, do, do_strides, dq, dq_strides, lse, lse_log2, delta,
     heads, group, seq_q, seq_k, offset, scale, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """dq and delta; grid (batch · heads, tiles of queries)."""
+    """dq, delta and lse · log2 e; grid (batch · heads, tiles of queries)."""
     index = tl.program_id(0)
     batch, head = index // heads, index % heads
     start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M  # the longest programs first
     queries = start + tl.arange(0, BLOCK_M)
-    statistics = tl.cast(index, tl.int64) * seq_q + queries
-    o_tile = load_tile(head_pointer(o, o_strides, batch, head), o_strides, start, seq_q, BLOCK_M, D, BLOCK_D, True)
-    do_tile = load_tile(head_pointer(do, do_strides, batch, head), do_strides, start, seq_q, BLOCK_M, D, BLOCK_D, True)
+    head_kv = head // group
+    o_tile = load_tile(o, o_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
+    do_tile = load_tile(do, do_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
     delta_rows = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
-    tl.store(delta + statistics, delta_rows, mask=queries < seq_q)
-    lse_log2 = tl.load(lse + statistics, mask=queries < seq_q, other=0.0) * LOG2E
-    q_tile = load_tile(head_pointer(q, q_strides, batch, head), q_strides, start, seq_q, BLOCK_M, D, BLOCK_D, True)
-    k_matrix = head_pointer(k, k_strides, batch, head // group)
-    v_matrix = head_pointer(v, v_strides, batch, head // group)
+    lse_rows = load_row(lse, index, start, seq_q, BLOCK_M) * LOG2E
+    store_row(delta, index, start, seq_q, delta_rows, BLOCK_M)
+    store_row(lse_log2, index, start, seq_q, lse_rows, BLOCK_M)
+    q_tile = load_tile(q, q_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     full, end = key_range(start, seq_k, offset, BLOCK_M, BLOCK_N, CAUSAL)
     acc = _dq_loop(
-        acc, q_tile, do_tile, lse_log2, delta_rows, queries, k_matrix, k_strides, v_matrix, v_strides, 0, full, seq_k,
-        offset, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, False,
+        acc, q_tile, do_tile, lse_rows, delta_rows, queries, k, k_strides, v, v_strides, batch, head_kv, 0, full,
+        seq_k, offset, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, False,
     )  # fmt: skip
     acc = _dq_loop(
-        acc, q_tile, do_tile, lse_log2, delta_rows, queries, k_matrix, k_strides, v_matrix, v_strides, full, end, seq_k,
-        offset, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, True,
+        acc, q_tile, do_tile, lse_rows, delta_rows, queries, k, k_strides, v, v_strides, batch, head_kv, full, end,
+        seq_k, offset, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, True,
     )  # fmt: skip
-    dq_matrix = head_pointer(dq, dq_strides, batch, head)
-    store_tile(dq_matrix, dq_strides, start, seq_q, acc * scale, BLOCK_M, D, BLOCK_D)
+    store_tile(dq, dq_strides, batch, head, start, seq_q, acc * scale, BLOCK_M, D, BLOCK_D)
 
 
 @triton.jit
 def _dkdv_loop(
-    dk, dv, k, v, keys, q_matrix, q_strides, do_matrix, do_strides, lse, delta, begin, end, seq_q, seq_k, offset, scale_log2,
+    dk, dv, k, v, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row, begin, end, seq_q, seq_k,
+    offset, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the queries begin … end to dk (which lacks the scale) and dv, both (BLOCK_N, BLOCK_D).
@@ -80,24 +81,24 @@ def _dkdv_loop(
     """
     for start in range(begin, end, BLOCK_M):
         queries = start + tl.arange(0, BLOCK_M)
-        q = load_tile(q_matrix, q_strides, start, seq_q, BLOCK_M, D, BLOCK_D, True)
-        lse_log2 = tl.load(lse + queries, mask=queries < seq_q, other=0.0) * LOG2E
-        s = tl.dot(k, tl.trans(q), input_precision="ieee") * scale_log2 - lse_log2[None, :]
+        q_tile = load_tile(q, q_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
+        lse_rows = load_row(lse_log2, row, start, seq_q, BLOCK_M)
+        s = tl.dot(k, tl.trans(q_tile), input_precision="ieee") * scale_log2 - lse_rows[None, :]
         if MASKED:
             s = tl.where(visible_keys(queries[None, :], keys[:, None], seq_k, offset, CAUSAL), s, float("-inf"))
         p = tl.exp2(s)
-        do = load_tile(do_matrix, do_strides, start, seq_q, BLOCK_M, D, BLOCK_D, True)
-        dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
-        dp = tl.dot(v, tl.trans(do), input_precision="ieee")
-        delta_rows = tl.load(delta + queries, mask=queries < seq_q, other=0.0)
+        do_tile = load_tile(do, do_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
+        dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+        dp = tl.dot(v, tl.trans(do_tile), input_precision="ieee")
+        delta_rows = load_row(delta, row, start, seq_q, BLOCK_M)
         ds = p * (dp - delta_rows[None, :])
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
+        dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
     return dk, dv
 
 
 @triton.jit
 def dkdv_kernel(
-    q, q_strides, k, k_strides, v, v_strides, do, do_strides, dk, dk_strides, dv, dv_strides, lse, delta,
+    q, q_strides, k, k_strides, v, v_strides, do, do_strides, dk, dk_strides, dv, dv_strides, lse_log2, delta,
     heads_kv, seq_q, seq_k, offset, scale, scale_log2, GROUP: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
@@ -108,10 +109,10 @@ def dkdv_kernel(
         tl.program_id(1) * BLOCK_N
     )  # causal: the first keys are seen by most queries, the longest programs come first
     keys = start + tl.arange(0, BLOCK_N)
-    k_tile = load_tile(head_pointer(k, k_strides, batch, head_kv), k_strides, start, seq_k, BLOCK_N, D, BLOCK_D, True)
-    v_tile = load_tile(head_pointer(v, v_strides, batch, head_kv), v_strides, start, seq_k, BLOCK_N, D, BLOCK_D, True)
+    k_tile = load_tile(k, k_strides, batch, head_kv, start, seq_k, BLOCK_N, D, BLOCK_D, True)
+    v_tile = load_tile(v, v_strides, batch, head_kv, start, seq_k, BLOCK_N, D, BLOCK_D, True)
 
-    # Queries before `begin` see none of these keys, from `full` on all of them. A tile with keys past seq_k is masked throughout.
+    # Queries before `begin` see none of these keys, from `full` on all; keys past seq_k are masked for every query.
     begin = 0
     full = 0
     if CAUSAL:
@@ -123,18 +124,14 @@ def dkdv_kernel(
     dv_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for member in range(GROUP):
         head = head_kv * GROUP + member
-        q_matrix = head_pointer(q, q_strides, batch, head)
-        do_matrix = head_pointer(do, do_strides, batch, head)
-        row = tl.cast(index * GROUP + member, tl.int64) * seq_q
+        row = index * GROUP + member
         dk_acc, dv_acc = _dkdv_loop(
-            dk_acc, dv_acc, k_tile, v_tile, keys, q_matrix, q_strides, do_matrix, do_strides, lse + row, delta + row,
+            dk_acc, dv_acc, k_tile, v_tile, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row,
             begin, full, seq_q, seq_k, offset, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, True,
         )  # fmt: skip
         dk_acc, dv_acc = _dkdv_loop(
-            dk_acc, dv_acc, k_tile, v_tile, keys, q_matrix, q_strides, do_matrix, do_strides, lse + row, delta + row,
+            dk_acc, dv_acc, k_tile, v_tile, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row,
             full, seq_q, seq_q, seq_k, offset, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, False,
         )  # fmt: skip
-    dk_matrix = head_pointer(dk, dk_strides, batch, head_kv)
-    dv_matrix = head_pointer(dv, dv_strides, batch, head_kv)
-    store_tile(dk_matrix, dk_strides, start, seq_k, dk_acc * scale, BLOCK_N, D, BLOCK_D)
-    store_tile(dv_matrix, dv_strides, start, seq_k, dv_acc, BLOCK_N, D, BLOCK_D)
+    store_tile(dk, dk_strides, batch, head_kv, start, seq_k, dk_acc * scale, BLOCK_N, D, BLOCK_D)
+    store_tile(dv, dv_strides, batch, head_kv, start, seq_k, dv_acc, BLOCK_N, D, BLOCK_D)

@@ -1,6 +1,6 @@
-"""The tile sizes of the FlashAttention-2 Triton kernels, as data: per architecture, bytes of an element and padded head size.
+"""The tiles of the FlashAttention-2 Triton kernels, as data: per architecture, bytes of an element, padded head size.
 
-A table and not an autotuner: the first call of a process must not benchmark, and two processes must run the same kernels.
+A table, not an autotuner: the first call of a process must not benchmark, and two processes must run the same kernels.
 `scripts/benchmarks/flash_triton_tune.py` measures candidates for a shape; its winners belong here.
 """
 
@@ -11,12 +11,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tile:
-    """block_m queries by block_n keys; num_warps and num_stages as Triton's launch options."""
+    """block_m queries by block_n keys; num_warps and num_stages as Triton's launch options.
+
+    descriptors: what the kernel walks along is read through tensor descriptors (TMA; compute capability 9.0 on).
+    """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    descriptors: bool = False
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,11 @@ class Tiles:
 
 
 def padded_d_head(d_head: int) -> int:
-    """The head size that the kernels compute with: a power of two, at least the 16 of the smallest tensor-core product."""
+    """The head size that the kernels compute with: a power of two, at least 16, the smallest tensor-core product."""
     return max(16, 1 << (d_head - 1).bit_length())
 
 
-# (bytes of an element, largest padded d_head) → tiles, in ascending order: the first entry that is large enough is taken.
+# (bytes of an element, largest padded d_head) → tiles: the first entry that is large enough is taken.
 Table = dict[tuple[int, int], Tiles]
 
 # Multiprocessors with 99 KiB of shared memory (8.6, 8.9, 12.0), and anything not known better.

@@ -1,26 +1,27 @@
-"""FlashAttention-2 forward (Dao 2023, algorithm 1) in Triton: one program owns BLOCK_M queries of one head and walks the keys.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""FlashAttention-2 forward (Dao 2023, algorithm 1) in Triton: a program owns BLOCK_M queries of a head, walks the keys.
 
-Scores are kept in units of log2, with the scale folded in, because the hardware's exponential is exp2. Key tiles that every
-query of the tile sees need no mask and run in a loop of their own; those that no query sees are never visited.
+Scores are kept in units of log2, with the scale folded in, because the hardware's exponential is exp2. Key tiles that
+every query of the tile sees need no mask and run in a loop of their own; those that no query sees are never visited.
 """
 
 import triton
 import triton.language as tl
 
-from cs_systems.kernels.flash_triton_tiles import head_pointer, key_range, load_tile, store_tile, visible_keys
+from cs_systems.kernels.flash_triton_tiles import key_range, load_tile, store_row, store_tile, visible_keys
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 def _attend(
-    acc, row_max, row_sum, q, queries, k_matrix, k_strides, v_matrix, v_strides, begin, end, seq_k, offset, scale_log2,
+    acc, row_max, row_sum, q, queries, k, k_strides, v, v_strides, batch, head, begin, end, seq_k, offset, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the keys begin … end to the running softmax: acc (BLOCK_M, BLOCK_D), row_max and row_sum (BLOCK_M,)."""
     for start in range(begin, end, BLOCK_N):
-        k = load_tile(k_matrix, k_strides, start, seq_k, BLOCK_N, D, BLOCK_D, MASKED)
-        s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        k_tile = load_tile(k, k_strides, batch, head, start, seq_k, BLOCK_N, D, BLOCK_D, MASKED)
+        s = tl.dot(q, tl.trans(k_tile), input_precision="ieee")
         if MASKED:
             keys = (start + tl.arange(0, BLOCK_N))[None, :]
             s = tl.where(visible_keys(queries[:, None], keys, seq_k, offset, CAUSAL), s * scale_log2, float("-inf"))
@@ -35,8 +36,8 @@ def _attend(
         correction = tl.exp2(row_max - shift)
         row_sum = row_sum * correction + tl.sum(p, 1)
         row_max = new_max
-        v = load_tile(v_matrix, v_strides, start, seq_k, BLOCK_N, D, BLOCK_D, MASKED)
-        acc = tl.dot(p.to(v.dtype), v, acc * correction[:, None], input_precision="ieee")
+        v_tile = load_tile(v, v_strides, batch, head, start, seq_k, BLOCK_N, D, BLOCK_D, MASKED)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * correction[:, None], input_precision="ieee")
     return acc, row_max, row_sum
 
 
@@ -44,37 +45,34 @@ def _attend(
 def forward_kernel(
     q, q_strides, k, k_strides, v, v_strides, o, o_strides, lse, heads, group, seq_q, seq_k, offset, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    NEGATE: tl.constexpr,
 ):  # fmt: skip
-    """o = softmax(scale q kᵀ) v and its log-sum-exp; grid (batch · heads, tiles of queries)."""
+    """o = softmax(scale q kᵀ) v and its log-sum-exp; grid (batch · heads, tiles of queries). NEGATE: scale < 0."""
     index = tl.program_id(0)
     batch, head = index // heads, index % heads
     # The last queries see most keys: the longest programs start first, so that short ones fill the end of the launch.
     start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     queries = start + tl.arange(0, BLOCK_M)
-    q_tile = load_tile(head_pointer(q, q_strides, batch, head), q_strides, start, seq_q, BLOCK_M, D, BLOCK_D, True)
-    # The maximum below is taken before the scale is applied, which needs a scale that keeps the order.
-    q_tile = tl.where(scale_log2 < 0, -q_tile, q_tile)
-    scale_log2 = tl.abs(scale_log2)
-    k_matrix = head_pointer(k, k_strides, batch, head // group)
-    v_matrix = head_pointer(v, v_strides, batch, head // group)
+    q_tile = load_tile(q, q_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
+    if NEGATE:  # the maximum is taken before the scale is applied, which needs a scale that keeps the order
+        q_tile = -q_tile
+    head_kv = head // group
 
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     full, end = key_range(start, seq_k, offset, BLOCK_M, BLOCK_N, CAUSAL)
     acc, row_max, row_sum = _attend(
-        acc, row_max, row_sum, q_tile, queries, k_matrix, k_strides, v_matrix, v_strides, 0, full, seq_k, offset,
+        acc, row_max, row_sum, q_tile, queries, k, k_strides, v, v_strides, batch, head_kv, 0, full, seq_k, offset,
         scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, False,
     )  # fmt: skip
     acc, row_max, row_sum = _attend(
-        acc, row_max, row_sum, q_tile, queries, k_matrix, k_strides, v_matrix, v_strides, full, end, seq_k, offset,
+        acc, row_max, row_sum, q_tile, queries, k, k_strides, v, v_strides, batch, head_kv, full, end, seq_k, offset,
         scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, True,
     )  # fmt: skip
 
     empty = row_sum == 0.0  # these rows see no key: output 0, log-sum-exp -inf
     safe_sum = tl.where(empty, 1.0, row_sum)
-    o_matrix = head_pointer(o, o_strides, batch, head)
-    store_tile(o_matrix, o_strides, start, seq_q, acc / safe_sum[:, None], BLOCK_M, D, BLOCK_D)
-    # row_max is -inf where the row is empty
-    lse_rows = lse + tl.cast(index, tl.int64) * seq_q + queries
-    tl.store(lse_rows, (row_max + tl.log2(safe_sum)) * LN2, mask=queries < seq_q)
+    store_tile(o, o_strides, batch, head, start, seq_q, acc / safe_sum[:, None], BLOCK_M, D, BLOCK_D)
+    # One rounding, not two: of scores of 10⁴ float32 keeps 10⁻³. row_max is -inf where the row is empty.
+    store_row(lse, index, start, seq_q, tl.fma(row_max, LN2, tl.log(safe_sum)), BLOCK_M)

@@ -1,6 +1,8 @@
-"""What the FlashAttention-2 kernels share: where a head's matrix begins, and how one tile of it is read and written.
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""What the FlashAttention-2 kernels share: how a tile of a head's matrix is read and written, which keys a query sees.
 
-A tile is (ROWS, BLOCK_D), BLOCK_D the power of two at or above D; what lies past `length` rows or D columns is read as 0.
+A tile is (ROWS, BLOCK_D), BLOCK_D the power of two at or above D; what lies past `length` rows or D columns is read as
+0 and not written.
 """
 
 import triton
@@ -8,39 +10,62 @@ import triton.language as tl
 
 
 @triton.jit
-def head_pointer(tensor, strides, batch, head):
-    """The first element of one head's (seq, D) matrix, in 64 bits: a tensor may hold more than 2**31 elements."""
-    return tensor + tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
-
-
-@triton.jit
-def _pointers(matrix, strides, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    # One 64-bit base for the tile, small offsets inside it: those stay 32 bits wide and do not change along the loop.
+def _pointers(tensor, strides, batch, head, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    # One 64-bit base for the tile, for a tensor may hold more than 2**31 elements; the offsets inside it stay 32 bits
+    # wide and do not change along a loop.
+    matrix = tensor + tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
     first = matrix + tl.cast(start, tl.int64) * strides[2]
     return first + (tl.arange(0, ROWS)[:, None] * strides[2] + tl.arange(0, BLOCK_D)[None, :] * strides[3])
 
 
 @triton.jit
 def load_tile(
-    matrix, strides, start, length, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, MASK_ROWS: tl.constexpr
-):
-    pointers = _pointers(matrix, strides, start, ROWS, BLOCK_D)
-    in_rows = (start + tl.arange(0, ROWS) < length)[:, None]
-    in_columns = (tl.arange(0, BLOCK_D) < D)[None, :]
-    if MASK_ROWS and D < BLOCK_D:
-        return tl.load(pointers, mask=in_rows & in_columns, other=0.0)
-    elif MASK_ROWS:
-        return tl.load(pointers, mask=in_rows, other=0.0)
-    elif D < BLOCK_D:
-        return tl.load(pointers, mask=in_columns, other=0.0)
+    tensor, strides, batch, head, start, length,
+    ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, MASK_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Rows start … start + ROWS of one head, from a pointer or, by the copy engine, from a tensor descriptor."""
+    # Branches, not early returns: Triton compiles what follows a `return` inside an `if`.
+    if isinstance(tensor, tl.tensor_descriptor):
+        tile = tensor.load([batch, head, start, 0]).reshape([ROWS, BLOCK_D])  # 0 outside by itself
     else:
-        return tl.load(pointers)
+        pointers = _pointers(tensor, strides, batch, head, start, ROWS, BLOCK_D)
+        in_rows = (start + tl.arange(0, ROWS) < length)[:, None]
+        in_columns = (tl.arange(0, BLOCK_D) < D)[None, :]
+        if MASK_ROWS and D < BLOCK_D:
+            tile = tl.load(pointers, mask=in_rows & in_columns, other=0.0)
+        elif MASK_ROWS:
+            tile = tl.load(pointers, mask=in_rows, other=0.0)
+        elif D < BLOCK_D:
+            tile = tl.load(pointers, mask=in_columns, other=0.0)
+        else:
+            tile = tl.load(pointers)
+    return tile
 
 
 @triton.jit
-def store_tile(matrix, strides, start, length, tile, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def load_row(tensor, row, start, length, COLUMNS: tl.constexpr):
+    """Elements start … start + COLUMNS of one row of a (rows, length) matrix, 0 past its end; pointer or descriptor."""
+    if isinstance(tensor, tl.tensor_descriptor):
+        values = tensor.load([row, start]).reshape([COLUMNS])
+    else:
+        columns = start + tl.arange(0, COLUMNS)
+        values = tl.load(tensor + tl.cast(row, tl.int64) * length + columns, mask=columns < length, other=0.0)
+    return values
+
+
+@triton.jit
+def store_row(tensor, row, start, length, values, COLUMNS: tl.constexpr):
+    columns = start + tl.arange(0, COLUMNS)
+    tl.store(tensor + tl.cast(row, tl.int64) * length + columns, values, mask=columns < length)
+
+
+@triton.jit
+def store_tile(
+    tensor, strides, batch, head, start, length, tile, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
+):
     inside = (start + tl.arange(0, ROWS) < length)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :]
-    tl.store(_pointers(matrix, strides, start, ROWS, BLOCK_D), tile.to(matrix.dtype.element_ty), mask=inside)
+    pointers = _pointers(tensor, strides, batch, head, start, ROWS, BLOCK_D)
+    tl.store(pointers, tile.to(tensor.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -54,7 +79,7 @@ def visible_keys(queries, keys, seq_k, offset, CAUSAL: tl.constexpr):
 
 @triton.jit
 def key_range(start, seq_k, offset, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr):
-    """For the queries start … start + BLOCK_M: (full, end). Key tiles before `full` are seen by every query, from `end` on by none."""
+    """(full, end) for the queries from `start`: all of them see the key tiles before `full`, none those from `end` on."""
     end = seq_k
     full = seq_k
     if CAUSAL:
