@@ -78,11 +78,16 @@ def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None
     path.write_bytes(_bytes(figure(records, kind), ending, "white"))
 
 
-def svg(records: Sequence[RunRecord], kind: str) -> str:
-    """A figure as one <svg> element for an HTML page: transparent, in the page's text colour, with ids of its own."""
-    text = _bytes(figure(records, kind), "svg", "none").decode()
+def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
+    """A figure as one <svg> element for a page that gives it a title: transparent, in the page's text colour.
+
+    Its ids begin with `prefix`, so that several figures can stand in one page.
+    """
+    drawn = figure(records, kind)
+    drawn.axes[0].set_title("", loc="left")
+    text = _bytes(drawn, "svg", "none").decode()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{kind}-", text).replace(INK, "currentColor")
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}{kind}-", text).replace(INK, "currentColor")
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="figure: {kind}"', text, count=1)
 
 

@@ -34,6 +34,19 @@ class Table:
     optional: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """A caveat and the number of cells that it is about."""
+
+    code: str
+    count: int
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return plain(f"{self.code} ({_cells(self.count)}): {self.message} → {self.remedy}")
+
+
 def render(
     records: Sequence[RunRecord],
     format: str = "terminal",
@@ -72,7 +85,7 @@ def tables(
         whole = frame(chosen)
         whole["note"] = [_note(row, marks) for row in whole.to_dict("records")]
         rows = _rows(whole, phases)
-        notes = (*_doubts(chosen), *_failures(chosen, marks))
+        notes = (*map(str, doubts(chosen)), *_failures(chosen, marks))
         made.append(_listed(whole, rows, columns, notes) if pivot is None else _pivoted(whole, rows, pivot, notes))
     return made
 
@@ -190,17 +203,16 @@ def _failures(records: Iterable[RunRecord], marks: Mapping[tuple[str, str | None
     return [plain(f"{m} ({_cells(counts[which])}): {which[1] or 'no reason recorded'}") for which, m in marks.items()]
 
 
-def _doubts(records: Iterable[RunRecord]) -> list[str]:
-    """Each caveat with its remedy once, with how many cells it is about."""
-    doubts: dict[tuple[str, str], list[str]] = {}
+def doubts(records: Iterable[RunRecord]) -> list[Doubt]:
+    """Each caveat once, in order of appearance: messages with one remedy, which may differ in their numbers."""
+    said: dict[tuple[str, str], list[str]] = {}
     for record in records:
         for caveat in record.warnings:
-            doubts.setdefault((caveat.code, caveat.remedy), []).append(caveat.message)
-    notes = []
-    for (code, remedy), said in doubts.items():
-        example = "" if len(set(said)) == 1 else "e.g. "
-        notes.append(plain(f"{code} ({_cells(len(said))}): {example}{said[0]} → {remedy}"))
-    return notes
+            said.setdefault((caveat.code, caveat.remedy), []).append(caveat.message)
+    return [
+        Doubt(code, len(messages), ("" if len(set(messages)) == 1 else "e.g. ") + messages[0], remedy)
+        for (code, remedy), messages in said.items()
+    ]
 
 
 def _cells(count: int) -> str:

@@ -1,0 +1,79 @@
+"""Show what was recorded, as tables, a figure, or one HTML page that needs no network."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from cs_systems.cli._options import optional
+from cs_systems.config import ConfigError
+from cs_systems.record import RunRecord, read_records
+
+Format = Literal["terminal", "markdown", "latex", "typst", "csv", "html"]
+
+
+@dataclass(frozen=True)
+class Report:
+    dir: Annotated[Positional[Path], arg(metavar="DIR", help="a run's folder, or its records.jsonl")]
+    format: Annotated[Format, arg(help="what to write")] = "terminal"
+    columns: Annotated[
+        str | None, optional("A,B,…", "columns to show: size,median_ms,backward.median_ms,range_s,mfu,note")
+    ] = None
+    pivot: Annotated[
+        str | None, optional("ROWS:COLUMNS:VALUE", "cross table: size,context_length:attention:median_ms")
+    ] = None
+    phase: Annotated[str | None, optional("A,B,…", "show these phases, a row each", "step, the whole")] = None
+    output: Annotated[Path | None, optional("FILE", "write there instead of to the terminal")] = None
+    figure: Annotated[Path | None, optional("FILE", "draw a figure: FILE.svg, .png or .pdf")] = None
+    figure_kind: Annotated[str | None, optional("KIND", "phases, rate, time, memory or warmup", "the most telling")] = (
+        None
+    )
+
+
+ARGS = Report
+
+
+def run(args: Report) -> int:
+    """Exit status 0. Raises ConfigError for a malformed request or recording, FileNotFoundError where there is none."""
+    if args.format == "html" and (args.columns or args.pivot or args.phase):
+        raise ConfigError("an HTML page shows every column and phase: leave out --columns, --pivot and --phase")
+    records, complaints = read_records(args.dir)
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    if not records:
+        raise ConfigError(f"{args.dir} holds no record yet: run the sweep again to go on with it")
+    if args.figure:
+        from cs_systems.report import plot
+
+        plot.save(records, args.figure, args.figure_kind)
+        print(f"figure: {args.figure}", file=sys.stderr)
+        if not args.output:
+            return 0
+    text = _text(args, records)
+    if args.output:
+        args.output.write_text(text, encoding="utf-8")
+        print(f"{args.format}: {args.output}", file=sys.stderr)
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+def _text(args: Report, records: list[RunRecord]) -> str:
+    if args.format == "html":
+        from cs_systems.report import html
+
+        return html.render(records)
+    from cs_systems.report.table import render
+
+    seen = args.output is None and sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if seen else None
+    return render(records, args.format, _names(args.columns), args.pivot, _names(args.phase), width, color=seen)
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
