@@ -1,0 +1,32 @@
+"""What every workload that calls attention asks before it runs: which dtype, and whether the backend takes the call."""
+
+from __future__ import annotations
+
+from cs_systems import plugins
+from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.config import Precision, RunConfig
+from cs_systems.device import Device
+from cs_systems.workloads import Unavailable
+
+COMPUTE_DTYPES = {
+    Precision.FP32: "float32",
+    Precision.TF32: "float32",
+    Precision.BF16: "bfloat16",
+    Precision.FP16: "float16",
+    Precision.BF16_PURE: "bfloat16",
+}
+
+
+def check_backend(config: RunConfig, device: Device, call: AttentionCall) -> AttentionBackend | None:
+    """The config's backend once it has said that it takes `call`; None for somebody's function, which declares nothing.
+
+    Raises Unavailable with the reason and the remedy.
+    """
+    if config.precision is Precision.TF32 and (not device.is_cuda or (device.capability() or (0, 0)) < (8, 0)):
+        raise Unavailable("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32")
+    backend = plugins.get("attention", config.attention)
+    if not isinstance(backend, AttentionBackend):
+        return None
+    if reason := backend.unavailable(call):
+        raise Unavailable(f"{config.attention}: {reason}")
+    return backend
