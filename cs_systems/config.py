@@ -13,7 +13,7 @@ import itertools
 import json
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -294,16 +294,16 @@ def grid(base: RunConfig | None = None, **axes: Sequence[Any]) -> list[RunConfig
     return cells
 
 
-def describe(config: RunConfig) -> str:
-    """One line for progress and errors: what distinguishes this cell to a person."""
+def describe(config: RunConfig, without: Collection[str] = ()) -> str:
+    """One line for progress and errors: what distinguishes this cell to a person, leaving out the fields `without`."""
     if config.workload == "attention" and config.shape:
         s = config.shape
         what = f"{s.batch}×{s.heads}×{s.seq}×{s.d_head}{' causal' if s.causal else ''}"
     else:
         what = f"{config.model.label} ctx {config.tokens_per_sequence} batch {config.batch_size}"
-    parts = [what, config.attention, config.precision.value, config.mode.value]
     if config.workload not in ("train_step", "attention"):
-        parts.insert(0, config.workload)
+        what = f"{config.workload} · {what}"
+    parts = {"attention": config.attention, "precision": config.precision.value, "mode": config.mode.value}
     if config.compile != "none":
-        parts.append(f"compile={config.compile}")
-    return " · ".join(parts)
+        parts["compile"] = f"compile={config.compile}"
+    return " · ".join([what, *(text for name, text in parts.items() if name not in without)])

@@ -1,0 +1,53 @@
+"""Hold recording B against recording A: the ratio of their times with its confidence interval, and a verdict for each cell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from cs_systems.cli._options import Names
+from cs_systems.record import Row
+
+
+@dataclass(frozen=True)
+class Compare:
+    a: Annotated[Positional[Path], arg(help="folder or records.jsonl of the baseline")]
+    b: Annotated[Positional[Path], arg(help="folder or records.jsonl held against it")]
+    phase: Annotated[Names, arg(help="step (wall clock), forward, loss, backward, optimizer")] = ("step",)
+    format: Annotated[str, arg(help="terminal, markdown, latex, typst, csv")] = "terminal"
+
+
+ARGS = Compare
+
+
+def run(args: Compare) -> int:
+    from cs_systems.analysis.compare import compare
+    from cs_systems.record import read_records
+    from cs_systems.report.rows import render_rows
+
+    (a, torn_a), (b, torn_b) = read_records(args.a), read_records(args.b)
+    comparison = compare(a, b, args.phase)
+    what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
+    caption = f"B over A; {what or 'the same configuration on both sides'}"
+    unseen = dict.fromkeys(f"not seen: {row['unseen']}" for row in comparison.rows if row["unseen"])
+    notes = [*unseen, *torn_a, *torn_b, *comparison.doubts]
+    rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
+    print(render_rows(rows, args.format, caption, notes), end="")
+    return 0
+
+
+def _readable(row: Row) -> Row:
+    """The columns for a person: a ratio to three decimals, its interval in one column."""
+    low, high = row["ratio_low"], row["ratio_high"]
+    return {
+        "cell": row["cell"],
+        "phase": row["phase"],
+        "A_s": row["a_median_s"],
+        "B_s": row["b_median_s"],
+        "B/A": f"{row['ratio']:.3f}",
+        "interval": "–" if low is None else f"{low:.3f} … {high:.3f}",
+        "verdict": row["verdict"],
+    }

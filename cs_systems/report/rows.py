@@ -1,0 +1,42 @@
+"""Plain rows (a `results` table, a comparison) in any of the formats: `render_rows(rows, format, caption, notes) -> str`.
+
+A column's unit comes from the end of its name, as everywhere: `ratio_low` has none, `a_median_s` is shown in what reads best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cs_systems.config import one_of
+from cs_systems.record import Row
+from cs_systems.report import units
+from cs_systems.report.columns import Column, text
+from cs_systems.report.formats import FORMATS
+from cs_systems.report.table import Table
+
+
+def render_rows(
+    rows: Sequence[Row],
+    format: str = "terminal",
+    caption: str = "",
+    notes: Sequence[str] = (),
+    titles: dict[str, str] | None = None,
+    width: int | None = None,
+    color: bool = False,
+) -> str:
+    """The rows as one table; all have the first one's columns. `titles`: column → heading, where its name is not enough."""
+    write = FORMATS[one_of("format", format, FORMATS)]
+    names = list(rows[0]) if rows else []
+    columns = tuple(_column(name, (titles or {}).get(name, name), rows) for name in names)
+    return write([Table(caption, columns, tuple(notes), ("ok",) * len(rows))], width, color)
+
+
+def _column(name: str, title: str, rows: Sequence[Row]) -> Column:
+    values = tuple(row[name] for row in rows)
+    numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    suffix = units.base_suffix(name)
+    unit = units.best_unit(units.SCALES[suffix], numbers) if suffix and numbers else None
+    cells = tuple(text(v, unit) for v in values)
+    if title == name and suffix:
+        title = name.removesuffix(suffix)
+    return Column(name, title.replace("_", " "), unit.label if unit else "", cells, values, bool(numbers))
