@@ -33,14 +33,14 @@ def run(args: Compare) -> int:
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
     caption = f"B over A; {what or 'the same configuration on both sides'}"
     unseen = dict.fromkeys(f"not seen: {row['unseen']}" for row in comparison.rows if row["unseen"])
-    notes = [*unseen, *torn_a, *torn_b, *comparison.doubts]
+    notes = ["finds: the smallest slowdown that would have been called one", *unseen, *torn_a, *torn_b, *comparison.doubts]
     rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
     print(render_rows(rows, args.format, caption, notes), end="")
     return 0
 
 
 def _readable(row: Row) -> Row:
-    """The columns for a person: a ratio to three decimals, its interval in one column."""
+    """The columns for a person: the ratio's interval in one, and what it takes to be noticed."""
     low, high = row["ratio_low"], row["ratio_high"]
     return {
         "cell": row["cell"],
@@ -49,5 +49,6 @@ def _readable(row: Row) -> Row:
         "B_s": row["b_median_s"],
         "B/A": f"{row['ratio']:.3f}",
         "interval": "–" if low is None else f"{low:.3f} … {high:.3f}",
+        "finds": "–" if row["resolution"] is None else f"{row['resolution']:.0%}",
         "verdict": row["verdict"],
     }

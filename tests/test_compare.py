@@ -1,0 +1,90 @@
+"""Comparison: what is compared is found, cells are matched, and the verdict is right on planted differences."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cs_systems.analysis.compare import compare
+from cs_systems.cli import main
+from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig
+from cs_systems.record import Caveat, Measurement, RunRecord, Sample, append_record
+from tests.test_record import ENVIRONMENT
+
+BASE = RunConfig(model=PRESETS["tiny"], rounds=4, steps=20)
+
+
+def record(config: RunConfig, seconds: float, repeat: int = 0, noise: float = 0.002) -> RunRecord:
+    """A run whose steps take `seconds` with a relative noise of its own."""
+    dice = random.Random(f"{config.key()} {repeat} {seconds}")
+    samples = tuple(
+        Sample(i // 5, False, t := seconds * dice.lognormvariate(0, noise), {"forward": t / 3}, {"forward": t / 9})
+        for i in range(20)
+    )
+    return RunRecord(
+        config.key(), config.to_dict(), "ok", repeat, None, ENVIRONMENT, Measurement("monotonic", samples, 0.0)
+    )
+
+
+def test_the_compared_field_is_found_and_the_rest_is_matched() -> None:
+    modes = (Mode.FORWARD, Mode.TRAIN_STEP)
+    a = [record(replace(BASE, mode=m), 1.0 + i) for i, m in enumerate(modes)]
+    b = [record(replace(BASE, mode=m, attention="flex"), (1.0 + i) / 2) for i, m in enumerate(reversed(modes))]
+    found = compare(a, b)
+    assert found.compared == {"attention": ("naive", "flex")}
+    assert [row["cell"] for row in found.rows] == ["tiny ctx 64 batch 4 · fp32 · forward", "tiny ctx 64 batch 4 · fp32 · train-step"]
+    assert found.doubts == []
+    assert found.rows[0]["ratio"] == pytest.approx(1.0, rel=0.01)
+    assert found.rows[1]["ratio"] == pytest.approx(0.25, rel=0.01)
+    assert [row["verdict"] for row in found.rows] == ["no difference", "faster"]
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "no difference"), (1.1, "slower"), (0.9, "faster")])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_verdicts_on_planted_differences(factor: float, verdict: str, repeats: int) -> None:
+    a = [record(BASE, 1.0, r) for r in range(repeats)]
+    b = [record(BASE, factor, 100 + r) for r in range(repeats)]
+    (row,) = compare(a, b).rows
+    assert row["verdict"] == verdict
+    assert row["ratio_low"] < factor < row["ratio_high"]
+    assert ("one process a side" in (row["unseen"] or "")) == (repeats == 1)
+
+
+def test_phases_are_compared_apart() -> None:
+    rows = compare([record(BASE, 1.0)], [record(BASE, 2.0, 1)], ["step", "forward", "optimizer"]).rows
+    assert [row["phase"] for row in rows] == ["step", "forward"]  # neither has an optimizer phase
+    assert rows[1]["a_median_s"] == pytest.approx(1 / 3, rel=0.01)
+
+
+def test_what_makes_a_comparison_doubtful_is_said() -> None:
+    elsewhere = replace(ENVIRONMENT, torch="2.11")
+    b = replace(record(BASE, 1.0, 1), environment=elsewhere, warnings=(Caveat("unstable", "m", "r"),))
+    alone = record(replace(BASE, batch_size=8), 1.0)
+    doubts = compare([record(BASE, 1.0), alone], [b]).doubts
+    assert doubts == ["1 cell(s) only in A", "torch differs: 2.13 in A, 2.11 in B", "timings of B carry: unstable"]
+
+
+def test_nothing_in_common_is_an_error() -> None:
+    a = [record(replace(BASE, batch_size=1), 1.0), record(replace(BASE, batch_size=2), 1.0)]
+    b = [record(replace(BASE, batch_size=3), 1.0), record(replace(BASE, batch_size=4), 1.0)]
+    with pytest.raises(ConfigError, match="no cell of one recording matches"):
+        compare(a, b)
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seconds in (("a", 1.0), ("b", 1.2)):
+        (tmp_path / name).mkdir()
+        append_record(tmp_path / name, record(BASE, seconds, noise=1e-5))
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    printed = capsys.readouterr().out
+    assert "the same configuration on both sides" in printed
+    assert "1.200" in printed
+    assert "slower" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "csv"]) == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split(",")[:3] == ["cell", "phase", "a_median_s"]
+    assert ",slower," in line
