@@ -12,7 +12,7 @@ from typing import Any
 
 from cs_systems import device as devices
 from cs_systems import peaks, plugins, validity
-from cs_systems.config import ConfigError, RunConfig
+from cs_systems.config import RunConfig
 from cs_systems.device import Device, DeviceUnavailable
 from cs_systems.environment import environment
 from cs_systems.probes import Probes
@@ -119,7 +119,7 @@ def _all_fit(cells: list[_Cell]) -> bool:
             total += predicted
             if total > RESIDENT_SHARE * limit:
                 return False
-    except (Unavailable, DeviceUnavailable, ConfigError):
+    except Exception:  # a cell of which nothing can be predicted says why when it is visited
         return False
     return True
 

@@ -6,6 +6,7 @@ progress bar; the end of that log explains a death.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -22,11 +23,11 @@ Event = dict[str, Any]
 START_TIMEOUT_S = 120.0
 
 
-class WorkerDied(Exception):
+class WorkerDied(RuntimeError):
     """The process ended before it had answered; the message says how, with the end of its log."""
 
 
-class WorkerTimeout(Exception):
+class WorkerTimeout(RuntimeError):
     """No event came in the time allowed."""
 
 
@@ -76,16 +77,14 @@ class Worker:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """Kill the process and all that it started."""
-        try:
+        """Kill the process and all that it started; once only, for its number may be another's by then."""
+        if self._log.closed:
+            return
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
         for descriptor in (self._requests, self._replies):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._requests = self._replies = -1
+            os.close(descriptor)
         self._log.close()
 
     def _read(self, deadline: float | None) -> Event:

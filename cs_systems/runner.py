@@ -90,6 +90,10 @@ def sweep(
     """
     configs = list(configs)
     check(configs)
+    if repeats < 1:
+        raise ConfigError(f"repeats is {repeats}: it must be at least 1")
+    if timeout_s is not None and timeout_s <= 0:
+        raise ConfigError(f"the timeout is {timeout_s:g} s: it must be more than 0, or left out")
     folder = None if out is None else prepare_folder(out, fresh=fresh)
     done, total = 0, len(configs) * repeats
 
@@ -125,9 +129,11 @@ def prepare_folder(out: str | Path, *, fresh: bool) -> Path:
                 os.fsync(stream.fileno())
         finally:
             probe.unlink(missing_ok=True)
+        file = records_path(folder)
+        if file.exists():
+            file.open("ab").close()
     except OSError as error:
         raise OSError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
-    file = records_path(folder)
     if fresh and file.exists():
         file.rename(file.with_name(f"records-until-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"))
     return folder
@@ -157,7 +163,8 @@ class _Crew:
         return self._worker
 
     def _ask(self, **request: Any) -> Event:
-        return list(self._ready().request(**request))[0]
+        [answer] = self._ready().request(**request)
+        return answer
 
     def environment(self, device: str) -> Environment:
         if device not in self._environments:
@@ -226,7 +233,7 @@ class _Crew:
         assert self._worker is not None
         self._worker.close()
         if isinstance(error, WorkerTimeout):
-            return self._record(config, repeat, "timeout", f"no answer within {self._timeout_s:g} s: raise --timeout")
+            return self._record(config, repeat, "timeout", f"no answer within {self._timeout_s:g} s: raise --timeout-s")
         return self._record(config, repeat, "killed", f"the worker was lost: {error}")
 
     def _record(self, config: RunConfig, repeat: int, status: str, reason: str, **results: list[Row]) -> RunRecord:

@@ -1,0 +1,253 @@
+"""Sweeps that survive: what a cell does to its process, a person to the sweep, or a disk to the records."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.config import PRESETS, ConfigError, RunConfig
+from cs_systems.record import RunRecord, append_record, read_records
+from cs_systems.runner import Progress, same_device, sweep
+
+WORKLOADS = Path(__file__).parent / "workloads_that_die.py"
+TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)
+
+
+def cell(name: str, **rest: object) -> RunConfig:
+    return replace(TINY, workload=f"{WORKLOADS}:{name}", **rest)  # type: ignore[arg-type]
+
+
+def command(out: Path, *words: str, workload: str = "hangs_at_the_gate") -> list[str]:
+    program = [sys.executable, "-m", "cs_systems", "time", "--out", str(out), "--workload", f"{WORKLOADS}:{workload}"]
+    sizes = ["--size", "tiny", "--mode", "forward", "forward-backward", "train-step", "--device", "cpu"]
+    return [*program, *sizes, "--warmup", "0", "--steps", "3", *words]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and more than an exit status that nobody has asked for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+CASUALTIES = {
+    "raises": ("error", "ZeroDivisionError: the numerator was fine"),
+    "is_killed": ("killed", "killed by SIGKILL (by hand, or by the system when memory ran out); its last words: "),
+    "exits": ("killed", "exited with status 7"),
+    "hangs": ("timeout", "no answer within 5 s: raise --timeout-s"),
+    "python_runs_out_of_memory": ("oom", "MemoryError"),
+    "torch_runs_out_of_memory": ("oom", "DefaultCPUAllocator: can't allocate memory: you tried to allocate"),
+    "prints": ("ok", None),
+}
+
+
+@pytest.fixture(scope="module")
+def survived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, RunRecord], list[RunRecord]]:
+    """One sweep through every kind of death, with a harmless cell after each: (folder, deaths, harmless cells)."""
+    folder = tmp_path_factory.mktemp("survived")
+    cells = []
+    for number, name in enumerate(CASUALTIES):
+        cells += [cell(name), cell("fine", seed=number)]
+    records = list(sweep(cells, out=folder, timeout_s=5))
+    return folder, dict(zip(CASUALTIES, records[::2], strict=True)), records[1::2]
+
+
+@pytest.mark.parametrize("name", CASUALTIES)
+def test_a_cell_costs_itself_only(survived: tuple[Path, dict[str, RunRecord], list[RunRecord]], name: str) -> None:
+    _, deaths, harmless = survived
+    status, reason = CASUALTIES[name]
+    assert deaths[name].status == status
+    assert (deaths[name].reason or "").find(reason or "") >= 0
+    assert harmless[list(CASUALTIES).index(name)].status == "ok"
+
+
+def test_the_last_words_of_a_killed_cell_are_kept(
+    survived: tuple[Path, dict[str, RunRecord], list[RunRecord]],
+) -> None:
+    _, deaths, _ = survived
+    assert "what it said last" in (deaths["is_killed"].reason or "")
+
+
+def test_what_came_out_is_on_disk_and_only_failures_are_tried_again(
+    survived: tuple[Path, dict[str, RunRecord], list[RunRecord]],
+) -> None:
+    folder, deaths, harmless = survived
+    records, complaints = read_records(folder)
+    assert complaints == []
+    assert {r.key for r in records} == {r.key for r in [*deaths.values(), *harmless]}
+
+    again = [cell(name) for name in CASUALTIES if name != "hangs"]
+    notes: list[str | None] = []
+    retried = list(sweep(again, out=folder, timeout_s=5, on_progress=lambda p: notes.append(p.note)))
+    assert [r.run_config.workload.rpartition(":")[2] for r in retried] == ["raises", "is_killed", "exits"]
+    assert "3 cells are recorded already" in notes
+
+
+def test_a_death_among_interleaved_cells_leaves_the_others_complete() -> None:
+    cells = [cell("fine", rounds=3), cell("is_killed", rounds=3), cell("fine", rounds=3, seed=1)]
+    by_status = {r.run_config.seed: r for r in sweep(cells, interleave=True) if r.status == "ok"}
+    assert len(by_status) == 2
+    assert all(len(r.measurement.timed) == 3 for r in by_status.values() if r.measurement)
+
+
+def test_a_broken_attention_among_interleaved_cells_costs_itself_only(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("def attention(:\n")
+    cells = [TINY, replace(TINY, attention=f"{broken}:attention"), replace(TINY, seed=1)]
+    assert [r.status for r in sweep(cells, interleave=True)] == ["ok", "error", "ok"]
+
+
+@pytest.mark.gpu
+def test_a_poisoned_cuda_context_costs_its_cell_only() -> None:
+    first, second = sweep([cell("poisons_cuda", device="cuda"), replace(TINY, device="cuda")])
+    assert first.status == "error"
+    assert "device-side assert" in (first.reason or "")
+    assert second.status == "ok"
+
+
+def test_ctrl_c_keeps_what_was_measured_and_the_same_command_resumes(tmp_path: Path) -> None:
+    gate, out = tmp_path / "gate", tmp_path / "out"
+    gate.touch()
+    surroundings = os.environ | {"TEST_GATE": str(gate)}
+    process = subprocess.Popen(command(out), stderr=subprocess.PIPE, text=True, env=surroundings)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("[1/3] ")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted; what was measured is kept, the same command goes on with the rest" in said
+    (first,), complaints = read_records(out)
+    assert (first.status, complaints) == ("ok", [])
+
+    gate.unlink()
+    with (out / "records.jsonl").open("a") as stream:
+        stream.write('{"schema_version":1,"key":"cut in the mid')
+    resumed = subprocess.run(command(out), capture_output=True, text=True, env=surroundings, timeout=60)
+    assert resumed.returncode == 0
+    assert "records.jsonl:2 is torn (the run was cut while writing it): skipped" in resumed.stderr
+    assert "1 cells are recorded already" in resumed.stderr
+    assert [line[:5] for line in resumed.stderr.splitlines() if line.startswith("[")] == ["[2/3]", "[3/3]"]
+    records, complaints = read_records(out)
+    assert [r.config["mode"] for r in records] == ["forward", "forward-backward", "train-step"]
+    assert len(complaints) == 1
+
+
+def test_a_killed_parent_leaves_no_worker_behind(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    surroundings = os.environ | {"TEST_PID_FILE": str(pid_file)}
+    parent = subprocess.Popen(command(tmp_path / "out", workload="hangs"), stderr=subprocess.DEVNULL, env=surroundings)
+    wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
+    worker = int(pid_file.read_text())
+    assert is_running(worker)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not is_running(worker), seconds=10)
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_the_first_cell(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(command(tmp_path / "file" / "out")[3:]) == 2
+    said = capfd.readouterr().err
+    assert f"cannot write to {tmp_path}/file/out: Not a directory; choose another --out" in said
+    assert "[1/3]" not in said
+
+
+def test_records_that_cannot_be_appended_to_are_an_error_before_the_first_cell(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").mkdir()
+    with pytest.raises(OSError, match="Is a directory; choose another --out"):
+        list(sweep([TINY], out=tmp_path))
+
+
+def test_a_full_disk_is_an_error_before_the_first_cell(tmp_path: Path) -> None:
+    def disk_with_room_for_a_kilobyte() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+
+    done = subprocess.run(
+        command(tmp_path / "out"), capture_output=True, text=True, timeout=30, preexec_fn=disk_with_room_for_a_kilobyte
+    )
+    assert done.returncode == 2
+    assert f"cannot write to {tmp_path}/out: File too large; choose another --out" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
+    return next(iter(sweep([TINY], out=tmp_path_factory.mktemp("measured"))))
+
+
+def test_records_of_a_newer_schema_are_refused(
+    tmp_path: Path, measured: RunRecord, capfd: pytest.CaptureFixture[str]
+) -> None:
+    newer = json.loads(measured.to_json()) | {"schema_version": 99, "a_field_of_the_future": 1}
+    (tmp_path / "records.jsonl").write_text(json.dumps(newer) + "\n")
+    assert main(command(tmp_path)[3:]) == 2
+    said = capfd.readouterr().err
+    assert "records.jsonl:1: the record has schema 99, newer than 1" in said
+    assert "upgrade cs-systems" in said
+    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("torch", "1.0.0", "records of torch 1.0.0, this is "),
+        ("device_name", "Voodoo 2", "records of device Voodoo 2, this is "),
+        ("code_version", "0ld", "records of cs_systems code 0ld, this is "),
+    ],
+)
+def test_versions_and_devices_are_not_mixed_in_a_folder(
+    tmp_path: Path, measured: RunRecord, field: str, value: str, said: str
+) -> None:
+    assert measured.environment is not None
+    append_record(tmp_path, replace(measured, environment=replace(measured.environment, **{field: value})))
+    with pytest.raises(ConfigError, match=f"{said}.*choose another --out, or start over with --fresh"):
+        list(sweep([TINY], out=tmp_path))
+    assert len(read_records(tmp_path)[0]) == 1
+
+
+def test_fresh_starts_over_and_keeps_the_old_records_aside(tmp_path: Path, measured: RunRecord) -> None:
+    append_record(tmp_path, measured)
+    assert [r.status for r in sweep([TINY], out=tmp_path, fresh=True)] == ["ok"]
+    assert len(read_records(tmp_path)[0]) == 1
+    (aside,) = tmp_path.glob("records-until-*.jsonl")
+    assert read_records(aside)[0] == [measured]
+
+
+def test_a_device_that_disappears_is_an_error_that_says_what_to_do() -> None:
+    gpu, cpu = {"event": "ready", "device": "NVIDIA H200"}, {"event": "ready", "device": "some CPU"}
+    same_device(gpu, dict(gpu))
+    with pytest.raises(RuntimeError, match=r"the device disappeared.*H200.*some CPU.*run the same command again"):
+        same_device(gpu, cpu)
+
+
+def test_progress_counts_every_cell(tmp_path: Path) -> None:
+    def told() -> Iterator[Progress]:
+        news: list[Progress] = []
+        for _ in sweep([cell("fine"), cell("raises")], out=tmp_path, repeats=2, on_progress=news.append):
+            pass
+        yield from news
+
+    finished = [p for p in told() if p.record]
+    assert [(p.done, p.total) for p in finished] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert [p.record.repeat for p in finished if p.record] == [0, 0, 1, 1]

@@ -1,0 +1,73 @@
+"""Somebody else's workloads, brought by `path.py:name`: each does in its step what must cost no other cell.
+
+A function without arguments is the step itself; one with arguments is a factory `(config, device) -> Workload | step`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cs_systems.config import Mode, RunConfig
+
+
+def fine() -> None:
+    torch.ones(8).sum()
+
+
+def raises() -> None:
+    raise ZeroDivisionError("the numerator was fine")
+
+
+def is_killed() -> None:
+    print("what it said last", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exits() -> None:
+    sys.exit(7)
+
+
+def hangs() -> None:
+    if file := os.environ.get("TEST_PID_FILE"):
+        Path(file).write_text(str(os.getpid()))
+    while True:
+        time.sleep(0.01)
+
+
+def python_runs_out_of_memory() -> None:
+    raise MemoryError
+
+
+def torch_runs_out_of_memory() -> None:
+    torch.empty(1 << 56, dtype=torch.int8)
+
+
+def prints() -> None:
+    """Fills standard output and error, buffered and not, with what looks like the worker's own replies."""
+    print('{"event": "done", "usable": true}\n' * 2000)
+    os.write(1, b'{"event": "record", "cell": 0}\n' * 2000)
+    print("noise " * 2000, file=sys.stderr)
+
+
+def poisons_cuda() -> None:
+    """A device-side assertion: nothing more can be asked of the CUDA context of this process."""
+    torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")].cpu()
+
+
+def hangs_at_the_gate(config: RunConfig, device: Any) -> Callable[[], None]:
+    """In mode forward-backward, hangs as long as the file exists that TEST_GATE names; else fine."""
+    gate = Path(os.environ["TEST_GATE"])
+
+    def step() -> None:
+        while config.mode is Mode.FORWARD_BACKWARD and gate.exists():
+            time.sleep(0.01)
+
+    return step
