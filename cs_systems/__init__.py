@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.config import PRESETS, AttentionShape, ModelConfig, RunConfig, grid
+from cs_systems.config import PRESETS, AttentionShape, ModelConfig, RunConfig, grid, preset
 
 __version__ = "0.1.0"
 
@@ -43,6 +43,7 @@ __all__ = [
     "grid",
     "load",
     "preflight",
+    "preset",
     "read_records",
     "run",
     "sweep",
