@@ -1,7 +1,8 @@
 """Attention backends, one file each. Adding one is one new file that exports `BACKEND = AttentionBackend(...)`.
 
 Every backend is `(q, k, v, *, causal=False, scale=None, align="upper_left") -> out` on tensors of shape
-(batch, heads, seq, d_head); k and v may have fewer heads (grouped queries) and another length where the backend says so.
+(batch, heads, seq, d_head); k and v may have fewer heads (grouped queries) and another length where the backend says
+so.
 A query row that sees no key gives 0. A backend never falls back to another: what it cannot take, `unavailable` says.
 """
 
@@ -33,6 +34,10 @@ class AttentionCall:
     needs_backward: bool = True
 
 
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
+"""dtype name → largest relative error ‖out − ref‖ / ‖ref‖ against float64, for a backend that sums in float32."""
+
+
 def always_available(call: AttentionCall) -> str | None:
     return None
 
@@ -43,16 +48,14 @@ class AttentionBackend:
 
     function: the call itself, as in the module docstring.
     unavailable: the reason and the remedy why a call cannot be served here, or None.
-    tolerance: dtype name → largest relative error ‖out − ref‖ / ‖ref‖ against float64 (outputs and gradients).
+    tolerance: as TOLERANCE, of outputs and gradients; a dtype that it does not name is not taken.
     algorithm: what the implementation really computes and keeps for a call (for executed FLOPs and predicted memory).
     describe: the implementation that runs, with its version, for the record ("flash-attn 2.8.3 (FlashAttention-2)").
     """
 
     function: Callable[..., Tensor]
     unavailable: Callable[[AttentionCall], str | None] = always_available
-    tolerance: Mapping[str, float] = field(
-        default_factory=lambda: {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
-    )
+    tolerance: Mapping[str, float] = field(default_factory=lambda: TOLERANCE)
     algorithm: Callable[[AttentionCall], AttentionAlgorithm] = lambda call: FULL_MATRIX
     describe: Callable[[], str | None] = lambda: None
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import torch
 
-from cs_systems.attention import AttentionCall
+from cs_systems.attention import TOLERANCE, AttentionCall
 
 
 def no_cuda() -> str | None:
@@ -19,12 +19,18 @@ def no_cuda() -> str | None:
     return "torch sees no CUDA device: run with --device cpu, or install a CUDA build of torch"
 
 
-def wrong_dtype(name: str, call: AttentionCall, dtypes: Iterable[str], instead: str) -> str | None:
+def wrong_dtype(name: str, call: AttentionCall, dtypes: Iterable[str]) -> str | None:
     """Why `name` does not take the call's dtype, or None."""
     dtypes = tuple(dtypes)
     if call.dtype in dtypes:
         return None
-    return f"{name} does not take {call.dtype}: use {' or '.join(dtypes)}, or the backend {instead}"
+    instead = ", or the backend naive" if call.dtype in TOLERANCE else ""
+    return f"{name} does not take {call.dtype}: use {' or '.join(dtypes)}{instead}"
+
+
+def cannot_run(call: AttentionCall) -> str | None:
+    """What stops even a backend that takes every call: a dtype without fractions, a device that is not there."""
+    return wrong_dtype("attention", call, TOLERANCE) or (no_cuda() if call.device == "cuda" else None)
 
 
 def cannot_compile(device: str) -> str | None:

@@ -8,17 +8,16 @@ rules change from release to release.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 from torch.backends import cuda
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
 from cs_systems.attention._mask import has_blind_queries, has_two_readings, hidden_keys
 from cs_systems.attention._refusals import no_cuda, wrong_dtype
 from cs_systems.cost import AttentionAlgorithm
@@ -33,13 +32,13 @@ _TAKES_LOWER_RIGHT_ON_CUDA = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBa
 
 
 def sdpa_backend(
-    kernel: SDPBackend, algorithm: Callable[[AttentionCall], AttentionAlgorithm], tolerance: Mapping[str, float]
+    kernel: SDPBackend, algorithm: Callable[[AttentionCall], AttentionAlgorithm], dtypes: tuple[str, ...]
 ) -> AttentionBackend:
-    """The backend that forces `kernel`; dtypes that `tolerance` does not name are unavailable."""
+    """The backend that forces `kernel`, for the dtypes that it takes somewhere."""
     return AttentionBackend(
         partial(_attention, kernel=kernel),
-        unavailable=partial(_unavailable, kernel=kernel, dtypes=tuple(tolerance)),
-        tolerance=tolerance,
+        unavailable=partial(_unavailable, kernel=kernel, dtypes=dtypes),
+        tolerance={dtype: TOLERANCE[dtype] for dtype in dtypes},
         algorithm=algorithm,
         describe=lambda: f"torch {torch.__version__} scaled_dot_product_attention, {kernel.name} only",
     )
@@ -62,6 +61,8 @@ def _attention(
         if kernel is SDPBackend.MATH or q.device.type == "cpu":
             mask = ~hidden_keys(seq_q, seq_k, align, q.device)
         else:  # the fused kernels know this mask by name and skip the hidden tiles
+            from torch.nn.attention.bias import causal_lower_right  # importing it loads torch.compile: 2.5 s
+
             mask = causal_lower_right(seq_q, seq_k)
     with sdpa_kernel(kernel):
         return scaled_dot_product_attention(
@@ -71,7 +72,7 @@ def _attention(
 
 def _unavailable(call: AttentionCall, *, kernel: SDPBackend, dtypes: tuple[str, ...]) -> str | None:
     name = kernel.name
-    if reason := wrong_dtype(f"torch's {name}", call, dtypes, "sdpa_math"):
+    if reason := wrong_dtype(f"torch's {name}", call, dtypes):
         return reason
     if call.device == "cpu":
         return (

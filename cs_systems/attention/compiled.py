@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._compile import compile_each_shape
-from cs_systems.attention._refusals import cannot_compile
+from cs_systems.attention._refusals import cannot_compile, cannot_run
 from cs_systems.attention.naive import attention
 from cs_systems.cost import AttentionAlgorithm
 
 
 def _unavailable(call: AttentionCall) -> str | None:
-    return cannot_compile(call.device)
+    return cannot_run(call) or cannot_compile(call.device)
 
 
+# Forward and what it keeps are naive's; in backward the gradient of the scores overwrites that of the weights.
 BACKEND = AttentionBackend(
     compile_each_shape(attention),
     unavailable=_unavailable,
-    algorithm=lambda call: AttentionAlgorithm(score_matrices=(2, 1, 3)),
+    algorithm=lambda call: AttentionAlgorithm(score_matrices=(2, 1, 2)),
 )

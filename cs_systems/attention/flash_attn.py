@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
 from cs_systems.attention._mask import has_two_readings
 from cs_systems.attention._refusals import no_cuda, wrong_dtype
 from cs_systems.cost import AttentionAlgorithm
 
-TOLERANCE = {"float16": 5e-3, "bfloat16": 2e-2}
+DTYPES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ _MISSING = (
 def _unavailable(call: AttentionCall) -> str | None:
     if call.device != "cuda":
         return "flash-attn runs on CUDA only: use sdpa_flash or flash_torch on the CPU"
-    if reason := no_cuda() or wrong_dtype("flash-attn", call, TOLERANCE, "sdpa_efficient"):
+    if reason := no_cuda() or wrong_dtype("flash-attn", call, DTYPES):
         return reason
     if (found := _installed()) is None:
         return _MISSING
@@ -109,7 +109,7 @@ def _describe() -> str | None:
 BACKEND = AttentionBackend(
     attention,
     unavailable=_unavailable,
-    tolerance=TOLERANCE,
+    tolerance={dtype: TOLERANCE[dtype] for dtype in DTYPES},
     algorithm=lambda call: AttentionAlgorithm(128, 128, backward_matmuls=5),
     describe=_describe,
 )

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from cs_systems.annotate import annotate
 from cs_systems.attention import AttentionBackend
 from cs_systems.attention._mask import causal_offset, repeat_kv_heads
+from cs_systems.attention._refusals import cannot_run
 from cs_systems.cost import AttentionAlgorithm
 
 B_Q = B_K = 128  # rows and columns of a tile of S
@@ -162,4 +163,6 @@ def attention(
     return out
 
 
-BACKEND = AttentionBackend(attention, algorithm=lambda call: AttentionAlgorithm(B_Q, B_K, backward_matmuls=5))
+BACKEND = AttentionBackend(
+    attention, cannot_run, algorithm=lambda call: AttentionAlgorithm(B_Q, B_K, backward_matmuls=5)
+)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
 from cs_systems.attention._compile import compile_each_shape
 from cs_systems.attention._mask import causal_offset
 from cs_systems.attention._refusals import cannot_compile, wrong_dtype
 from cs_systems.cost import AttentionAlgorithm
 
-TOLERANCE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
+DTYPES = ("float32", "float16", "bfloat16")
 BLOCK = 128  # torch's default granularity of a BlockMask
 
 _compiled = compile_each_shape(flex_attention)
@@ -51,7 +51,7 @@ def _causal_blocks(seq_q: int, seq_k: int, align: str, device: torch.device) -> 
 
 
 def _unavailable(call: AttentionCall) -> str | None:
-    if reason := wrong_dtype("FlexAttention", call, TOLERANCE, "naive") or cannot_compile(call.device):
+    if reason := wrong_dtype("FlexAttention", call, DTYPES) or cannot_compile(call.device):
         return reason
     if call.device == "cpu" and call.needs_backward:
         return "FlexAttention has no backward on the CPU: use --mode forward, or the backend sdpa_flash"
@@ -68,4 +68,9 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     return AttentionAlgorithm(BLOCK, BLOCK, padded, backward_matmuls=5)
 
 
-BACKEND = AttentionBackend(attention, unavailable=_unavailable, tolerance=TOLERANCE, algorithm=_algorithm)
+BACKEND = AttentionBackend(
+    attention,
+    unavailable=_unavailable,
+    tolerance={dtype: TOLERANCE[dtype] for dtype in DTYPES},
+    algorithm=_algorithm,
+)

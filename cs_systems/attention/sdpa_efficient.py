@@ -16,4 +16,4 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     return AttentionAlgorithm(32 if call.dtype == "float32" else 64, 128, backward_matmuls=5)
 
 
-BACKEND = sdpa_backend(SDPBackend.EFFICIENT_ATTENTION, _algorithm, {"float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2})
+BACKEND = sdpa_backend(SDPBackend.EFFICIENT_ATTENTION, _algorithm, ("float32", "float16", "bfloat16"))

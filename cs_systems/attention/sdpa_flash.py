@@ -24,6 +24,4 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     return AttentionAlgorithm(64 if d_head == 256 else block_q, block_k, d_head, backward_matmuls=5)
 
 
-BACKEND = sdpa_backend(
-    SDPBackend.FLASH_ATTENTION, _algorithm, {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
-)
+BACKEND = sdpa_backend(SDPBackend.FLASH_ATTENTION, _algorithm, ("float64", "float32", "float16", "bfloat16"))

@@ -1,0 +1,315 @@
+"""What single backends promise beyond the common semantics: the kernel that ran, the memory, the words of a refusal."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
+
+from cs_systems import annotate, plugins
+from cs_systems.attention import AttentionBackend, AttentionCall, flash_attn, flash_triton
+from cs_systems.attention.flash_torch import B_K, B_Q, FlashAttentionTorch
+
+from .conftest import Case, relative_error, results
+
+FULL_MATRIX = ["naive", "sdpa_math"]
+TILED = ["sdpa_flash", "flash_torch"]
+
+
+def backend(name: str) -> AttentionBackend:
+    return plugins.get("attention", name)
+
+
+@pytest.mark.parametrize("name", plugins.names("attention"))
+def test_exports_a_backend_that_declares_itself(name: str) -> None:
+    b = backend(name)
+    assert isinstance(b, AttentionBackend)
+    assert all(0 < tolerance < 0.1 for tolerance in b.tolerance.values())
+    algorithm = b.algorithm(Case(1024, d_head=64).call("cuda", "bfloat16"))
+    assert (algorithm.block_q is None) == (algorithm.score_matrices != (0, 0, 0))
+    assert algorithm.backward_matmuls == 4 if algorithm.block_q is None else algorithm.backward_matmuls >= 5
+
+
+@pytest.mark.parametrize("case", [Case(), Case(causal=True), Case(40, 70, heads_q=4, heads_kv=2, scale=0.3)])
+def test_naive_agrees_with_torch(case: Case) -> None:
+    """The reference has a reference: in float64, torch's own unfused path."""
+    inputs = case.inputs("cpu", "float64")
+    got = results(backend("naive"), inputs, case, backward=True)
+    ref = results(backend("sdpa_math"), inputs, case, backward=True)
+    assert max(relative_error(g, r) for g, r in zip(got, ref, strict=True)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("align", "weights"),
+    [
+        ("upper_left", [[1, 0, 0], [1 / 2, 1 / 2, 0]]),
+        ("lower_right", [[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]]),
+    ],
+)
+def test_the_two_readings_of_causal(align: str, weights: list[list[float]]) -> None:
+    """Equal scores and v = identity: the output is the weights themselves."""
+    q, k, v = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 3, 3), torch.eye(3)[None, None]
+    assert torch.allclose(backend("naive")(q, k, v, causal=True, align=align)[0, 0], torch.tensor(weights))
+
+
+@pytest.mark.parametrize("name", ["naive", "flash_torch"])
+def test_parts_are_annotated(name: str) -> None:
+    seen: list[str] = []
+    annotate.listen(lambda part: seen.append(part) or nullcontext())
+    try:
+        backend(name)(*Case(40).inputs("cpu", "float32")[:3])
+    finally:
+        annotate.listen(None)
+    assert seen == ["scores", "softmax", "value"]
+
+
+KERNELS = {
+    ("sdpa_math", "cpu"): "aten::_scaled_dot_product_attention_math",
+    ("sdpa_flash", "cpu"): "aten::_scaled_dot_product_flash_attention_for_cpu",
+    ("sdpa_math", "cuda"): "aten::_scaled_dot_product_attention_math",
+    ("sdpa_flash", "cuda"): "aten::_scaled_dot_product_flash_attention",
+    ("sdpa_efficient", "cuda"): "aten::_scaled_dot_product_efficient_attention",
+    ("sdpa_cudnn", "cuda"): "aten::_scaled_dot_product_cudnn_attention",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [pytest.param(*key, marks=[pytest.mark.gpu] if key[1] == "cuda" else []) for key in KERNELS],
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_named_kernel_is_the_one_that_ran(name: str, device: str, causal: bool) -> None:
+    q, k, v, _ = Case(128, d_head=64).inputs(device, "bfloat16")
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        backend(name)(q, k, v, causal=causal)
+    ran = {e.key for e in profiled.key_averages() if e.key.startswith("aten::_scaled_dot_product")}
+    assert ran == {KERNELS[name, device]}
+
+
+def refusal(name: str, device: str, dtype: str, **case: object) -> str:
+    reason = backend(name).unavailable(Case(40, **case).call(device, dtype))  # type: ignore[arg-type]
+    assert reason is not None
+    return reason
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "dtype", "words"),
+    [
+        ("sdpa_cudnn", "cpu", "bfloat16", "no CUDNN_ATTENTION kernel on the CPU: use sdpa_flash or sdpa_math"),
+        ("sdpa_efficient", "cpu", "float32", "no EFFICIENT_ATTENTION kernel on the CPU: use sdpa_flash or sdpa_math"),
+        ("sdpa_efficient", "cuda", "float64", "does not take float64: use float32 or float16 or bfloat16"),
+        ("flex", "cpu", "float64", "does not take float64: use float32 or float16 or bfloat16, or the backend naive"),
+        ("flex", "cpu", "float32", "no backward on the CPU: use --mode forward"),
+        ("flash_attn", "cpu", "bfloat16", "runs on CUDA only: use sdpa_flash or flash_torch"),
+    ],
+)
+def test_refusals_name_the_remedy(name: str, device: str, dtype: str, words: str) -> None:
+    assert words in refusal(name, device, dtype)
+
+
+@pytest.mark.parametrize("name", ["sdpa_flash", "flash_attn", "flex", "compiled"])
+def test_without_a_gpu_cuda_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "run with --device cpu, or install a CUDA build of torch" in refusal(name, "cuda", "bfloat16")
+
+
+@pytest.mark.parametrize("name", ["compiled", "flex"])
+def test_compiling_needs_a_compiler(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    assert "found no g++ or gcc or clang: apt install g++" in refusal(name, "cpu", "float32")
+
+
+def test_a_missing_flash_attn_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(flash_attn, "_installed", lambda: None)
+    reason = refusal("flash_attn", "cuda", "bfloat16")
+    assert "pip install flash-attn (or cs-systems[flash-attn])" in reason
+    assert "use sdpa_flash" in reason
+    assert backend("flash_attn").describe() is None
+    with pytest.raises(ImportError, match="pip install flash-attn"):
+        backend("flash_attn")(*Case(40).inputs("cpu", "bfloat16")[:3])
+
+
+def test_an_empty_flash_attn_package_is_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashAttention-4's wheel leaves an importable `flash_attn` with nothing in it."""
+    for module in ("flash_attn", "flash_attn.cute", "flash_attn_interface"):
+        monkeypatch.setitem(sys.modules, module, type(sys)(module))
+    assert flash_attn._installed.__wrapped__() is None
+
+
+def test_flash_attn_is_called_in_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first generation that has a function is taken; its layout is (batch, seq, heads, d_head)."""
+
+    def flash_attn_func(q, k, v, softmax_scale=None, causal=False):
+        out = backend("naive")(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal, scale=softmax_scale)
+        return out.transpose(1, 2), None
+
+    for module in ("flash_attn.cute", "flash_attn"):
+        monkeypatch.setitem(sys.modules, module, type(sys)(module))
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", type(sys)("flash_attn_interface"))
+    sys.modules["flash_attn_interface"].flash_attn_func = flash_attn_func
+    found = flash_attn._installed.__wrapped__()
+    assert found is not None
+    assert found[0].name == "FlashAttention-3"
+    monkeypatch.setattr(flash_attn, "_installed", lambda: found)
+    case = Case(40, 70, causal=True, scale=0.3)
+    q, k, v, _ = case.inputs("cpu", "float32")
+    assert torch.equal(backend("flash_attn")(q, k, v, **case.options), backend("naive")(q, k, v, **case.options))
+    assert backend("flash_attn").describe() == "flash-attn-3, version unknown (FlashAttention-3)"
+
+
+# Memory
+
+
+def allocations(step: Callable[[], object]) -> tuple[int, int]:
+    """(bytes that `step` left allocated, bytes at its peak) on the CPU, from the allocator's own events."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        kept = step()
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    live = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        live += event.nbytes()
+        peak = max(peak, live)
+    del kept
+    return live, peak
+
+
+def measured_bytes(name: str, case: Case, dtype: str) -> tuple[int, int, int]:
+    """Peak of forward, kept for backward, peak of backward: what AttentionAlgorithm.score_matrices counts."""
+    *qkv, grad = case.inputs("cpu", dtype)
+    qkv = [x.requires_grad_() for x in qkv]
+    outputs = []
+    kept, forward_peak = allocations(lambda: outputs.append(backend(name)(*qkv, **case.options)))
+    _, backward_peak = allocations(lambda: torch.autograd.grad(outputs, qkv, grad))
+    return forward_peak, kept, kept + backward_peak
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", FULL_MATRIX)
+def test_score_matrices_are_as_declared(name: str, causal: bool, dtype: str) -> None:
+    case = Case(512, batch=2, heads_q=8, d_head=8, causal=causal)
+    matrix_bytes = case.batch * case.heads_q * case.seq_q**2 * getattr(torch, dtype).itemsize
+    declared = backend(name).algorithm(case.call("cpu", dtype)).score_matrices
+    for measured, count in zip(measured_bytes(name, case, dtype), declared, strict=True):
+        assert count - 0.1 < measured / matrix_bytes < count + 0.8  # besides: q, k, v, out, their copies and one mask
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_memory_of_a_tiled_backend_is_linear(name: str) -> None:
+    short, long = (measured_bytes(name, Case(s, batch=1, heads_q=1), "float32") for s in (512, 2048))
+    assert all(b < 4.2 * a for a, b in zip(short, long, strict=True))
+
+
+# flash_torch
+
+
+@pytest.mark.parametrize("shape", [(3, 130, 16), (2, 3, 70, 16)])
+def test_flash_torch_saves_one_log_sum_exp(shape: tuple[int, ...]) -> None:
+    q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
+    saved: list[torch.Tensor] = []
+    with saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        FlashAttentionTorch.apply(q, k, v, True)
+    (lse,) = [x for x in saved if x.shape == shape[:-1]]
+    assert len(saved) == 5  # q, k, v, out
+    hidden = torch.ones(shape[-2], shape[-2], dtype=torch.bool).triu(1)
+    scores = (q @ k.mT / math.sqrt(shape[-1])).masked_fill(hidden, -math.inf)
+    assert torch.allclose(lse, scores.logsumexp(-1), atol=1e-5)
+
+
+def test_flash_torch_log_sum_exp_without_a_key() -> None:
+    q, k, v = (torch.randn(1, seq, 8, requires_grad=True) for seq in (5, 2, 2))
+    saved: list[torch.Tensor] = []
+    with saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        FlashAttentionTorch.apply(q, k, v, True, None, "lower_right")
+    (lse,) = [x for x in saved if x.shape == (1, 5)]
+    assert lse.isneginf().tolist() == [[True, True, True, False, False]]
+
+
+def test_flash_torch_gradients_by_finite_differences() -> None:
+    q, k, v = (torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    assert torch.autograd.gradcheck(lambda *x: FlashAttentionTorch.apply(*x, True), (q, k, v))
+
+
+def test_flash_torch_skips_hidden_tiles() -> None:
+    """Causal, three blocks of queries and keys: of the nine tiles, the six on and under the diagonal are computed."""
+    tiles: list[str] = []
+    annotate.listen(lambda part: tiles.append(part) or nullcontext())
+    try:
+        q, k, v, _ = Case(3 * B_Q, 3 * B_K, causal=True).inputs("cpu", "float32")
+        FlashAttentionTorch.apply(q, k, v, True)
+    finally:
+        annotate.listen(None)
+    assert tiles.count("scores") == 6
+
+
+def test_flash_torch_is_exact_under_autocast() -> None:
+    """Autocast would round every tile of scores; the specification sums in float32 whatever stands around it."""
+    case = Case(40, causal=True)
+    inputs = case.inputs("cpu", "bfloat16")
+    plain = results(backend("flash_torch"), inputs, case, backward=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = results(backend("flash_torch"), inputs, case, backward=True)
+    assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seq_q=st.integers(1, 300),
+    seq_k=st.integers(1, 300),
+    d_head=st.integers(1, 33),
+    heads=st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+    causal=st.booleans(),
+    align=st.sampled_from(["upper_left", "lower_right"]),
+)
+def test_flash_torch_at_any_shape(
+    seq_q: int, seq_k: int, d_head: int, heads: tuple[int, int], causal: bool, align: str
+) -> None:
+    case = Case(seq_q, seq_k, 1, *heads, d_head=d_head, causal=causal, align=align)
+    inputs = case.inputs("cpu", "float64")
+    got = results(backend("flash_torch"), inputs, case, backward=True)
+    ref = results(backend("naive"), inputs, case, backward=True)
+    assert max(relative_error(g, r) for g, r in zip(got, ref, strict=True)) < 1e-12
+
+
+# flash_triton, whose kernels need another process to run here
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
+def test_triton_kernels_keep_the_semantics_in_the_interpreter() -> None:
+    """The whole suite, in a process that interprets Triton; the long cases are left to the GPU."""
+    if reason := flash_triton._unavailable_interpreted(Case().call("cpu", "float32")):
+        pytest.skip(reason)
+    suite = Path(__file__).with_name("test_semantics.py")
+    names = "flash_triton and not (130 or full-127 or scores_of_ten_thousand-float16 or d-head-128)"
+    command = [sys.executable, "-m", "pytest", str(suite), "-k", names, "-m", "not gpu", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert passed
+    assert int(passed[1]) > 15
+
+
+def test_an_unavailable_call_is_hashable() -> None:
+    """torch's selector is asked once for each call, so a call has to be a key."""
+    assert (
+        len({AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1), AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1)}) == 1
+    )

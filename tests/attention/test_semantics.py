@@ -1,0 +1,163 @@
+"""What every attention backend promises: the right output and the right gradients against float64, or a reason why not.
+
+A new file in cs_systems/attention/ is tested here without a line changed. Backends that compile run these cases through
+torch's eager stance, so that many shapes stay cheap; `test_what_really_runs` takes it off.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cs_systems import plugins
+
+from .conftest import Case, available, relative_error, results
+
+NAMES = plugins.names("attention")
+CASES = {
+    **{f"{'causal' if c else 'full'}-{s}": Case(s, causal=c) for c in (False, True) for s in (1, 7, 127, 130)},
+    "more-keys": Case(7, 130),
+    "more-queries": Case(130, 7),
+    "more-keys-upper-left": Case(70, 130, causal=True),
+    "more-queries-upper-left": Case(130, 70, causal=True),
+    "more-keys-lower-right": Case(70, 130, causal=True, align="lower_right"),
+    "blind-queries-lower-right": Case(130, 70, causal=True, align="lower_right"),
+    "one-query-lower-right": Case(1, 130, causal=True, align="lower_right"),
+    "aligned-either-way": Case(33, 33, causal=True, align="lower_right"),
+    "grouped": Case(40, batch=2, heads_q=4, heads_kv=2, causal=True),
+    "one-key-head": Case(40, 20, heads_q=4, heads_kv=1),
+    "scale": Case(40, scale=0.3, causal=True),
+    "transposed": Case(40, batch=2, causal=True, layout="transposed", grad="transposed"),
+    "packed": Case(40, batch=2, causal=True, layout="packed"),
+    "expanded-gradient": Case(40, batch=2, causal=True, grad="expanded"),
+    "d-head-64": Case(40, d_head=64, causal=True),
+    "d-head-80": Case(40, d_head=80, causal=True),
+    "d-head-128": Case(40, d_head=128),
+    "d-head-20": Case(40, d_head=20, causal=True),
+}
+FEW = ("causal-130", "full-127", "grouped")  # for dtypes that add little but time
+GPU = pytest.mark.gpu
+SETTINGS = [
+    *[pytest.param(n, "cpu", "float32", id=f"{n}-cpu-float32") for n in CASES],
+    *[pytest.param(n, "cpu", t, id=f"{n}-cpu-{t}") for n in FEW for t in ("float64", "float16", "bfloat16")],
+    *[
+        pytest.param(n, "cuda", t, id=f"{n}-cuda-{t}", marks=GPU)
+        for n in CASES
+        for t in ("float32", "float16", "bfloat16")
+    ],
+]
+
+
+@pytest.fixture
+def eager():
+    """Functions under torch.compile run uncompiled; torch says of flex_attention, rightly, that this is slow."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def check(name: str, case: Case, device: str, dtype: str) -> None:
+    backend = plugins.get("attention", name)
+    call = available(backend, case.call(device, dtype))
+    inputs = case.inputs(device, dtype)
+    got = results(backend, inputs, case, backward=call.needs_backward)
+    exact = tuple(x.double() for x in inputs)
+    ref = results(plugins.get("attention", "naive"), exact, case, backward=call.needs_backward)
+    assert got[0].dtype == inputs[0].dtype
+    errors = {what: relative_error(g, r) for what, g, r in zip(("out", "dq", "dk", "dv"), got, ref, strict=False)}
+    assert max(errors.values()) <= backend.tolerance[dtype], errors
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("case", "device", "dtype"), SETTINGS)
+@pytest.mark.parametrize("name", NAMES)
+def test_output_and_gradients(name: str, case: str, device: str, dtype: str) -> None:
+    check(name, CASES[case], device, dtype)
+
+
+@pytest.mark.timeout(300)  # torch.compile takes 20 s when nothing is cached
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_really_runs(name: str, device: str) -> None:
+    check(name, Case(130, 70, causal=True, heads_kv=1), device, "float32" if device == "cpu" else "bfloat16")
+
+
+@GPU
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("case", [Case(130, 70, causal=True, align="lower_right"), Case(300, d_head=80)])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_really_runs_on_a_gpu(name: str, case: Case) -> None:
+    check(name, case, "cuda", "bfloat16")
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), pytest.param("cuda", "bfloat16", marks=GPU)])
+@pytest.mark.parametrize("name", NAMES)
+def test_queries_without_a_key_give_zero(name: str, device: str, dtype: str) -> None:
+    case = Case(20, 7, batch=2, causal=True, align="lower_right")
+    backend = plugins.get("attention", name)
+    call = available(backend, case.call(device, dtype))
+    out, *gradients = results(backend, case.inputs(device, dtype), case, backward=call.needs_backward)
+    assert torch.count_nonzero(out[:, :, :13]) == 0
+    assert torch.count_nonzero(out[:, :, 13:]) == out[:, :, 13:].numel()
+    for gradient in gradients:
+        assert gradient.isfinite().all()
+    if gradients:
+        assert torch.count_nonzero(gradients[0][:, :, :13]) == 0
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    ("device", "dtype"),
+    [
+        *[("cpu", dtype) for dtype in ("float32", "float16", "bfloat16")],
+        *[pytest.param("cuda", dtype, marks=GPU) for dtype in ("float32", "float16", "bfloat16")],
+    ],
+)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_of_ten_thousand(name: str, causal: bool, device: str, dtype: str) -> None:
+    """Scores of −2¹⁴, 0 and 2¹⁴, exact in every dtype: the weights are equal shares among the keys that tie.
+
+    Where q is 0, the keys differ, so that the gradient of q does not cancel; fp16 holds the gradients since that of the
+    output is small.
+    """
+    case = Case(130, causal=causal, scale=2.0**14)
+    backend = plugins.get("attention", name)
+    call = available(backend, case.call(device, dtype))
+    q, k, v, grad = case.inputs(device, dtype)
+    axis = torch.nn.functional.one_hot(torch.arange(130, device=device) % 3, 3)
+    q[..., 3:], grad = 0, grad / 16
+    q[..., :3], k[..., :3] = axis * q[..., :1].sign(), axis * k[..., :1].sign()
+    got = results(backend, (q, k, v, grad), case, backward=call.needs_backward)
+    exact = tuple(x.double() for x in (q, k, v, grad))
+    ref = results(plugins.get("attention", "naive"), exact, case, backward=call.needs_backward)
+    assert (exact[0] @ exact[1].mT).abs().max() * 2**14 > 10_000
+    # A tiled backward reads the weights from the log-sum-exp, and float32 numbers above 2¹⁴ are 2⁻⁹ apart.
+    tolerance = backend.tolerance[dtype] + 2**-9
+    for g, r in zip(got, ref, strict=True):
+        assert g.isfinite().all()
+        assert relative_error(g, r) <= tolerance
+
+
+HARD = {
+    "float64": Case(40).call("cpu", "float64"),
+    "int8": Case(40).call("cpu", "int8"),
+    "wide-head": Case(40, d_head=1024).call("cuda", "bfloat16"),
+    "odd-head": Case(40, d_head=13).call("cuda", "float32"),
+    "causal-unequal": Case(40, 20, causal=True).call("cuda", "bfloat16"),
+    "no-gpu-here": Case(40).call("cuda", "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("call", HARD.values(), ids=HARD)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_refusal_names_a_remedy(name: str, call) -> None:
+    reason = plugins.get("attention", name).unavailable(call)
+    if reason is not None:
+        assert len(reason.split()) > 5
+        assert any(remedy in reason for remedy in ("use ", "pip install", "apt install", "run with", "unset ")), reason
