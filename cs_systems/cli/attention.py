@@ -1,7 +1,7 @@
 """Time attention alone: every combination of backends, shapes and precisions, forward, backward and both.
 
-Each row has its TFLOP/s, credited (causal halved) and executed (tiles, padding, recomputation), and its peak memory. On a
-GPU the launches are hidden: kernels are timed without the host's overhead, and a step is the sum of its phases.
+Each row has its TFLOP/s, credited (causal halved) and executed (tiles, padding, recomputation), and its peak memory.
+On a GPU launches are hidden: kernels are timed without the host's overhead, and a step is the sum of its phases.
 """
 
 from __future__ import annotations

@@ -54,12 +54,14 @@ class Attention:
         self._gradients: tuple[Tensor, ...] | None = None
 
     @staticmethod
-    def preflight(config: RunConfig, device: Device) -> int | None:
+    def preflight(config: RunConfig, device: Device, *, packed: bool = False) -> int | None:
         if config.compile != "none":
             raise Unavailable("--compile is for models: compile an attention call with the backend compiled")
+        if config.l2 == "clear" and not device.is_cuda:
+            raise Unavailable("nothing clears the cache of a CPU: use --l2 warm")
         call = attention_call(config, device)
         backend = check_backend(config, device, call)
-        return None if backend is None else predicted_peak_bytes(config, device, backend.algorithm(call))
+        return None if backend is None else _predicted_peak_bytes(config, device, backend.algorithm(call), packed)
 
     def prepare(self) -> None:
         self._gradients = None
@@ -147,9 +149,7 @@ def random_leaves(config: RunConfig, device: Device, *shapes: tuple[int, ...]) -
     )
 
 
-def predicted_peak_bytes(
-    config: RunConfig, device: Device, algorithm: AttentionAlgorithm, *, packed: bool = False
-) -> int:
+def _predicted_peak_bytes(config: RunConfig, device: Device, algorithm: AttentionAlgorithm, packed: bool) -> int:
     """The cell's closed form, with the buffer that clears the L2 cache where there is one."""
     shape, element = shape_of(config), cost.COMPUTE_BYTES[config.precision]
     mode = Mode.FORWARD_BACKWARD if config.keep_graph and config.mode is Mode.FORWARD else config.mode
