@@ -8,16 +8,44 @@ which variance it cannot see.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 Rounds = Sequence[Sequence[float]]
 """The samples of one process, by round, in the order in which they were taken."""
 
 CONFIDENCE = 0.95
-"""Of every interval, and so at most one false 'faster' or 'slower' in twenty comparisons of equal things."""
+"""Of every interval; so at most one false 'faster' or 'slower' in twenty comparisons of equal things."""
+
+FEWEST_ROUNDS = 3
+"""Fewer medians than this have no spread to speak of: samples are then cut into so many blocks in the order of time."""
+
+BETWEEN_PROCESSES_SD = 0.0095
+"""Assumed standard deviation of log medians between processes that run the same thing, beside what repeats show of it.
+
+With one process a side nothing shows it. This value is the largest at which one process a side can both call equal
+things different at most 5 times in 100 and find a slowdown of 5% at least 95 times: log(1.05) / √2 / (1.960 + 1.645).
+"""
+
+CONTRADICTION = 4.0
+"""Where processes vary by so many times what is assumed (twice the standard deviation), they alone are believed."""
+
+MINIMUM_EFFECT = 0.01
+"""A smaller ratio is no difference however sure it is: clocks and temperature alone move a device by as much."""
+
+OUTLIER_SCORE = 3.5
+"""Deviations from the median, in robust standard deviations (Iglewicz & Hoaglin 1993)."""
+
+SPREAD_LIMIT = 0.10
+"""The middle 80% of the samples may span this share of the median: an idle H200 shows 0.5–2%, a busy laptop 10–40%."""
+
+DRIFT_LIMIT = 0.02
+"""From the first half to the second: what warming up, throttling or a filling cache amount to."""
 
 
 @dataclass(frozen=True)
@@ -80,3 +108,190 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
     while rank < n // 2 and (below + ways) / 2**n <= (1 - confidence) / 2:
         below, ways, rank = below + ways, ways * (n - rank) // (rank + 1), rank + 1
     return (ordered[rank - 1], ordered[n - rank]) if rank else None
+
+
+class Interval(NamedTuple):
+    """Of the median, in the samples' unit; None where the samples do not give one. `caveat`: what it does not see."""
+
+    low: float | None
+    high: float | None
+    caveat: str | None
+
+
+def interval(rounds: Rounds, confidence: float = CONFIDENCE) -> Interval:
+    """Where the median of more rounds of this process would lie.
+
+    From 3 rounds on: Student's t on the logarithms of the rounds' medians, for samples of a round are correlated.
+    Below: `median_interval` of all samples, which takes them as independent, and says so.
+    """
+    medians = [quantile(samples, 0.5) for samples in rounds if samples]
+    if len(medians) >= FEWEST_ROUNDS:
+        logs = _logs(medians)
+        half = student_t((1 + confidence) / 2, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+        center = statistics.fmean(logs)
+        return Interval(math.exp(center - half), math.exp(center + half), None)
+    found = median_interval([s for samples in rounds for s in samples], confidence)
+    low, high = found or (None, None)
+    return Interval(low, high, "of fewer than 3 rounds the samples are taken as independent: measure with --rounds 3")
+
+
+class Comparison(NamedTuple):
+    """Of B with A in durations: `ratio` b/a above 1 is slower. `low` and `high` are None where there is no interval.
+
+    resolution: the smallest slowdown that this comparison would have called one (0.03 is 3%).
+    unseen: the variance that the samples cannot show, and what would show it.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    verdict: str  # "faster", "slower", "no difference", or "unknown" where a side has one sample alone
+    resolution: float | None
+    unseen: str | None
+
+
+def ratio_interval(
+    a_groups: Sequence[Rounds],
+    b_groups: Sequence[Rounds],
+    confidence: float = CONFIDENCE,
+    between_sd: float = BETWEEN_PROCESSES_SD,
+) -> Comparison:
+    """How much longer B takes than A: each a list of processes, of rounds, of durations (> 0, else ValueError).
+
+    Welch's t (1947) on the processes' mean log medians. A side's variance between processes is the mean of what its n
+    processes show (n − 1 degrees of freedom) and of what is assumed, counted as one more: `between_sd` squared and the
+    variance that the rounds show. For one process that is all there is.
+    """
+    a, b = (_estimate(groups, between_sd) for groups in (a_groups, b_groups))
+    ratio = math.exp(b.center - a.center)
+    unseen = None
+    if min(len(a_groups), len(b_groups)) == 1:
+        unseen = (
+            f"the variance between processes: one process a side; {between_sd:.2%} is assumed; measure with --repeats 3"
+        )
+    if not (a.dof and b.dof):
+        return Comparison(ratio, None, None, "unknown", None, "the noise: one sample in one process; raise --steps")
+    variance = a.variance + b.variance
+    doubt = a.variance**2 / a.dof + b.variance**2 / b.dof
+    dof = variance**2 / doubt if doubt else math.inf
+    half = student_t((1 + confidence) / 2, dof) * math.sqrt(variance)
+    resolution = max(math.expm1(half), MINIMUM_EFFECT)
+    low, high = ratio * math.exp(-half), ratio * math.exp(half)
+    verdict = "no difference"
+    if low > 1 and ratio >= 1 + MINIMUM_EFFECT:
+        verdict = "slower"
+    elif high < 1 and ratio <= 1 / (1 + MINIMUM_EFFECT):
+        verdict = "faster"
+    return Comparison(ratio, low, high, verdict, resolution, unseen)
+
+
+class _Estimate(NamedTuple):
+    """A side's mean log median, the variance of that mean, and the degrees of freedom behind the variance (0: none)."""
+
+    center: float
+    variance: float
+    dof: float
+
+
+def _estimate(groups: Sequence[Rounds], between_sd: float) -> _Estimate:
+    centers, within, within_dof = [], [], 0
+    for rounds in groups:
+        logs = _logs([quantile(block, 0.5) for block in _blocks(rounds)])
+        centers.append(statistics.fmean(logs))
+        if len(logs) > 1:
+            within.append(statistics.variance(logs) / len(logs))
+            within_dof += len(logs) - 1
+    n, center = len(centers), statistics.fmean(centers)
+    assumed = between_sd**2 + (noise := statistics.fmean(within) if within else 0.0)
+    if n == 1:  # between_sd is taken as known, so that only the noise is uncertain (Satterthwaite 1946)
+        noise_dof = within_dof * (assumed / noise) ** 2 if noise else math.inf
+        return _Estimate(center, assumed, noise_dof if within else 0)
+    shown = statistics.variance(centers)
+    if shown > CONTRADICTION * assumed:
+        return _Estimate(center, shown / n, n - 1)
+    return _Estimate(center, (assumed + (n - 1) * shown) / n / n, n)
+
+
+def _blocks(rounds: Rounds) -> list[Sequence[float]]:
+    """The rounds, or if they are too few all samples in blocks of neighbours, which share their noise."""
+    full = [samples for samples in rounds if samples]
+    if len(full) >= FEWEST_ROUNDS:
+        return full
+    samples = [s for part in full for s in part]
+    cuts = [round(i * len(samples) / FEWEST_ROUNDS) for i in range(FEWEST_ROUNDS + 1)]
+    return [samples[i:j] for i, j in itertools.pairwise(cuts) if i < j]
+
+
+def _logs(durations: Sequence[float]) -> list[float]:
+    if not durations or min(durations) <= 0:
+        raise ValueError("a comparison needs durations, all above 0")
+    return [math.log(d) for d in durations]
+
+
+@lru_cache(maxsize=256)
+def student_t(p: float, dof: float) -> float:
+    """The p-quantile of Student's t, ½ ≤ p < 1, for any dof ≥ 1, to about 1e-9.
+
+    With t = √dof · tan θ the density is proportional to cosᵈᵒᶠ⁻¹ θ, which Simpson's rule integrates.
+    """
+    if dof > 1e6:
+        return statistics.NormalDist().inv_cdf(p)
+    whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(dof / 2) - math.lgamma((dof + 1) / 2))
+
+    def reaches(theta: float) -> bool:
+        heights = [math.cos(i / 200 * theta) ** (dof - 1) for i in range(201)]
+        area = heights[0] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]) + heights[-1]
+        return bool(area * theta / 600 >= (p - 0.5) * 2 * whole)
+
+    low, high = 0.0, 1 / math.sqrt(dof)  # from the middle outward: all of the area is there when dof is large
+    while high < math.pi / 2 and not reaches(high):
+        low, high = high, 2 * high
+    high = min(high, math.pi / 2)
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return math.sqrt(dof) * math.tan(high)
+
+
+def outliers(samples: Sequence[float]) -> list[int]:
+    """Indices of samples far from the median, in robust standard deviations of at least 1% of the median.
+
+    Without that floor a device that repeats itself to the microsecond would call every other sample an outlier.
+    """
+    center = quantile(samples, 0.5)
+    deviations = [abs(s - center) for s in samples]
+    scale = max(quantile(deviations, 0.5) / statistics.NormalDist().inv_cdf(0.75), 0.01 * abs(center))
+    return [i for i, deviation in enumerate(deviations) if deviation > OUTLIER_SCORE * scale]
+
+
+class Drift(NamedTuple):
+    """`change`: the second half's median over the first half's, less 1; `p_value`: of so monotone an order by
+    chance."""
+
+    change: float
+    p_value: float
+
+
+def drift(samples: Sequence[float]) -> Drift | None:
+    """Whether samples rise or fall over time (Mann 1945, Kendall 1975); None for fewer than 8."""
+    n = len(samples)
+    if n < 8:
+        return None
+    pairs = itertools.combinations(samples, 2)
+    score = sum((later > earlier) - (later < earlier) for earlier, later in pairs)
+    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    z = max(abs(score) - 1, 0) / deviation
+    change = quantile(samples[n - n // 2 :], 0.5) / quantile(samples[: n // 2], 0.5) - 1
+    return Drift(change, 2 * (1 - statistics.NormalDist().cdf(z)))
+
+
+def unstable(samples: Sequence[float]) -> list[str]:
+    """Why the median of these samples is not to be trusted, in words; empty where nothing speaks against it."""
+    reasons = []
+    found = summary(samples)
+    if (spread := (found.p90 - found.p10) / found.median) > SPREAD_LIMIT:
+        reasons.append(f"the middle 80% of the steps span {spread:.0%} of the median")
+    moved = drift(samples)
+    if moved and abs(moved.change) > DRIFT_LIMIT and moved.p_value < 0.01:
+        reasons.append(f"the second half of the steps differs from the first by {moved.change:+.1%}")
+    return reasons

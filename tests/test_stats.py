@@ -55,3 +55,174 @@ def test_median_interval_covers() -> None:
         low, high = stats.median_interval([rng.lognormvariate(0, 1) for _ in range(15)]) or (1, 1)
         hits += low <= 1 <= high
     assert hits >= 935
+
+
+@pytest.mark.parametrize(
+    ("p", "dof", "expected"),
+    [
+        (0.975, 1, 12.7062047),
+        (0.975, 2, 4.30265273),
+        (0.975, 9, 2.26215716),
+        (0.995, 4, 4.60409487),
+        (0.975, 30, 2.04227246),
+        (0.975, 120, 1.97993041),
+        (0.975, 1e5, 1.9599877),
+        (0.975, float("inf"), 1.95996398),
+    ],
+)
+def test_student_t_is_the_tables(p: float, dof: float, expected: float) -> None:
+    assert stats.student_t(p, dof) == pytest.approx(expected, rel=1e-7)
+
+
+@given(st.floats(1, 1e7), st.floats(1, 1e7))
+def test_student_t_falls_with_the_degrees_of_freedom(a: float, b: float) -> None:
+    few, many = sorted((a, b))
+    assert stats.student_t(0.975, few) >= stats.student_t(0.975, many) - 1e-6
+    assert 1.9599 < stats.student_t(0.975, many) < 12.7063
+
+
+def test_interval_of_rounds_covers_what_that_of_correlated_samples_does_not() -> None:
+    """20 samples of a round share 2% of noise: taken as independent they claim far too much."""
+    rng = random.Random(2)
+    by_rounds = as_independent = 0
+    for _ in range(300):
+        rounds = [process(rng, 1.0, between=0.0, rounds=1, steps=20, noise=0.002)[0] for _ in range(5)]
+        rounds = [[s * np.exp(shift) for s in r] for r, shift in zip(rounds, rng_normals(rng, 5, 0.02), strict=True)]
+        low, high, caveat = stats.interval(rounds)
+        assert caveat is None
+        by_rounds += low is not None and high is not None and low <= 1 <= high
+        low, high, caveat = stats.interval([[s for r in rounds for s in r]])
+        assert caveat == "of fewer than 3 rounds the samples are taken as independent: measure with --rounds 3"
+        as_independent += low is not None and high is not None and low <= 1 <= high
+    assert by_rounds >= 0.93 * 300
+    assert as_independent < 0.85 * 300
+
+
+def test_interval_of_too_few_samples_is_unknown() -> None:
+    assert stats.interval([[1.0, 1.1]])[:2] == (None, None)
+
+
+def rng_normals(rng: random.Random, n: int, sd: float) -> list[float]:
+    return [rng.gauss(0, sd) for _ in range(n)]
+
+
+def process(
+    rng: random.Random, scale: float, between: float, rounds: int = 5, steps: int = 10, noise: float = 0.01
+) -> list[list[float]]:
+    """Samples of a simulated process: its own level, shifts between rounds, AR(1) noise within, 3% Pareto outliers."""
+    level, found = scale * np.exp(rng.gauss(0, between)), []
+    for _ in range(rounds):
+        shift, error, samples = rng.gauss(0, noise / 3), 0.0, []
+        for _ in range(steps):
+            error = 0.5 * error + rng.gauss(0, noise * 0.75**0.5)
+            late = 1 + 0.1 * rng.paretovariate(1.5) if rng.random() < 0.03 else 1.0
+            samples.append(float(level * np.exp(error + shift) * late))
+        found.append(samples)
+    return found
+
+
+def verdicts(processes: int, between: float, slowdown: float, trials: int = 200) -> list[str]:
+    rng = random.Random(7)
+
+    def side(scale: float) -> list[list[list[float]]]:
+        return [process(rng, scale, between) for _ in range(processes)]
+
+    return [stats.ratio_interval(side(1.0), side(slowdown)).verdict for _ in range(trials)]
+
+
+@pytest.mark.parametrize(("processes", "between"), [(1, 0.002), (1, 0.005), (2, 0.005), (3, 0.01), (5, 0.01)])
+def test_equal_things_do_not_differ_and_five_percent_is_found(processes: int, between: float) -> None:
+    assert verdicts(processes, between, 1.0).count("no difference") >= 0.95 * 200
+    assert verdicts(processes, between, 1.05).count("slower") >= 0.95 * 200
+    assert verdicts(processes, between, 1 / 1.05).count("faster") >= 0.95 * 200
+
+
+def test_repeats_that_contradict_the_assumption_are_believed() -> None:
+    """On a machine that varies by 3% between processes, repeats keep false alarms rare: they cost power instead."""
+    assert verdicts(3, 0.03, 1.0).count("no difference") >= 0.9 * 200
+    assert verdicts(1, 0.03, 1.0).count("no difference") < 0.7 * 200, "which is what one process a side cannot see"
+
+
+def test_one_process_a_side_says_what_it_cannot_see() -> None:
+    rng = random.Random(3)
+    one, other = process(rng, 1, 0.0), process(rng, 1, 0.0)
+    single = stats.ratio_interval([one], [other])
+    assert single.unseen == (
+        "the variance between processes: one process a side; 0.95% is assumed; measure with --repeats 3"
+    )
+    assert single.resolution is not None
+    assert 0.025 < single.resolution < 0.05
+    assert stats.ratio_interval([one, other], [one, other]).unseen is None
+
+
+def test_direction_and_symmetry_of_a_ratio() -> None:
+    rng = random.Random(4)
+    fast, slow = [process(rng, 1, 0.001)], [process(rng, 1.2, 0.001)]
+    forth, back = stats.ratio_interval(fast, slow), stats.ratio_interval(slow, fast)
+    assert (forth.verdict, back.verdict) == ("slower", "faster")
+    assert forth.ratio == pytest.approx(1.2, rel=0.02)
+    assert forth.ratio * back.ratio == pytest.approx(1)
+    assert forth.low is not None
+    assert back.high is not None
+    assert forth.low * back.high == pytest.approx(1)
+
+
+def test_a_difference_below_the_minimum_is_none() -> None:
+    """0.5% without any noise, in 20 processes a side: sure, and still nothing that clocks would not do."""
+    found = stats.ratio_interval([[[1.0] * 3] * 3] * 20, [[[1.005] * 3] * 3] * 20)
+    assert found.low is not None
+    assert found.low > 1
+    assert found.verdict == "no difference"
+
+
+def test_single_samples_give_no_verdict() -> None:
+    found = stats.ratio_interval([[[1.0]]], [[[2.0]]])
+    assert (found.ratio, found.low, found.high, found.verdict) == (pytest.approx(2.0), None, None, "unknown")
+    assert found.unseen == "the noise: one sample in one process; raise --steps"
+
+
+def test_identical_samples_have_an_interval() -> None:
+    found = stats.ratio_interval([[[1.0] * 10]], [[[1.1] * 10]])
+    assert found.verdict == "slower"
+
+
+@pytest.mark.parametrize("bad", [[[[]]], [[[0.0, 1.0, 1.0]]], [[[-1.0, -1.0, 1.0]]]])
+def test_a_ratio_needs_positive_durations(bad: list[list[list[float]]]) -> None:
+    with pytest.raises(ValueError, match="durations, all above 0"):
+        stats.ratio_interval(bad, [[[1.0, 1.0, 1.0]]])
+
+
+def test_outliers_are_named_by_index() -> None:
+    assert stats.outliers([1.00, 1.01, 0.99, 7.6, 1.0, 1.02]) == [3]
+    assert stats.outliers([1.0, 1.0, 1.0, 1.0, 1.0001]) == [], "a device that repeats itself has no outliers"
+    assert stats.outliers([1.0]) == []
+
+
+@given(DURATIONS, st.floats(1e-3, 1e3))
+def test_outliers_do_not_depend_on_the_unit(samples: list[float], unit: float) -> None:
+    assert len(stats.outliers([s * unit for s in samples])) == pytest.approx(len(stats.outliers(samples)), abs=1)
+    assert len(stats.outliers(samples)) <= len(samples) / 2
+
+
+def test_drift_tells_a_trend_from_noise() -> None:
+    rng = random.Random(5)
+    steady = [1 + rng.gauss(0, 0.01) for _ in range(40)]
+    rising = [s * (1 + 0.002 * i) for i, s in enumerate(steady)]
+    assert stats.drift(steady[:7]) is None
+    quiet, trend = stats.drift(steady), stats.drift(rising)
+    assert quiet is not None
+    assert trend is not None
+    assert quiet.p_value > 0.05
+    assert trend.p_value < 1e-6
+    assert trend.change == pytest.approx(0.04, abs=0.015)
+
+
+def test_unstable_says_why() -> None:
+    rng = random.Random(6)
+    steady = [1 + rng.gauss(0, 0.005) for _ in range(40)]
+    assert stats.unstable(steady) == []
+    assert stats.unstable([s * (1 + 0.002 * i) for i, s in enumerate(steady)]) == [
+        "the second half of the steps differs from the first by +3.8%"
+    ]
+    (reason,) = stats.unstable([s * (1 + 0.3 * (i % 2)) for i, s in enumerate(steady)])
+    assert reason.startswith("the middle 80% of the steps span 3")
