@@ -6,12 +6,12 @@ import dataclasses
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cs_systems import device as devices
-from cs_systems import peaks, plugins, validity
+from cs_systems import cost, peaks, plugins, validity
 from cs_systems.config import RunConfig
 from cs_systems.device import Device, DeviceUnavailable
 from cs_systems.environment import environment
@@ -25,6 +25,7 @@ Emit = Callable[[dict[str, Any]], None]
 REVISIT_WARMUP = 1
 # Residents may fill this share of the device by prediction; the rest is for what no formula knows.
 RESIDENT_SHARE = 0.8
+_COSTS = tuple(f.name for f in dataclasses.fields(cost.PhaseCost))
 
 
 def build(config: RunConfig, device: Device) -> Workload:
@@ -196,10 +197,25 @@ def _cost_tables(cell: _Cell, device: Device) -> dict[str, list[Row]]:
     }
     tables: dict[str, list[Row]] = {"memory": [memory]}
     if costs := cell.workload.cost():
-        tables["cost"] = [{"phase": phase, **dataclasses.asdict(c)} for phase, c in costs.items()]
+        rows = [{"phase": phase, **dataclasses.asdict(c)} for phase, c in costs.items()]
+        tables["cost"] = [*rows, {"phase": "step", **{name: _sum(row[name] for row in rows) for name in _COSTS}}]
     if peak := peaks.peak_flops(device.name, cell.config.precision):
-        tables["ceiling"] = [{"precision": cell.config.precision.value, **dataclasses.asdict(peak)}]
+        bandwidth = peaks.peak_bandwidth(device.name)
+        tables["ceiling"] = [
+            {
+                "precision": cell.config.precision.value,
+                "peak_flops_per_s": peak.per_s,
+                "peak_bytes_per_s": bandwidth.per_s if bandwidth else None,
+                "source": peak.source,
+            }
+        ]
     return tables
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """The sum, unknown as soon as one part is."""
+    known = list(values)
+    return None if None in known else sum(v for v in known if v is not None)
 
 
 def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:

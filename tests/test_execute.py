@@ -45,7 +45,9 @@ def test_a_mode_is_its_phases(mode: Mode, phases: tuple[str, ...]) -> None:
     assert measurement.peak_allocated_bytes is None  # a CPU does not tell
     for sample in measurement.timed:
         assert 0 < sum(sample.phases_s.values()) <= sample.wall_s
-    assert [row["phase"] for row in record.results["cost"]] == list(phases)
+    *parts, whole = record.results["cost"]
+    assert [row["phase"] for row in parts] == list(phases)
+    assert (whole["phase"], whole["model_flops"]) == ("step", sum(row["model_flops"] for row in parts))
 
 
 @pytest.mark.parametrize("precision", [p for p in Precision if p is not Precision.TF32])

@@ -1,8 +1,9 @@
 """Records as one long pandas DataFrame: `frame(records)`, or `load(path)` for a run's folder.
 
-One row is one (record, phase); phase `step` is the wall clock around the whole step. A record without a measurement
-(oom, unavailable, timeout, killed, error) is one row with phase None, so that it stands in every table with its status
-and reason. Columns hold base units, their names say which; unknown is null (NaN, NA or None), never 0.
+One row is one (record, phase); phase `step` is the whole step by the wall clock, or by the device's where the device
+was held until the step was submitted (`held`). A record without a measurement (oom, unavailable, timeout, killed,
+error) is one row with phase None, so that it stands in every table with its status and reason. Columns hold base units,
+their names say which; unknown is null (NaN, NA or None), never 0.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError, ModelConfig
 from cs_systems.record import DONE, Measurement, Row, RunRecord, read_records
-from cs_systems.stats import summary
+from cs_systems.stats import interval, summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +63,7 @@ _SHAPE_FIELDS = {
     "causal": FLAG,
     "align": TEXT,
 }
+_RAN = ("attention_version", "tokens", "executed_d_head", "block_q", "block_k", "resident")
 # What a record is: the same in each of its rows. `record` is its position among the records given.
 CELL_COLUMNS: dict[str, str] = {
     "record": INTEGER,
@@ -79,7 +81,12 @@ CELL_COLUMNS: dict[str, str] = {
     "code_version": TEXT,
     "attention_version": TEXT,
     "ran_optimizer": TEXT,
+    "executed_d_head": INTEGER,
+    "block_q": INTEGER,
+    "block_k": INTEGER,
+    "resident": FLAG,
     "tokens": INTEGER,
+    "held": FLAG,
     "setup_s": REAL,
     "compile_s": REAL,
     "peak_allocated_bytes": INTEGER,
@@ -171,16 +178,16 @@ def _cell(index: int, record: RunRecord) -> Row:
         "device_name": environment and environment.device_name,
         "torch": environment and environment.torch,
         "code_version": environment and environment.code_version,
-        "attention_version": ran.get("attention_version"),
+        **{name: ran.get(name) for name in _RAN},
         "ran_optimizer": ran.get("optimizer"),
-        "tokens": ran.get("tokens"),
         "predicted_peak_bytes": memory.get("predicted_peak_bytes"),
         "peak_allocated_bytes": memory.get("peak_allocated_bytes"),
         "peak_reserved_bytes": memory.get("peak_reserved_bytes"),
-        "ceiling_flops_per_s": ceiling.get("per_s"),
+        "ceiling_flops_per_s": ceiling.get("peak_flops_per_s"),
         "ceiling_source": ceiling.get("source"),
     }
     if measurement:
+        cell["held"] = all(s.held_s is not None for s in measurement.timed)
         cell["setup_s"] = measurement.setup_s
         cell["compile_s"] = _total(s.compile_s for s in measurement.samples)
         for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
@@ -220,14 +227,16 @@ def _phase_rows(record: RunRecord) -> Iterator[Row]:
         yield {}
         return
     costs = {row["phase"]: row for row in record.results.get("cost", ())}
-    peak = _only_row(record.results, "ceiling").get("per_s")
+    peak = _only_row(record.results, "ceiling").get("peak_flops_per_s")
     tokens = _only_row(record.results, "ran").get("tokens")
     for phase in (*(p for p in measurement.phase_names() if p != STEP), STEP):
-        known = [d for d in measurement.durations_s(phase) if isfinite(d)]
-        if not known:
+        rounds = _rounds(measurement, phase)
+        if not rounds:
             yield {"phase": phase, "n": 0}
             continue
+        known = [duration for one in rounds for duration in one]
         durations = summary(known)
+        low, high, _ = interval(rounds) if min(known) > 0 else (None, None, None)
         row = {
             "phase": phase,
             "spread": _ratio(durations.p90 - durations.p10, durations.median),
@@ -237,14 +246,23 @@ def _phase_rows(record: RunRecord) -> Iterator[Row]:
             "std_s": durations.std,
             "p10_s": durations.p10,
             "p90_s": durations.p90,
-            "ci_low_s": durations.low,
-            "ci_high_s": durations.high,
+            "ci_low_s": low,
+            "ci_high_s": high,
             **_host(measurement, phase),
             **_rates(costs.get(phase, {}), durations.median, peak),
         }
         if phase == STEP:
             row["tokens_per_s"] = _ratio(tokens, durations.median)
         yield row
+
+
+def _rounds(measurement: Measurement, phase: str) -> list[list[float]]:
+    """The durations of a phase by round, without those that are no number."""
+    rounds: dict[int, list[float]] = {}
+    for sample, duration in zip(measurement.timed, measurement.durations_s(phase), strict=True):
+        if isfinite(duration):
+            rounds.setdefault(sample.round, []).append(duration)
+    return list(rounds.values())
 
 
 def _host(measurement: Measurement, phase: str) -> Row:

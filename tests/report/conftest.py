@@ -39,19 +39,20 @@ H200 = Environment(
     float32_matmul="ieee",
 )
 CEILINGS = {
-    precision: {"per_s": tera * 1e12, "source": "NVIDIA H200 data sheet, SXM, dense"}
+    precision: {"peak_flops_per_s": tera * 1e12, "source": "NVIDIA H200 data sheet, SXM, dense"}
     for precision, tera in {Precision.FP32: 67.0, Precision.TF32: 494.5, Precision.BF16: 989.5}.items()
 }
 UNSTABLE = Caveat("unstable", "p90 is 1.31 × p10 of the step", "raise --steps, or lock the clocks with nvidia-smi -lgc")
-LAUNCH_BOUND = Caveat(
-    "launch-bound", "the device waited for the host in 8 of 10 steps", "try --compile reduce-overhead"
-)
+LAUNCH_BOUND = Caveat("launch-bound", "the device waited for the host in: forward", "try --compile reduce-overhead")
+Build = Callable[..., RunRecord]
+OVERHEAD_S = 20e-6
 _SHARES = {"forward": 0.30, "loss": 0.01, "backward": 0.60, "optimizer": 0.09}
 
 
-def samples(phases_s: dict[str, float], *, steps: int, rounds: int, warmup: int, seed: int) -> tuple[Sample, ...]:
+def samples(phases_s: dict[str, float], config: RunConfig) -> tuple[Sample, ...]:
     """Steps with 1% noise; of the warm-up, the first compiled and allocated, and its clock was low."""
-    rng = random.Random(seed)
+    steps, rounds, warmup = config.steps, config.rounds, config.warmup
+    rng = random.Random(repr((config.key(), phases_s)))
     made = []
     for index in range(warmup + steps):
         slow = {0: 9.0, 1: 1.6}.get(index, 1.0) if index < warmup else 1.0
@@ -60,10 +61,11 @@ def samples(phases_s: dict[str, float], *, steps: int, rounds: int, warmup: int,
             Sample(
                 round=0 if index < warmup else (index - warmup) * rounds // steps,
                 warmup=index < warmup,
-                wall_s=sum(phases.values()) + 20e-6,
+                wall_s=sum(phases.values()) + OVERHEAD_S,
                 phases_s=phases,
                 submit_s={p: 0.2 * s for p, s in phases_s.items()},
                 lag_s={p: 0.7 * s for p, s in phases_s.items()},
+                held_s=1e-3 if config.workload == "attention" else None,
                 device_mallocs=40 if index == 0 and warmup else 0,
                 compile_s=5 * sum(phases_s.values()) if index == 0 and warmup else 0.0,
                 compiles=3 if index == 0 and warmup else 0,
@@ -89,9 +91,7 @@ def ok(config: RunConfig, step_s: float, flops: float, peak_bytes: int, **fields
     tokens = config.batch_size * config.tokens_per_sequence if config.workload == "train_step" else None
     optimizer = "adamw_fused" if config.mode is Mode.TRAIN_STEP else None
     key = f"{config.key()}-{fields.get('repeat', 0)}"
-    taken = samples(
-        phases, steps=config.steps, rounds=config.rounds, warmup=config.warmup, seed=len(key) + int(1e9 * step_s)
-    )
+    taken = samples(phases, config)
     return RunRecord(
         key=key,
         config=config.to_dict(),
@@ -134,7 +134,7 @@ def attention_config(attention: str, seq: int, **fields: Any) -> RunConfig:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def train_records() -> list[RunRecord]:
     """Sizes × contexts × backends of a training step; the largest does not fit."""
     made = []
@@ -154,7 +154,7 @@ def train_records() -> list[RunRecord]:
     return made
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def attention_records() -> list[RunRecord]:
     """Two backends over sequence lengths; naive is quadratic in memory and ends in oom, one backend is not there."""
     made = []
@@ -177,7 +177,7 @@ def attention_records() -> list[RunRecord]:
     return made
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def broken_records() -> list[RunRecord]:
     """Every way in which a cell can give no number, and a sample that is not a number."""
     config = train_config("small")
@@ -194,7 +194,7 @@ def broken_records() -> list[RunRecord]:
     ]
 
 
-@pytest.fixture
-def record_of() -> Callable[..., RunRecord]:
-    """`record_of(config, step_s, flops, peak_bytes)`: one measured record."""
+@pytest.fixture(scope="session")
+def build() -> Build:
+    """`build(config, step_s, flops, peak_bytes)`: one measured record."""
     return ok
