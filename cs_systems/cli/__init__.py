@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from cs_systems import __version__
@@ -54,7 +56,7 @@ def _dispatch(command: str, words: list[str]) -> int:
     args = tyro.cli(
         module.ARGS,
         prog=f"cs-systems {command}",
-        description=module.__doc__,
+        description=_wrapped(module.__doc__ or ""),
         args=words,
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
@@ -64,8 +66,18 @@ def _dispatch(command: str, words: list[str]) -> int:
 
 def _overview() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
-    return "\n".join(["usage: cs-systems COMMAND [options]", "", *lines, "", "cs-systems COMMAND --help tells a command's options."])
+    lines = [_filled(f"  {name:<{width}}  {what}", width + 4) for name, what in COMMANDS.items()]
+    usage, more = "usage: cs-systems COMMAND [options]", "cs-systems COMMAND --help tells a command's options."
+    return "\n".join([usage, "", *lines, "", more])
+
+
+def _wrapped(text: str) -> str:
+    """A docstring's paragraphs, broken for the terminal and indented: tyro keeps line breaks before a space alone."""
+    return "\n".join(_filled("  " + paragraph, 2) for paragraph in text.strip().split("\n\n"))
+
+
+def _filled(text: str, indent: int) -> str:
+    return textwrap.fill(text, shutil.get_terminal_size().columns, subsequent_indent=" " * indent)
 
 
 def _fail(message: str, status: int) -> int:

@@ -1,0 +1,131 @@
+"""Bad input gets an error that names the remedy: malformed before any cell (exit 2), impossible here as a row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.config import PRESETS, ConfigError, RunConfig
+from cs_systems.record import RunRecord, read_records
+from cs_systems.runner import sweep
+
+TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)
+
+MALFORMED = {
+    "tmie": "unknown command 'tmie': did you mean time? known: time, attention, ",
+    "time --size smal": "unknown size 'smal': did you mean small? known: tiny, small, medium, ",
+    "time --attention sdpa_flsh": "unknown attention backend 'sdpa_flsh': did you mean sdpa_flash",
+    "time --attention nowhere.py:f": "there is no file 'nowhere.py' (from 'nowhere.py:f')",
+    "time --attention nowhere.py:": "does not name an object: write path/to/file.py:name or package.module:name",
+    "time --workload trainstep": "unknown workload 'trainstep': did you mean train_step",
+    "time --precision bf61": "unknown precision 'bf61': did you mean bf16",
+    "time --mode fwd": "unknown mode 'fwd': did you mean forward? known: forward, ",
+    "time --mode backward": "mode backward alone is for the attention workload: use forward-backward",
+    "time --compile fast": "unknown compile mode 'fast': did you mean default? known: ",
+    "time --optimizer sgd": "unknown optimizer 'sgd': known: default, adamw, ",
+    "time --device gpu": "unknown device 'gpu': use auto, cpu, cuda or cuda:N",
+    "time --num-heads 5": "d_model 768 is not divisible by num_heads 5: choose num_heads among 3, 4, 6",
+    "time --d-model 36": "d_head 3 is odd: rotary embeddings need an even d_model / num_heads",
+    "time --batch-size 0": "batch_size is 0: it must be at least 1",
+    "time --context-length -5": "context_length is -5: it must be at least 1",
+    "time --num-layers 0": "num_layers is 0: it must be at least 1",
+    "time --steps 0": "steps is 0: it must be at least 1",
+    "time --rounds 0": "rounds is 0: it must be at least 1",
+    "time --rounds 4 --steps 3": "3 steps cannot be split over 4 rounds: raise steps",
+    "time --warmup -1": "warm-up is -1 steps and 0.0 s: neither may be negative",
+    "time --repeats 0": "repeats is 0: it must be at least 1",
+    "time --timeout-s 0": "the timeout is 0 s: it must be more than 0, or left out",
+    "time --memory-limit lots": "'lots' is not an amount of memory: write 8GiB, 24GB or a number of bytes",
+    "time --memory-limit 0": "memory_limit_bytes is 0: it must be at least 1",
+    "attention --d-head 0": "d_head is 0: it must be at least 1",
+    "report nowhere": "there are no records at nowhere/records.jsonl: give the folder that a run printed as 'records:'",
+}
+
+
+@pytest.mark.parametrize(("line", "said"), MALFORMED.items(), ids=MALFORMED)
+def test_malformed_input_stops_before_any_cell(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(line.split()) == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []  # no folder, so no worker and no cell
+
+
+def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["time", "--atention", "naive"])
+    assert stopped.value.code == 2
+    assert "--attention" in capsys.readouterr().err
+
+
+def test_a_sequence_beyond_the_models_context_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="sequence length 65 is beyond the model's context length 64: give --context-length 65"
+    ):
+        replace(TINY, seq_len=65)
+
+
+IMPOSSIBLE = {
+    "backend without a CPU kernel": (
+        {"attention": "sdpa_cudnn", "precision": "bf16"},
+        "sdpa_cudnn: torch has no CUDNN_ATTENTION kernel on the CPU: use sdpa_flash or sdpa_math there",
+    ),
+    "dtype that the backend does not take": (
+        {"attention": "sdpa_cudnn"},
+        "sdpa_cudnn: torch's CUDNN_ATTENTION does not take float32: use float16 or bfloat16",
+    ),
+    "bf16 in the Triton interpreter": (
+        {"attention": "flash_triton", "precision": "bf16"},
+        "flash_triton: Triton's interpreter computes bfloat16 products wrongly: use float32 or float16",
+    ),
+    "d_head that the backend does not take": (
+        {"attention": "flash_triton", "model": replace(PRESETS["tiny"], d_model=1032, num_heads=4)},
+        "flash_triton takes d_head 1 to 256, not 258: use naive or sdpa_math",
+    ),
+    "precision that the CPU does not have": (
+        {"precision": "tf32"},
+        "tf32 needs an NVIDIA GPU of compute capability 8.0",
+    ),
+    "GPU that is not there": ({"device": "cuda:99"}, ""),
+}
+
+
+@pytest.fixture(scope="module")
+def impossible(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]:
+    cells = [replace(TINY, **fields) for fields, _ in IMPOSSIBLE.values()]  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        records = list(sweep(cells, out=tmp_path_factory.mktemp("impossible")))
+    return dict(zip(IMPOSSIBLE, records, strict=True))
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_what_this_machine_cannot_run_is_a_row(impossible: dict[str, RunRecord], what: str) -> None:
+    record = impossible[what]
+    assert record.status == "unavailable"
+    assert record.measurement is None
+    assert IMPOSSIBLE[what][1] in (record.reason or "")
+
+
+def test_without_cuda_the_reason_names_the_remedy(impossible: dict[str, RunRecord]) -> None:
+    import torch
+
+    reason = impossible["GPU that is not there"].reason or ""
+    if torch.cuda.is_available():
+        assert reason == f"there is no cuda:99: torch sees {torch.cuda.device_count()} GPU(s)"
+    else:
+        assert reason.startswith("no CUDA: ")
+        assert reason.endswith("run with --device cpu, or `cs-systems doctor` for what is missing")
+
+
+def test_when_no_cell_gives_a_result_the_exit_status_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--size", "tiny", "--attention", "sdpa_cudnn", "--device", "cpu", "--steps", "3", "--out", str(tmp_path)]
+    assert main(["time", *words]) == 3
+    assert "unavailable" in capsys.readouterr().out
+    assert [r.status for r in read_records(tmp_path)[0]] == ["unavailable"]

@@ -1,0 +1,114 @@
+"""The command line as a person meets it: help in 80 columns and without torch, progress, a table, an exit status."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cs_systems
+from cs_systems.cli import COMMANDS, main
+from cs_systems.record import read_records
+
+WITHOUT_TORCH = """
+import sys
+from cs_systems.cli import main
+try:
+    status = main(sys.argv[1:])
+except SystemExit as stopped:
+    status = stopped.code
+heavy = [name for name in ("torch", "pandas", "matplotlib", "numpy") if name in sys.modules]
+assert not heavy, f"{heavy} were imported"
+sys.exit(status)
+"""
+TINY = ["time", "--size", "tiny", "--batch-size", "1", "--device", "cpu", "--warmup", "1", "--steps", "3"]
+
+
+def run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "cs_systems", *words]
+    return subprocess.run(
+        program, capture_output=True, text=True, cwd=cwd, timeout=60, env=os.environ | {"COLUMNS": "80"}
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+def test_help_fits_the_terminal_and_imports_nothing_heavy(words: list[str]) -> None:
+    program = [sys.executable, "-c", WITHOUT_TORCH, *words]
+    done = subprocess.run(program, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: cs-systems" in done.stdout
+    usage_and_others = done.stdout.splitlines()  # tyro does not break its usage line
+    assert [line for line in usage_and_others[1:] if len(line) > 80] == []
+
+
+def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in COMMANDS)
+    assert all(what in " ".join(shown.split()) for what in COMMANDS.values())
+
+
+def test_every_command_is_a_file_and_every_file_a_command() -> None:
+    folder = Path(cs_systems.__file__).parent / "cli"
+    assert {p.stem for p in folder.glob("*.py") if not p.stem.startswith("_")} == set(COMMANDS)
+
+
+def test_the_main_job_shows_progress_a_table_and_where_everything_is(tmp_path: Path) -> None:
+    done = run(*TINY, "--mode", "forward", "train-step", "--attention", "naive", "sdpa_flash", cwd=tmp_path)
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert "tiny ctx 64 batch 1 · naive · fp32 · forward: " in lines[0]
+    assert "a step" in lines[0]
+
+    *table, _, where, report = done.stdout.splitlines()
+    assert max(map(len, table)) <= 80
+    assert all(word in done.stdout for word in ("naive", "sdpa_flash", "train-step"))
+    file = tmp_path / where.removeprefix("records: ")
+    assert file.parent.parent == tmp_path / "runs"
+    assert [r.status for r in read_records(file)[0]] == ["ok"] * 4
+    assert report.startswith(f"report:  cs-systems report {file.parent.relative_to(tmp_path)} --format html")
+
+
+def test_on_a_terminal_a_bar_tells_what_is_measured_and_the_time_left(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    program = [sys.executable, "-m", "cs_systems", *TINY, "--mode", "forward", "train-step", "--out", str(tmp_path)]
+    environment = os.environ | {"COLUMNS": "100", "TERM": "xterm"}
+    process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=slave, env=environment)
+    os.close(slave)
+    shown = b""
+    try:
+        while chunk := os.read(master, 1 << 16):
+            shown += chunk
+    except OSError:  # how Linux says that the other end of a terminal was closed
+        pass
+    os.close(master)
+    assert process.wait() == 0
+    text = shown.decode()
+    assert "1/2" in text
+    assert " s left" in text
+    assert "train-step" in text
+
+
+def test_a_dry_run_lists_the_cells_with_their_memory_and_measures_nothing(tmp_path: Path) -> None:
+    done = run(*TINY, "--attention", "naive", "sdpa_cudnn", "--dry-run", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 cells" in done.stdout
+    assert "GiB" in done.stdout
+    assert "sdpa_cudnn: " in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    pipeline = f"{sys.executable} -m cs_systems time --help | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", pipeline], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("cs-systems 0.")
