@@ -49,8 +49,8 @@ class AttentionAlgorithm:
     dq_accumulator_bytes: int = 0
 
 
-# Forward holds scores and weights, keeps the weights; backward holds the weights and the gradients of both. Autocast adds
-# an fp32 copy of the scores and fp32 weights, of which a copy in the compute dtype goes on; both weights are kept.
+# Forward holds scores and weights, keeps the weights; backward holds the weights and the gradients of both. Autocast
+# adds an fp32 copy of the scores and fp32 weights, of which a copy in the compute dtype goes on; both weights are kept.
 FULL_MATRIX = AttentionAlgorithm(score_matrices=(2, 1, 3), autocast_score_matrices=(5, 3, 6))
 
 COMPUTE_BYTES = {

@@ -126,11 +126,13 @@ class _Step:
         self.logits = tokens * model.vocab_size * element
         self.log_softmax = tokens * model.vocab_size * (4 if self.autocast else element)
 
-        counts = algorithm.score_matrices
-        if self.autocast and config.device != "cpu" and algorithm.autocast_score_matrices:
-            counts = algorithm.autocast_score_matrices
+        counts, widened = algorithm.score_matrices, algorithm.autocast_score_matrices
+        if self.autocast and config.device != "cpu" and widened:
+            counts = widened
         matrix = config.batch_size * model.num_heads * length**2 * element
         mask = length**2 if any(counts) else 0
+        widest = 4 if counts is widened else element
+        self.score_matrix = matrix // element * widest if any(counts) else 0
         self.scores_in_forward, self.scores_kept, self.scores_in_backward = (
             round(count * matrix) + mask for count in counts
         )
@@ -221,6 +223,7 @@ class _Step:
             "token_embeddings.weight": self.head_weight,
             "ffn.w1.weight": self.feed_forward_weights // 3,
             "ffn.w1 output": self.wide,
+            "attention scores": self.score_matrix,
             "logits": max(self.logits, self.log_softmax if self.config.mode is not Mode.FORWARD else 0),
         }
         return max(candidates.items(), key=itemgetter(1))

@@ -153,6 +153,13 @@ def test_parameters_gradients_and_both_moments_are_the_floor() -> None:
     assert predicted.largest_allocation == ("token_embeddings.weight", 10_000 * 1280 * 4)
 
 
+@pytest.mark.parametrize(("precision", "element"), [(Precision.FP32, 4), (Precision.BF16, 4), (Precision.BF16_PURE, 2)])
+def test_long_contexts_allocate_the_scores(precision: Precision, element: int) -> None:
+    config = RunConfig(model=preset("small", context_length=4096), precision=precision, device="cuda")
+    assert step_memory(config, FULL_MATRIX).largest_allocation == ("attention scores", 4 * 12 * 4096**2 * element)
+    assert step_memory(config, TILED).largest_allocation[0] == "logits"
+
+
 def _meta_model(model: ModelConfig) -> torch.nn.Module:
     with torch.device("meta"):
         return BasicTransformerLM(model, naive.BACKEND)
