@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import one_of
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"
 NAMES = (*CELL_COLUMNS, *PHASE_COLUMNS, "range_s", "note")
-# A column leaves the unit that it shares with others when in it most of its numbers would begin with 0.0.
+# A column leaves the unit that it shares with others where its median would be less of it than this.
 VANISHES = 1 / 50
 
 
@@ -89,14 +90,14 @@ def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[
     """The named columns of `rows`; those of one quantity share a unit where that stays readable."""
     specs = [parse(name, phases_of(whole)) for name in names]
     found = [values(spec, rows, whole) for spec in specs]
-    pool: dict[str | None, list[float]] = {}
+    largest: dict[str | None, float] = {}  # the largest median among the columns of one quantity: it chooses their unit
     for spec, column in zip(specs, found, strict=True):
         if spec.unit is None:
-            pool.setdefault(spec.suffix, []).extend(_numbers(column))
+            largest[spec.suffix] = max(largest.get(spec.suffix, 0.0), _middle(column))
     shown = phases_of(rows)
     made = []
     for spec, column in zip(specs, found, strict=True):
-        unit = spec.unit or _shared_unit(spec, column, pool[spec.suffix])
+        unit = spec.unit or _shared_unit(spec, column, largest[spec.suffix])
         cells = tuple(text(v, unit) for v in column)
         numeric = any(isinstance(v, int | float | tuple) and not isinstance(v, bool) for v in column)
         label = unit.label if unit else ""
@@ -107,14 +108,20 @@ def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[
 
 def unit_for(spec: Spec, column: list[Any]) -> units.Unit | None:
     """The unit that the name asks for, or the one that suits these values; None for what has no unit."""
-    return spec.unit or _shared_unit(spec, column, _numbers(column))
+    return spec.unit or _shared_unit(spec, column, _middle(column))
 
 
-def _shared_unit(spec: Spec, column: list[Any], pool: list[float]) -> units.Unit | None:
+def _shared_unit(spec: Spec, column: list[Any], largest: float) -> units.Unit | None:
     if spec.suffix is None:
         return None
-    shared, own = (units.best_unit(units.SCALES[spec.suffix], v) for v in (pool, _numbers(column)))
-    return own if own.factor < shared.factor * VANISHES else shared
+    middle = _middle(column)
+    shared, own = (units.best_unit(units.SCALES[spec.suffix], [v]) for v in (largest, middle))
+    return own if 0 < middle < shared.factor * VANISHES else shared
+
+
+def _middle(column: Iterable[Any]) -> float:
+    """The median magnitude of a column, 0 where nothing is known."""
+    return median([abs(v) for v in _numbers(column)] or [0.0])
 
 
 def _numbers(column: Iterable[Any]) -> list[float]:

@@ -33,7 +33,8 @@ LAYOUTS = {
     ),
     "attention": Layout(
         identity=_names(
-            "attention mode batch heads heads_kv seq seq_k d_head causal align precision compile l2 " + _ENDING
+            "attention mode batch heads heads_kv seq seq_k d_head executed_d_head causal align precision compile l2 "
+            + _ENDING
         ),
         measured=_names("range_s model_flops_per_s hardware_flops_per_s mfu peak_allocated_bytes note"),
         leaves=_names("hardware_flops_per_s mfu range_s peak_allocated_bytes"),
@@ -49,7 +50,7 @@ OTHER = Layout(
 )
 
 # A column that only repeats another says nothing.
-ECHOES = {"seq_len": "context_length", "heads_kv": "heads", "seq_k": "seq"}
+ECHOES = {"seq_len": "context_length", "heads_kv": "heads", "seq_k": "seq", "executed_d_head": "d_head"}
 # Constants that a caption need not say, and values that mean "nothing special".
 SILENT_COLUMNS = frozenset({"device_name", "code_version", "seed", "repeat", "keep_graph", "align"})
 SILENT_VALUES = frozenset({"none", "default"})
@@ -65,6 +66,7 @@ TITLES = {
     "device_name": "device",
     "memory_limit_bytes": "memory limit",
     "code_version": "code",
+    "executed_d_head": "padded to",
     "ran_optimizer": "optimizer",
     "median_s": "median",
     "range_s": "p10 … p90",
@@ -85,6 +87,7 @@ TITLES = {
 # Legends of the columns whose names do not explain themselves; a table says those it needs.
 LEGENDS = {
     "spread": "spread: p10 to p90 over the median",
+    "ci_low_s": "CI: of the median, 95%; from the rounds' medians, below 3 rounds from samples taken as independent",
     "model_flops_per_s": "model FLOP/s: credited by formula, causal halved",
     "hardware_flops_per_s": "executed FLOP/s: what tiles, padding and recomputation really compute",
     "mfu": "MFU: model FLOP/s over the device's peak at that precision",

@@ -42,6 +42,7 @@ STYLE: Any = {
     "grid.color": GREY,
     "grid.alpha": 0.3,
     "legend.frameon": False,
+    "text.parse_math": False,  # a name may hold dollars
     "svg.fonttype": "path",
     "svg.hashsalt": "cs_systems",
 }

@@ -66,6 +66,7 @@ def render(
     write = FORMATS[one_of("format", format, FORMATS)]
     if format == "csv" and not columns and not pivot:
         whole = frame(without_retried(records))
+        whole["reason"] = [None if reason is None else plain(reason) for reason in whole["reason"]]
         return whole[whole["phase"].isna() | whole["phase"].isin(phases or cols.phases_of(whole))].to_csv(index=False)
     return write(tables(records, columns, pivot, phases), width, color)
 
@@ -164,7 +165,9 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
     counts = rows["n"].dropna()
     if len(counts):
         span = f"{counts.min()}" if counts.nunique() == 1 else f"{counts.min()} to {counts.max()}"
-        parts.append(f"medians of {span} steps{' by the wall clock' if shown_phases == [STEP] else ''}")
+        clock = {(False,): " by the wall clock", (True,): " by the device's clock, launches queued ahead"}
+        held = tuple(rows["held"].dropna().unique()) if shown_phases == [STEP] else ()
+        parts.append(f"medians of {span} steps{clock.get(held, '')}")
     return "; ".join(parts)
 
 

@@ -85,7 +85,7 @@ def decimals(value: float, digits: int = 3) -> int:
     """How many decimals `digits` significant digits of `value` take."""
     if not math.isfinite(value) or value == 0:
         return 0
-    return max(0, digits - 1 - math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}")))))
+    return max(0, digits - 1 - int(f"{value:.{digits - 1}e}".partition("e")[2]))
 
 
 def fixed(value: float, places: int) -> str:

@@ -42,6 +42,7 @@ CEILINGS = {
     precision: {"peak_flops_per_s": tera * 1e12, "source": "NVIDIA H200 data sheet, SXM, dense"}
     for precision, tera in {Precision.FP32: 67.0, Precision.TF32: 494.5, Precision.BF16: 989.5}.items()
 }
+MISSING = "flash_attn: the package is not installed: pip install cs-systems[flash-attn]"
 UNSTABLE = Caveat("unstable", "p90 is 1.31 × p10 of the step", "raise --steps, or lock the clocks with nvidia-smi -lgc")
 LAUNCH_BOUND = Caveat("launch-bound", "the device waited for the host in: forward", "try --compile reduce-overhead")
 Build = Callable[..., RunRecord]
@@ -171,7 +172,9 @@ def attention_records() -> list[RunRecord]:
             made.append(ok(config, 6e-6 + flops / rate, flops, peak))
         made.append(
             failed(
-                attention_config("flash_attn", seq), "unavailable", "flash_attn: not installed: pip install flash-attn"
+                attention_config("flash_attn", seq),
+                "unavailable",
+                MISSING,
             )
         )
     return made

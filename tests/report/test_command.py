@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.record import RunRecord, append_record
+
+
+@pytest.fixture
+def folder(tmp_path: Path, train_records: list[RunRecord]) -> Path:
+    for record in train_records:
+        append_record(tmp_path, record)
+    return tmp_path
+
+
+def test_a_table_is_printed_at_80_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("train_step on NVIDIA H200")
+    assert max(map(len, lines)) <= 80
+
+
+def test_options_reach_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder), "--columns", "size,mfu", "--phase", "forward,backward", "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "size,mfu"
+    assert main(["report", str(folder), "--pivot", "size,context_length:attention:median_ms"]) == 0
+    assert "sdpa_flash" in capsys.readouterr().out
+
+
+def test_a_page_and_a_figure_are_written(folder: Path) -> None:
+    page, figure = folder / "report.html", folder / "figure.svg"
+    assert main(["report", str(folder), "--format", "html", "--output", str(page), "--figure", str(figure)]) == 0
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert "<svg" in figure.read_text(encoding="utf-8")
+
+
+def test_a_torn_line_is_named_and_the_rest_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with (folder / "records.jsonl").open("a") as stream:
+        stream.write('{"schema_version": 1, "key"')
+    assert main(["report", str(folder)]) == 0
+    assert "records.jsonl:13 is torn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--columns", "medain_ms"], "did you mean median"),
+        (["--format", "html", "--columns", "size"], "leave out --columns, --pivot and --phase"),
+        (["--figure", "figure.bmp"], "end its name in .svg, .png, .pdf"),
+    ],
+)
+def test_a_malformed_request_exits_2(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert main(["report", str(folder), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_records_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path)]) == 2
+    assert "there are no records at" in capsys.readouterr().err
+    (tmp_path / "records.jsonl").touch()
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds no record yet: run the sweep again" in capsys.readouterr().err

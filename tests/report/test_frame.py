@@ -1,0 +1,135 @@
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cs_systems.config import ConfigError, Mode, RunConfig, preset
+from cs_systems.record import RunRecord, append_record
+from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS, frame, load
+
+from .conftest import OVERHEAD_S, Build
+
+
+def test_one_row_for_each_phase_and_the_step(train_records: list[RunRecord]) -> None:
+    data = frame(train_records)
+    assert list(data.columns) == [*CELL_COLUMNS, *PHASE_COLUMNS]
+    assert list(data[data["record"] == 0]["phase"]) == ["forward", "loss", "backward", "optimizer", "step"]
+    assert data["record"].nunique() == len(train_records)
+
+
+@pytest.mark.parametrize(
+    ("mode", "phases"),
+    [
+        (Mode.FORWARD, ["forward", "step"]),
+        (Mode.FORWARD_BACKWARD, ["forward", "loss", "backward", "step"]),
+    ],
+)
+def test_a_shorter_step_has_fewer_rows(build: Build, mode: Mode, phases: list[str]) -> None:
+    assert list(frame([build(RunConfig(mode=mode), 0.01, 1e12, 10**9)])["phase"]) == phases
+
+
+def test_medians_are_those_of_the_timed_samples(build: Build) -> None:
+    record = build(RunConfig(steps=9, rounds=3), 0.01, 1e12, 10**9)
+    data = frame([record]).set_index("phase")
+    assert record.measurement is not None
+    timed = sorted(s.wall_s for s in record.measurement.samples if not s.warmup)
+    step = data.loc["step"]
+    assert step["n"] == 9
+    assert step["median_s"] == timed[4]
+    assert step["ci_low_s"] < step["median_s"] < step["ci_high_s"]
+    assert step["wall_minus_phases_s"] == pytest.approx(OVERHEAD_S)
+    assert step["submit_median_s"] == pytest.approx(0.2 * 0.01)
+    assert data.loc["forward", "lag_median_s"] == pytest.approx(0.7 * 0.003)
+    assert step["lag_median_s"] == data.loc["optimizer", "lag_median_s"]
+
+
+def test_rates_are_cost_over_the_median_and_the_ceiling(build: Build) -> None:
+    step = frame([build(RunConfig(precision="bf16"), 0.01, 3e12, 10**9)]).set_index("phase").loc["step"]
+    assert step["model_flops_per_s"] == pytest.approx(3e12 / step["median_s"])
+    assert step["mfu"] == pytest.approx(3e12 / step["median_s"] / 989.5e12)
+    assert step["hfu"] == pytest.approx(1.1 * step["mfu"])
+    assert step["tokens_per_s"] == pytest.approx(4 * 512 / step["median_s"])
+
+
+def test_what_is_not_known_is_null_not_zero(build: Build) -> None:
+    known = build(RunConfig(), 0.01, 1e12, 10**9)
+    bare = replace(known, results={}, environment=None)
+    assert bare.measurement is not None
+    bare = replace(bare, measurement=replace(bare.measurement, peak_allocated_bytes=None, peak_reserved_bytes=None))
+    data = frame([bare])
+    unknown = ["mfu", "hfu", "model_flops", "model_flops_per_s", "tokens_per_s", "tokens", "peak_allocated_bytes"]
+    unknown += ["predicted_peak_bytes", "device_name", "torch", "ceiling_flops_per_s"]
+    assert data[unknown].isna().all(axis=None)
+    assert data["median_s"].notna().all()
+
+
+def test_a_record_without_a_measurement_is_one_row_with_its_reason(broken_records: list[RunRecord]) -> None:
+    rows = frame(broken_records)
+    failed = rows[rows["status"] != "ok"]
+    assert list(failed["status"]) == ["error", "timeout", "killed", "unavailable"]
+    assert failed["phase"].isna().all()
+    assert failed["median_s"].isna().all()
+    assert failed["reason"].notna().all()
+
+
+def test_samples_that_are_no_number_are_left_out(broken_records: list[RunRecord]) -> None:
+    rows = frame(broken_records)
+    step = rows[rows["phase"] == "step"].iloc[0]
+    assert step["n"] == 9
+    assert step["median_s"] > 0
+
+
+def test_each_workload_fills_its_own_columns(
+    train_records: list[RunRecord], attention_records: list[RunRecord]
+) -> None:
+    train, attention = frame(train_records), frame(attention_records)
+    assert set(train["size"]) == {"small", "medium", "large"}
+    assert train[["seq", "heads", "causal"]].isna().all(axis=None)
+    assert set(attention["seq"]) == {256, 1024, 4096, 16384}
+    assert set(attention["seq_k"]) == {256, 1024, 4096, 16384}
+    assert attention[["size", "batch_size", "context_length", "optimizer"]].isna().all(axis=None)
+
+
+def test_an_override_shows_in_the_size(build: Build) -> None:
+    data = frame([build(RunConfig(model=preset("large", num_layers=32), seq_len=128), 0.01, 1e12, 10**9)])
+    assert data["size"].iloc[0] == "large+num_layers=32"
+    assert (data["context_length"].iloc[0], data["seq_len"].iloc[0]) == (512, 128)
+
+
+def test_no_records_is_an_empty_frame_with_all_columns() -> None:
+    data = frame([])
+    assert len(data) == 0
+    assert list(data.columns) == [*CELL_COLUMNS, *PHASE_COLUMNS]
+
+
+def test_load_reads_what_was_appended_and_drops_attempts_that_were_repeated(
+    tmp_path: Path, train_records: list[RunRecord]
+) -> None:
+    done = train_records[0]
+    failed = replace(done, status="error", reason="RuntimeError: once", measurement=None)
+    for record in (failed, done, replace(failed, repeat=1)):
+        append_record(tmp_path, record)
+    data = load(tmp_path)
+    assert list(data.drop_duplicates("record")["status"]) == ["ok", "error"]
+    expected = frame([done])
+    assert data[data["repeat"] == 0]["median_s"].tolist() == expected["median_s"].tolist()
+
+
+def test_a_malformed_record_is_named(train_records: list[RunRecord]) -> None:
+    broken = replace(train_records[1], results={"cost": [{"flops": 1}]})
+    with pytest.raises(ConfigError, match=rf"record 2 \(key {broken.key}\) is malformed: KeyError"):
+        frame([train_records[0], broken])
+
+
+def test_reports_do_not_need_torch() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None  # importing it raises
+from cs_systems.cli import report
+from cs_systems.report import figures, formats, frame, html, plot, table, units
+heavy = {"pandas", "matplotlib", "tabulate", "rich"} & set(sys.modules)
+assert not heavy, f"imported before they are needed: {heavy}"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,156 @@
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from cs_systems.record import RunRecord
+from cs_systems.report import html
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"),
+]
+# What a person does, and what they then see, left in the page as JSON.
+PROBE = """
+<script>
+const order = () => [...document.querySelectorAll("#results-0 tbody tr")].filter((row) => !row.hidden)
+  .map((row) => [...row.cells].map((cell) => cell.textContent));
+const heads = [...document.querySelectorAll("#results-0 th")];
+const step = heads.find((head) => head.textContent.startsWith("step"));
+const seen = { addressed: order(), width: document.documentElement.scrollWidth, room: innerWidth };
+step.querySelector("button").click();
+seen.ascending = order();
+seen.sort = step.getAttribute("aria-sort");
+step.querySelector("button").click();
+seen.descending = order();
+seen.sorts = heads.map((head) => head.getAttribute("aria-sort"));
+const filter = document.querySelector("input[data-filters=results-0]");
+filter.value = "medium FLASH";
+filter.dispatchEvent(new Event("input"));
+seen.filtered = order();
+const probe = document.createElement("pre");
+probe.id = "probe";
+probe.textContent = JSON.stringify(seen);
+top.document.body.append(probe);
+</script>
+"""
+Browse = Callable[[str, str, int | None], dict[str, object]]
+
+
+class Page(HTMLParser):
+    """Every tag with its attributes, and the text outside of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._silent = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._silent = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._silent = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._silent:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def page(train_records: list[RunRecord], attention_records: list[RunRecord]) -> str:
+    return html.render([*train_records, *attention_records], command="cs-systems time --size small")
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Browse:
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+
+    def open_page(text: str, fragment: str, width: int | None) -> dict[str, object]:
+        text = text.replace("</body>", PROBE + "</body>")
+        if width is not None:  # a window is never narrower than 500 pixels, a frame is
+            text = f'<iframe width="{width}" height="844" frameborder="0" srcdoc="{escape(text)}"></iframe>'
+        file = tmp_path / "page.html"
+        file.write_text(text, encoding="utf-8")
+        command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,900"]
+        done = subprocess.run(
+            [*command, "--dump-dom", f"{file.as_uri()}{fragment}"], capture_output=True, text=True, timeout=50
+        )
+        assert "CONSOLE" not in done.stderr, done.stderr
+        found = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
+        assert found, done.stderr
+        answer = Page(found[1]).text
+        return dict(json.loads(answer))
+
+    return open_page
+
+
+def test_the_page_fetches_nothing(page: str) -> None:
+    for tag, attributes in Page(page).tags:
+        assert tag not in ("link", "iframe", "img", "object", "embed", "base")
+        for name, value in attributes.items():
+            if name in ("src", "href", "xlink:href", "action", "srcset", "data", "poster"):
+                assert value is not None
+                assert value.startswith("#"), (tag, name, value)
+    assert "@import" not in page
+    assert not re.findall(r"url\((?!#)", page)
+
+
+def test_ids_are_unique(page: str) -> None:
+    tags = Page(page).tags
+    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_what_a_record_says_is_escaped(broken_records: list[RunRecord]) -> None:
+    read = Page(html.render(broken_records, command="cs-systems time --out '<script>evil()</script>'"))
+    assert sum(tag == "script" for tag, _ in read.tags) == 1
+    assert "<script>alert(1)</script>" in read.text
+    assert "<script>evil()</script>" in read.text
+    assert "\x1b" not in read.text
+
+
+def test_the_page_tells_what_where_and_how_again(page: str) -> None:
+    text = Page(page).text
+    for said in (
+        "train_step and attention on NVIDIA H200",
+        "2.11.0+cu130",
+        "try --compile reduce-overhead",
+        "large ctx 1024 batch 4 · naive · fp32 · train-step",
+        "tried to allocate 3.91 GiB for the scores",
+        "cs-systems time --size small",
+        '"context_length": 1024',
+    ):
+        assert said in text
+
+
+def test_the_page_opens_sorts_and_filters(browse: Browse, page: str) -> None:
+    seen = browse(page, "#sort=results-0,2,descending", None)
+    rows = {name: seen[name] for name in ("addressed", "ascending", "descending", "filtered")}
+    steps = {name: [row[6] for row in found] for name, found in rows.items()}  # type: ignore[attr-defined]
+    assert [row[2] for row in rows["addressed"]] == ["sdpa_flash"] * 6 + ["naive"] * 6  # type: ignore[attr-defined]
+    numbers = [float(cell) for cell in steps["ascending"][:-1]]
+    assert numbers == sorted(numbers)
+    assert steps["ascending"][-1] == "–"
+    assert steps["descending"] == [*steps["ascending"][-2::-1], "–"]
+    assert (seen["sort"], seen["sorts"].count("descending")) == ("ascending", 1)  # type: ignore[attr-defined]
+    assert [row[:3] for row in rows["filtered"]] == [  # type: ignore[attr-defined]
+        ["medium", "1024", "sdpa_flash"],
+        ["medium", "256", "sdpa_flash"],
+    ]
+
+
+def test_a_phone_scrolls_tables_not_the_page(browse: Browse, page: str) -> None:
+    seen = browse(page, "", 390)
+    assert seen["room"] == 390
+    assert seen["width"] <= 390  # type: ignore[operator]

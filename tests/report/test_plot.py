@@ -1,0 +1,93 @@
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.record import RunRecord
+from cs_systems.report import plot
+from cs_systems.report.figures import causes
+
+from .conftest import Build
+
+
+def test_the_workload_chooses_the_figures(
+    train_records: list[RunRecord], attention_records: list[RunRecord], broken_records: list[RunRecord]
+) -> None:
+    assert plot.kinds(train_records) == ["phases", "rate", "time", "memory", "warmup"]
+    assert plot.kinds(attention_records) == ["rate", "time", "memory", "warmup"]
+    assert plot.kinds(broken_records[:4]) == []
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path: Path, attention_records: list[RunRecord]) -> None:
+    for name in ("a.svg", "b.svg", "a.png", "b.png"):
+        plot.save(attention_records, tmp_path / name)
+    for ending in ("svg", "png"):
+        assert (tmp_path / f"a.{ending}").read_bytes() == (tmp_path / f"b.{ending}").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["phases", "rate", "time", "memory", "warmup"])
+def test_every_figure_says_what_it_shows(kind: str, train_records: list[RunRecord]) -> None:
+    drawn = plot.figure(train_records, kind)
+    (axes,) = drawn.axes
+    assert axes.get_title(loc="left").endswith("train_step on NVIDIA H200")
+    assert axes.get_xlabel()
+    words = " ".join(text.get_text() for text in axes.texts)
+    expected = {
+        "phases": "oom: predicted 151 GiB",
+        "rate": "ceiling 67.00 TFLOP/s (NVIDIA H200 data sheet, SXM, dense)",
+        "warmup": "compiling",
+    }
+    assert expected.get(kind, "") in words
+
+
+def test_nothing_is_drawn_outside_the_figure(train_records: list[RunRecord]) -> None:
+    drawn = plot.figure(train_records, "phases")
+    drawn.draw_without_rendering()
+    for text in (*drawn.axes[0].texts, *drawn.axes[0].get_yticklabels()):
+        box = text.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= drawn.bbox.width
+
+
+def test_a_step_is_called_slow_for_what_was_recorded_only(build: Build) -> None:
+    measurement = build(RunConfig(), 0.1, 1e12, 10**9).measurement
+    assert measurement is not None
+    first, *_, last = measurement.samples
+    assert causes(first, 1.98e9) == ["compiling 500 ms", "40 cudaMalloc", "clock at 1.20 GHz"]
+    assert causes(last, 1.98e9) == []
+    assert causes(replace(last, sm_clock_hz=None), None) == []
+
+
+def test_svg_for_a_page_takes_its_colour_and_keeps_its_ids(train_records: list[RunRecord]) -> None:
+    one, two = plot.svg(train_records, "time", "a-"), plot.svg(train_records, "time", "b-")
+    assert "currentColor" in one
+    ids = [set(re.findall(r'\bid="([^"]+)"', text)) for text in (one, two)]
+    assert not ids[0] & ids[1]
+    assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', one)) <= ids[0]
+
+
+def test_a_name_with_markup_is_only_a_name(build: Build) -> None:
+    config = RunConfig(attention="my--><script>alert(1)</script>$x_1$.py:f", rounds=5)
+    slow = [build(replace(config, batch_size=n), 0.01 * n, 1e12, 10**9) for n in (1, 2)]
+    fast = [replace(r, key=r.key + "x", config={**r.config, "attention": "naive"}) for r in slow]
+    assert "<script" not in plot.svg([*slow, *fast], "time")
+
+
+def test_more_cells_than_fit_are_counted(build: Build) -> None:
+    records = [build(RunConfig(batch_size=n), 0.01, 1e12, 10**9) for n in range(1, 41)]
+    assert "8 more cells are in the table" in plot.figure(records, "phases").axes[0].get_xlabel()
+
+
+def test_what_cannot_be_drawn_names_the_remedy(
+    tmp_path: Path, attention_records: list[RunRecord], broken_records: list[RunRecord]
+) -> None:
+    with pytest.raises(ConfigError, match=r"end its name in \.svg, \.png, \.pdf"):
+        plot.save(attention_records, tmp_path / "figure.bmp")
+    with pytest.raises(ConfigError, match="cannot fill the figure 'phases': choose rate or time or memory or warmup"):
+        plot.figure(attention_records, "phases")
+    with pytest.raises(ConfigError, match="unknown figure 'tiem': did you mean time"):
+        plot.figure(attention_records, "tiem")
+    with pytest.raises(ConfigError, match="none of the records holds a measurement"):
+        plot.figure(broken_records[:4])

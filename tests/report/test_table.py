@@ -1,0 +1,187 @@
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.record import RunRecord
+from cs_systems.report.formats import FORMATS
+from cs_systems.report.table import render, tables
+
+from .conftest import Build, train_config
+
+NASTY = 'a|b & 50% $x_1^2$ #set {y} ~z \\end <b>*c* `d` [e](f) @g "h"\n\x1b[31mred'
+
+
+def test_a_training_table_reads_at_80_columns(train_records: list[RunRecord]) -> None:
+    text = render(train_records, width=80)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("train_step on NVIDIA H200; constant: batch 4, precision fp32, mode train-step")
+    heading = next(line for line in lines if line.startswith("size"))
+    assert heading.split() == ["size", "ctx", "attention", "ms", "ms", "ms", "ms", "%", "note"]
+    (oom,) = (line for line in lines if "oom: predicted" in line)
+    assert oom.split() == ["large", "1024", "naive", "–", "–", "–", "–", "–", "oom:", "predicted", "151", "GiB"]
+    assert "no room for loss (ms)" in text
+    assert "widen the terminal or give --columns" in text.replace("\n", " ")
+
+
+def test_an_attention_table_reads_at_80_columns(attention_records: list[RunRecord]) -> None:
+    text = render(attention_records, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "by the device's clock, launches queued ahead" in text.replace("\n", " ")
+    assert "unavailable (4 cells): flash_attn: the package is not installed" in text
+
+
+def test_a_wide_terminal_shows_every_default_column(train_records: list[RunRecord]) -> None:
+    text = render(train_records, width=200)
+    assert "no room for" not in text
+    assert "MFU: model FLOP/s over the device's peak at that precision, 67.0 TFLOP/s (NVIDIA H200 data sheet" in text
+
+
+def test_colour_only_when_asked_for(train_records: list[RunRecord]) -> None:
+    assert "\x1b[" not in render(train_records)
+    assert "\x1b[33m" in render(train_records, color=True)
+
+
+def test_rows_go_from_small_to_large_whatever_the_order_of_the_run(train_records: list[RunRecord]) -> None:
+    (table,) = tables(train_records[::-1])
+    keys = list(zip(*(table.columns[i].values for i in (0, 1)), strict=True))
+    assert [k for k, _ in keys] == ["small"] * 4 + ["medium"] * 4 + ["large"] * 4
+    assert [v for _, v in keys] == [256, 256, 1024, 1024] * 3
+
+
+def test_caveats_follow_once_with_count_and_remedy(train_records: list[RunRecord]) -> None:
+    (table,) = tables(train_records)
+    doubt = "launch-bound (2 cells): the device waited for the host in: forward → try --compile reduce-overhead"
+    assert doubt in table.notes
+    assert sum(note.startswith("unstable (4 cells)") for note in table.notes) == 1
+
+
+def test_caveats_that_differ_in_their_numbers_are_one(train_records: list[RunRecord]) -> None:
+    doubt = train_records[0].warnings[0]
+    other = replace(train_records[1], warnings=(replace(doubt, message="another message"),))
+    (table,) = tables([train_records[0], other])
+    assert table.notes == (f"launch-bound (2 cells): e.g. {doubt.message} → {doubt.remedy}",)
+
+
+def test_reasons_of_one_status_are_numbered(broken_records: list[RunRecord]) -> None:
+    error = broken_records[0]
+    other = replace(error, key="other", reason="ValueError: another")
+    (table,) = tables([error, other])
+    assert table.columns[-1].cells == ("error [1]", "error [2]")
+    assert table.notes[1] == "error [2] (1 cell): ValueError: another"
+
+
+def test_columns_of_any_phase_and_unit(train_records: list[RunRecord]) -> None:
+    names = ["size", "backward.median_us", "median_s", "range_s", "peak_allocated_mib"]
+    (table,) = tables(train_records, columns=names)
+    assert [c.heading for c in table.columns] == ["size", "backward (µs)", "step (ms)", "p10 … p90 (ms)", "peak (MiB)"]
+    backward, step = table.columns[1].values[0], table.columns[2].values[0]
+    assert 0.5 < backward / 1e6 / step < 0.7
+
+
+def test_one_quantity_shares_a_unit_unless_it_would_vanish(build: Build) -> None:
+    names = ["median_s", "loss.median_s", "wall_minus_phases_s"]
+    (table,) = tables([build(RunConfig(), 0.01, 1e12, 10**9)], columns=names[:2])
+    assert [c.unit for c in table.columns] == ["ms", "ms"]
+    (table,) = tables([build(RunConfig(), 1.0, 1e12, 10**9)], columns=names[::2])
+    assert [c.unit for c in table.columns] == ["s", "µs"]
+
+
+def test_several_phases_are_rows(train_records: list[RunRecord]) -> None:
+    (table,) = tables(train_records[:2], phases=["forward", "backward"])
+    assert next(c for c in table.columns if c.name == "phase").cells == ("forward", "backward") * 2
+
+
+def test_a_pivot_has_a_column_for_each_value(train_records: list[RunRecord]) -> None:
+    (table,) = tables(train_records, pivot="size,context_length:attention:median_ms")
+    assert [c.heading for c in table.columns] == ["size", "ctx", "naive (ms)", "sdpa_flash (ms)"]
+    assert table.columns[2].cells[-1] == "oom"
+    assert len(table.columns[0].cells) == 6
+    assert table.caption.startswith("step median of train_step")
+
+
+def test_a_pivot_takes_the_median_of_repeats(build: Build) -> None:
+    records = [build(train_config("small"), s, 1e12, 10**9, repeat=i) for i, s in enumerate((0.01, 0.9, 0.02))]
+    (table,) = tables(records, pivot="size:attention:median_ms")
+    assert table.columns[1].values[0] == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_pivot_refuses_to_merge_different_cells(train_records: list[RunRecord]) -> None:
+    with pytest.raises(ConfigError, match="cells differ in context_length too: add context_length to ROWS or COLUMNS"):
+        tables(train_records, pivot="size:attention:median_ms")
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"format": "markdwon"}, "unknown format 'markdwon': did you mean markdown"),
+        ({"columns": ["medain_ms"]}, "did you mean median"),
+        ({"columns": ["forwrd.median_s"]}, "unknown phase 'forwrd': did you mean forward"),
+        ({"phases": ["bakward"]}, "unknown phase 'bakward': did you mean backward"),
+        ({"pivot": "size:attention"}, "is not ROWS:COLUMNS:VALUE: write size,context_length:attention:median_ms"),
+    ],
+)
+def test_a_malformed_request_names_the_remedy(
+    train_records: list[RunRecord], request_: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        render(train_records, **request_)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_shows_all_kinds_of_records(
+    format: str,
+    train_records: list[RunRecord],
+    attention_records: list[RunRecord],
+    broken_records: list[RunRecord],
+) -> None:
+    text = render([*train_records, *attention_records, *broken_records], format)
+    for word in ("sdpa", "unavailable", "oom", "16384", "killed"):
+        assert word in text
+    assert "\x1b" not in text
+
+
+def test_markdown_escapes_and_keeps_names_readable(broken_records: list[RunRecord]) -> None:
+    text = render([replace(broken_records[0], reason=NASTY)], "markdown", columns=["size", "reason", "attention"])
+    row = next(line for line in text.splitlines() if line.startswith("| small"))
+    assert row.count("|") - row.count(r"\|") == 4
+    assert r"a\|b &amp; 50% \$x_1^2\$ \#set" in row
+    assert r"&lt;b&gt;\*c\* \`d\` \[e\](f)" in row
+    assert "sdpa_flash" in render([broken_records[3]], "markdown")
+
+
+def test_latex_escapes(broken_records: list[RunRecord]) -> None:
+    text = render([replace(broken_records[0], reason=NASTY)], "latex", columns=["size", "reason"])
+    assert r"\toprule" in text
+    assert r"50\% \$x\_1\textasciicircum{}2\$ \#set \{y\} \textasciitilde{}z \textbackslash{}end" in text
+    body = text[text.index(r"\midrule") : text.index(r"\bottomrule")]
+    assert body.count(" & ") == 1
+
+
+def test_typst_holds_text_in_string_literals(broken_records: list[RunRecord]) -> None:
+    text = render([replace(broken_records[0], reason=NASTY)], "typst", columns=["size", "reason"])
+    row = next(line.strip() for line in text.splitlines() if line.strip().startswith('"small"'))
+    first, second = json.loads(f"[{row.rstrip(',')}]")  # the escapes of such a literal are JSON's
+    assert (first, second[:14]) == ("small", "a|b & 50% $x_1")
+    assert second.endswith('"h" [31mred')
+
+
+def test_csv_is_the_frame_in_base_units(train_records: list[RunRecord]) -> None:
+    rows = list(csv.DictReader(io.StringIO(render(train_records, "csv"))))
+    assert len(rows) == 11 * 5 + 1
+    assert rows[0]["phase"] == "forward"
+    assert float(rows[0]["median_s"]) < 0.1
+    assert rows[-6]["status"] == "oom"
+    assert rows[-6]["median_s"] == ""
+
+
+def test_csv_columns_are_in_the_unit_of_their_name(train_records: list[RunRecord]) -> None:
+    text = render(train_records, "csv", columns=["size", "median_s", "median_ms", "range_s"])
+    first = next(csv.DictReader(io.StringIO(text)))
+    assert list(first) == ["size", "median_s", "median_ms", "p10_s", "p90_s"]
+    assert float(first["median_ms"]) == pytest.approx(1e3 * float(first["median_s"]))
+    assert float(first["p10_s"]) <= float(first["median_s"]) <= float(first["p90_s"])

@@ -1,0 +1,77 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cs_systems.config import ConfigError
+from cs_systems.report import units
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0213, "0.0213"),
+        (1.2, "1.20"),
+        (12.34, "12.3"),
+        (0.9996, "1.00"),
+        (1234.4, "1,234"),
+        (0, "0"),
+        (-2.5, "-2.50"),
+    ],
+)
+def test_three_digits(value: float, shown: str) -> None:
+    assert units.significant(value) == shown
+
+
+@given(st.floats(1e-6, 1e12))
+def test_what_is_shown_is_within_half_a_percent(value: float) -> None:
+    shown = units.significant(value)
+    assert "e" not in shown
+    assert math.isclose(float(shown.replace(",", "")), value, rel_tol=5.1e-3)
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_every_float_can_be_shown(value: float) -> None:
+    assert isinstance(units.significant(value), str)
+
+
+@pytest.mark.parametrize(
+    ("values", "label"),
+    [([0.012, 0.4, 3.0], "ms"), ([3e-6, 4e-6], "µs"), ([2e-9], "ns"), ([0.0, math.nan, 5.0], "s"), ([], "ns")],
+)
+def test_the_unit_is_the_one_of_the_median(values: list[float], label: str) -> None:
+    assert units.best_unit(units.SCALES["_s"], values).label == label
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "label"),
+    [
+        ("median_s", "median_s", None),
+        ("median_ms", "median_s", "ms"),
+        ("peak_gib", "peak_bytes", "GiB"),
+        ("model_tflops_per_s", "model_flops_per_s", "TFLOP/s"),
+    ],
+)
+def test_a_name_may_ask_for_a_unit(name: str, column: str, label: str | None) -> None:
+    found, unit = units.resolve(name, ["median_s", "peak_bytes", "model_flops_per_s"])
+    assert (found, unit and unit.label) == (column, label)
+
+
+def test_an_unknown_column_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown column 'medain_s': did you mean median_s"):
+        units.resolve("medain_s", ["median_s", "mean_s", "phase"])
+
+
+@pytest.mark.parametrize(
+    ("value", "column", "shown"),
+    [
+        (162_349_764_813, "predicted_peak_bytes", "151 GiB"),
+        (0.0123, "s", "12.3 ms"),
+        (0.417, "mfu", "41.7 %"),
+        (51_234.0, "tokens_per_s", "51,234"),
+        (7, "warmup", "7.00"),
+    ],
+)
+def test_one_number_by_itself(value: float, column: str, shown: str) -> None:
+    assert units.human(value, column) == shown
