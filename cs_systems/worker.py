@@ -6,6 +6,7 @@ Requests and replies are lines of JSON on pipes of their own, so that whatever a
     {"op": "run", "cells": [RunConfig…], "repeat": 0}  → {"event": "visit", "cell": 0}… {"event": "record", "cell": 0, "record": …}
     {"op": "preflight", "cells": [RunConfig…]}         → {"event": "preflight", "rows": [{"reason", "predicted_peak_bytes", …}…]}
     {"op": "environment", "device": "auto"}            → {"event": "environment", "environment": …}
+    {"op": "doctor"}                                   → {"event": "doctor", "rows": [{"check", "state", "found", "remedy"}…]}
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 from typing import Any, TextIO
 
 from cs_systems import device as devices
+from cs_systems import doctor
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.device import DeviceUnavailable
 from cs_systems.environment import environment
@@ -57,6 +59,8 @@ def serve(requests: TextIO, replies: TextIO) -> None:
         elif request["op"] == "environment":
             device = devices.resolve_or_cpu(request["device"])
             emit({"event": "environment", "environment": dataclasses.asdict(environment(device))})
+        elif request["op"] == "doctor":
+            emit({"event": "doctor", "rows": doctor.checks()})
         emit({"event": "done", "usable": usable})
         if not usable:
             return

@@ -1,0 +1,153 @@
+"""Say what works on this machine, what does not, and the command that would fix it.
+
+Exit status 0 unless the main job cannot run at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+from cs_systems.cli._options import flag
+from cs_systems.record import Row
+
+LITTLE_SPACE_BYTES = 1 << 30
+_REMEDY_OF_NSYS = "install Nsight Systems: apt install nsight-systems-cli, from NVIDIA's CUDA repository"
+_REMEDY_OF_NCU = "install Nsight Compute: apt install nsight-compute, from NVIDIA's CUDA repository"
+# The driver tells here whether only root may read hardware counters.
+_DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
+
+
+@dataclass(frozen=True)
+class Doctor:
+    json: Annotated[bool, flag("the rows as JSON")] = False
+
+
+ARGS = Doctor
+
+
+def run(args: Doctor) -> int:
+    from cs_systems.cli._sweep import EXIT_NOTHING
+
+    nsys = _nsys()
+    rows = [_python(), *_asked_of_a_worker(), _nvtx(nsys["found"]), nsys, _ncu(), _folder(Path("runs"))]
+    if args.json:
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+    else:
+        _show(rows)
+    works = {row["check"] for row in rows if row["state"] == "ok"}
+    return 0 if "attention naive" in works else EXIT_NOTHING
+
+
+def _show(rows: list[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colors = {"ok": "green", "missing": "yellow", "problem": "bold red"}
+    table = Table("check", "state", "what was found, → what to do", box=None, pad_edge=False)
+    for row in rows:
+        found = row["found"] + (f"\n→ {row['remedy']}" if row["remedy"] else "")
+        table.add_row(Text(row["check"]), Text(row["state"], colors[row["state"]]), Text(found))
+    Console(highlight=False).print(table)
+
+
+def _row(name: str, found: str, state: str = "ok", remedy: str | None = None) -> Row:
+    return {"check": name, "state": state, "found": found, "remedy": remedy}
+
+
+def _python() -> Row:
+    return _row("python", f"{platform.python_version()} ({sys.executable})")
+
+
+def _asked_of_a_worker() -> Iterator[Row]:
+    """What needs torch, from the process that measures; if that process cannot run, nothing can be measured."""
+    from cs_systems.process import Worker
+
+    try:
+        worker = Worker()
+    except RuntimeError as error:
+        yield _row("worker", str(error), "problem", "pip install --force-reinstall 'torch>=2.11'")
+        return
+    try:
+        [answer] = worker.request(op="doctor")
+        yield from answer["rows"]
+    except RuntimeError as error:
+        yield _row("worker", str(error), "problem", "its last words say what to reinstall")
+    finally:
+        worker.close()
+
+
+def _nvtx(nsys: str) -> Row:
+    try:
+        found = version("nvtx")
+    except PackageNotFoundError:
+        return _row("nvtx", "not installed: ranges without a GPU have no names", "missing", "pip install nvtx==0.2.11")
+    if records_no_range(found, nsys):
+        return _row("nvtx", f"{found} records no range under nsys {nsys}", "problem", "pip install nvtx==0.2.11")
+    return _row("nvtx", found)
+
+
+def records_no_range(nvtx: str, nsys: str) -> bool:
+    """Whether this pair of versions was seen to lose every range: nvtx 0.2.12–0.2.16 under nsys 2022.4–2024.2."""
+    release = re.match(r"(\d+)\.(\d+)", nsys)
+    patch = re.fullmatch(r"0\.2\.(\d+)", nvtx)
+    if release is None or patch is None:
+        return False
+    return 12 <= int(patch[1]) <= 16 and (2022, 4) <= (int(release[1]), int(release[2])) <= (2024, 2)
+
+
+def _nsys() -> Row:
+    path = shutil.which("nsys")
+    if path is None:
+        return _row("nsys", "not on PATH: no profile with Nsight Systems", "missing", _REMEDY_OF_NSYS)
+    found = _version_of(path)
+    folder = Path(path).resolve().parent.parent
+    if not any(folder.glob("host-linux-*/QdstrmImporter")):
+        remedy = f"ln -s the host-linux-x64 folder of the same nsys to {folder}/host-linux-x64"
+        return _row("nsys", f"{found}, without its importer: no .nsys-rep is written", "problem", remedy)
+    return _row("nsys", found)
+
+
+def _ncu() -> Row:
+    path = shutil.which("ncu")
+    if path is None:
+        return _row("ncu", "not on PATH: no kernel profile with Nsight Compute", "missing", _REMEDY_OF_NCU)
+    found = _version_of(path)
+    for_root_alone = _DRIVER_PARAMETERS.exists() and "RmProfilingAdminOnly: 1" in _DRIVER_PARAMETERS.read_text()
+    if for_root_alone and os.geteuid() != 0:
+        remedy = "run ncu as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+        return _row("ncu", f"{found}, but the driver gives counters to root alone", "problem", remedy)
+    return _row("ncu", found)
+
+
+def _version_of(program: str) -> str:
+    """The version that a tool of NVIDIA's prints: 2024.2.3."""
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"version unknown ({error})"
+    number = re.search(r"\d{4}\.\d+(\.\d+)*", said)
+    return number[0] if number else "version unknown"
+
+
+def _folder(folder: Path) -> Row:
+    """Where records go unless told otherwise: the nearest folder that exists must take files."""
+    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        return _row(f"{folder}/", f"{there} cannot be written", "problem", "cd elsewhere, or give --out DIR")
+    free = shutil.disk_usage(there).free
+    found = f"can be written, {free / 2**30:.1f} GiB free"
+    if free < LITTLE_SPACE_BYTES:
+        return _row(f"{folder}/", found, "problem", "make room: a trace takes hundreds of MiB")
+    return _row(f"{folder}/", found)

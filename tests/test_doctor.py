@@ -1,0 +1,115 @@
+"""The doctor: every check has a state, whatever is not well has a remedy, and tools are judged by what they answer."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from cs_systems import plugins
+from cs_systems.cli import doctor, main
+from cs_systems.record import Row
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
+    from contextlib import redirect_stdout
+    from io import StringIO
+
+    with redirect_stdout(StringIO()) as shown:
+        assert main(["doctor", "--json"]) == 0
+    return {row["check"]: row for row in json.loads(shown.getvalue())}
+
+
+def test_every_backend_is_available_or_says_why_not(rows: dict[str, Row]) -> None:
+    backends = {name: rows[f"attention {name}"] for name in plugins.names("attention")}
+    assert backends["naive"]["state"] == "ok"
+    assert all(row["state"] == "ok" or (row["found"] and row["remedy"]) for row in backends.values())
+
+
+def test_what_is_not_well_names_its_remedy(rows: dict[str, Row]) -> None:
+    assert {"python", "torch", "triton", "torch.compile", "nvtx", "nsys", "ncu", "runs/"} <= set(rows)
+    assert {row["state"] for row in rows.values()} <= {"ok", "missing", "problem"}
+    assert [name for name, row in rows.items() if row["state"] == "problem" and not row["remedy"]] == []
+
+
+def test_the_table_fits_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: dict[str, Row]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    doctor._show(list(rows.values()))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(any(line.startswith(name) for line in lines) for name in rows)
+
+
+@pytest.mark.parametrize(
+    ("nvtx", "nsys", "loses_ranges"),
+    [
+        ("0.2.11", "2022.4.2", False),
+        ("0.2.12", "2022.4.2", True),
+        ("0.2.16", "2024.2.3", True),
+        ("0.2.16", "2024.4.1", False),
+        ("0.2.17", "2024.2.3", False),
+        ("0.2.16", "version unknown", False),
+        ("0.2.16", "not on PATH", False),
+    ],
+)
+def test_pairs_of_versions_that_lose_ranges_are_known(nvtx: str, nsys: str, loses_ranges: bool) -> None:
+    assert doctor.records_no_range(nvtx, nsys) is loses_ranges
+
+
+def tool(folder: Path, name: str, says: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / name
+    file.write_text(f"#!/bin/sh\necho '{says}'\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return file
+
+
+def test_nsys_needs_its_importer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "target-linux-x64"
+    tool(target, "nsys", "NVIDIA Nsight Systems version 2024.2.3.38-242334140272v0")
+    monkeypatch.setenv("PATH", str(target), prepend=":")
+    row = doctor._nsys()
+    assert row["state"] == "problem"
+    assert row["found"] == "2024.2.3.38, without its importer: no .nsys-rep is written"
+    assert "host-linux-x64" in row["remedy"]
+
+    tool(tmp_path / "host-linux-x64", "QdstrmImporter", "")
+    assert doctor._nsys() == {"check": "nsys", "state": "ok", "found": "2024.2.3.38", "remedy": None}
+
+
+def test_ncu_may_be_for_root_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool(tmp_path, "ncu", "Version 2025.3.1.0 (build 36398880) (public-release)")
+    (tmp_path / "params").write_text("RmProfilingAdminOnly: 1\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(doctor, "_DRIVER_PARAMETERS", tmp_path / "params")
+    monkeypatch.setattr(doctor.os, "geteuid", lambda: 1000)
+    row = doctor._ncu()
+    assert (row["state"], row["found"]) == ("problem", "2025.3.1.0, but the driver gives counters to root alone")
+    assert "NVreg_RestrictProfilingToAdminUsers=0" in row["remedy"]
+
+    monkeypatch.setattr(doctor.os, "geteuid", lambda: 0)
+    assert doctor._ncu()["state"] == "ok"
+
+
+def test_a_folder_below_a_file_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert doctor._folder(tmp_path / "runs")["state"] == "ok"
+    row = doctor._folder(tmp_path / "file" / "runs")
+    assert (row["state"], row["remedy"]) == ("problem", "cd elsewhere, or give --out DIR")
+
+
+def test_without_torch_it_says_so_and_that_nothing_can_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so is broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert main(["doctor", "--json"]) == 3
+    by_name = {row["check"]: row for row in json.loads(capsys.readouterr().out)}
+    assert by_name["worker"]["state"] == "problem"
+    assert "libtorch.so is broken" in by_name["worker"]["found"]
+    assert by_name["worker"]["remedy"].startswith("pip install")
