@@ -86,7 +86,7 @@ class Attention:
         try:
             self._gradients = self._differentiate()
         except RuntimeError as error:
-            # What torch.compile made reuses the buffers of its graph and says so before it begins.
+            # What torch.compile made for a backward that freed its graph reuses the graph's buffers: it refuses first.
             if not self.retain_graph or "donated buffers" not in str(error):
                 raise
             self.retain_graph = False

@@ -1,0 +1,112 @@
+"""`cs-systems attention`: words to cells, cells to records and a table, and what it says of wrong words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.cli._options import Steps
+from cs_systems.cli.attention import AttentionCells
+from cs_systems.config import ConfigError, Mode, Precision, RunConfig
+from cs_systems.record import read_records
+
+SMALL = ("--device", "cpu", "--batch", "1", "--heads", "2", "--d-head", "8", "--warmup", "1", "--steps", "3")
+
+
+def cells(**given: object) -> list[RunConfig]:
+    return AttentionCells(**given).configs(Steps())  # type: ignore[arg-type]
+
+
+def test_the_defaults_are_one_shape_by_two_backends_in_three_modes() -> None:
+    configs = cells()
+    assert [(c.attention, c.mode) for c in configs] == [(a, m) for a in ("naive", "sdpa_flash") for m in MODES]
+    assert {(c.workload, c.precision, c.l2) for c in configs} == {("attention", Precision.BF16, "warm")}
+    (shape,) = {c.shape for c in configs}
+    assert shape is not None
+    assert (shape.batch, shape.heads, shape.seq, shape.d_head, shape.causal) == (8, 16, 1024, 64, False)
+
+
+MODES = (Mode.FORWARD, Mode.BACKWARD, Mode.FORWARD_BACKWARD)
+
+
+def test_every_axis_multiplies() -> None:
+    configs = cells(
+        attention=("naive",), batch=(1, 2), heads=(4,), heads_kv=(2, 4), seq=(8, 16), seq_k=(32,), d_head=(16, 32),
+        precision=("fp32", "fp16"), causal=("both",), align="lower_right", mode=("forward",), l2="clear",
+    )  # fmt: skip
+    assert len(configs) == len({c.key() for c in configs}) == 2 * 2 * 2 * 2 * 2 * 2
+    shapes = [c.shape for c in configs if c.shape]
+    assert {s.heads_kv for s in shapes} == {2, 4}
+    assert {s.seq_k for s in shapes} == {32}
+    assert {s.align for s in shapes} == {"lower_right"}
+    assert {c.l2 for c in configs} == {"clear"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), [True]),  # `--causal` alone
+        (("true",), [True]),
+        (("False",), [False]),
+        (("both",), [False, True]),
+        (("true", "false"), [True, False]),
+        (("both", "true"), [False, True]),
+    ],
+)
+def test_causal_is_a_flag_or_takes_values(words: tuple[str, ...], expected: list[bool]) -> None:
+    configs = cells(attention=("naive",), mode=("forward",), causal=words)
+    assert [c.shape.causal for c in configs if c.shape] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"causal": ("yes",)}, "unknown value of --causal 'yes': known: false, true, both"),
+        ({"mode": ("train-step",)}, "attention has no train-step: use forward, backward or forward-backward"),
+        ({"precision": ("bf61",)}, "unknown precision 'bf61': did you mean bf16"),
+        ({"l2": "cold"}, "unknown l2 state 'cold'"),
+        ({"heads": (6,), "heads_kv": (4,)}, "heads 6 is not a multiple of heads_kv 4"),
+        ({"seq": (0,)}, "seq is 0: it must be at least 1"),
+        ({"align": "upper_right"}, "unknown alignment 'upper_right': did you mean"),
+    ],
+)
+def test_wrong_words_name_the_remedy(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        cells(**given)
+    assert message in str(error.value)
+
+
+def test_an_unknown_backend_ends_with_status_2_before_any_cell(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["attention", *SMALL, "--attention", "naiv", "--out", str(tmp_path / "runs")]) == 2
+    assert "unknown attention backend 'naiv': did you mean naive" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_program_measures_and_shows_a_table(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    command = [sys.executable, "-m", "cs_systems", "attention", *SMALL, "--seq", "16", "--causal", "--dtype", "fp32"]
+    done = subprocess.run(
+        [*command, "--attention", "naive", "sdpa_cudnn", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+        env=os.environ | {"COLUMNS": "200"},
+    )
+    assert done.returncode == 0, done.stderr
+    records, complaints = read_records(out)
+    assert complaints == []
+    assert [(r.config["attention"], r.config["mode"], r.status) for r in records] == [
+        *(("naive", mode.value, "ok") for mode in MODES),
+        *(("sdpa_cudnn", mode.value, "unavailable") for mode in MODES),
+    ]
+    assert all(r.run_config.shape.causal for r in records if r.run_config.shape)
+    assert "attention" in done.stdout
+    assert "executed" in done.stdout
+    assert f"records: {out / 'records.jsonl'}" in done.stdout
+    assert "sdpa_cudnn: torch's CUDNN_ATTENTION does not take float32" in done.stderr
