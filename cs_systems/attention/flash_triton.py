@@ -182,7 +182,7 @@ def unavailable(call: AttentionCall) -> str | None:
 
 def _unavailable_interpreted(call: AttentionCall) -> str | None:
     if call.device != "cpu":
-        return "TRITON_INTERPRET is set, so the kernels would not run on the GPU: start the process without it, or use the CPU"
+        return "TRITON_INTERPRET is set, so nothing would run on the GPU: start the process without it, or use the CPU"
     if call.dtype == "bfloat16":
         return "Triton's interpreter computes bfloat16 products wrongly: use float32 or float16 there, or a GPU"
     if _release("triton") < (3, 7) and _release("numpy") >= (2, 4):

@@ -79,7 +79,7 @@ def visible_keys(queries, keys, seq_k, offset, CAUSAL: tl.constexpr):
 
 @triton.jit
 def key_range(start, seq_k, offset, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr):
-    """(full, end) for the queries from `start`: all of them see the key tiles before `full`, none those from `end` on."""
+    """(full, end) for the queries of a tile: all of them see the keys before `full`, none sees those from `end` on."""
     end = seq_k
     full = seq_k
     if CAUSAL:

@@ -1,0 +1,262 @@
+"""What is special to flash_triton; what it shares with every backend is in test_semantics.py.
+
+On a machine without a GPU the kernels run in Triton's interpreter, which must be chosen before triton is imported: one
+test runs this file and the shared suite again in a process that does.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cs_systems.attention import AttentionCall, naive
+from cs_systems.attention.flash_triton import BACKEND, FlashAttentionTriton, attention
+from cs_systems.kernels.flash_triton_configs import Tile, Tiles, padded_d_head, tiles_for
+
+from .conftest import Case, relative_error, results
+
+HERE = Path(__file__).parent
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = pytest.mark.skipif(not IS_INTERPRETED, reason="needs Triton's interpreter: TRITON_INTERPRET=1")
+COMPILED = pytest.mark.skipif(IS_INTERPRETED, reason="TRITON_INTERPRET is set")
+DEVICES = pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=INTERPRETED), pytest.param("cuda", marks=[pytest.mark.gpu, COMPILED])]
+)
+
+
+@COMPILED
+@pytest.mark.timeout(400)
+def test_the_suite_passes_in_the_interpreter() -> None:
+    chosen = "flash_triton and not cuda and not float64 and not bfloat16 and not refusal"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, "--timeout", "120",
+         HERE / "test_semantics.py", HERE / "test_flash_triton.py"],
+        env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, cwd=HERE.parents[1],
+    )  # fmt: skip
+    call = AttentionCall("cpu", "float32", 16, 8, 8, 1, 1)
+    if "fails with numpy" in done.stdout:
+        pytest.skip(f"the interpreter of this triton does not work with this numpy ({call})")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def log_sum_exp(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    scores = q.double() @ k.double().mT / q.shape[-1] ** 0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+    return torch.logsumexp(scores, -1)
+
+
+@DEVICES
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("leading", [(), (3,), (2, 2), (2, 1, 2)])
+def test_apply_saves_the_log_sum_exp_and_nothing_else_of_its_shape(leading, causal: bool, device: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(*leading, 24, 16, device=device).requires_grad_() for _ in range(3))
+    out = FlashAttentionTriton.apply(q, k, v, causal)
+    (lse,) = [t for t in out.grad_fn.saved_tensors if t.shape == q.shape[:-1]]
+    torch.testing.assert_close(lse.double(), log_sum_exp(q, k, causal), rtol=1e-5, atol=1e-5)
+    out.sum().backward()
+    assert [x.grad.shape for x in (q, k, v)] == [q.shape, k.shape, v.shape]
+
+
+@DEVICES
+def test_a_query_without_a_key_has_a_log_sum_exp_of_minus_infinity(device: str) -> None:
+    q, k = torch.randn(1, 20, 16, device=device, requires_grad=True), torch.randn(1, 7, 16, device=device)
+    out = FlashAttentionTriton.apply(q, k, k, True, None, "lower_right")
+    lse = next(t for t in out.grad_fn.saved_tensors if t.shape == (1, 20))
+    assert (lse[:, :13] == -torch.inf).all()
+    assert lse[:, 13:].isfinite().all()
+
+
+@DEVICES
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    case=st.builds(
+        Case,
+        seq_q=st.integers(1, 80), seq_k=st.integers(1, 80), batch=st.just(1), heads_q=st.just(2),
+        heads_kv=st.sampled_from([1, 2]), d_head=st.sampled_from([5, 16, 24, 40]), causal=st.booleans(),
+        align=st.sampled_from(["upper_left", "lower_right"]), scale=st.sampled_from([None, -0.3, 0.0]),
+        layout=st.sampled_from(["contiguous", "transposed"]),
+    ),
+    tile=st.builds(
+        Tile, st.sampled_from([16, 32, 64]), st.sampled_from([16, 32, 64]), st.just(4), st.just(1), st.booleans()
+    ),
+)  # fmt: skip
+@example(case=Case(64, 64, 1, 1, causal=True), tile=Tile(64, 16, 4, 1))
+@example(case=Case(64, 64, 1, 1, causal=True), tile=Tile(16, 64, 4, 1, descriptors=True))
+def test_any_tile_gives_the_same_attention(case: Case, tile: Tile, device: str) -> None:
+    """Tiles that divide the lengths and tiles that do not; pointers and, where the layout allows them, descriptors."""
+    inputs = case.inputs(device, "float32")
+    qkv = [x.requires_grad_() for x in inputs[:3]]
+    out = attention(*qkv, **case.options, tiles=Tiles(tile, tile, tile))  # type: ignore[arg-type]
+    got = [out.detach(), *torch.autograd.grad(out, qkv, inputs[3])]
+    ref = results(naive.BACKEND, tuple(x.double() for x in inputs), case, backward=True)
+    assert max(relative_error(g, r) for g, r in zip(got, ref, strict=True)) < 1e-5
+
+
+@DEVICES
+def test_no_keys_and_no_queries(device: str) -> None:
+    q, k = torch.randn(1, 2, 5, 16, device=device), torch.randn(1, 2, 0, 16, device=device)
+    q.requires_grad_()
+    out = attention(q, k, k)
+    out.sum().backward()
+    assert torch.count_nonzero(out) == 0
+    assert torch.count_nonzero(q.grad) == 0
+    k.requires_grad_()
+    empty = attention(k, q, q)
+    empty.sum().backward()
+    assert empty.shape == k.grad.shape == k.shape
+
+
+@DEVICES
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, as it traces
+def test_it_stays_in_one_graph_under_torch_compile(device: str) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, 2, 20, 16, device=device).transpose(1, 2).requires_grad_() for _ in range(3)]
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (attention(2 * q, k, v, causal=True) ** 2).sum()
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for got, ref in zip(
+        torch.autograd.grad(compiled(*inputs), inputs), torch.autograd.grad(loss(*inputs), inputs), strict=True
+    ):
+        torch.testing.assert_close(got, ref)
+
+
+@DEVICES
+def test_autocast_casts_and_mixed_dtypes_are_refused(device: str) -> None:
+    q = torch.randn(1, 1, 8, 16, device=device)
+    with torch.autocast(device, torch.float16):
+        assert attention(q, q.half(), q).dtype == torch.float16
+    with pytest.raises(ValueError, match="cast them to one dtype, or call under autocast"):
+        attention(q, q.half(), q)
+    with pytest.raises(ValueError, match="k and v must agree, and share q's batch and d_head"):
+        attention(q, q, q[..., :8])
+
+
+@INTERPRETED
+def test_the_interpreter_refuses_what_it_would_get_wrong_for_flash_triton() -> None:
+    q = torch.randn(1, 1, 8, 16, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="computes bfloat16 products wrongly: use float32 or float16"):
+        attention(q, q, q)
+    on_gpu = BACKEND.unavailable(AttentionCall("cuda", "float32", 16, 8, 8, 1, 1))
+    assert "start the process without it" in (on_gpu or "")
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (AttentionCall("cpu", "float64", 16, 8, 8, 1, 1), "use float32, float16, bfloat16, or the backend flash_torch"),
+        (AttentionCall("cpu", "float32", 257, 8, 8, 1, 1), "takes d_head 1 to 256, not 257: use naive"),
+        (AttentionCall("cpu", "float32", 16, 8, 8, 3, 2), "3 query heads are not a multiple of 2 key heads"),
+    ],
+)
+def test_what_it_cannot_take_it_says(call: AttentionCall, text: str) -> None:
+    assert text in (BACKEND.unavailable(call) or "")
+
+
+@COMPILED
+def test_without_a_gpu_or_the_interpreter_it_names_both() -> None:
+    reason = BACKEND.unavailable(AttentionCall("cpu", "float32", 16, 8, 8, 1, 1))
+    assert reason is not None
+    assert "TRITON_INTERPRET=1" in reason
+
+
+def test_it_imports_without_triton_and_says_how_to_get_it() -> None:
+    program = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from cs_systems.attention import AttentionCall\n"
+        "from cs_systems.attention.flash_triton import BACKEND\n"
+        "print(BACKEND.unavailable(AttentionCall('cuda', 'float32', 16, 8, 8, 1, 1)), BACKEND.describe())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "pip install triton" in done.stdout, done.stderr
+    assert done.stdout.strip().endswith("None")
+
+
+def test_the_algorithm_counts_the_padded_head_and_seven_products() -> None:
+    algorithm = BACKEND.algorithm(AttentionCall("cpu", "bfloat16", 80, 8, 8, 1, 1))
+    assert (algorithm.d_head, algorithm.backward_matmuls, algorithm.score_matrices) == (128, 7, (0, 0, 0))
+
+
+@pytest.mark.parametrize("capability", [None, (8, 0), (8, 6), (9, 0), (10, 0), (12, 0), (99, 0)])
+def test_every_head_size_and_dtype_has_tiles(capability: tuple[int, int] | None) -> None:
+    for element_bytes in (2, 4):
+        for d_head in range(1, 257):
+            assert padded_d_head(d_head) >= d_head
+            assert tiles_for(capability, element_bytes, d_head)
+
+
+@pytest.mark.gpu
+@COMPILED
+def test_more_heads_than_a_grid_dimension_takes() -> None:
+    q = torch.randn(70_000, 1, 16, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    out = attention(q, q, q, causal=True)
+    out.sum().backward()
+    last = q.detach()[-1:].double()
+    assert relative_error(out[-1:], naive.attention(last, last, last, causal=True)) < 2e-2
+
+
+@pytest.mark.gpu
+@COMPILED
+def test_offsets_beyond_two_to_the_31_elements() -> None:
+    packed = torch.zeros(1, 33_000, 1024, 64, device="cuda", dtype=torch.bfloat16)  # 4.3 GB, 2.16e9 elements
+    q = packed[:, :, 1000:1001].transpose(1, 2)
+    q.copy_(torch.randn_like(q))
+    far, near = q.detach().requires_grad_(), q.detach().contiguous().requires_grad_()
+    gradients = [torch.autograd.grad(attention(x, x, x, causal=True).sum(), x)[0] for x in (far, near)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.gpu
+@COMPILED
+def test_gradients_are_the_same_from_run_to_run() -> None:
+    q = torch.randn(2, 4, 1000, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    first, second = (torch.autograd.grad((attention(q, q, q, causal=True) ** 2).sum(), q)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.gpu
+@COMPILED
+@pytest.mark.parametrize("d_head", [64, 80, 128, 256])
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_pointers_and_descriptors_agree(descriptors: bool, d_head: int) -> None:
+    table = tiles_for(torch.cuda.get_device_capability(), 2, d_head)
+    tiles = Tiles(*(Tile(t.block_m, t.block_n, t.num_warps, t.num_stages, descriptors) for t in vars(table).values()))
+    case = Case(1000, causal=True, d_head=d_head, layout="packed")
+    inputs = case.inputs("cuda", "bfloat16")
+    qkv = [x.detach().requires_grad_() for x in inputs[:3]]
+    out = attention(*qkv, causal=True, tiles=tiles)
+    got = [out.detach(), *torch.autograd.grad(out, qkv, inputs[3])]
+    ref = results(naive.BACKEND, tuple(x.double() for x in inputs), case, backward=True)
+    assert max(relative_error(g, r) for g, r in zip(got, ref, strict=True)) < 2e-2
+
+
+@pytest.mark.gpu
+@COMPILED
+def test_backward_holds_gradients_and_two_statistics_only() -> None:
+    q, k, v = (torch.randn(1, 4, 16_384, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    grad = torch.randn_like(q)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = attention(q, k, v, causal=True)
+    statistic_bytes = 4 * q.shape[1] * q.shape[2]
+    slack_bytes = 1 << 20
+    assert torch.cuda.max_memory_allocated() - before <= q.nbytes + statistic_bytes + slack_bytes
+    torch.autograd.grad(out, (q, k, v), grad)
+    assert torch.cuda.max_memory_allocated() - before <= 4 * q.nbytes + 3 * statistic_bytes + slack_bytes
