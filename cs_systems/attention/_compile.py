@@ -23,4 +23,8 @@ def compile_each_shape(function: Callable[..., Any]) -> Callable[..., Any]:
         config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, _SHAPES)
         return torch.compile(function, dynamic=False, fullgraph=True)
 
-    return lambda *args, **kwargs: compiled()(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # A caller that is itself being compiled takes the function in, and fuses it with what stands around it.
+        return function(*args, **kwargs) if torch.compiler.is_compiling() else compiled()(*args, **kwargs)
+
+    return call

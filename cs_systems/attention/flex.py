@@ -19,8 +19,10 @@ from cs_systems.cost import AttentionAlgorithm
 
 DTYPES = ("float32", "float16", "bfloat16")
 BLOCK = 128  # torch's default granularity of a BlockMask
+LARGE_MASK = 2**26  # elements: 64 MiB, 8192 × 8192
 
 _compiled = compile_each_shape(flex_attention)
+_compiled_create = compile_each_shape(create_block_mask)
 
 
 def attention(
@@ -33,21 +35,27 @@ def attention(
     align: str = "upper_left",
 ) -> Tensor:
     """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head)."""
-    mask = _causal_blocks(q.shape[-2], k.shape[-2], align, q.device) if causal else None
+    # A caller that is itself being compiled traces the mask into its own graph, where no cache can be seen.
+    blocks = _causal_blocks if torch.compiler.is_compiling() else _kept_blocks
+    mask = blocks(q.shape[-2], k.shape[-2], align, q.device) if causal else None
     out: Tensor = _compiled(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
     return out
 
 
-@lru_cache(maxsize=32)
 def _causal_blocks(seq_q: int, seq_k: int, align: str, device: torch.device) -> BlockMask:
-    """Which blocks of the score matrix are seen whole, in part, or not at all: the same for every batch and head."""
+    """Which blocks of the scores are seen whole, in part, or not at all: the same for every batch and head."""
     offset = causal_offset(seq_q, seq_k, align)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return key <= query + offset
 
-    # Compiled, the blocks are counted without ever holding the seq_q × seq_k mask.
-    return create_block_mask(sees, None, None, seq_q, seq_k, device=device, _compile=device.type == "cuda")
+    # Compiled, the blocks are counted without holding the seq_q × seq_k mask; where it is small, compiling costs more.
+    create = _compiled_create if seq_q * seq_k > LARGE_MASK else create_block_mask
+    mask: BlockMask = create(sees, None, None, seq_q, seq_k, device=device)
+    return mask
+
+
+_kept_blocks = lru_cache(maxsize=32)(_causal_blocks)
 
 
 def _unavailable(call: AttentionCall) -> str | None:

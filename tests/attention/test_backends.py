@@ -76,6 +76,21 @@ def test_parts_are_annotated(name: str) -> None:
     assert seen == ["scores", "softmax", "value"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces
+@pytest.mark.parametrize("name", ["naive", "compiled", "sdpa_math", "sdpa_flash", "flex", "flash_torch"])
+def test_a_compiled_model_takes_the_backend_into_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(part: str) -> object:
+        raise AssertionError(f"{part} was annotated while torch.compile traced it")
+
+    monkeypatch.setattr(annotate, "_open", opened)
+    q, k, v, _ = Case(40).inputs("cpu", "float32")
+    attention = backend(name)
+    model = torch.compile(lambda *qkv: 2 * attention(*qkv, causal=True), backend="eager", fullgraph=True)
+    out = model(q, k, v)
+    monkeypatch.undo()
+    assert torch.allclose(out, 2 * backend("naive")(q, k, v, causal=True), atol=1e-5)
+
+
 KERNELS = {
     ("sdpa_math", "cpu"): "aten::_scaled_dot_product_attention_math",
     ("sdpa_flash", "cpu"): "aten::_scaled_dot_product_flash_attention_for_cpu",
