@@ -11,8 +11,6 @@ from statistics import median
 from cs_systems import stats
 from cs_systems.record import Caveat, Environment, Measurement
 
-# The middle 80% of the samples may span this share of the median; an idle H200 shows 0.5–2%, a busy laptop 10–40%.
-SPREAD_LIMIT = 0.10
 # A device that finishes a phase within this share of the phase after the host submitted it was waiting for the host.
 LAUNCH_BOUND_LAG = 0.10
 # Below this share of its highest clock while throttled, a GPU is measurably slower.
@@ -33,12 +31,10 @@ def _unstable(m: Measurement) -> Iterator[Caveat]:
     if len(durations) < 3:
         yield Caveat("few-samples", f"{len(durations)} timed steps show no spread", "raise --steps to 10 or more")
         return
-    s = stats.summary(durations)
-    spread = (s.p90 - s.p10) / s.median
-    if spread > SPREAD_LIMIT:
+    if reasons := stats.unstable(durations):
         yield Caveat(
             "unstable",
-            f"the middle 80% of the steps span {spread:.0%} of the median",
+            "; ".join(reasons),
             "close other programs, raise --warmup and --steps, compare medians only with --rounds and --repeats",
         )
 

@@ -110,6 +110,6 @@ BACKEND = AttentionBackend(
     attention,
     unavailable=_unavailable,
     tolerance={dtype: TOLERANCE[dtype] for dtype in DTYPES},
-    algorithm=lambda call: AttentionAlgorithm(128, 128, backward_matmuls=5),
+    algorithm=lambda call: AttentionAlgorithm(128, 128, backward_matmuls=5, dq_accumulator_bytes=4),
     describe=_describe,
 )

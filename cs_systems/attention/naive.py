@@ -15,7 +15,7 @@ from cs_systems.annotate import annotate
 from cs_systems.attention import AttentionBackend
 from cs_systems.attention._mask import causal_offset, hidden_keys, repeat_kv_heads
 from cs_systems.attention._refusals import cannot_run
-from cs_systems.cost import AttentionAlgorithm
+from cs_systems.cost import FULL_MATRIX
 
 
 def attention(
@@ -53,4 +53,4 @@ def attention(
 
 
 # Forward peaks at scores + weights, keeps weights, and backward peaks at weights and the gradients of both.
-BACKEND = AttentionBackend(attention, cannot_run, algorithm=lambda call: AttentionAlgorithm(score_matrices=(2, 1, 3)))
+BACKEND = AttentionBackend(attention, cannot_run, algorithm=lambda call: FULL_MATRIX)
