@@ -11,13 +11,13 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
+from cs_systems import __version__
 from cs_systems.cli._options import flag
 from cs_systems.record import Row
 
@@ -67,7 +67,7 @@ def _row(name: str, found: str, state: str = "ok", remedy: str | None = None) ->
 
 
 def _python() -> Row:
-    return _row("python", f"{platform.python_version()} ({sys.executable})")
+    return _row("python", f"{platform.python_version()}, cs-systems {__version__}")
 
 
 def _asked_of_a_worker() -> Iterator[Row]:
