@@ -1,11 +1,11 @@
-"""Profile the training of transformers: where the time and the memory go, and how far that is from what the chip can do.
+"""Profile the training of transformers: where the time and the memory go, how far that is from what the chip can do.
 
     import cs_systems
     from cs_systems.config import RunConfig, grid
 
-    record = cs_systems.run(RunConfig(attention="sdpa_flash"))   # one config → one RunRecord, measured in a process of its own
-    record.frame()                                               # → DataFrame, one row a phase
-    frame = cs_systems.load("runs/some-folder")                  # everything that a sweep recorded
+    record = cs_systems.run(RunConfig(attention="sdpa_flash"))  # one config → one RunRecord, from a process of its own
+    record.frame()                                              # → DataFrame, one row a phase
+    frame = cs_systems.load("runs/some-folder")                 # everything that a sweep recorded
 
 Importing this package imports neither torch nor pandas.
 """
@@ -16,8 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import PRESETS, AttentionShape, ModelConfig, RunConfig, grid, preset
-
-__version__ = "0.1.0"
+from cs_systems.version import __version__
 
 if TYPE_CHECKING:
     from cs_systems.record import RunRecord, read_records
@@ -40,6 +39,7 @@ __all__ = [
     "ModelConfig",
     "RunConfig",
     "RunRecord",
+    "__version__",
     "grid",
     "load",
     "preflight",

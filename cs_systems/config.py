@@ -228,7 +228,7 @@ class RunConfig:
             raise ConfigError("mode backward alone is for the attention workload: use forward-backward")
         if self.workload == "attention" and self.mode is Mode.TRAIN_STEP:
             raise ConfigError("attention has no train-step: use forward, backward or forward-backward")
-        if not (self.device in ("auto", "cpu", "cuda") or self.device.startswith("cuda:") and self.device[5:].isdigit()):
+        if not (self.device in ("auto", "cpu", "cuda") or (self.device.startswith("cuda:") and self.device[5:].isdigit())):
             raise ConfigError(f"unknown device {self.device!r}: use auto, cpu, cuda or cuda:N")
 
     @property
@@ -240,7 +240,8 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
-        return _build(cls, data)
+        config: RunConfig = _build(cls, data)
+        return config
 
     def key(self) -> str:
         """A hash of every field that differs from its default, so that a new field does not change old keys."""

@@ -104,12 +104,12 @@ class Device:
         """Memory that `l2_clearer` holds: twice the L2 cache."""
         return 2 * torch.cuda.get_device_properties(self.torch).L2_cache_size if self.is_cuda else 0
 
-    def l2_clearer(self) -> Callable[[], None]:
+    def l2_clearer(self) -> Callable[[], object]:
         """A function that fills more than the L2 cache with other data; on a CPU, one that does nothing."""
         if not self.is_cuda:
             return lambda: None
         buffer = torch.empty(self.l2_clear_bytes(), dtype=torch.int8, device=self.torch)
-        return lambda: buffer.zero_() and None
+        return buffer.zero_
 
     def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
         dtype = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(precision)
@@ -161,8 +161,7 @@ def float32_matmul() -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     return (
-        isinstance(error, torch.OutOfMemoryError)
-        or isinstance(error, MemoryError)
+        isinstance(error, (torch.OutOfMemoryError, MemoryError))
         or "DefaultCPUAllocator: can't allocate memory" in text
         or "DefaultCPUAllocator: not enough memory" in text
     )

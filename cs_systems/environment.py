@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from cs_systems import __version__
 from cs_systems import device as devices
 from cs_systems.device import Device
 from cs_systems.record import Environment
+from cs_systems.version import __version__
 
 # Code that can change a number; the command line, the reports and the analysis cannot.
 _NOT_MEASURING = {"cli", "report", "analysis"}
@@ -78,7 +78,7 @@ def code_version() -> str:
 
 @cache
 def git_commit() -> str | None:
-    """The commit of the checkout that this package runs from, with + when the package was changed since; None outside git.
+    """The commit of the checkout that this package runs from, with + if the package differs from it; None outside git.
 
     A copy without its .git is told by the environment variable CS_SYSTEMS_GIT_COMMIT.
     """
@@ -86,16 +86,17 @@ def git_commit() -> str | None:
         return told
     root = Path(__file__).parent
     try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
+        commit = _git(root, "rev-parse", "--short=12", "HEAD")
         # Every file of a sweep's output would make the tree dirty: only the package counts.
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--", "."], cwd=root, capture_output=True, text=True, timeout=10, check=True
-        ).stdout
+        changed = _git(root, "status", "--porcelain", "--", ".")
     except (OSError, subprocess.SubprocessError):
         return None
-    return commit + ("+" if changed.strip() else "")
+    return commit + ("+" if changed else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()
 
 
 def _version(package: str) -> str | None:
@@ -120,11 +121,11 @@ class _Gpu:
             import pynvml
 
             pynvml.nvmlInit()
-            # The index that torch counts by is not NVML's when CUDA_VISIBLE_DEVICES is set: the UUID is the same for both.
+            # With CUDA_VISIBLE_DEVICES torch's index is not NVML's; the UUID is the same for both.
             uuid = f"GPU-{torch.cuda.get_device_properties(device.torch).uuid}"
             self.handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
             self.nvml = pynvml
-        except Exception:  # no library, no driver, no permission: NVML's errors have no common importable base without it
+        except Exception:  # no library, no driver, no permission: without the library its errors have no name either
             self.nvml = None
 
     @staticmethod
@@ -147,8 +148,9 @@ class _Gpu:
         bits = self.ask(lambda nvml, h: nvml.nvmlDeviceGetCurrentClocksEventReasons(h))
         if bits is None:
             return None
-        return tuple(
-            text
-            for name, text in _THROTTLE_REASONS.items()
-            if bits & getattr(self.nvml, f"nvmlClocksEventReason{name}", getattr(self.nvml, f"nvmlClocksThrottleReason{name}", 0))
-        )
+        return tuple(text for name, text in _THROTTLE_REASONS.items() if bits & self._reason_bit(name))
+
+    def _reason_bit(self, name: str) -> int:
+        """NVML renamed its throttle reasons to event reasons; libraries know one or the other."""
+        spellings = (f"nvmlClocksEventReason{name}", f"nvmlClocksThrottleReason{name}")
+        return next((int(getattr(self.nvml, s)) for s in spellings if hasattr(self.nvml, s)), 0)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cs_systems import device as devices
 from cs_systems import cost, peaks, plugins, validity
+from cs_systems import device as devices
 from cs_systems.config import RunConfig
 from cs_systems.device import Device, DeviceUnavailable
 from cs_systems.environment import environment
@@ -158,6 +158,7 @@ def _drop(cell: _Cell) -> None:
 
 def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     assert cell.workload is not None
+    assert cell.before is not None
     device = devices.resolve(cell.config.device)
     peaks = [max((p for p in column if p is not None), default=None) for column in zip(*cell.peaks, strict=True)]
     measurement = Measurement(device.clock, tuple(cell.samples), cell.setup_s, *peaks)

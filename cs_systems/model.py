@@ -97,7 +97,8 @@ class SelfAttention(nn.Module):
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         out = self.attention(self.rope(q), self.rope(k), v, causal=True)
-        return self.output_proj(out.transpose(1, 2).flatten(2))
+        mixed: Tensor = self.output_proj(out.transpose(1, 2).flatten(2))
+        return mixed
 
 
 class SwiGLU(nn.Module):
@@ -110,7 +111,8 @@ class SwiGLU(nn.Module):
         self.w3 = Linear(d_model, d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+        out: Tensor = self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+        return out
 
 
 class TransformerBlock(nn.Module):
@@ -125,7 +127,8 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln1(x))
-        return x + self.ffn(self.ln2(x))
+        x = x + self.ffn(self.ln2(x))
+        return x
 
 
 class BasicTransformerLM(nn.Module):
@@ -137,12 +140,11 @@ class BasicTransformerLM(nn.Module):
 
     def __init__(self, config: ModelConfig, attention: str | Attention = "naive") -> None:
         super().__init__()
-        if isinstance(attention, str):
-            attention = plugins.get("attention", attention)
+        attend: Attention = plugins.get("attention", attention) if isinstance(attention, str) else attention
         self.config = config
         rope = RotaryEmbedding(config.d_head, config.context_length, config.rope_theta)
         self.token_embeddings = Embedding(config.vocab_size, config.d_model)
-        self.layers = nn.ModuleList(TransformerBlock(config, attention, rope) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(TransformerBlock(config, attend, rope) for _ in range(config.num_layers))
         self.ln_final = RMSNorm(config.d_model)
         self.lm_head = Linear(config.d_model, config.vocab_size)
 
@@ -154,4 +156,5 @@ class BasicTransformerLM(nn.Module):
         x = self.token_embeddings(token_ids)
         for layer in self.layers:
             x = layer(x)
-        return self.lm_head(self.ln_final(x))
+        logits: Tensor = self.lm_head(self.ln_final(x))
+        return logits

@@ -1,7 +1,7 @@
 """The command line: one file a sub-command, dispatched on the first word so that only that one's parser is built.
 
-A sub-command's module exports `ARGS`, a frozen dataclass from which tyro makes the options, and `run(args) -> int`, the exit status:
-0 if any cell gave a result (ok or oom), 2 for malformed input, 3 if no cell gave a result, 130 after Ctrl-C.
+A sub-command's module exports `ARGS`, a frozen dataclass from which tyro makes the options, and `run(args) -> int`, the
+exit status: 0 if any cell gave a result (ok or oom), 2 for malformed input, 3 if no cell gave a result, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from cs_systems import __version__
 from cs_systems.config import ConfigError, one_of
+from cs_systems.version import __version__
 
 # In the order in which a newcomer needs them. One line each: the overview is all that `--help` has to import.
 COMMANDS = {

@@ -38,7 +38,7 @@ class ModelCells:
     attention: Annotated[Names, arg(help="attention backends, or path.py:function")] = ("naive",)
     mode: Annotated[Names, arg(help="forward, forward-backward, train-step")] = ("train-step",)
     compile: Annotated[Names, arg(help=f"torch.compile: {', '.join(COMPILE_MODES)}")] = ("none",)
-    optimizer: Annotated[str, arg(help=", ".join(OPTIMIZERS[1:]), help_behavior_hint="(default: adamw_fused)")] = "default"
+    optimizer: Annotated[str, optional("STR", ", ".join(OPTIMIZERS[1:]), "adamw_fused")] = "default"
     keep_graph: Annotated[bool, flag("let mode forward record the graph for backward")] = False
     d_model: Annotated[int | None, optional("INT", "override of the preset")] = None
     d_ff: Annotated[int | None, optional("INT", "override of the preset")] = None
@@ -87,7 +87,7 @@ class Steps:
 class Sweep:
     """How the cells are gone through, and where the records go."""
 
-    out: Annotated[Path | None, optional("DIR", "folder of the records; one that exists is resumed", "runs/TIME-COMMAND")] = None
+    out: Annotated[Path | None, optional("DIR", "folder of records; one that exists is resumed", "runs/TIME-COMMAND")] = None
     fresh: Annotated[bool, flag("put the folder's records aside and start over")] = False
     repeats: Annotated[int, arg(help="measure all cells again, each time in a new process")] = 1
     interleave: Annotated[bool, flag("visit all cells in turn, --rounds times")] = False

@@ -85,7 +85,8 @@ def print_warmup(record: RunRecord) -> None:
 
     if record.measurement is None:
         return
-    table = Table("step", "time", "above steady", "why", title=describe(record.run_config), box=None, title_justify="left")
+    title = describe(record.run_config)
+    table = Table("step", "time", "above steady", "why", title=title, box=None, title_justify="left")
     for row in warmup_curve(record.measurement):
         mark = "*" if row["warmup"] else ""
         excess = human(row["excess_s"], "s") if row["cause"] else ""
@@ -124,7 +125,7 @@ class _Lines(AbstractContextManager["_Lines"]):
 
 
 class _Bar(AbstractContextManager["_Bar"]):
-    """A bar with the time left. It is redrawn between cells only: a refreshing thread would take time from what is measured."""
+    """A bar with the time left, redrawn between cells only: a refreshing thread would take time from what is measured."""
 
     def __init__(self) -> None:
         from rich.console import Console

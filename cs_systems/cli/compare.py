@@ -1,4 +1,4 @@
-"""Hold recording B against recording A: the ratio of their times with its confidence interval, and a verdict for each cell."""
+"""Hold recording B against recording A: for each cell the ratio of the times, its confidence interval, and a verdict."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def run(args: Compare) -> int:
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
     caption = f"B over A; {what or 'the same configuration on both sides'}"
     unseen = dict.fromkeys(f"not seen: {row['unseen']}" for row in comparison.rows if row["unseen"])
-    notes = ["finds: the smallest slowdown that would have been called one", *unseen, *torn_a, *torn_b, *comparison.doubts]
+    legend = "finds: the smallest slowdown that would have been called one"
+    notes = [legend, *unseen, *torn_a, *torn_b, *comparison.doubts]
     rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
     print(render_rows(rows, args.format, caption, notes), end="")
     return 0

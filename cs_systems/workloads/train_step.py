@@ -16,15 +16,7 @@ from cs_systems.losses import cross_entropy
 from cs_systems.model import BasicTransformerLM
 from cs_systems.optim import make_optimizer
 from cs_systems.record import Row
-from cs_systems.workloads import Unavailable
-
-COMPUTE_DTYPES = {
-    Precision.FP32: "float32",
-    Precision.TF32: "float32",
-    Precision.BF16: "bfloat16",
-    Precision.FP16: "float16",
-    Precision.BF16_PURE: "bfloat16",
-}
+from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
 
 
 class TrainStep:
@@ -55,15 +47,9 @@ class TrainStep:
 
     @staticmethod
     def preflight(config: RunConfig, device: Device) -> int | None:
-        if config.precision is Precision.TF32 and (not device.is_cuda or (device.capability() or (0, 0)) < (8, 0)):
-            raise Unavailable("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32")
-        backend = plugins.get("attention", config.attention)
-        if not isinstance(backend, AttentionBackend):
-            return None
         call = _attention_call(config, device)
-        if reason := backend.unavailable(call):
-            raise Unavailable(f"{config.attention}: {reason}")
-        return memory_model.step_memory(config, backend.algorithm(call)).peak_bytes
+        backend = check_backend(config, device, call)
+        return memory_model.step_memory(config, backend.algorithm(call)).peak_bytes if backend else None
 
     def prepare(self) -> None:
         self._logits = self._loss = None
