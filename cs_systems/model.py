@@ -127,8 +127,8 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln1(x))
-        x = x + self.ffn(self.ln2(x))
-        return x
+        out: Tensor = x + self.ffn(self.ln2(x))
+        return out
 
 
 class BasicTransformerLM(nn.Module):

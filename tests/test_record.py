@@ -111,7 +111,7 @@ def test_what_is_not_a_record_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there are no records at .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"there are no records at .*nowhere"):
         read_records(tmp_path / "nowhere")
 
 
