@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from statistics import median
@@ -29,7 +29,9 @@ LENGTHS = ("seq", "seq_len", "batch", "batch_size", "d_head", "heads")
 # Numbers that say nothing without their name.
 SPOKEN = frozenset({*LENGTHS, "context_length", "seed", "repeat"})
 MOST_BARS = 32
-MOST_CURVES = 8
+MOST_CURVES = len(COLORS)
+WIDTH = 8  # inches, as wide as a README shows
+LEGEND_WIDTH = 120  # characters
 SLOW = 1.2  # a warm-up step this many times the usual one has its cause written beside it
 LOW_CLOCK = 0.95  # of the highest seen
 
@@ -38,6 +40,7 @@ LOW_CLOCK = 0.95  # of the highest seen
 class Kind:
     """`fits`: whether the frame holds what `draw` shows."""
 
+    title: str
     fits: Callable[[pd.DataFrame], bool]
     draw: Callable[[Sequence[RunRecord], pd.DataFrame], Figure]
 
@@ -50,7 +53,7 @@ def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     steps = _of_phase(data, STEP, cells)
     unit = units.best_unit(units.SCALES["_s"], steps["median_s"].dropna())
     hidden = data["record"].nunique() - len(cells)
-    drawn, axes = _axes(f"step time by phase, {_subject(data)}", 1.3 + 0.3 * len(cells))
+    drawn, axes = _axes(1.3 + 0.3 * len(cells))
     at = range(len(cells))
     left = [0.0] * len(cells)
     for name, color in zip(names, cycle(COLORS)):
@@ -73,54 +76,55 @@ def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     more = f"; {hidden} more cells are in the table" if hidden else ""
     axes.set_xlabel(f"{unit.label} (bars: medians of the phases; line: p10 to p90 of the step{more})")
     axes.grid(axis="x")
-    drawn.legend(*axes.get_legend_handles_labels(), loc="outside upper right", ncols=len(names) + 1, fontsize=9)
-    return drawn
+    return _with_legend(drawn, axes)
 
 
 def time(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     """Step time along a length, log-log, with a p10 to p90 band for each backend."""
-    drawn, axes = _log_axes(f"step time, {_subject(data)}", data)
     unit = units.best_unit(units.SCALES["_s"], _steps(data)["median_s"].dropna())
-    for label, color, marker, x, rows in _curves(data):
-        axes.plot(x, rows["median_s"] / unit.factor, color=color, marker=marker, label=label)
-        low, high = (rows[end] / unit.factor for end in ("p10_s", "p90_s"))
-        axes.fill_between(x, low, high, color=color, alpha=0.25, linewidth=0)
-    axes.set_ylabel(f"{unit.label} (median, band p10 to p90)")
-    return _with_legend(drawn, axes)
+
+    def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
+        axes.plot(x, points["median_s"] / unit.factor, **style)
+        low, high = (points[end] / unit.factor for end in ("p10_s", "p90_s"))
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.25, linewidth=0)
+
+    return _curves(data, f"{unit.label} (median, band p10 to p90)", draw)
 
 
 def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     """Credited FLOP/s along a length, under the device's ceiling."""
-    drawn, axes = _log_axes(f"model FLOP/s, {_subject(data)}", data)
     unit = units.best_unit(units.SCALES["_flops_per_s"], data["ceiling_flops_per_s"].dropna())
-    for label, color, marker, x, rows in _curves(data):
-        axes.plot(x, rows["model_flops_per_s"] / unit.factor, color=color, marker=marker, label=label)
+
+    def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
+        axes.plot(x, points["model_flops_per_s"] / unit.factor, **style)
+
+    drawn = _curves(data, f"{unit.label}, causal credited half", draw)
     for peak, source in data[["ceiling_flops_per_s", "ceiling_source"]].dropna().drop_duplicates().values.tolist():
         height = peak / unit.factor
-        axes.axhline(height, color=INK, linewidth=1.2, linestyle="--")
+        for axes in drawn.axes:
+            axes.axhline(height, color=INK, linewidth=1.2, linestyle="--")
         named = f"ceiling {units.significant(height, 4)} {unit.label} ({source})"
-        axes.annotate(named, (0, height), (2, -4), ("axes fraction", "data"), "offset points", va="top", fontsize=9)
-    axes.set_ylabel(f"{unit.label}, causal credited half")
-    return _with_legend(drawn, axes)
+        at = (drawn.axes[0].get_yaxis_transform(), (2, -4))
+        drawn.axes[0].annotate(named, (0, height), at[1], at[0], "offset points", va="top", fontsize=9)
+    return drawn
 
 
 def memory(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-    """Peak memory along a length: measured, and as the cost model predicts it, also where it did not fit."""
-    drawn, axes = _log_axes(f"peak memory, {_subject(data)}", data)
+    """Peak memory along a length: measured, and (dotted) as the cost model predicts it, also where it did not fit."""
     unit = units.best_unit(units.SCALES["_bytes"], data["peak_allocated_bytes"].dropna().astype(float))
-    for label, color, marker, x, rows in _curves(data, failed=True):
-        axes.plot(x, rows["peak_allocated_bytes"] / unit.factor, color=color, marker=marker, label=label)
-        axes.plot(x, rows["predicted_peak_bytes"] / unit.factor, color=color, linestyle=":", linewidth=1.2)
-    axes.plot([], [], color=GREY, linestyle=":", label="predicted")
-    axes.set_ylabel(unit.label)
-    return _with_legend(drawn, axes)
+
+    def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
+        axes.plot(x, points["peak_allocated_bytes"] / unit.factor, **style)
+        axes.plot(x, points["predicted_peak_bytes"] / unit.factor, color=style["color"], linestyle=":", linewidth=1.2)
+
+    return _curves(data, f"{unit.label} (dotted: predicted)", draw, failed=True)
 
 
 def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     """Every step in the order in which it was taken, warm-up too; the slowest at each place says why it was slow."""
     measured = [r for r in records if r.measurement and r.measurement.timed][:MOST_CURVES]
     labels = dict(zip(data["record"], _labels(data, varying(data)[0]), strict=True))
-    drawn, axes = _axes(f"each step, {_subject(data)}", 4.2)
+    drawn, axes = _axes(4.2)
     slowest: dict[int, tuple[float, Sample, float | None]] = {}
     for record, color, marker in zip(measured, cycle(COLORS), cycle(MARKERS)):
         assert record.measurement
@@ -144,7 +148,7 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     axes.axvspan(0.5, warm + 0.5, color=GREY, alpha=0.12, linewidth=0, label="warm-up, not counted")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-    axes.set_ylabel("wall clock over the timed steps' median")
+    axes.set_ylabel("over the timed steps' median")
     axes.set_xlabel("step")
     axes.set_xlim(left=0.5)
     return _with_legend(drawn, axes)
@@ -172,45 +176,84 @@ def _runs_along(data: pd.DataFrame, column: str) -> bool:
     return along is not None and bool(data.loc[data[column].notna(), along].nunique() > 1)
 
 
+def _has_parts(data: pd.DataFrame) -> bool:
+    """Whether steps have several phases, and these are not measured one by one as well."""
+    return data["workload"].iloc[0] != "attention" and len(cols.phases_of(data)) > 2
+
+
+def _has_ceiling(data: pd.DataFrame) -> bool:
+    return _runs_along(data, "model_flops_per_s") and _runs_along(data, "ceiling_flops_per_s")
+
+
 KINDS = {
-    "phases": Kind(lambda d: _measured(d) and len(cols.phases_of(d)) > 2, phases),
-    "rate": Kind(lambda d: _runs_along(d, "model_flops_per_s") and _runs_along(d, "ceiling_flops_per_s"), rate),
-    "time": Kind(lambda d: _runs_along(d, "median_s"), time),
-    "memory": Kind(lambda d: _runs_along(d, "peak_allocated_bytes"), memory),
-    "warmup": Kind(_measured, warmup),
+    "phases": Kind("where a step's time goes", _has_parts, phases),
+    "rate": Kind("model FLOP/s under the ceiling", _has_ceiling, rate),
+    "time": Kind("step time", lambda data: _runs_along(data, "median_s"), time),
+    "memory": Kind("peak memory", lambda data: _runs_along(data, "peak_allocated_bytes"), memory),
+    "warmup": Kind("every step, warm-up too", _measured, warmup),
 }
 
 
-def _axes(title: str, height: float) -> tuple[Figure, Axes]:
+def _axes(height: float) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
-    drawn = Figure(figsize=(8, height), layout="constrained")
-    axes = drawn.add_subplot()
-    axes.set_title(title)
-    return drawn, axes
+    drawn = Figure(figsize=(WIDTH, height), layout="constrained")
+    return drawn, drawn.add_subplot()
 
 
-def _log_axes(title: str, data: pd.DataFrame) -> tuple[Figure, Axes]:
+Draw = Callable[["Axes", list[float], "pd.DataFrame", dict[str, Any]], None]
+
+
+def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -> Figure:
+    """One panel for each mode, in it one curve for each backend along the length; repeats become their median."""
+    from matplotlib.figure import Figure
+
+    along = str(_length(data))
+    same = {along, "repeat", "mode"} | ({"context_length"} if along == "seq_len" else set())
+    rows = data[(data["phase"] == STEP) | (failed & data["phase"].isna())]
+    rows = rows.assign(curve=_labels(rows, [name for name in varying(data)[0] if name not in same]))
+    measured = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "curve"])]
+    looks = dict(zip(measured[:MOST_CURVES], zip(COLORS, MARKERS, strict=True), strict=False))
+    modes = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "mode"])]
+    drawn = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    panels = drawn.subplots(1, len(modes), sharey=True, squeeze=False)[0]
+    for axes, mode in zip(panels, modes, strict=True):
+        _log_log(axes, along, sorted(rows[along].dropna().unique()), len(modes))
+        if len(modes) > 1:
+            axes.set_title(mode, fontsize=10)
+        for label, (color, marker) in looks.items():
+            points = rows[(rows["mode"] == mode) & (rows["curve"] == label)].groupby(along).median(numeric_only=True)
+            draw(axes, [float(x) for x in points.index], points.astype(float), _style(label, color, marker))
+    panels[0].set_ylabel(ylabel)
+    if hidden := len(measured) - len(looks):
+        panels[0].set_xlabel(f"{panels[0].get_xlabel()} ({hidden} more curves are in the table)")
+    return _with_legend(drawn, panels[0], along=len(looks) > 1)
+
+
+def _style(label: str, color: str, marker: str) -> dict[str, Any]:
+    return {"label": label, "color": color, "marker": marker}
+
+
+def _log_log(axes: Axes, along: str, lengths: Sequence[float], panels: int) -> None:
     from matplotlib.ticker import LogLocator
 
-    drawn, axes = _axes(title, 4.0)
-    along = str(_length(data))
-    ticks = sorted(data[along].dropna().unique())
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.set_xticks(ticks[:: max(1, len(ticks) // 10)])
+    axes.set_xticks(lengths[:: max(1, len(lengths) * panels // 9)])
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.set_xlabel({"seq": "sequence length", "seq_len": "sequence length"}.get(along, layout.title(along)))
     axes.grid()
-    return drawn, axes
 
 
-def _with_legend(drawn: Figure, axes: Axes) -> Figure:
+def _with_legend(drawn: Figure, axes: Axes, along: bool = True) -> Figure:
+    """The legend below, in rows: beside the figure it would take its width."""
     handles, labels = axes.get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside right upper", fontsize=9)
+    if along and labels:
+        columns = max(1, min(len(labels), LEGEND_WIDTH // (max(map(len, labels)) + 6)))
+        drawn.legend(handles, labels, loc="outside lower left", ncols=columns, fontsize=9)
     return drawn
 
 
@@ -225,19 +268,6 @@ def _steps(data: pd.DataFrame) -> pd.DataFrame:
 def _of_phase(data: pd.DataFrame, phase: str, cells: pd.DataFrame) -> pd.DataFrame:
     """The rows of one phase for each of the cells, empty where a cell has none."""
     return data[data["phase"] == phase].set_index("record").reindex(cells["record"])
-
-
-def _curves(data: pd.DataFrame, failed: bool = False) -> Iterator[tuple[str, str, str, list[float], pd.DataFrame]]:
-    """(label, colour, marker, x, rows) of each curve, at most MOST_CURVES; repeats of a point become their median."""
-    along = str(_length(data))
-    same = {along, "repeat"} | ({"context_length"} if along == "seq_len" else set())
-    apart = [name for name in varying(data)[0] if name not in same]
-    rows = data[(data["phase"] == STEP) | (failed & data["phase"].isna())]
-    rows = rows.assign(curve=_labels(rows, apart))
-    shown = [c for c in dict.fromkeys(rows["curve"]) if _measured(rows[rows["curve"] == c])][:MOST_CURVES]
-    for label, color, marker in zip(shown, cycle(COLORS), cycle(MARKERS)):
-        points = rows[rows["curve"] == label].groupby(along).median(numeric_only=True).sort_index().astype(float)
-        yield label, color, marker, [float(x) for x in points.index], points
 
 
 def _labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
@@ -260,7 +290,7 @@ def _why(cell: dict[Any, Any]) -> str:
     return f"{cell['status']}{more}"
 
 
-def _subject(data: pd.DataFrame) -> str:
+def subject(data: pd.DataFrame) -> str:
     """`train_step on NVIDIA H200`."""
     devices = data["device_name"].dropna().unique()
     return cols.plain(f"{data['workload'].iloc[0]}" + (f" on {devices[0]}" if len(devices) == 1 else ""))

@@ -15,27 +15,27 @@ from cs_systems.report.columns import UNKNOWN, Column
 from cs_systems.report.table import Table
 
 if TYPE_CHECKING:
+    from rich.console import Console, JustifyMethod
     from rich.table import Table as RichTable
 
 DEFAULT_WIDTH = 80
-NOTE_WIDTH = 22  # a terminal's note column may wrap down to this
+WRAP_WIDTH = 22  # a terminal's columns of text may wrap down to this
 SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 STATUS_STYLE = {"oom": "yellow", "unavailable": "yellow"}
 
 
 def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
     """As many of the default columns as fit, the caption above, the notes below."""
-    from rich.console import Console
     from rich.text import Text
 
     out = io.StringIO()
-    console = Console(file=out, width=width or DEFAULT_WIDTH, force_terminal=color, no_color=not color, highlight=False)
+    console = _console(out, width or DEFAULT_WIDTH, color)
     for number, table in enumerate(tables):
         columns, left_out = _fitting(table, console.width)
         if number:
             console.print()
         console.print(Text(table.caption, style="bold"))
-        console.print(_rich(table, columns))
+        _console(out, _room(columns, console.width), color).print(_rich(table, columns))
         if left_out:
             hidden = ", ".join(c.heading for c in left_out)
             console.print(Text(f"no room for {hidden}: widen the terminal or give --columns", style="dim"))
@@ -44,20 +44,40 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
+def _console(out: io.StringIO, width: int, color: bool) -> Console:
+    from rich.console import Console
+
+    return Console(file=out, width=width, force_terminal=color, no_color=not color, highlight=False)
+
+
 def _fitting(table: Table, width: int) -> tuple[list[Column], list[Column]]:
     """(columns that fit, columns that were left out): the table's optional ones leave in their order."""
     columns, left_out = list(table.columns), []
     for name in table.optional:
-        if sum(_width(c) for c in columns) + 2 * (len(columns) - 1) <= width:
+        if _least(columns) <= width:
             break
         left_out += [c for c in columns if c.name == name]
         columns = [c for c in columns if c.name != name]
     return columns, left_out
 
 
+def _least(columns: Sequence[Column]) -> int:
+    return sum(_width(c) for c in columns) + 2 * (len(columns) - 1)
+
+
+def _room(columns: Sequence[Column], width: int) -> int:
+    """The width that a table may take: more than the terminal has, rather than a number that is cut."""
+    least = _least(columns)
+    return width if least <= width else least + len(columns)
+
+
 def _width(column: Column) -> int:
-    longest = max(map(len, (SHORT.get(column.title, column.title), column.unit, *column.cells)))
-    return min(longest, NOTE_WIDTH) if column.name == "note" else longest
+    """The least width of a column: numbers and names are never cut, long texts may wrap between words."""
+    texts = (SHORT.get(column.title, column.title), column.unit, *column.cells)
+    longest = max(map(len, texts))
+    if column.numeric:
+        return longest
+    return min(longest, max(WRAP_WIDTH, *(len(word) for text in texts for word in text.split())))
 
 
 def _rich(table: Table, columns: Sequence[Column]) -> RichTable:
@@ -68,13 +88,11 @@ def _rich(table: Table, columns: Sequence[Column]) -> RichTable:
     rich = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for c in columns:
         heading = Text("\n".join(filter(None, (SHORT.get(c.title, c.title), c.unit))))
-        wraps = not c.numeric
-        rich.add_column(heading, justify="right" if c.numeric else "left", no_wrap=not wraps, overflow="fold")
+        justify: JustifyMethod = "right" if c.numeric else "left"
+        rich.add_column(heading, justify=justify, min_width=_width(c), no_wrap=c.numeric)
     for line, status in zip(zip(*(c.cells for c in columns), strict=True), table.statuses, strict=True):
         style = "" if status == "ok" else STATUS_STYLE.get(status, "red")
-        rich.add_row(
-            *(Text(cell, style=style if c.name == "note" else "") for c, cell in zip(columns, line, strict=True))
-        )
+        rich.add_row(*(Text(t, style if c.name == "note" else "") for c, t in zip(columns, line, strict=True)))
     return rich
 
 

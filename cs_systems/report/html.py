@@ -17,6 +17,7 @@ from cs_systems.config import describe
 from cs_systems.record import Environment, RunRecord
 from cs_systems.report import plot, units
 from cs_systems.report.columns import Column, phases_of, plain
+from cs_systems.report.figures import KINDS
 from cs_systems.report.frame import CELL_COLUMNS, STEP, frame, without_retried
 from cs_systems.report.table import Table, doubts, tables
 
@@ -29,13 +30,6 @@ IN_FULL = (
     *("peak_reserved_bytes", "predicted_peak_bytes", "warnings"),
 )
 MOST_CONFIGS = 200  # beyond it the page points at the records file
-FIGURE_TITLES = {
-    "phases": "Where a step's time goes",
-    "rate": "Model FLOP/s against the ceiling",
-    "time": "Time along the length",
-    "memory": "Peak memory, measured and predicted",
-    "warmup": "Every step, warm-up too",
-}
 
 
 def render(records: Sequence[RunRecord], command: str | None = None) -> str:
@@ -97,7 +91,7 @@ def _workload(number: int, name: str, records: Sequence[RunRecord]) -> str:
     phases = phases_of(frame(records))
     (whole,) = tables(records, columns=[*apart, *IN_FULL], phases=phases)
     figures = [
-        f"<figure><figcaption>{escape(FIGURE_TITLES[kind])}</figcaption>"
+        f"<figure><figcaption>{escape(KINDS[kind].title)}</figcaption>"
         f'<div class="scroll">{plot.svg(records, kind, f"w{number}-")}</div></figure>'
         for kind in plot.kinds(records)
     ]

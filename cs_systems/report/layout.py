@@ -37,7 +37,9 @@ LAYOUTS = {
             + _ENDING
         ),
         measured=_names("range_s model_flops_per_s hardware_flops_per_s mfu peak_allocated_bytes note"),
-        leaves=_names("hardware_flops_per_s mfu range_s peak_allocated_bytes"),
+        leaves=_names(
+            "forward.median_s backward.median_s hardware_flops_per_s mfu range_s peak_allocated_bytes model_flops_per_s"
+        ),
     ),
 }
 OTHER = Layout(

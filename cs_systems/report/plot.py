@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError, one_of
 from cs_systems.record import RunRecord
-from cs_systems.report.figures import GREY, INK, KINDS
+from cs_systems.report.figures import GREY, INK, KINDS, subject
 from cs_systems.report.frame import frame, without_retried
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ STYLE: Any = {
     "savefig.facecolor": "none",
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
     "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -54,7 +52,7 @@ def kinds(records: Sequence[RunRecord]) -> list[str]:
     return [name for name, kind in KINDS.items() if kind.fits(data)]
 
 
-def figure(records: Sequence[RunRecord], kind: str | None = None) -> Figure:
+def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool = True) -> Figure:
     """One figure; without `kind` the most telling. ConfigError where the records cannot fill it."""
     import matplotlib
 
@@ -65,9 +63,13 @@ def figure(records: Sequence[RunRecord], kind: str | None = None) -> Figure:
         raise ConfigError("no figure: none of the records holds a measurement")
     if kind is not None and kind not in fitting:
         raise ConfigError(f"these records cannot fill the figure {kind!r}: choose {' or '.join(fitting)}")
-    chosen = _of_one_workload(records)
+    chosen, drawing = _of_one_workload(records), KINDS[kind or fitting[0]]
+    data = frame(chosen)
     with matplotlib.rc_context(STYLE):
-        return KINDS[kind or fitting[0]].draw(chosen, frame(chosen))
+        drawn = drawing.draw(chosen, data)
+        if titled:
+            drawn.suptitle(f"{drawing.title}, {subject(data)}", x=0.01, ha="left", fontsize=11)
+    return drawn
 
 
 def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None) -> None:
@@ -84,9 +86,7 @@ def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
 
     Its ids begin with `prefix`, so that several figures can stand in one page.
     """
-    drawn = figure(records, kind)
-    drawn.axes[0].set_title("", loc="left")
-    text = _bytes(drawn, "svg", "none").decode()
+    text = _bytes(figure(records, kind, titled=False), "svg", "none").decode()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}{kind}-", text).replace(INK, "currentColor")
     return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="figure: {kind}"', text, count=1)

@@ -122,8 +122,7 @@ def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
     """(columns that tell the cells apart, columns that hold one known value), without those that only echo another."""
     apart, constant = [], []
     for name in layout.layout(whole["workload"].iloc[0]).identity:
-        echo = layout.ECHOES.get(name)
-        if echo and whole[name].equals(whole[echo].rename(name)):
+        if (echo := layout.ECHOES.get(name)) and not (whole[name] != whole[echo]).fillna(False).any():
             continue
         if whole[name].nunique(dropna=False) > 1:
             apart.append(name)

@@ -9,7 +9,7 @@ from cs_systems.record import RunRecord
 from cs_systems.report import plot
 from cs_systems.report.figures import causes
 
-from .conftest import Build
+from .conftest import Build, attention_config
 
 
 def test_the_workload_chooses_the_figures(
@@ -31,7 +31,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path, attention_records:
 def test_every_figure_says_what_it_shows(kind: str, train_records: list[RunRecord]) -> None:
     drawn = plot.figure(train_records, kind)
     (axes,) = drawn.axes
-    assert axes.get_title(loc="left").endswith("train_step on NVIDIA H200")
+    assert drawn.get_suptitle().endswith("train_step on NVIDIA H200")
     assert axes.get_xlabel()
     words = " ".join(text.get_text() for text in axes.texts)
     expected = {
@@ -40,6 +40,14 @@ def test_every_figure_says_what_it_shows(kind: str, train_records: list[RunRecor
         "warmup": "compiling",
     }
     assert expected.get(kind, "") in words
+
+
+def test_modes_have_panels_of_one_scale(build: Build) -> None:
+    modes = ("forward", "forward-backward")
+    records = [build(attention_config("naive", s, mode=m), s * 1e-6, 1e9, 10**8) for s in (128, 256) for m in modes]
+    panels = plot.figure(records, "time").axes
+    assert [axes.get_title() for axes in panels] == list(modes)
+    assert panels[0].get_ylim() == panels[1].get_ylim()
 
 
 def test_nothing_is_drawn_outside_the_figure(train_records: list[RunRecord]) -> None:

@@ -10,7 +10,7 @@ from cs_systems.record import RunRecord
 from cs_systems.report.formats import FORMATS
 from cs_systems.report.table import render, tables
 
-from .conftest import Build, train_config
+from .conftest import Build, attention_config, train_config
 
 NASTY = 'a|b & 50% $x_1^2$ #set {y} ~z \\end <b>*c* `d` [e](f) @g "h"\n\x1b[31mred'
 
@@ -102,6 +102,24 @@ def test_a_pivot_has_a_column_for_each_value(train_records: list[RunRecord]) -> 
     assert table.columns[2].cells[-1] == "oom"
     assert len(table.columns[0].cells) == 6
     assert table.caption.startswith("step median of train_step")
+
+
+def test_a_table_wider_than_the_terminal_is_not_cut(train_records: list[RunRecord]) -> None:
+    lines = render(train_records, pivot="size:context_length,attention:median_ms", width=40).splitlines()
+    heading = next(line for line in lines if "sdpa_flash" in line)
+    assert heading.split("  ")[-1].strip() == "1024, sdpa_flash"
+    row = next(line for line in lines if line.startswith("small")).split()
+    (table,) = tables(train_records, pivot="size:context_length,attention:median_ms")
+    assert row == [column.cells[0] for column in table.columns]
+
+
+def test_phases_leave_an_attention_table_before_its_rate(build: Build) -> None:
+    modes = ("forward", "backward", "forward-backward")
+    records = [build(attention_config("sdpa_flash", 256, mode=m), 1e-4, 1e9, 10**8) for m in modes]
+    text = render(records, width=80)
+    assert "TFLOP/s" in text.split("no room for")[0]
+    assert "forward-backward" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_pivot_takes_the_median_of_repeats(build: Build) -> None:
