@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,9 @@ def _headline(records: Sequence[RunRecord]) -> str:
         facts.append(("with a caveat", str(doubted)))
     data = frame(records)
     steps = data[data["phase"] == STEP]
-    best = {"most tokens/s": "tokens_per_s", "best MFU": "mfu", "highest peak": "peak_allocated_bytes"}
+    best = {"most model FLOP/s": "model_flops_per_s", "best MFU": "mfu", "highest peak": "peak_allocated_bytes"}
+    if set(data["workload"]) != {"attention"}:
+        best = {"most tokens/s": "tokens_per_s", **best}
     facts += [(what, units.human(float(steps[c].max()), c)) for what, c in best.items() if steps[c].notna().any()]
     items = "".join(f"<div><dt>{escape(what)}</dt><dd>{escape(value)}</dd></div>" for what, value in facts)
     return f'<dl class="facts">{items}</dl>'
@@ -90,6 +92,7 @@ def _workload(number: int, name: str, records: Sequence[RunRecord]) -> str:
     apart = [c.name for c in summary.columns if c.name in CELL_COLUMNS and c.name not in IN_FULL]
     phases = phases_of(frame(records))
     (whole,) = tables(records, columns=[*apart, *IN_FULL], phases=phases)
+    whole = replace(whole, columns=tuple(c for c in whole.columns if not c.says_nothing))
     figures = [
         f"<figure><figcaption>{escape(KINDS[kind].title)}</figcaption>"
         f'<div class="scroll">{plot.svg(records, kind, f"w{number}-")}</div></figure>'
@@ -159,11 +162,15 @@ def _doubts(records: Sequence[RunRecord]) -> str:
 
 
 def _failures(records: Iterable[RunRecord]) -> str:
+    """Each reason once, with the cells that it is about."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    for r in records:
+        if r.status != "ok":
+            cells.setdefault((r.status, r.reason or "no reason recorded"), []).append(describe(r.run_config))
     items = "".join(
-        f'<li><b class="{escape(r.status)}">{escape(r.status)}</b> {escape(describe(r.run_config))}'
-        f"<br>{escape(plain(r.reason or 'no reason recorded'))}</li>"
-        for r in records
-        if r.status != "ok"
+        f'<li><b class="{escape(status)}">{escape(status)}</b> {escape(plain(reason))}'
+        f"<br><small>{'<br>'.join(map(escape, about))}</small></li>"
+        for (status, reason), about in cells.items()
     )
     return f'<h3>Cells without a number</h3><ul class="failures">{items}</ul>' if items else ""
 

@@ -76,6 +76,7 @@ TITLES = {
     "ci_high_s": "CI high",
     "submit_median_s": "submit",
     "lag_median_s": "lag",
+    "wall_minus_phases_s": "outside phases",
     "tokens_per_s": "tokens/s",
     "model_flops_per_s": "model",
     "hardware_flops_per_s": "executed",
