@@ -99,7 +99,8 @@ def _forward(
 
     o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
     problem = Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles)
-    problem.forward(_as_4d(o), lse).run()
+    with torch.cuda.device_of(q):  # triton launches on the current device
+        problem.forward(_as_4d(o), lse).run()
     return o, lse
 
 
@@ -114,8 +115,9 @@ def _backward(
     lse = _as_4d(lse[..., None])[..., 0]
     lse_log2, delta = torch.empty_like(lse), torch.empty_like(lse)
     problem = Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles)
-    problem.dq(_as_4d(o), lse, _as_4d(do), lse_log2, delta, _as_4d(dq)).run()
-    problem.dkdv(_as_4d(do), lse_log2, delta, _as_4d(dk), _as_4d(dv)).run()
+    with torch.cuda.device_of(q):
+        problem.dq(_as_4d(o), lse, _as_4d(do), lse_log2, delta, _as_4d(dq)).run()
+        problem.dkdv(_as_4d(do), lse_log2, delta, _as_4d(dk), _as_4d(dv)).run()
     return dq, dk, dv
 
 

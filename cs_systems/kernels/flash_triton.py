@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -82,7 +81,7 @@ class Problem:
         return self.tiles or tiles_for(capability, self.q.element_size(), self.q.shape[-1])
 
     def _grid(self, owned: Tensor, block: int) -> tuple[int, int]:
-        return owned.shape[0] * owned.shape[1], triton.cdiv(owned.shape[2], block)
+        return owned.shape[0] * owned.shape[1], -(-owned.shape[2] // block)
 
     def _by_query(self, tile: Tile) -> dict[str, Any]:
         """Of the kernels that own queries and walk the keys."""
@@ -106,9 +105,11 @@ class Problem:
 
 def _streamed(tensor: Tensor, block: list[int], tile: Tile) -> Tensor | TensorDescriptor:
     """What a kernel walks along: a tensor descriptor if the tile asks for one and the copy engine takes the layout."""
+    if not tile.descriptors:
+        return tensor
     *outer, inner = tensor.stride()
     aligned = all(stride > 0 and stride * tensor.element_size() % 16 == 0 for stride in outer)
-    if not (tile.descriptors and aligned and inner == 1 and tensor.data_ptr() % 16 == 0):
+    if not aligned or inner != 1 or tensor.data_ptr() % 16:
         return tensor
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
 

@@ -6,6 +6,7 @@ A table, not an autotuner: the first call of a process must not benchmark, and t
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 
@@ -42,7 +43,7 @@ Table = dict[tuple[int, int], Tiles]
 
 # Multiprocessors with 99 KiB of shared memory (8.6, 8.9, 12.0), and anything not known better.
 _DEFAULT: Table = {
-    (2, 64): Tiles(Tile(128, 64, 4, 2), Tile(64, 64, 4, 2), Tile(64, 64, 4, 2)),
+    (2, 64): Tiles(Tile(128, 64, 8, 2), Tile(64, 64, 4, 2), Tile(64, 64, 8, 2)),
     (2, 128): Tiles(Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(32, 64, 4, 2)),
     (2, 256): Tiles(Tile(64, 32, 8, 1), Tile(32, 32, 4, 1), Tile(32, 32, 8, 1)),
     (4, 64): Tiles(Tile(64, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1)),
@@ -61,6 +62,7 @@ _SM_90: Table = _DEFAULT | {
 _BY_CAPABILITY: dict[tuple[int, int], Table] = {(8, 0): _SM_80, (9, 0): _SM_90, (10, 0): _SM_90}
 
 
+@functools.cache
 def tiles_for(capability: tuple[int, int] | None, element_bytes: int, d_head: int) -> Tiles:
     """The tiles for a compute capability (None: the interpreter), an element size and a head size up to 256."""
     table = _DEFAULT if capability is None else _BY_CAPABILITY.get(capability, _DEFAULT)

@@ -35,15 +35,14 @@ DEVICES = pytest.mark.parametrize(
 @COMPILED
 @pytest.mark.timeout(400)
 def test_the_suite_passes_in_the_interpreter() -> None:
-    chosen = "flash_triton and not cuda and not float64 and not bfloat16 and not refusal"
+    chosen = "flash_triton and not cuda and not float64 and not bfloat16"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", chosen, "--timeout", "120",
          HERE / "test_semantics.py", HERE / "test_flash_triton.py"],
         env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, cwd=HERE.parents[1],
     )  # fmt: skip
-    call = AttentionCall("cpu", "float32", 16, 8, 8, 1, 1)
     if "fails with numpy" in done.stdout:
-        pytest.skip(f"the interpreter of this triton does not work with this numpy ({call})")
+        pytest.skip("the interpreter of this triton does not work with this numpy: pip install 'triton>=3.7'")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 

@@ -1,4 +1,4 @@
-"""The flash_triton kernels compile, without a GPU, for the architectures they are meant for, and fit the multiprocessor.
+"""The flash_triton kernels compile, without a GPU, for the architectures they are meant for, and fit a multiprocessor.
 
 Compiling needs a process without TRITON_INTERPRET: each architecture's kernels are compiled in one of their own, in
 which this file is the program; it prints a JSON object, kernel → resources.
