@@ -105,9 +105,7 @@ def dkdv_kernel(
     """dk and dv, summed over the GROUP query heads that share a key head; grid (batch · heads_kv, tiles of keys)."""
     index = tl.program_id(0)
     batch, head_kv = index // heads_kv, index % heads_kv
-    start = (
-        tl.program_id(1) * BLOCK_N
-    )  # causal: the first keys are seen by most queries, the longest programs come first
+    start = tl.program_id(1) * BLOCK_N  # the first keys are seen by most queries: the longest programs first
     keys = start + tl.arange(0, BLOCK_N)
     k_tile = load_tile(k, k_strides, batch, head_kv, start, seq_k, BLOCK_N, D, BLOCK_D, True)
     v_tile = load_tile(v, v_strides, batch, head_kv, start, seq_k, BLOCK_N, D, BLOCK_D, True)
