@@ -1,0 +1,312 @@
+"""What the studies share: a study is its cells, its tables and an explanation computed from what was measured.
+
+Each scripts/<id>_<name>.py asks one question; its docstring says which, how, and what comes out. Together:
+
+    python scripts/_study.py                          # lists them
+    python scripts/_study.py --all --budget-s 540     # runs them, the most telling first; again: goes on with the rest
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from cs_systems.cli._sweep import outcome, print_cells
+from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, describe
+from cs_systems.cost import FULL_MATRIX, attention_cost, step_cost
+from cs_systems.record import RECORDS_FILE, Row, RunRecord, read_records
+from cs_systems.report.formats import FORMATS
+from cs_systems.report.rows import render_rows
+from cs_systems.runner import Progress, preflight, sweep
+
+SCRIPTS = Path(__file__).parent
+# The most telling first: what a budget leaves out is at the end.
+ORDER = ("c2", "c18", "l7", "a3", "l1", "l2", "l3", "l4", "l5", "l6", "c1", "c11")
+EXIT_MALFORMED, EXIT_NOTHING, EXIT_INTERRUPTED = 2, 3, 130
+CELL_TIMEOUT_S = 300.0  # compiling the largest model takes most of it
+# What an H200 gets out of a step, roughly: only the number of steps depends on it.
+_FLOPS_PER_S = {Precision.FP32: 40e12, Precision.TF32: 150e12}
+_OTHER_FLOPS_PER_S = 300e12
+_BYTES_PER_S = 2e12
+# (a step below so many seconds, gets at most so many warm-up steps, and so many timed ones)
+_MOST_STEPS = ((0.1, 5, 30), (0.3, 3, 10), (1.0, 2, 5), (inf, 1, 3))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One record under the names of the tables' columns: `cell["size"]`, `cell["median_s"]` of the step,
+    `cell["backward.median_s"]` of a phase, and what is said of what `ran`; None where unknown."""
+
+    record: RunRecord
+    columns: Row = field(repr=False)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns.get(name)
+
+    def said(self, *without: str) -> str:
+        """What tells the cell apart in a sentence, leaving out what goes without saying there."""
+        return describe(self.record.run_config, without)
+
+    @property
+    def measured(self) -> bool:
+        return self.record.status == "ok"
+
+
+@dataclass(frozen=True)
+class Study:
+    """file, doc: the script's own. full: the cells for one H200. small: those for two CPU cores, under 20 s.
+
+    tables: (cells, format) → the tables as texts. explain: what the cells say, in sentences, all from the records.
+    figure: a kind of report.plot, of the cells that are `drawn`.
+    fresh_process: each cell in a worker of its own.
+    """
+
+    file: str
+    doc: str | None
+    full: Callable[[], list[RunConfig]]
+    small: Callable[[], list[RunConfig]]
+    tables: Callable[[list[Cell], str], list[str]]
+    explain: Callable[[list[Cell]], list[str]]
+    figure: str
+    drawn: Callable[[Cell], bool] = lambda cell: True
+    fresh_process: bool = False
+
+    @property
+    def name(self) -> str:
+        return Path(self.file).stem
+
+    @property
+    def id(self) -> str:
+        return self.name.partition("_")[0]
+
+    @property
+    def title(self) -> str:
+        return str(self.doc).strip().splitlines()[0]
+
+    @property
+    def command(self) -> str:
+        return next(line.strip() for line in str(self.doc).splitlines() if line.startswith("    python "))
+
+    def configs(self, scale: str) -> list[RunConfig]:
+        return self.full() if scale == "full" else self.small()
+
+    def folder(self, scale: str) -> Path:
+        """Full results are kept in the repository; what a laptop measures is for itself."""
+        return Path("profiles" if scale == "full" else "runs") / self.name
+
+
+def cells(records: Sequence[RunRecord]) -> list[Cell]:
+    """The records as Cells, without the failed attempts that a resumed sweep has replaced."""
+    import pandas as pd
+
+    from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS, STEP, frame, without_retried
+
+    records = without_retried(records)
+    found = [Cell(record, {}) for record in records]
+    for row in frame(records).to_dict("records"):
+        known = {str(name): None if pd.isna(value) else value for name, value in row.items()}
+        prefix = "" if known["phase"] in (None, STEP) else f"{known['phase']}."
+        columns = found[row["record"]].columns
+        columns |= {name: known[name] for name in CELL_COLUMNS}
+        columns |= {prefix + name: known[name] for name in PHASE_COLUMNS}
+    for cell in found:
+        for name, value in _only_row(cell.record, "ran").items():
+            cell.columns.setdefault(name, value)
+        failed = _only_row(cell.record, "memory").get("failed_allocation_bytes")
+        cell.columns["failed_allocation_bytes"] = failed
+    return found
+
+
+def _only_row(record: RunRecord, table: str) -> Row:
+    return next(iter(record.results.get(table, ())), {})
+
+
+def index(found: Sequence[Cell], *names: str) -> dict[Any, Cell]:
+    """The measured cells under the values of these columns: `index(cells, "size", "seq_len")["small", 128]`."""
+    keys = [tuple(cell[name] for name in names) for cell in found]
+    return {k[0] if len(k) == 1 else k: cell for k, cell in zip(keys, found, strict=True) if cell.measured}
+
+
+def row_table(rows: Sequence[Row], caption: str, format: str, **titles: str) -> list[str]:
+    """The rows as one table, or none where there are no rows."""
+    return [render_rows(rows, format, caption, titles=titles)] if rows else []
+
+
+def bounded(configs: Sequence[RunConfig]) -> list[RunConfig]:
+    """The configs, with fewer steps where a step is long by formula: a study takes minutes whatever its cells."""
+    made = []
+    for config in configs:
+        warmup, steps = next((w, n) for below, w, n in _MOST_STEPS if _expected_s(config) < below)
+        made.append(replace(config, warmup=min(config.warmup, warmup), steps=min(config.steps, steps)))
+    return made
+
+
+def _expected_s(config: RunConfig) -> float:
+    if config.workload == "attention":
+        costs = attention_cost(config.shape or AttentionShape(), config.mode, FULL_MATRIX, 4)
+    else:
+        tokens = config.tokens_per_sequence
+        costs = step_cost(config.model, config.batch_size, tokens, config.mode, FULL_MATRIX, config.precision)
+    rate = _FLOPS_PER_S.get(config.precision, _OTHER_FLOPS_PER_S)
+    return sum((c.hardware_flops or 0) / rate + (c.bytes or 0) / _BYTES_PER_S for c in costs.values())
+
+
+def ask_machine() -> tuple[str, str]:
+    """(the scale that fits this machine, why), as a worker finds it."""
+    (row,) = preflight([RunConfig(device="cuda")])
+    if row["reason"]:
+        return "small", f"the small size, for two CPU cores ({row['reason'].split(';')[0]})"
+    return "full", f"the full size, on a GPU of {row['device_memory_bytes'] / 2**30:.0f} GiB"
+
+
+def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadline: float = inf) -> None:
+    """Measure what the folder lacks, until the deadline (of time.monotonic)."""
+    configs = study.configs(scale)
+    groups = [[c] for c in configs] if study.fresh_process else [configs]
+    for number, group in enumerate(groups):
+        for _ in sweep(
+            group,
+            out=out,
+            timeout_s=CELL_TIMEOUT_S,
+            fresh=fresh and number == 0,
+            skip_oom=scale == "small",  # what does not fit a host takes the host down with it
+            on_progress=partial(_tell, before=number, total=len(configs)),
+        ):
+            if time.monotonic() > deadline:
+                return
+
+
+def _tell(progress: Progress, *, before: int, total: int) -> None:
+    if progress.note:
+        print(progress.note, file=sys.stderr)
+    if progress.record:
+        what = describe(progress.record.run_config)
+        print(f"[{before + progress.done}/{total}] {what}: {outcome(progress.record)}", file=sys.stderr, flush=True)
+
+
+def publish(study: Study, scale: str, out: Path, format: str = "markdown") -> int:
+    """Print tables and explanation; write table.md and figure.svg beside the records. Returns the exit status."""
+    from cs_systems.report import plot
+
+    records, complaints = read_records(out)
+    found = cells(records)
+    explanation = [*complaints, *study.explain(found), *_missing(study, scale, records)]
+    said = "\n".join(f"- {sentence}" for sentence in explanation)
+    tables = [table.strip() for table in study.tables(found, "markdown")]
+    text = "\n\n".join([f"# {study.title}", *tables, "## What it says", said, f"    {study.command}"])
+    (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    drawn = [cell.record for cell in found if study.drawn(cell)]
+    if fitting := plot.kinds(drawn) if drawn else []:  # a study that was cut short may not fill its own figure yet
+        plot.save(drawn, out / "figure.svg", study.figure if study.figure in fitting else None)
+    print("\n".join(study.tables(found, format)))
+    print(said, file=sys.stdout if format == "markdown" else sys.stderr)
+    print(f"{out}: {RECORDS_FILE}, table.md, figure.svg", file=sys.stderr)
+    return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
+
+
+def _missing(study: Study, scale: str, records: Sequence[RunRecord]) -> Iterator[str]:
+    known = {record.run_config for record in records}
+    missing = [c for c in study.configs(scale) if c not in known]
+    if missing:
+        first = describe(missing[0])
+        yield f"{len(missing)} cells are not measured yet, {first} first: the same command goes on with them"
+
+
+def run(study: Study, argv: Sequence[str] | None = None) -> int:
+    """The command line of one study; returns the exit status, as cs-systems' commands do."""
+    parser = argparse.ArgumentParser(description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder (default: profiles/NAME; of the small size runs/NAME)")
+    parser.add_argument("--format", choices=[f for f in FORMATS if f != "terminal"], default="markdown")
+    parser.add_argument(
+        "--scale", choices=("auto", "full", "small"), default="auto", help="auto: what the machine can run"
+    )
+    parser.add_argument("--fresh", action="store_true", help="put the folder's records aside and start over")
+    parser.add_argument("--show", action="store_true", help="show the records of --out: measure nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list the cells with their predicted memory, run nothing"
+    )
+    args = parser.parse_args(argv)
+    scale, why = args.scale, f"the {args.scale} size, as asked"
+    if scale == "auto":
+        scale, why = ("full", "") if args.show else ask_machine()
+    out = args.out or study.folder(scale)
+    try:
+        if args.dry_run:
+            return print_cells(study.configs(scale))
+        if not args.show:
+            print(f"{study.id}: {why}", file=sys.stderr)
+            measure(study, scale, out, fresh=args.fresh)
+        return publish(study, scale, out, args.format)
+    except (ConfigError, OSError, RuntimeError) as error:
+        print(f"{study.name}: {error}", file=sys.stderr)
+        return EXIT_MALFORMED
+    except KeyboardInterrupt:
+        print("interrupted; what was measured is kept, the same command goes on with the rest", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def studies() -> list[Study]:
+    """Every scripts/<letter><number>_<name>.py that exports a STUDY, in ORDER."""
+    names = sorted(path.stem for path in SCRIPTS.glob("[a-z][0-9]*_*.py"))
+    found: list[Study] = [importlib.import_module(name).STUDY for name in names]
+    return sorted(found, key=lambda study: ORDER.index(study.id) if study.id in ORDER else len(ORDER))
+
+
+def run_all(out_root: Path | None, budget_s: float, scale: str) -> int:
+    """Every study, each failing on its own, until the budget is spent."""
+    began = time.monotonic()
+    why = f"the {scale} size, as asked"
+    if scale == "auto":
+        scale, why = ask_machine()
+    print(why, file=sys.stderr)
+    statuses = {}
+    for study in studies():
+        spent = time.monotonic() - began
+        if spent > budget_s:
+            print(
+                f"{study.name}: left out, {spent:.0f} s are spent of {budget_s:.0f}: the same command goes on with it"
+            )
+            continue
+        out = out_root / study.name if out_root else study.folder(scale)
+        print(f"\n## {study.title}\n", flush=True)
+        try:
+            measure(study, scale, out, deadline=began + budget_s)
+            statuses[study.name] = publish(study, scale, out)
+        except Exception as error:  # the next study must not pay for this one's mistake
+            statuses[study.name] = EXIT_MALFORMED
+            print(f"{study.name} failed: {error!r}")
+        print(f"{study.name}: {time.monotonic() - began - spent:.0f} s", file=sys.stderr, flush=True)
+    return max(statuses.values(), default=0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="run every study")
+    parser.add_argument("--out-root", type=Path, help="folder of the studies' folders (default: profiles, or runs)")
+    parser.add_argument(
+        "--budget-s", type=float, default=inf, help="stop after the cell that goes beyond so many seconds"
+    )
+    parser.add_argument(
+        "--scale", choices=("auto", "full", "small"), default="auto", help="auto: what the machine can run"
+    )
+    args = parser.parse_args()
+    if args.all:
+        return run_all(args.out_root, args.budget_s, args.scale)
+    for study in studies():
+        full, small = len(study.full()), len(study.small())
+        print(f"{study.title}\n    {study.command}    # {full} cells; without a GPU {small}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    import _study  # the one that the studies import, not this script's second copy of it
+
+    raise SystemExit(_study.main())

@@ -1,0 +1,99 @@
+"""A3: our FlashAttention kernel against naive attention, from length 128 to 65,536.
+
+Question: from which length on does tiling pay, how do time and memory grow, and what does precision change?
+Method: batch 1, one head, causal, length 128 … 65536 × d_head 16 … 128 × {bf16, fp32}; forward and backward, each
+    timed by the device's clock with launches queued ahead: flash_triton, naive, and torch's sdpa_flash (which takes
+    no fp32).
+Output: cross tables of forward, backward, both, and peak memory; the exponents with which time and memory grow.
+No report to correct here; a cell that does not fit is a row with its predicted bytes.
+
+    python scripts/a3_attention_grid.py
+"""
+
+from __future__ import annotations
+
+from _attention import FLASH2, PYTORCH, QUICK, by_backend, calls, exponent, speed_up
+from _study import Cell, Study, index, run
+
+from cs_systems.config import AttentionShape, Precision, RunConfig
+from cs_systems.report.table import render
+
+OURS = "flash_triton"
+BACKENDS = (OURS, PYTORCH, FLASH2)
+LENGTHS = tuple(2**n for n in range(7, 17))
+D_HEADS = (16, 32, 64, 128)
+PRECISIONS = (Precision.BF16, Precision.FP32)
+VALUES = ("forward.median_ms", "backward.median_ms", "median_ms", "peak_allocated_mib")
+
+
+def full() -> list[RunConfig]:
+    shapes = [AttentionShape(1, 1, seq, d, causal=True) for d in D_HEADS for seq in LENGTHS]
+    return [c for p in PRECISIONS for c in calls(shapes, BACKENDS, precision=p, warmup=3, steps=10)]
+
+
+def small() -> list[RunConfig]:
+    """Where there is no GPU, flash_torch shows the algorithm; our kernel's rows say why it can't run."""
+    shapes = [AttentionShape(1, 1, seq, 16, causal=True) for seq in LENGTHS[:4]]
+    backends = (OURS, "flash_torch", PYTORCH, FLASH2)
+    return [c for p in PRECISIONS for c in calls(shapes, backends, precision=p, **QUICK)]
+
+
+def tables(cells: list[Cell], format: str) -> list[str]:
+    records = [cell.record for cell in cells]
+    return [render(records, format, pivot=f"seq,d_head:precision,attention:{value}") for value in VALUES]
+
+
+def explain(cells: list[Cell]) -> list[str]:
+    said = []
+    for name, same in by_backend(cells).items():
+        for precision in dict.fromkeys(cell["precision"] for cell in same):
+            d_head = max(cell["d_head"] for cell in same)
+            line = [cell for cell in same if (cell["precision"], cell["d_head"]) == (precision, d_head)]
+            if len(line) > 3:
+                said.append(_growth(f"{name} {precision} d_head {d_head}", sorted(line, key=lambda cell: cell["seq"])))
+    return [*said, *_crossover(cells), *speed_up(cells, "precision", "d_head", "seq")]
+
+
+def _growth(what: str, line: list[Cell]) -> str:
+    """Exponents over the longer half of the lengths, where constants no longer count."""
+    long = line[len(line) // 2 :]
+    seqs = [cell["seq"] for cell in long]
+    measured = all(cell["peak_allocated_bytes"] for cell in long)
+    column = "peak_allocated_bytes" if measured else "predicted_peak_bytes"
+    kind = "peak memory" if measured else "predicted peak memory (the measured one is unknown on this device)"
+    memory, time = (exponent(seqs, [cell[name] for cell in long]) for name in (column, "median_s"))
+    return f"{what}: from length {seqs[0]} to {seqs[-1]} {kind} grows as length^{memory:.2f}, time as length^{time:.2f}"
+
+
+def _crossover(cells: list[Cell]) -> list[str]:
+    """The shortest length from which on our kernel is faster than naive."""
+    by = index(cells, "attention", "precision", "d_head", "seq")
+    said = []
+    for precision, d_head in dict.fromkeys(key[1:3] for key in by if key[0] == OURS):
+        lengths = [key[3] for key in by if key[:3] == (OURS, precision, d_head) and (PYTORCH, *key[1:]) in by]
+        slower = [
+            n
+            for n in lengths
+            if by[OURS, precision, d_head, n]["median_s"] >= by[PYTORCH, precision, d_head, n]["median_s"]
+        ]
+        faster = [n for n in sorted(lengths) if n > max(slower, default=0)]
+        where = (
+            f"is faster than {PYTORCH} from length {faster[0]} on" if faster else f"is nowhere faster than {PYTORCH}"
+        )
+        said.append(f"{OURS} {precision} d_head {d_head} {where}")
+    return said
+
+
+STUDY = Study(
+    __file__,
+    __doc__,
+    full,
+    small,
+    tables,
+    explain,
+    figure="time",
+    drawn=lambda cell: cell["d_head"] in (16, 64) and cell["precision"] == Precision.BF16,
+)
+
+if __name__ == "__main__":
+    raise SystemExit(run(STUDY))

@@ -1,0 +1,83 @@
+"""C18: is backward twice as long as forward, at every model size?
+
+Question: each product of forward has two of its size in backward, so that 1 : 2 is expected; where is it not, and
+    why?
+Method: forward and backward of every size at context 128, naive attention, fp32 and bf16; batch 4 as reported, and
+    batch 32, which gives the device eight times the work for the same launches.
+Output: the ratio by events, beside the ratio of the FLOPs, the host's submission and the device's lag; an
+    explanation.
+The report found 1 : 2 for large alone and left the rest open. Here each row says whether the device was waiting for
+    the host, and the larger batch shows the ratio that is left without the waiting. Kernel times need a profile:
+    null until then.
+
+    python scripts/c18_forward_backward_ratio.py
+"""
+
+from __future__ import annotations
+
+from _study import Cell, Study, bounded, index, row_table, run
+from c2_size_by_context import SIZES, THE_REPORTS_LARGE, launch_bound_share, why_the_ratio
+
+from cs_systems.config import Mode, Precision, RunConfig, grid, preset
+from cs_systems.record import Row
+from cs_systems.report.table import render
+
+BASE = RunConfig(mode=Mode.FORWARD_BACKWARD, warmup=3, steps=10)
+PRECISIONS = (Precision.FP32, Precision.BF16)
+BATCHES = (4, 32)
+
+
+def full() -> list[RunConfig]:
+    models = [preset(name) for name in SIZES]
+    models.insert(SIZES.index("large"), THE_REPORTS_LARGE)
+    return bounded(grid(BASE, model=models, context_length=(128,), precision=PRECISIONS, batch_size=BATCHES))
+
+
+def small() -> list[RunConfig]:
+    return grid(BASE, size=["tiny"], precision=PRECISIONS, batch_size=BATCHES)
+
+
+def ratios(cells: list[Cell]) -> list[Row]:
+    return [
+        {
+            "size": cell["size"],
+            "precision": cell["precision"],
+            "batch": cell["batch_size"],
+            "forward_s": cell["forward.median_s"],
+            "backward_s": cell["backward.median_s"],
+            "ratio": cell["backward.median_s"] / cell["forward.median_s"],
+            "ratio of FLOPs": cell["backward.model_flops"] / cell["forward.model_flops"],
+            "forward_submit_s": cell["forward.submit_median_s"],
+            "forward_lag_s": cell["forward.lag_median_s"],
+            "launch-bound": None if (share := launch_bound_share(cell)) is None else f"{share:.0%}",
+            "forward_kernels_s": None,  # of the kernels alone: needs a profile
+            "backward_kernels_s": None,
+        }
+        for cell in cells
+        if cell.measured
+    ]
+
+
+def tables(cells: list[Cell], format: str) -> list[str]:
+    caption = "backward over forward, by events; launch-bound: share of the time in phases that wait for the host"
+    return [render([cell.record for cell in cells], format), *row_table(ratios(cells), caption, format)]
+
+
+def explain(cells: list[Cell]) -> list[str]:
+    by = index(cells, "size", "precision", "batch_size")
+    said = []
+    for (size, precision, batch), cell in by.items():
+        more = by.get((size, precision, BATCHES[-1]))
+        beside = ""
+        if more and batch != BATCHES[-1]:
+            beside = f"; at batch {BATCHES[-1]} it is {more['backward.median_s'] / more['forward.median_s']:.2f} times"
+        if not more or batch != BATCHES[-1]:
+            said.append(f"{size} {precision} batch {batch}: {why_the_ratio(cell)}{beside}")
+    near = [cell for cell in by.values() if 1.8 <= cell["backward.median_s"] / cell["forward.median_s"] <= 2.2]
+    return [*said, f"{len(near)} of {len(by)} cells are within a tenth of 1 : 2"]
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="phases")
+
+if __name__ == "__main__":
+    raise SystemExit(run(STUDY))

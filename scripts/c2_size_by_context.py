@@ -1,0 +1,180 @@
+"""C2: how long do forward, backward and the optimizer take, for each model size and context length?
+
+Question: what does a training step cost, and is it the GPU that we time, or the host that feeds it?
+Method: sizes × contexts × {fp32, bf16}, naive attention, batch 4; each phase by the device's events and, beside
+    them, the host's time to submit it. Where the device stood idle at a phase's end (its lag behind the host is
+    below a tenth of the phase), the phase is launch-bound: its time is the host's.
+Output: times by phase with their caveats; submission against events; an explanation.
+The report timed forward and backward by the wall clock, found them equal for small, and could not say why; one of
+    its cells drifted from 0.10 to 0.06 s. Here each row says whether it was launch-bound, every sample is kept,
+    drift is tested for. Its `large` has 32 layers: it stands beside the preset's 36. Times of the kernels alone
+    need a profile: null until then.
+
+    python scripts/c2_size_by_context.py
+"""
+
+from __future__ import annotations
+
+from _study import Cell, Study, bounded, index, row_table, run
+
+from cs_systems import stats
+from cs_systems.config import Precision, RunConfig, grid, preset
+from cs_systems.record import Row
+from cs_systems.report.table import render
+from cs_systems.report.units import human
+from cs_systems.validity import LAUNCH_BOUND_LAG
+
+SIZES = ("small", "medium", "large", "xl", "2.7B")
+CONTEXTS = (128, 256, 512, 1024)
+PHASES = ("forward", "backward", "optimizer")
+THE_REPORTS_LARGE = preset("large", num_layers=32)
+
+
+def full() -> list[RunConfig]:
+    models = [preset(name) for name in SIZES]
+    models.insert(SIZES.index("large"), THE_REPORTS_LARGE)
+    precisions = [Precision.FP32, Precision.BF16]
+    return bounded(grid(model=models, context_length=CONTEXTS, precision=precisions, warmup=[3], steps=[10]))
+
+
+def small() -> list[RunConfig]:
+    tiny = preset("tiny", vocab_size=1000)
+    precisions = [Precision.FP32, Precision.BF16]
+    return grid(model=[tiny], context_length=(32, 64), precision=precisions, warmup=[2], steps=[10])
+
+
+def is_launch_bound(cell: Cell, phase: str) -> bool | None:
+    """Whether the device waited for the host in a phase; None where host and device are one."""
+    lag, event = cell[f"{phase}.lag_median_s"], cell[f"{phase}.median_s"]
+    return None if lag is None or not event else lag < LAUNCH_BOUND_LAG * event
+
+
+def launch_bound_share(cell: Cell) -> float | None:
+    """The share of the phases' time that lies in launch-bound phases."""
+    bound = {phase: is_launch_bound(cell, phase) for phase in PHASES if cell[f"{phase}.median_s"]}
+    if not bound or None in bound.values():
+        return None
+    times = {phase: cell[f"{phase}.median_s"] for phase in bound}
+    return sum(times[phase] for phase in bound if bound[phase]) / sum(times.values())
+
+
+def host_and_device(cells: list[Cell], *names: str) -> list[Row]:
+    """Of each measured cell: how long the host took to submit a phase, how long the device, and its lag at the end."""
+    return [
+        {
+            **{name: cell[name] for name in names},
+            **{
+                f"{phase}_{what}_s": cell[f"{phase}.{column}"]
+                for phase in PHASES
+                if any(c[f"{phase}.median_s"] for c in cells)
+                for what, column in (("submit", "submit_median_s"), ("event", "median_s"), ("lag", "lag_median_s"))
+            },
+            "launch-bound": None if (share := launch_bound_share(cell)) is None else f"{share:.0%}",
+            "kernels_s": None,  # of the kernels alone: needs a profile
+        }
+        for cell in cells
+        if cell.measured
+    ]
+
+
+def tables(cells: list[Cell], format: str) -> list[str]:
+    rows = host_and_device(cells, "size", "context_length", "precision")
+    caption = "the host's submission against the device's events; lag: how far the device was behind at the phase's end"
+    return [render([cell.record for cell in cells], format), *row_table(rows, caption, format)]
+
+
+def explain(cells: list[Cell]) -> list[str]:
+    return [*_launch_bound(cells), *_along_context(cells), *_layers(cells), *_drift(cells)]
+
+
+def why_the_ratio(cell: Cell) -> str:
+    """Backward over forward, and why it is not 2 where forward is launch-bound."""
+    said = f"backward takes {cell['backward.median_s'] / cell['forward.median_s']:.2f} times as long as forward"
+    if not is_launch_bound(cell, "forward"):
+        return said
+    submit, lag = (human(cell[f"forward.{name}_median_s"], "s") for name in ("submit", "lag"))
+    return f"{said}, for forward is launch-bound: the host took {submit} to submit it, the device ended {lag} later"
+
+
+def _launch_bound(cells: list[Cell]) -> list[str]:
+    measured = [cell for cell in cells if cell.measured]
+    if measured and launch_bound_share(measured[0]) is None:
+        return ["host and device are one here, so that nothing can be launch-bound: that part needs a GPU"]
+    said = []
+    for size, precision in dict.fromkeys((cell["size"], cell["precision"]) for cell in measured):
+        same = [cell for cell in measured if (cell["size"], cell["precision"]) == (size, precision)]
+        bound = [cell for cell in same if is_launch_bound(cell, "forward")]
+        if bound:
+            where, first = ", ".join(str(cell["seq_len"]) for cell in bound), bound[0]
+            said.append(
+                f"{size} {precision}: launch-bound at context {where}: at {first['seq_len']} {why_the_ratio(first)}"
+            )
+        if free := [cell for cell in same if cell not in bound]:
+            longest = max(free, key=lambda cell: cell["seq_len"])
+            said.append(
+                f"{size} {precision}: not launch-bound at context {longest['seq_len']}: {why_the_ratio(longest)}"
+            )
+    return said
+
+
+def _along_context(cells: list[Cell]) -> list[str]:
+    """Between the shortest and the longest context, time against work."""
+    said = []
+    by = index(cells, "size", "precision", "seq_len")
+    for size, precision in dict.fromkeys(key[:2] for key in by):
+        lengths = sorted(key[2] for key in by if key[:2] == (size, precision))
+        if len(lengths) > 1:
+            a, b = (by[size, precision, n] for n in (lengths[0], lengths[-1]))
+            work = b["forward.model_flops"] / a["forward.model_flops"]
+            time = b["forward.median_s"] / a["forward.median_s"]
+            said.append(
+                f"{size} {precision}: from context {lengths[0]} to {lengths[-1]} forward's FLOPs grow {work:.1f} times, its "
+                f"time {time:.1f} times"
+            )
+    return said
+
+
+def _layers(cells: list[Cell]) -> list[str]:
+    by = index(cells, "size", "seq_len", "precision")
+    ratios = [
+        by[THE_REPORTS_LARGE.label, *rest]["median_s"] / cell["median_s"]
+        for (size, *rest), cell in by.items()
+        if size == "large" and (THE_REPORTS_LARGE.label, *rest) in by
+    ]
+    if not ratios:
+        return []
+    theirs, ours = THE_REPORTS_LARGE.num_layers, preset("large").num_layers
+    return [
+        f"the report's large, of {theirs} layers, takes {min(ratios):.2f} to {max(ratios):.2f} of the time of the "
+        f"preset's {ours} (by layers it would be {theirs / ours:.2f})"
+    ]
+
+
+def _drift(cells: list[Cell]) -> list[str]:
+    said, largest = [], 0.0
+    for cell in cells:
+        found = stats.drift(cell.record.measurement.durations_s("step")) if cell.record.measurement else None
+        if found:
+            largest = max(largest, abs(found.change))
+            if abs(found.change) > stats.DRIFT_LIMIT and found.p_value < 0.01:
+                said.append(
+                    f"{cell.said('attention', 'mode')} drifted: its second half of steps took {found.change:+.1%}"
+                )
+    return said or [
+        f"no cell drifted: a second half of steps differs from the first by at most {largest:.1%}, or by chance"
+    ]
+
+
+STUDY = Study(
+    __file__,
+    __doc__,
+    full,
+    small,
+    tables,
+    explain,
+    figure="phases",
+    drawn=lambda cell: cell["precision"] == Precision.BF16,
+)
+
+if __name__ == "__main__":
+    raise SystemExit(run(STUDY))
