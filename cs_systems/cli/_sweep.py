@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -52,7 +53,8 @@ def run_and_report(
     if show:
         for record in records:
             show(record)
-    print(render(records), end="\n\n")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(render(records, width=width, color=sys.stdout.isatty()))
     print(f"records: {records_path(folder)}")
     print(f"report:  cs-systems report {folder} --format html --output {folder / 'report.html'}")
     return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
