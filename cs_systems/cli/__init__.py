@@ -22,6 +22,7 @@ COMMANDS = {
     "attention": "time attention alone: backends × shapes, with TFLOP/s and peak memory",
     "report": "show what was recorded: terminal, markdown, LaTeX, Typst, CSV, figures, one HTML page",
     "compare": "hold two recordings against each other: ratio, confidence interval, verdict",
+    "analyze": "read what nsys or torch.profiler recorded: kernels, phases, layers, idle time",
     "doctor": "say what works on this machine, what does not, and the command that would fix it",
 }
 EXIT_MALFORMED = 2

@@ -44,7 +44,7 @@ SCALES: dict[str, tuple[Unit, ...]] = {
         ("_pflops", "PFLOP", 1e15), ("_tflops", "TFLOP", 1e12), ("_gflops", "GFLOP", 1e9), ("_flops", "FLOP", 1)
     ),
     "_hz": _scale(("_ghz", "GHz", 1e9), ("_mhz", "MHz", 1e6), ("_hz", "Hz", 1)),
-    **{share: _scale((share, "%", 1e-2)) for share in ("mfu", "hfu", "spread")},
+    **{share: _scale((share, "%", 1e-2)) for share in ("mfu", "hfu", "spread", "share")},
 }
 
 

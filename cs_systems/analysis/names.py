@@ -1,0 +1,60 @@
+"""What the names of ranges mean: phases, layers and the parts of a block, as data. Floor 0.
+
+A name is matched as a whole, whatever its case, so that `forward` is the phase and `forward hook` is nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import NamedTuple
+
+from cs_systems.config import Phase
+
+UNATTRIBUTED = "unattributed"
+STEPS = ("step", "ProfilerStep#*")  # globs: what a step is called, unless told otherwise
+
+PHASES = {
+    Phase.FORWARD: r"forward([ _]pass)?",
+    Phase.LOSS: r"loss",
+    Phase.BACKWARD: r"backward([ _]pass)?",
+    Phase.OPTIMIZER: r"optimizer([ _]step)?|Optimizer\.step#.*",
+}
+LAYERS = {
+    r"block {}": r"(?:.*\.)?(?:transformer[ _])?(?:blocks?|layers?|h)[ _.#]?(\d+)",
+    "embedding": r"(?:.*\.)?(?:token[ _])?embeddings?|(?:.*\.)?embed_tokens|(?:.*\.)?wte",
+    "final norm": r"final[ _]norm|ln_final|ln_f|norm_f",
+    "lm_head": r"lm[ _]head",
+    "loss": r"loss",
+    "optimizer": PHASES[Phase.OPTIMIZER],
+}
+PARTS = {
+    "attention": r"attention|attn|self_attn",
+    "attention.projections": r"projections?|qkv(?:[ _]proj)?|[qkv]_proj",
+    "attention.rope": r"rope|rotary",
+    "attention.scores": r"scores",
+    "attention.softmax": r"softmax",
+    "attention.value": r"value",
+    "attention.output": r"output|output_proj|out_proj|o_proj",
+    "ffn": r"ffn|mlp|feed[ _-]?forward",
+    "norm": r"(?:.*[ _])?norm|ln[ _]?\d|norm[ _]?\d",
+}
+
+
+class Meaning(NamedTuple):
+    phase: str | None
+    layer: str | None
+    part: str | None
+
+
+@functools.lru_cache(maxsize=65536)
+def meaning(name: str) -> Meaning:
+    """What one range's name says; a `loss` is a phase and a layer."""
+    phase = next((phase.value for phase, pattern in PHASES.items() if _is(pattern, name)), None)
+    layer = next((form.format(*found.groups()) for form, p in LAYERS.items() if (found := _is(p, name))), None)
+    part = next((part for part, pattern in PARTS.items() if _is(pattern, name)), None)
+    return Meaning(phase, layer, None if layer else part)
+
+
+def _is(pattern: str, name: str) -> re.Match[str] | None:
+    return re.fullmatch(pattern, name, re.IGNORECASE)

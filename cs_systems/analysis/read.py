@@ -1,0 +1,34 @@
+"""A recording from a file of any kind: what is in it decides, not what it is called. Floor 0."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from cs_systems.analysis import kineto, nsys
+from cs_systems.analysis.trace import Recording
+from cs_systems.config import ConfigError
+
+SQLITE_MAGIC = b"SQLite format 3\0"
+
+
+def read(path: Path, process: int | None = None) -> Recording:
+    """What nsys (.sqlite, .nsys-rep) or torch.profiler (.json, .json.gz) recorded. Raises ConfigError, which says what
+    is missing and how to record it. `process`: the one to read, where there are several."""
+    if not path.is_file():
+        raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give the file of a recording")
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(SQLITE_MAGIC):
+        return nsys.read(path, process)
+    if path.suffix == ".nsys-rep":
+        with nsys.exported(path) as database:
+            return replace(nsys.read(database, process), source=str(path))
+    if head.startswith(kineto.GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
+        return kineto.read(path, process)
+    if not head:
+        raise ConfigError(f"{path} is empty: the recording was not written; was there room on the disk?")
+    raise ConfigError(
+        f"{path} is no recording: it must be an SQLite export or .nsys-rep of nsys, or a Chrome trace of torch.profiler "
+        "(.json, .json.gz)"
+    )

@@ -1,0 +1,183 @@
+"""Read what a profiler recorded: which kernels, which phase, which layer, and where the GPU was idle. Takes an SQLite
+export or .nsys-rep of nsys, or a Chrome trace (.json, .json.gz) of torch.profiler; of two files, where the second
+differs.
+
+Times under a profiler tell shares and causes; to know how long a step takes, use `cs-systems time`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from cs_systems.cli._options import Names, optional
+from cs_systems.config import ConfigError, one_of
+from cs_systems.record import Row
+
+if TYPE_CHECKING:
+    from cs_systems.analysis.profile import Profile
+
+# table → its columns for a person, with their headings; CSV has all columns, under their own names.
+SHOWN = {
+    "steps": {
+        "step": "step", "device": "GPU", "kernels": "kernels", "wall_s": "wall clock", "event_s": "events",
+        "gpu_span_s": "GPU span", "kernel_s": "sum of kernels", "busy_share": "GPU busy", "residual_s": "wall − span",
+    },
+    "ratio": {
+        "measure": "by", "forward_s": "forward", "backward_s": "backward", "backward_to_forward": "backward : forward",
+    },
+    "phases": {
+        "phase": "phase", "family": "family", "calls_per_step": "calls", "time_s": "time", "share": "share of time",
+        "flops": "work", "achieved_flops_per_s": "rate", "achieved_bytes_per_s": "traffic", "ceiling": "bound by",
+        "ceiling_share": "of ceiling",
+    },
+    "families": {"family": "family", "calls_per_step": "calls", "time_s": "time", "share": "share of time"},
+    "kernels": {
+        "kernel": "kernel", "calls_per_step": "calls", "time_s": "time", "mean_s": "mean", "share": "of all",
+        "grid": "grid", "registers": "regs", "shared_bytes": "shared",
+    },
+    "layers": {
+        "layer": "layer", "forward_s": "forward", "backward_s": "backward", "calls_per_step": "calls",
+        "time_s": "time", "share": "share of time",
+    },
+    "parts": {
+        "part": "part of a block", "forward_s": "forward", "backward_s": "backward", "calls_per_step": "calls",
+        "time_s": "time", "share": "share of time",
+    },
+    "attention": {
+        "phase": "phase", "part": "part", "family": "family", "calls_per_step": "calls", "time_s": "time",
+        "share": "of attention",
+    },
+    "gaps": {
+        "device": "GPU", "cause": "cause", "gaps_per_step": "gaps", "time_s": "time", "share": "of wall time",
+        "longest_s": "longest",
+    },
+}  # fmt: skip
+CAPTIONS = {
+    "steps": "steps, each by three clocks",
+    "ratio": "backward : forward, per step",
+    "phases": "phases by kernel family, per step",
+    "families": "kernel families, per step",
+    "kernels": "kernels by time, per step",
+    "layers": "layers and named modules, per step",
+    "parts": "parts of the blocks, all blocks together, per step",
+    "attention": "inside attention, per step",
+    "gaps": "time without a kernel by cause, per step",
+}
+COMPARED = {"phases": "phase", "families": "family", "layers": "layer"}
+BESIDE_NAME = 56  # columns of a terminal that the rest of the kernels' table takes
+
+
+@dataclass(frozen=True)
+class Analyze:
+    file: Annotated[Positional[Path], arg(metavar="FILE", help=".sqlite, .nsys-rep, .json or .json.gz")]
+    other: Annotated[
+        Positional[Path | None], optional("FILE2", "hold this one (B) against FILE (A), by phase, family and layer")
+    ] = None
+    table: Annotated[Names, arg(help=", ".join(SHOWN), help_behavior_hint="(default: all)")] = ()
+    range: Annotated[str | None, optional("GLOB", "the ranges that are steps", "step, or ProfilerStep#*")] = None
+    process: Annotated[int | None, optional("PID", "which process, where a file holds several")] = None
+    top: Annotated[int | None, optional("N", "so many kernels", "10; in CSV all")] = None
+    format: Annotated[Literal["terminal", "markdown", "latex", "typst", "csv"], arg(help="what to write")] = "terminal"
+
+
+ARGS = Analyze
+
+
+def run(args: Analyze) -> int:
+    """Exit status 0. Raises ConfigError for a malformed request, or a file from which no true table can be made."""
+    known = COMPARED if args.other else SHOWN
+    tables = [one_of("table of a comparison" if args.other else "table", name, known) for name in args.table or known]
+    if args.format == "csv" and len(tables) != 1:
+        raise ConfigError(f"CSV holds one table: choose it with --table {', '.join(tables)}")
+    if args.top is not None and args.top < 1:
+        raise ConfigError(f"--top {args.top}: it must be at least 1")
+    from cs_systems.analysis.profile import profile
+    from cs_systems.analysis.read import read
+
+    profiles = [profile(read(path, args.process), args.range) for path in (args.file, args.other) if path]
+    parts = _comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0])
+    sys.stdout.write("\n".join(parts))
+    return 0
+
+
+def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
+    from cs_systems.analysis.tables import NO_COSTS, TABLES, notes
+
+    parts = [] if args.format == "csv" else [_heading(profile)]
+    for name in tables:
+        rows = TABLES[name](profile, NO_COSTS)
+        said = notes(name, profile, rows)
+        if name == "kernels":
+            top = args.top or (len(rows) if args.format == "csv" else 10)
+            if rows[top:]:
+                rest = sum(row["share"] for row in rows[top:])
+                said.append(f"{len(rows) - top} more kernels take {rest:.1%} of the time: show more with --top")
+            rows = rows[:top]
+        parts.append(_table(args, CAPTIONS[name], rows, SHOWN[name], said))
+    return parts
+
+
+def _heading(profile: Profile) -> str:
+    recording = profile.recording
+    devices = ", ".join(sorted({recording.devices.get(k.device, f"GPU {k.device}") for k in recording.kernels[:1]}))
+    calls = sum(kernels.calls for kernels in profile.by_step.values()) / len(profile.steps)
+    lines = [
+        f"{recording.source} · {recording.profiler} · {devices} · {len(profile.steps)} steps, {calls:,.0f} kernels each",
+        "times under a profiler: for shares and causes, not to be quoted as timings",
+        *profile.notes,
+    ]
+    from cs_systems.report.columns import plain
+
+    return "\n".join(map(plain, lines)) + "\n"
+
+
+def _comparison(args: Analyze, tables: Sequence[str], a: Profile, b: Profile) -> list[str]:
+    from cs_systems.analysis.difference import difference, doubts
+
+    said = doubts(a, b)
+    parts = []
+    for name in tables:
+        by = COMPARED[name]
+        titles = {by: by, "a_s": "A", "b_s": "B", "difference_s": "B − A", "share": "of A's time"}
+        caption = f"kernel time of a step by {by}: {b.recording.source} against {a.recording.source}"
+        parts.append(_table(args, caption, difference(a, b, by), titles, said if name == tables[-1] else ()))
+    return parts
+
+
+def _table(args: Analyze, caption: str, rows: Sequence[Row], titles: dict[str, str], notes: Sequence[str]) -> str:
+    from cs_systems.report.rows import render_rows
+
+    if args.format == "csv":
+        return render_rows(rows, "csv")
+    if not rows:
+        return "\n".join([f"{caption}: nothing to show", *notes]) + "\n"
+    seen = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if seen else None
+    shown = {c: title for c, title in titles.items() if _says_something(c, rows)}
+    readable = [{column: row[column] for column in shown} for row in rows]
+    if "kernel" in shown:
+        from cs_systems.analysis.families import short_name
+
+        room = max(24, (width or 80) - BESIDE_NAME) if args.format == "terminal" else 200
+        readable = [row | {"kernel": _within(short_name(row["kernel"]), room)} for row in readable]
+    return render_rows(readable, args.format, caption, notes, shown, width, color=seen)
+
+
+def _says_something(column: str, rows: Sequence[Row]) -> bool:
+    """Whether a person needs the column: not what is unknown throughout, nor the number of the only device."""
+    values = {row[column] for row in rows}
+    return values != {None} and not (column == "device" and len(values) == 1)
+
+
+def _within(name: str, room: int) -> str:
+    """The name with its middle left out where it is too long: what tells kernels apart is at either end."""
+    if len(name) <= room:
+        return name
+    return f"{name[: room // 2]}…{name[-(room - room // 2 - 1) :]}"
