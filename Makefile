@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 OUT := runs/$(shell date +%Y%m%d-%H%M%S)-bench
-PYTEST_ARGS ?= -n 2
+# By module: what a module has set up for its tests is set up once.
+PYTEST_ARGS ?= -n 2 --dist loadscope
 
 .DEFAULT_GOAL := help
 .PHONY: help install bench test lint types format clean

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+
+# Before anything imports torch, and for the workers that tests start: tiny tensors gain nothing from a second thread, and
+# two test processes on two cores would wait for each other's.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
