@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-# Before anything imports torch, and for the workers that tests start: tiny tensors gain nothing from a second thread, and
-# two test processes on two cores would wait for each other's.
+# Before anything imports torch, and for the workers that tests start: tiny tensors gain nothing from a second thread,
+# and two test processes on two cores would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
