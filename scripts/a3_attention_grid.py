@@ -23,7 +23,7 @@ BACKENDS = (OURS, PYTORCH, FLASH2)
 LENGTHS = tuple(2**n for n in range(7, 17))
 D_HEADS = (16, 32, 64, 128)
 PRECISIONS = (Precision.BF16, Precision.FP32)
-VALUES = ("forward.median_ms", "backward.median_ms", "median_ms", "peak_allocated_mib")
+VALUES = ("forward.median_us", "backward.median_us", "median_us", "peak_allocated_mib")
 
 
 def full() -> list[RunConfig]:

@@ -34,7 +34,7 @@ def full() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    return grid(BASE, size=["tiny"], precision=PRECISIONS, batch_size=BATCHES)
+    return grid(BASE, size=["tiny"], context_length=(32,), precision=PRECISIONS, batch_size=BATCHES, steps=(6,))
 
 
 def ratios(cells: list[Cell]) -> list[Row]:

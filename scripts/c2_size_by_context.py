@@ -54,7 +54,7 @@ def launch_bound_share(cell: Cell) -> float | None:
     bound = {phase: is_launch_bound(cell, phase) for phase in PHASES if cell[f"{phase}.median_s"]}
     if not bound or None in bound.values():
         return None
-    times = {phase: cell[f"{phase}.median_s"] for phase in bound}
+    times: dict[str, float] = {phase: cell[f"{phase}.median_s"] for phase in bound}
     return sum(times[phase] for phase in bound if bound[phase]) / sum(times.values())
 
 
@@ -100,36 +100,37 @@ def _launch_bound(cells: list[Cell]) -> list[str]:
     measured = [cell for cell in cells if cell.measured]
     if measured and launch_bound_share(measured[0]) is None:
         return ["host and device are one here, so that nothing can be launch-bound: that part needs a GPU"]
-    said = []
+    said, free = [], []
     for size, precision in dict.fromkeys((cell["size"], cell["precision"]) for cell in measured):
         same = [cell for cell in measured if (cell["size"], cell["precision"]) == (size, precision)]
         bound = [cell for cell in same if is_launch_bound(cell, "forward")]
+        free += [cell for cell in same if cell not in bound]
         if bound:
             where, first = ", ".join(str(cell["seq_len"]) for cell in bound), bound[0]
             said.append(
                 f"{size} {precision}: launch-bound at context {where}: at {first['seq_len']} {why_the_ratio(first)}"
             )
-        if free := [cell for cell in same if cell not in bound]:
-            longest = max(free, key=lambda cell: cell["seq_len"])
-            said.append(
-                f"{size} {precision}: not launch-bound at context {longest['seq_len']}: {why_the_ratio(longest)}"
-            )
+    if free:
+        ratios = [cell["backward.median_s"] / cell["forward.median_s"] for cell in free]
+        said.append(
+            f"in the {len(free)} cells that are not launch-bound in forward, backward takes {min(ratios):.2f} to "
+            f"{max(ratios):.2f} times as long as forward"
+        )
     return said
 
 
 def _along_context(cells: list[Cell]) -> list[str]:
-    """Between the shortest and the longest context, time against work."""
+    """From the shortest to the longest context, time against work: where the host is the limit, time hardly grows."""
     said = []
     by = index(cells, "size", "precision", "seq_len")
     for size, precision in dict.fromkeys(key[:2] for key in by):
         lengths = sorted(key[2] for key in by if key[:2] == (size, precision))
-        if len(lengths) > 1:
-            a, b = (by[size, precision, n] for n in (lengths[0], lengths[-1]))
-            work = b["forward.model_flops"] / a["forward.model_flops"]
-            time = b["forward.median_s"] / a["forward.median_s"]
+        a, b = (by[size, precision, n] for n in (lengths[0], lengths[-1]))
+        if len(lengths) > 1 and is_launch_bound(a, "forward") is not False:
+            work, time = (b[f"forward.{name}"] / a[f"forward.{name}"] for name in ("model_flops", "median_s"))
             said.append(
-                f"{size} {precision}: from context {lengths[0]} to {lengths[-1]} forward's FLOPs grow {work:.1f} times, its "
-                f"time {time:.1f} times"
+                f"{size} {precision}: from context {lengths[0]} to {lengths[-1]} forward's FLOPs grow {work:.1f} times, "
+                f"forward's time {time:.1f} times"
             )
     return said
 
@@ -151,18 +152,14 @@ def _layers(cells: list[Cell]) -> list[str]:
 
 
 def _drift(cells: list[Cell]) -> list[str]:
-    said, largest = [], 0.0
+    """Whether the steps of a cell rise or fall over time, and by how much."""
+    said = []
     for cell in cells:
         found = stats.drift(cell.record.measurement.durations_s("step")) if cell.record.measurement else None
-        if found:
-            largest = max(largest, abs(found.change))
-            if abs(found.change) > stats.DRIFT_LIMIT and found.p_value < 0.01:
-                said.append(
-                    f"{cell.said('attention', 'mode')} drifted: its second half of steps took {found.change:+.1%}"
-                )
-    return said or [
-        f"no cell drifted: a second half of steps differs from the first by at most {largest:.1%}, or by chance"
-    ]
+        if found and abs(found.change) > stats.DRIFT_LIMIT and found.p_value < 0.01:
+            change = f"{found.change:+.1%}"
+            said.append(f"{cell.said('attention', 'mode')} drifted: its second half of steps took {change}")
+    return said or ["no cell drifted: no steps rise or fall over time by more than chance would have it"]
 
 
 STUDY = Study(

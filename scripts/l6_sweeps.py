@@ -100,8 +100,8 @@ def explain(cells: list[Cell]) -> list[str]:
             times = [row["ratio of times"] for row in same]
             agreeing = sum(row["agree"] for row in same)
             said.append(
-                f"{name} is {min(times):.1f} to {max(times):.1f} times as fast as {PYTORCH}; the ratios of times and of "
-                f"rates agree in {agreeing} of {len(same)} pairs, each at {same[0]['precision']} on both sides"
+                f"{name} is {min(times):.1f} to {max(times):.1f} times as fast as {PYTORCH}; the ratios of times and "
+                f"of rates agree in {agreeing} of {len(same)} pairs, each at {same[0]['precision']} on both sides"
             )
             best = max(same, key=lambda row: row["ratio of times"])
             where = ", ".join(f"{input} {best[input]}" for input in INPUTS)

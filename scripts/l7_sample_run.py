@@ -48,8 +48,8 @@ def explain(cells: list[Cell]) -> list[str]:
             phases = ("forward.median_s", "backward.median_s")
             times = [" and ".join(human(c[phase], "s") for phase in phases) for c in (cell, masked)]
             said.append(
-                f"{name}: forward and backward take {times[0]} without the mask, {times[1]} with it; forward's credited "
-                f"rate is {rate(cell)} and {rate(masked)}"
+                f"{name}: forward and backward take {times[0]} without the mask, {times[1]} with it; forward's rate by "
+                f"credit is {rate(cell)} and {rate(masked)}"
             )
     flash = by.get((FLASH2, False))
     if flash and flash.record.config["shape"]["batch"] == SHAPE.batch:

@@ -1,0 +1,411 @@
+"""The studies: what each says of itself, that its cells can run, and that its explanation comes from its records."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems.config import Precision, RunConfig, grid
+from cs_systems.record import RunRecord, append_record, read_records
+from cs_systems.runner import check
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPTS = ROOT / "scripts"
+NAMES = sorted(path.stem for path in SCRIPTS.glob("[acl][0-9]*_*.py"))
+IDS = {"a3", "c1", "c2", "c11", "c18", "l1", "l2", "l3", "l4", "l5", "l6", "l7"}
+EMBEDDINGS = {32, 64, 128, 256, 512, 1024, 2048}
+
+# What the full size must cover: (a value of each cell, by what it is, and the values that must all be there).
+AXES: dict[str, dict[str, set[Any]]] = {
+    "c1": {"size": {"small", "medium", "large"}, "ctx": {256}, "warmup": {0, 2, 5}, "steps": {10}},
+    "c2": {
+        "size": {"small", "medium", "large+num_layers=32", "large", "xl", "2.7B"},
+        "ctx": {128, 256, 512, 1024},
+        "precision": {"fp32", "bf16"},
+        "mode": {"train-step"},
+    },
+    "c11": {
+        "attention": {"naive", "compiled", "sdpa_flash", "flash_triton"},
+        "seq": {256, 1024, 4096, 8192, 16384},
+        "d_head": {16, 32, 64, 128},
+        "batch": {8},
+        "heads": {1},
+        "compile": {"none", "default"},
+    },
+    "c18": {"size": {"small", "medium", "large+num_layers=32", "large", "xl", "2.7B"}, "mode": {"forward-backward"}},
+    "l1": {"seq": {8, 16, 32, 64, 128, 256, 512}, "batch": {32}, "heads": {32}, "d_head": {64}, "causal": {True}},
+    "l2": {"seq": {8, 16, 32, 64, 128, 256, 512, 2048}, "causal": {True, False}},
+    "l3": {"embedding": EMBEDDINGS, "heads": {32}, "seq": {1024}, "batch": {32}, "causal": {True}},
+    "l4": {"heads": {1, 2, 4, 8, 16}, "embedding": {32}, "seq": {1024}, "batch": {32}},
+    "l5": {"seq": {512, 1024, 2048, 4096}, "memory_limit_bytes": {8 * 2**30, 24 * 2**30}},
+    "l6": {"batch": {4, 8, 16, 32, 64}, "seq": {256, 512, 1024, 2048, 4096}, "heads": {8, 16, 32, 64, 128}},
+    "l7": {"batch": {32}, "seq": {1024}, "heads": {32}, "embedding": {2048}, "causal": {True, False}},
+    "a3": {
+        "seq": {2**n for n in range(7, 17)},
+        "d_head": {16, 32, 64, 128},
+        "precision": {"bf16", "fp32"},
+        "attention": {"flash_triton", "naive", "sdpa_flash"},
+        "batch": {1},
+        "causal": {True},
+    },
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts_path() -> Iterator[None]:
+    """A script finds its neighbours, as it does when it is run."""
+    sys.path.insert(0, str(SCRIPTS))
+    yield
+    sys.path.remove(str(SCRIPTS))
+
+
+@pytest.fixture(scope="module")
+def skeleton() -> Any:
+    return importlib.import_module("_study")
+
+
+@pytest.fixture(scope="module")
+def builders() -> Any:
+    """Records like those of a real sweep, from the report's tests."""
+    spec = importlib.util.spec_from_file_location("report_builders", ROOT / "tests" / "report" / "conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.CEILINGS[Precision.FP16] = module.CEILINGS[Precision.BF16]
+    return module
+
+
+def study(name: str) -> Any:
+    """By its whole name, or by its id."""
+    return importlib.import_module(next(n for n in NAMES if name in (n, n.partition("_")[0]))).STUDY
+
+
+def trait(config: RunConfig, name: str) -> Any:
+    """What a cell is, by the name that AXES gives it; None where it does not apply."""
+    shape = config.shape
+    if name in ("size", "ctx"):
+        return None if shape else config.model.label if name == "size" else config.tokens_per_sequence
+    if name == "embedding":
+        return shape and shape.heads * shape.d_head
+    if name in ("batch", "heads", "seq", "d_head", "causal"):
+        return getattr(shape, name) if shape else None
+    return getattr(config, name)
+
+
+def invented(builders: Any, config: RunConfig) -> RunRecord:
+    """A record whose time grows with the work and whose memory grows as its attention's does."""
+    if config.shape is None:
+        work = config.model.d_model * config.model.num_layers * config.tokens_per_sequence * config.batch_size
+        return builders.ok(config, 1e-9 * work, 1e3 * work, 10**9)  # type: ignore[no-any-return]
+    s = config.shape
+    rows, whole = s.batch * s.heads * s.seq, 4 * s.batch * s.heads * s.seq**2 * s.d_head
+    naive = config.attention in ("naive", "compiled")
+    memory = 16 * rows * s.d_head + (6 * rows * s.seq if naive else 4 * rows)
+    seconds = 1e-6 + whole / (40e12 if naive else 300e12)
+    return builders.ok(config, seconds, whole // (2 if s.causal else 1), memory)  # type: ignore[no-any-return]
+
+
+def explained(skeleton: Any, name: str, records: list[RunRecord]) -> str:
+    return "\n".join(study(name).explain(skeleton.cells(records)))
+
+
+def test_every_study_is_there() -> None:
+    assert {study(name).id for name in NAMES} == IDS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_docstring_says_question_method_output_what_the_report_lacked_and_the_command(name: str) -> None:
+    it = study(name)
+    text = inspect.cleandoc(it.doc)
+    assert it.title.upper().startswith(f"{it.id.upper()}: ")
+    for part in ("\nQuestion: ", "\nMethod: ", "\nOutput: "):
+        assert part in text
+    assert "\nThe report" in text or "\nNo report to correct" in text
+    assert it.command == f"python scripts/{name}.py"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_full_size_covers_what_was_asked(name: str) -> None:
+    it = study(name)
+    configs = it.full()
+    check(configs)
+    assert len(set(configs)) == len(configs), "a cell is there twice"
+    for axis, wanted in AXES[it.id].items():
+        found = {trait(config, axis) for config in configs} - {None}
+        assert wanted <= found, axis
+        if axis != "batch" or it.id != "c11":
+            assert found == wanted, axis
+    assert all(config.memory_limit_bytes is None for config in configs) or it.id == "l5"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_small_size_is_small_and_measures_the_same_way(name: str) -> None:
+    it = study(name)
+    configs = it.small()
+    check(configs)
+    assert 1 < len(configs) <= 40
+    assert len(set(configs)) == len(configs)
+    full = it.full()
+    assert {c.workload for c in configs} == {c.workload for c in full}
+    assert {c.mode for c in configs} <= {c.mode for c in full}
+    assert all((c.shape is None or c.shape.seq <= 2048) and c.model.d_model <= 768 for c in configs)
+
+
+@pytest.mark.parametrize("format", ["markdown", "latex", "typst", "csv"])
+@pytest.mark.parametrize("name", NAMES)
+def test_tables_in_every_format(skeleton: Any, builders: Any, name: str, format: str) -> None:
+    it = study(name)
+    configs = it.small()
+    records = [invented(builders, config) for config in configs[:-1]]
+    records.append(builders.failed(configs[-1], "unavailable", "no such kernel here: use naive"))
+    tables = it.tables(skeleton.cells(records), format)
+    assert all(table.strip() for table in tables)
+    if format == "markdown":
+        assert "no such kernel here: use naive" in tables[-1] + tables[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_study_explains_full_records(skeleton: Any, builders: Any, name: str) -> None:
+    said = explained(skeleton, name, [invented(builders, config) for config in study(name).full()])
+    assert any(c.isdigit() for c in said)
+    assert "nan" not in said
+    assert "None" not in said
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_where_nothing_was_measured_nothing_is_claimed(skeleton: Any, builders: Any, name: str) -> None:
+    it = study(name)
+    records = [builders.failed(config, "unavailable", "no CUDA") for config in it.full()]
+    cells = skeleton.cells(records)
+    assert it.tables(cells, "markdown")[0].count("unavailable") >= 2
+    assert not any(backend in " ".join(it.explain(cells)) for backend in ("naive", "sdpa_flash", "small"))
+
+
+def launch_bound(record: RunRecord) -> RunRecord:
+    """The host takes as long as the device, which is done 0.2 ms after it."""
+    assert record.measurement is not None
+    samples = tuple(
+        replace(s, submit_s=s.phases_s, lag_s=dict.fromkeys(s.phases_s, 0.2e-3)) for s in record.measurement.samples
+    )
+    return replace(record, measurement=replace(record.measurement, samples=samples))
+
+
+@pytest.mark.parametrize("name", ["c2", "c18"])
+def test_a_forward_that_waits_for_the_host_is_named(skeleton: Any, builders: Any, name: str) -> None:
+    config = next(c for c in study(name).full() if c.model.label == "small")
+    record = builders.ok(config, 0.1, 1e12, 10**9)
+    free = explained(skeleton, name, [record])
+    assert "for forward is launch-bound" not in free
+    bound = explained(skeleton, name, [launch_bound(record)])
+    assert "for forward is launch-bound: the host took" in bound
+    assert "the device ended 200 µs later" in bound
+    assert re.search(r"backward takes (1\.9|2\.0)\d times as long", bound)
+
+
+def test_c2_leaves_kernel_times_unknown(skeleton: Any, builders: Any) -> None:
+    c2 = importlib.import_module("c2_size_by_context")
+    config = c2.full()[0]
+    for record, share in (
+        (builders.ok(config, 0.1, 1e12, 10**9), "0%"),
+        (launch_bound_record(builders, config), "100%"),
+    ):
+        (row,) = c2.host_and_device(skeleton.cells([record]), "size")
+        assert row["kernels_s"] is None
+        assert row["launch-bound"] == share
+
+
+def launch_bound_record(builders: Any, config: RunConfig) -> RunRecord:
+    return launch_bound(builders.ok(config, 0.1, 1e12, 10**9))
+
+
+def test_c2_sets_the_reports_large_beside_the_presets(skeleton: Any, builders: Any) -> None:
+    records = [invented(builders, c) for c in study("c2").full()]
+    assert "32 layers, takes 0.8" in explained(skeleton, "c2", records)
+
+
+def test_c2_names_a_drift(skeleton: Any, builders: Any) -> None:
+    config = study("c2").full()[0]
+    record = builders.ok(config, 0.1, 1e12, 10**9)
+    steady = explained(skeleton, "c2", [record])
+    assert "no cell drifted" in steady
+    samples = tuple(replace(s, wall_s=0.1 - 0.004 * i) for i, s in enumerate(record.measurement.samples))
+    falling = replace(record, measurement=replace(record.measurement, samples=samples))
+    assert "drifted: its second half of steps took -" in explained(skeleton, "c2", [falling])
+
+
+def test_c1_names_what_made_the_first_step_slow(skeleton: Any, builders: Any) -> None:
+    config = next(c for c in study("c1").full() if c.warmup == 0)
+    record = builders.ok(config, 0.1, 1e12, 10**9)
+    first, *rest = record.measurement.samples
+    slow = replace(first, wall_s=2.0, compile_s=1.5, device_mallocs=40)
+    said = explained(skeleton, "c1", [replace(record, measurement=replace(record.measurement, samples=(slow, *rest)))])
+    assert "warm-up 0: mean 290 ms, median 100 ms" in said
+    assert "compile and autotune 1.50 s; 40 cudaMalloc" in said
+
+
+def test_l1_computes_what_one_bad_sample_does_to_a_mean(skeleton: Any, builders: Any) -> None:
+    config = study("l1").full()[0]
+    record = builders.ok(config, 0.13e-3, 1e6, 10**6)
+    first, *rest = record.measurement.samples
+    samples = (replace(first, wall_s=26e-3), *(replace(s, wall_s=0.13e-3) for s in rest))
+    said = explained(skeleton, "l1", [replace(record, measurement=replace(record.measurement, samples=samples))])
+    assert "took 26.0 ms; counted as one of 30 samples it would have made the mean 992 µs" in said
+    assert "where the median is 130 µs" in said
+
+
+def test_l2_tells_credit_from_execution(skeleton: Any, builders: Any) -> None:
+    said = explained(skeleton, "l2", [invented(builders, c) for c in study("l2").full()])
+    assert "naive at length 2048: causal is credited with 0.50 of the FLOPs" in said
+
+
+def test_l5_says_what_did_not_fit_and_what_one_matrix_more_would_take(skeleton: Any, builders: Any) -> None:
+    configs = [c for c in study("l5").full() if c.attention == "naive" and c.memory_limit_bytes == 8 * 2**30]
+    fits = next(c for c in configs if c.shape.seq == 1024)
+    too_long = next(c for c in configs if c.shape.seq == 2048)
+    record = builders.ok(fits, 0.1, 1e12, 7 * 2**30)
+    record = replace(record, results={**record.results, "memory": [{"predicted_peak_bytes": 7 * 2**30}]})
+    died = builders.failed(too_long, "oom", "CUDA out of memory", predicted=26 * 2**30)
+    died.results["memory"][0]["failed_allocation_bytes"] = 8 * 2**30
+    said = explained(skeleton, "l5", [record, died])
+    assert "naive on 8.00 GiB: fits at length 1024, not at 2048, which needs 26.0 GiB" in said
+    assert "failed at an allocation of 8.00 GiB" in said
+    assert "fits 8.00 GiB at length 1024 with 7.00 GiB" in said
+    assert "one score matrix more (2.00 GiB) would need 9.00 GiB" in said
+
+
+def test_l6_checks_that_times_and_rates_agree(skeleton: Any, builders: Any) -> None:
+    configs = [c for c in study("l6").full() if c.attention in ("naive", "sdpa_flash")][:2]
+    agreeing = [invented(builders, c) for c in configs]
+    assert "agree in 1 of 1 pairs, each at fp16 on both sides" in explained(skeleton, "l6", agreeing)
+    whole = agreeing[1]
+    other_formula = [{**row, "model_flops": row["model_flops"] / 2} for row in whole.results["cost"]]
+    differing = [agreeing[0], replace(whole, results={**whole.results, "cost": other_formula})]
+    assert "agree in 0 of 1 pairs" in explained(skeleton, "l6", differing)
+
+
+def test_l6_compares_one_precision_only(skeleton: Any, builders: Any) -> None:
+    naive, flash = (c for c in study("l6").full()[:2])
+    records = [invented(builders, naive), invented(builders, replace(flash, precision=Precision.BF16))]
+    assert "times as fast" not in explained(skeleton, "l6", records)
+
+
+def test_l7_reads_from_the_reports_own_numbers_that_it_was_not_causal(skeleton: Any) -> None:
+    said = explained(skeleton, "l7", [])
+    assert "credits 1.00 of the unmasked call's 275 GFLOP: it was not causal" in said
+
+
+def test_a3_fits_how_memory_grows(skeleton: Any, builders: Any) -> None:
+    said = explained(skeleton, "a3", [invented(builders, c) for c in study("a3").full()])
+    assert "flash_triton bf16 d_head 128: from length 4096 to 65536 peak memory grows as length^1.00" in said
+    assert "naive bf16 d_head 128: from length 4096 to 65536 peak memory grows as length^1.9" in said
+    assert "flash_triton bf16 d_head 128 is faster than naive from length 128 on" in said
+
+
+def test_c11_counts_compiling_apart_and_names_a_recompilation(skeleton: Any, builders: Any) -> None:
+    eager, compiled = (c for c in study("c11").full() if c.workload == "train_step")
+    records = [builders.ok(eager, 0.2, 1e12, 10**9), builders.ok(compiled, 0.1, 1e12, 10**9)]
+    said = explained(skeleton, "c11", records)
+    assert re.search(r"a step takes \S+ ms eager and \S+ ms with compile=default; compiling took 500 ms", said)
+    assert "paid back after 5 steps" in said
+    assert "compilations in timed steps: none" in said
+    *head, last = records[1].measurement.samples
+    recompiled = replace(records[1].measurement, samples=(*head, replace(last, compiles=1, compile_s=3.0)))
+    said = explained(skeleton, "c11", [records[0], replace(records[1], measurement=recompiled)])
+    assert "compilations in timed steps: large ctx 256" in said
+
+
+def test_long_steps_are_repeated_less(skeleton: Any) -> None:
+    short, long = skeleton.bounded(grid(RunConfig(steps=30), size=["small", "10B"], context_length=[512]))
+    assert short.steps > long.steps >= 3
+    assert long.warmup >= 1
+
+
+def tiny(it: Any) -> Any:
+    """The study with two cells that take no time."""
+    configs = [replace(c, steps=3) for c in it.small() if c.attention in ("naive", "sdpa_flash")][:2]
+    return replace(it, small=lambda: configs)
+
+
+def test_a_study_is_measured_cut_short_and_resumed(skeleton: Any, tmp_path: Path, capsys: Any) -> None:
+    it = tiny(study("l7"))
+    skeleton.measure(it, "small", tmp_path, deadline=time.monotonic() - 1)
+    assert len(read_records(tmp_path)[0]) == 1
+    assert skeleton.publish(it, "small", tmp_path) == 0
+    assert "1 cells are not measured yet" in capsys.readouterr().out
+    skeleton.measure(it, "small", tmp_path)
+    skeleton.measure(it, "small", tmp_path)
+    records, _ = read_records(tmp_path)
+    assert [r.run_config for r in records] == it.small()
+    assert skeleton.publish(it, "small", tmp_path, "latex") == 0
+    shown = capsys.readouterr()
+    assert r"\begin{tabular}" in shown.out
+    assert "not measured yet" not in shown.out + shown.err
+    table = (tmp_path / "table.md").read_text()
+    assert table.startswith(f"# {it.title}")
+    assert "## What it says" in table
+    assert it.command in table
+    assert "<svg" in (tmp_path / "figure.svg").read_text()
+
+
+def test_cells_of_c1_each_have_a_process_of_their_own(skeleton: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    it, sweeps, sweep = tiny(study("c1")), [], skeleton.sweep
+
+    def counted(configs: list[RunConfig], **options: Any) -> Iterator[RunRecord]:
+        sweeps.append(configs)
+        return sweep(configs, **options)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(skeleton, "sweep", counted)
+    skeleton.measure(it, "small", tmp_path)
+    assert sweeps == [[config] for config in it.small()]
+    assert [r.status for r in read_records(tmp_path)[0]] == ["ok", "ok"]
+
+
+def test_the_command_shows_a_folder_without_measuring(builders: Any, tmp_path: Path) -> None:
+    for config in study("l7").small():
+        append_record(tmp_path, invented(builders, config))
+    command = [sys.executable, "scripts/l7_sample_run.py", "--scale", "small", "--show", "--out", str(tmp_path)]
+    done = subprocess.run([*command, "--format", "csv"], capture_output=True, text=True, timeout=50, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("attention,causal,forward.median_ms")
+    assert "it was not causal" in done.stderr
+    missing = subprocess.run(
+        [*command[:-1], str(tmp_path / "no")], capture_output=True, text=True, timeout=50, cwd=ROOT
+    )
+    assert missing.returncode == 2
+    assert "there are no records at" in missing.stderr
+
+
+def test_all_studies_are_listed_and_a_spent_budget_leaves_them_out(
+    skeleton: Any, capsys: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["_study.py"])
+    assert skeleton.main() == 0
+    listed = capsys.readouterr().out
+    assert all(f"python scripts/{name}.py" in listed for name in NAMES)
+    assert skeleton.run_all(None, -1.0, "small") == 0
+    left_out = capsys.readouterr().out
+    assert left_out.count("left out") == len(NAMES)
+    assert [line.partition("_")[0] for line in left_out.splitlines()][:2] == ["c2", "c18"]
+
+
+def test_one_failing_study_does_not_end_the_others(
+    skeleton: Any, capsys: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the device disappeared")
+
+    monkeypatch.setattr(skeleton, "measure", fails)
+    assert skeleton.run_all(tmp_path, 60.0, "small") == 2
+    assert capsys.readouterr().out.count("the device disappeared") == len(NAMES)
