@@ -30,6 +30,7 @@ from cs_systems.runner import Progress, preflight, sweep
 SCRIPTS = Path(__file__).parent
 # The most telling first: what a budget leaves out is at the end.
 ORDER = ("c2", "c18", "l7", "a3", "l1", "l2", "l3", "l4", "l5", "l6", "c1", "c11")
+SCALES = ("auto", "full", "small")
 EXIT_MALFORMED, EXIT_NOTHING, EXIT_INTERRUPTED = 2, 3, 130
 CELL_TIMEOUT_S = 300.0  # compiling the largest model takes most of it
 # What an H200 gets out of a step, roughly: only the number of steps depends on it.
@@ -135,9 +136,9 @@ def index(found: Sequence[Cell], *names: str) -> dict[Any, Cell]:
     return {k[0] if len(k) == 1 else k: cell for k, cell in zip(keys, found, strict=True) if cell.measured}
 
 
-def row_table(rows: Sequence[Row], caption: str, format: str, **titles: str) -> list[str]:
+def row_table(rows: Sequence[Row], caption: str, format: str) -> list[str]:
     """The rows as one table, or none where there are no rows."""
-    return [render_rows(rows, format, caption, titles=titles)] if rows else []
+    return [render_rows(rows, format, caption)] if rows else []
 
 
 def bounded(configs: Sequence[RunConfig]) -> list[RunConfig]:
@@ -159,12 +160,16 @@ def _expected_s(config: RunConfig) -> float:
     return sum((c.hardware_flops or 0) / rate + (c.bytes or 0) / _BYTES_PER_S for c in costs.values())
 
 
-def ask_machine() -> tuple[str, str]:
-    """(the scale that fits this machine, why), as a worker finds it."""
+def decide(asked: str) -> str:
+    """The scale that was asked for, or for `auto` the one that fits this machine, as a worker finds it; says why."""
+    if asked != "auto":
+        return asked
     (row,) = preflight([RunConfig(device="cuda")])
     if row["reason"]:
-        return "small", f"the small size, for two CPU cores ({row['reason'].split(';')[0]})"
-    return "full", f"the full size, on a GPU of {row['device_memory_bytes'] / 2**30:.0f} GiB"
+        print(f"the small size, for two CPU cores ({row['reason'].split(';')[0]})", file=sys.stderr)
+        return "small"
+    print(f"the full size, on a GPU of {row['device_memory_bytes'] / 2**30:.0f} GiB", file=sys.stderr)
+    return "full"
 
 
 def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadline: float = inf) -> None:
@@ -192,13 +197,13 @@ def _tell(progress: Progress, *, before: int, total: int) -> None:
         print(f"[{before + progress.done}/{total}] {what}: {outcome(progress.record)}", file=sys.stderr, flush=True)
 
 
-def publish(study: Study, scale: str, out: Path, format: str = "markdown") -> int:
+def publish(study: Study, out: Path, format: str = "markdown") -> int:
     """Print tables and explanation; write table.md and figure.svg beside the records. Returns the exit status."""
     from cs_systems.report import plot
 
     records, complaints = read_records(out)
     found = cells(records)
-    explanation = [*complaints, *study.explain(found), *_missing(study, scale, records)]
+    explanation = [*complaints, *study.explain(found), *_missing(study, records)]
     said = "\n".join(f"- {sentence}" for sentence in explanation)
     tables = [table.strip() for table in study.tables(found, "markdown")]
     text = "\n\n".join([f"# {study.title}", *tables, "## What it says", said, f"    {study.command}"])
@@ -212,10 +217,11 @@ def publish(study: Study, scale: str, out: Path, format: str = "markdown") -> in
     return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
 
 
-def _missing(study: Study, scale: str, records: Sequence[RunRecord]) -> Iterator[str]:
+def _missing(study: Study, records: Sequence[RunRecord]) -> Iterator[str]:
+    """What the folder lacks of the size that it was measured at."""
     known = {record.run_config for record in records}
-    missing = [c for c in study.configs(scale) if c not in known]
-    if missing:
+    wanted = next((configs for configs in (study.full(), study.small()) if known & set(configs)), [])
+    if missing := [config for config in wanted if config not in known]:
         first = describe(missing[0])
         yield f"{len(missing)} cells are not measured yet, {first} first: the same command goes on with them"
 
@@ -225,26 +231,20 @@ def run(study: Study, argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder (default: profiles/NAME; of the small size runs/NAME)")
     parser.add_argument("--format", choices=[f for f in FORMATS if f != "terminal"], default="markdown")
-    parser.add_argument(
-        "--scale", choices=("auto", "full", "small"), default="auto", help="auto: what the machine can run"
-    )
+    parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: what this machine can run")
     parser.add_argument("--fresh", action="store_true", help="put the folder's records aside and start over")
     parser.add_argument("--show", action="store_true", help="show the records of --out: measure nothing")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="list the cells with their predicted memory, run nothing"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="list the cells with their predicted memory")
     args = parser.parse_args(argv)
-    scale, why = args.scale, f"the {args.scale} size, as asked"
-    if scale == "auto":
-        scale, why = ("full", "") if args.show else ask_machine()
-    out = args.out or study.folder(scale)
     try:
+        if args.show:
+            return publish(study, args.out or study.folder("full"), args.format)
+        scale = decide(args.scale)
         if args.dry_run:
             return print_cells(study.configs(scale))
-        if not args.show:
-            print(f"{study.id}: {why}", file=sys.stderr)
-            measure(study, scale, out, fresh=args.fresh)
-        return publish(study, scale, out, args.format)
+        out = args.out or study.folder(scale)
+        measure(study, scale, out, fresh=args.fresh)
+        return publish(study, out, args.format)
     except (ConfigError, OSError, RuntimeError) as error:
         print(f"{study.name}: {error}", file=sys.stderr)
         return EXIT_MALFORMED
@@ -263,23 +263,17 @@ def studies() -> list[Study]:
 def run_all(out_root: Path | None, budget_s: float, scale: str) -> int:
     """Every study, each failing on its own, until the budget is spent."""
     began = time.monotonic()
-    why = f"the {scale} size, as asked"
-    if scale == "auto":
-        scale, why = ask_machine()
-    print(why, file=sys.stderr)
-    statuses = {}
+    scale, statuses = decide(scale), {}
     for study in studies():
         spent = time.monotonic() - began
         if spent > budget_s:
-            print(
-                f"{study.name}: left out, {spent:.0f} s are spent of {budget_s:.0f}: the same command goes on with it"
-            )
+            print(f"{study.name}: left out after {spent:.0f} of {budget_s:.0f} s: the same command goes on with it")
             continue
         out = out_root / study.name if out_root else study.folder(scale)
         print(f"\n## {study.title}\n", flush=True)
         try:
             measure(study, scale, out, deadline=began + budget_s)
-            statuses[study.name] = publish(study, scale, out)
+            statuses[study.name] = publish(study, out)
         except Exception as error:  # the next study must not pay for this one's mistake
             statuses[study.name] = EXIT_MALFORMED
             print(f"{study.name} failed: {error!r}")
@@ -291,12 +285,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="run every study")
     parser.add_argument("--out-root", type=Path, help="folder of the studies' folders (default: profiles, or runs)")
-    parser.add_argument(
-        "--budget-s", type=float, default=inf, help="stop after the cell that goes beyond so many seconds"
-    )
-    parser.add_argument(
-        "--scale", choices=("auto", "full", "small"), default="auto", help="auto: what the machine can run"
-    )
+    parser.add_argument("--budget-s", type=float, default=inf, help="begin no cell after so many seconds")
+    parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: what this machine can run")
     args = parser.parse_args()
     if args.all:
         return run_all(args.out_root, args.budget_s, args.scale)

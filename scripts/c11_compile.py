@@ -30,18 +30,8 @@ D_HEADS = (16, 32, 64, 128)
 LENGTHS = (256, 1024, 4096, 8192, 16384)
 # Where `compiled` is measured: every length at one head size, every head size at one length.
 COMPILED_D_HEAD, COMPILED_LENGTH = 64, 4096
-COLUMNS = (
-    "size",
-    "attention",
-    "compile",
-    "seq",
-    "d_head",
-    "forward.median_ms",
-    "backward.median_ms",
-    "median_ms",
-    "compile_s",
-    "note",
-)
+WORKLOADS = ("attention", "train_step")
+TIMES = ("forward.median_ms", "backward.median_ms", "median_ms", "compile_s", "note")
 
 
 def full() -> list[RunConfig]:
@@ -85,8 +75,10 @@ def compile_times(cells: list[Cell]) -> list[Row]:
 
 def tables(cells: list[Cell], format: str) -> list[str]:
     caption = "compiling, apart from the timed steps; compilations in timed steps should be 0"
+    attention, steps = ([c.record for c in cells if c.record.config["workload"] == name] for name in WORKLOADS)
     return [
-        render([cell.record for cell in cells], format, COLUMNS),
+        *([render(attention, format, ("attention", "d_head", "seq", *TIMES))] if attention else []),
+        *([render(steps, format, ("size", "context_length", "compile", *TIMES))] if steps else []),
         *row_table(compile_times(cells), caption, format),
     ]
 

@@ -16,7 +16,7 @@ The report found 1 : 2 for large alone and left the rest open. Here each row say
 from __future__ import annotations
 
 from _study import Cell, Study, bounded, index, row_table, run
-from c2_size_by_context import SIZES, THE_REPORTS_LARGE, launch_bound_share, why_the_ratio
+from c2_size_by_context import NO_LAG, SIZES, THE_REPORTS_LARGE, launch_bound_share, why_the_ratio
 
 from cs_systems.config import Mode, Precision, RunConfig, grid, preset
 from cs_systems.record import Row
@@ -65,7 +65,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 def explain(cells: list[Cell]) -> list[str]:
     by = index(cells, "size", "precision", "batch_size")
-    said = []
+    said = [NO_LAG] if by and launch_bound_share(next(iter(by.values()))) is None else []
     for (size, precision, batch), cell in by.items():
         more = by.get((size, precision, BATCHES[-1]))
         beside = ""

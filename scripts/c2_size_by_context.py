@@ -28,6 +28,7 @@ SIZES = ("small", "medium", "large", "xl", "2.7B")
 CONTEXTS = (128, 256, 512, 1024)
 PHASES = ("forward", "backward", "optimizer")
 THE_REPORTS_LARGE = preset("large", num_layers=32)
+NO_LAG = "host and device are one here, so that nothing can be launch-bound: that part needs a GPU"
 
 
 def full() -> list[RunConfig]:
@@ -99,7 +100,7 @@ def why_the_ratio(cell: Cell) -> str:
 def _launch_bound(cells: list[Cell]) -> list[str]:
     measured = [cell for cell in cells if cell.measured]
     if measured and launch_bound_share(measured[0]) is None:
-        return ["host and device are one here, so that nothing can be launch-bound: that part needs a GPU"]
+        return [NO_LAG]
     said, free = [], []
     for size, precision in dict.fromkeys((cell["size"], cell["precision"]) for cell in measured):
         same = [cell for cell in measured if (cell["size"], cell["precision"]) == (size, precision)]
@@ -129,8 +130,8 @@ def _along_context(cells: list[Cell]) -> list[str]:
         if len(lengths) > 1 and is_launch_bound(a, "forward") is not False:
             work, time = (b[f"forward.{name}"] / a[f"forward.{name}"] for name in ("model_flops", "median_s"))
             said.append(
-                f"{size} {precision}: from context {lengths[0]} to {lengths[-1]} forward's FLOPs grow {work:.1f} times, "
-                f"forward's time {time:.1f} times"
+                f"{size} {precision}: from context {lengths[0]} to {lengths[-1]} the FLOPs of forward grow {work:.1f} "
+                f"times, its time {time:.1f} times"
             )
     return said
 
