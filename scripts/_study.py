@@ -38,7 +38,7 @@ _FLOPS_PER_S = {Precision.FP32: 40e12, Precision.TF32: 150e12}
 _OTHER_FLOPS_PER_S = 300e12
 _BYTES_PER_S = 2e12
 # (a step below so many seconds, gets at most so many warm-up steps, and so many timed ones)
-_MOST_STEPS = ((0.05, 5, 30), (0.3, 3, 10), (1.0, 2, 5), (inf, 1, 3))
+_MOST_STEPS = ((0.05, 5, 30), (0.2, 3, 10), (0.6, 2, 5), (inf, 1, 3))
 
 
 @dataclass(frozen=True)
