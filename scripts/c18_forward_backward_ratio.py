@@ -3,7 +3,7 @@
 Question: each product of forward has two of its size in backward, so that 1 : 2 is expected; where is it not, and
     why?
 Method: forward and backward of every size at context 128, naive attention, fp32 and bf16; batch 4 as reported, and
-    batch 32, which gives the device four times the work for the same launches.
+    batch 16, which gives the device four times the work for the same launches.
 Output: the ratio by events, beside the ratio of the FLOPs, the host's submission and the device's lag; an
     explanation.
 The report found 1 : 2 for large alone and left the rest open. Here each row says whether the device was waiting for
