@@ -52,6 +52,8 @@ class AttentionAlgorithm:
 # Forward holds scores and weights, keeps the weights; backward holds the weights and the gradients of both. Autocast
 # adds an fp32 copy of the scores and fp32 weights, of which a copy in the compute dtype goes on; both weights are kept.
 FULL_MATRIX = AttentionAlgorithm(score_matrices=(2, 1, 3), autocast_score_matrices=(5, 3, 6))
+# CUDA's softmax backward makes a matrix of its own for gradient × weights, before it writes the gradient of the scores.
+FULL_MATRIX_CUDA = AttentionAlgorithm(score_matrices=(2, 1, 4), autocast_score_matrices=(5, 3, 8))
 
 COMPUTE_BYTES = {
     Precision.FP32: 4,

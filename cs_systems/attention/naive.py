@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from cs_systems.annotate import annotate
-from cs_systems.attention import AttentionBackend
+from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._mask import causal_offset, hidden_keys, repeat_kv_heads
 from cs_systems.attention._refusals import cannot_run
-from cs_systems.cost import FULL_MATRIX
+from cs_systems.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm
 
 
 def attention(
@@ -52,5 +52,8 @@ def attention(
         return weights @ v
 
 
-# Forward peaks at scores + weights, keeps weights, and backward peaks at weights and the gradients of both.
-BACKEND = AttentionBackend(attention, cannot_run, algorithm=lambda call: FULL_MATRIX)
+def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
+    return FULL_MATRIX_CUDA if call.device == "cuda" else FULL_MATRIX
+
+
+BACKEND = AttentionBackend(attention, cannot_run, algorithm=_algorithm)

@@ -6,12 +6,14 @@ from torch.nn.attention import SDPBackend
 
 from cs_systems.attention import AttentionCall
 from cs_systems.attention._sdpa import sdpa_backend
-from cs_systems.cost import AttentionAlgorithm
+from cs_systems.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm
 
 
 def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     """Scores, weights and their gradients, as in naive; half precision is computed in float32, in twice the bytes."""
-    return AttentionAlgorithm(score_matrices=(4, 2, 6) if call.dtype in ("float16", "bfloat16") else (2, 1, 3))
+    matrices = (FULL_MATRIX_CUDA if call.device == "cuda" else FULL_MATRIX).score_matrices
+    forward, kept, backward = (2 * m if call.dtype in ("float16", "bfloat16") else m for m in matrices)
+    return AttentionAlgorithm(score_matrices=(forward, kept, backward))
 
 
 BACKEND = sdpa_backend(SDPBackend.MATH, _algorithm, ("float64", "float32", "float16", "bfloat16"))
