@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,10 @@ class RunRecord:
         return RunConfig.from_dict(self.config)
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), separators=(",", ":"), allow_nan=True)
+        data = dataclasses.asdict(self)
+        if data["measurement"] is not None:
+            data["measurement"]["samples"] = _columns(data["measurement"]["samples"])
+        return json.dumps(data, separators=(",", ":"), allow_nan=True)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunRecord:
@@ -151,7 +154,8 @@ class RunRecord:
             )
         fields = dict(data)
         if measurement := data.get("measurement"):
-            samples = tuple(Sample(**s) for s in measurement["samples"])
+            rows = measurement["samples"]
+            samples = tuple(Sample(**s) for s in (_rows(rows) if isinstance(rows, Mapping) else rows))
             fields["measurement"] = Measurement(**{**measurement, "samples": samples})
         if environment := data.get("environment"):
             fields["environment"] = Environment.from_dict(environment)
@@ -163,6 +167,22 @@ class RunRecord:
         from cs_systems.report.frame import frame
 
         return frame([self])
+
+
+def _columns(rows: Sequence[Row]) -> Row:
+    """Rows of equal keys as columns, nested ones too: a record of many samples is then a third as long."""
+    columns: Row = {}
+    for name in rows[0] if rows else ():
+        values = [row[name] for row in rows]
+        alike = isinstance(values[0], Mapping) and all(v is not None and v.keys() == values[0].keys() for v in values)
+        columns[name] = _columns(values) if alike else values
+    return columns
+
+
+def _rows(columns: Mapping[str, Any]) -> list[Row]:
+    """What `_columns` made columns of."""
+    values = [_rows(c) if isinstance(c, Mapping) else c for c in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def records_path(path: str | os.PathLike[str]) -> Path:

@@ -72,15 +72,20 @@ def _sample(
             names.append(name)
         device.synchronize()
         end = clock()
-    phases = {name: device.between_s(marks[i], marks[i + 1]) for i, name in enumerate(names)}
-    submit = {name: host[i + 1] - host[i] for i, name in enumerate(names)}
+    phases = {name: _ns(device.between_s(marks[i], marks[i + 1])) for i, name in enumerate(names)}
+    submit = {name: _ns(host[i + 1] - host[i]) for i, name in enumerate(names)}
     lag = None
     if device.is_cuda:
-        lag = {n: device.between_s(start, marks[i]) - (host[i] - host[0]) for i, n in enumerate(names, 1)}
+        lag = {n: _ns(device.between_s(start, marks[i]) - (host[i] - host[0])) for i, n in enumerate(names, 1)}
     wall, held = end - host[0], None
     if hold_s is not None:
-        wall, held = device.between_s(marks[0], marks[-1]), device.between_s(start, marks[0])
-    return Sample(round, warmup, wall, phases, submit, lag, held, **probes.since(before))
+        wall, held = device.between_s(marks[0], marks[-1]), _ns(device.between_s(start, marks[0]))
+    return Sample(round, warmup, _ns(wall), phases, submit, lag, held, **probes.since(before))
+
+
+def _ns(seconds: float) -> float:
+    """To the nanosecond: no clock here tells more, and a record is half as long without digits that mean nothing."""
+    return round(seconds, 9)
 
 
 def _hold(device: Device, seconds: float) -> Any:
