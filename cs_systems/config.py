@@ -164,7 +164,11 @@ class AttentionShape:
                 _positive(self, name)
         one_of("alignment", self.align, ALIGNMENTS)
         if self.heads % self.kv_heads:
-            raise ConfigError(f"heads {self.heads} is not a multiple of heads_kv {self.heads_kv}")
+            fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            raise ConfigError(
+                f"heads {self.heads} is not a multiple of heads_kv {self.heads_kv}: "
+                f"choose heads_kv among {', '.join(map(str, fitting))}"
+            )
 
     @property
     def kv_heads(self) -> int:
@@ -228,7 +232,8 @@ class RunConfig:
             raise ConfigError("mode backward alone is for the attention workload: use forward-backward")
         if self.workload == "attention" and self.mode is Mode.TRAIN_STEP:
             raise ConfigError("attention has no train-step: use forward, backward or forward-backward")
-        if not (self.device in ("auto", "cpu", "cuda") or (self.device.startswith("cuda:") and self.device[5:].isdigit())):
+        numbered = self.device.startswith("cuda:") and self.device[5:].isdigit()
+        if self.device not in ("auto", "cpu", "cuda") and not numbered:
             raise ConfigError(f"unknown device {self.device!r}: use auto, cpu, cuda or cuda:N")
 
     @property
