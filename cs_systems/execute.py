@@ -38,7 +38,7 @@ def build(config: RunConfig, device: Device) -> Workload:
 
 
 def preflight(config: RunConfig, device: Device) -> int | None:
-    """Predicted peak bytes of a cell, None where nothing predicts it. Raises Unavailable for a cell that cannot run here."""
+    """Predicted peak bytes of a cell, None where nothing predicts it. Raises Unavailable where it cannot run here."""
     predict = getattr(_factory(config), "preflight", None)
     return predict(config, device) if predict else None
 
@@ -73,7 +73,7 @@ class _Cell:
 
 
 def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, emit: Emit) -> bool:
-    """Measure the cells together: round by round when there is more than one round. Returns whether CUDA is still usable.
+    """Measure the cells together: round by round when there are several. Returns whether CUDA is still usable.
 
     Each cell ends in one `record` event. A cell that fails leaves the others untouched.
     """

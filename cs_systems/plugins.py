@@ -1,8 +1,8 @@
 """A file is a plug-in. Floor 0: nothing is imported before somebody asks for it by name.
 
-`names("attention")` lists the files of `cs_systems/attention/`; `get("attention", "naive")` imports that one file and returns
-the constant it exports. Files that begin with `_` are helpers. `path.py:object` and `package.module:object` name somebody
-else's code and work wherever a built-in name does.
+`names("attention")` lists the files of `cs_systems/attention/`; `get("attention", "naive")` imports that one file and
+returns the constant it exports. Files that begin with `_` are helpers. `path.py:object` and `package.module:object`
+name somebody else's code and work wherever a built-in name does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def is_foreign(name: str) -> bool:
 
 
 def check(package: str, name: str) -> str:
-    """Return `name` if it can be looked up, without importing it; raise ConfigError with the nearest names otherwise."""
+    """Return `name` if it can be looked up, without importing it; else raise ConfigError with the nearest names."""
     if not is_foreign(name):
         return one_of(_KINDS[package], name, names(package))
     source, _, attribute = name.rpartition(":")

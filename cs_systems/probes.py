@@ -55,7 +55,7 @@ def _dynamo() -> tuple[int, float]:
 
 
 class _TritonCompilations:
-    """Counts what Triton compiles in this process, through its listener (a kernel found in the disk cache counts too)."""
+    """Counts what Triton compiles in this process, through its listener (a kernel from the disk cache counts too)."""
 
     _instance: _TritonCompilations | None = None
 

@@ -56,7 +56,7 @@ class Worker:
             raise RuntimeError(f"the worker process did not start: {error}") from error
 
     def request(self, timeout_s: float | None = None, **request: Any) -> Iterator[Event]:
-        """Send one request and yield its events up to `done`. `timeout_s` is the time allowed from one event to the next.
+        """Send one request and yield its events up to `done`. `timeout_s` is allowed from one event to the next.
 
         Raises WorkerDied or WorkerTimeout; the worker is of no use then.
         """

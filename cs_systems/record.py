@@ -1,6 +1,7 @@
 """What came out: one run is one `RunRecord`, one record is one line of JSON. Floor 0: no torch.
 
-Data holds base units (seconds, bytes, FLOPs) and the unit stands in the field's name; only `report/` converts. Unknown is None.
+Data holds base units (seconds, bytes, FLOPs) and the unit stands in the field's name; only `report/` converts.
+Unknown is None.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class Caveat:
 
 @dataclass(frozen=True)
 class Sample:
-    """One step. `phases_s` by the device's clock, `submit_s` the host's time to submit each phase, `wall_s` around it all.
+    """One step. `phases_s` by the device's clock, `submit_s` the host's to submit each phase, `wall_s` around it all.
 
     `held_s` is how long the device was kept busy before the first phase, so that launches were queued when it began;
     `wall_s` is then from the first phase to the last by the device's clock. None: not held, by the host's clock.
 
-    `lag_s` is how far the device was behind the host at the end of each phase: near 0 means that the device waited for the host.
+    `lag_s` is how far the device was behind the host at the end of each phase: near 0, it waited for the host.
     """
 
     round: int
@@ -119,7 +120,7 @@ def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """`results` holds small plain tables (name → rows with fixed columns), `artifacts` paths relative to the record's folder."""
+    """`results`: small plain tables, name → rows with fixed columns. `artifacts`: paths from the record's folder."""
 
     key: str
     config: dict[str, Any]
@@ -150,7 +151,8 @@ class RunRecord:
             raise ConfigError("not a record of cs_systems: it has no schema_version")
         if version > SCHEMA_VERSION:
             raise ConfigError(
-                f"the record has schema {version}, newer than {SCHEMA_VERSION}, which this version reads: upgrade cs-systems"
+                f"the record has schema {version}, newer than {SCHEMA_VERSION}, "
+                "which this version reads: upgrade cs-systems"
             )
         fields = dict(data)
         if measurement := data.get("measurement"):
@@ -194,8 +196,8 @@ def records_path(path: str | os.PathLike[str]) -> Path:
 def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[str]]:
     """All records under `path` (a file, or a folder with records.jsonl), and complaints about lines that were skipped.
 
-    A torn line (the process died while writing it) costs that line only. Raises FileNotFoundError, or ConfigError where no line
-    is a record or a record is of a newer schema.
+    A torn line (the process died while writing it) costs that line only. Raises FileNotFoundError, or ConfigError where
+    no line is a record or a record is of a newer schema.
     """
     file = records_path(path)
     if not file.is_file():

@@ -1,8 +1,8 @@
 """run(config) → RunRecord; sweep(configs) → RunRecords as they come. Without torch: worker processes hold that.
 
-The one error boundary. A cell that raises, runs out of memory, hangs, or kills its process costs that cell only: its record
-says so and the next cells get a new worker. Records are appended and forced to disk one by one, so a cut sweep loses nothing
-and the same call goes on with what is missing.
+The one error boundary. A cell that raises, runs out of memory, hangs, or kills its process costs that cell only: its
+record says so and the next cells get a new worker. Records are appended and forced to disk one by one, so a cut sweep
+loses nothing and the same call goes on with what is missing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None 
 
 
 def preflight(configs: Sequence[RunConfig]) -> list[Row]:
-    """For each config without running it: `reason` it cannot run here or None, `predicted_peak_bytes`, `device_memory_bytes`."""
+    """A row for each config: why it cannot run here (`reason`), `predicted_peak_bytes`, `device_memory_bytes`."""
     check(configs)
     with _Crew() as crew:
         return crew.preflight(configs)
@@ -102,7 +102,9 @@ def sweep(
 
     for repeat in range(repeats):
         with _Crew(folder, timeout_s) as crew:
-            missing = configs if folder is None else crew.missing(configs, repeat, on_note=lambda note: report(note=note))
+            missing = configs
+            if folder is not None:
+                missing = crew.missing(configs, repeat, on_note=lambda note: report(note=note))
             done += len(configs) - len(missing)
             if shuffle_seed is not None:
                 missing = random.Random(shuffle_seed + repeat).sample(missing, len(missing))
@@ -177,7 +179,7 @@ class _Crew:
         return rows
 
     def missing(self, configs: list[RunConfig], repeat: int, on_note: Callable[[str], None]) -> list[RunConfig]:
-        """The configs that the folder does not hold yet. Raises ConfigError if it was measured elsewhere or by other code."""
+        """What the folder does not hold yet. Raises ConfigError if it was measured elsewhere or by other code."""
         assert self._folder is not None
         if not records_path(self._folder).exists():
             return configs

@@ -1,8 +1,8 @@
-"""The only synchronisation policy: one device synchronisation before a step and one at its end, none between its phases. Floor 1.
+"""The only synchronisation policy: the device is synchronised before a step and at its end, not between. Floor 1.
 
-On CUDA a phase lies between two events, on a CPU between two readings of the monotonic clock; the whole step is timed by the
-host's clock as well, so that the two can be held against each other. The host's time at each boundary is kept too: how long
-it took to submit a phase, and how far the device was behind when it had.
+On CUDA a phase lies between two events, on a CPU between two readings of the monotonic clock; the whole step is timed
+by the host's clock as well, so that the two can be held against each other. The host's time at each boundary is kept
+too: how long it took to submit a phase, and how far the device was behind when it had.
 
 A workload with `hides_launches` asks for kernels without the launches before them: the device is then kept busy after
 the first synchronisation until the host has submitted the step, and the step is timed by the device alone. A CUDA graph
@@ -41,7 +41,7 @@ def measure(
     probes: Probes | None = None,
     clock: Clock = time.perf_counter,
 ) -> Iterator[Sample]:
-    """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed ones; yield a sample of each."""
+    """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed ones; yield samples."""
     probes = probes or Probes(device)
     hold_s = FIRST_HOLD_S if device.is_cuda and getattr(workload, "hides_launches", False) else None
     started, warmed, timed = clock(), 0, 0

@@ -20,9 +20,7 @@ CLOCK_LIMIT = 0.97
 def caveats(measurement: Measurement, before: Environment, after: Environment) -> tuple[Caveat, ...]:
     """All doubts about a measurement that was taken between two looks at its environment."""
     return tuple(
-        caveat
-        for check in (_unstable, _launch_bound, _recompiled, _allocated)
-        for caveat in check(measurement)
+        caveat for check in (_unstable, _launch_bound, _recompiled, _allocated) for caveat in check(measurement)
     ) + tuple(_machine(before, after))
 
 
@@ -49,7 +47,7 @@ def _launch_bound(m: Measurement) -> Iterator[Caveat]:
         yield Caveat(
             "launch-bound",
             f"the device waited for the host in: {', '.join(bound)}",
-            "the time is Python's and the launches', not the kernels': raise the batch or the context, or use --compile",
+            "the time is Python's and the launches': raise the batch or the context, or use --compile",
         )
 
 
@@ -66,7 +64,9 @@ def _recompiled(m: Measurement) -> Iterator[Caveat]:
 def _allocated(m: Measurement) -> Iterator[Caveat]:
     count = sum(s.device_mallocs or 0 for s in m.timed)
     if count:
-        yield Caveat("cudaMalloc", f"{count} cudaMalloc calls fell into timed steps", "raise --warmup until the cache holds all")
+        yield Caveat(
+            "cudaMalloc", f"{count} cudaMalloc calls fell into timed steps", "raise --warmup until the cache holds all"
+        )
 
 
 def _machine(before: Environment, after: Environment) -> Iterator[Caveat]:
@@ -80,4 +80,6 @@ def _machine(before: Environment, after: Environment) -> Iterator[Caveat]:
         )
     others = max(before.other_processes or 0, after.other_processes or 0)
     if others:
-        yield Caveat("shared-gpu", f"{others} other process(es) used the GPU", "stop them or choose another --device cuda:N")
+        yield Caveat(
+            "shared-gpu", f"{others} other process(es) used the GPU", "stop them or choose another --device cuda:N"
+        )

@@ -1,12 +1,17 @@
 """The process that touches torch: configs in on one pipe, records out on another, until the parent closes it. Floor 3.
 
-Requests and replies are lines of JSON on pipes of their own, so that whatever a workload prints cannot break them. First comes
-{"event": "ready", "device": what `auto` means here}; then, for each request, its events and {"event": "done", "usable": bool}:
+Requests and replies are lines of JSON on pipes of their own, so that whatever a workload prints cannot break them.
+First comes {"event": "ready", "device": what `auto` means here}; then, for each request, its events, and at last
+{"event": "done", "usable": bool}:
 
-    {"op": "run", "cells": [RunConfig…], "repeat": 0}  → {"event": "visit", "cell": 0}… {"event": "record", "cell": 0, "record": …}
-    {"op": "preflight", "cells": [RunConfig…]}         → {"event": "preflight", "rows": [{"reason", "predicted_peak_bytes", …}…]}
-    {"op": "environment", "device": "auto"}            → {"event": "environment", "environment": …}
-    {"op": "doctor"}                                   → {"event": "doctor", "rows": [{"check", "state", "found", "remedy"}…]}
+    {"op": "run", "cells": [RunConfig…], "repeat": 0}
+        → {"event": "visit", "cell": 0}… {"event": "record", "cell": 0, "record": …}…
+    {"op": "preflight", "cells": [RunConfig…]}
+        → {"event": "preflight", "rows": [{"reason", "predicted_peak_bytes", "device_memory_bytes"}…]}
+    {"op": "environment", "device": "auto"}
+        → {"event": "environment", "environment": …}
+    {"op": "doctor"}
+        → {"event": "doctor", "rows": [{"check", "state", "found", "remedy"}…]}
 """
 
 from __future__ import annotations
@@ -33,7 +38,8 @@ def _preflight_row(config: RunConfig) -> Row:
     row: Row = {"reason": None, "predicted_peak_bytes": None, "device_memory_bytes": None}
     try:
         device = devices.resolve(config.device)
-        row["device_memory_bytes"] = config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
+        of_device = device.total_memory_bytes() or devices.host_memory_bytes()
+        row["device_memory_bytes"] = config.memory_limit_bytes or of_device
         row["predicted_peak_bytes"] = preflight(config, device)
     except (Unavailable, DeviceUnavailable, ConfigError) as error:
         row["reason"] = str(error)

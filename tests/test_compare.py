@@ -35,7 +35,10 @@ def test_the_compared_field_is_found_and_the_rest_is_matched() -> None:
     b = [record(replace(BASE, mode=m, attention="flex"), (1.0 + i) / 2) for i, m in enumerate(reversed(modes))]
     found = compare(a, b)
     assert found.compared == {"attention": ("naive", "flex")}
-    assert [row["cell"] for row in found.rows] == ["tiny ctx 64 batch 4 · fp32 · forward", "tiny ctx 64 batch 4 · fp32 · train-step"]
+    assert [row["cell"] for row in found.rows] == [
+        "tiny ctx 64 batch 4 · fp32 · forward",
+        "tiny ctx 64 batch 4 · fp32 · train-step",
+    ]
     assert found.doubts == []
     assert found.rows[0]["ratio"] == pytest.approx(1.0, rel=0.01)
     assert found.rows[1]["ratio"] == pytest.approx(0.25, rel=0.01)

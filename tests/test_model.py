@@ -23,7 +23,8 @@ def model() -> BasicTransformerLM:
 def test_parameter_names(model: BasicTransformerLM) -> None:
     expected = {"token_embeddings.weight", "ln_final.weight", "lm_head.weight"}
     for i in range(TINY.num_layers):
-        block = ("ln1", "ln2", "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "ffn.w1", "ffn.w2", "ffn.w3")
+        block = {"ln1", "ln2", "ffn.w1", "ffn.w2", "ffn.w3"}
+        block |= {f"attn.{name}_proj" for name in ("q", "k", "v", "output")}
         expected |= {f"layers.{i}.{name}.weight" for name in block}
     assert set(model.state_dict()) == expected
     assert model.lm_head.weight is not model.token_embeddings.weight
@@ -60,7 +61,8 @@ def reference(model: BasicTransformerLM, tokens: Tensor) -> Tensor:
     for i in range(c.num_layers):
         h = norm(x, w[f"layers.{i}.ln1.weight"])
         q, k, v = (
-            einx.id("b s (h k) -> b h s k", project(h, f"layers.{i}.attn.{n}_proj.weight"), h=c.num_heads) for n in "qkv"
+            einx.id("b s (h k) -> b h s k", project(h, f"layers.{i}.attn.{n}_proj.weight"), h=c.num_heads)
+            for n in "qkv"
         )
         scores = einx.dot("b h q [k], b h s [k] -> b h q s", rotate(q), rotate(k)) / c.d_head**0.5
         weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)

@@ -98,7 +98,8 @@ def test_a_torn_last_line_costs_that_line_only(tmp_path: Path) -> None:
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     line = json.loads(some("a").to_json()) | {"schema_version": SCHEMA_VERSION + 1}
     (tmp_path / "records.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(ConfigError, match=r"records.jsonl:1: the record has schema 2, newer than 1.*upgrade cs-systems"):
+    complaint = r"records.jsonl:1: the record has schema 2, newer than 1.*upgrade cs-systems"
+    with pytest.raises(ConfigError, match=complaint):
         read_records(tmp_path)
 
 

@@ -1,7 +1,7 @@
 """Two recordings held against each other, cell by cell. Floor 0.
 
-What is compared is found, not asked for: a field of the config that has one value on each side, and not the same, is what the
-comparison is about (naive against flash, fp32 against bf16); cells are matched on all other fields.
+What is compared is found, not asked for: a field of the config that has one value on each side, and not the same, is
+what the comparison is about (naive against flash, fp32 against bf16); cells are matched on all other fields.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from cs_systems.record import Environment, Row, RunRecord
 
 # Says how a run was made, not what was run: two recordings may differ in it and still show the same thing.
 _NOT_IDENTITY = {"steps", "warmup", "warmup_s", "rounds", "seed"}
-_MACHINE = ("device_name", "torch", "triton", "cuda", "driver", "python", "code_version", "git_commit", "float32_matmul")
+_MACHINE = (
+    *("device_name", "torch", "triton", "cuda", "driver", "python"),
+    *("code_version", "git_commit", "float32_matmul"),
+)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`compared`: field → (value in A, value in B). `rows`: one for each matched cell and phase. `doubts`: why to be careful."""
+    """`compared`: field → (value in A, value in B). `rows`: one a matched cell and phase. `doubts`: about them."""
 
     compared: dict[str, tuple[Any, Any]]
     rows: list[Row]
@@ -32,8 +35,9 @@ class Comparison:
 
 
 def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str] = ("step",)) -> Comparison:
-    """Hold B against A: each row has {cell, phase, a_median_s, b_median_s, ratio, ratio_low, ratio_high, verdict, resolution, unseen}.
+    """Hold B against A, one row a matched cell and phase.
 
+    A row has {cell, phase, a_median_s, b_median_s, ratio, ratio_low, ratio_high, verdict, resolution, unseen}.
     The ratio is B's time over A's. Raises ConfigError where no cell of A matches one of B.
     """
     compared = _compared(a, b)
@@ -46,7 +50,9 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
         if (row := _row(records, cells_b[identity], phase, compared))
     ]
     if not rows:
-        raise ConfigError("no cell of one recording matches a cell of the other: compare recordings of the same sizes and modes")
+        raise ConfigError(
+            "no cell of one recording matches a cell of the other: compare recordings of the same sizes and modes"
+        )
     return Comparison(compared, rows, [*_unmatched(cells_a, cells_b), *_differences(a, b)])
 
 

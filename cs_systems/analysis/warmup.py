@@ -1,4 +1,4 @@
-"""Why the first steps are slow: each step of a run against the steady state, with what is known to have happened in it."""
+"""Why the first steps are slow: each step against the steady state, with what is known to have happened in it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CLOCK_STEADY = 0.97
 def warmup_curve(measurement: Measurement) -> list[Row]:
     """One row a step, warm-up first: {step, warmup, wall_s, excess_s, compile_s, device_mallocs, sm_clock_hz, cause}.
 
-    `excess_s` is the time above the median of the timed steps. `cause` lists what explains it, largest known cost first; None for a
-    steady step. What no counter explains is named as what it can only be: first use (lazy loading of kernels, library handles,
-    the autograd thread) in the first step, "unexplained" later.
+    `excess_s` is the time above the median of the timed steps. `cause` lists what explains it, largest known cost
+    first; None for a steady step. What no counter explains is named as what it can only be: first use (lazy loading of
+    kernels, library handles, the autograd thread) in the first step, "unexplained" later.
     """
     timed = measurement.timed
     summary = stats.summary([s.wall_s for s in timed])

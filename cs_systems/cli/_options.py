@@ -87,7 +87,9 @@ class Steps:
 class Sweep:
     """How the cells are gone through, and where the records go."""
 
-    out: Annotated[Path | None, optional("DIR", "folder of records; one that exists is resumed", "runs/TIME-COMMAND")] = None
+    out: Annotated[
+        Path | None, optional("DIR", "folder of records; one that exists is resumed", "runs/TIME-COMMAND")
+    ] = None
     fresh: Annotated[bool, flag("put the folder's records aside and start over")] = False
     repeats: Annotated[int, arg(help="measure all cells again, each time in a new process")] = 1
     interleave: Annotated[bool, flag("visit all cells in turn, --rounds times")] = False

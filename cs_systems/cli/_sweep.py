@@ -127,7 +127,7 @@ class _Lines(AbstractContextManager["_Lines"]):
 
 
 class _Bar(AbstractContextManager["_Bar"]):
-    """A bar with the time left, redrawn between cells only: a refreshing thread would take time from what is measured."""
+    """A bar with the time left, redrawn between cells only: a refreshing thread would disturb what is measured."""
 
     def __init__(self) -> None:
         from rich.console import Console

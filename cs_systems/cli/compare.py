@@ -1,4 +1,4 @@
-"""Hold recording B against recording A: for each cell the ratio of the times, its confidence interval, and a verdict."""
+"""Hold recording B against recording A: for each cell the ratio of the times, its interval, and a verdict."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Plain rows (a `results` table, a comparison) in any of the formats: `render_rows(rows, format, caption, notes) -> str`.
+"""Plain rows (a `results` table, a comparison) in any of the formats: `render_rows(rows, format, caption) -> str`.
 
-A column's unit comes from the end of its name, as everywhere: `ratio_low` has none, `a_median_s` is shown in what reads best.
+A column's unit comes from the end of its name, as everywhere: `ratio_low` has none, `a_median_s` gets what reads best.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def render_rows(
     width: int | None = None,
     color: bool = False,
 ) -> str:
-    """The rows as one table; all have the first one's columns. `titles`: column → heading, where its name is not enough."""
+    """The rows as one table, of the first one's columns. `titles`: column → heading, where names are not enough."""
     write = FORMATS[one_of("format", format, FORMATS)]
     names = list(rows[0]) if rows else []
     columns = tuple(_column(name, (titles or {}).get(name, name), rows) for name in names)

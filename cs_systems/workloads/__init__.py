@@ -1,9 +1,9 @@
-"""What is measured. Adding a workload is one new file that exports `WORKLOAD`, a factory `(RunConfig, Device) -> Workload`.
+"""What is measured. A workload is one new file that exports `WORKLOAD`, a factory `(RunConfig, Device) -> Workload`.
 
-A workload holds no timing, printing or JSON: it says what a step consists of, and what that must cost by formula. A factory
-may have `preflight(config, device) -> int | None`: it raises `Unavailable` for a cell that cannot run here, without building
-it, and returns the bytes of device memory that the cell's peak should take. A workload whose kernels are shorter than their
-launches may have `hides_launches = True`: see `timing`.
+A workload holds no timing, printing or JSON: it says what a step consists of, and what that must cost by formula. A
+factory may have `preflight(config, device) -> int | None`: it raises `Unavailable` for a cell that cannot run here,
+without building it, and returns the bytes of device memory that the cell's peak should take. A workload whose kernels
+are shorter than their launches may have `hides_launches = True`: see `timing`.
 """
 
 from __future__ import annotations

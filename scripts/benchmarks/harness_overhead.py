@@ -1,9 +1,10 @@
 """How much does the harness add to a step?
 
-Method: one process, one model. Rounds of steps under `timing.measure` alternate with rounds of a bare loop over the same step
-(synchronise, read the clock, forward, loss, backward, optimizer, synchronise, read the clock), so that drift hits both alike.
-Output: a markdown table of medians, their ratio and its interval over the rounds; the promise is a ratio within 0.5% of 1 on a
-GPU and within 2% on a CPU. As JSON lines with --json.
+Method: one process, one model. Rounds of steps under `timing.measure` alternate with rounds of a bare loop over the
+same step (synchronise, read the clock, forward, loss, backward, optimizer, synchronise, read the clock), so that drift
+hits both alike.
+Output: a markdown table of medians, their ratio and its interval over the rounds; the promise is a ratio within 0.5%
+of 1 on a GPU and within 2% on a CPU. As JSON lines with --json.
 
     python scripts/benchmarks/harness_overhead.py --size small xl --context-length 256 --rounds 10 --steps 10
 """

@@ -1,10 +1,10 @@
 """Can `compare` be believed? Pairs of real runs in separate processes, equal and with a planted 5% slowdown.
 
-Method: a step of equal matrix products, and one with 5% more of them. Processes of both kinds are started in an order that is
-shuffled, so that drift of the machine hits both alike; each measures `--rounds` rounds. Every comparison takes processes that no
-other takes: `--pairs` of A with A, as many of A with B, `--processes` a side.
-Output: how often A/A came out as "no difference" and A/B as "slower" (both must reach 95 in 100), as a markdown table, and
-the medians of all processes as JSON lines in --out, from which the verdicts can be worked out again.
+Method: a step of equal matrix products, and one with 5% more of them. Processes of both kinds are started in an order
+that is shuffled, so that drift of the machine hits both alike; each measures `--rounds` rounds. Every comparison takes
+processes that no other takes: `--pairs` of A with A, as many of A with B, `--processes` a side.
+Output: how often A/A came out as "no difference" and A/B as "slower" (both must reach 95 in 100), as a markdown table,
+and the medians of all processes as JSON lines in --out, from which the verdicts can be worked out again.
 
     python scripts/benchmarks/verdicts.py --pairs 100 --out profiles/verdicts
 """
@@ -64,7 +64,9 @@ def b(config: RunConfig, device: object) -> Products:
 
 def measure(kind: str, args: argparse.Namespace) -> list[list[float]]:
     """One process: its timed samples by round."""
-    config = RunConfig(workload=f"{__file__}:{kind}", warmup=5, steps=args.steps, rounds=args.rounds, device=args.device)
+    config = RunConfig(
+        workload=f"{__file__}:{kind}", warmup=5, steps=args.steps, rounds=args.rounds, device=args.device
+    )
     record = cs_systems.run(config)
     if record.measurement is None:
         raise SystemExit(f"{record.status}: {record.reason}")
