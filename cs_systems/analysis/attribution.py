@@ -8,6 +8,7 @@ from the forward operator with the backward operator's sequence number; else the
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -43,8 +44,8 @@ def attribute(recording: Recording) -> list[Place]:
             places.append(NOWHERE)
             continue
         line, main = lines.get(thread) if thread is not None else None, mains.get(kernel.pid)
-        there = main.index(time) if main else 0
-        here = there if line is main else line.index(time) if line else 0
+        there = bisect_right(main.times, time) - 1 if main else 0
+        here = there if line is main else bisect_right(line.times, time) - 1 if line else 0
         place = known.get((there, thread, here))
         if place is None:
             own = line.stacks[here] if line else ()

@@ -31,10 +31,12 @@ RULES: tuple[tuple[str, str], ...] = (
     ("attention", r"^(forward_kernel|dq_kernel|dkdv_kernel)$"),  # this project's own Triton kernels
     ("softmax", r"softmax"),
     ("norm", rf"{_NORM}|GammaBeta|RowwiseMoments|\bln_(fwd|bwd|parallel)|\bbn_(fw|bw)|norm_(fwd|bwd|fprop|bprop)"),
-    ("matmul", r"gemm|gemv|nvjet|xmma|cutlass|cublas|split_?k|matmul|wgmma|mma_|conv(olve|olution|2d)|(^|_)b?mm_|\bdot_kernel"),
+    ("matmul", r"gemm|gemv|nvjet|xmma|cutlass|cublas|split_?k|matmul|wgmma|mma_|conv(olve|olution|2d)"),
+    ("matmul", r"(^|_)b?mm_|\bdot_kernel"),
     ("copy", r"CatArray|copy_kernel|_copy_|transpose|permute|gather|index_?select|index_elementwise|roll_|pad_"),
-    ("reduction", r"reduce|nll_loss|cross_entropy|embedding_backward|embedding_bag|scatter|scan|arg(max|min)|cumsum|prefix_sum"),
-    ("elementwise", r"elementwise|pointwise|dropout|masked_fill|tri[ul]_|arange|fill|silu|gelu|swiglu|rotary|rope|distribution_|cast"),
+    ("reduction", r"reduce|nll_loss|cross_entropy|embedding_(backward|bag)|scatter|scan|arg(max|min)|cumsum"),
+    ("elementwise", r"elementwise|pointwise|dropout|masked_fill|tri[ul]_|arange|fill|silu|gelu|swiglu|cast"),
+    ("elementwise", r"rotary|rope|distribution_"),
 )  # fmt: skip
 _COMPILED = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, pattern in RULES)
 
@@ -45,32 +47,33 @@ def family(name: str) -> str:
     return next((family for family, pattern in _COMPILED if pattern.search(name)), "other")
 
 
-# A generic kernel is told by the functor among its template arguments. What they share says nothing.
-_GENERIC = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply|^Kernel2?$|^device_kernel$|^enable_sm|_with_index$")
-_SAYS = re.compile(
-    r"(\w*(?:Functor\w*|Ops|_kernel_cuda|_kernel_impl|_kernel|(?:^|_)s?gemm\w*)|cutlass_\w{6,}|Flash\w+|\w*Gemm\w+|func_wrapper_t)"
-)
-_SAYS_NOTHING = re.compile(
-    r"elementwise_kernel|gpu_kernel_impl|^(Binary|AUnary|BUnary|Unary)Functor$|func_wrapper_t|reduce_kernel|^cutlass_kernel"
-)
+# A generic kernel is told by the functor among its template arguments: its name → what to call it instead.
+_GENERIC = {
+    "elementwise_kernel": "elementwise", "reduce_kernel": "reduce", "multi_tensor_apply_kernel": "foreach",
+    "Kernel": "", "Kernel2": "", "device_kernel": "",
+}  # fmt: skip
+_SAYS = re.compile(r"\w*(?:Functor|Ops|_kernel)(?:_\w+)?\b|cutlass_\w{6,}|Flash\w+|\w*Gemm\w+")
+_SAYS_NOTHING = re.compile(r"elementwise_kernel|gpu_kernel_impl|reduce_kernel|^(Binary|AUnary|BUnary|Unary)Functor$")
+_ENDS = re.compile(r"_cuda$|_impl$|_kernel$|Functor$|List$|Ops$")
 # cuBLAS writes types, stages and alignments between what tells one product from another.
-_XMMA = re.compile(r"(?P<kernel>sm\d+_xmma_\w*?gemm)_.*?_(?P<layout>[tn]{2})_[tn]_tilesize(?P<tile>[\dx]+).*?(?P<split>split_k|segment_k)?(_off)?_kernel")
-_ENDS = re.compile(r"_cuda$|_kernel(_cuda|_impl)?$|Functor(_\w+)?$|Ops$|ListFunctor$")
+_XMMA = re.compile(
+    r"(?P<kernel>sm\d+_xmma_\w*?gemm)_.*?_(?P<layout>[tn]{2})_[tn]_tilesize(?P<tile>[\dx]+)"
+    r".*?(?P<split>split_k|segment_k)?(_off)?_kernel"
+)
 
 
 @functools.lru_cache(maxsize=65536)
 def short_name(name: str) -> str:
-    """The kernel's own name without namespaces, template arguments and parameters; of a generic kernel also what it
-    does: `vectorized_elementwise_kernel add`."""
+    """The kernel's own name without namespaces, template arguments and parameters; of a generic kernel what it does:
+    `elementwise direct_copy`, `sm80_xmma_gemm tn 64x64x8`."""
     plain = name.replace("(anonymous namespace)", "").replace("<unnamed>", "").removeprefix("void ")
     head = re.split(r"[<(]", plain, maxsplit=1)[0]
     base = head.split("::")[-1].strip() or plain
     if gemm := _XMMA.match(base):
         return " ".join(filter(None, (gemm["kernel"], gemm["layout"], gemm["tile"], gemm["split"])))
-    if not _GENERIC.search(base) or len(plain) == len(head):
-        return base
-    words = [w for w in _SAYS.findall(plain[len(head) :]) if not _SAYS_NOTHING.search(w)]
-    return f"{base} {_what(words[0])}" if words else base
+    generic = next((g for g in _GENERIC if base == g or (g.islower() and base.endswith(f"_{g}"))), None)
+    says = next((w for w in _SAYS.findall(plain[len(head) :]) if not _SAYS_NOTHING.search(w)), None)
+    return f"{_GENERIC[generic]} {_what(says)}".strip() if generic and says else base
 
 
 def _what(word: str) -> str:

@@ -13,12 +13,10 @@ The causes of a stretch without a kernel, each for as long as it lasted:
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cs_systems.analysis.profile import Profile
+from cs_systems.analysis.profile import Profile, Step
 from cs_systems.analysis.stalls import stalls
 from cs_systems.analysis.trace import Kernel, Recording, Timeline, union
 from cs_systems.record import Row
@@ -53,23 +51,23 @@ def gap_rows(profile: Profile) -> list[Row]:
     for device, kernels in kernels_by_device(profile.recording).items():
         times: dict[str, list[float]] = {cause: [] for cause in CAUSES}
         lines = _stalls(profile.recording, device)
-        for gap in _in_steps(profile, list(gaps(kernels))):
-            by_cause: dict[str, float] = {}
-            for cause, time_s in split(gap, lines):
-                by_cause[cause] = by_cause.get(cause, 0.0) + time_s
-            for cause, time_s in by_cause.items():
-                times[cause].append(time_s)
+        found = list(gaps(kernels))
+        for pieces in _in_steps([(gap.start_s, gap.end_s) for gap in found], profile.steps):
+            for start, end, number in pieces:
+                by_cause = split(Gap(start, end, found[number].pending), lines)
+                for cause in by_cause:
+                    times[cause].append(by_cause[cause])
         rows += [
             {
                 "device": device,
                 "cause": cause,
-                "gaps_per_step": len(found) / count,
-                "time_s": sum(found) / count,
-                "share": sum(found) / wall_s,
-                "longest_s": max(found),
+                "gaps_per_step": len(lasted) / count,
+                "time_s": sum(lasted) / count,
+                "share": sum(lasted) / wall_s,
+                "longest_s": max(lasted),
             }
-            for cause, found in sorted(times.items(), key=lambda item: -sum(item[1]))
-            if found
+            for cause, lasted in sorted(times.items(), key=lambda item: -sum(item[1]))
+            if lasted
         ]
     return rows
 
@@ -79,14 +77,8 @@ def busy_s(profile: Profile) -> dict[tuple[int, int], float]:
     busy = {}
     for device, kernels in kernels_by_device(profile.recording).items():
         spans = union((kernel.start_s, kernel.end_s) for kernel in kernels)
-        ends = [end for _, end in spans]
-        for number, step in enumerate(profile.steps):
-            total = 0.0
-            for start, end in spans[bisect_right(ends, step.start_s) :]:
-                if start >= step.end_s:
-                    break
-                total += min(end, step.end_s) - max(start, step.start_s)
-            busy[number, device] = total
+        for number, pieces in enumerate(_in_steps(spans, profile.steps)):
+            busy[number, device] = sum(end - start for start, end, _ in pieces)
     return busy
 
 
@@ -98,7 +90,7 @@ def kernels_by_device(recording: Recording) -> dict[int, list[Kernel]]:
 
 
 def gaps(kernels: Sequence[Kernel]) -> Iterator[Gap]:
-    """Between the kernels of one device, which come in order of their start; before the first and after the last too."""
+    """Between the kernels of one device, given in order of their start; also before the first and after the last."""
     end = float("-inf")
     for kernel in kernels:
         if kernel.start_s > end:
@@ -108,16 +100,19 @@ def gaps(kernels: Sequence[Kernel]) -> Iterator[Gap]:
     yield Gap(end, float("inf"), False)
 
 
-def _in_steps(profile: Profile, found: Sequence[Gap]) -> Iterator[Gap]:
-    """The gaps cut to the steps' wall times."""
+def _in_steps(spans: Sequence[tuple[float, float]], steps: Sequence[Step]) -> Iterator[list[tuple[float, float, int]]]:
+    """For each step the pieces of the spans that lie in it: (start, end, number of the span). Both come in order."""
     first = 0
-    for step in profile.steps:
-        while found[first].end_s <= step.start_s:
+    for step in steps:
+        while first < len(spans) and spans[first][1] <= step.start_s:
             first += 1
-        for gap in itertools.islice(found, first, None):
-            if gap.start_s >= step.end_s:
+        pieces = []
+        for number in range(first, len(spans)):
+            start, end = spans[number]
+            if start >= step.end_s:
                 break
-            yield Gap(max(gap.start_s, step.start_s), min(gap.end_s, step.end_s), gap.pending)
+            pieces.append((max(start, step.start_s), min(end, step.end_s), number))
+        yield pieces
 
 
 def _stalls(recording: Recording, device: int) -> tuple[Timeline[Span], Timeline[Span]]:
@@ -128,15 +123,17 @@ def _stalls(recording: Recording, device: int) -> tuple[Timeline[Span], Timeline
     return Timeline(copies), Timeline([*copies, *host])
 
 
-def split(gap: Gap, lines: tuple[Timeline[Span], Timeline[Span]]) -> Iterator[tuple[str, float]]:
-    """The gap's time by cause. Of several at one time the first in CAUSES counts."""
+def split(gap: Gap, lines: tuple[Timeline[Span], Timeline[Span]]) -> dict[str, float]:
+    """Cause → its time in the gap. Of several at one time the first in CAUSES counts."""
     line, rest = (lines[0], LATENCY) if gap.pending else (lines[1], LAUNCH)
-    at = line.index(gap.start_s)
-    start = gap.start_s
+    at, start = line.index(gap.start_s), gap.start_s
+    if not line.stacks[at] and (at + 1 == len(line.times) or line.times[at + 1] >= gap.end_s):
+        return {rest: gap.end_s - start}  # nearly every gap, of which there are as many as kernels
+    times: dict[str, float] = {}
     while start < gap.end_s:
-        end = line.times[at + 1] if at + 1 < len(line.times) else gap.end_s
-        end = min(end, gap.end_s)
-        cause = min((span.cause for span in line.stacks[at]), key=CAUSES.index, default=rest)
-        if end > start:
-            yield cause, end - start
+        end = min(line.times[at + 1] if at + 1 < len(line.times) else gap.end_s, gap.end_s)
+        stack = line.stacks[at]
+        cause = min((span.cause for span in stack), key=CAUSES.index) if stack else rest
+        times[cause] = times.get(cause, 0.0) + end - start
         start, at = end, at + 1
+    return times

@@ -77,9 +77,13 @@ def _events(file: IO[str], text: str, path: Path) -> Iterator[Event]:
         except json.JSONDecodeError as error:
             more = file.read(WINDOW)
             if not more:
-                what = f"ends inside event {number}" if error.pos >= len(text) - 1 or at >= len(text) else f"breaks at event {number}"
+                what = (
+                    f"ends inside event {number}"
+                    if error.pos >= len(text) - 1 or at >= len(text)
+                    else f"breaks at event {number}"
+                )
                 raise ConfigError(
-                    f"{path} is truncated or damaged: it {what}; wait until the profiler has written it, or record again"
+                    f"{path} is truncated or damaged: it {what}; let the profiler finish writing, or record again"
                 ) from None
             text, at = text[at:] + more, 0
             continue
@@ -135,7 +139,13 @@ class _Reader:
     def _kernel(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
         grid, block = args.get("grid"), args.get("block")
-        key = (event["name"], *(grid or ()), *(block or ()), args.get("registers per thread"), args.get("shared memory"))
+        key = (
+            event["name"],
+            *(grid or ()),
+            *(block or ()),
+            args.get("registers per thread"),
+            args.get("shared memory"),
+        )
         function = self.functions.get(key)
         if function is None:
             function = self.functions[key] = Function(
@@ -179,9 +189,11 @@ class _Reader:
     def recording(self, devices: dict[int, str], process: int | None) -> Recording:
         self._check(process)
         pid = next(iter(self.pids), 0)
-        unknown = (None, None, None)
+        unknown: tuple[int | None, float | None, float | None] = (None, None, None)
         kernels = [
-            Kernel(function, start, end, device, stream, pid, number, *self.launches.get(number or 0, unknown), in_graph)
+            Kernel(
+                function, start, end, device, stream, pid, number, *self.launches.get(number or 0, unknown), in_graph
+            )
             for function, start, end, device, stream, number, in_graph in self.kernels
         ]
         kernels.sort(key=lambda kernel: kernel.start_s)
@@ -212,7 +224,7 @@ class _Reader:
                 f"{self.path} holds no kernel: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], "
                 "on a machine with a GPU"
             )
-        if len(self.pids) > 1 or process is not None and process not in self.pids:
+        if len(self.pids) > 1 or (process is not None and process not in self.pids):
             raise ConfigError(
                 f"{self.path} holds the processes {', '.join(map(str, sorted(self.pids)))}, and a trace does not say "
                 "whose a kernel is: analyse the trace of each process by itself"

@@ -1,4 +1,4 @@
-"""Nsight Systems: the SQLite file that `nsys export -t sqlite` writes, or a .nsys-rep where nsys can export it. Floor 0.
+"""Nsight Systems: the file that `nsys export -t sqlite` writes, or a .nsys-rep where nsys can export it. Floor 0.
 
 The file is opened read-only and trusted in nothing. Versions differ in which tables and columns there are, and an
 export leaves out tables without rows: what is missing is a limitation, and an error only where no table can be made.
@@ -13,8 +13,9 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from cs_systems.analysis.stalls import stalls
 from cs_systems.analysis.trace import Call, Copy, Function, Kernel, Range, Recording
@@ -36,6 +37,10 @@ def read(path: Path, process: int | None = None) -> Recording:
     with closing(_open(path)) as database:
         try:
             return _Reader(database, path, process).recording()
+        except sqlite3.OperationalError as error:
+            raise ConfigError(
+                f"{path} lacks what the exports of nsys 2022.4 and newer have ({error}): export it with such a version"
+            ) from None
         except sqlite3.DatabaseError as error:
             raise ConfigError(f"{path} is a damaged export ({error}): export it again from the .nsys-rep") from None
 
@@ -105,7 +110,9 @@ class _Reader:
         if "globalPid" not in self.columns[KERNELS]:
             self.limitations.append("this version of nsys does not name the process of a kernel: one is assumed")
             return None
-        found = dict(self.database.execute(f"SELECT globalPid, count(*) FROM {KERNELS} GROUP BY globalPid"))
+        found: dict[int | None, int] = dict(
+            self.database.execute(f"SELECT globalPid, count(*) FROM {KERNELS} GROUP BY globalPid")
+        )
         pids = {(number or 0) >> 24 & 0xFFFFFF: number for number in found}
         if wanted is None and len(pids) == 1:
             return next(iter(pids.values()))
@@ -128,7 +135,7 @@ class _Reader:
         return Recording(
             source=str(self.path),
             profiler="nsys",
-            devices={number: name for number, name in devices},
+            devices=dict(devices),
             kernels=kernels,
             copies=[copy for kind, table in COPIES.items() for copy in self._copies(kind, table)],
             calls=self._calls(),
@@ -148,56 +155,47 @@ class _Reader:
         return f"({prefix}globalTid & {PROCESS_MASK}) = {self.process}" if "globalTid" in self.columns[table] else "1"
 
     def _kernels(self) -> list[Kernel]:
+        """In order of their start. A row has the columns of the Function, those of the Kernel, and the rowid."""
         kernels: list[Kernel] = []
         functions: dict[tuple[int | None, ...], Function] = {}
-        pid = (self.process or 0) >> 24 & 0xFFFFFF
         last = None
-        for row, start, end, device, stream, correlation, graph, thread, call_start, call_end, *key in self._launched():
-            if row == last:  # a call and the one inside it can carry one correlationId: the outer comes first
+        for row in self._launched():
+            if row[-1] == last:  # a call and the one inside it can carry one correlationId: the outer comes first
                 continue
-            last = row
-            function = functions.get(identity := tuple(key))
+            last = row[-1]
+            function = functions.get(key := row[:9])
             if function is None:
-                function = functions[identity] = self._function(*key)
-            kernels.append(
-                Kernel(
-                    function,
-                    start * 1e-9,
-                    end * 1e-9,
-                    device,
-                    stream,
-                    pid,
-                    correlation,
-                    thread,
-                    None if call_start is None else call_start * 1e-9,
-                    None if call_end is None else call_end * 1e-9,
-                    graph is not None,
-                )
-            )
-        kernels.sort(key=attrgetter("start_s"))
+                function = functions[key] = self._function(*key)
+            kernels.append(Kernel(function, *row[9:-1]))
+        kernels.sort(key=itemgetter(1))
         return kernels
 
-    def _launched(self) -> Iterator[tuple[int, ...]]:
+    def _launched(self) -> Iterator[tuple[Any, ...]]:
         """Kernels, each with its launch: the call with its correlationId in its process."""
-        mine = [f"k.{name}" for name in ("rowid", "start", "end")]
-        mine += [
-            self._column(KERNELS, n, "k") for n in ("deviceId", "streamId", "correlationId", "graphNodeId", *_FUNCTION)
+        function = [self._column(KERNELS, name, "k") for name in _FUNCTION]
+        shared = " + ".join(self._column(KERNELS, name, "k") for name in _SHARED)
+        device, stream, correlation = (
+            self._column(KERNELS, name, "k") for name in ("deviceId", "streamId", "correlationId")
+        )
+        pid = (self.process or 0) >> 24 & 0xFFFFFF
+        kernel = ["k.start * 1e-9", "k.end * 1e-9", device, stream, str(pid), correlation]
+        launch = [
+            "r.globalTid",
+            "r.start * 1e-9",
+            "r.end * 1e-9",
+            f"{self._column(KERNELS, 'graphNodeId', 'k')} IS NOT NULL",
         ]
-        fields, function = mine[:7], mine[7:]
-        function += [" + ".join(self._column(KERNELS, name, "k") for name in _SHARED)]
-        where = self._of_process(KERNELS, "k")
-        launches = "LEFT JOIN (SELECT NULL AS globalTid, NULL AS start, NULL AS end) r"
-        if not self._rows(RUNTIME):
+        launches = "(SELECT NULL AS correlationId, NULL AS globalTid, NULL AS start, NULL AS end)"
+        if self._rows(RUNTIME):
+            launches = f"(SELECT correlationId, globalTid, start, end FROM {RUNTIME} WHERE {self._of_process(RUNTIME)})"
+        else:
             self.limitations.append(
                 "no CUDA call was recorded, so no kernel is tied to a phase: record with --trace=cuda,nvtx"
             )
-        else:
-            launches = (
-                f"LEFT JOIN (SELECT correlationId, globalTid, start, end FROM {RUNTIME} "
-                f"WHERE {self._of_process(RUNTIME)}) r ON r.correlationId = k.correlationId"
-            )
-        columns = ", ".join([*fields, "r.globalTid", "r.start", "r.end", *function])
-        return self.database.execute(f"SELECT {columns} FROM {KERNELS} k {launches} WHERE {where}")
+        return self.database.execute(
+            f"SELECT {', '.join([*function, shared, *kernel, *launch, 'k.rowid'])} FROM {KERNELS} k "
+            f"LEFT JOIN {launches} r ON r.correlationId = {correlation} WHERE {self._of_process(KERNELS, 'k')}"
+        )
 
     def _function(self, name: int | None, *shape: int | None) -> Function:
         *sizes, registers, shared = shape
@@ -247,7 +245,9 @@ class _Reader:
         table = "PROFILER_OVERHEAD"
         if not {"start", "end"} <= {*self.columns.get(table, ())}:
             return []
-        rows = self.database.execute(f"SELECT start, end FROM {table} WHERE end IS NOT NULL AND {self._of_process(table)}")
+        rows = self.database.execute(
+            f"SELECT start, end FROM {table} WHERE end IS NOT NULL AND {self._of_process(table)}"
+        )
         return [(start * 1e-9, end * 1e-9) for start, end in rows]
 
 

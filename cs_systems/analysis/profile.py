@@ -52,6 +52,10 @@ class Profile:
     notes: tuple[str, ...]
 
     @property
+    def devices(self) -> list[int]:
+        return sorted({device for _, device in self.by_step})
+
+    @property
     def time_s(self) -> float:
         """Of all kernels in all steps."""
         return sum(total.time_s for total in self.groups.values())
@@ -67,15 +71,17 @@ class Profile:
         return self._share(place.layer for _, place in self.groups)
 
     def _share(self, belongs: Iterable[str]) -> float:
-        known = (total.time_s for where, total in zip(belongs, self.groups.values(), strict=True) if where != UNATTRIBUTED)
+        known = (
+            total.time_s for where, total in zip(belongs, self.groups.values(), strict=True) if where != UNATTRIBUTED
+        )
         return sum(known) / self.time_s if self.time_s else 0.0
 
     @property
     def coverage(self) -> str:
         """One sentence for under a table."""
         return (
-            f"of the kernel time {self.phase_coverage:.1%} belongs to a phase and {self.layer_coverage:.1%} to a layer or "
-            "named module"
+            f"of the kernel time {self.phase_coverage:.1%} belongs to a phase and {self.layer_coverage:.1%} to a layer "
+            "or named module"
         )
 
 
@@ -99,7 +105,9 @@ def profile(recording: Recording, steps: str | None = None) -> Profile:
     if lost := sum(kernel.launch_start_s is None for kernel in recording.kernels):
         notes.append(f"{lost} kernels have no recorded launch and are unattributed")
     if graph := sum(kernel.in_graph for kernel in recording.kernels):
-        notes.append(f"{graph} kernels ran in CUDA graphs: they have the phase of the graph's launch and no layer of their own")
+        notes.append(
+            f"{graph} kernels ran in CUDA graphs: they have the phase of the graph's launch and no layer of their own"
+        )
     return Profile(recording, tuple(chosen), places, groups, by_step, tuple(notes))
 
 
@@ -114,7 +122,10 @@ def find_steps(recording: Recording, pattern: str | None) -> tuple[list[Step], s
     if steps:
         return steps, None
     if pattern is None and (steps := _steps_by_phases(recording.ranges)):
-        return steps, "no range is named step: a step is taken to last from one forward to the last phase before the next"
+        return (
+            steps,
+            "no range is named step: a step is taken to last from one forward to the last phase before the next",
+        )
     wanted = repr(pattern) if pattern else " or ".join(map(repr, STEPS))
     limits = "".join(f"; {limitation}" for limitation in recording.limitations)
     raise ConfigError(

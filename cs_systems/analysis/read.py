@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cs_systems.analysis import kineto, nsys
-from cs_systems.analysis.trace import Recording
+from cs_systems.analysis.trace import Recording, without_collector
 from cs_systems.config import ConfigError
 
 SQLITE_MAGIC = b"SQLite format 3\0"
@@ -20,15 +20,17 @@ def read(path: Path, process: int | None = None) -> Recording:
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(SQLITE_MAGIC):
-        return nsys.read(path, process)
+        with without_collector():
+            return nsys.read(path, process)
     if path.suffix == ".nsys-rep":
-        with nsys.exported(path) as database:
+        with nsys.exported(path) as database, without_collector():
             return replace(nsys.read(database, process), source=str(path))
     if head.startswith(kineto.GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
-        return kineto.read(path, process)
+        with without_collector():
+            return kineto.read(path, process)
     if not head:
         raise ConfigError(f"{path} is empty: the recording was not written; was there room on the disk?")
     raise ConfigError(
-        f"{path} is no recording: it must be an SQLite export or .nsys-rep of nsys, or a Chrome trace of torch.profiler "
-        "(.json, .json.gz)"
+        f"{path} is no recording: it must be an SQLite export or .nsys-rep of nsys, or a Chrome trace (.json, "
+        ".json.gz) of torch.profiler"
     )

@@ -1,4 +1,4 @@
-"""Calls of CUDA by the host that can leave the device without work, by cause: rules as data, matched in order. Floor 0."""
+"""Calls of CUDA by the host that can leave the device without work, by cause: rules as data. Floor 0."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 
 # cause → names of runtime and driver calls; nsys adds the version of the interface (`cudaMalloc_v3020`).
 STALLS = {
-    "cudaMalloc": r"cuda(Malloc|Free|HostAlloc|HostRegister|HostUnregister)|cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess)",
+    "cudaMalloc": r"cuda(Malloc|Free|Host(Alloc|Register))|cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess)",
     "synchronisation": r"Synchronize|(cuda|cu)Memcpy(?!.*Async)",
 }
 

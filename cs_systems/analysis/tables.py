@@ -6,10 +6,11 @@ Times and calls are those of one step: the mean over the steps. A share is of al
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from cs_systems.analysis.attribution import Place
 from cs_systems.analysis.families import FAMILIES, family, short_name
@@ -23,6 +24,7 @@ from cs_systems.record import Row
 
 ALL = "all"
 DISAGREES = 0.03  # of the wall clock: above, a step's times are not the same thing
+K = TypeVar("K")
 PHASES = (*(phase.value for phase in Phase), UNATTRIBUTED)
 
 
@@ -46,9 +48,9 @@ class Costs:
 NO_COSTS = Costs()
 
 
-def _summed(profile: Profile, key: Callable[[Function, Place], object]) -> dict[object, Sum]:
+def _summed(profile: Profile, key: Callable[[Function, Place], K | None]) -> dict[K, Sum]:
     """key → calls and time of all steps, the longest first."""
-    sums: dict[object, Sum] = defaultdict(lambda: Sum(0, 0.0))
+    sums: dict[K, Sum] = defaultdict(lambda: Sum(0, 0.0))
     for (function, place), one in profile.groups.items():
         if (k := key(function, place)) is not None:
             sums[k] = Sum(sums[k].calls + one.calls, sums[k].time_s + one.time_s)
@@ -84,22 +86,21 @@ def kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     """One row a kernel (full name); its launch shape is that of the most time, `shapes` how many there are."""
     shapes: dict[str, list[tuple[float, Function]]] = defaultdict(list)
     for function, total in _summed(profile, lambda function, place: function).items():
-        assert isinstance(function, Function)
         shapes[function.name].append((total.time_s, function))
     rows = []
     for name, total in _summed(profile, lambda function, place: function.name).items():
-        main = max(shapes[str(name)])[1]
+        main = max(shapes[name])[1]
         rows.append(
             {
                 "kernel": name,
-                "family": family(str(name)),
+                "family": family(name),
                 **_per_step(profile, total),
                 "mean_s": total.time_s / total.calls,
                 "grid": _extent(main.grid),
                 "block": _extent(main.block),
                 "registers": main.registers,
                 "shared_bytes": main.shared_bytes,
-                "shapes": len(shapes[str(name)]),
+                "shapes": len(shapes[name]),
             }
         )
     return rows
@@ -148,7 +149,9 @@ def layers(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
 
     def position(name: str) -> tuple[int, int]:
         number = name.rsplit(" ", 1)[-1]
-        return order.index(name.removesuffix(f" {number}") if number.isdigit() else name), int(number) if number.isdigit() else 0
+        return order.index(name.removesuffix(f" {number}") if number.isdigit() else name), int(
+            number
+        ) if number.isdigit() else 0
 
     return _by_phase(profile, "layer", lambda place: place.layer, position)
 
@@ -174,7 +177,7 @@ def _by_phase(
 
     both = _summed(profile, lambda function, place: where(place))
     # Where nothing of a phase is known to belong to a name, each name's time in it is unknown, not 0.
-    split = {phase for name, phase in both if name != UNATTRIBUTED}  # type: ignore[misc]
+    split = {phase for name, phase in both if name != UNATTRIBUTED}
     rows = []
     for name, total in _summed(profile, lambda function, place: key(place)).items():
         row: Row = {title: name}
@@ -192,7 +195,7 @@ def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
         inside = place.part is not None and place.part.startswith("attention")
         return (place.phase, place.part or "", family(function.name)) if inside else None
 
-    sums = {key: total for key, total in _summed(profile, where).items() if isinstance(key, tuple)}
+    sums = _summed(profile, where)
     whole: dict[str, float] = defaultdict(float)
     for (phase, *_), total in sums.items():
         whole[phase] += total.time_s
@@ -235,13 +238,15 @@ def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     return rows
 
 
-def _phase_walls(profile: Profile) -> dict[object, float]:
+def _phase_walls(profile: Profile) -> dict[str, float]:
     """Phase → wall time of its outermost ranges within the steps, all steps together."""
-    walls: dict[object, float] = defaultdict(float)
+    walls: dict[str, float] = defaultdict(float)
     last: dict[str, float] = {}
+    starts = [step.start_s for step in profile.steps]
     for r in sorted(profile.recording.ranges, key=lambda r: (r.start_s, -r.end_s)):
         phase = meaning(r.name).phase
-        inside = any(step.start_s <= r.start_s and r.end_s <= step.end_s for step in profile.steps)
+        number = bisect_right(starts, r.start_s) - 1
+        inside = number >= 0 and r.end_s <= profile.steps[number].end_s
         if phase and inside and r.start_s >= last.get(phase, float("-inf")):
             walls[phase] += r.end_s - r.start_s
             last[phase] = r.end_s
@@ -267,7 +272,7 @@ def notes(name: str, profile: Profile, rows: Iterable[Row]) -> list[str]:
     said = []
     if name in ("phases", "layers", "parts", "attention"):
         said.append(profile.coverage)
-    if name in ("layers", "parts", "attention"):
+    if name == "layers":
         said += _blind_backward(profile)
     if name == "attention":
         said += _split(rows)
@@ -299,11 +304,15 @@ def _split(rows: list[Row]) -> list[str]:
                 time[row["family"]] += row["time_s"]
         softmax, matmul, fused = time["softmax"], time["matmul"], time["attention"]
         if fused:
-            said.append(f"{phase}: a fused kernel computes scores, softmax and value at once: there is no split between them")
+            said.append(
+                f"{phase}: a fused kernel computes scores, softmax and value at once: there is no split between them"
+            )
         elif softmax and matmul:
             said.append(f"{phase}: softmax takes {softmax / matmul:.2f} of the time of the matrix products")
     if not rows:
-        said.append("no range named attention, scores, softmax or value holds a kernel: mark them to see inside attention")
+        said.append(
+            "no range named attention, scores, softmax or value holds a kernel: mark them to see inside attention"
+        )
     return said
 
 
@@ -314,9 +323,9 @@ def _reconciled(rows: list[Row]) -> list[str]:
     if apart:
         worst = max(apart, key=lambda row: abs(row["residual_share"]))
         said.append(
-            f"warning: wall clock and GPU span disagree by over {DISAGREES:.0%} in {len(apart)} of {len(rows)} steps, most in "
-            f"step {worst['step']} ({worst['residual_share']:+.1%}): the host worked before the first or after the last "
-            "kernel, or the step did not end with a synchronisation; see gaps"
+            f"warning: wall clock and GPU span disagree by over {DISAGREES:.0%} in {len(apart)} of {len(rows)} "
+            f"steps, most in step {worst['step']} ({worst['residual_share']:+.1%}): the host worked before the first or "
+            "after the last kernel, or the step did not end with a synchronisation; see gaps"
         )
     for row in rows:
         if row["event_s"] is not None and abs(row["event_s"] / row["wall_s"] - 1) > DISAGREES:

@@ -6,8 +6,10 @@ is unique in the recording. What a profiler did not record is None.
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -32,7 +34,7 @@ class Kernel(NamedTuple):
     start_s: float
     end_s: float
     device: int
-    stream: int
+    stream: int | None
     pid: int
     correlation: int | None
     thread: int | None
@@ -98,6 +100,18 @@ class Recording:
     overheads: list[tuple[float, float]]  # when the profiler itself stood in the way: (start, end) in s
     ops: list[Op] | None
     limitations: tuple[str, ...]
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Millions of tuples in no cycle: looking through them for garbage, again and again, takes a third of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Interval(Protocol):

@@ -60,7 +60,7 @@ SHOWN = {
     },
 }  # fmt: skip
 CAPTIONS = {
-    "steps": "steps, each by three clocks",
+    "steps": "steps: the host's clock against what the GPU did",
     "ratio": "backward : forward, per step",
     "phases": "phases by kernel family, per step",
     "families": "kernel families, per step",
@@ -70,8 +70,9 @@ CAPTIONS = {
     "attention": "inside attention, per step",
     "gaps": "time without a kernel by cause, per step",
 }
+Part = tuple[str, list[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 COMPARED = {"phases": "phase", "families": "family", "layers": "layer"}
-BESIDE_NAME = 56  # columns of a terminal that the rest of the kernels' table takes
+BESIDE_NAME = 52  # columns of a terminal that the rest of the kernels' table takes
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Analyze:
     table: Annotated[Names, arg(help=", ".join(SHOWN), help_behavior_hint="(default: all)")] = ()
     range: Annotated[str | None, optional("GLOB", "the ranges that are steps", "step, or ProfilerStep#*")] = None
     process: Annotated[int | None, optional("PID", "which process, where a file holds several")] = None
-    top: Annotated[int | None, optional("N", "so many kernels", "10; in CSV all")] = None
+    top: Annotated[int | None, optional("N", "so many kernels and steps", "10; in CSV all")] = None
     format: Annotated[Literal["terminal", "markdown", "latex", "typst", "csv"], arg(help="what to write")] = "terminal"
 
 
@@ -100,9 +101,11 @@ def run(args: Analyze) -> int:
         raise ConfigError(f"--top {args.top}: it must be at least 1")
     from cs_systems.analysis.profile import profile
     from cs_systems.analysis.read import read
+    from cs_systems.analysis.trace import without_collector
 
-    profiles = [profile(read(path, args.process), args.range) for path in (args.file, args.other) if path]
-    parts = _comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0])
+    with without_collector():
+        profiles = [profile(read(path, args.process), args.range) for path in (args.file, args.other) if path]
+        parts = _comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0])
     sys.stdout.write("\n".join(parts))
     return 0
 
@@ -110,45 +113,51 @@ def run(args: Analyze) -> int:
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
     from cs_systems.analysis.tables import NO_COSTS, TABLES, notes
 
-    parts = [] if args.format == "csv" else [_heading(profile)]
+    parts = []
     for name in tables:
         rows = TABLES[name](profile, NO_COSTS)
         said = notes(name, profile, rows)
-        if name == "kernels":
-            top = args.top or (len(rows) if args.format == "csv" else 10)
-            if rows[top:]:
-                rest = sum(row["share"] for row in rows[top:])
-                said.append(f"{len(rows) - top} more kernels take {rest:.1%} of the time: show more with --top")
-            rows = rows[:top]
-        parts.append(_table(args, CAPTIONS[name], rows, SHOWN[name], said))
-    return parts
+        top = args.top or (len(rows) if args.format == "csv" else 10)
+        if name == "kernels" and rows[top:]:
+            rest = sum(row["share"] for row in rows[top:])
+            said.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time: show more with --top")
+        if name == "steps" and rows[top:]:
+            said.append(f"{len(rows) - top} more step(s): show more with --top")
+        rows = rows[:top] if name in ("kernels", "steps") else rows
+        parts.append((CAPTIONS[name], rows, SHOWN[name], said))
+    return _document(args, _heading(profile), parts)
 
 
-def _heading(profile: Profile) -> str:
+def _heading(profile: Profile) -> list[str]:
     recording = profile.recording
-    devices = ", ".join(sorted({recording.devices.get(k.device, f"GPU {k.device}") for k in recording.kernels[:1]}))
+    devices = ", ".join(recording.devices.get(device, f"GPU {device}") for device in profile.devices)
     calls = sum(kernels.calls for kernels in profile.by_step.values()) / len(profile.steps)
-    lines = [
-        f"{recording.source} · {recording.profiler} · {devices} · {len(profile.steps)} steps, {calls:,.0f} kernels each",
+    return [
+        f"{recording.source} · {recording.profiler} · {devices} · {len(profile.steps)} steps of {calls:,.0f} kernels",
         "times under a profiler: for shares and causes, not to be quoted as timings",
         *profile.notes,
     ]
-    from cs_systems.report.columns import plain
-
-    return "\n".join(map(plain, lines)) + "\n"
 
 
 def _comparison(args: Analyze, tables: Sequence[str], a: Profile, b: Profile) -> list[str]:
     from cs_systems.analysis.difference import difference, doubts
 
-    said = doubts(a, b)
-    parts = []
-    for name in tables:
-        by = COMPARED[name]
+    parts: list[Part] = []
+    for by in (COMPARED[name] for name in tables):
         titles = {by: by, "a_s": "A", "b_s": "B", "difference_s": "B − A", "share": "of A's time"}
-        caption = f"kernel time of a step by {by}: {b.recording.source} against {a.recording.source}"
-        parts.append(_table(args, caption, difference(a, b, by), titles, said if name == tables[-1] else ()))
-    return parts
+        parts.append((f"kernel time of a step by {by}, B against A", difference(a, b, by), titles, []))
+    parts[-1][-1].extend(doubts(a, b))
+    return _document(args, [f"A: {a.recording.source}", f"B: {b.recording.source}"], parts)
+
+
+def _document(args: Analyze, heading: list[str], parts: Sequence[Part]) -> list[str]:
+    """The tables under the heading: as lines of its own on a terminal, else as notes, which every format escapes."""
+    from cs_systems.report.columns import plain
+
+    if args.format == "terminal":
+        return ["\n".join(map(plain, heading)) + "\n", *(_table(args, *part) for part in parts)]
+    first, *rest = parts
+    return [_table(args, *first[:3], [*heading, *first[3]]), *(_table(args, *part) for part in rest)]
 
 
 def _table(args: Analyze, caption: str, rows: Sequence[Row], titles: dict[str, str], notes: Sequence[str]) -> str:
@@ -157,7 +166,7 @@ def _table(args: Analyze, caption: str, rows: Sequence[Row], titles: dict[str, s
     if args.format == "csv":
         return render_rows(rows, "csv")
     if not rows:
-        return "\n".join([f"{caption}: nothing to show", *notes]) + "\n"
+        rows, titles = [{"": "nothing to show"}], {"": ""}
     seen = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if seen else None
     shown = {c: title for c, title in titles.items() if _says_something(c, rows)}

@@ -1,0 +1,129 @@
+"""How long does `cs-systems analyze` take for a large recording, and how much memory?
+
+Method: the two recordings among the test data (3 training steps, 714 kernels, on one H200) are repeated, each time
+later and with launches of its own, until they are as large as asked for; nsys's gets further CUDA calls until there
+are two for each kernel. Then every table is made from each in a process of its own, whose time and memory count.
+Output: one line for each file.
+
+    python scripts/benchmarks/analyze_speed.py --kernels 1000000 --kineto-megabytes 500 > profiles/analyze_speed/table.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import platform
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+DATA = Path(__file__).parents[2] / "tests" / "analysis" / "data"
+PERIOD_NS = 40_000_000  # the recordings last 30 ms
+
+
+def repeat_nsys(target: Path, kernels: int) -> None:
+    """The export with its events repeated, `copy` periods later and under correlation numbers of its own."""
+    target.write_bytes(gzip.decompress((DATA / "nsys_h200_step.sqlite.gz").read_bytes()))
+    database = sqlite3.connect(target)
+    database.execute("PRAGMA synchronous=OFF")
+    count = int(database.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()[0])
+    database.execute(
+        f"CREATE TEMP TABLE copies AS WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c "
+        f"WHERE n < {max(1, kernels // count - 1)}) SELECT n FROM c"
+    )
+    for table in ("KERNEL", "RUNTIME", "MEMCPY"):
+        _repeat(database, f"CUPTI_ACTIVITY_KIND_{table}")
+    _repeat(database, "NVTX_EVENTS")
+    calls = int(database.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_RUNTIME").fetchone()[0])
+    columns = _columns(database, "CUPTI_ACTIVITY_KIND_RUNTIME")
+    filled = ", ".join({"correlationId": "correlationId + 1000000000"}.get(c, c) for c in columns)
+    database.execute(
+        f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME ({', '.join(columns)}) "
+        f"SELECT {filled} FROM CUPTI_ACTIVITY_KIND_RUNTIME "
+        f"WHERE nameId NOT IN (SELECT id FROM StringIds WHERE value LIKE '%Synchronize%') "
+        f"LIMIT {max(0, 2 * kernels - calls)}"
+    )
+    database.commit()
+    database.close()
+
+
+def _columns(database: sqlite3.Connection, table: str) -> list[str]:
+    return [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+
+
+def _repeat(database: sqlite3.Connection, table: str) -> None:
+    shifted = {
+        "start": f"start + n * {PERIOD_NS}",
+        "end": f"end + n * {PERIOD_NS}",
+        "correlationId": "correlationId + n * 100000",
+    }
+    columns = _columns(database, table)
+    values = ", ".join(shifted.get(column, column) for column in columns)
+    # By n first, so that rows lie in the file in the order of time, as nsys writes them.
+    database.execute(
+        f"INSERT INTO {table} ({', '.join(columns)}) SELECT {values} FROM copies CROSS JOIN {table} ORDER BY n"
+    )
+
+
+def repeat_kineto(target: Path, megabytes: int) -> int:
+    """The trace repeated until it has the size; the number of its kernels."""
+    trace = json.loads(gzip.decompress((DATA / "kineto_h200_step.json.gz").read_bytes()))
+    events = trace.pop("traceEvents")
+    copies, written = 0, 0
+    with target.open("w") as file:
+        file.write(json.dumps(trace)[:-1] + ', "traceEvents": [')
+        while written < megabytes * 1_000_000:
+            text = ",\n".join(json.dumps(_later(event, copies), indent=2) for event in events)
+            written += file.write((",\n" if copies else "") + text)
+            copies += 1
+        file.write("]}")
+    return copies * sum(event.get("cat") == "kernel" for event in events)
+
+
+def _later(event: dict, copies: int) -> dict:  # type: ignore[type-arg]
+    args = dict(event.get("args", {}))
+    for name in ("correlation", "Sequence number"):
+        if name in args:
+            args[name] += copies * 10_000
+    ts = event.get("ts")
+    return event | ({"ts": ts + copies * PERIOD_NS / 1e3} if ts else {}) | ({"args": args} if args else {})
+
+
+def measure(path: Path) -> tuple[float, float, float]:
+    """(wall s, processor s, peak memory in MB) of `cs-systems analyze` in a process of its own."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-m", "cs_systems", "analyze", str(path)], check=True, stdout=subprocess.DEVNULL)
+    wall = time.monotonic() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return wall, cpu, after.ru_maxrss / 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", type=int, default=100_000, help="in the export of nsys")
+    parser.add_argument("--kineto-megabytes", type=int, default=50)
+    args = parser.parse_args()
+    print(f"Python {platform.python_version()}, every table, in a process of its own\n")
+    print("| recording | kernels | MB | wall s | processor s | peak MB |\n| --- | ---: | ---: | ---: | ---: | ---: |")
+    with tempfile.TemporaryDirectory() as folder:
+        export, trace = Path(folder) / "large.sqlite", Path(folder) / "large.json"
+        repeat_nsys(export, args.kernels)
+        # The smaller first: the peak of all children so far is what the system tells.
+        for name, path, kernels in (
+            ("nsys, 2 CUDA calls a kernel", export, args.kernels),
+            ("Kineto", trace, repeat_kineto(trace, args.kineto_megabytes)),
+        ):
+            wall, cpu, peak = measure(path)
+            megabytes = path.stat().st_size / 1e6
+            print(f"| {name} | {kernels:,} | {megabytes:.0f} | {wall:.1f} | {cpu:.1f} | {peak:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
