@@ -8,7 +8,7 @@ OUT := runs/$(shell date +%Y%m%d-%H%M%S)-bench
 PYTEST_ARGS ?= -n 2 --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test lint types format clean
+.PHONY: help install bench test lint types format readme studies clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -33,6 +33,12 @@ types: $(INSTALLED)  ## mypy --strict
 format: $(INSTALLED)  ## let ruff repair what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+readme: $(INSTALLED)  ## the README's headline table again, from the committed records
+	$(BIN)/python scripts/readme_table.py
+
+studies: $(INSTALLED)  ## every study at the size that fits this machine; again: goes on with the rest
+	$(BIN)/python scripts/_study.py --all
 
 clean:  ## take .venv and the caches away; runs/ stays
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -41,7 +41,7 @@ def measure(
     probes: Probes | None = None,
     clock: Clock = time.perf_counter,
 ) -> Iterator[Sample]:
-    """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed ones; yield samples."""
+    """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed; yield samples."""
     probes = probes or Probes(device)
     hold_s = FIRST_HOLD_S if device.is_cuda and getattr(workload, "hides_launches", False) else None
     started, warmed, timed = clock(), 0, 0

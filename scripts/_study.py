@@ -19,13 +19,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from cs_systems.cli._sweep import outcome, print_cells
+from cs_systems.cli._sweep import print_cells, print_progress
 from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, describe
 from cs_systems.cost import FULL_MATRIX, attention_cost, step_cost
 from cs_systems.record import RECORDS_FILE, Row, RunRecord, read_records
 from cs_systems.report.formats import FORMATS
 from cs_systems.report.rows import render_rows
-from cs_systems.runner import Progress, preflight, sweep
+from cs_systems.runner import preflight, sweep
 
 SCRIPTS = Path(__file__).parent
 # The most telling first: what a budget leaves out is at the end.
@@ -183,18 +183,10 @@ def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadlin
             timeout_s=CELL_TIMEOUT_S,
             fresh=fresh and number == 0,
             skip_oom=scale == "small",  # what does not fit a host takes the host down with it
-            on_progress=partial(_tell, before=number, total=len(configs)),
+            on_progress=partial(print_progress, before=number, total=len(configs)),
         ):
             if time.monotonic() > deadline:
                 return
-
-
-def _tell(progress: Progress, *, before: int, total: int) -> None:
-    if progress.note:
-        print(progress.note, file=sys.stderr)
-    if progress.record:
-        what = describe(progress.record.run_config)
-        print(f"[{before + progress.done}/{total}] {what}: {outcome(progress.record)}", file=sys.stderr, flush=True)
 
 
 def publish(study: Study, out: Path, format: str = "markdown") -> int:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from cs_systems.cli._options import Sweep
-from cs_systems.config import ConfigError, RunConfig, describe
+from cs_systems.config import RunConfig, describe
 from cs_systems.record import RunRecord, read_records, records_path
 from cs_systems.runner import Progress, preflight, sweep
 
@@ -33,8 +33,6 @@ def run_and_report(
 
     if options.dry_run:
         return print_cells(configs)
-    if options.repeats < 1:
-        raise ConfigError(f"repeats is {options.repeats}: it must be at least 1")
     folder = options.folder(command)
     with _progress() as shown:
         for _ in sweep(
@@ -112,15 +110,21 @@ def outcome(record: RunRecord) -> str:
     return f"{human(durations[len(durations) // 2], 's')} a step{marks}"
 
 
+def print_progress(progress: Progress, before: int = 0, total: int | None = None) -> None:
+    """Plain lines on standard error; `before` and `total` place a sweep that is one part of several."""
+    if progress.note:
+        print(progress.note, file=sys.stderr)
+    if progress.record:
+        place = f"[{before + progress.done}/{total or progress.total}]"
+        cell = describe(progress.record.run_config)
+        print(f"{place} {cell}: {outcome(progress.record)}", file=sys.stderr, flush=True)
+
+
 class _Lines(AbstractContextManager["_Lines"]):
-    """Plain lines on standard error, for logs and pipes."""
+    """For logs and pipes."""
 
     def tell(self, progress: Progress) -> None:
-        if progress.note:
-            print(progress.note, file=sys.stderr)
-        if progress.record:
-            cell = describe(progress.record.run_config)
-            print(f"[{progress.done}/{progress.total}] {cell}: {outcome(progress.record)}", file=sys.stderr, flush=True)
+        print_progress(progress)
 
     def __exit__(self, *_: object) -> None:
         return
