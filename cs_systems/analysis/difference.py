@@ -50,8 +50,8 @@ def doubts(a: Profile, b: Profile) -> list[str]:
     shares = [p.layer_coverage for p in (a, b)]
     if abs(shares[0] - shares[1]) > UNEQUAL:
         said.append(
-            f"layers are known of {shares[0]:.0%} of A's kernel time and of {shares[1]:.0%} of B's: by layer they differ "
-            "in what was marked, too"
+            f"layers are known of {shares[0]:.0%} of A's kernel time and of {shares[1]:.0%} of B's: "
+            "by layer the two differ in what was marked, too"
         )
     devices = [sorted(set(p.recording.devices.values())) for p in (a, b)]
     if devices[0] != devices[1]:

@@ -27,10 +27,10 @@ RULES: tuple[tuple[str, str], ...] = (
     ("norm", rf"^triton_(red|per)_.*({_NORM}|rsqrt)"),
     ("reduction", r"^triton_(red|per|split_scan)_"),
     ("optimizer", r"multi_tensor_apply|multi_?tensor|adam|adagrad|lamb_|\bsgd|muon|FusedOptimizer"),
+    ("norm", rf"{_NORM}|GammaBeta|RowwiseMoments|\bln_(fwd|bwd|parallel)|\bbn_(fw|bw)|norm_(fwd|bwd|fprop|bprop)"),
     ("attention", r"flash|fmha|sdpa|attention|attn|\bmha_|mha_fwd|mha_bwd|paged_kv"),
     ("attention", r"^(forward_kernel|dq_kernel|dkdv_kernel)$"),  # this project's own Triton kernels
     ("softmax", r"softmax"),
-    ("norm", rf"{_NORM}|GammaBeta|RowwiseMoments|\bln_(fwd|bwd|parallel)|\bbn_(fw|bw)|norm_(fwd|bwd|fprop|bprop)"),
     ("matmul", r"gemm|gemv|nvjet|xmma|cutlass|cublas|split_?k|matmul|wgmma|mma_|conv(olve|olution|2d)"),
     ("matmul", r"(^|_)b?mm_|\bdot_kernel"),
     ("copy", r"CatArray|copy_kernel|_copy_|transpose|permute|gather|index_?select|index_elementwise|roll_|pad_"),

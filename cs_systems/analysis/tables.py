@@ -324,8 +324,8 @@ def _reconciled(rows: list[Row]) -> list[str]:
         worst = max(apart, key=lambda row: abs(row["residual_share"]))
         said.append(
             f"warning: wall clock and GPU span disagree by over {DISAGREES:.0%} in {len(apart)} of {len(rows)} "
-            f"steps, most in step {worst['step']} ({worst['residual_share']:+.1%}): the host worked before the first or "
-            "after the last kernel, or the step did not end with a synchronisation; see gaps"
+            f"steps, most in step {worst['step']} ({worst['residual_share']:+.1%}): the host worked before the "
+            "first or after the last kernel, or the step did not end with a synchronisation; see gaps"
         )
     for row in rows:
         if row["event_s"] is not None and abs(row["event_s"] / row["wall_s"] - 1) > DISAGREES:

@@ -1,11 +1,11 @@
 """How long does `cs-systems analyze` take for a large recording, and how much memory?
 
-Method: the two recordings among the test data (3 training steps, 714 kernels, on one H200) are repeated, each time
-later and with launches of its own, until they are as large as asked for; nsys's gets further CUDA calls until there
-are two for each kernel. Then every table is made from each in a process of its own, whose time and memory count.
+Method: the two recordings among the test data (3 training steps, 714 kernels, one H200) are repeated, each time later
+and with launches of its own, until they are as large as asked for; nsys's gets further CUDA calls until it has two for
+each kernel. Then every table is made from each in a process of its own, whose time and memory count.
 Output: one line for each file.
 
-    python scripts/benchmarks/analyze_speed.py --kernels 1000000 --kineto-megabytes 500 > profiles/analyze_speed/table.md
+    python scripts/benchmarks/analyze_speed.py --kernels 1000000 --kineto-megabytes 500
 """
 
 from __future__ import annotations

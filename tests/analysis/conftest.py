@@ -89,10 +89,10 @@ def export(tmp_path: Path) -> Callable[..., Path]:
             database.execute(runtime, (start, end, thread, 0, text(label)))
         for label, start, end, correlation, *rest in kernels:
             pid, graph = [*rest, 7, None][:2] if rest else (7, None)
-            values = (start, end, correlation, pid << 24, text(label), graph)
+            rows = "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES"
             database.execute(
-                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, 7, ?, ?, ?, 32, 8, 4, 2, 128, 1, 1, 100, 24, ?)",
-                values,
+                f"{rows} (?, ?, 0, 7, ?, ?, ?, 32, 8, 4, 2, 128, 1, 1, 100, 24, ?)",
+                (start, end, correlation, pid << 24, text(label), graph),
             )
         for start, end in copies:
             database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, 0, 7, ?, 64)", (start, end, 7 << 24))

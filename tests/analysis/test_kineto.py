@@ -58,7 +58,7 @@ def test_a_truncated_trace_is_refused(kineto_path: Path, tmp_path: Path, share: 
     content = kineto_path.read_bytes() if compressed else gzip.decompress(kineto_path.read_bytes())
     path = tmp_path / "half.json"
     path.write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(ConfigError, match="is truncated"):
+    with pytest.raises(ConfigError, match=r"is truncated"):
         read(path)
 
 
@@ -81,7 +81,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, message: str) ->
 
 def test_without_ranges_the_remedy_is_named(kineto_events: list[Event], trace: Trace) -> None:
     with pytest.raises(
-        ConfigError, match="holds no range: mark step, forward, backward … with torch.profiler.record_function"
+        ConfigError, match=r"holds no range: mark step, forward, backward … with torch.profiler.record_function"
     ):
         read(trace([e for e in kineto_events if e.get("cat") != "user_annotation"]))
 
@@ -93,14 +93,14 @@ def test_ranges_that_never_end_are_left_out_and_named(kineto_events: list[Event]
 
     made = profile(read(trace([endless(e) for e in kineto_events])), "backward")
     assert "3 event(s) never end ('forward' …) and are left out" in made.notes[0]
-    with pytest.raises(ConfigError, match="no range is named 'step' or .* never end"):
+    with pytest.raises(ConfigError, match=r"no range is named 'step' or .* never end"):
         profile(made.recording)
 
 
 def test_two_processes_in_a_trace_are_refused(kineto_events: list[Event], trace: Trace) -> None:
     other = [e | {"pid": 999} for e in kineto_events if e.get("cat") == "cuda_runtime"]
     with pytest.raises(
-        ConfigError, match="holds the processes 482, 999, .* analyse the trace of each process by itself"
+        ConfigError, match=r"holds the processes 482, 999, .* analyse the trace of each process by itself"
     ):
         read(trace([*kineto_events, *other]))
 

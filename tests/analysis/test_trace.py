@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,4 +39,4 @@ def test_a_union_covers_what_its_parts_cover(spans: list[tuple[int, int]]) -> No
     merged = union(spans)
     covered = {t for start, end in spans for t in range(start, end)}
     assert {t for start, end in merged for t in range(int(start), int(end))} == covered
-    assert all(a_end < b_start for (_, a_end), (b_start, _) in zip(merged, merged[1:], strict=False))
+    assert all(a_end < b_start for (_, a_end), (b_start, _) in pairwise(merged))
