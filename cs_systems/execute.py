@@ -85,24 +85,21 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, emit: Emit) -> b
             if round >= cell.config.rounds:
                 continue
             emit({"event": "visit", "cell": cell.index, "round": round})
+            record, usable = None, True
             try:
                 _visit(cell, round)
                 if round + 1 == cell.config.rounds:
-                    emit(_finished(cell, _success(cell, repeat, resident and len(cells) > 1)))
-                    alive.remove(cell)
-                if round + 1 == cell.config.rounds or not resident:
-                    _drop(cell)
+                    record = _success(cell, repeat, resident and len(cells) > 1)
             except Exception as error:  # the error boundary of a cell: whatever it raised becomes its record
+                record, usable = _failure(cell, repeat, error), not devices.is_poisoned(error)
+            if record is not None:
                 alive.remove(cell)
-                emit(_finished(cell, _failure(cell, repeat, error)))
+                emit({"event": "record", "cell": cell.index, "record": dataclasses.asdict(record)})
+            if not usable:
+                return False  # nothing more can be asked of the device, not even to free what is left on it
+            if record is not None or not resident:
                 _drop(cell)
-                if devices.is_poisoned(error):
-                    return False
     return True
-
-
-def _finished(cell: _Cell, record: RunRecord) -> dict[str, Any]:
-    return {"event": "record", "cell": cell.index, "record": dataclasses.asdict(record)}
 
 
 def _all_fit(cells: list[_Cell]) -> bool:

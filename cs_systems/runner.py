@@ -154,6 +154,9 @@ class _Crew:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._worker is not None:
             self._worker.close()
 
@@ -228,12 +231,12 @@ class _Crew:
                         waiting.remove(current)
                         yield RunRecord.from_dict(event["record"])
             except (WorkerDied, WorkerTimeout) as error:
-                waiting.remove(current)
-                yield self._casualty(current, repeat, error)
+                self.close()
+                if current in waiting:  # else it died of what it had told already
+                    waiting.remove(current)
+                    yield self._casualty(current, repeat, error)
 
     def _casualty(self, config: RunConfig, repeat: int, error: Exception) -> RunRecord:
-        assert self._worker is not None
-        self._worker.close()
         if isinstance(error, WorkerTimeout):
             return self._record(config, repeat, "timeout", f"no answer within {self._timeout_s:g} s: raise --timeout-s")
         return self._record(config, repeat, "killed", f"the worker was lost: {error}")
