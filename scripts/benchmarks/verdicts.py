@@ -15,6 +15,7 @@ import argparse
 import json
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="a side")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time, each on one core")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
@@ -101,10 +103,10 @@ def main() -> None:
     random.Random(args.seed).shuffle(order)
     args.out.mkdir(parents=True, exist_ok=True)
     runs: dict[str, list[list[list[float]]]] = {"a": [], "b": []}
-    with (args.out / "processes.jsonl").open("w") as lines:
-        for kind in order:
-            runs[kind].append(measure(kind, args))
-            medians = [stats.quantile(r, 0.5) for r in runs[kind][-1]]
+    with (args.out / "processes.jsonl").open("w") as lines, ThreadPoolExecutor(args.jobs) as pool:
+        for kind, rounds in zip(order, pool.map(lambda kind: measure(kind, args), order), strict=True):
+            runs[kind].append(rounds)
+            medians = [round(stats.quantile(r, 0.5), 9) for r in rounds]
             print(json.dumps({"kind": kind, "round_median_s": medians}), file=lines, flush=True)
     found = verdicts(runs, args.pairs, args.processes)
     table = ["| comparison | wanted | got it | of | all verdicts |", "|---|---|---:|---:|---|"]
