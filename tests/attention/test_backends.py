@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import re
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
 from cs_systems import annotate, plugins
-from cs_systems.attention import AttentionBackend, AttentionCall, flash_attn, flash_triton
+from cs_systems.attention import AttentionBackend, AttentionCall, flash_attn
 from cs_systems.attention.flash_torch import B_K, B_Q, FlashAttentionTorch
 
 from .conftest import Case, relative_error, results
@@ -300,27 +296,6 @@ def test_flash_torch_at_any_shape(
     got = results(backend("flash_torch"), inputs, case, backward=True)
     ref = results(backend("naive"), inputs, case, backward=True)
     assert max(relative_error(g, r) for g, r in zip(got, ref, strict=True)) < 1e-12
-
-
-# flash_triton, whose kernels need another process to run here
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
-def test_triton_kernels_keep_the_semantics_in_the_interpreter() -> None:
-    """The whole suite, in a process that interprets Triton; the long cases are left to the GPU."""
-    if reason := flash_triton._unavailable_interpreted(Case().call("cpu", "float32")):
-        pytest.skip(reason)
-    suite = Path(__file__).with_name("test_semantics.py")
-    names = "flash_triton and not (130 or full-127 or scores_of_ten_thousand-float16 or d-head-128)"
-    command = [sys.executable, "-m", "pytest", str(suite), "-k", names, "-m", "not gpu", "-p", "no:cacheprovider"]
-    run = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
-    passed = re.search(r"(\d+) passed", run.stdout)
-    assert run.returncode == 0, run.stdout[-3000:]
-    assert passed
-    assert int(passed[1]) > 15
 
 
 def test_an_unavailable_call_is_hashable() -> None:
