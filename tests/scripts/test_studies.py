@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import re
 import subprocess
@@ -56,31 +55,6 @@ AXES: dict[str, dict[str, set[Any]]] = {
         "causal": {True},
     },
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def scripts_path() -> Iterator[None]:
-    """A script finds its neighbours, as it does when it is run."""
-    sys.path.insert(0, str(SCRIPTS))
-    yield
-    sys.path.remove(str(SCRIPTS))
-
-
-@pytest.fixture(scope="module")
-def skeleton() -> Any:
-    return importlib.import_module("_study")
-
-
-@pytest.fixture(scope="module")
-def builders() -> Any:
-    """Records like those of a real sweep, from the report's tests."""
-    spec = importlib.util.spec_from_file_location("report_builders", ROOT / "tests" / "report" / "conftest.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.CEILINGS[Precision.FP16] = module.CEILINGS[Precision.BF16]
-    return module
 
 
 def study(name: str) -> Any:
