@@ -13,12 +13,14 @@ The causes of a stretch without a kernel, each for as long as it lasted:
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cs_systems.analysis.profile import Profile, Step
 from cs_systems.analysis.stalls import stalls
-from cs_systems.analysis.trace import Kernel, Recording, Timeline, union
+from cs_systems.analysis.trace import Kernel, Recording, Timeline
 from cs_systems.record import Row
 
 COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH = CAUSES = (
@@ -48,15 +50,13 @@ def gap_rows(profile: Profile) -> list[Row]:
     wall_s = sum(step.end_s - step.start_s for step in profile.steps)
     count = len(profile.steps)
     rows = []
-    for device, kernels in kernels_by_device(profile.recording).items():
+    for device, found in _gaps_in_steps(profile):
         times: dict[str, list[float]] = {cause: [] for cause in CAUSES}
-        lines = _stalls(profile.recording, device)
-        found = list(gaps(kernels))
-        for pieces in _in_steps([(gap.start_s, gap.end_s) for gap in found], profile.steps):
-            for start, end, number in pieces:
-                by_cause = split(Gap(start, end, found[number].pending), lines)
-                for cause in by_cause:
-                    times[cause].append(by_cause[cause])
+        copies, stalling = _stalls(profile.recording, device)
+        for gap in itertools.chain.from_iterable(found):
+            line, rest = (copies, LATENCY) if gap.pending else (stalling, LAUNCH)
+            for cause, time_s in split(gap, line, rest).items():
+                times[cause].append(time_s)
         rows += [
             {
                 "device": device,
@@ -74,12 +74,17 @@ def gap_rows(profile: Profile) -> list[Row]:
 
 def busy_s(profile: Profile) -> dict[tuple[int, int], float]:
     """(number of the step, device) → for how long within the step's wall time at least one kernel ran."""
-    busy = {}
+    return {
+        (number, device): step.end_s - step.start_s - sum(gap.end_s - gap.start_s for gap in pieces)
+        for device, found in _gaps_in_steps(profile)
+        for number, (step, pieces) in enumerate(zip(profile.steps, found, strict=True))
+    }
+
+
+def _gaps_in_steps(profile: Profile) -> Iterator[tuple[int, Iterator[list[Gap]]]]:
+    """For each device that ran a kernel: for each step its gaps, cut to the step's wall time."""
     for device, kernels in kernels_by_device(profile.recording).items():
-        spans = union((kernel.start_s, kernel.end_s) for kernel in kernels)
-        for number, pieces in enumerate(_in_steps(spans, profile.steps)):
-            busy[number, device] = sum(end - start for start, end, _ in pieces)
-    return busy
+        yield device, _cut(list(gaps(kernels)), profile.steps)
 
 
 def kernels_by_device(recording: Recording) -> dict[int, list[Kernel]]:
@@ -100,40 +105,35 @@ def gaps(kernels: Sequence[Kernel]) -> Iterator[Gap]:
     yield Gap(end, float("inf"), False)
 
 
-def _in_steps(spans: Sequence[tuple[float, float]], steps: Sequence[Step]) -> Iterator[list[tuple[float, float, int]]]:
-    """For each step the pieces of the spans that lie in it: (start, end, number of the span). Both come in order."""
-    first = 0
+def _cut(found: Sequence[Gap], steps: Sequence[Step]) -> Iterator[list[Gap]]:
+    """For each step the gaps within it: of gaps in order only the first and the last can reach out of a step."""
+    starts, ends = [gap.start_s for gap in found], [gap.end_s for gap in found]
     for step in steps:
-        while first < len(spans) and spans[first][1] <= step.start_s:
-            first += 1
-        pieces = []
-        for number in range(first, len(spans)):
-            start, end = spans[number]
-            if start >= step.end_s:
-                break
-            pieces.append((max(start, step.start_s), min(end, step.end_s), number))
+        pieces = list(found[bisect_right(ends, step.start_s) : bisect_left(starts, step.end_s)])
+        if pieces:
+            pieces[0] = pieces[0]._replace(start_s=max(pieces[0].start_s, step.start_s))
+            pieces[-1] = pieces[-1]._replace(end_s=min(pieces[-1].end_s, step.end_s))
         yield pieces
 
 
 def _stalls(recording: Recording, device: int) -> tuple[Timeline[Span], Timeline[Span]]:
-    """(copies of the device, all that stalls it): of the second only matters what no launch was pending in."""
+    """(the device's copies, whatever stalls it): the second counts only where no launch was pending."""
     copies = [Span(COPY, copy.start_s, copy.end_s) for copy in recording.copies if copy.device == device]
     host = [Span(PROFILER, start, end) for start, end in recording.overheads]
     host += [Span(stalls(call.name) or LAUNCH, call.start_s, call.end_s) for call in recording.calls]
     return Timeline(copies), Timeline([*copies, *host])
 
 
-def split(gap: Gap, lines: tuple[Timeline[Span], Timeline[Span]]) -> dict[str, float]:
-    """Cause → its time in the gap. Of several at one time the first in CAUSES counts."""
-    line, rest = (lines[0], LATENCY) if gap.pending else (lines[1], LAUNCH)
-    at, start = line.index(gap.start_s), gap.start_s
-    if not line.stacks[at] and (at + 1 == len(line.times) or line.times[at + 1] >= gap.end_s):
-        return {rest: gap.end_s - start}  # nearly every gap, of which there are as many as kernels
+def split(gap: Gap, line: Timeline[Span], rest: str) -> dict[str, float]:
+    """Cause → its time in the gap, `rest` where the line has none; of several at once the first in CAUSES counts."""
+    start, end, _ = gap
+    at = bisect_right(line.times, start) - 1
+    if not line.stacks[at] and line.times[at + 1] >= end:
+        return {rest: end - start}  # nearly every gap, of which there are as many as kernels
     times: dict[str, float] = {}
-    while start < gap.end_s:
-        end = min(line.times[at + 1] if at + 1 < len(line.times) else gap.end_s, gap.end_s)
-        stack = line.stacks[at]
-        cause = min((span.cause for span in stack), key=CAUSES.index) if stack else rest
-        times[cause] = times.get(cause, 0.0) + end - start
-        start, at = end, at + 1
+    while start < end:
+        stop = min(line.times[at + 1], end)
+        cause = min((span.cause for span in line.stacks[at]), key=CAUSES.index, default=rest)
+        times[cause] = times.get(cause, 0.0) + stop - start
+        start, at = stop, at + 1
     return times

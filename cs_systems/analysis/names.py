@@ -21,7 +21,7 @@ PHASES = {
     Phase.OPTIMIZER: r"optimizer([ _]step)?|Optimizer\.step#.*",
 }
 LAYERS = {
-    r"block {}": r"(?:.*\.)?(?:transformer[ _])?(?:blocks?|layers?|h)[ _.#]?(\d+)",
+    r"block {}": r"(?:.*\.)?(?:(?:transformer[ _])?(?:blocks?|layers?)[ _.#]?|h\.)(\d+)",
     "embedding": r"(?:.*\.)?(?:token[ _])?embeddings?|(?:.*\.)?embed_tokens|(?:.*\.)?wte",
     "final norm": r"final[ _]norm|ln_final|ln_f|norm_f",
     "lm_head": r"lm[ _]head",

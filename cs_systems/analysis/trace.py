@@ -125,7 +125,8 @@ T = TypeVar("T", bound=Interval)
 
 
 class Timeline(Generic[T]):
-    """What was open when, on one thread: `stacks[i]` (outermost first) from `times[i]` to `times[i + 1]`.
+    """What was open when, on one thread: `stacks[i]` (outermost first) from `times[i]` to `times[i + 1]`,
+    of which the first and the last are infinite.
 
     Intervals need not nest: an NVTX start/end range may end before one that it encloses.
     """
@@ -148,6 +149,7 @@ class Timeline(Generic[T]):
             else:
                 self.times.append(time)
                 self.stacks.append(tuple(active))
+        self.times.append(float("inf"))
 
     def index(self, time_s: float) -> int:
         return bisect_right(self.times, time_s) - 1
@@ -162,20 +164,3 @@ def timelines(intervals: Sequence[T], thread: str = "thread") -> dict[int, Timel
     for item in intervals:
         by_thread.setdefault(getattr(item, thread), []).append(item)
     return {number: Timeline(items) for number, items in by_thread.items()}
-
-
-def union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Disjoint (start, end) in order that cover what the spans cover."""
-    merged: list[tuple[float, float]] = []
-    last_start = last_end = float("-inf")
-    for start, end in sorted(spans):
-        if start <= last_end:
-            if end > last_end:
-                last_end = end
-        else:
-            if last_end > last_start:
-                merged.append((last_start, last_end))
-            last_start, last_end = start, end
-    if last_end > last_start:
-        merged.append((last_start, last_end))
-    return merged

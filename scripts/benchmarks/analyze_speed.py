@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import platform
-import resource
 import sqlite3
 import subprocess
 import sys
@@ -96,13 +96,13 @@ def _later(event: dict, copies: int) -> dict:  # type: ignore[type-arg]
 
 def measure(path: Path) -> tuple[float, float, float]:
     """(wall s, processor s, peak memory in MB) of `cs-systems analyze` in a process of its own."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.monotonic()
-    subprocess.run([sys.executable, "-m", "cs_systems", "analyze", str(path)], check=True, stdout=subprocess.DEVNULL)
-    wall = time.monotonic() - start
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return wall, cpu, after.ru_maxrss / 1e3
+    command = [sys.executable, "-m", "cs_systems", "analyze", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)} failed")
+    return time.monotonic() - start, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
 
 
 def main() -> None:
@@ -115,7 +115,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         export, trace = Path(folder) / "large.sqlite", Path(folder) / "large.json"
         repeat_nsys(export, args.kernels)
-        # The smaller first: the peak of all children so far is what the system tells.
         for name, path, kernels in (
             ("nsys, 2 CUDA calls a kernel", export, args.kernels),
             ("Kineto", trace, repeat_kineto(trace, args.kineto_megabytes)),

@@ -172,6 +172,7 @@ def test_loss_and_optimizer_are_modules_of_their_own(export: Callable[..., Path]
         ("layers.3", (None, "block 3", None)),
         ("model.layers.3", (None, "block 3", None)),
         ("h.7", (None, "block 7", None)),
+        ("h100", (None, None, None)),
         ("token_embeddings", (None, "embedding", None)),
         ("embedding", (None, "embedding", None)),
         ("final norm", (None, "final norm", None)),

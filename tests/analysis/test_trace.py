@@ -1,13 +1,11 @@
-"""The plain form of a recording: what is open when, and what intervals cover."""
+"""The plain form of a recording: what is open when."""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cs_systems.analysis.trace import Range, Timeline, timelines, union
+from cs_systems.analysis.trace import Range, Timeline, timelines
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda s: (min(s), max(s))), max_size=12)
 
@@ -32,11 +30,3 @@ def test_what_encloses_comes_first() -> None:
 def test_threads_have_timelines_of_their_own() -> None:
     made = [Range("a", 0, 10, 1, 7), Range("b", 0, 10, 2, 7)]
     assert {thread: [r.name for r in line.at(5)] for thread, line in timelines(made).items()} == {1: ["a"], 2: ["b"]}
-
-
-@given(SPANS)
-def test_a_union_covers_what_its_parts_cover(spans: list[tuple[int, int]]) -> None:
-    merged = union(spans)
-    covered = {t for start, end in spans for t in range(start, end)}
-    assert {t for start, end in merged for t in range(int(start), int(end))} == covered
-    assert all(a_end < b_start for (_, a_end), (b_start, _) in pairwise(merged))
