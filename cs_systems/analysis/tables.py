@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from cs_systems.analysis.attribution import Place
-from cs_systems.analysis.families import FAMILIES, family, short_name
+from cs_systems.analysis.families import FAMILIES, family
 from cs_systems.analysis.gaps import busy_s, gap_rows
 from cs_systems.analysis.names import LAYERS, PARTS, UNATTRIBUTED, meaning
 from cs_systems.analysis.profile import Profile, Sum
@@ -347,8 +347,3 @@ def _per_step(profile: Profile, total: Sum) -> Row:
 
 def _extent(extent: tuple[int, int, int] | None) -> str | None:
     return None if extent is None else "×".join(map(str, extent))
-
-
-def shortened(rows: Iterable[Row]) -> list[Row]:
-    """The rows with kernels under their short names, for a person."""
-    return [row | {"kernel": short_name(row["kernel"])} if "kernel" in row else row for row in rows]
