@@ -51,7 +51,9 @@ def run(args: Report) -> int:
         from cs_systems.report import plot
 
         plot.save(records, args.figure, args.figure_kind)
-        print(f"figure: {args.figure}", file=sys.stderr)
+        others = ", ".join(plot.left_out(records))
+        alone = f" (the first workload alone; --format html draws {others} too)" if others else ""
+        print(f"figure: {args.figure}{alone}", file=sys.stderr)
         if not args.output:
             return 0
     text = _text(args, records)

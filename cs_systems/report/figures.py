@@ -8,6 +8,7 @@ from itertools import cycle
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.config import Mode
 from cs_systems.record import RunRecord, Sample
 from cs_systems.report import columns as cols
 from cs_systems.report import layout, units
@@ -25,9 +26,11 @@ MARKERS = "os^Dv<>P"
 GREY = "#8a8f98"
 INK = "#1e2227"
 # What a curve runs along: the first that varies.
-LENGTHS = ("seq", "seq_len", "batch", "batch_size", "d_head", "heads")
+LENGTHS = ("seq", "seq_len", "batch", "batch_size", "heads", "d_head")
+# What may change along with it: such a size tells no curves apart.
+SIZES = (*LENGTHS, "context_length", "heads_kv", "seq_k", "executed_d_head")
 # Numbers that say nothing without their name.
-SPOKEN = frozenset({*LENGTHS, "context_length", "seed", "repeat"})
+SPOKEN = frozenset({*SIZES, "seed", "repeat"})
 MOST_BARS = 32
 MOST_CURVES = len(COLORS)
 WIDTH = 8  # inches, as wide as a README shows
@@ -61,7 +64,8 @@ def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
         axes.barh(at, widths, left=left, color=color, label=name, height=0.72)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     rest = (steps["wall_minus_phases_s"].clip(lower=0).fillna(0) / unit.factor).tolist()
-    axes.barh(at, rest, left=left, color=GREY, label="outside the phases", height=0.72)
+    if any(rest):
+        axes.barh(at, rest, left=left, color=GREY, label="outside the phases", height=0.72)
     ends = [(steps[c] / unit.factor).tolist() for c in ("median_s", "p10_s", "p90_s")]
     for y, (middle, low, high) in enumerate(zip(*ends, strict=True)):
         if middle == middle:
@@ -75,6 +79,7 @@ def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     axes.set_xlim(0, reach * 1.16)
     more = f"; {hidden} more cells are in the table" if hidden else ""
     axes.set_xlabel(f"{unit.label} (bars: medians of the phases; line: p10 to p90 of the step{more})")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.grid(axis="x")
     return _with_legend(drawn, axes)
 
@@ -110,14 +115,20 @@ def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 
 
 def memory(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-    """Peak memory along a length: measured, and (dotted) as the cost model predicts it, also where it did not fit."""
+    """Peak memory along a length: measured, and (dotted) as the cost model predicts it, also where it did not fit.
+
+    A cell that did not fit has a peak too, but of what it had before it failed: that is no point of the curve.
+    """
     unit = units.best_unit(units.SCALES["_bytes"], data["peak_allocated_bytes"].dropna().astype(float))
 
     def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
-        axes.plot(x, points["peak_allocated_bytes"] / unit.factor, **style)
-        axes.plot(x, points["predicted_peak_bytes"] / unit.factor, color=style["color"], linestyle=":", linewidth=1.2)
+        fits = points["median_s"].notna()
+        predicted = points["predicted_peak_bytes"] / unit.factor
+        axes.plot(x, points["peak_allocated_bytes"].where(fits) / unit.factor, **style)
+        axes.plot(x, predicted, color=style["color"], linestyle=":", linewidth=1.2)
+        axes.plot(x, predicted.mask(fits), color=style["color"], linestyle="", marker="x", markersize=8)
 
-    return _curves(data, f"{unit.label} (dotted: predicted)", draw, failed=True)
+    return _curves(data, f"{unit.label} (dotted: predicted, × where it did not fit)", draw, failed=True)
 
 
 def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
@@ -178,7 +189,8 @@ def _runs_along(data: pd.DataFrame, column: str) -> bool:
 
 def _has_parts(data: pd.DataFrame) -> bool:
     """Whether steps have several phases, and these are not measured one by one as well."""
-    return data["workload"].iloc[0] != "attention" and len(cols.phases_of(data)) > 2
+    one_by_one = data["workload"].iloc[0] == "attention" and set(data["mode"]) != {Mode.FORWARD_BACKWARD}
+    return not one_by_one and len(cols.phases_of(data)) > 2
 
 
 def _has_ceiling(data: pd.DataFrame) -> bool:
@@ -209,16 +221,16 @@ def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -
     from matplotlib.figure import Figure
 
     along = str(_length(data))
-    same = {along, "repeat", "mode"} | ({"context_length"} if along == "seq_len" else set())
     rows = data[(data["phase"] == STEP) | (failed & data["phase"].isna())]
-    rows = rows.assign(curve=_labels(rows, [name for name in varying(data)[0] if name not in same]))
+    apart, with_it = _apart(rows, along, [name for name in varying(data)[0] if name not in (along, "repeat", "mode")])
+    rows = rows.assign(curve=_labels(rows, apart))
     measured = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "curve"])]
     looks = dict(zip(measured[:MOST_CURVES], zip(COLORS, MARKERS, strict=True), strict=False))
     modes = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "mode"])]
     drawn = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     panels = drawn.subplots(1, len(modes), sharey=True, squeeze=False)[0]
     for axes, mode in zip(panels, modes, strict=True):
-        _log_log(axes, along, sorted(rows[along].dropna().unique()), len(modes))
+        _log_log(axes, _axis_title(along, with_it), sorted(rows[along].dropna().unique()), len(modes))
         if len(modes) > 1:
             axes.set_title(mode, fontsize=10)
         for label, (color, marker) in looks.items():
@@ -230,11 +242,29 @@ def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -
     return _with_legend(drawn, panels[0], along=len(looks) > 1)
 
 
+def _apart(rows: pd.DataFrame, along: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(names that tell curves apart, those that do not: sizes that are fixed by `along` and the others)."""
+    apart, fixed = [*names], []
+    for name in (n for n in reversed(SIZES) if n in apart):  # what follows from others is the first to go
+        others = [along, "mode", *(n for n in apart if n != name)]
+        if (rows.groupby(others, dropna=False)[name].nunique() <= 1).all():
+            apart.remove(name)
+            fixed.append(name)
+    return apart, fixed
+
+
+def _axis_title(along: str, with_it: Sequence[str]) -> str:
+    """What changes with the length is said, but for what is only another name of it or follows from it."""
+    title = {"seq": "sequence length", "seq_len": "sequence length"}.get(along, layout.title(along))
+    others = " and ".join(layout.title(name) for name in with_it if name in LENGTHS)
+    return f"{title} ({others} with it)" if others else title
+
+
 def _style(label: str, color: str, marker: str) -> dict[str, Any]:
     return {"label": label, "color": color, "marker": marker}
 
 
-def _log_log(axes: Axes, along: str, lengths: Sequence[float], panels: int) -> None:
+def _log_log(axes: Axes, title: str, lengths: Sequence[float], panels: int) -> None:
     from matplotlib.ticker import LogLocator
 
     axes.set_xscale("log", base=2)
@@ -244,7 +274,7 @@ def _log_log(axes: Axes, along: str, lengths: Sequence[float], panels: int) -> N
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axes.set_xlabel({"seq": "sequence length", "seq_len": "sequence length"}.get(along, layout.title(along)))
+    axes.set_xlabel(title)
     axes.grid()
 
 
@@ -272,9 +302,7 @@ def _of_phase(data: pd.DataFrame, phase: str, cells: pd.DataFrame) -> pd.DataFra
 
 def _labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
     """`small · ctx 256 · naive` for each row."""
-    return [
-        " · ".join(_spoken(n, row[n]) for n in names if n != "seq_len") for row in data[[*names]].to_dict("records")
-    ]
+    return [" · ".join(_spoken(n, row[n]) for n in names) for row in data[[*names]].to_dict("records")]
 
 
 def _spoken(name: Any, value: Any) -> str:

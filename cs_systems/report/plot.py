@@ -48,8 +48,14 @@ STYLE: Any = {
 
 def kinds(records: Sequence[RunRecord]) -> list[str]:
     """The figures that these records (of the workload that comes first) can fill, the most telling first."""
-    data = frame(_of_one_workload(records))
-    return [name for name, kind in KINDS.items() if kind.fits(data)]
+    chosen = _of_one_workload(records)
+    data = frame(chosen)
+    return [name for name, kind in KINDS.items() if chosen and kind.fits(data)]
+
+
+def left_out(records: Sequence[RunRecord]) -> list[str]:
+    """The workloads that a figure of these records does not show."""
+    return [*dict.fromkeys(r.config["workload"] for r in without_retried(records))][1:]
 
 
 def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool = True) -> Figure:

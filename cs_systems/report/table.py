@@ -112,10 +112,17 @@ def _sort_key(column: pd.Series) -> pd.Series:
 
     if pd.api.types.is_numeric_dtype(column):
         return column
-    ranks = {name: i - len(PRESETS) for i, name in enumerate(PRESETS)} if column.name == "size" else {}
-    for value in column:
-        ranks.setdefault(value, len(ranks))
-    return pd.Series([ranks[v] for v in column], index=column.index)
+    names = [*dict.fromkeys(column)]
+    if column.name == "size":
+        names.sort(key=_size_rank)
+    return column.map({name: rank for rank, name in enumerate(names)})
+
+
+def _size_rank(label: str) -> tuple[int, bool]:
+    """`large+num_layers=32` comes after `large`, before `xl`; what is no preset comes last."""
+    name, _, _ = label.partition("+")
+    order = [*PRESETS]
+    return (order.index(name) if name in PRESETS else len(order), label != name)
 
 
 def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:

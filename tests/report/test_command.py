@@ -34,6 +34,14 @@ def test_a_page_and_a_figure_are_written(folder: Path) -> None:
     assert "<svg" in figure.read_text(encoding="utf-8")
 
 
+def test_a_figure_says_which_workload_it_leaves_out(
+    folder: Path, attention_records: list[RunRecord], capsys: pytest.CaptureFixture[str]
+) -> None:
+    append_record(folder, attention_records[0])
+    assert main(["report", str(folder), "--figure", str(folder / "figure.svg")]) == 0
+    assert "the first workload alone; --format html draws attention too" in capsys.readouterr().err
+
+
 def test_a_torn_line_is_named_and_the_rest_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (folder / "records.jsonl").open("a") as stream:
         stream.write('{"schema_version": 1, "key"')

@@ -1,15 +1,16 @@
 import re
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 
 import pytest
 
-from cs_systems.config import ConfigError, RunConfig
+from cs_systems.config import AttentionShape, ConfigError, RunConfig
 from cs_systems.record import RunRecord
 from cs_systems.report import plot
 from cs_systems.report.figures import causes
 
-from .conftest import Build, attention_config
+from .conftest import Build, attention_config, failed
 
 
 def test_the_workload_chooses_the_figures(
@@ -48,6 +49,48 @@ def test_modes_have_panels_of_one_scale(build: Build) -> None:
     panels = plot.figure(records, "time").axes
     assert [axes.get_title() for axes in panels] == list(modes)
     assert panels[0].get_ylim() == panels[1].get_ylim()
+
+
+def test_a_size_that_changes_with_the_length_tells_no_curves_apart(build: Build) -> None:
+    """heads × d_head is constant; the head size that a kernel pads to follows from d_head."""
+    records = []
+    for name in ("naive", "sdpa_flash"):
+        for heads in (1, 2, 4):
+            config = replace(attention_config(name, 128), shape=AttentionShape(4, heads, 128, 32 // heads))
+            record = build(config, heads * 1e-5, 1e9, 10**8)
+            ran = {**record.results["ran"][0], "executed_d_head": 32 if name == "sdpa_flash" else 32 // heads}
+            records.append(replace(record, results={**record.results, "ran": [ran]}))
+    (axes,) = plot.figure(records, "time").axes
+    assert [line.get_label() for line in axes.get_lines()] == ["naive", "sdpa_flash"]
+    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[1, 2, 4]] * 2
+    assert axes.get_xlabel() == "heads (d_head with it)"
+
+
+def test_attention_has_parts_where_no_mode_measures_them_alone(build: Build) -> None:
+    both, forward = (
+        build(attention_config("naive", 128, mode=mode), 1e-4, 1e9, 10**8) for mode in ("forward-backward", "forward")
+    )
+    assert plot.kinds([both])[0] == "phases"
+    assert "phases" not in plot.kinds([both, forward])
+
+
+def test_memory_of_a_cell_that_did_not_fit_is_predicted_not_measured(build: Build) -> None:
+    fits, long = (attention_config("naive", seq) for seq in (128, 256))
+    died = failed(long, "oom", "CUDA out of memory", predicted=4 * 2**30)
+    memory = {"predicted_peak_bytes": 4 * 2**30, "peak_allocated_bytes": 2**20}
+    died = replace(died, results={**died.results, "memory": [memory]})
+    (axes,) = plot.figure([build(fits, 1e-4, 1e9, 2**30), died], "memory").axes
+    measured, predicted, missing = ([*line.get_ydata()] for line in axes.get_lines())
+    assert isnan(measured[1])
+    assert predicted[1] == missing[1] == 4 * measured[0]
+    assert isnan(missing[0])
+
+
+def test_a_figure_is_of_one_workload_and_names_the_others(
+    train_records: list[RunRecord], attention_records: list[RunRecord]
+) -> None:
+    assert plot.left_out([*train_records, *attention_records]) == ["attention"]
+    assert plot.left_out(train_records) == []
 
 
 def test_nothing_is_drawn_outside_the_figure(train_records: list[RunRecord]) -> None:

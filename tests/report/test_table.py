@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from cs_systems.config import ConfigError, RunConfig
+from cs_systems.config import ConfigError, RunConfig, preset
 from cs_systems.record import RunRecord
 from cs_systems.report.formats import FORMATS
+from cs_systems.report.rows import render_rows
 from cs_systems.report.table import render, tables
 
 from .conftest import Build, attention_config, train_config
@@ -203,3 +204,17 @@ def test_csv_columns_are_in_the_unit_of_their_name(train_records: list[RunRecord
     assert list(first) == ["size", "median_s", "median_ms", "p10_s", "p90_s"]
     assert float(first["median_ms"]) == pytest.approx(1e3 * float(first["median_s"]))
     assert float(first["p10_s"]) <= float(first["median_s"]) <= float(first["p90_s"])
+
+
+def test_a_changed_preset_stands_beside_the_one_it_was_made_from(build: Build) -> None:
+    models = [preset("xl"), preset("large", num_layers=32), preset("large"), preset("small")]
+    (table,) = tables([build(RunConfig(model=model), 0.1, 1e12, 10**9) for model in models], columns=["size"])
+    assert table.columns[0].cells == ("small", "large", "large+num_layers=32", "xl")
+
+
+@pytest.mark.parametrize("width", [None, 40])
+def test_plain_rows_lose_no_column_in_a_narrow_terminal(width: int | None) -> None:
+    names = [f"column_number_{i}_s" for i in range(12)]
+    text = render_rows([dict.fromkeys(names, 1.0), dict.fromkeys(names, 2.5)], width=width)
+    assert all(f"column number {i}" in text for i in range(12))
+    assert text.count("2.50") == 12
