@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import log
 from statistics import fmean, linear_regression
 from typing import Any
@@ -61,6 +62,12 @@ def by_backend(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
 def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
     """n of the power law y ~ xⁿ that fits best, by least squares on logarithms."""
     return linear_regression([log(x) for x in xs], [log(y) for y in ys]).slope
+
+
+def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """n of y ~ c + xⁿ: from the slopes between neighbours, in which a constant part does not count."""
+    slopes = [(y_b - y_a) / (x_b - x_a) for (x_a, y_a), (x_b, y_b) in pairwise(zip(xs, ys, strict=True))]
+    return 1 + exponent(xs[1:], slopes)
 
 
 def rate(cell: Cell, kind: str = "model") -> str:

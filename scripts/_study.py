@@ -201,7 +201,7 @@ def publish(study: Study, out: Path, format: str = "markdown") -> int:
     text = "\n\n".join([f"# {study.title}", *tables, "## What it says", said, f"    {study.command}"])
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     drawn = [cell.record for cell in found if study.drawn(cell)]
-    if fitting := plot.kinds(drawn) if drawn else []:  # a study that was cut short may not fill its own figure yet
+    if fitting := plot.kinds(drawn):  # a study that was cut short may not fill its own figure yet
         plot.save(drawn, out / "figure.svg", study.figure if study.figure in fitting else None)
     print("\n".join(study.tables(found, format)))
     print(said, file=sys.stdout if format == "markdown" else sys.stderr)
@@ -215,7 +215,8 @@ def _missing(study: Study, records: Sequence[RunRecord]) -> Iterator[str]:
     wanted = next((configs for configs in (study.full(), study.small()) if known & set(configs)), [])
     if missing := [config for config in wanted if config not in known]:
         first = describe(missing[0])
-        yield f"{len(missing)} cells are not measured yet, {first} first: the same command goes on with them"
+        count = "1 cell is" if len(missing) == 1 else f"{len(missing)} cells are"
+        yield f"{count} not measured yet, {first} first: the same command goes on with the rest"
 
 
 def run(study: Study, argv: Sequence[str] | None = None) -> int:

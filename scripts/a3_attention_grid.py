@@ -12,7 +12,7 @@ No report to correct here; a cell that does not fit is a row with its predicted 
 
 from __future__ import annotations
 
-from _attention import FLASH2, PYTORCH, QUICK, by_backend, calls, exponent, speed_up
+from _attention import FLASH2, PYTORCH, QUICK, by_backend, calls, exponent, growth, speed_up
 from _study import Cell, Study, index, run
 
 from cs_systems.config import AttentionShape, Precision, RunConfig
@@ -55,13 +55,14 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _growth(what: str, line: list[Cell]) -> str:
-    """Exponents over the longer half of the lengths, where constants no longer count."""
-    long = line[len(line) // 2 :]
+    """Exponents over the longer half of the lengths; of memory without what the process holds at any length."""
+    long = line[len(line) // 2 :] if len(line) > 5 else line
     seqs = [cell["seq"] for cell in long]
     measured = all(cell["peak_allocated_bytes"] for cell in long)
     column = "peak_allocated_bytes" if measured else "predicted_peak_bytes"
     kind = "peak memory" if measured else "predicted peak memory (the measured one is unknown on this device)"
-    memory, time = (exponent(seqs, [cell[name] for cell in long]) for name in (column, "median_s"))
+    memory = growth(seqs, [cell[column] for cell in long])
+    time = exponent(seqs, [cell["median_s"] for cell in long])
     return f"{what}: from length {seqs[0]} to {seqs[-1]} {kind} grows as length^{memory:.2f}, time as length^{time:.2f}"
 
 

@@ -93,8 +93,9 @@ def why_the_ratio(cell: Cell) -> str:
     said = f"backward takes {cell['backward.median_s'] / cell['forward.median_s']:.2f} times as long as forward"
     if not is_launch_bound(cell, "forward"):
         return said
-    submit, lag = (human(cell[f"forward.{name}_median_s"], "s") for name in ("submit", "lag"))
-    return f"{said}, for forward is launch-bound: the host took {submit} to submit it, the device ended {lag} later"
+    submit, lag = cell["forward.submit_median_s"], cell["forward.lag_median_s"]
+    ended = f"the device ended {human(lag, 's')} later" if lag > 0 else "the device had ended by then"
+    return f"{said}, for forward is launch-bound: the host took {human(submit, 's')} to submit it, {ended}"
 
 
 def _launch_bound(cells: list[Cell]) -> list[str]:
@@ -158,7 +159,7 @@ def _drift(cells: list[Cell]) -> list[str]:
     for cell in cells:
         found = stats.drift(cell.record.measurement.durations_s("step")) if cell.record.measurement else None
         if found and abs(found.change) > stats.DRIFT_LIMIT and found.p_value < 0.01:
-            change = f"{found.change:+.1%}"
+            change = f"{abs(found.change):.1%} {'longer' if found.change > 0 else 'less'}"
             said.append(f"{cell.said('attention', 'mode')} drifted: its second half of steps took {change}")
     return said or ["no cell drifted: no steps rise or fall over time by more than chance would have it"]
 

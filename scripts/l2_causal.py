@@ -48,8 +48,9 @@ def explain(cells: list[Cell]) -> list[str]:
             )
             said.append(
                 f"{name} at length {seq}: causal is credited with {credited:.2f} of the FLOPs, executes {executed:.2f} "
-                f"and takes {time:.2f} of the time: by credit {rate(whole)} become {rate(half)}, by execution "
+                f"and takes {time:.2f} times as long: by credit {rate(whole)} become {rate(half)}, by execution "
                 f"{rate(whole, 'hardware')} become {rate(half, 'hardware')}"
+                + ("; the mask is one more pass over the whole score matrix" if executed == 1 < time else "")
             )
     return said
 

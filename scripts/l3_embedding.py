@@ -42,13 +42,13 @@ def explain(cells: list[Cell]) -> list[str]:
     said = []
     for name, same in by_backend(cells).items():
         first, last = same[0], same[-1]
-        credited, executed, time = (
+        credited, executed, moved, time = (
             last[f"forward.{column}"] / first[f"forward.{column}"]
-            for column in ("model_flops", "hardware_flops", "median_s")
+            for column in ("model_flops", "hardware_flops", "bytes", "median_s")
         )
         said.append(
-            f"{name}: from d_head {first['d_head']} to {last['d_head']} the credited FLOPs grow {credited:.0f} times, "
-            f"the executed {executed:.1f} times, forward's time {time:.1f} times"
+            f"{name}: at d_head {last['d_head']} forward takes {time:.1f} times as long as at {first['d_head']}, "
+            f"for {credited:.0f} times the credited FLOPs, {executed:.1f} the executed, {moved:.1f} the bytes"
         )
         padded = [cell for cell in same if cell["executed_d_head"] and cell["executed_d_head"] > cell["d_head"]]
         if padded:

@@ -51,8 +51,8 @@ def explain(cells: list[Cell]) -> list[str]:
         executed = last["forward.hardware_flops"] / first["forward.hardware_flops"]
         said.append(
             f"{name}: from {heads[0]} to {heads[-1]} heads the credited rate falls as heads^{falls:.2f} ({rate(first)} "
-            f"to {rate(last)}) while the rows of softmax grow {heads[-1] // heads[0]} times, the executed FLOPs "
-            f"{executed:.1f} times, and their rate goes from {rate(first, 'hardware')} to {rate(last, 'hardware')}"
+            f"to {rate(last)}), with {heads[-1] // heads[0]} times the rows of softmax and {executed:.1f} times the "
+            f"executed FLOPs, whose rate goes from {rate(first, 'hardware')} to {rate(last, 'hardware')}"
         )
         peaks = [cell["peak_allocated_bytes"] or cell["predicted_peak_bytes"] for cell in (first, last)]
         if all(peaks):

@@ -85,9 +85,8 @@ def explain(cells: list[Cell]) -> list[str]:
             failed = [cell for cell in same if cell["status"] == "oom"]
             if failed:
                 asked = failed[0]["failed_allocation_bytes"]
-                sentence += (
-                    f", not at {failed[0]['seq']}, which needs {human(failed[0]['predicted_peak_bytes'], 'bytes')}"
-                )
+                needed = human(failed[0]["predicted_peak_bytes"], "bytes")
+                sentence += f", not at {failed[0]['seq']}, which is predicted to need {needed}"
                 sentence += f" and failed at an allocation of {human(asked, 'bytes')}" if asked else ""
             said.append(sentence)
     return [*said, *_one_matrix_more(cells)]

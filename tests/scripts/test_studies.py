@@ -205,7 +205,7 @@ def test_c2_names_a_drift(skeleton: Any, builders: Any) -> None:
     assert "no cell drifted" in steady
     samples = tuple(replace(s, wall_s=0.1 - 0.004 * i) for i, s in enumerate(record.measurement.samples))
     falling = replace(record, measurement=replace(record.measurement, samples=samples))
-    assert "drifted: its second half of steps took -" in explained(skeleton, "c2", [falling])
+    assert re.search(r"drifted: its second half of steps took \d+\.\d% less", explained(skeleton, "c2", [falling]))
 
 
 def test_c1_names_what_made_the_first_step_slow(skeleton: Any, builders: Any) -> None:
@@ -242,7 +242,7 @@ def test_l5_says_what_did_not_fit_and_what_one_matrix_more_would_take(skeleton: 
     died = builders.failed(too_long, "oom", "CUDA out of memory", predicted=26 * 2**30)
     died.results["memory"][0]["failed_allocation_bytes"] = 8 * 2**30
     said = explained(skeleton, "l5", [record, died])
-    assert "naive on 8.00 GiB: fits at length 1024, not at 2048, which needs 26.0 GiB" in said
+    assert "naive on 8.00 GiB: fits at length 1024, not at 2048, which is predicted to need 26.0 GiB" in said
     assert "failed at an allocation of 8.00 GiB" in said
     assert "fits 8.00 GiB at length 1024 with 7.00 GiB" in said
     assert "one score matrix more (2.00 GiB) would need 9.00 GiB" in said
@@ -306,7 +306,7 @@ def test_a_study_is_measured_cut_short_and_resumed(skeleton: Any, tmp_path: Path
     skeleton.measure(it, "small", tmp_path, deadline=time.monotonic() - 1)
     assert len(read_records(tmp_path)[0]) == 1
     assert skeleton.publish(it, tmp_path) == 0
-    assert "1 cells are not measured yet" in capsys.readouterr().out
+    assert "1 cell is not measured yet" in capsys.readouterr().out
     skeleton.measure(it, "small", tmp_path)
     skeleton.measure(it, "small", tmp_path)
     records, _ = read_records(tmp_path)
