@@ -1,14 +1,15 @@
 """torch's scaled_dot_product_attention with ONE kernel allowed: shared by the four `sdpa_*` backends.
 
 `sdpa_kernel` switches every other kernel off, so torch raises where the named one cannot run; nothing falls back. On
-CUDA `unavailable` asks torch's own selector, with the shapes of the call, and hands on the selector's own words: its
-rules change from release to release.
+CUDA `unavailable` asks torch's own selector, with the shapes of the call, and hands on torch's own words: its rules
+change from release to release.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
 
 import torch
@@ -27,17 +28,21 @@ _SELECTORS = {
     SDPBackend.EFFICIENT_ATTENTION: cuda.can_use_efficient_attention,
     SDPBackend.CUDNN_ATTENTION: cuda.can_use_cudnn_attention,
 }
+HALF = ("float16", "bfloat16")
 _ON_CPU = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION)
 _TAKES_LOWER_RIGHT_ON_CUDA = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 
 
 def sdpa_backend(
-    kernel: SDPBackend, algorithm: Callable[[AttentionCall], AttentionAlgorithm], dtypes: tuple[str, ...]
+    kernel: SDPBackend,
+    algorithm: Callable[[AttentionCall], AttentionAlgorithm],
+    dtypes: tuple[str, ...],
+    cuda_dtypes: tuple[str, ...] | None = None,
 ) -> AttentionBackend:
-    """The backend that forces `kernel`, for the dtypes that it takes somewhere."""
+    """The backend that forces `kernel`, for the dtypes that it takes; `cuda_dtypes` where those on CUDA are fewer."""
     return AttentionBackend(
         partial(_attention, kernel=kernel),
-        unavailable=partial(_unavailable, kernel=kernel, dtypes=dtypes),
+        unavailable=partial(_unavailable, kernel=kernel, dtypes={"cpu": dtypes, "cuda": cuda_dtypes or dtypes}),
         tolerance={dtype: TOLERANCE[dtype] for dtype in dtypes},
         algorithm=algorithm,
         describe=lambda: f"torch {torch.__version__} scaled_dot_product_attention, {kernel.name} only",
@@ -70,14 +75,14 @@ def _attention(
         )
 
 
-def _unavailable(call: AttentionCall, *, kernel: SDPBackend, dtypes: tuple[str, ...]) -> str | None:
+def _unavailable(call: AttentionCall, *, kernel: SDPBackend, dtypes: Mapping[str, tuple[str, ...]]) -> str | None:
     name = kernel.name
-    if reason := wrong_dtype(f"torch's {name}", call, dtypes):
+    if call.device == "cpu" and kernel not in _ON_CPU:
+        return f"torch has no {name} kernel on the CPU: use sdpa_flash or sdpa_math there"
+    if reason := wrong_dtype(f"torch's {name} on {call.device}", call, dtypes[call.device]):
         return reason
     if call.device == "cpu":
-        return (
-            None if kernel in _ON_CPU else f"torch has no {name} kernel on the CPU: use sdpa_flash or sdpa_math there"
-        )
+        return None
     if reason := no_cuda():
         return reason
     if kernel is SDPBackend.MATH:
@@ -94,9 +99,13 @@ def _unavailable(call: AttentionCall, *, kernel: SDPBackend, dtypes: tuple[str, 
     return _selector_refuses(kernel, call)
 
 
-@lru_cache(maxsize=256)  # torch says some of its reasons only once
+@lru_cache(maxsize=256)  # asked before each cell, and torch says some of its reasons only once
 def _selector_refuses(kernel: SDPBackend, call: AttentionCall) -> str | None:
-    """What torch's kernel selector holds against the call on the current CUDA device, in its words; None: nothing."""
+    """What torch's kernel selector holds against the call on the current CUDA device, in its words; None: nothing.
+
+    The selector itself would write its reasons to stderr. A call that it refuses gives them as Python's warnings, and
+    raises before anything is allocated.
+    """
     dtype = getattr(torch, call.dtype)
     row = torch.empty(call.d_head, dtype=dtype, device="cuda", requires_grad=call.needs_backward)
     query = row.expand(1, call.heads_q, call.seq_q, call.d_head)  # the shape alone: no memory behind it
@@ -105,7 +114,10 @@ def _selector_refuses(kernel: SDPBackend, call: AttentionCall) -> str | None:
     params = cuda.SDPAParams(query, key, key, None, 0.0, is_causal, call.heads_q != call.heads_kv)
     with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernel):
         warnings.simplefilter("always")
-        if _SELECTORS[kernel](params, True):
+        if _SELECTORS[kernel](params):
             return None
-    words = "; ".join(str(w.message).split(" (Triggered internally")[0].strip() for w in said)
+        with suppress(RuntimeError):
+            scaled_dot_product_attention(query, key, key, is_causal=is_causal, enable_gqa=call.heads_q != call.heads_kv)
+    reasons = (str(w.message).split(" (Triggered internally")[0].strip() for w in said)
+    words = "; ".join(r for r in reasons if not r.endswith("because:") and "runtime disabled" not in r)
     return f"torch's {kernel.name} refuses: {words or 'no reason given'}; use naive or sdpa_math, which take any shape"

@@ -170,9 +170,9 @@ def unavailable(call: AttentionCall) -> str | None:
     if find_spec("triton") is None:
         return "triton is not installed: pip install triton (Linux), or use the backend flash_torch"
     if call.dtype not in DTYPES:
-        return f"flash_triton does not take {call.dtype}: use {', '.join(DTYPES)}, or the backend flash_torch"
+        return f"{call.dtype} is not taken: use {', '.join(DTYPES)}, or the backend flash_torch"
     if not 1 <= call.d_head <= LARGEST_D_HEAD:
-        return f"flash_triton takes d_head 1 to {LARGEST_D_HEAD}, not {call.d_head}: use naive or sdpa_math"
+        return f"d_head {call.d_head} is not among 1 to {LARGEST_D_HEAD}: use naive or sdpa_math"
     if call.heads_q % call.heads_kv:
         return (
             f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads: change the number of either"
@@ -204,7 +204,7 @@ def _unavailable_compiled(call: AttentionCall) -> str | None:
     capability = torch.cuda.get_device_capability()
     if capability < (8, 0):
         have = ".".join(map(str, capability))
-        return f"flash_triton needs compute capability 8.0, and this GPU has {have}: use sdpa_efficient"
+        return f"this GPU has compute capability {have}, and 8.0 is needed: use sdpa_efficient"
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.nn.attention import SDPBackend
 
 from cs_systems.attention import AttentionCall
-from cs_systems.attention._sdpa import sdpa_backend
+from cs_systems.attention._sdpa import HALF, sdpa_backend
 from cs_systems.cost import AttentionAlgorithm
 
 
@@ -14,4 +14,4 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     return AttentionAlgorithm(128, 128, backward_matmuls=5)
 
 
-BACKEND = sdpa_backend(SDPBackend.CUDNN_ATTENTION, _algorithm, ("float16", "bfloat16"))
+BACKEND = sdpa_backend(SDPBackend.CUDNN_ATTENTION, _algorithm, HALF)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch.nn.attention import SDPBackend
 
 from cs_systems.attention import AttentionCall
-from cs_systems.attention._sdpa import sdpa_backend
+from cs_systems.attention._sdpa import HALF, sdpa_backend
 from cs_systems.cost import AttentionAlgorithm
 
 _PADDED = (32, 64, 96, 128, 160, 192, 256)  # head sizes that the CUDA kernels are built for
@@ -25,4 +25,4 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     return AttentionAlgorithm(block_q, block_k, d_head, backward_matmuls=5, dq_accumulator_bytes=4)
 
 
-BACKEND = sdpa_backend(SDPBackend.FLASH_ATTENTION, _algorithm, ("float64", "float32", "float16", "bfloat16"))
+BACKEND = sdpa_backend(SDPBackend.FLASH_ATTENTION, _algorithm, ("float64", "float32", "float16", "bfloat16"), HALF)

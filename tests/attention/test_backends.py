@@ -119,6 +119,13 @@ def refusal(name: str, device: str, dtype: str, **case: object) -> str:
 @pytest.mark.parametrize(
     ("name", "device", "dtype", "words"),
     [
+        (
+            "sdpa_flash",
+            "cuda",
+            "float32",
+            "on cuda does not take float32: use float16 or bfloat16, or the backend naive",
+        ),
+        ("sdpa_cudnn", "cpu", "float32", "no CUDNN_ATTENTION kernel on the CPU: use sdpa_flash or sdpa_math"),
         ("sdpa_cudnn", "cpu", "bfloat16", "no CUDNN_ATTENTION kernel on the CPU: use sdpa_flash or sdpa_math"),
         ("sdpa_efficient", "cpu", "float32", "no EFFICIENT_ATTENTION kernel on the CPU: use sdpa_flash or sdpa_math"),
         ("sdpa_efficient", "cuda", "float64", "does not take float64: use float32 or float16 or bfloat16"),
