@@ -34,6 +34,13 @@ With the noise of 5 rounds beside it, simulation says: to reach both, one proces
 vary by up to 0.75%, 3 processes up to 1%, 5 up to 1.5%.
 """
 
+RESTLESS_SD, RESTLESS = 0.02, 3.0
+"""Where a process's own rounds vary by more than the first, processes are assumed to vary by so many times that.
+
+Seen (profiles/verdicts): on one H200 rounds varied by 0.15% and processes by 0.18%; on the CPU of a shared host by 6.5%
+and 18%, where half of all comparisons of equal things, one process a side, had come out as a difference.
+"""
+
 CONTRADICTION = 4.0
 """Where processes vary by so many times what is assumed (twice the standard deviation), they alone are believed."""
 
@@ -167,15 +174,16 @@ def ratio_interval(
     """How much longer B takes than A: each a list of processes, of rounds, of durations (> 0, else ValueError).
 
     Welch's t (1947) on the processes' mean log medians. A side's variance between processes is the mean of what its n
-    processes show (n − 1 degrees of freedom) and of what is assumed, counted as one more: `between_sd` squared and the
-    variance that the rounds show. For one process that is all there is.
+    processes show (n − 1 degrees of freedom) and of what is assumed, counted as one more: `between_sd` squared, or
+    what the rounds suggest where that is more, and the variance that the rounds show. For one process that is all.
     """
     a, b = (_estimate(groups, between_sd) for groups in (a_groups, b_groups))
     ratio = math.exp(b.center - a.center)
     unseen = None
     if min(len(a_groups), len(b_groups)) == 1:
         unseen = (
-            f"the variance between processes: one process a side; {between_sd:.2%} is assumed; measure with --repeats 3"
+            f"the variance between processes: one process a side; {max(a.between_sd, b.between_sd):.2%} is assumed; "
+            "measure with --repeats 3"
         )
     if not (a.dof and b.dof):
         return Comparison(ratio, None, None, "unknown", None, "the noise: one sample in one process; raise --steps")
@@ -199,25 +207,30 @@ class _Estimate(NamedTuple):
     center: float
     variance: float
     dof: float
+    between_sd: float  # assumed
 
 
 def _estimate(groups: Sequence[Rounds], between_sd: float) -> _Estimate:
     centers, within, within_dof = [], [], 0
+    round_variances = []
     for rounds in groups:
         logs = _logs([quantile(block, 0.5) for block in _blocks(rounds)])
         centers.append(statistics.fmean(logs))
         if len(logs) > 1:
-            within.append(statistics.variance(logs) / len(logs))
+            round_variances.append(statistics.variance(logs))
+            within.append(round_variances[-1] / len(logs))
             within_dof += len(logs) - 1
     n, center = len(centers), statistics.fmean(centers)
+    if round_variances and (rounds_sd := math.sqrt(statistics.fmean(round_variances))) > RESTLESS_SD:
+        between_sd = max(between_sd, RESTLESS * rounds_sd)
     assumed = between_sd**2 + (noise := statistics.fmean(within) if within else 0.0)
     if n == 1:  # between_sd is taken as known, so that only the noise is uncertain (Satterthwaite 1946)
         noise_dof = within_dof * (assumed / noise) ** 2 if noise else math.inf
-        return _Estimate(center, assumed, noise_dof if within else 0)
+        return _Estimate(center, assumed, noise_dof if within else 0, between_sd)
     shown = statistics.variance(centers)
     if shown > CONTRADICTION * assumed:
-        return _Estimate(center, shown / n, n - 1)
-    return _Estimate(center, (assumed + (n - 1) * shown) / n / n, n)
+        return _Estimate(center, shown / n, n - 1, between_sd)
+    return _Estimate(center, (assumed + (n - 1) * shown) / n / n, n, between_sd)
 
 
 def _blocks(rounds: Rounds) -> list[Sequence[float]]:

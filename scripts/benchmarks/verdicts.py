@@ -1,22 +1,25 @@
-"""Can `compare` be believed? Pairs of real runs in separate processes, equal and with a planted 5% slowdown.
+"""Can `compare` be believed? Real runs in separate processes, of equal things and with a planted 5% slowdown.
 
-Method: a step of equal matrix products, and one with 5% more of them. Processes of both kinds are started in an order
-that is shuffled, so that drift of the machine hits both alike; each measures `--rounds` rounds. Every comparison takes
-processes that no other takes: `--pairs` of A with A, as many of A with B, `--processes` a side.
-Output: how often A/A came out as "no difference" and A/B as "slower" (both must reach 95 in 100), as a markdown table,
-and the medians of all processes as JSON lines in --out, from which the verdicts can be worked out again.
+Method: a step of matrix products (A), and one with 5% more of them (B). Processes of both kinds run in a shuffled
+order, so that drift of the machine hits both alike; each measures `--rounds` rounds. A comparison takes 1, 3 or 5
+processes a side that no other takes (disjoint); with one a side, also every pair there is, more but not independent.
+Output: how often A/A came out as "no difference" and A/B as "slower" (the aim is 95 in 100 of both), how much rounds and
+processes varied, as a markdown table; and the medians of all rounds as JSON lines, from which --again judges anew.
 
-    python scripts/benchmarks/verdicts.py --pairs 100 --out profiles/verdicts
+    python scripts/benchmarks/verdicts.py --processes 100 --out profiles/verdicts/h200
+    python scripts/benchmarks/verdicts.py --again profiles/verdicts/h200
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import random
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import fmean, median, stdev
 
 import torch
 
@@ -26,6 +29,9 @@ from cs_systems.config import RunConfig
 
 PRODUCTS = {"a": 100, "b": 105}
 SIZE = {"cpu": 128, "cuda": 2048}
+FILE = "processes.jsonl"
+Rounds = list[list[float]]
+Pair = tuple[tuple[Rounds, ...], tuple[Rounds, ...]]
 
 
 class Products:
@@ -63,7 +69,7 @@ def b(config: RunConfig, device: object) -> Products:
     return Products(config, device, PRODUCTS["b"])
 
 
-def measure(kind: str, args: argparse.Namespace) -> list[list[float]]:
+def measure(kind: str, args: argparse.Namespace) -> Rounds:
     """One process: its timed samples by round."""
     config = RunConfig(
         workload=f"{__file__}:{kind}", warmup=5, steps=args.steps, rounds=args.rounds, device=args.device
@@ -71,51 +77,82 @@ def measure(kind: str, args: argparse.Namespace) -> list[list[float]]:
     record = cs_systems.run(config)
     if record.measurement is None:
         raise SystemExit(f"{record.status}: {record.reason}")
-    rounds: list[list[float]] = [[] for _ in range(args.rounds)]
+    rounds: Rounds = [[] for _ in range(args.rounds)]
     for sample in record.measurement.timed:
         rounds[sample.round].append(sample.wall_s)
     return rounds
 
 
-def verdicts(runs: dict[str, list[list[list[float]]]], pairs: int, processes: int) -> dict[str, Counter[str]]:
-    """Compare disjoint groups of processes: A with A, and A with B."""
-    found: dict[str, Counter[str]] = {"A/A": Counter(), "A/B": Counter()}
-    groups = [runs["a"][i : i + processes] for i in range(0, len(runs["a"]), processes)]
-    slower = [runs["b"][i : i + processes] for i in range(0, len(runs["b"]), processes)]
-    for i in range(pairs):
-        found["A/A"][stats.ratio_interval(groups[2 * i], groups[2 * i + 1]).verdict] += 1
-        found["A/B"][stats.ratio_interval(groups[2 * i], slower[i]).verdict] += 1
-    return found
+def judge(runs: dict[str, list[Rounds]]) -> str:
+    """The verdicts as a markdown table, and the spread that they had to cope with."""
+    lines = ["| processes a side | comparisons | A/A: no difference | A/B: slower |", "|---|---|---:|---:|"]
+    for size in (1, 3, 5):
+        a, b = (list(zip(*[iter(runs[kind])] * size, strict=False)) for kind in "ab")
+        equal = list(zip(a[::2], a[1::2], strict=False))
+        lines.append(_row(size, "disjoint", equal, list(zip(a, b, strict=False))))
+    singles = {kind: [(process,) for process in runs[kind]] for kind in "ab"}
+    equal, planted = itertools.combinations(singles["a"], 2), itertools.product(singles["a"], singles["b"])
+    lines.append(_row(1, "all pairs", list(equal), list(planted)))
+    return "\n".join([*lines, "", _spread(runs)]) + "\n"
+
+
+def _row(size: int, which: str, equal: list[Pair], planted: list[Pair]) -> str:
+    counts = []
+    for pairs, wanted in ((equal, "no difference"), (planted, "slower")):
+        right = sum(stats.ratio_interval(x, y).verdict == wanted for x, y in pairs)
+        counts.append(f"{right} of {len(pairs)}")
+    return f"| {size} | {which} | {counts[0]} | {counts[1]} |"
+
+
+def _spread(runs: dict[str, list[Rounds]]) -> str:
+    logs = [[math.log(median(samples)) for samples in rounds] for rounds in runs["a"]]
+    between = stdev(fmean(process) for process in logs)
+    within = fmean(stdev(process) for process in logs)
+    ratio = math.exp(
+        median(fmean(map(math.log, map(median, rounds))) for rounds in runs["b"]) - median(map(fmean, logs))
+    )
+    return (
+        f"{len(runs['a'])} processes of A, {len(runs['b'])} of B; standard deviation of the round medians "
+        f"within a process of A {within:.2%}, between processes {between:.2%}; B took {ratio:.3f} times as long as A"
+    )
+
+
+def load(folder: Path) -> dict[str, list[Rounds]]:
+    runs: dict[str, list[Rounds]] = {"a": [], "b": []}
+    for line in (folder / FILE).read_text().splitlines():
+        row = json.loads(line)
+        runs[row["kind"]].append([[m] for m in row["round_median_s"]])
+    return runs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=100)
-    parser.add_argument("--processes", type=int, default=1, help="a side")
+    parser.add_argument("--processes", type=int, default=100, help="of A; of B half as many")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time, each on one core")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--out", type=Path, help="folder to measure into")
+    where.add_argument("--again", type=Path, help="folder to judge without measuring")
     args = parser.parse_args()
-    order = ["a"] * (2 * args.pairs * args.processes) + ["b"] * (args.pairs * args.processes)
+    if args.out:
+        experiment(args)
+    folder = args.out or args.again
+    text = judge(load(folder))
+    (folder / "table.md").write_text(text)
+    print(text)
+
+
+def experiment(args: argparse.Namespace) -> None:
+    order = ["a"] * args.processes + ["b"] * (args.processes // 2)
     random.Random(args.seed).shuffle(order)
     args.out.mkdir(parents=True, exist_ok=True)
-    runs: dict[str, list[list[list[float]]]] = {"a": [], "b": []}
-    with (args.out / "processes.jsonl").open("w") as lines, ThreadPoolExecutor(args.jobs) as pool:
+    with (args.out / FILE).open("w") as lines, ThreadPoolExecutor(args.jobs) as pool:
         for kind, rounds in zip(order, pool.map(lambda kind: measure(kind, args), order), strict=True):
-            runs[kind].append(rounds)
-            medians = [round(stats.quantile(r, 0.5), 9) for r in rounds]
+            medians = [round(median(samples), 9) for samples in rounds]
             print(json.dumps({"kind": kind, "round_median_s": medians}), file=lines, flush=True)
-    found = verdicts(runs, args.pairs, args.processes)
-    table = ["| comparison | wanted | got it | of | all verdicts |", "|---|---|---:|---:|---|"]
-    for name, wanted in (("A/A", "no difference"), ("A/B", "slower")):
-        counts = ", ".join(f"{verdict} {n}" for verdict, n in found[name].most_common())
-        table.append(f"| {name} | {wanted} | {found[name][wanted]} | {args.pairs} | {counts} |")
-    text = "\n".join(table) + "\n"
-    (args.out / "table.md").write_text(text)
-    print(text)
 
 
 if __name__ == "__main__":
