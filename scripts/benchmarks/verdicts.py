@@ -3,7 +3,7 @@
 Method: a step of matrix products (A), and one with 5% more of them (B). Processes of both kinds run in a shuffled
 order, so that drift of the machine hits both alike; each measures `--rounds` rounds. A comparison takes 1, 3 or 5
 processes a side that no other takes (disjoint); with one a side, also every pair there is, more but not independent.
-Output: how often A/A came out as "no difference" and A/B as "slower" (the aim is 95 in 100 of both), how much rounds and
+Output: how often A/A came out as "no difference" and A/B as "slower" (the aim: 95 in 100 of both), how much rounds and
 processes varied, as a markdown table; and the medians of all rounds as JSON lines, from which --again judges anew.
 
     python scripts/benchmarks/verdicts.py --processes 100 --out profiles/verdicts/h200
