@@ -7,14 +7,38 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 from tyro.conf import arg
+from tyro.constructors import PrimitiveConstructorSpec
 
 from cs_systems.config import COMPILE_MODES, OPTIMIZERS, PRESETS, ConfigError, ModelConfig, RunConfig, grid
 
-Names = tuple[str, ...]
-Numbers = tuple[int, ...]
+# tyro judges the defaults of these by itself. For a `tuple[int, ...]` or an `int | None` it imports typeguard, which is
+# a third of the time that `--help` takes.
+MaybeInt = Optional[int]  # noqa: UP045
+MaybeFloat = Optional[float]  # noqa: UP045
+MaybeText = Optional[str]  # noqa: UP045
+MaybePath = Optional[Path]  # noqa: UP045
+
+
+def _several(kind: type, metavar: str) -> PrimitiveConstructorSpec[tuple[Any, ...]]:
+    """An option that takes any number of words."""
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"[{metavar} [{metavar} ...]]",
+        instance_from_str=lambda words: tuple(map(kind, words)),
+        is_instance=lambda value: isinstance(value, tuple) and all(isinstance(v, kind) for v in value),
+        str_from_instance=lambda values: [str(v) for v in values],
+    )
+
+
+if TYPE_CHECKING:
+    Names = tuple[str, ...]
+    Numbers = tuple[int, ...]
+else:
+    Names = Annotated[object, _several(str, "STR")]
+    Numbers = Annotated[object, _several(int, "INT")]
 
 
 def optional(metavar: str, help: str, default: str = "") -> Any:
@@ -40,12 +64,12 @@ class ModelCells:
     compile: Annotated[Names, arg(help=f"torch.compile: {', '.join(COMPILE_MODES)}")] = ("none",)
     optimizer: Annotated[str, optional("STR", ", ".join(OPTIMIZERS[1:]), "adamw_fused")] = "default"
     keep_graph: Annotated[bool, flag("let mode forward record the graph for backward")] = False
-    d_model: Annotated[int | None, optional("INT", "override of the preset")] = None
-    d_ff: Annotated[int | None, optional("INT", "override of the preset")] = None
-    num_layers: Annotated[int | None, optional("INT", "override of the preset")] = None
-    num_heads: Annotated[int | None, optional("INT", "override of the preset")] = None
-    vocab_size: Annotated[int | None, optional("INT", "override of the preset")] = None
-    rope_theta: Annotated[float | None, optional("FLOAT", "override of the preset")] = None
+    d_model: Annotated[MaybeInt, optional("INT", "override of the preset")] = None
+    d_ff: Annotated[MaybeInt, optional("INT", "override of the preset")] = None
+    num_layers: Annotated[MaybeInt, optional("INT", "override of the preset")] = None
+    num_heads: Annotated[MaybeInt, optional("INT", "override of the preset")] = None
+    vocab_size: Annotated[MaybeInt, optional("INT", "override of the preset")] = None
+    rope_theta: Annotated[MaybeFloat, optional("FLOAT", "override of the preset")] = None
 
     def configs(self, base: RunConfig) -> list[RunConfig]:
         names = [f.name for f in fields(ModelConfig) if f.name not in ("name", "context_length")]
@@ -68,7 +92,7 @@ class Steps:
     rounds: Annotated[int, arg(help="split the steps over so many visits")] = 1
     seed: Annotated[int, arg(help="of parameters and data")] = 0
     device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
-    memory_limit: Annotated[str | None, optional("SIZE", "emulate a smaller card: 8GiB, 24GB")] = None
+    memory_limit: Annotated[MaybeText, optional("SIZE", "emulate a smaller card: 8GiB, 24GB")] = None
 
     def base(self, **rest: Any) -> RunConfig:
         return RunConfig(
@@ -87,14 +111,14 @@ class Steps:
 class Sweep:
     """How the cells are gone through, and where the records go."""
 
-    out: Annotated[
-        Path | None, optional("DIR", "folder of records; one that exists is resumed", "runs/TIME-COMMAND")
-    ] = None
+    out: Annotated[MaybePath, optional("DIR", "folder of records; one that exists is resumed", "runs/TIME-COMMAND")] = (
+        None
+    )
     fresh: Annotated[bool, flag("put the folder's records aside and start over")] = False
     repeats: Annotated[int, arg(help="measure all cells again, each time in a new process")] = 1
     interleave: Annotated[bool, flag("visit all cells in turn, --rounds times")] = False
     shuffle: Annotated[bool, flag("in an order shuffled by --seed")] = False
-    timeout_s: Annotated[float | None, optional("SECONDS", "give a cell up when a visit takes longer")] = None
+    timeout_s: Annotated[MaybeFloat, optional("SECONDS", "give a cell up when a visit takes longer")] = None
     skip_oom: Annotated[bool, flag("do not run cells that are predicted not to fit")] = False
     dry_run: Annotated[bool, flag("list the cells with their predicted memory, run nothing")] = False
 

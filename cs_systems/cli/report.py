@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import optional
+from cs_systems.cli._options import MaybePath, MaybeText, optional
 from cs_systems.config import ConfigError
 from cs_systems.record import RunRecord, read_records
 
@@ -22,15 +22,15 @@ class Report:
     dir: Annotated[Positional[Path], arg(metavar="DIR", help="a run's folder, or its records.jsonl")]
     format: Annotated[Format, arg(help="what to write")] = "terminal"
     columns: Annotated[
-        str | None, optional("A,B,…", "columns to show: size,median_ms,backward.median_ms,range_s,mfu,note")
+        MaybeText, optional("A,B,…", "columns to show: size,median_ms,backward.median_ms,range_s,mfu,note")
     ] = None
     pivot: Annotated[
-        str | None, optional("ROWS:COLUMNS:VALUE", "cross table: size,context_length:attention:median_ms")
+        MaybeText, optional("ROWS:COLUMNS:VALUE", "cross table: size,context_length:attention:median_ms")
     ] = None
-    phase: Annotated[str | None, optional("A,B,…", "show these phases, a row each", "step, the whole")] = None
-    output: Annotated[Path | None, optional("FILE", "write there instead of to the terminal")] = None
-    figure: Annotated[Path | None, optional("FILE", "draw a figure: FILE.svg, .png or .pdf")] = None
-    figure_kind: Annotated[str | None, optional("KIND", "phases, rate, time, memory or warmup", "the most telling")] = (
+    phase: Annotated[MaybeText, optional("A,B,…", "show these phases, a row each", "step, the whole")] = None
+    output: Annotated[MaybePath, optional("FILE", "write there instead of to the terminal")] = None
+    figure: Annotated[MaybePath, optional("FILE", "draw a figure: FILE.svg, .png or .pdf")] = None
+    figure_kind: Annotated[MaybeText, optional("KIND", "phases, rate, time, memory or warmup", "the most telling")] = (
         None
     )
 
