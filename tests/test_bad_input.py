@@ -74,17 +74,13 @@ IMPOSSIBLE = {
         {"attention": "sdpa_cudnn", "precision": "bf16"},
         "sdpa_cudnn: torch has no CUDNN_ATTENTION kernel on the CPU: use sdpa_flash or sdpa_math there",
     ),
-    "dtype that the backend does not take": (
-        {"attention": "sdpa_cudnn"},
-        "sdpa_cudnn: torch's CUDNN_ATTENTION does not take float32: use float16 or bfloat16",
-    ),
     "bf16 in the Triton interpreter": (
         {"attention": "flash_triton", "precision": "bf16"},
         "flash_triton: Triton's interpreter computes bfloat16 products wrongly: use float32 or float16",
     ),
     "d_head that the backend does not take": (
         {"attention": "flash_triton", "model": replace(PRESETS["tiny"], d_model=1032, num_heads=4)},
-        "flash_triton takes d_head 1 to 256, not 258: use naive or sdpa_math",
+        "flash_triton: d_head 258 is not among 1 to 256: use naive or sdpa_math",
     ),
     "precision that the CPU does not have": (
         {"precision": "tf32"},
