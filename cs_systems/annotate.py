@@ -1,29 +1,95 @@
-"""Named ranges for profilers: an NVTX range, a `record_function`, or nothing. Floor 1.
+"""Named ranges for profilers: NVTX ranges, `record_function`s, or nothing. Floor 1.
 
-Free when off: `annotate` then returns one shared null context. Modules are annotated from outside; a `with
-annotate(...)` stands only inside attention algorithms whose parts (scores, softmax, value) no module boundary shows.
+Free when off: `annotate` then returns one shared null context. Modules are annotated from outside, by `instrument`; a
+`with annotate(...)` stands only around phases, and inside attention algorithms whose parts (scores, softmax, value) no
+module boundary shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import torch
 
+STEP = "step"  # the range around all phases of a step
+
+
+class Ranges(Protocol):
+    """Where ranges go. They nest within a thread, and each thread has its own."""
+
+    def push(self, name: str) -> None: ...
+    def pop(self) -> None: ...
+
+
 _OFF: AbstractContextManager[None] = nullcontext()
-_open: Callable[[str], AbstractContextManager[object]] | None = None
+_listener: Ranges | None = None
 
 
-def annotate(name: str) -> AbstractContextManager[object]:
+def annotate(name: str) -> AbstractContextManager[None]:
     """A context manager that marks what runs inside as `name` for the profiler that listens, if any.
 
-    Nothing inside torch.compile: a range cannot be traced, and fusion leaves no part to mark.
+    Nothing inside torch.compile: a range cannot be traced, and fusion leaves no part to mark. That is asked first, so
+    that compiled code does not depend on who listens and is not compiled again when somebody does.
     """
-    return _OFF if _open is None or torch.compiler.is_compiling() else _open(name)
+    if torch.compiler.is_compiling() or _listener is None:
+        return _OFF
+    return _Range(name, _listener)
 
 
-def listen(opener: Callable[[str], AbstractContextManager[object]] | None) -> None:
-    """Turn annotations on with `opener` (`nvtx.annotate`, `torch.profiler.record_function`), or off with None."""
-    global _open
-    _open = opener
+class _Range:
+    __slots__ = ("name", "ranges")
+
+    def __init__(self, name: str, ranges: Ranges) -> None:
+        self.name, self.ranges = name, ranges
+
+    def __enter__(self) -> None:
+        self.ranges.push(self.name)
+
+    def __exit__(self, *_: object) -> None:
+        self.ranges.pop()
+
+
+@contextmanager
+def listening(ranges: Ranges) -> Iterator[None]:
+    """Turn annotations on: inside, they go to `ranges`."""
+    global _listener
+    before, _listener = _listener, ranges
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+class NvtxRanges:
+    """For nsys and ncu: through torch where it was built for CUDA, else through the package nvtx (ImportError)."""
+
+    def __init__(self) -> None:
+        if torch.version.cuda is not None:
+            self.push, self.pop = torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
+        else:
+            import nvtx
+
+            self.push, self.pop = nvtx.push_range, nvtx.pop_range
+
+
+class RecordFunctionRanges:
+    """For torch.profiler."""
+
+    def __init__(self) -> None:
+        self._thread = _Opened()
+
+    def push(self, name: str) -> None:
+        context = torch.profiler.record_function(name)
+        context.__enter__()
+        self._thread.contexts.append(context)
+
+    def pop(self) -> None:
+        self._thread.contexts.pop().__exit__(None, None, None)
+
+
+class _Opened(threading.local):
+    def __init__(self) -> None:
+        self.contexts: list[Any] = []

@@ -202,8 +202,11 @@ class RunConfig:
     l2: str = "warm"
     memory_limit_bytes: int | None = None
     seed: int = 0
+    profiler: str = "none"
+    profiler_args: tuple[str, ...] = ()  # more options for the profiler's own command
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "profiler_args", tuple(self.profiler_args))  # JSON makes lists of tuples
         for name, kind in (("mode", Mode), ("precision", Precision)):
             value = getattr(self, name)
             if not isinstance(value, kind):
@@ -217,6 +220,8 @@ class RunConfig:
         one_of("l2 state", self.l2, L2_STATES)
         if self.steps < self.rounds:
             raise ConfigError(f"{self.steps} steps cannot be split over {self.rounds} rounds: raise steps")
+        if self.profiler != "none" and self.rounds > 1:
+            raise ConfigError(f"a profile is of one visit to a cell, not of {self.rounds} rounds: leave --rounds at 1")
         if self.seq_len is not None:
             _positive(self, "seq_len")
             if self.seq_len > self.model.context_length:
@@ -241,7 +246,8 @@ class RunConfig:
         return self.model.context_length if self.seq_len is None else self.seq_len
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """What JSON gives back as it is: a list for a tuple."""
+        return dataclasses.asdict(self) | {"profiler_args": list(self.profiler_args)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
@@ -312,4 +318,6 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
     parts = {"attention": config.attention, "precision": config.precision.value, "mode": config.mode.value}
     if config.compile != "none":
         parts["compile"] = f"compile={config.compile}"
+    if config.profiler != "none":
+        parts["profiler"] = f"under {config.profiler}"
     return " · ".join([what, *(text for name, text in parts.items() if name not in without)])

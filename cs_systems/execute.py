@@ -7,7 +7,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cs_systems import cost, peaks, plugins, validity
@@ -72,8 +75,10 @@ class _Cell:
     before: Environment | None = None
 
 
-def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, emit: Emit) -> bool:
+def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None = None, emit: Emit) -> bool:
     """Measure the cells together: round by round when there are several. Returns whether CUDA is still usable.
+
+    out: what the names of a profiler's files begin with; a cell with a profiler comes alone.
 
     Each cell ends in one `record` event. A cell that fails leaves the others untouched.
     """
@@ -87,7 +92,7 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, emit: Emit) -> b
             emit({"event": "visit", "cell": cell.index, "round": round})
             record, usable = None, True
             try:
-                _visit(cell, round)
+                _visit(cell, round, out)
                 if round + 1 == cell.config.rounds:
                     record = _success(cell, repeat, resident and len(cells) > 1)
             except Exception as error:  # the error boundary of a cell: whatever it raised becomes its record
@@ -122,7 +127,7 @@ def _all_fit(cells: list[_Cell]) -> bool:
     return True
 
 
-def _visit(cell: _Cell, round: int) -> None:
+def _visit(cell: _Cell, round: int, out: Path | None) -> None:
     config = cell.config
     device = devices.resolve(config.device)
     devices.set_float32_matmul(config.precision)
@@ -141,11 +146,23 @@ def _visit(cell: _Cell, round: int) -> None:
     steps = config.steps // config.rounds + (round < config.steps % config.rounds)
     probes = Probes(device)
     device.reset_peaks()
+    region = _region(cell.workload, config, device, out)
     cell.samples += measure(
-        cell.workload, device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes
+        cell.workload, device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes, region=region
     )
     cell.peaks.append((device.peak_allocated_bytes(), device.peak_reserved_bytes()))
     cell.visits += 1
+
+
+def _region(
+    workload: Workload, config: RunConfig, device: Device, out: Path | None
+) -> Callable[[], AbstractContextManager[object]]:
+    """What the profiler does around the timed steps. A workload's `model` is annotated, unless it is compiled."""
+    if config.profiler == "none":
+        return nullcontext
+    assert out is not None
+    model = getattr(workload, "model", None) if config.compile == "none" else None
+    return partial(plugins.get("profilers", config.profiler).region, out, device, model)
 
 
 def _drop(cell: _Cell) -> None:
@@ -161,7 +178,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     measurement = Measurement(device.clock, tuple(cell.samples), cell.setup_s, *peaks)
     after = environment(device)
     description = cell.workload.describe()
-    warnings = validity.caveats(measurement, cell.before, after)
+    warnings = validity.profiled(cell.config.profiler) + validity.caveats(measurement, cell.before, after)
     if (loss := description.get("loss")) is not None and loss != loss:
         warnings += (Caveat("nan-loss", "the loss is NaN", "lower the learning rate or use another precision"),)
     rounds = {"rounds": cell.config.rounds, "resident": resident if cell.config.rounds > 1 else None}

@@ -15,8 +15,8 @@ from typing import Any
 
 from cs_systems.config import ConfigError, one_of
 
-CONSTANTS = {"attention": "BACKEND", "workloads": "WORKLOAD"}
-_KINDS = {"attention": "attention backend", "workloads": "workload"}
+CONSTANTS = {"attention": "BACKEND", "workloads": "WORKLOAD", "profilers": "PROFILER"}
+_KINDS = {"attention": "attention backend", "workloads": "workload", "profilers": "profiler"}
 
 
 def names(package: str) -> list[str]:

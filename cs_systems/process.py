@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 Event = dict[str, Any]
 START_TIMEOUT_S = 120.0
+FINISH_TIMEOUT_S = 600.0  # a profiler writes its report when the worker has ended
 
 
 class WorkerDied(RuntimeError):
@@ -31,16 +32,24 @@ class WorkerTimeout(RuntimeError):
     """No event came in the time allowed."""
 
 
-class Worker:
-    """One `python -m cs_systems.worker`, started on creation and killed on `close`."""
+def worker_command(requests: object, replies: object) -> list[str]:
+    """`requests` and `replies` are the numbers of its ends of the pipes."""
+    return [sys.executable, "-m", "cs_systems.worker", str(requests), str(replies)]
 
-    def __init__(self, log: Path | None = None) -> None:
+
+class Worker:
+    """One `python -m cs_systems.worker`, started on creation and killed on `close`.
+
+    wrap: makes another command of the worker's, one that runs it and hands its open pipes on.
+    """
+
+    def __init__(self, log: Path | None = None, wrap: Callable[[list[str]], list[str]] = list) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile() if log is None else log.open("ab+")  # noqa: SIM115
         request_read, self._requests = os.pipe()
         self._replies, reply_write = os.pipe()
         self._buffer = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cs_systems.worker", str(request_read), str(reply_write)],
+            wrap(worker_command(request_read, reply_write)),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -76,12 +85,22 @@ class Worker:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def finish(self) -> None:
+        """Let the worker end by itself, and whatever wraps it finish its own work."""
+        if self._log.closed:
+            return
+        os.close(self._requests)
+        self._requests = os.open(os.devnull, os.O_WRONLY)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(FINISH_TIMEOUT_S)
+        self.close()
+
     def close(self) -> None:
         """Kill the process and all that it started; once only, for its number may be another's by then."""
         if self._log.closed:
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)  # a worker under a wrapper ends with its parent
         self._process.wait()
         for descriptor in (self._requests, self._replies):
             os.close(descriptor)

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import os
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cs_systems import plugins
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.process import Event, Worker, WorkerDied, WorkerTimeout
+from cs_systems.process import Event, Worker, WorkerDied, WorkerTimeout, worker_command
+from cs_systems.profilers import ProfileLost, Profiler
 from cs_systems.record import DONE, Environment, Row, RunRecord, append_record, make_key, read_records, records_path
 
 _PROBE_BYTES = 1 << 20
@@ -38,7 +41,11 @@ OnProgress = Callable[[Progress], None]
 
 
 def check(configs: Sequence[RunConfig]) -> None:
-    """Raise ConfigError for a name that no plug-in has, before anything runs."""
+    """Raise ConfigError for a name that no plug-in has, or a profiler that cannot work here, before anything runs."""
+    for name in {c.profiler for c in configs}:
+        profiler: Profiler = plugins.get("profilers", name)
+        if reason := profiler.problem():
+            raise ConfigError(reason)
     for name in {c.workload for c in configs}:
         plugins.check("workloads", name)
     for name in {c.attention for c in configs}:
@@ -49,6 +56,8 @@ def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None 
     """Measure one config in a worker process, or right here for a debugger with `in_process=True`."""
     if not in_process:
         return next(iter(sweep([config], timeout_s=timeout_s)))
+    if config.profiler != "none":
+        raise ConfigError(f"{config.profiler} needs a process of its own: leave in_process=True out")
     check([config])
     from cs_systems.execute import run_cells
 
@@ -62,6 +71,14 @@ def preflight(configs: Sequence[RunConfig]) -> list[Row]:
     check(configs)
     with _Crew() as crew:
         return crew.preflight(configs)
+
+
+def profiler_commands(configs: Sequence[RunConfig], folder: Path) -> list[list[str]]:
+    """The command under which each profiled cell's worker would run; REQUESTS and REPLIES stand for its two pipes."""
+    check(configs)
+    with _Crew() as crew:
+        worker = worker_command("REQUESTS", "REPLIES")
+        return [crew.launcher(c, _prefix(folder, c, 0))(worker) for c in configs]
 
 
 def sweep(
@@ -162,10 +179,14 @@ class _Crew:
 
     def _ready(self) -> Worker:
         if self._worker is None or not self._worker.alive:
-            self._worker = Worker(None if self._folder is None else self._folder / "worker.log")
+            self._worker = Worker(self._log)
             self._first_hello = self._first_hello or self._worker.hello
             same_device(self._first_hello, self._worker.hello)
         return self._worker
+
+    @property
+    def _log(self) -> Path | None:
+        return None if self._folder is None else self._folder / "worker.log"
 
     def _ask(self, **request: Any) -> Event:
         [answer] = self._ready().request(**request)
@@ -211,19 +232,54 @@ class _Crew:
                 if _does_not_fit(row)
             )
             configs = [c for c, row in zip(configs, rows, strict=True) if not _does_not_fit(row)]
-        groups = [configs] if interleave else [[c] for c in configs]
-        for group in groups:
-            yield from self._measure_group(group, repeat, on_visit)
+        together = [c for c in configs if interleave and c.profiler == "none"]
+        if together:
+            yield from self._measure_group(together, repeat, on_visit)
+        for config in configs:
+            if config.profiler != "none":
+                yield self._profile(config, repeat, on_visit)
+            elif not interleave:
+                yield from self._measure_group([config], repeat, on_visit)
+
+    def _profile(self, config: RunConfig, repeat: int, on_visit: Callable[[RunConfig], None]) -> RunRecord:
+        """One cell in a worker of its own, with what the profiler left once that has ended."""
+        profiler: Profiler = plugins.get("profilers", config.profiler)
+        with self._artifacts() as folder:
+            out = _prefix(Path(folder), config, repeat)
+            launch = self.launcher(config, out)
+            self._dismiss()  # it would be another process on the GPU
+            self._worker = Worker(self._log, launch)
+            [record] = self._measure_group([config], repeat, on_visit, out)
+            self._dismiss()
+            return _with_profile(record, profiler, out, keep=self._folder is not None)
+
+    def launcher(self, config: RunConfig, out: Path) -> Callable[[list[str]], list[str]]:
+        """What makes the profiler's command of the worker's."""
+        profiler: Profiler = plugins.get("profilers", config.profiler)
+        on_cuda = self.environment(config.device).device != "cpu"
+        return lambda argv: profiler.launch(argv, out, config.profiler_args, on_cuda)
+
+    def _artifacts(self) -> AbstractContextManager[str | Path]:
+        """The folder of the records; without one, one that is gone once the tables are made."""
+        return nullcontext(self._folder) if self._folder is not None else tempfile.TemporaryDirectory()
+
+    def _dismiss(self) -> None:
+        if self._worker is not None:
+            self._worker.finish()
 
     def _measure_group(
-        self, configs: list[RunConfig], repeat: int, on_visit: Callable[[RunConfig], None]
+        self,
+        configs: list[RunConfig],
+        repeat: int,
+        on_visit: Callable[[RunConfig], None],
+        out: Path | None = None,
     ) -> Iterator[RunRecord]:
         waiting = list(configs)
         while waiting:
             asked, current = list(waiting), waiting[0]
-            cells = [c.to_dict() for c in asked]
+            request = {"cells": [c.to_dict() for c in asked], "repeat": repeat, "out": out and str(out)}
             try:
-                for event in self._ready().request(self._timeout_s, op="run", cells=cells, repeat=repeat):
+                for event in self._ready().request(self._timeout_s, op="run", **request):
                     current = asked[event["cell"]]
                     if event["event"] == "visit":
                         on_visit(current)
@@ -245,6 +301,27 @@ class _Crew:
         environment = self.environment(config.device)
         key = make_key(config, repeat, environment)
         return RunRecord(key, config.to_dict(), status, repeat, reason, environment, results=results)
+
+
+def _prefix(folder: Path, config: RunConfig, repeat: int) -> Path:
+    """What the names of a profiled cell's files begin with."""
+    return folder / f"{config.key()}-{repeat}"
+
+
+def _with_profile(record: RunRecord, profiler: Profiler, out: Path, *, keep: bool) -> RunRecord:
+    """The record with the profiler's tables and, where they are kept, files; an error where it left none."""
+    if record.status != "ok":
+        return record
+    try:
+        found = profiler.collect(out, record)
+    except ProfileLost as error:
+        return replace(record, status="error", reason=str(error))
+    return replace(
+        record,
+        results=record.results | found.results,
+        artifacts={what: file.name for what, file in found.artifacts.items()} if keep else {},
+        warnings=record.warnings + found.warnings,
+    )
 
 
 def _does_not_fit(row: Row) -> bool:

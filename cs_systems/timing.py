@@ -14,10 +14,10 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from cs_systems.annotate import annotate
+from cs_systems.annotate import STEP, annotate
 from cs_systems.device import Device
 from cs_systems.probes import Probes
 from cs_systems.record import Sample
@@ -40,18 +40,25 @@ def measure(
     round: int = 0,
     probes: Probes | None = None,
     clock: Clock = time.perf_counter,
+    region: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[Sample]:
-    """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed; yield samples."""
+    """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed; yield samples.
+
+    region: is entered around the timed steps alone.
+    """
     probes = probes or Probes(device)
     hold_s = FIRST_HOLD_S if device.is_cuda and getattr(workload, "hides_launches", False) else None
     started, warmed, timed = clock(), 0, 0
-    while timed < steps:
-        is_warmup = warmed < warmup or clock() - started < warmup_s
-        sample = _sample(workload, device, probes, clock, hold_s, round=round, warmup=is_warmup)
-        if hold_s is not None:
-            hold_s = min(HOLD_MARGIN * sum(sample.submit_s.values()), LONGEST_HOLD_S)
-        warmed, timed = warmed + is_warmup, timed + (not is_warmup)
-        yield sample
+    with ExitStack() as watched:
+        while timed < steps:
+            is_warmup = warmed < warmup or clock() - started < warmup_s
+            if not is_warmup and timed == 0:
+                watched.enter_context(region())
+            sample = _sample(workload, device, probes, clock, hold_s, round=round, warmup=is_warmup)
+            if hold_s is not None:
+                hold_s = min(HOLD_MARGIN * sum(sample.submit_s.values()), LONGEST_HOLD_S)
+            warmed, timed = warmed + is_warmup, timed + (not is_warmup)
+            yield sample
 
 
 def _sample(
@@ -60,8 +67,8 @@ def _sample(
     workload.prepare()
     before = probes.read()
     names: list[str] = []
-    with _no_garbage_collection():
-        device.synchronize()
+    device.synchronize()
+    with _no_garbage_collection(), annotate(STEP):
         host, start = [clock()], device.mark()
         marks = [start if hold_s is None else _hold(device, hold_s)]
         for name, run in workload.step():

@@ -24,6 +24,14 @@ def caveats(measurement: Measurement, before: Environment, after: Environment) -
     ) + tuple(_machine(before, after))
 
 
+def profiled(profiler: str) -> tuple[Caveat, ...]:
+    """A timing that was taken under a profiler is no timing."""
+    if profiler == "none":
+        return ()
+    remedy = "quote the times of cs-systems time; those of a profile are for shares and causes"
+    return (Caveat("profiled", f"timed under {profiler}, whose own cost is in the times", remedy),)
+
+
 def _unstable(m: Measurement) -> Iterator[Caveat]:
     durations = m.durations_s("step")
     if len(durations) < 3:

@@ -4,7 +4,7 @@ Requests and replies are lines of JSON on pipes of their own, so that whatever a
 First comes {"event": "ready", "device": what `auto` means here}; then, for each request, its events, and at last
 {"event": "done", "usable": bool}:
 
-    {"op": "run", "cells": [RunConfig…], "repeat": 0}
+    {"op": "run", "cells": [RunConfig…], "repeat": 0, "out": what a profiler's files begin with, or null}
         → {"event": "visit", "cell": 0}… {"event": "record", "cell": 0, "record": …}…
     {"op": "preflight", "cells": [RunConfig…]}
         → {"event": "preflight", "rows": [{"reason", "predicted_peak_bytes", "device_memory_bytes"}…]}
@@ -22,6 +22,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
 from cs_systems import device as devices
@@ -59,7 +60,8 @@ def serve(requests: TextIO, replies: TextIO) -> None:
         configs = [RunConfig.from_dict(cell) for cell in request.get("cells", ())]
         usable = True
         if request["op"] == "run":
-            usable = run_cells(configs, repeat=request["repeat"], emit=emit)
+            out = Path(request["out"]) if request.get("out") else None
+            usable = run_cells(configs, repeat=request["repeat"], out=out, emit=emit)
         elif request["op"] == "preflight":
             emit({"event": "preflight", "rows": [_preflight_row(c) for c in configs]})
         elif request["op"] == "environment":

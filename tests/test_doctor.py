@@ -10,6 +10,7 @@ import pytest
 
 from cs_systems import plugins
 from cs_systems.cli import doctor, main
+from cs_systems.profilers import nsys
 from cs_systems.record import Row
 
 
@@ -73,13 +74,13 @@ def test_nsys_needs_its_importer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     target = tmp_path / "target-linux-x64"
     tool(target, "nsys", "NVIDIA Nsight Systems version 2024.2.3.38-242334140272v0")
     monkeypatch.setenv("PATH", str(target), prepend=":")
-    row = doctor._nsys()
+    row = nsys.check()
     assert row["state"] == "problem"
     assert row["found"] == "2024.2.3.38, without its importer: no .nsys-rep is written"
     assert "host-linux-x64" in row["remedy"]
 
     tool(tmp_path / "host-linux-x64", "QdstrmImporter", "")
-    assert doctor._nsys() == {"check": "nsys", "state": "ok", "found": "2024.2.3.38", "remedy": None}
+    assert nsys.check() == {"check": "nsys", "state": "ok", "found": "2024.2.3.38", "remedy": None}
 
 
 def test_ncu_may_be_for_root_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,23 +23,25 @@ FLOORS = {
     ],
     "report": ["report/*"],
     "analysis": ["analysis/*"],
+    "profilers": ["profilers/*"],
     "parent": ["process", "runner"],
     "top": ["__main__", "cli/*"],
-    "1": ["device", "annotate", "probes", "timing", "environment"],
+    "1": ["device", "annotate", "instrument", "probes", "timing", "environment"],
     "2": ["model", "optim", "losses", "checkpointing", "attention/*", "kernels/*", "parallel/*"],
-    "3": ["workloads/*", "profilers/*", "execute", "worker", "doctor"],
+    "3": ["workloads/*", "execute", "worker", "doctor"],
 }  # fmt: skip
 MAY_IMPORT = {
     "0": {"0"},
     "report": {"0", "report"},
     "analysis": {"0", "analysis"},
+    "profilers": {"0", "analysis", "profilers"},
     "parent": {"0", "parent"},
-    "top": {"0", "report", "analysis", "parent", "top"},
+    "top": {"0", "report", "analysis", "profilers", "parent", "top"},
     "1": {"0", "1"},
     "2": {"0", "1", "2"},
     "3": {"0", "1", "2", "3"},
 }
-WITHOUT_TORCH = {"0", "report", "analysis", "parent", "top"}
+WITHOUT_TORCH = {"0", "report", "analysis", "profilers", "parent", "top"}
 MOST_LINES, MOST_FUNCTION_LINES = 400, 60
 
 

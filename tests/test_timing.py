@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from cs_systems.annotate import annotate, listen
+from cs_systems.annotate import annotate, listening
 from cs_systems.timing import FIRST_HOLD_S, HOLD_MARGIN, LONGEST_HOLD_S, measure
 
 
@@ -152,19 +153,31 @@ def test_a_step_that_raises_leaves_the_collector_on() -> None:
 
 
 def test_phases_are_annotated_when_somebody_listens() -> None:
-    from contextlib import contextmanager
+    entries: list[str] = []
 
-    names = []
+    class Journal:
+        def push(self, name: str) -> None:
+            entries.append(name)
 
-    @contextmanager
-    def opener(name: str) -> Iterator[None]:
-        names.append(name)
-        yield
+        def pop(self) -> None:
+            entries.append("end")
 
     assert annotate("nobody listens") is annotate("still nobody")
-    listen(opener)
-    try:
+    with listening(Journal()):
         run(Machine(is_cuda=False, host_s=1.0, device_s=0.0), warmup=0, steps=1)
-    finally:
-        listen(None)
-    assert names == ["forward", "backward"]
+    assert entries == ["step", "forward", "end", "backward", "end", "end"]
+    assert annotate("nobody listens any more") is annotate("nobody")
+
+
+def test_only_the_timed_steps_are_in_the_profilers_region() -> None:
+    machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)
+
+    @contextmanager
+    def region() -> Iterator[None]:
+        machine.journal.append("begin")
+        yield
+        machine.journal.append("end")
+
+    run(machine, warmup=1, steps=2, region=region)
+    step = ["prepare", "sync", "forward", "backward", "sync"]
+    assert machine.journal == [*step, "begin", *step, *step, "end"]

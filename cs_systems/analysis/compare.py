@@ -18,7 +18,7 @@ from cs_systems.config import ConfigError, describe
 from cs_systems.record import Environment, Row, RunRecord
 
 # Says how a run was made, not what was run: two recordings may differ in it and still show the same thing.
-_NOT_IDENTITY = {"steps", "warmup", "warmup_s", "rounds", "seed"}
+_NOT_IDENTITY = {"steps", "warmup", "warmup_s", "rounds", "seed", "profiler", "profiler_args"}
 _MACHINE = (
     *("device_name", "torch", "triton", "cuda", "driver", "python"),
     *("code_version", "git_commit", "float32_matmul"),
@@ -38,8 +38,15 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
     """Hold B against A, one row a matched cell and phase.
 
     A row has {cell, phase, a_median_s, b_median_s, ratio, ratio_low, ratio_high, verdict, resolution, unseen}.
-    The ratio is B's time over A's. Raises ConfigError where no cell of A matches one of B.
+    The ratio is B's time over A's. What was timed under a profiler is left out. Raises ConfigError where no cell of A
+    matches one of B.
     """
+    a, b, left_out = _clean(a), _clean(b), list(_profiled(a, b))
+    if not a or not b:
+        raise ConfigError(
+            "one of the recordings has only times under a profiler, which are no timings: measure with cs-systems "
+            "time, or hold the profiles themselves against each other: cs-systems analyze A.sqlite B.sqlite"
+        )
     compared = _compared(a, b)
     cells_a, cells_b = _cells(a, compared), _cells(b, compared)
     rows = [
@@ -53,7 +60,18 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
         raise ConfigError(
             "no cell of one recording matches a cell of the other: compare recordings of the same sizes and modes"
         )
-    return Comparison(compared, rows, [*_unmatched(cells_a, cells_b), *_differences(a, b)])
+    return Comparison(compared, rows, [*left_out, *_unmatched(cells_a, cells_b), *_differences(a, b)])
+
+
+def _clean(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Those that no profiler disturbed."""
+    return [record for record in records if record.config.get("profiler", "none") == "none"]
+
+
+def _profiled(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
+    for side, records in (("A", a), ("B", b)):
+        if count := len(records) - len(_clean(records)):
+            yield f"{count} record(s) of {side} were timed under a profiler and are left out: such times are no timings"
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -19,10 +18,10 @@ from typing import Annotated
 
 from cs_systems import __version__
 from cs_systems.cli._options import flag
+from cs_systems.profilers import nsys
 from cs_systems.record import Row
 
 LITTLE_SPACE_BYTES = 1 << 30
-_REMEDY_OF_NSYS = "install Nsight Systems: apt install nsight-systems-cli, from NVIDIA's CUDA repository"
 _REMEDY_OF_NCU = "install Nsight Compute: apt install nsight-compute, from NVIDIA's CUDA repository"
 # The driver tells here whether only root may read hardware counters.
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
@@ -39,8 +38,8 @@ ARGS = Doctor
 def run(args: Doctor) -> int:
     from cs_systems.cli._sweep import EXIT_NOTHING
 
-    nsys = _nsys()
-    rows = [_python(), *_asked_of_a_worker(), _nvtx(nsys["found"]), nsys, _ncu(), _folder(Path("runs"))]
+    found_nsys = nsys.check()
+    rows = [_python(), *_asked_of_a_worker(), _nvtx(found_nsys["found"]), found_nsys, _ncu(), _folder(Path("runs"))]
     if args.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
@@ -107,38 +106,16 @@ def records_no_range(nvtx: str, nsys: str) -> bool:
     return 12 <= int(patch[1]) <= 16 and (2022, 4) <= (int(release[1]), int(release[2])) <= (2024, 2)
 
 
-def _nsys() -> Row:
-    path = shutil.which("nsys")
-    if path is None:
-        return _row("nsys", "not on PATH: no profile with Nsight Systems", "missing", _REMEDY_OF_NSYS)
-    found = _version_of(path)
-    folder = Path(path).resolve().parent.parent
-    if not any(folder.glob("host-linux-*/QdstrmImporter")):
-        remedy = f"ln -s the host-linux-x64 folder of the same nsys to {folder}/host-linux-x64"
-        return _row("nsys", f"{found}, without its importer: no .nsys-rep is written", "problem", remedy)
-    return _row("nsys", found)
-
-
 def _ncu() -> Row:
     path = shutil.which("ncu")
     if path is None:
         return _row("ncu", "not on PATH: no kernel profile with Nsight Compute", "missing", _REMEDY_OF_NCU)
-    found = _version_of(path)
+    found = nsys.version_of(path)
     for_root_alone = _DRIVER_PARAMETERS.exists() and "RmProfilingAdminOnly: 1" in _DRIVER_PARAMETERS.read_text()
     if for_root_alone and os.geteuid() != 0:
         remedy = "run ncu as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
         return _row("ncu", f"{found}, but the driver gives counters to root alone", "problem", remedy)
     return _row("ncu", found)
-
-
-def _version_of(program: str) -> str:
-    """The version that a tool of NVIDIA's prints: 2024.2.3."""
-    try:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"version unknown ({error})"
-    number = re.search(r"\d{4}\.\d+(\.\d+)*", said)
-    return number[0] if number else "version unknown"
 
 
 def _folder(folder: Path) -> Row:

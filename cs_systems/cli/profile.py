@@ -1,0 +1,81 @@
+"""Profile training steps: which kernels, which phase, which layer, and where the GPU waited. Runs the steps that `time`
+runs, under nsys or torch.profiler, with the warm-up left out, and keeps the recording for the profiler's own viewer.
+
+Times under a profiler tell shares and causes; to know how long a step takes, use `cs-systems time`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from cs_systems.cli import analyze
+from cs_systems.cli._options import ModelCells, Names, Steps, Sweep, flag
+from cs_systems.config import ConfigError, describe
+from cs_systems.record import RunRecord
+
+SHOWN = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
+TOP = 10  # kernels that are printed; the record has all
+
+
+@dataclass(frozen=True)
+class Profile:
+    with_: Annotated[Literal["nsys", "kineto"], arg(name="with", help="nsys, or kineto (torch.profiler)")]
+    cells: ModelCells = field(default_factory=ModelCells)
+    steps: Steps = field(default_factory=lambda: Steps(steps=3))
+    sweep: Sweep = field(default_factory=Sweep)
+    workload: Annotated[str, arg(help="what a step is: train_step, or package.module:factory")] = "train_step"
+    show_command: Annotated[bool, flag("print the commands that nsys would be run with, and run nothing")] = False
+    nsys_arg: Annotated[
+        Names, arg(help="more options for nsys profile: --nsys-arg=--gpu-metrics-device=0", help_behavior_hint="")
+    ] = ()
+
+
+ARGS = Profile
+
+
+def run(args: Profile) -> int:
+    from cs_systems.cli._sweep import run_and_report
+    from cs_systems.runner import profiler_commands
+
+    if args.with_ != "nsys" and (args.nsys_arg or args.show_command):
+        raise ConfigError(f"--nsys-arg and --show-command are for --with nsys, not for --with {args.with_}")
+    configs = [
+        replace(config, profiler=args.with_, profiler_args=args.nsys_arg)
+        for config in args.cells.configs(args.steps.base(workload=args.workload))
+    ]
+    if args.show_command:
+        for command in profiler_commands(configs, args.sweep.folder("profile")):
+            print(shlex.join(command))
+        return 0
+    return run_and_report(configs, args.sweep, "profile", args.steps.seed, print_profile)
+
+
+def print_profile(record: RunRecord) -> None:
+    """The tables of one record, each with what must be said under it, and where the recording is."""
+    results = record.results
+    if "coverage" not in results:  # the caveat says why
+        return
+    print(describe(record.run_config))
+    said = results["notes"]
+    print(*(note["note"] for note in said if note["table"] is None), sep="\n")
+    for name in SHOWN:
+        rows = results[name]
+        notes = [note["note"] for note in said if note["table"] == name]
+        if name == "kernels" and rows[TOP:]:
+            rest = sum(row["share"] for row in rows[TOP:])
+            notes.append(f"{len(rows) - TOP} more kernel(s) take {rest:.1%} of the time: the record has all")
+        print(
+            analyze._table(
+                analyze.Analyze(Path()),
+                analyze.CAPTIONS[name],
+                rows[:TOP] if name == "kernels" else rows,
+                analyze.SHOWN[name],
+                notes,
+            )
+        )
+    print(*(f"{what}: {file}" for what, file in record.artifacts.items()), sep="\n")

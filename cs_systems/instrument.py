@@ -1,0 +1,212 @@
+"""Ranges around the parts of a model, opened from outside it: in forward, and in backward as well. Floor 1.
+
+Forward: hooks of the modules open and close ranges. Backward: autograd runs the nodes of a graph in a thread of its own
+(on CUDA), where no range of the main thread counts. Each node therefore gets the ranges that were open when forward
+made it: nodes are numbered as they are made, and what was open is kept by that number. Autograd runs the nodes of one
+thread in falling order of their numbers, so a hook is needed only where the ranges change; what runs between two nodes
+(gradients that are added up, parameters' gradients) belongs to the node before it.
+
+A model under torch.compile is one function with one node: hooks on its modules would be compiled into it or break it
+apart, so that it has phases and no layers.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from cs_systems.annotate import STEP, Ranges, listening
+from cs_systems.config import Phase
+
+# Pattern of a module's path in the model → the name of its range.
+RANGES = {
+    r"token_embeddings": "embedding",
+    r"layers\.(\d+)": "block {}",
+    r"layers\.\d+\.ln\d": "norm",
+    r"layers\.\d+\.attn": "attention",
+    r"layers\.\d+\.attn\.[qkv]_proj": "projections",
+    r"layers\.\d+\.attn\.rope": "rope",
+    r"layers\.\d+\.attn\.output_proj": "output",
+    r"layers\.\d+\.ffn": "ffn",
+    r"ln_final": "final norm",
+    r"lm_head": "lm_head",
+}
+# They are open around forward and say nothing about what backward belongs to; `loss` does.
+_NOT_OF_BACKWARD = {STEP, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+_ACCUMULATES = 1 << 63  # autograd numbers the nodes that keep a parameter's gradient above all others
+Label = tuple[str, ...]
+
+
+def range_name(path: str) -> str | None:
+    """The range of the module at `path`, None where it has none: `layers.3.attn` → `attention`."""
+    for pattern, name in RANGES.items():
+        if found := re.fullmatch(pattern, path):
+            return name.format(*found.groups())
+    return None
+
+
+class Annotations:
+    """The hooks that were put on a model; `remove` takes them off again."""
+
+    def __init__(self, handles: list[RemovableHandle]) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def annotate_model(model: nn.Module, ranges: Ranges) -> Annotations:
+    """Open and close a range around the forward of every module that RANGES names, also where it raises."""
+    handles = []
+    for path, module in model.named_modules():
+        if name := range_name(path):
+            handles.append(module.register_forward_pre_hook(_opens(ranges, name)))
+            handles.append(module.register_forward_hook(_closes(ranges), always_call=True))
+    return Annotations(handles)
+
+
+def _opens(ranges: Ranges, name: str) -> Callable[..., None]:
+    return lambda *_: None if torch.compiler.is_compiling() else ranges.push(name)
+
+
+def _closes(ranges: Ranges) -> Callable[..., None]:
+    return lambda *_: None if torch.compiler.is_compiling() else ranges.pop()
+
+
+@contextmanager
+def annotated(ranges: Ranges, model: nn.Module | None = None) -> Iterator[None]:
+    """Inside, annotations go to `ranges`, with those of `model`'s modules, and backward has what forward had."""
+    both = BackwardToo(ranges)
+    hooks = annotate_model(model, both) if model is not None else Annotations([])
+    try:
+        with listening(both):
+            yield
+    finally:
+        hooks.remove()
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.open: list[str] = []  # by annotate and the hooks of modules
+        self.backward: Label = ()  # by the hooks of nodes
+        # Nodes that this thread makes from number `numbers[i]` on belong to `labels[i]`.
+        self.numbers: list[int] = []
+        self.labels: list[Label] = []
+
+
+class BackwardToo:
+    """Passes ranges on, and opens those of forward again while backward runs what was made in them."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self._thread = _OfThread()
+        self._roots = _Roots(self._attach)
+
+    def push(self, name: str) -> None:
+        thread = self._thread
+        if name == Phase.FORWARD:  # a new graph
+            thread.numbers.clear()
+            thread.labels.clear()
+        self._ranges.push(name)
+        thread.open.append(name)
+        self._remember()
+        if name == Phase.BACKWARD:
+            self._roots.__enter__()
+
+    def pop(self) -> None:
+        if self._thread.open.pop() == Phase.BACKWARD:
+            self._roots.__exit__(None, None, None)
+        self._ranges.pop()
+        self._remember()
+
+    def _remember(self) -> None:
+        thread = self._thread
+        thread.numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]  # of the next node
+        thread.labels.append(tuple(name for name in thread.open if name not in _NOT_OF_BACKWARD))
+
+    def _label(self, number: int) -> Label:
+        """What was open when this thread made node `number`."""
+        at = bisect_right(self._thread.numbers, number) - 1
+        return self._thread.labels[at] if at >= 0 else ()
+
+    def _attach(self, roots: Iterable[Node]) -> list[RemovableHandle]:
+        """Hook the nodes at which the ranges change, in the order in which autograd will run them."""
+        handles: list[RemovableHandle] = []
+        before: Label = ()
+        for number, node in sorted(_graph(roots), key=lambda made: -made[0]):
+            label = self._label(number)
+            if label != before:
+                handles.append(node.register_prehook(self._switching(label)))
+                before = label
+        return handles
+
+    def _switching(self, label: Label) -> Callable[..., None]:
+        return lambda *_: self._switch(label)
+
+    def _switch(self, label: Label) -> None:
+        """Leave open in this thread what `label` says: close what is not in it, open what is missing."""
+        now = self._thread.backward
+        if label and not now:  # who opens the first one sees to it that the last one is closed
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._switch(()))  # type: ignore[attr-defined]
+        common = 0
+        while common < min(len(now), len(label)) and now[common] == label[common]:
+            common += 1
+        for _ in now[common:]:
+            self._ranges.pop()
+        for name in label[common:]:
+            self._ranges.push(name)
+        self._thread.backward = label
+
+
+class _Roots(TorchFunctionMode):
+    """Tells where a backward pass begins, before it does: no module sees the loss."""
+
+    def __init__(self, attach: Callable[[Iterable[Node]], list[RemovableHandle]]) -> None:
+        super().__init__()
+        self._attach = attach
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handles = []
+        if function in (Tensor.backward, torch.autograd.backward, torch.autograd.grad):
+            outputs = args[0] if isinstance(args[0], (tuple, list)) else (args[0],)
+            handles = self._attach(node for out in outputs if (node := _made_by(out)) is not None)
+        try:
+            return function(*args, **(kwargs or {}))
+        finally:
+            for handle in handles:  # a graph that is retained may be run again
+                handle.remove()
+
+
+def _made_by(output: Any) -> Node | None:
+    """The node of a tensor, or of a `torch.autograd.graph.GradientEdge`."""
+    node: Node | None = output.grad_fn if isinstance(output, Tensor) else output.node
+    return node
+
+
+def _graph(roots: Iterable[Node]) -> list[tuple[int, Node]]:
+    """Every node below the roots, with its number; without those that only keep a parameter's gradient."""
+    waiting, seen, found = list(roots), set(), []
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        number = node._sequence_nr()  # type: ignore[attr-defined]
+        if number < _ACCUMULATES:
+            found.append((number, node))
+            waiting += [child for child, _ in node.next_functions if child is not None]
+    return found

@@ -1,0 +1,47 @@
+"""torch.profiler: a Chrome trace of the timed steps, which Perfetto opens, and the tables made from it.
+
+It records autograd's sequence numbers too, which is what the attribution of backward is checked against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.profilers import Collected, ProfileLost, Profiler
+from cs_systems.profilers._tables import tables
+from cs_systems.record import RunRecord
+
+if TYPE_CHECKING:
+    from cs_systems.device import Device
+
+
+def trace_path(out: Path) -> Path:
+    return Path(f"{out}.trace.json.gz")
+
+
+@contextmanager
+def region(out: Path, device: Device, model: Any) -> Iterator[None]:
+    """Record the host, and the device where there is one; the trace is written on leaving."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from cs_systems.annotate import RecordFunctionRanges
+    from cs_systems.instrument import annotated
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
+    with profile(activities=activities) as profiler, annotated(RecordFunctionRanges(), model):
+        yield
+    profiler.export_chrome_trace(str(trace_path(out)))
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    trace = trace_path(out)
+    if not trace.is_file():
+        raise ProfileLost("torch.profiler left no trace: is there room on the disk?")
+    results, warnings = tables(trace, record)
+    return Collected({"trace": trace}, results, warnings)
+
+
+PROFILER = Profiler(region=region, collect=collect)

@@ -1,0 +1,116 @@
+"""Nsight Systems: the worker runs under `nsys profile`, which records the timed steps alone.
+
+On CUDA the recording begins and ends with the CUDA profiler's API; on a CPU, where a build of torch has none, with an
+NVTX range. The report is exported to SQLite, from which the tables are made. Options: the user guide of Nsight Systems.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.analysis.nsys import EXPORT
+from cs_systems.profilers import Collected, ProfileLost, Profiler
+from cs_systems.profilers._tables import tables
+from cs_systems.record import Row, RunRecord
+
+if TYPE_CHECKING:
+    from cs_systems.device import Device
+
+OLDEST = (2022, 4)  # whose exports analysis reads
+CAPTURE = "timed steps"  # the range that begins and ends the recording on a CPU
+ALWAYS = (
+    "--sample=none",
+    "--cpuctxsw=none",
+    "--capture-range-end=stop",  # the default also stops the program, before it has answered
+    "--force-overwrite=true",
+)
+ON_CUDA = ("--trace=cuda,nvtx", "--cuda-graph-trace=node", "--capture-range=cudaProfilerApi")
+ON_CPU = (
+    "--trace=nvtx,osrt",
+    "--capture-range=nvtx",
+    f"--nvtx-capture={CAPTURE}",
+    "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",  # else only a registered string can begin a recording
+)
+_REMEDY = "install Nsight Systems: apt install nsight-systems-cli, from NVIDIA's CUDA repository"
+
+
+def check() -> Row:
+    """Whether nsys can record, import and export here: {check, state, found, remedy}, as `doctor` has them."""
+    path = shutil.which("nsys")
+    if path is None:
+        return _row("not on PATH: no profile with Nsight Systems", "missing", _REMEDY)
+    found = version_of(path)
+    release = re.match(r"(\d+)\.(\d+)", found)
+    if release and (int(release[1]), int(release[2])) < OLDEST:
+        return _row(f"{found}, older than {'.'.join(map(str, OLDEST))}: its exports lack columns", "problem", _REMEDY)
+    folder = Path(path).resolve().parent.parent
+    if not any(folder.glob("host-linux-*/QdstrmImporter")):
+        remedy = f"ln -s the host-linux-x64 folder of the same nsys to {folder}/host-linux-x64"
+        return _row(f"{found}, without its importer: no .nsys-rep is written", "problem", remedy)
+    return _row(found)
+
+
+def _row(found: str, state: str = "ok", remedy: str | None = None) -> Row:
+    return {"check": "nsys", "state": state, "found": found, "remedy": remedy}
+
+
+def version_of(program: str) -> str:
+    """The version that a tool of NVIDIA's prints: 2024.2.3."""
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"version unknown ({error})"
+    number = re.search(r"\d{4}\.\d+(\.\d+)*", said)
+    return number[0] if number else "version unknown"
+
+
+def problem() -> str | None:
+    row = check()
+    return None if row["state"] == "ok" else f"nsys: {row['found']}; {row['remedy']}, or use --with kineto"
+
+
+def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool) -> list[str]:
+    """`nsys profile` around the worker; a person's options come last, so that they win."""
+    where = ON_CUDA if on_cuda else ON_CPU
+    return ["nsys", "profile", *where, *ALWAYS, f"--output={out.absolute()}", *options, *argv]
+
+
+@contextmanager
+def region(out: Path, device: Device, model: Any) -> Iterator[None]:
+    import torch
+
+    from cs_systems.annotate import NvtxRanges
+    from cs_systems.instrument import annotated
+    from cs_systems.workloads import Unavailable
+
+    try:
+        ranges = NvtxRanges()
+    except ImportError:
+        raise Unavailable("ranges without a GPU need the package nvtx: pip install nvtx==0.2.11") from None
+    torch.cuda.profiler.start() if device.is_cuda else ranges.push(CAPTURE)
+    try:
+        with annotated(ranges, model):
+            yield
+    finally:
+        torch.cuda.profiler.stop() if device.is_cuda else ranges.pop()
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    report, database = Path(f"{out}.nsys-rep"), Path(f"{out}.sqlite")
+    if not report.is_file():
+        raise ProfileLost("nsys left no report: worker.log beside the records has its last words")
+    done = subprocess.run([*EXPORT, "-o", database, report], capture_output=True, text=True)
+    if done.returncode or not database.is_file():
+        said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+        raise ProfileLost(f"nsys cannot export {report}: {said}")
+    results, warnings = tables(database, record)
+    return Collected({"nsys": report, "sqlite": database}, results, warnings)
+
+
+PROFILER = Profiler(problem, launch, region, collect)

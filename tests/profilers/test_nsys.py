@@ -1,0 +1,171 @@
+"""nsys: the command, what is missing before anything runs, and, where there is one, a real recording on the CPU."""
+
+from __future__ import annotations
+
+import shlex
+import sqlite3
+import stat
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import cs_systems
+from cs_systems.cli import main
+from cs_systems.config import PRESETS, RunConfig
+from cs_systems.profilers import ProfileLost, nsys
+from cs_systems.record import RunRecord
+
+TINY = RunConfig(model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=1, steps=2, profiler="nsys")
+
+
+def tool(folder: Path, name: str, script: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A complete nsys that says only its version."""
+    tool(tmp_path / "target-linux-x64", "nsys", "echo NVIDIA Nsight Systems version 2024.2.3.38-242334140272v0")
+    tool(tmp_path / "host-linux-x64", "QdstrmImporter", "")
+    monkeypatch.setenv("PATH", str(tmp_path / "target-linux-x64"), prepend=":")
+    return tmp_path
+
+
+def test_the_command_on_cuda_records_the_timed_steps_alone() -> None:
+    command = nsys.launch(["python", "-m", "worker"], Path("/runs/8f-0"), ["--gpu-metrics-device=0"], on_cuda=True)
+    assert command[:2] == ["nsys", "profile"]
+    assert command[-5:] == ["--output=/runs/8f-0", "--gpu-metrics-device=0", "python", "-m", "worker"]
+    for option in (
+        "--trace=cuda,nvtx",
+        "--sample=none",
+        "--cpuctxsw=none",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+        "--cuda-graph-trace=node",
+    ):
+        assert option in command
+
+
+def test_the_command_on_a_cpu_needs_no_cuda() -> None:
+    command = nsys.launch(["python"], Path("8f-0"), [], on_cuda=False)
+    assert not any("cuda" in word for word in command)
+    assert "--capture-range=nvtx" in command
+    assert f"--nvtx-capture={nsys.CAPTURE}" in command
+    assert "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0" in command
+
+
+def test_the_command_is_shown_and_nothing_runs(
+    fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["profile", "--with", "nsys", "--size", "tiny", "--show-command", "--nsys-arg=--stats=true"]
+    assert main([*words, "--device", "cpu", "--out", "here"]) == 0
+    command = shlex.split(capsys.readouterr().out)
+    assert command[:2] == ["nsys", "profile"]
+    assert command[-4:] == ["-m", "cs_systems.worker", "REQUESTS", "REPLIES"]
+    assert "--stats=true" in command
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        ("nothing", "nsys: not on PATH: no profile with Nsight Systems; install Nsight Systems"),
+        ("old", "nsys: 2021.1.3.14, older than 2022.4: its exports lack columns; install"),
+        ("half", "nsys: 2024.2.3.38, without its importer: no .nsys-rep is written; ln -s the host-linux-x64"),
+    ],
+)
+def test_an_nsys_that_cannot_work_is_found_before_anything_runs(
+    make: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "target-linux-x64"
+    target.mkdir()
+    if make == "old":
+        tool(target, "nsys", "echo NVIDIA Nsight Systems version 2021.1.3.14-b695ea9")
+        tool(tmp_path / "host-linux-x64", "QdstrmImporter", "")
+    if make == "half":
+        tool(target, "nsys", "echo NVIDIA Nsight Systems version 2024.2.3.38-242334140272v0")
+    monkeypatch.setenv("PATH", str(target) if make == "nothing" else f"{target}:/bin")
+    out = tmp_path / "out"
+    assert main(["profile", "--with", "nsys", "--size", "tiny", "--out", str(out)]) == 2
+    message = capsys.readouterr().err
+    assert said in message
+    assert "or use --with kineto" in message
+    assert not out.exists()
+
+
+def test_an_nsys_that_leaves_no_report_is_an_error_that_says_so(fake: Path, tmp_path: Path) -> None:
+    """The worker runs and answers; the wrapper keeps nothing."""
+    tool(
+        fake / "target-linux-x64",
+        "nsys",
+        'if [ "$1" = --version ]; then echo version 2024.2.3; exit; fi\n'
+        'while [ "$1" != -m ]; do python=$1; shift; done; exec "$python" "$@"',
+    )
+    (record,) = cs_systems.sweep([TINY], out=tmp_path / "out")
+    assert record.status == "error"
+    assert record.reason == "nsys left no report: worker.log beside the records has its last words"
+    assert record.measurement is not None
+
+
+def test_a_report_that_cannot_be_exported(fake: Path, tmp_path: Path) -> None:
+    tool(fake / "target-linux-x64", "nsys", "echo the report is newer than I am >&2; exit 1")
+    (tmp_path / "a.nsys-rep").touch()
+    with pytest.raises(ProfileLost, match=r"nsys cannot export .*a.nsys-rep: the report is newer than I am"):
+        nsys.collect(tmp_path / "a", RunRecord("key", TINY.to_dict(), "ok"))
+
+
+needs_nsys = pytest.mark.skipif(nsys.problem() is not None, reason=f"no nsys that works: {nsys.problem()}")
+
+
+@needs_nsys
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_real_recording_has_the_ranges_of_the_timed_steps(compiled: bool, tmp_path: Path) -> None:
+    pytest.importorskip("nvtx", reason="ranges without a GPU need the package nvtx")
+    config = replace(TINY, compile="aot_eager" if compiled else "none")
+    (record,) = cs_systems.sweep([config], out=tmp_path)
+    assert record.status == "ok", record.reason
+    assert set(record.artifacts) == {"nsys", "sqlite"}
+    database = sqlite3.connect(tmp_path / record.artifacts["sqlite"])
+    rows = database.execute(
+        "SELECT coalesce(text, value), start, end, globalTid FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId "
+        "WHERE eventType = 59 ORDER BY start, -end"
+    ).fetchall()
+    database.close()
+    names = Counter(name for name, *_ in rows)
+    blocks = 0 if compiled else 2 * TINY.steps  # forward and backward
+    assert (names["step"], names["forward"], names["backward"]) == (TINY.steps,) * 3
+    assert (names["block 0"], names["block 1"]) == (blocks, blocks)
+    assert all(end is not None for _, _, end, _ in rows)
+    open_until: list[int] = []
+    for _, start, end, _ in rows:  # on a CPU all of it is one thread
+        while open_until and open_until[-1] <= start:
+            open_until.pop()
+        assert not open_until or end <= open_until[-1]
+        open_until.append(end)
+
+
+@needs_nsys
+def test_a_cell_that_hangs_under_nsys_is_given_up(tmp_path: Path) -> None:
+    """Killing nsys alone would leave the worker, which has a session of its own there."""
+    script = tmp_path / "hang.py"
+    script.write_text("import time\ndef step():\n    time.sleep(600)\n")
+    started = time.monotonic()
+    (record,) = cs_systems.sweep([replace(TINY, workload=f"{script}:step")], out=tmp_path / "out", timeout_s=3)
+    assert (record.status, record.artifacts) == ("timeout", {})
+    assert time.monotonic() - started < 60
+    log = tmp_path / "out" / "worker.log"
+    assert [process for process in Path("/proc").glob("[0-9]*") if writes_to(process, log)] == []
+
+
+def writes_to(process: Path, file: Path) -> bool:
+    try:
+        return any(descriptor.resolve() == file for descriptor in (process / "fd").iterdir())
+    except OSError:  # it ended, or is somebody else's
+        return False

@@ -1,0 +1,121 @@
+"""What holds for every profiler: its three parts, a worker of its own, and times that nobody takes for timings."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import cs_systems
+from cs_systems import plugins
+from cs_systems.analysis.compare import compare
+from cs_systems.cli import main
+from cs_systems.config import PRESETS, ConfigError, RunConfig
+from cs_systems.profilers import Profiler
+from cs_systems.record import RunRecord, read_records
+
+TINY = RunConfig(model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=1, steps=3)
+PHASES = ["forward", "loss", "backward", "optimizer"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clean cell and the same one under Kineto, measured together."""
+    folder = tmp_path_factory.mktemp("profile")
+    for _ in cs_systems.sweep([TINY, replace(TINY, profiler="kineto")], out=folder, interleave=True):
+        pass
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records(folder: Path) -> list[RunRecord]:
+    return read_records(folder)[0]
+
+
+@pytest.mark.parametrize("name", plugins.names("profilers"))
+def test_a_profiler_exports_its_parts_without_torch(name: str) -> None:
+    assert isinstance(plugins.get("profilers", name), Profiler)
+    program = (
+        f"import sys; from cs_systems import plugins; p = plugins.get('profilers', {name!r}); p.problem(); "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_profiled_cell_says_so_and_keeps_its_recording(folder: Path, records: list[RunRecord]) -> None:
+    clean, profiled = records
+    assert [r.status for r in records] == ["ok", "ok"]
+    assert "profiled" not in [w.code for w in clean.warnings]
+    caveat = next(w for w in profiled.warnings if w.code == "profiled")
+    assert caveat.message == "timed under kineto, whose own cost is in the times"
+    assert "cs-systems time" in caveat.remedy
+    assert clean.key != profiled.key
+    assert clean.artifacts == {}
+    assert profiled.artifacts == {"trace": f"{replace(TINY, profiler='kineto').key()}-0.trace.json.gz"}
+    assert (folder / profiled.artifacts["trace"]).is_file()
+    assert profiled.run_config.profiler == "kineto"
+
+
+def test_the_warm_up_is_not_in_the_recording(folder: Path, records: list[RunRecord]) -> None:
+    trace = json.loads(gzip.decompress((folder / records[1].artifacts["trace"]).read_bytes()))
+    names = [e["name"] for e in trace["traceEvents"] if e.get("cat") == "user_annotation" and e["ph"] == "X"]
+    assert names.count("step") == TINY.steps
+    for phase in ("forward", "backward", "optimizer"):
+        assert names.count(phase) == TINY.steps
+    assert names.count("block 0") == names.count("block 1") == 2 * TINY.steps  # forward and backward
+    assert names.count("softmax") == 2 * TINY.model.num_layers * TINY.steps
+
+
+def test_a_recording_without_kernels_is_kept_and_has_no_tables(records: list[RunRecord]) -> None:
+    caveat = next(w for w in records[1].warnings if w.code == "no-tables")
+    assert "holds no kernel" in caveat.message
+    assert "kernels" not in records[1].results
+
+
+def test_profiled_times_are_compared_with_nothing(records: list[RunRecord]) -> None:
+    clean, profiled = records
+    found = compare([clean, profiled], [clean])
+    assert len(found.rows) == 1
+    assert found.doubts[0] == (
+        "1 record(s) of A were timed under a profiler and are left out: such times are no timings"
+    )
+    with pytest.raises(ConfigError, match=r"has only times under a profiler, which are no timings: measure with"):
+        compare([profiled], [clean])
+
+
+def test_a_profiler_is_no_part_of_old_keys_and_travels_as_json() -> None:
+    profiled = replace(TINY, profiler="nsys", profiler_args=("--gpu-metrics-device=0",))
+    assert RunConfig.from_dict(json.loads(json.dumps(profiled.to_dict()))) == profiled
+    assert len({TINY.key(), profiled.key(), replace(profiled, profiler_args=()).key()}) == 3
+
+
+def test_what_cannot_be_profiled_is_said_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="a profile is of one visit to a cell, not of 2 rounds: leave --rounds at 1"):
+        replace(TINY, profiler="kineto", rounds=2)
+    with pytest.raises(ConfigError, match="kineto needs a process of its own: leave in_process=True out"):
+        cs_systems.run(replace(TINY, profiler="kineto"), in_process=True)
+    with pytest.raises(ConfigError, match="unknown profiler 'kinto': did you mean kineto"):
+        next(iter(cs_systems.sweep([replace(TINY, profiler="kinto")])))
+    assert main(["profile", "--with", "kineto", "--size", "tiny", "--nsys-arg=--stats=true"]) == 2
+    assert "are for --with nsys, not for --with kineto" in capsys.readouterr().err
+
+
+def test_without_a_folder_the_tables_come_and_the_files_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    record = cs_systems.run(replace(TINY, profiler="kineto", steps=1))
+    assert (record.status, record.artifacts) == ("ok", {})
+    assert list(tmp_path.rglob("*.trace.json.gz")) == []
+
+
+def test_a_cell_that_cannot_run_is_its_own_status(tmp_path: Path) -> None:
+    found: Iterator[RunRecord] = cs_systems.sweep([replace(TINY, profiler="kineto", precision="tf32")], out=tmp_path)
+    (record,) = found
+    assert (record.status, record.artifacts) == ("unavailable", {})
