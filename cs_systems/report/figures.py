@@ -128,7 +128,8 @@ def memory(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
         axes.plot(x, predicted, color=style["color"], linestyle=":", linewidth=1.2)
         axes.plot(x, predicted.mask(fits), color=style["color"], linestyle="", marker="x", markersize=8)
 
-    return _curves(data, f"{unit.label} (dotted: predicted, × where it did not fit)", draw, failed=True)
+    crosses = ", ×: did not fit" if (data["status"] == "oom").any() else ""
+    return _curves(data, f"{unit.label} (dotted: predicted{crosses})", draw, failed=True)
 
 
 def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
@@ -221,7 +222,7 @@ def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -
     from matplotlib.figure import Figure
 
     along = str(_length(data))
-    rows = data[(data["phase"] == STEP) | (failed & data["phase"].isna())]
+    rows = in_order(data[(data["phase"] == STEP) | (failed & data["phase"].isna())])
     apart, with_it = _apart(rows, along, [name for name in varying(data)[0] if name not in (along, "repeat", "mode")])
     rows = rows.assign(curve=_labels(rows, apart))
     measured = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "curve"])]
