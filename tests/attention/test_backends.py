@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,18 @@ from .conftest import Case, relative_error, results
 
 FULL_MATRIX = ["naive", "sdpa_math"]
 TILED = ["sdpa_flash", "flash_torch"]
+
+
+class Parts:
+    """Listens to the ranges: the names of those that were opened, in order."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+
+    def push(self, name: str) -> None:
+        self.opened.append(name)
+
+    def pop(self) -> None: ...
 
 
 def backend(name: str) -> AttentionBackend:
@@ -63,27 +74,22 @@ def test_the_two_readings_of_causal(align: str, weights: list[list[float]]) -> N
 
 @pytest.mark.parametrize("name", ["naive", "flash_torch"])
 def test_parts_are_annotated(name: str) -> None:
-    seen: list[str] = []
-    annotate.listen(lambda part: seen.append(part) or nullcontext())
-    try:
+    ranges = Parts()
+    with annotate.listening(ranges):
         backend(name)(*Case(40).inputs("cpu", "float32")[:3])
-    finally:
-        annotate.listen(None)
-    assert seen == ["scores", "softmax", "value"]
+    assert ranges.opened == ["scores", "softmax", "value"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces
 @pytest.mark.parametrize("name", ["naive", "compiled", "sdpa_math", "sdpa_flash", "flex", "flash_torch"])
-def test_a_compiled_model_takes_the_backend_into_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def opened(part: str) -> object:
-        raise AssertionError(f"{part} was annotated while torch.compile traced it")
-
-    monkeypatch.setattr(annotate, "_open", opened)
+def test_a_compiled_model_takes_the_backend_into_one_graph(name: str) -> None:
+    ranges = Parts()
     q, k, v, _ = Case(40).inputs("cpu", "float32")
     attention = backend(name)
     model = torch.compile(lambda *qkv: 2 * attention(*qkv, causal=True), backend="eager", fullgraph=True)
-    out = model(q, k, v)
-    monkeypatch.undo()
+    with annotate.listening(ranges):
+        out = model(q, k, v)
+    assert ranges.opened == []
     assert torch.allclose(out, 2 * backend("naive")(q, k, v, causal=True), atol=1e-5)
 
 
@@ -266,14 +272,11 @@ def test_flash_torch_gradients_by_finite_differences() -> None:
 
 def test_flash_torch_skips_hidden_tiles() -> None:
     """Causal, three blocks of queries and keys: of the nine tiles, the six on and under the diagonal are computed."""
-    tiles: list[str] = []
-    annotate.listen(lambda part: tiles.append(part) or nullcontext())
-    try:
-        q, k, v, _ = Case(3 * B_Q, 3 * B_K, causal=True).inputs("cpu", "float32")
+    ranges = Parts()
+    q, k, v, _ = Case(3 * B_Q, 3 * B_K, causal=True).inputs("cpu", "float32")
+    with annotate.listening(ranges):
         FlashAttentionTorch.apply(q, k, v, True)
-    finally:
-        annotate.listen(None)
-    assert tiles.count("scores") == 6
+    assert ranges.opened.count("scores") == 6
 
 
 def test_flash_torch_is_exact_under_autocast() -> None:
