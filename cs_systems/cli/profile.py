@@ -16,7 +16,7 @@ from tyro.conf import arg
 from cs_systems.cli import analyze
 from cs_systems.cli._options import ModelCells, Names, Steps, Sweep, flag
 from cs_systems.config import ConfigError, describe
-from cs_systems.record import RunRecord
+from cs_systems.record import Row, RunRecord
 
 SHOWN = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
 TOP = 10  # kernels that are printed; the record has all
@@ -58,9 +58,9 @@ def run(args: Profile) -> int:
 def print_profile(record: RunRecord) -> None:
     """The tables of one record, each with what must be said under it, and where the recording is."""
     results = record.results
+    print(*(overhead(record, row) for row in results.get("overhead", ())), sep="\n")
     if "coverage" not in results:  # the caveat says why
         return
-    print(describe(record.run_config))
     said = results["notes"]
     print(*(note["note"] for note in said if note["table"] is None), sep="\n")
     for name in SHOWN:
@@ -78,4 +78,15 @@ def print_profile(record: RunRecord) -> None:
                 notes,
             )
         )
-    print(*(f"{what}: {file}" for what, file in record.artifacts.items()), sep="\n")
+    print(*(f"{what}: {file} in the folder of the records" for what, file in record.artifacts.items()), sep="\n")
+
+
+def overhead(record: RunRecord, row: Row) -> str:
+    """One line: which cell, and how much slower it was while it was recorded."""
+    from cs_systems.report.units import human
+
+    cell, recorded = describe(record.run_config), human(row["recorded_s"], "s")
+    if row["not_recorded_s"] is None:
+        return f"{cell}: {recorded} a step while recorded; without at least 3 warm-up steps, what that cost is unknown"
+    before, share = human(row["not_recorded_s"], "s"), row["recorded_to_not_recorded"] - 1
+    return f"{cell}: {recorded} a step while recorded, {before} before: {share:+.1%}"

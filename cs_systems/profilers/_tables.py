@@ -14,19 +14,26 @@ from cs_systems.config import ConfigError
 from cs_systems.cost import PhaseCost
 from cs_systems.record import Caveat, Row, RunRecord
 
+STEADY = 3  # of the warm-up, so many last steps are taken for steady; the ones before them compile and allocate
+COMPILED = (
+    "the model was compiled as one function: its kernels have a phase, and no layer or part; profile it without "
+    "--compile to see those"
+)
+
 
 def tables(recording: Path, record: RunRecord) -> tuple[dict[str, list[Row]], tuple[Caveat, ...]]:
-    """Every table of `analysis.tables`, `coverage`, and `notes`: {table, note}, what must be said under each.
+    """Every table of `analysis.tables`, `coverage`, `overhead`, and `notes`: {table, note}, what must be said of each.
 
-    A recording without kernels (a CPU's) has no tables: a caveat says so, and the recording is kept.
+    A recording without kernels (a CPU's) has `overhead` alone: a caveat says so, and the recording is kept.
     """
+    cost = {"overhead": overhead(record)}
     try:
         with without_collector():
             seen = profile(read(recording))
             costs = costs_of(record)
             results = {name: table(seen, costs) for name, table in TABLES.items()}
     except ConfigError as error:
-        return {}, (Caveat("no-tables", str(error), f"open {recording.name} in the profiler's own viewer"),)
+        return cost, (Caveat("no-tables", str(error), f"open {recording.name} in the profiler's own viewer"),)
     results["coverage"] = [
         {
             "profiler": seen.recording.profiler,
@@ -37,9 +44,31 @@ def tables(recording: Path, record: RunRecord) -> tuple[dict[str, list[Row]], tu
             "layer_coverage": seen.layer_coverage,
         }
     ]
-    said = [(name, note) for name in TABLES for note in notes(name, seen, results[name])]
-    results["notes"] = [{"table": name, "note": note} for name, note in [*((None, n) for n in seen.notes), *said]]
-    return results, ()
+    said: list[tuple[str | None, str]] = [(None, note) for note in seen.notes]
+    if record.config["compile"] != "none":
+        said.append(("layers", COMPILED))
+    said += [(name, note) for name in TABLES for note in notes(name, seen, results[name])]
+    results["notes"] = [{"table": name, "note": note} for name, note in said]
+    return results | cost, ()
+
+
+def overhead(record: RunRecord) -> list[Row]:
+    """What profiling cost: the recorded steps against the last of the same process before recording began.
+
+    Empty where nothing was measured; unknown without enough warm-up. Seconds of wall clock, medians.
+    """
+    if record.measurement is None:
+        return []
+    recorded_s = median(sample.wall_s for sample in record.measurement.timed)
+    before = [sample.wall_s for sample in record.measurement.samples if sample.warmup][-STEADY:]
+    before_s = median(before) if len(before) == STEADY else None
+    return [
+        {
+            "recorded_s": recorded_s,
+            "not_recorded_s": before_s,
+            "recorded_to_not_recorded": None if before_s is None else recorded_s / before_s,
+        }
+    ]
 
 
 def costs_of(record: RunRecord) -> Costs:

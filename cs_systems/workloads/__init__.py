@@ -3,7 +3,8 @@
 A workload holds no timing, printing or JSON: it says what a step consists of, and what that must cost by formula. A
 factory may have `preflight(config, device) -> int | None`: it raises `Unavailable` for a cell that cannot run here,
 without building it, and returns the bytes of device memory that the cell's peak should take. A workload whose kernels
-are shorter than their launches may have `hides_launches = True`: see `timing`.
+are shorter than their launches may have `hides_launches = True`: see `timing`. One with a `model`, an `nn.Module`, has
+its modules annotated under a profiler: see `instrument`.
 """
 
 from __future__ import annotations

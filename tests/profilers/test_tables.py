@@ -1,0 +1,84 @@
+"""The tables of a recording join the record of its run: from real recordings of one H200."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from cs_systems.analysis.tables import TABLES
+from cs_systems.cli.profile import print_profile
+from cs_systems.config import PRESETS, RunConfig
+from cs_systems.cost import PhaseCost
+from cs_systems.profilers._tables import overhead, tables
+from cs_systems.record import Measurement, Row, RunRecord, Sample
+from tests.test_record import ENVIRONMENT
+
+DATA = Path(__file__).parent.parent / "analysis" / "data"
+CONFIG = RunConfig(model=PRESETS["tiny"], profiler="nsys", steps=3)
+COST: Row = {"model_flops": 1e9, "hardware_flops": 1e9, "bytes": 1e6}
+CEILING: Row = {"precision": "fp32", "peak_flops_per_s": 67e12, "peak_bytes_per_s": 4.8e12, "source": "data sheet"}
+
+
+def record(config: RunConfig = CONFIG, warmup: tuple[float, ...] = (9.0, 1.0, 1.2, 1.1)) -> RunRecord:
+    samples = tuple(
+        Sample(0, i < len(warmup), wall, p := {"forward": wall / 3, "backward": wall / 3}, p)
+        for i, wall in enumerate((*warmup, 2.2, 2.2, 2.3))
+    )
+    cost = {f.name: COST.get(f.name, 0) for f in fields(PhaseCost)}
+    results = {"cost": [{"phase": "forward", **cost}, {"phase": "step", **cost}], "ceiling": [CEILING]}
+    measurement = Measurement("cuda_event", samples, 0.0)
+    return RunRecord("key", config.to_dict(), "ok", 0, None, ENVIRONMENT, measurement, results=results)
+
+
+@pytest.fixture(scope="module", params=["nsys", "kineto"])
+def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "kineto":
+        return DATA / "kineto_h200_step.json.gz"
+    path = tmp_path_factory.mktemp("nsys") / "step.sqlite"
+    path.write_bytes(gzip.decompress((DATA / "nsys_h200_step.sqlite.gz").read_bytes()))
+    return path
+
+
+def test_both_profilers_give_the_same_tables(recording: Path) -> None:
+    results, warnings = tables(recording, record())
+    assert warnings == ()
+    assert set(results) == {*TABLES, "coverage", "overhead", "notes"}
+    (coverage,) = results["coverage"]
+    assert (coverage["steps"], coverage["phase_coverage"]) == (3, 1.0)
+    assert coverage["kernels"] == 714
+    forward = next(row for row in results["phases"] if (row["phase"], row["family"]) == ("forward", "all"))
+    assert forward["achieved_flops_per_s"] == pytest.approx(1e9 / forward["time_s"])
+    assert forward["ceiling"] == "compute"
+    assert results["steps"][0]["event_s"] == pytest.approx(2 / 3 * 2.2)
+    assert {note["table"] for note in results["notes"]} <= {None, *TABLES}
+
+
+def test_a_compiled_model_is_said_to_have_no_layers(recording: Path) -> None:
+    said = tables(recording, record(replace(CONFIG, compile="default")))[0]["notes"]
+    assert any("compiled as one function" in note["note"] for note in said if note["table"] == "layers")
+
+
+def test_the_record_and_its_tables_survive_json_and_are_printed(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, _ = tables(recording, record())
+    full = replace(record(), results=record().results | results, artifacts={"sqlite": "a.sqlite"})
+    print_profile(RunRecord.from_dict(json.loads(full.to_json())))
+    shown = capsys.readouterr().out
+    assert "under nsys: 2.20 s a step while recorded, 1.10 s before: +100.0%" in shown
+    for what in ("phases by kernel family", "kernels by time", "inside attention", "time without a kernel", "TFLOP/s"):
+        assert what in shown
+    assert "belongs to a phase" in shown
+    assert shown.endswith("sqlite: a.sqlite in the folder of the records\n")
+
+
+def test_overhead_is_unknown_without_enough_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert overhead(record())[0]["recorded_to_not_recorded"] == pytest.approx(2.0)
+    cold = record(warmup=(9.0, 1.0))
+    assert overhead(cold)[0]["not_recorded_s"] is None
+    print_profile(replace(cold, results={"overhead": overhead(cold)}))
+    assert "without at least 3 warm-up steps, what that cost is unknown" in capsys.readouterr().out
