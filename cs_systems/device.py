@@ -98,6 +98,8 @@ class Device:
     def release_memory(self) -> None:
         """Hand cached blocks back, so that one cell's leftovers do not stand in the next cell's numbers."""
         if self.is_cuda:
+            # cuBLAS keeps 32 MiB for each thread that called it, which would count in the next cell's peak.
+            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
 
     def l2_clear_bytes(self) -> int:
