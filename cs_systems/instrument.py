@@ -99,11 +99,17 @@ def annotated(ranges: Ranges, model: nn.Module | None = None) -> Iterator[None]:
 
 class _OfThread(threading.local):
     def __init__(self) -> None:
-        self.open: list[str] = []  # by annotate and the hooks of modules
+        self.open: list[tuple[str, Label]] = []  # by annotate and the hooks of modules: (name, its label)
         self.backward: Label = ()  # by the hooks of nodes
         # Nodes that this thread makes from number `numbers[i]` on belong to `labels[i]`.
         self.numbers: list[int] = []
         self.labels: list[Label] = []
+
+
+def _remember(thread: _OfThread, label: Label) -> None:
+    """What the thread makes from here on belongs to `label`."""
+    thread.numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]  # of the next node
+    thread.labels.append(label)
 
 
 class BackwardToo:
@@ -120,21 +126,20 @@ class BackwardToo:
             thread.numbers.clear()
             thread.labels.clear()
         self._ranges.push(name)
-        thread.open.append(name)
-        self._remember()
+        before = thread.open[-1][1] if thread.open else ()
+        label = before if name in _NOT_OF_BACKWARD else (*before, name)
+        thread.open.append((name, label))
+        _remember(thread, label)
         if name == Phase.BACKWARD:
             self._roots.__enter__()
 
     def pop(self) -> None:
-        if self._thread.open.pop() == Phase.BACKWARD:
+        thread = self._thread
+        name, _ = thread.open.pop()
+        if name == Phase.BACKWARD:
             self._roots.__exit__(None, None, None)
         self._ranges.pop()
-        self._remember()
-
-    def _remember(self) -> None:
-        thread = self._thread
-        thread.numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]  # of the next node
-        thread.labels.append(tuple(name for name in thread.open if name not in _NOT_OF_BACKWARD))
+        _remember(thread, thread.open[-1][1] if thread.open else ())
 
     def _label(self, number: int) -> Label:
         """What was open when this thread made node `number`."""

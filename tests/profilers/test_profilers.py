@@ -16,7 +16,7 @@ import cs_systems
 from cs_systems import plugins
 from cs_systems.analysis.compare import compare
 from cs_systems.cli import main
-from cs_systems.config import PRESETS, ConfigError, RunConfig
+from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig
 from cs_systems.profilers import Profiler
 from cs_systems.record import RunRecord, read_records
 
@@ -116,6 +116,8 @@ def test_without_a_folder_the_tables_come_and_the_files_go(monkeypatch: pytest.M
 
 
 def test_a_cell_that_cannot_run_is_its_own_status(tmp_path: Path) -> None:
-    found: Iterator[RunRecord] = cs_systems.sweep([replace(TINY, profiler="kineto", precision="tf32")], out=tmp_path)
+    found: Iterator[RunRecord] = cs_systems.sweep(
+        [replace(TINY, profiler="kineto", precision=Precision.TF32)], out=tmp_path
+    )
     (record,) = found
     assert (record.status, record.artifacts) == ("unavailable", {})
