@@ -6,7 +6,6 @@ import gzip
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,8 +115,5 @@ def test_without_a_folder_the_tables_come_and_the_files_go(monkeypatch: pytest.M
 
 
 def test_a_cell_that_cannot_run_is_its_own_status(tmp_path: Path) -> None:
-    found: Iterator[RunRecord] = cs_systems.sweep(
-        [replace(TINY, profiler="kineto", precision=Precision.TF32)], out=tmp_path
-    )
-    (record,) = found
+    (record,) = cs_systems.sweep([replace(TINY, profiler="kineto", precision=Precision.TF32)], out=tmp_path)
     assert (record.status, record.artifacts) == ("unavailable", {})
