@@ -1,9 +1,9 @@
 """What share of the kernel time is given to a phase and to a layer, do both profilers say the same, and is it right?
 
 Method: one training step of each size, in fp32 with naive attention and in bf16 with sdpa_flash, recorded by nsys and
-by torch.profiler in a process each; with --compiled, under torch.compile. Of each recording: its coverage (the aim: over 98%, and over
-90% compiled); of each pair: kernels of a step and shares of time by phase; of torch.profiler's: the share of kernel
-time that autograd's sequence numbers, the independent route, give to another layer.
+by torch.profiler in a process each; with --compiled, under torch.compile. Of each recording: its coverage (the aim:
+over 98%, and over 90% compiled); of each pair: kernels of a step and shares of time by phase; of torch.profiler's: the
+share of kernel time that autograd's sequence numbers, the independent route, give to another layer.
 Output: a markdown table on standard output; the records with all tables under --out, the recordings beside them
 (ignored by git). Committed: profiles/profile_coverage/.
 
