@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import math
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -70,7 +71,7 @@ def one_of(what: str, value: str, known: Iterable[str]) -> str:
 def _positive(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if value <= 0:
+        if not math.isfinite(value) or value <= 0:
             raise ConfigError(f"{name} is {value}: it must be at least 1")
 
 
@@ -213,7 +214,7 @@ class RunConfig:
                 one_of(name, value, kind)
                 object.__setattr__(self, name, kind(value))
         _positive(self, "batch_size", "steps", "rounds")
-        if self.warmup < 0 or self.warmup_s < 0:
+        if self.warmup < 0 or not 0 <= self.warmup_s < math.inf:
             raise ConfigError(f"warm-up is {self.warmup} steps and {self.warmup_s} s: neither may be negative")
         one_of("compile mode", self.compile, COMPILE_MODES)
         one_of("optimizer", self.optimizer, OPTIMIZERS)

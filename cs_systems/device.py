@@ -94,6 +94,8 @@ class Device:
             total = torch.cuda.get_device_properties(self.torch).total_memory
             fraction = 1.0 if limit_bytes is None else min(1.0, limit_bytes / total)
             torch.cuda.set_per_process_memory_fraction(fraction, self.torch)
+        elif limit_bytes is not None:
+            raise DeviceUnavailable("nothing limits the memory of a CPU: leave out --memory-limit")
 
     def release_memory(self) -> None:
         """Hand cached blocks back, so that one cell's leftovers do not stand in the next cell's numbers."""

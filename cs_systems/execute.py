@@ -83,7 +83,7 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
     Each cell ends in one `record` event. A cell that fails leaves the others untouched.
     """
     cells = [_Cell(i, c) for i, c in enumerate(configs)]
-    resident = _all_fit(cells)
+    resident = _all_fit(cells, emit)
     alive = list(cells)
     for round in range(max(c.rounds for c in configs)):
         for cell in list(alive):
@@ -107,13 +107,14 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
     return True
 
 
-def _all_fit(cells: list[_Cell]) -> bool:
+def _all_fit(cells: list[_Cell], emit: Emit) -> bool:
     """Whether all workloads may stay in memory between their visits, by prediction."""
     if len(cells) == 1:
         return True
     total = 0
     try:
         for cell in cells:
+            emit({"event": "visit", "cell": cell.index})  # if this kills or hangs the process, it was this cell
             device = devices.resolve(cell.config.device)
             limit = cell.config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
             predicted = preflight(cell.config, device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,11 @@ def get(package: str, name: str) -> Any:
     source, _, attribute = name.rpartition(":")
     try:
         module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
-        return getattr(module, attribute)
-    except (ImportError, AttributeError) as error:
+    except ImportError as error:
         raise ConfigError(f"cannot load {name!r}: {error}") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"cannot load {name!r}: {source} has no {attribute!r}")
+    return getattr(module, attribute)
 
 
 def provenance(name: str) -> dict[str, str] | None:
@@ -60,18 +63,33 @@ def provenance(name: str) -> dict[str, str] | None:
     if not is_foreign(name):
         return None
     source, _, _ = name.rpartition(":")
-    path = Path(source)
-    if not source.endswith(".py"):
-        spec = importlib.util.find_spec(source)
-        path = Path(spec.origin) if spec and spec.origin else path
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    path = _source_file(source)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
     return {"name": name, "path": source, "sha256": digest}
 
 
+def _source_file(source: str) -> Path | None:
+    """The file behind `path.py` or `package.module`, found without importing anything; None where there is none."""
+    if source.endswith(".py"):
+        return path if (path := Path(source)).is_file() else None
+    parts = source.replace(".", "/")
+    folders = [Path.cwd(), *map(Path, sys.path)]
+    candidates = (folder / f"{parts}{end}" for folder in folders for end in (".py", "/__init__.py"))
+    return next((c for c in candidates if c.is_file()), None)
+
+
 def _load_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    """The module of a file, executed once a process. It stands in sys.modules, where dataclasses look for it."""
+    unique = f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    if unique in sys.modules:
+        return sys.modules[unique]
+    spec = importlib.util.spec_from_file_location(unique, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[unique] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[unique]
+        raise
     return module

@@ -45,6 +45,7 @@ class Worker:
 
     def __init__(self, log: Path | None = None, wrap: Callable[[list[str]], list[str]] = list) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile() if log is None else log.open("ab+")  # noqa: SIM115
+        self._begin = self._log.seek(0, os.SEEK_END)  # of what is this worker's, and then this visit's
         request_read, self._requests = os.pipe()
         self._replies, reply_write = os.pipe()
         self._buffer = b""
@@ -117,6 +118,8 @@ class Worker:
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         event: Event = json.loads(line)
+        if event["event"] == "visit":
+            self._begin = self._log.seek(0, os.SEEK_END)
         return event
 
     def _obituary(self) -> str:
@@ -129,6 +132,6 @@ class Worker:
 
     def _last_words(self) -> str:
         end = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, end - 4096))
+        self._log.seek(max(self._begin, end - 4096))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return " | ".join(lines[-3:])[-500:]

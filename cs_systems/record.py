@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cs_systems import plugins
 from cs_systems.config import ConfigError, RunConfig
 
 SCHEMA_VERSION = 1
@@ -114,7 +115,8 @@ class Environment:
 
 def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
     """Under which a sweep knows that a cell is done: what was asked, and where and by which code it was measured."""
-    parts = (config.key(), repeat, environment.torch, environment.device_name, environment.code_version)
+    foreign = [source["sha256"] for name in (config.attention, config.workload) if (source := plugins.provenance(name))]
+    parts = (config.key(), repeat, environment.torch, environment.device_name, environment.code_version, *foreign)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

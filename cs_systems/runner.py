@@ -7,12 +7,14 @@ loses nothing and the same call goes on with what is missing.
 
 from __future__ import annotations
 
+import fcntl
+import math
 import os
 import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,11 +107,11 @@ def sweep(
 
     Raises ConfigError for malformed input, and OSError for a folder that cannot be written, before the first cell runs.
     """
-    configs = list(configs)
+    configs = list(dict.fromkeys(configs))
     check(configs)
     if repeats < 1:
         raise ConfigError(f"repeats is {repeats}: it must be at least 1")
-    if timeout_s is not None and timeout_s <= 0:
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
         raise ConfigError(f"the timeout is {timeout_s:g} s: it must be more than 0, or left out")
     folder = None if out is None else prepare_folder(out, fresh=fresh)
     done, total = 0, len(configs) * repeats
@@ -117,22 +119,37 @@ def sweep(
     def report(**news: Any) -> None:
         on_progress(Progress(done, total, **news))
 
-    for repeat in range(repeats):
-        with _Crew(folder, timeout_s) as crew:
-            missing = configs
-            if folder is not None:
-                missing = crew.missing(configs, repeat, on_note=lambda note: report(note=note))
-            done += len(configs) - len(missing)
-            if shuffle_seed is not None:
-                missing = random.Random(shuffle_seed + repeat).sample(missing, len(missing))
-            if len(missing) < len(configs):
-                report(note=f"{len(configs) - len(missing)} cells are recorded already")
-            for record in crew.measure(missing, repeat, interleave, skip_oom, on_visit=lambda c: report(config=c)):
+    with _only_writer(folder):
+        for repeat in range(repeats):
+            with _Crew(folder, timeout_s) as crew:
+                missing = configs
                 if folder is not None:
-                    append_record(folder, record)
-                done += 1
-                report(record=record)
-                yield record
+                    missing = crew.missing(configs, repeat, on_note=lambda note: report(note=note))
+                done += len(configs) - len(missing)
+                if shuffle_seed is not None:
+                    missing = random.Random(shuffle_seed + repeat).sample(missing, len(missing))
+                if len(missing) < len(configs):
+                    report(note=f"{len(configs) - len(missing)} cells are recorded already")
+                for record in crew.measure(missing, repeat, interleave, skip_oom, on_visit=lambda c: report(config=c)):
+                    if folder is not None:
+                        append_record(folder, record)
+                    done += 1
+                    report(record=record)
+                    yield record
+
+
+@contextmanager
+def _only_writer(folder: Path | None) -> Iterator[None]:
+    """Hold the folder for this sweep: two at once would measure each other. Raises ConfigError where it is held."""
+    if folder is None:
+        yield
+        return
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another sweep is writing to {folder}: wait for it, or choose another --out") from None
+        yield
 
 
 def prepare_folder(out: str | Path, *, fresh: bool) -> Path:
@@ -199,8 +216,15 @@ class _Crew:
         return self._environments[device]
 
     def preflight(self, configs: Sequence[RunConfig]) -> list[Row]:
-        rows: list[Row] = self._ask(op="preflight", cells=[c.to_dict() for c in configs])["rows"]
-        return rows
+        try:
+            rows: list[Row] = self._ask(op="preflight", cells=[c.to_dict() for c in configs])["rows"]
+            return rows
+        except WorkerDied as error:
+            self.close()
+            if len(configs) == 1:
+                lost = f"its prediction killed the worker: {error}"
+                return [{"reason": lost, "predicted_peak_bytes": None, "device_memory_bytes": None}]
+            return [row for c in configs for row in self.preflight([c])]
 
     def missing(self, configs: list[RunConfig], repeat: int, on_note: Callable[[str], None]) -> list[RunConfig]:
         """What the folder does not hold yet. Raises ConfigError if it was measured elsewhere or by other code."""
@@ -213,8 +237,12 @@ class _Crew:
         for record in records:
             if record.environment is not None:
                 same_origin(record.environment, self.environment(record.config["device"]), self._folder)
-        done = {record.key for record in records if record.status in DONE}
-        return [c for c in configs if make_key(c, repeat, self.environment(c.device)) not in done]
+        status = {record.key: record.status for record in records}
+        found = {c: status.get(make_key(c, repeat, self.environment(c.device))) for c in configs}
+        unavailable = [c for c in configs if found[c] == "unavailable"]
+        rows = self.preflight(unavailable) if unavailable else []
+        remedied = {c for c, row in zip(unavailable, rows, strict=True) if row["reason"] is None}
+        return [c for c in configs if found[c] not in DONE or c in remedied]
 
     def measure(
         self,

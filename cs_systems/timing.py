@@ -79,8 +79,10 @@ def _sample(
             names.append(name)
         device.synchronize()
         end = clock()
-    phases = {name: _ns(device.between_s(marks[i], marks[i + 1])) for i, name in enumerate(names)}
-    submit = {name: _ns(host[i + 1] - host[i]) for i, name in enumerate(names)}
+    phases, submit = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    for i, name in enumerate(names):  # a phase may come several times in a step, as with accumulated gradients
+        phases[name] = _ns(phases[name] + device.between_s(marks[i], marks[i + 1]))
+        submit[name] = _ns(submit[name] + host[i + 1] - host[i])
     lag = None
     if device.is_cuda:
         lag = {n: _ns(device.between_s(start, marks[i]) - (host[i] - host[0])) for i, n in enumerate(names, 1)}

@@ -44,6 +44,8 @@ def _preflight_row(config: RunConfig) -> Row:
         row["predicted_peak_bytes"] = preflight(config, device)
     except (Unavailable, DeviceUnavailable, ConfigError) as error:
         row["reason"] = str(error)
+    except Exception as error:  # whatever somebody's file raises when it is loaded: its own cell's matter
+        row["reason"] = f"{type(error).__name__}: {error}"
     return row
 
 

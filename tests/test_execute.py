@@ -24,7 +24,7 @@ def together(*configs: RunConfig) -> tuple[list[RunRecord], list[int]]:
     events: list[dict[str, Any]] = []
     run_cells(configs, emit=events.append)
     by_cell = {e["cell"]: RunRecord.from_dict(e["record"]) for e in events if e["event"] == "record"}
-    return [by_cell[i] for i in range(len(configs))], [e["cell"] for e in events if e["event"] == "visit"]
+    return [by_cell[i] for i in range(len(configs))], [e["cell"] for e in events if "round" in e]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,14 @@ def test_tf32_on_a_cpu_is_unavailable_and_says_what_to_use() -> None:
     assert record.reason == "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32"
 
 
+def test_a_memory_limit_on_a_cpu_is_unavailable_rather_than_ignored() -> None:
+    record = run(replace(TINY, memory_limit_bytes=1 << 40))
+    assert (record.status, record.reason) == (
+        "unavailable",
+        "nothing limits the memory of a CPU: leave out --memory-limit",
+    )
+
+
 def test_the_same_seed_gives_the_same_loss() -> None:
     losses = [run(replace(TINY, seed=seed)).results["ran"][0]["loss"] for seed in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
@@ -81,8 +89,9 @@ def test_cells_are_visited_in_turn_and_stay_resident() -> None:
         assert rounds == [0, 0, 0, 1, 1]
 
 
-def test_cells_that_do_not_fit_together_are_rebuilt() -> None:
-    config = replace(TINY, steps=2, rounds=2, memory_limit_bytes=3_000_000)  # each takes about 2.5 MB by prediction
+def test_cells_that_do_not_fit_together_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cs_systems.execute.RESIDENT_SHARE", 1e-9)
+    config = replace(TINY, steps=2, rounds=2)
     records, _ = together(config, replace(config, seed=1))
     assert [r.results["ran"][0]["resident"] for r in records] == [False, False]
     assert all(len(r.measurement.samples) == 2 + 2 for r in records if r.measurement)  # a full warm-up each visit
@@ -131,3 +140,28 @@ def test_somebody_elses_attention_and_step(tmp_path: Any) -> None:
     assert record.status == "ok", record.reason
     assert record.measurement is not None
     assert record.measurement.phase_names() == ("call",)
+
+
+def test_a_phase_that_comes_twice_is_counted_twice(tmp_path: Any) -> None:
+    source = tmp_path / "accumulate.py"
+    source.write_text(
+        "from __future__ import annotations\n"
+        "import time\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Accumulate:\n"
+        "    pause_s: float = 0.01\n"
+        "    def prepare(self): pass\n"
+        "    def step(self):\n"
+        "        return [('forward', lambda: time.sleep(self.pause_s))] * 3\n"
+        "    def cost(self): return None\n"
+        "    def describe(self): return {'tokens': None}\n"
+        "def factory(config, device):\n"
+        "    return Accumulate()\n"
+    )
+    record = run(replace(TINY, workload=f"{source}:factory"))
+    assert record.status == "ok", record.reason
+    assert record.measurement is not None
+    for sample in record.measurement.timed:
+        assert sample.phases_s["forward"] >= 0.03
+        assert sample.phases_s["forward"] == pytest.approx(sample.wall_s, rel=0.1)

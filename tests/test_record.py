@@ -130,6 +130,16 @@ def test_the_key_tells_machine_and_code_apart() -> None:
     assert make_key(config, 0, replace(ENVIRONMENT, power_w=300.0)) == changed[0]
 
 
+def test_the_key_changes_with_somebody_elses_code(tmp_path: Path) -> None:
+    source = tmp_path / "mine.py"
+    config = RunConfig(attention=f"{source}:attend")
+    keys = []
+    for text in ("attend = 1", "attend = 2", "attend = 1"):
+        source.write_text(text)
+        keys.append(make_key(config, 0, ENVIRONMENT))
+    assert keys[0] == keys[2] != keys[1]
+
+
 def test_steps_and_phases_of_a_measurement() -> None:
     def sample(warmup: bool, wall: float) -> Sample:
         return Sample(0, warmup, wall, {"forward": wall / 4}, {"forward": wall / 8})

@@ -18,7 +18,7 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     """The forward tiles: on CUDA as FlashAttention-2's launch templates choose for sm_90, else torch's CPU kernel's."""
     if call.device == "cpu":
         block_q = 256 if call.seq_q >= 768 else 64 if call.seq_q >= 192 else 32
-        return AttentionAlgorithm(block_q, 512, backward_matmuls=5)
+        return AttentionAlgorithm(min(block_q, call.seq_q), min(512, call.seq_k), backward_matmuls=5)
     d_head = next((d for d in _PADDED if d >= call.d_head), call.d_head)
     block_q, block_k = (128, 128) if d_head <= 64 else (128, 32) if d_head == 160 else (128, 64)
     block_q = 64 if d_head == 256 else block_q

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from statistics import median
 from types import TracebackType
 from typing import Any
 
@@ -105,9 +106,9 @@ def outcome(record: RunRecord) -> str:
 
     if record.measurement is None:
         return f"{record.status}: {record.reason}"
-    durations = sorted(record.measurement.durations_s("step"))
+    duration = median(record.measurement.durations_s("step"))
     marks = "".join(f" [{w.code}]" for w in record.warnings)
-    return f"{human(durations[len(durations) // 2], 's')} a step{marks}"
+    return f"{human(duration, 's')} a step{marks}"
 
 
 def print_progress(progress: Progress, before: int = 0, total: int | None = None) -> None:

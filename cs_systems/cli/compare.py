@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +11,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import Names
+from cs_systems.config import one_of
 from cs_systems.record import Row
 
 
@@ -21,6 +24,8 @@ class Compare:
 
 
 ARGS = Compare
+# Where not even a doubling would have been found, "no difference" would be read as more than it is.
+HOPELESS = 1.0
 
 
 def run(args: Compare) -> int:
@@ -29,6 +34,9 @@ def run(args: Compare) -> int:
     from cs_systems.report.rows import render_rows
 
     (a, torn_a), (b, torn_b) = read_records(args.a), read_records(args.b)
+    known = {name for r in (*a, *b) if r.measurement for name in r.measurement.phase_names()}
+    for phase in args.phase:
+        one_of("phase", phase, ["step", *sorted(known)])
     comparison = compare(a, b, args.phase)
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
     caption = f"B over A; {what or 'the same configuration on both sides'}"
@@ -36,20 +44,22 @@ def run(args: Compare) -> int:
     legend = "finds: the smallest slowdown that would have been called one"
     notes = [legend, *unseen, *torn_a, *torn_b, *comparison.doubts]
     rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
-    print(render_rows(rows, args.format, caption, notes), end="")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(render_rows(rows, args.format, caption, notes, width=width), end="")
     return 0
 
 
 def _readable(row: Row) -> Row:
     """The columns for a person: the ratio's interval in one, and what it takes to be noticed."""
-    low, high = row["ratio_low"], row["ratio_high"]
+    low, high, resolution = row["ratio_low"], row["ratio_high"], row["resolution"]
+    noisy = resolution is not None and resolution > HOPELESS
     return {
         "cell": row["cell"],
         "phase": row["phase"],
         "A_s": row["a_median_s"],
         "B_s": row["b_median_s"],
         "B/A": f"{row['ratio']:.3f}",
-        "interval": "–" if low is None else f"{low:.3f} … {high:.3f}",
-        "finds": "–" if row["resolution"] is None else f"{row['resolution']:.0%}",
-        "verdict": row["verdict"],
+        "interval": "–" if low is None or noisy else f"{low:.3f} … {high:.3f}",
+        "finds": "–" if resolution is None else "> 100%" if noisy else f"{resolution:.0%}",
+        "verdict": "too noisy" if noisy else row["verdict"],
     }
