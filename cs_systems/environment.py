@@ -42,7 +42,7 @@ def environment(device: Device) -> Environment:
         triton=_version("triton"),
         cuda=torch.version.cuda,
         cudnn=str(torch.backends.cudnn.version()) if device.is_cuda else None,
-        platform=platform.platform(),
+        platform="-".join(filter(None, (platform.system(), platform.machine(), *platform.libc_ver()))),
         cpu=devices.cpu_name(),
         cpu_threads=torch.get_num_threads(),
         device=str(device.torch),
