@@ -67,20 +67,18 @@ def _growth(what: str, line: list[Cell]) -> str:
 
 
 def _crossover(cells: list[Cell]) -> list[str]:
-    """The shortest length from which on our kernel is faster than naive."""
+    """The lengths at which our kernel is faster than naive."""
     by = index(cells, "attention", "precision", "d_head", "seq")
     said = []
     for precision, d_head in dict.fromkeys(key[1:3] for key in by if key[0] == OURS):
-        lengths = [key[3] for key in by if key[:3] == (OURS, precision, d_head) and (PYTORCH, *key[1:]) in by]
-        slower = [
-            n
-            for n in lengths
-            if by[OURS, precision, d_head, n]["median_s"] >= by[PYTORCH, precision, d_head, n]["median_s"]
-        ]
-        faster = [n for n in sorted(lengths) if n > max(slower, default=0)]
-        where = (
-            f"is faster than {PYTORCH} from length {faster[0]} on" if faster else f"is nowhere faster than {PYTORCH}"
-        )
+        ours, naive = (OURS, precision, d_head), (PYTORCH, precision, d_head)
+        lengths = sorted(key[3] for key in by if key[:3] == ours and (*naive, key[3]) in by)
+        faster = [n for n in lengths if by[*ours, n]["median_s"] < by[*naive, n]["median_s"]]
+        if faster and faster == lengths[-len(faster) :]:
+            where = f"is faster than {PYTORCH} from length {faster[0]} on"
+        else:
+            at = f"only at length {', '.join(map(str, faster))}" if faster else "nowhere"
+            where = f"is faster than {PYTORCH} {at}"
         said.append(f"{OURS} {precision} d_head {d_head} {where}")
     return said
 
