@@ -118,8 +118,7 @@ class Worker:
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         event: Event = json.loads(line)
-        if event["event"] == "visit":
-            self._begin = self._log.seek(0, os.SEEK_END)
+        self._begin = event.get("log_bytes", self._begin)
         return event
 
     def _obituary(self) -> str:

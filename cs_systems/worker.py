@@ -53,6 +53,9 @@ def serve(requests: TextIO, replies: TextIO) -> None:
     """Answer requests until the pipe closes, or until CUDA is lost in this process."""
 
     def emit(event: dict[str, Any]) -> None:
+        if event["event"] == "visit":  # what is logged from here on is this cell's
+            sys.stdout.flush()
+            event["log_bytes"] = os.fstat(sys.stderr.fileno()).st_size
         replies.write(json.dumps(event) + "\n")
         replies.flush()
 
