@@ -40,6 +40,9 @@ def check(package: str, name: str) -> str:
         raise ConfigError(f"{name!r} does not name an object: write path/to/file.py:name or package.module:name")
     if source.endswith(".py") and not Path(source).is_file():
         raise ConfigError(f"there is no file {source!r} (from {name!r})")
+    package = source.partition(".")[0]
+    if not source.endswith(".py") and not _source_file(source) and not importlib.util.find_spec(package):
+        raise ConfigError(f"there is no module {source!r} (from {name!r}): run from its folder, or set PYTHONPATH")
     return name
 
 
