@@ -42,7 +42,7 @@ def check(package: str, name: str) -> str:
         raise ConfigError(f"there is no file {source!r} (from {name!r})")
     package = source.partition(".")[0]
     if not source.endswith(".py") and not _source_file(source) and not importlib.util.find_spec(package):
-        raise ConfigError(f"there is no module {source!r} (from {name!r}): run from its folder, or set PYTHONPATH")
+        raise ConfigError(f"there is no module {source!r} (from {name!r}): set PYTHONPATH to its folder")
     return name
 
 

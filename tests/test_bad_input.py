@@ -19,7 +19,7 @@ MALFORMED = {
     "time --size smal": "unknown size 'smal': did you mean small? known: tiny, small, medium, ",
     "time --attention sdpa_flsh": "unknown attention backend 'sdpa_flsh': did you mean sdpa_flash",
     "time --attention nowhere.py:f": "there is no file 'nowhere.py' (from 'nowhere.py:f')",
-    "time --workload no.where:f": "there is no module 'no.where' (from 'no.where:f'): run from its folder, or set PYTHONPATH",
+    "time --workload no.where:f": "there is no module 'no.where' (from 'no.where:f'): set PYTHONPATH to its folder",
     "time --attention nowhere.py:": "does not name an object: write path/to/file.py:name or package.module:name",
     "time --workload trainstep": "unknown workload 'trainstep': did you mean train_step",
     "time --precision bf61": "unknown precision 'bf61': did you mean bf16",
