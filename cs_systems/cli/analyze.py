@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import Names, optional
+from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional
 from cs_systems.config import ConfigError, one_of
 from cs_systems.record import Row
 
@@ -79,12 +79,12 @@ BESIDE_NAME = 52  # columns of a terminal that the rest of the kernels' table ta
 class Analyze:
     file: Annotated[Positional[Path], arg(metavar="FILE", help=".sqlite, .nsys-rep, .json or .json.gz")]
     other: Annotated[
-        Positional[Path | None], optional("FILE2", "hold this one (B) against FILE (A), by phase, family and layer")
+        Positional[MaybePath], optional("FILE2", "hold this one (B) against FILE (A), by phase, family and layer")
     ] = None
     table: Annotated[Names, arg(help=", ".join(SHOWN), help_behavior_hint="(default: all)")] = ()
-    range: Annotated[str | None, optional("GLOB", "the ranges that are steps", "step, or ProfilerStep#*")] = None
-    process: Annotated[int | None, optional("PID", "which process, where a file holds several")] = None
-    top: Annotated[int | None, optional("N", "so many kernels and steps", "10; in CSV all")] = None
+    range: Annotated[MaybeText, optional("GLOB", "the ranges that are steps", "step, or ProfilerStep#*")] = None
+    process: Annotated[MaybeInt, optional("PID", "which process, where a file holds several")] = None
+    top: Annotated[MaybeInt, optional("N", "so many kernels and steps", "10; in CSV all")] = None
     format: Annotated[Literal["terminal", "markdown", "latex", "typst", "csv"], arg(help="what to write")] = "terminal"
 
 

@@ -18,7 +18,6 @@ from typing import Annotated
 
 from cs_systems import __version__
 from cs_systems.cli._options import flag
-from cs_systems.profilers import nsys
 from cs_systems.record import Row
 
 LITTLE_SPACE_BYTES = 1 << 30
@@ -37,6 +36,7 @@ ARGS = Doctor
 
 def run(args: Doctor) -> int:
     from cs_systems.cli._sweep import EXIT_NOTHING
+    from cs_systems.profilers import nsys
 
     found_nsys = nsys.check()
     rows = [_python(), *_asked_of_a_worker(), _nvtx(found_nsys["found"]), found_nsys, _ncu(), _folder(Path("runs"))]
@@ -110,6 +110,8 @@ def _ncu() -> Row:
     path = shutil.which("ncu")
     if path is None:
         return _row("ncu", "not on PATH: no kernel profile with Nsight Compute", "missing", _REMEDY_OF_NCU)
+    from cs_systems.profilers import nsys
+
     found = nsys.version_of(path)
     for_root_alone = _DRIVER_PARAMETERS.exists() and "RmProfilingAdminOnly: 1" in _DRIVER_PARAMETERS.read_text()
     if for_root_alone and os.geteuid() != 0:
