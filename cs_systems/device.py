@@ -75,9 +75,6 @@ class Device:
     def peak_reserved_bytes(self) -> int | None:
         return torch.cuda.max_memory_reserved(self.torch) if self.is_cuda else None
 
-    def allocated_bytes(self) -> int | None:
-        return torch.cuda.memory_allocated(self.torch) if self.is_cuda else None
-
     def device_mallocs(self) -> int | None:
         """cudaMalloc calls of the caching allocator so far."""
         return torch.cuda.memory_stats(self.torch).get("num_device_alloc") if self.is_cuda else None

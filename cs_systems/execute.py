@@ -70,7 +70,6 @@ class _Cell:
     predicted_peak_bytes: int | None = None
     samples: list[Sample] = field(default_factory=list)
     setup_s: float = 0.0
-    visits: int = 0
     peaks: list[tuple[int | None, int | None]] = field(default_factory=list)
     before: Environment | None = None
 
@@ -152,7 +151,6 @@ def _visit(cell: _Cell, round: int, out: Path | None) -> None:
         cell.workload, device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes, region=region
     )
     cell.peaks.append((device.peak_allocated_bytes(), device.peak_reserved_bytes()))
-    cell.visits += 1
 
 
 def _region(

@@ -20,7 +20,6 @@ from cs_systems.config import ConfigError, RunConfig
 
 SCHEMA_VERSION = 1
 RECORDS_FILE = "records.jsonl"
-STATUSES = ("ok", "oom", "unavailable", "timeout", "killed", "error")
 DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
 Row = dict[str, Any]
 
