@@ -7,7 +7,6 @@ Times under a profiler tell shares and causes; to know how long a step takes, us
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,62 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional
+from cs_systems.cli._tables import CAPTIONS, SHOWN, table_text
 from cs_systems.config import ConfigError, one_of
 from cs_systems.record import Row
 
 if TYPE_CHECKING:
     from cs_systems.analysis.profile import Profile
 
-# table → its columns for a person, with their headings; CSV has all columns, under their own names.
-SHOWN = {
-    "steps": {
-        "step": "step", "device": "GPU", "kernels": "kernels", "wall_s": "wall clock", "event_s": "events",
-        "gpu_span_s": "GPU span", "kernel_s": "sum of kernels", "busy_share": "GPU busy", "residual_s": "wall − span",
-    },
-    "ratio": {
-        "measure": "by", "forward_s": "forward", "backward_s": "backward", "backward_to_forward": "backward : forward",
-    },
-    "phases": {
-        "phase": "phase", "family": "family", "calls_per_step": "calls", "time_s": "time", "share": "share of time",
-        "flops": "work", "achieved_flops_per_s": "rate", "achieved_bytes_per_s": "traffic", "ceiling": "bound by",
-        "ceiling_share": "of ceiling",
-    },
-    "families": {"family": "family", "calls_per_step": "calls", "time_s": "time", "share": "share of time"},
-    "kernels": {
-        "kernel": "kernel", "calls_per_step": "calls", "time_s": "time", "mean_s": "mean", "share": "of all",
-        "grid": "grid", "registers": "regs", "shared_bytes": "shared",
-    },
-    "layers": {
-        "layer": "layer", "forward_s": "forward", "backward_s": "backward", "calls_per_step": "calls",
-        "time_s": "time", "share": "share of time",
-    },
-    "parts": {
-        "part": "part of a block", "forward_s": "forward", "backward_s": "backward", "calls_per_step": "calls",
-        "time_s": "time", "share": "share of time",
-    },
-    "attention": {
-        "phase": "phase", "part": "part", "family": "family", "calls_per_step": "calls", "time_s": "time",
-        "share": "of attention",
-    },
-    "gaps": {
-        "device": "GPU", "cause": "cause", "gaps_per_step": "gaps", "time_s": "time", "share": "of wall time",
-        "longest_s": "longest",
-    },
-}  # fmt: skip
-CAPTIONS = {
-    "steps": "steps: the host's clock against what the GPU did",
-    "ratio": "backward : forward, per step",
-    "phases": "phases by kernel family, per step",
-    "families": "kernel families, per step",
-    "kernels": "kernels by time, per step",
-    "layers": "layers and named modules, per step",
-    "parts": "parts of the blocks, all blocks together, per step",
-    "attention": "inside attention, per step",
-    "gaps": "time without a kernel by cause, per step",
-}
 Part = tuple[str, list[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 COMPARED = {"phases": "phase", "families": "family", "layers": "layer"}
-BESIDE_NAME = 52  # columns of a terminal that the rest of the kernels' table takes
 
 
 @dataclass(frozen=True)
@@ -155,38 +107,9 @@ def _document(args: Analyze, heading: list[str], parts: Sequence[Part]) -> list[
     from cs_systems.report.columns import plain
 
     if args.format == "terminal":
-        return ["\n".join(map(plain, heading)) + "\n", *(_table(args, *part) for part in parts)]
+        return ["\n".join(map(plain, heading)) + "\n", *(table_text(*part, format=args.format) for part in parts)]
     first, *rest = parts
-    return [_table(args, *first[:3], [*heading, *first[3]]), *(_table(args, *part) for part in rest)]
-
-
-def _table(args: Analyze, caption: str, rows: Sequence[Row], titles: dict[str, str], notes: Sequence[str]) -> str:
-    from cs_systems.report.rows import render_rows
-
-    if args.format == "csv":
-        return render_rows(rows, "csv")
-    if not rows:
-        rows, titles = [{"": "nothing to show"}], {"": ""}
-    seen = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if seen else None
-    shown = {c: title for c, title in titles.items() if _says_something(c, rows)}
-    readable = [{column: row[column] for column in shown} for row in rows]
-    if "kernel" in shown:
-        from cs_systems.analysis.families import short_name
-
-        room = max(24, (width or 80) - BESIDE_NAME) if args.format == "terminal" else 200
-        readable = [row | {"kernel": _within(short_name(row["kernel"]), room)} for row in readable]
-    return render_rows(readable, args.format, caption, notes, shown, width, color=seen)
-
-
-def _says_something(column: str, rows: Sequence[Row]) -> bool:
-    """Whether a person needs the column: not what is unknown throughout, nor the number of the only device."""
-    values = {row[column] for row in rows}
-    return values != {None} and not (column == "device" and len(values) == 1)
-
-
-def _within(name: str, room: int) -> str:
-    """The name with its middle left out where it is too long: what tells kernels apart is at either end."""
-    if len(name) <= room:
-        return name
-    return f"{name[: room // 2]}…{name[-(room - room // 2 - 1) :]}"
+    return [
+        table_text(*first[:3], [*heading, *first[3]], format=args.format),
+        *(table_text(*part, format=args.format) for part in rest),
+    ]

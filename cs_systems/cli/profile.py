@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from cs_systems.cli import analyze
 from cs_systems.cli._options import ModelCells, Names, Steps, Sweep, flag
+from cs_systems.cli._tables import CAPTIONS, SHOWN, table_text
 from cs_systems.config import ConfigError, describe
 from cs_systems.record import Row, RunRecord
 
-SHOWN = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
+PRINTED = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
 TOP = 10  # kernels that are printed; the record has all
 
 
@@ -63,21 +62,13 @@ def print_profile(record: RunRecord) -> None:
         return
     said = results["notes"]
     print(*(note["note"] for note in said if note["table"] is None), sep="\n")
-    for name in SHOWN:
+    for name in PRINTED:
         rows = results[name]
         notes = [note["note"] for note in said if note["table"] == name]
         if name == "kernels" and rows[TOP:]:
             rest = sum(row["share"] for row in rows[TOP:])
             notes.append(f"{len(rows) - TOP} more kernel(s) take {rest:.1%} of the time: the record has all")
-        print(
-            analyze._table(
-                analyze.Analyze(Path()),
-                analyze.CAPTIONS[name],
-                rows[:TOP] if name == "kernels" else rows,
-                analyze.SHOWN[name],
-                notes,
-            )
-        )
+        print(table_text(CAPTIONS[name], rows[:TOP] if name == "kernels" else rows, SHOWN[name], notes))
     print(*(f"{what}: {file} in the folder of the records" for what, file in record.artifacts.items()), sep="\n")
 
 
