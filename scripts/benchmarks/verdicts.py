@@ -1,8 +1,9 @@
 """Can `compare` be believed? Real runs in separate processes, of equal things and with a planted 5% slowdown.
 
 Method: a step of matrix products (A), and one with 5% more of them (B). Processes of both kinds run in a shuffled
-order, so that drift of the machine hits both alike; each measures `--rounds` rounds. A comparison takes 1, 3 or 5
-processes a side that no other takes (disjoint); with one a side, also every pair there is, more but not independent.
+order, so that drift of the machine hits both alike; each measures `--rounds` rounds. Processes may start beside each
+other (`--jobs`), which is most of their time, and measure one after another. A comparison takes 1, 3 or 5 processes a
+side that no other takes (disjoint); with one a side, also every pair there is, more but not independent.
 Output: how often A/A came out as "no difference" and A/B as "slower" (the aim: 95 in 100 of both), how much rounds and
 processes varied, as a markdown table; and the medians of all rounds as JSON lines, from which --again judges anew.
 
@@ -13,10 +14,12 @@ processes varied, as a markdown table; and the medians of all rounds as JSON lin
 from __future__ import annotations
 
 import argparse
+import fcntl
 import itertools
 import json
 import math
 import random
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -28,8 +31,9 @@ from cs_systems import stats
 from cs_systems.config import RunConfig
 
 PRODUCTS = {"a": 100, "b": 105}
-SIZE = {"cpu": 128, "cuda": 2048}
+SIZE = {"cpu": 128, "cuda": 1024}
 FILE = "processes.jsonl"
+TURN = Path(tempfile.gettempdir()) / "cs_systems-verdicts.lock"
 Rounds = list[list[float]]
 Pair = tuple[tuple[Rounds, ...], tuple[Rounds, ...]]
 
@@ -43,6 +47,10 @@ class Products:
         self.count = count
         self.x = torch.randn(SIZE[place.type], SIZE[place.type], device=place)
         self.out = torch.empty_like(self.x)
+        self.multiply()
+        device.synchronize()  # type: ignore[attr-defined]
+        self.turn = TURN.open("w")
+        fcntl.flock(self.turn, fcntl.LOCK_EX)  # until this process ends
 
     def prepare(self) -> None:
         return
@@ -130,7 +138,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=100, help="of A; of B half as many")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time, each on one core")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that start beside each other")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     where = parser.add_mutually_exclusive_group(required=True)
