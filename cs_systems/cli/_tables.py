@@ -1,4 +1,4 @@
-"""The tables of a recording for a person: which columns, under which headings, as wide as the terminal."""
+"""A table of a recording for a person, as wide as the terminal."""
 
 from __future__ import annotations
 
@@ -7,54 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cs_systems.record import Row
+from cs_systems.report.profile_tables import says_something
 
-# table → its columns for a person, with their headings; CSV has all columns, under their own names.
-SHOWN = {
-    "steps": {
-        "step": "step", "device": "GPU", "kernels": "kernels", "wall_s": "wall clock", "event_s": "events",
-        "gpu_span_s": "GPU span", "kernel_s": "sum of kernels", "busy_share": "GPU busy", "residual_s": "wall − span",
-    },
-    "ratio": {
-        "measure": "by", "forward_s": "forward", "backward_s": "backward", "backward_to_forward": "backward : forward",
-    },
-    "phases": {
-        "phase": "phase", "family": "family", "calls_per_step": "calls", "time_s": "time", "share": "share of time",
-        "flops": "work", "achieved_flops_per_s": "rate", "achieved_bytes_per_s": "traffic", "ceiling": "bound by",
-        "ceiling_share": "of ceiling",
-    },
-    "families": {"family": "family", "calls_per_step": "calls", "time_s": "time", "share": "share of time"},
-    "kernels": {
-        "kernel": "kernel", "calls_per_step": "calls", "time_s": "time", "mean_s": "mean", "share": "of all",
-        "grid": "grid", "registers": "regs", "shared_bytes": "shared",
-    },
-    "layers": {
-        "layer": "layer", "forward_s": "forward", "backward_s": "backward", "calls_per_step": "calls",
-        "time_s": "time", "share": "share of time",
-    },
-    "parts": {
-        "part": "part of a block", "forward_s": "forward", "backward_s": "backward", "calls_per_step": "calls",
-        "time_s": "time", "share": "share of time",
-    },
-    "attention": {
-        "phase": "phase", "part": "part", "family": "family", "calls_per_step": "calls", "time_s": "time",
-        "share": "of attention",
-    },
-    "gaps": {
-        "device": "GPU", "cause": "cause", "gaps_per_step": "gaps", "time_s": "time", "share": "of wall time",
-        "longest_s": "longest",
-    },
-}  # fmt: skip
-CAPTIONS = {
-    "steps": "steps: the host's clock against what the GPU did",
-    "ratio": "backward : forward, per step",
-    "phases": "phases by kernel family, per step",
-    "families": "kernel families, per step",
-    "kernels": "kernels by time, per step",
-    "layers": "layers and named modules, per step",
-    "parts": "parts of the blocks, all blocks together, per step",
-    "attention": "inside attention, per step",
-    "gaps": "time without a kernel by cause, per step",
-}
 BESIDE_NAME = 52  # columns of a terminal that the rest of the kernels' table takes
 
 
@@ -70,7 +24,7 @@ def table_text(
         rows, titles = [{"": "nothing to show"}], {"": ""}
     seen = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if seen else None
-    shown = {c: title for c, title in titles.items() if _says_something(c, rows)}
+    shown = {c: title for c, title in titles.items() if says_something(c, rows)}
     readable = [{column: row[column] for column in shown} for row in rows]
     if "kernel" in shown:
         from cs_systems.analysis.families import short_name
@@ -78,12 +32,6 @@ def table_text(
         room = max(24, (width or 80) - BESIDE_NAME) if format == "terminal" else 200
         readable = [row | {"kernel": _within(short_name(row["kernel"]), room)} for row in readable]
     return render_rows(readable, format, caption, notes, shown, width, color=seen)
-
-
-def _says_something(column: str, rows: Sequence[Row]) -> bool:
-    """Whether a person needs the column: not what is unknown throughout, nor the number of the only device."""
-    values = {row[column] for row in rows}
-    return values != {None} and not (column == "device" and len(values) == 1)
 
 
 def _within(name: str, room: int) -> str:

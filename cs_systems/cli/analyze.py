@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional
-from cs_systems.cli._tables import CAPTIONS, SHOWN, table_text
+from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, one_of
 from cs_systems.record import Row
+from cs_systems.report.profile_tables import CAPTIONS, SHOWN
 
 if TYPE_CHECKING:
     from cs_systems.analysis.profile import Profile

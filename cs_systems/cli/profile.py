@@ -13,9 +13,10 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from cs_systems.cli._options import ModelCells, Names, Steps, Sweep, flag
-from cs_systems.cli._tables import CAPTIONS, SHOWN, table_text
+from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
 from cs_systems.record import Row, RunRecord
+from cs_systems.report.profile_tables import CAPTIONS, SHOWN
 
 PRINTED = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
 TOP = 10  # kernels that are printed; the record has all

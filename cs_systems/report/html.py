@@ -40,16 +40,7 @@ def render(records: Sequence[RunRecord], command: str | None = None) -> str:
         by_workload.setdefault(record.config["workload"], []).append(record)
     title = escape(f"{' and '.join(by_workload)} on {_machines(records)}")
     sections = [_workload(number, name, chosen) for number, (name, chosen) in enumerate(by_workload.items())]
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{(FOLDER / "page.css").read_text()}</style>
-</head>
-<body>
-<header>
+    body = f"""<header>
 <h1>{title}</h1>
 {_headline(records)}
 </header>
@@ -57,8 +48,28 @@ def render(records: Sequence[RunRecord], command: str | None = None) -> str:
 {"".join(sections)}
 {_environment(records)}
 {_reproduce(records, command)}
-</main>
-<script>{(FOLDER / "page.js").read_text()}</script>
+</main>"""
+    return document(title, body)
+
+
+def document(title: str, body: str, more: Sequence[str] = ()) -> str:
+    """A page that fetches nothing. `title` and `body` are HTML; `more`: names of further styles and scripts of this
+    folder, which come after those that every page has."""
+    styles, scripts = (
+        "".join((FOLDER / name).read_text() for name in ("page.css", "page.js", *more) if name.endswith(kind))
+        for kind in (".css", ".js")
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>{styles}</style>
+</head>
+<body>
+{body}
+<script>{scripts}</script>
 </body>
 </html>
 """
@@ -101,21 +112,21 @@ def _workload(number: int, name: str, records: Sequence[RunRecord]) -> str:
     return f"""<section>
 <h2>{escape(name)}</h2>
 <p class="caption">{escape(summary.caption)}</p>
-{_table(summary, f"results-{number}")}
+{table_html(summary, f"results-{number}")}
 {_legends(summary)}
 {_doubts(records)}
 {_failures(records)}
 <div class="figures">{"".join(figures)}</div>
 <details>
 <summary>Every phase, every number ({len(whole.statuses)} rows)</summary>
-{_table(whole, f"full-{number}")}
+{table_html(whole, f"full-{number}")}
 {_legends(whole)}
 </details>
 </section>
 """
 
 
-def _table(table: Table, id: str) -> str:
+def table_html(table: Table, id: str) -> str:
     """A sortable table that scrolls inside its own box; `data-v` holds what a column is sorted by."""
     heads = "".join(_head(c) for c in table.columns)
     lines = zip(*(zip(c.cells, c.values, strict=True) for c in table.columns), strict=True)

@@ -26,9 +26,16 @@ def render_rows(
 ) -> str:
     """The rows as one table, of the first one's columns. `titles`: column → heading, where names are not enough."""
     write = FORMATS[one_of("format", format, FORMATS)]
+    return write([table_of(rows, caption, notes, titles)], width, color)
+
+
+def table_of(
+    rows: Sequence[Row], caption: str = "", notes: Sequence[str] = (), titles: dict[str, str] | None = None
+) -> Table:
+    """The rows of plain values as what every format is made from."""
     names = list(rows[0]) if rows else []
     columns = tuple(_column(name, (titles or {}).get(name, name), rows) for name in names)
-    return write([Table(caption, columns, tuple(notes), ("ok",) * len(rows))], width, color)
+    return Table(caption, columns, tuple(notes), ("ok",) * len(rows))
 
 
 def _column(name: str, title: str, rows: Sequence[Row]) -> Column:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cs_systems.cli import main
-from cs_systems.cli._tables import CAPTIONS, SHOWN
+from cs_systems.report.profile_tables import CAPTIONS, SHOWN
 
 from .conftest import MAIN
 
