@@ -2,8 +2,8 @@
 
 Method: a step of matrix products (A), and one with 5% more of them (B). Processes of both kinds run in a shuffled
 order, so that drift of the machine hits both alike; each measures `--rounds` rounds. Processes may start beside each
-other (`--jobs`), which is most of their time, and measure one after another. A comparison takes 1, 3 or 5 processes a
-side that no other takes (disjoint); with one a side, also every pair there is, more but not independent.
+other (`--jobs`), which is most of their time; one at a time touches the device. A comparison takes 1, 3 or 5 processes
+a side that no other takes (disjoint); with one a side, also every pair there is, more but not independent.
 Output: how often A/A came out as "no difference" and A/B as "slower" (the aim: 95 in 100 of both), how much rounds and
 processes varied, as a markdown table; and the medians of all rounds as JSON lines, from which --again judges anew.
 
@@ -43,14 +43,13 @@ class Products:
 
     def __init__(self, config: RunConfig, device: object, count: int) -> None:
         torch.set_num_threads(1)
+        # Until this process ends, and before it touches the device: another's start disturbs a step by 15%.
+        self.turn = TURN.open("w")
+        fcntl.flock(self.turn, fcntl.LOCK_EX)
         place = device.torch  # type: ignore[attr-defined]
         self.count = count
         self.x = torch.randn(SIZE[place.type], SIZE[place.type], device=place)
         self.out = torch.empty_like(self.x)
-        self.multiply()
-        device.synchronize()  # type: ignore[attr-defined]
-        self.turn = TURN.open("w")
-        fcntl.flock(self.turn, fcntl.LOCK_EX)  # until this process ends
 
     def prepare(self) -> None:
         return
