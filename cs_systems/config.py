@@ -68,11 +68,24 @@ def one_of(what: str, value: str, known: Iterable[str]) -> str:
     raise ConfigError(f"unknown {what} {value!r}: {hint}known: {', '.join(known)}")
 
 
-def _positive(config: Any, *names: str) -> None:
+def _whole(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
-        if not math.isfinite(value) or value <= 0:
-            raise ConfigError(f"{name} is {value}: it must be at least 1")
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r}: it must be a whole number")
+
+
+def _number(config: Any, name: str) -> None:
+    value = getattr(config, name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ConfigError(f"{name} is {value!r}: it must be a number")
+
+
+def _counts(config: Any, *names: str) -> None:
+    _whole(config, *names)
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name} is {getattr(config, name)}: it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -89,7 +102,10 @@ class ModelConfig:
     rope_theta: float = 10_000.0
 
     def __post_init__(self) -> None:
-        _positive(self, "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length", "rope_theta")
+        _counts(self, "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length")
+        _number(self, "rope_theta")
+        if self.rope_theta <= 0:
+            raise ConfigError(f"rope_theta is {self.rope_theta}: it must be above 0")
         if self.d_model % self.num_heads:
             fitting = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0 and (self.d_model // n) % 2 == 0]
             near = sorted(fitting, key=lambda n: abs(n - self.num_heads))[:3]
@@ -159,10 +175,10 @@ class AttentionShape:
     align: str = "upper_left"
 
     def __post_init__(self) -> None:
-        _positive(self, "batch", "heads", "seq", "d_head")
+        _counts(self, "batch", "heads", "seq", "d_head")
         for name in ("heads_kv", "seq_k"):
             if getattr(self, name) is not None:
-                _positive(self, name)
+                _counts(self, name)
         one_of("alignment", self.align, ALIGNMENTS)
         if self.heads % self.kv_heads:
             fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
@@ -213,8 +229,10 @@ class RunConfig:
             if not isinstance(value, kind):
                 one_of(name, value, kind)
                 object.__setattr__(self, name, kind(value))
-        _positive(self, "batch_size", "steps", "rounds")
-        if self.warmup < 0 or not 0 <= self.warmup_s < math.inf:
+        _counts(self, "batch_size", "steps", "rounds")
+        _whole(self, "warmup", "seed")
+        _number(self, "warmup_s")
+        if self.warmup < 0 or self.warmup_s < 0:
             raise ConfigError(f"warm-up is {self.warmup} steps and {self.warmup_s} s: neither may be negative")
         one_of("compile mode", self.compile, COMPILE_MODES)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
@@ -224,14 +242,14 @@ class RunConfig:
         if self.profiler != "none" and self.rounds > 1:
             raise ConfigError(f"a profile is of one visit to a cell, not of {self.rounds} rounds: leave --rounds at 1")
         if self.seq_len is not None:
-            _positive(self, "seq_len")
+            _counts(self, "seq_len")
             if self.seq_len > self.model.context_length:
                 raise ConfigError(
                     f"sequence length {self.seq_len} is beyond the model's context length {self.model.context_length}: "
                     f"give --context-length {self.seq_len} or a shorter sequence"
                 )
         if self.memory_limit_bytes is not None:
-            _positive(self, "memory_limit_bytes")
+            _counts(self, "memory_limit_bytes")
         if self.workload == "attention" and self.shape is None:
             object.__setattr__(self, "shape", AttentionShape())
         if self.workload == "train_step" and self.mode is Mode.BACKWARD:

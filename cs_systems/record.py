@@ -177,7 +177,8 @@ def _columns(rows: Sequence[Row]) -> Row:
     columns: Row = {}
     for name in rows[0] if rows else ():
         values = [row[name] for row in rows]
-        alike = isinstance(values[0], Mapping) and all(v is not None and v.keys() == values[0].keys() for v in values)
+        first = values[0]  # an empty mapping stays as it is: as columns it would not say how many rows there are
+        alike = isinstance(first, Mapping) and first and all(v is not None and v.keys() == first.keys() for v in values)
         columns[name] = _columns(values) if alike else values
     return columns
 

@@ -21,7 +21,7 @@ def caveats(measurement: Measurement, before: Environment, after: Environment) -
     """All doubts about a measurement that was taken between two looks at its environment."""
     return tuple(
         caveat for check in (_unstable, _launch_bound, _recompiled, _allocated) for caveat in check(measurement)
-    ) + tuple(_machine(before, after))
+    ) + tuple(_machine(measurement, before, after))
 
 
 def profiled(profiler: str) -> tuple[Caveat, ...]:
@@ -77,9 +77,10 @@ def _allocated(m: Measurement) -> Iterator[Caveat]:
         )
 
 
-def _machine(before: Environment, after: Environment) -> Iterator[Caveat]:
+def _machine(m: Measurement, before: Environment, after: Environment) -> Iterator[Caveat]:
     reasons = sorted({*(before.throttle_reasons or ()), *(after.throttle_reasons or ())})
-    clock, highest = after.sm_clock_hz, after.sm_clock_max_hz
+    during = [s.sm_clock_hz for s in m.timed if s.sm_clock_hz]  # after the run an idle card's clock falls, or recovers
+    clock, highest = median(during) if during else after.sm_clock_hz, after.sm_clock_max_hz
     if reasons and clock and highest and clock < CLOCK_LIMIT * highest:
         yield Caveat(
             "throttled",

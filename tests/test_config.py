@@ -113,6 +113,18 @@ def test_grid_refuses_an_unknown_axis() -> None:
         (lambda: RunConfig(device="tpu"), "unknown device 'tpu': use auto, cpu, cuda or cuda:N"),
         (lambda: AttentionShape(heads=6, heads_kv=4), "not a multiple of heads_kv 4: choose heads_kv among 1, 2, 3, 6"),
         (lambda: AttentionShape(seq=0), "seq is 0"),
+        (lambda: RunConfig(batch_size=2.5), r"batch_size is 2\.5: it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: RunConfig(steps=True), "steps is True: it must be a whole number"),
+        (lambda: RunConfig(steps="9"), "steps is '9': it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: RunConfig(warmup=1.5), r"warmup is 1\.5: it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: RunConfig(warmup_s="1"), "warmup_s is '1': it must be a number"),  # type: ignore[arg-type]
+        (lambda: RunConfig(seed=0.5), r"seed is 0\.5: it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: RunConfig(seq_len=64.0), r"seq_len is 64\.0: it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: ModelConfig(d_model=768.0), r"d_model is 768\.0: it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: ModelConfig(rope_theta="x"), "rope_theta is 'x': it must be a number"),  # type: ignore[arg-type]
+        (lambda: ModelConfig(rope_theta=-1.0), r"rope_theta is -1\.0: it must be above 0"),
+        (lambda: AttentionShape(seq=10.5), r"seq is 10\.5: it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: AttentionShape(heads_kv=True), "heads_kv is True: it must be a whole number"),
         (lambda: RunConfig.from_dict({"colour": 1}), "no field colour: was it written by a newer version"),
     ],
 )

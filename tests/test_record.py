@@ -44,8 +44,8 @@ samples = st.builds(
     round=st.integers(0, 3),
     warmup=st.booleans(),
     wall_s=seconds,
-    phases_s=st.fixed_dictionaries({"forward": seconds, "backward": seconds}),
-    submit_s=st.fixed_dictionaries({"forward": seconds, "backward": seconds}),
+    phases_s=st.just({}) | st.fixed_dictionaries({"forward": seconds, "backward": seconds}),
+    submit_s=st.just({}) | st.fixed_dictionaries({"forward": seconds, "backward": seconds}),
     device_mallocs=st.none() | st.integers(0, 9),
 )
 records = st.builds(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+import statistics
 
 import numpy as np
 import pytest
@@ -215,6 +218,36 @@ def test_drift_tells_a_trend_from_noise() -> None:
     assert quiet.p_value > 0.05
     assert trend.p_value < 1e-6
     assert trend.change == pytest.approx(0.04, abs=0.015)
+
+
+@given(st.lists(st.integers(0, 9), min_size=8, max_size=60))
+def test_the_order_of_all_pairs_is_counted(samples: list[int]) -> None:
+    """Against the definition: Kendall's score over every pair, ties counting nothing."""
+    n = len(samples)
+    score = sum((b > a) - (b < a) for a, b in itertools.combinations(samples, 2))
+    z = max(abs(score) - 1, 0) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    found = stats.drift([float(s + 1) for s in samples])
+    assert found is not None
+    assert found.p_value == pytest.approx(2 * (1 - statistics.NormalDist().cdf(z)), abs=1e-12)
+
+
+def test_a_hundred_thousand_samples_are_judged() -> None:
+    """All pairs of them are 5,000,000,000: what looked at each would not end."""
+    rng = random.Random(7)
+    many = [1 + rng.gauss(0, 0.005) for _ in range(100_000)]
+    assert stats.unstable(many) == []
+    assert stats.unstable([s * (1 + i / 1e6) for i, s in enumerate(many)]) == [
+        "the second half of the steps differs from the first by +4.9%"
+    ]
+    assert stats.median_interval(many) == pytest.approx((1.0, 1.0), abs=1e-4)
+
+
+@given(st.integers(1, 400), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_the_interval_of_the_median_is_the_binomials(n: int, confidence: float) -> None:
+    """The highest rank under which the median falls in at most (1 - confidence) / 2 of the 2ⁿ equally likely ways."""
+    ranks = [r for r in range(1, n // 2 + 1) if sum(math.comb(n, k) for k in range(r)) <= (1 - confidence) / 2 * 2**n]
+    expected = (float(ranks[-1]), float(n + 1 - ranks[-1])) if ranks else None
+    assert stats.median_interval([float(i) for i in range(1, n + 1)], confidence) == expected
 
 
 def test_unstable_says_why() -> None:

@@ -70,6 +70,15 @@ def test_throttling_needs_a_reason_and_a_low_clock() -> None:
     assert codes(samples(), after=replace(CLEAN, sm_clock_hz=0.3e9)) == []  # idle, not throttled
 
 
+def test_throttling_is_read_off_the_steps_own_clocks() -> None:
+    """After the last step the clock of a card that was held back recovers, and that of an idle one falls."""
+    capped = replace(CLEAN, throttle_reasons=("power cap",))
+    slow, quick = samples(sm_clock_hz=1.4e9), samples(sm_clock_hz=1.97e9)
+    assert codes(slow, after=capped) == ["throttled"]
+    assert "1400 of 1980 MHz (power cap)" in caveats(slow, CLEAN, capped)[0].message
+    assert codes(quick, after=replace(capped, sm_clock_hz=0.3e9)) == []
+
+
 def test_other_processes_on_the_gpu() -> None:
     assert codes(samples(), before=replace(CLEAN, other_processes=2)) == ["shared-gpu"]
 

@@ -64,15 +64,17 @@ def print_cells(configs: Sequence[RunConfig]) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from cs_systems.report.units import human
+
     table = Table("cell", "predicted peak", "", box=None, pad_edge=False)
     for config, row in zip(configs, preflight(configs), strict=True):
         predicted, memory = row["predicted_peak_bytes"], row["device_memory_bytes"]
         note = row["reason"] or ""
         if predicted is not None and memory is not None and predicted > memory:
-            note = f"does not fit {memory / 2**30:.1f} GiB"
-        table.add_row(describe(config), "–" if predicted is None else f"{predicted / 2**30:.2f} GiB", note)
+            note = f"does not fit {human(memory, 'bytes')}"
+        table.add_row(describe(config), "–" if predicted is None else human(predicted, "bytes"), note)
     Console().print(table)
-    print(f"{len(configs)} cells")
+    print("1 cell" if len(configs) == 1 else f"{len(configs)} cells")
     return 0
 
 

@@ -32,6 +32,7 @@ SCALES: dict[str, tuple[Unit, ...]] = {
         ("_pflops_per_s", "PFLOP/s", 1e15),
         ("_tflops_per_s", "TFLOP/s", 1e12),
         ("_gflops_per_s", "GFLOP/s", 1e9),
+        ("_mflops_per_s", "MFLOP/s", 1e6),
         ("_flops_per_s", "FLOP/s", 1),
     ),
     "_bytes_per_s": _scale(
@@ -41,7 +42,11 @@ SCALES: dict[str, tuple[Unit, ...]] = {
     "_s": _scale(("_s", "s", 1), ("_ms", "ms", 1e-3), ("_us", "µs", 1e-6), ("_ns", "ns", 1e-9)),
     "_bytes": _scale(("_gib", "GiB", 2.0**30), ("_mib", "MiB", 2.0**20), ("_kib", "KiB", 2.0**10), ("_bytes", "B", 1)),
     "_flops": _scale(
-        ("_pflops", "PFLOP", 1e15), ("_tflops", "TFLOP", 1e12), ("_gflops", "GFLOP", 1e9), ("_flops", "FLOP", 1)
+        ("_pflops", "PFLOP", 1e15),
+        ("_tflops", "TFLOP", 1e12),
+        ("_gflops", "GFLOP", 1e9),
+        ("_mflops", "MFLOP", 1e6),
+        ("_flops", "FLOP", 1),
     ),
     "_hz": _scale(("_ghz", "GHz", 1e9), ("_mhz", "MHz", 1e6), ("_hz", "Hz", 1)),
     **{share: _scale((share, "%", 1e-2)) for share in ("mfu", "hfu", "spread", "share")},

@@ -45,6 +45,19 @@ def test_the_unit_is_the_one_of_the_median(values: list[float], label: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("value", "quantity", "shown"),
+    [
+        (3.1e7, "flops_per_s", "31.0 MFLOP/s"),
+        (4.2e6, "flops", "4.20 MFLOP"),
+        (5e5, "flops", "500,000 FLOP"),
+        (1.1e9, "flops_per_s", "1.10 GFLOP/s"),
+    ],
+)
+def test_a_tiny_models_flops_have_a_unit(value: float, quantity: str, shown: str) -> None:
+    assert units.human(value, quantity) == shown
+
+
+@pytest.mark.parametrize(
     ("name", "column", "label"),
     [
         ("median_s", "median_s", None),
