@@ -123,15 +123,13 @@ class ModelConfig:
     @property
     def label(self) -> str:
         """The preset's name, with what was changed in it: `large+num_layers=32`. The context length is told apart."""
-        preset = PRESETS.get(self.name)
-        if preset is None:
-            return self.name
-        changed = [
-            f"{f.name}={getattr(self, f.name)}"
-            for f in dataclasses.fields(self)
-            if f.name not in ("name", "context_length") and getattr(self, f.name) != getattr(preset, f.name)
-        ]
-        return "+".join([self.name, *changed])
+        return "+".join([self.name, *(f"{name}={value}" for name, value in self.changed().items())])
+
+    def changed(self) -> dict[str, Any]:
+        """The fields in which it differs from the preset of its name, but for the context length."""
+        preset = PRESETS.get(self.name, self)
+        names = (f.name for f in dataclasses.fields(self) if f.name not in ("name", "context_length"))
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(preset, name)}
 
 
 def _preset(name: str, d_model: int, d_ff: int, num_layers: int, num_heads: int, **rest: int) -> ModelConfig:
@@ -326,17 +324,47 @@ def grid(base: RunConfig | None = None, **axes: Sequence[Any]) -> list[RunConfig
 
 
 def describe(config: RunConfig, without: Collection[str] = ()) -> str:
-    """One line for progress and errors: what distinguishes this cell to a person, leaving out the fields `without`."""
-    if config.workload == "attention" and config.shape:
-        s = config.shape
-        what = f"{s.batch}×{s.heads}×{s.seq}×{s.d_head}{' causal' if s.causal else ''}"
-    else:
-        what = f"{config.model.label} ctx {config.tokens_per_sequence} batch {config.batch_size}"
-    if config.workload not in ("train_step", "attention"):
-        what = f"{config.workload} · {what}"
-    parts = {"attention": config.attention, "precision": config.precision.value, "mode": config.mode.value}
-    if config.compile != "none":
-        parts["compile"] = f"compile={config.compile}"
-    if config.profiler != "none":
-        parts["profiler"] = f"under {config.profiler}"
-    return " · ".join([what, *(text for name, text in parts.items() if name not in without)])
+    """One line for progress, errors and tables: what distinguishes this cell to a person.
+
+    without: fields to leave out; the model's and the shape's are named `model.context_length`, `shape.seq`. Of somebody
+    else's workload only what is not the default is said: nothing tells whether it uses the rest.
+    """
+    silent = {*without}
+    if ":" in config.workload:
+        default = RunConfig()
+        silent |= _same(config, default) | {f"model.{name}" for name in _same(config.model, default.model)}
+        silent -= {"seq_len"} - {*without}  # None is the model's context length, which is asked by itself
+    if config.workload in ("train_step", "attention"):
+        silent.add("workload")
+    said = {
+        "workload": config.workload,
+        "": _shape_words(config.shape, silent) if config.shape else _model_words(config, silent),
+        "attention": config.attention,
+        "precision": config.precision.value,
+        "mode": config.mode.value,
+        "compile": "" if config.compile == "none" else f"compile={config.compile}",
+        "profiler": "" if config.profiler == "none" else f"under {config.profiler}",
+    }
+    return " · ".join(text for name, text in said.items() if text and name not in silent)
+
+
+def _same(a: Any, b: Any) -> set[str]:
+    return {f.name for f in dataclasses.fields(a) if getattr(a, f.name) == getattr(b, f.name)}
+
+
+def _model_words(config: RunConfig, silent: Collection[str]) -> str:
+    name = [] if "model.name" in silent else [config.model.name]
+    changes = (f"{k}={v}" for k, v in config.model.changed().items() if f"model.{k}" not in silent)
+    words = ["+".join([*name, *changes])]
+    length = "model.context_length" if config.seq_len is None else "seq_len"
+    if not {length, "seq_len"} & {*silent}:
+        words.append(f"ctx {config.tokens_per_sequence}")
+    if "batch_size" not in silent:
+        words.append(f"batch {config.batch_size}")
+    return " ".join(filter(None, words))
+
+
+def _shape_words(shape: AttentionShape, silent: Collection[str]) -> str:
+    sizes = {name: getattr(shape, name) for name in ("batch", "heads", "seq", "d_head")}
+    words = "×".join("…" if f"shape.{name}" in silent else str(size) for name, size in sizes.items())
+    return f"{words} causal" if shape.causal and "shape.causal" not in silent else words

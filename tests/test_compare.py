@@ -10,7 +10,7 @@ import pytest
 
 from cs_systems.analysis.compare import compare
 from cs_systems.cli import main
-from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig
+from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig, preset
 from cs_systems.record import Caveat, Measurement, RunRecord, Sample, append_record
 from tests.test_record import ENVIRONMENT
 
@@ -54,6 +54,20 @@ def test_verdicts_on_planted_differences(factor: float, verdict: str, repeats: i
     assert row["verdict"] == verdict
     assert row["ratio_low"] < factor < row["ratio_high"]
     assert ("one process a side" in (row["unseen"] or "")) == (repeats == 1)
+
+
+def test_a_cells_label_leaves_out_what_is_compared() -> None:
+    a, b = (replace(BASE, model=preset("tiny", context_length=n), batch_size=n) for n in (32, 64))
+    found = compare([record(a, 1.0)], [record(b, 2.0, 1)])
+    assert found.compared == {"model.context_length": (32, 64), "batch_size": (32, 64)}
+    assert [row["cell"] for row in found.rows] == ["tiny · naive · fp32 · train-step"]
+
+
+def test_sizes_are_held_against_each_other() -> None:
+    b = replace(BASE, model=preset("small", context_length=64))
+    found = compare([record(BASE, 1.0)], [record(b, 2.0, 1)])
+    assert found.compared["model.name"] == ("tiny", "small")
+    assert [row["cell"] for row in found.rows] == ["ctx 64 batch 4 · naive · fp32 · train-step"]
 
 
 def test_phases_are_compared_apart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -133,5 +134,41 @@ def test_mistakes_name_their_remedy(make: object, text: str) -> None:
         make()  # type: ignore[operator]
 
 
-def test_describe_is_one_line() -> None:
-    assert describe(RunConfig(model=PRESETS["xl"])) == "xl ctx 512 batch 4 · naive · fp32 · train-step"
+LARGE = RunConfig(model=preset("large", num_layers=32))
+CALL = RunConfig(workload="attention", mode=Mode.FORWARD, shape=AttentionShape(2, 4, 256, 64, causal=True))
+OTHERS = RunConfig(workload="mine:step")
+
+
+@pytest.mark.parametrize(
+    ("config", "without", "text"),
+    [
+        (RunConfig(model=PRESETS["xl"]), (), "xl ctx 512 batch 4 · naive · fp32 · train-step"),
+        (LARGE, (), "large+num_layers=32 ctx 512 batch 4 · naive · fp32 · train-step"),
+        (LARGE, ("attention", "mode"), "large+num_layers=32 ctx 512 batch 4 · fp32"),
+        (LARGE, ("model.num_layers", "batch_size"), "large ctx 512 · naive · fp32 · train-step"),
+        (LARGE, ("model.name", "model.d_model"), "num_layers=32 ctx 512 batch 4 · naive · fp32 · train-step"),
+        (LARGE, ("model.context_length",), "large+num_layers=32 batch 4 · naive · fp32 · train-step"),
+        (LARGE, ("seq_len",), "large+num_layers=32 batch 4 · naive · fp32 · train-step"),
+        (
+            replace(LARGE, seq_len=64),
+            ("model.context_length", "precision"),
+            "large+num_layers=32 ctx 64 batch 4 · naive · train-step",
+        ),
+        (
+            replace(LARGE, compile="default"),
+            ("compile", "mode", "attention"),
+            "large+num_layers=32 ctx 512 batch 4 · fp32",
+        ),
+        (CALL, (), "2×4×256×64 causal · naive · fp32 · forward"),
+        (CALL, ("shape.seq", "shape.causal"), "2×4×…×64 · naive · fp32 · forward"),
+        (OTHERS, (), "mine:step"),
+        (replace(OTHERS, batch_size=8, precision=Precision.BF16), (), "mine:step · batch 8 · bf16"),
+        (replace(OTHERS, model=preset("tiny")), (), "mine:step · tiny ctx 64"),
+        (replace(OTHERS, model=preset("small", num_layers=3)), (), "mine:step · num_layers=3"),
+        (replace(OTHERS, seq_len=64), (), "mine:step · ctx 64"),
+        (replace(OTHERS, seq_len=64), ("seq_len",), "mine:step"),
+        (replace(OTHERS, attention="flex"), ("workload",), "flex"),
+    ],
+)
+def test_describe_says_what_is_not_left_out(config: RunConfig, without: tuple[str, ...], text: str) -> None:
+    assert describe(config, without) == text

@@ -127,7 +127,7 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
     processes_a, processes_b = _processes(a, phase), _processes(b, phase)
     found = stats.ratio_interval(processes_a, processes_b)
     return {
-        "cell": describe(a[0].run_config, without),
+        "cell": describe(a[0].run_config, without) or "all of it",
         "phase": phase,
         "a_median_s": median(d for process in processes_a for round in process for d in round),
         "b_median_s": median(d for process in processes_b for round in process for d in round),
