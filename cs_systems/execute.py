@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 import time
 import traceback
@@ -15,7 +16,7 @@ from typing import Any
 
 from cs_systems import cost, peaks, plugins, validity
 from cs_systems import device as devices
-from cs_systems.config import RunConfig
+from cs_systems.config import ConfigError, RunConfig
 from cs_systems.device import Device, DeviceUnavailable
 from cs_systems.environment import environment
 from cs_systems.probes import Probes
@@ -51,13 +52,32 @@ def _factory(config: RunConfig) -> Any:
 
 
 def _foreign_workload(made: Any, config: RunConfig, device: Device) -> Workload:
-    """A foreign name is a factory `(config, device) -> Workload`, or simply a function without arguments: the step."""
-    try:
-        takes_arguments = made.__code__.co_argcount > 0
-    except AttributeError:
-        takes_arguments = True
-    result = made(config, device) if takes_arguments else made
+    """A foreign name is a factory `(config, device) -> Workload | step`, or a step, which needs no argument."""
+    name = config.workload
+    if not callable(made):
+        raise ConfigError(f"{name} is of type {type(made).__name__}: name a factory (config, device) or a step")
+    if not isinstance(made, type) and _takes(made):
+        return CallableWorkload(made, takes_config=False)
+    if not _takes(made, config, device):
+        raise ConfigError(f"{name} takes other arguments: write a factory (config, device), or a step without")
+    result = made(config, device)
+    if not callable(result) and not hasattr(result, "step"):
+        found = type(result).__name__
+        raise ConfigError(f"{name} returned an object of type {found}: return a Workload, or a step to call")
     return result if hasattr(result, "step") else CallableWorkload(result)
+
+
+def _takes(function: Any, *arguments: Any) -> bool:
+    """Whether it can be called so. What does not tell its signature (C code) can, as far as anybody knows."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 @dataclass

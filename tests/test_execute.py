@@ -142,6 +142,65 @@ def test_somebody_elses_attention_and_step(tmp_path: Any) -> None:
     assert record.measurement.phase_names() == ("call",)
 
 
+SOMEBODYS = """
+import functools
+def step(times=3, *, pause_s=0.0): return sum(range(times))
+@functools.cache
+def decorated(): return 1
+class Step:
+    def __call__(self, times=3): return times
+    def method(self): return 1
+instance = Step()
+bound = instance.method
+def factory(config, device): return step
+class Workload:
+    def __init__(self, config, device=None): self.tokens = config.batch_size
+    def prepare(self): pass
+    def step(self): yield "forward", step
+    def cost(self): return None
+    def describe(self): return {"tokens": self.tokens}
+def three(config, device, more): return step
+def nothing(config, device): return 7
+number = 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "takes_config"),
+    [
+        ("step", "call", False),
+        ("decorated", "call", False),
+        ("instance", "call", False),
+        ("bound", "call", False),
+        ("factory", "call", True),
+        ("Workload", "forward", None),
+    ],
+)
+def test_a_step_is_told_from_a_factory(tmp_path: Any, name: str, phase: str, takes_config: Any) -> None:
+    source = tmp_path / "somebodys.py"
+    source.write_text(SOMEBODYS)
+    record = run(replace(TINY, workload=f"{source}:{name}"))
+    assert (record.status, record.reason) == ("ok", None)
+    assert record.measurement is not None
+    assert record.measurement.phase_names() == (phase,)
+    assert record.results["ran"][0].get("takes_config") is takes_config
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("three", "takes other arguments: write a factory (config, device), or a step without"),
+        ("nothing", "returned an object of type int: return a Workload, or a step to call"),
+        ("number", "is of type int: name a factory (config, device) or a step"),
+    ],
+)
+def test_what_is_neither_is_named(tmp_path: Any, name: str, text: str) -> None:
+    source = tmp_path / "somebodys.py"
+    source.write_text(SOMEBODYS)
+    record = run(replace(TINY, workload=f"{source}:{name}"))
+    assert (record.status, record.reason) == ("error", f"ConfigError: {source}:{name} {text}")
+
+
 def test_a_phase_that_comes_twice_is_counted_twice(tmp_path: Any) -> None:
     source = tmp_path / "accumulate.py"
     source.write_text(

@@ -224,7 +224,7 @@ def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -
     along = str(_length(data))
     rows = in_order(data[(data["phase"] == STEP) | (failed & data["phase"].isna())])
     apart, with_it = _apart(rows, along, [name for name in varying(data)[0] if name not in (along, "repeat", "mode")])
-    rows = rows.assign(curve=_labels(rows, apart))
+    rows = rows.assign(curve=_labels(rows, apart), mode=rows["mode"].fillna(""))
     measured = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "curve"])]
     looks = dict(zip(measured[:MOST_CURVES], zip(COLORS, MARKERS, strict=True), strict=False))
     modes = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "mode"])]

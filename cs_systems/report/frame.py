@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError, ModelConfig
+from cs_systems.plugins import is_foreign
 from cs_systems.record import DONE, Measurement, Row, RunRecord, read_records
 from cs_systems.stats import interval, summary
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STEP = "step"
+CLEAN = "none"  # the profiler of a record whose times are timings
 TEXT, INTEGER, REAL, FLAG = "object", "Int64", "float64", "boolean"
+_FITTING: dict[str, type | tuple[type, ...]] = {TEXT: str, INTEGER: int, REAL: (int, float), FLAG: bool}
 
 _RUN_FIELDS = {
     "attention": TEXT,
@@ -39,6 +43,7 @@ _RUN_FIELDS = {
     "l2": TEXT,
     "memory_limit_bytes": INTEGER,
     "seed": INTEGER,
+    "profiler": TEXT,
 }
 _MODEL_FIELDS = {
     "size": TEXT,
@@ -62,6 +67,12 @@ _SHAPE_FIELDS = {
     "d_head": INTEGER,
     "causal": FLAG,
     "align": TEXT,
+}
+# What a configuration says of a step, not of how it is measured: a workload from outside the package may not use it.
+_STEP_FIELDS = {
+    **_MODEL_FIELDS,
+    **_SHAPE_FIELDS,
+    **{name: _RUN_FIELDS[name] for name in ("attention", "precision", "mode", "compile", "keep_graph", "l2")},
 }
 _RAN = ("attention_version", "tokens", "executed_d_head", "block_q", "block_k", "resident")
 # What a record is: the same in each of its rows. `record` is its position among the records given.
@@ -133,6 +144,20 @@ def without_retried(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [r for i, r in enumerate(records) if r.status in DONE or last[r.key, r.repeat] == i]
 
 
+def by_kind(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The records that may stand in one table: of one workload, and all clean or all under one profiler, those last.
+
+    By name: `train_step`, `train_step under nsys`.
+    """
+    clean: dict[str, list[RunRecord]] = {}
+    profiled: dict[str, list[RunRecord]] = {}
+    for record in records:
+        workload, profiler = record.config["workload"], record.config.get("profiler", CLEAN)
+        kinds, name = (clean, workload) if profiler == CLEAN else (profiled, f"{workload} under {profiler}")
+        kinds.setdefault(name, []).append(record)
+    return {**clean, **profiled}
+
+
 def frame(records: Iterable[RunRecord]) -> pd.DataFrame:
     """The long DataFrame of `records`: CELL_COLUMNS, then PHASE_COLUMNS. ConfigError for a malformed record."""
     import pandas as pd
@@ -140,12 +165,15 @@ def frame(records: Iterable[RunRecord]) -> pd.DataFrame:
     cells: list[Row] = []
     rows: list[tuple[Any, ...]] = []
     owners: list[int] = []
+    records = list(records)
     for index, record in enumerate(records):
-        try:
+        with _naming(index, record):
             cells.append(_cell(index, record))
-            measured = [tuple(map(row.get, PHASE_COLUMNS)) for row in _phase_rows(record)]
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ConfigError(f"record {index + 1} (key {record.key}) is malformed: {error!r}") from error
+    _forget_unused(cells)
+    for index, (record, cell) in enumerate(zip(records, cells, strict=True)):
+        with _naming(index, record):
+            peak = cell["ceiling_flops_per_s"]
+            measured = [tuple(map(row.get, PHASE_COLUMNS)) for row in _phase_rows(record, peak)]
         rows += measured
         owners += [index] * len(measured)
     identity = _typed({name: [c.get(name) for c in cells] for name in CELL_COLUMNS}, CELL_COLUMNS)
@@ -154,10 +182,37 @@ def frame(records: Iterable[RunRecord]) -> pd.DataFrame:
     return pd.concat([identity.take(owners).reset_index(drop=True), phases], axis=1)
 
 
+@contextmanager
+def _naming(index: int, record: RunRecord) -> Iterator[None]:
+    """Whatever is raised by what a record lacks becomes an error that names the record."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(f"record {index + 1} (key {record.key}) is malformed: {error!r}") from error
+
+
 def _typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame({name: pd.Series(values[name], dtype=kind) for name, kind in kinds.items()})
+
+
+def _forget_unused(cells: Sequence[Row]) -> None:
+    """Make null what a workload from outside the package is not known to use.
+
+    Known are the fields that it says itself, and those that its records vary, unless no configuration reached it.
+    """
+    foreign = [cell for cell in cells if is_foreign(cell["workload"])]
+    varied: dict[tuple[str, str], set[Any]] = {}
+    for cell in foreign:
+        for name in _STEP_FIELDS:
+            varied.setdefault((cell["workload"], name), set()).add(cell.get(name))
+    for cell in foreign:
+        for name in _STEP_FIELDS.keys() - cell["said"].keys():
+            if len(varied[cell["workload"], name]) == 1 or not cell["takes_config"]:
+                cell[name] = None
+        if cell["precision"] != cell["ceiling_precision"]:
+            cell["ceiling_flops_per_s"] = cell["ceiling_source"] = None
 
 
 def _cell(index: int, record: RunRecord) -> Row:
@@ -185,7 +240,12 @@ def _cell(index: int, record: RunRecord) -> Row:
         "peak_reserved_bytes": memory.get("peak_reserved_bytes"),
         "ceiling_flops_per_s": ceiling.get("peak_flops_per_s"),
         "ceiling_source": ceiling.get("source"),
+        "ceiling_precision": ceiling.get("precision"),
     }
+    if is_foreign(config["workload"]):  # what it says itself counts for more than what it was asked for
+        fitting = {name: _FITTING[kind] for name, kind in _STEP_FIELDS.items()}
+        cell["said"] = {n: v for n, v in ran.items() if n in fitting and isinstance(v, fitting[n])}
+        cell |= {**cell["said"], "takes_config": ran.get("takes_config", True)}
     if measurement:
         cell["held"] = all(s.held_s is not None for s in measurement.timed)
         cell["setup_s"] = measurement.setup_s
@@ -221,13 +281,12 @@ def _label(model: tuple[tuple[str, Any], ...]) -> str:
     return ModelConfig(**dict(model)).label
 
 
-def _phase_rows(record: RunRecord) -> Iterator[Row]:
+def _phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
     measurement = record.measurement
     if measurement is None or not measurement.timed:
         yield {}
         return
     costs = {row["phase"]: row for row in record.results.get("cost", ())}
-    peak = _only_row(record.results, "ceiling").get("peak_flops_per_s")
     tokens = _only_row(record.results, "ran").get("tokens")
     for phase in (*(p for p in measurement.phase_names() if p != STEP), STEP):
         rounds = _rounds(measurement, phase)

@@ -18,7 +18,7 @@ from cs_systems.record import Environment, RunRecord
 from cs_systems.report import plot, units
 from cs_systems.report.columns import Column, phases_of, plain
 from cs_systems.report.figures import KINDS
-from cs_systems.report.frame import CELL_COLUMNS, STEP, frame, without_retried
+from cs_systems.report.frame import CELL_COLUMNS, CLEAN, STEP, by_kind, frame, without_retried
 from cs_systems.report.table import Table, doubts, tables
 
 FOLDER = Path(__file__).parent
@@ -35,11 +35,9 @@ MOST_CONFIGS = 200  # beyond it the page points at the records file
 def render(records: Sequence[RunRecord], command: str | None = None) -> str:
     """The page. `command` is what made the records, where that is known. Raises ConfigError for a malformed record."""
     records = without_retried(records)
-    by_workload: dict[str, list[RunRecord]] = {}
-    for record in records:
-        by_workload.setdefault(record.config["workload"], []).append(record)
-    title = escape(f"{' and '.join(by_workload)} on {_machines(records)}")
-    sections = [_workload(number, name, chosen) for number, (name, chosen) in enumerate(by_workload.items())]
+    kinds = by_kind(records)
+    title = escape(f"{' and '.join(kinds)} on {_machines(records)}")
+    sections = [_workload(number, name, chosen) for number, (name, chosen) in enumerate(kinds.items())]
     body = f"""<header>
 <h1>{title}</h1>
 {_headline(records)}
@@ -89,6 +87,8 @@ def _headline(records: Sequence[RunRecord]) -> str:
     if doubted := sum(bool(r.warnings) for r in records):
         facts.append(("with a caveat", str(doubted)))
     data = frame(records)
+    if (clean := data["profiler"].fillna(CLEAN) == CLEAN).any():
+        data = data[clean]
     steps = data[data["phase"] == STEP]
     best = {"most model FLOP/s": "model_flops_per_s", "best MFU": "mfu", "highest peak": "peak_allocated_bytes"}
     if set(data["workload"]) != {"attention"}:

@@ -20,11 +20,13 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_ENDING = "memory_limit_bytes device_name torch code_version seed repeat"
+# How it was measured and where.
+ENDING = _names("memory_limit_bytes device_name torch code_version seed repeat")
 LAYOUTS = {
     "train_step": Layout(
-        identity=_names(
-            "size context_length seq_len batch_size attention precision mode compile optimizer keep_graph " + _ENDING
+        identity=(
+            *_names("size context_length seq_len batch_size attention precision mode compile optimizer keep_graph"),
+            *ENDING,
         ),
         measured=_names("spread tokens_per_s model_flops_per_s mfu peak_allocated_bytes note"),
         leaves=_names(
@@ -32,9 +34,9 @@ LAYOUTS = {
         ),
     ),
     "attention": Layout(
-        identity=_names(
-            "attention mode batch heads heads_kv seq seq_k d_head executed_d_head causal align precision compile l2 "
-            + _ENDING
+        identity=(
+            *_names("attention mode batch heads heads_kv seq seq_k d_head executed_d_head causal align precision"),
+            *("compile", "l2", *ENDING),
         ),
         measured=_names("range_s model_flops_per_s hardware_flops_per_s mfu peak_allocated_bytes note"),
         leaves=_names(
@@ -43,9 +45,9 @@ LAYOUTS = {
     ),
 }
 OTHER = Layout(
-    identity=_names(
-        "size context_length batch_size batch heads seq d_head causal attention precision mode compile optimizer "
-        + _ENDING
+    identity=(
+        *_names("size context_length seq_len batch_size batch heads seq d_head causal attention precision mode"),
+        *("compile", "optimizer", *ENDING),
     ),
     measured=_names("range_s tokens_per_s model_flops_per_s mfu peak_allocated_bytes note"),
     leaves=_names("model_flops_per_s tokens_per_s mfu peak_allocated_bytes"),

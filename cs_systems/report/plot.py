@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.config import ConfigError, one_of
 from cs_systems.record import RunRecord
 from cs_systems.report.figures import GREY, INK, KINDS, subject
-from cs_systems.report.frame import frame, without_retried
+from cs_systems.report.frame import by_kind, frame, without_retried
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,8 +54,8 @@ def kinds(records: Sequence[RunRecord]) -> list[str]:
 
 
 def left_out(records: Sequence[RunRecord]) -> list[str]:
-    """The workloads that a figure of these records does not show."""
-    return [*dict.fromkeys(r.config["workload"] for r in without_retried(records))][1:]
+    """The workloads that a figure of these records does not show, or has clean where they were profiled as well."""
+    return [*by_kind(without_retried(records))][1:]
 
 
 def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool = True) -> Figure:
@@ -112,5 +112,4 @@ def _bytes(drawn: Figure, ending: str, background: str) -> bytes:
 
 def _of_one_workload(records: Sequence[RunRecord]) -> list[RunRecord]:
     """A figure compares like with like."""
-    records = without_retried(records)
-    return [r for r in records if r.config["workload"] == records[0].config["workload"]]
+    return next(iter(by_kind(without_retried(records)).values()), [])

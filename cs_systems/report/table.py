@@ -17,7 +17,7 @@ from cs_systems.record import RunRecord
 from cs_systems.report import columns as cols
 from cs_systems.report import layout, units
 from cs_systems.report.columns import Column, Spec, plain
-from cs_systems.report.frame import STEP, frame, without_retried
+from cs_systems.report.frame import CLEAN, STEP, by_kind, frame, without_retried
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,11 +77,9 @@ def tables(
     pivot: str | None = None,
     phases: Sequence[str] | None = None,
 ) -> list[Table]:
-    """One Table for each workload among the records, in order of appearance."""
-    records = without_retried(records)
+    """One Table for each workload among the records, in order of appearance; what was profiled stands apart."""
     made = []
-    for workload in dict.fromkeys(r.config["workload"] for r in records):
-        chosen = [r for r in records if r.config["workload"] == workload]
+    for chosen in by_kind(without_retried(records)).values():
         marks = _failure_marks(chosen)
         whole = frame(chosen)
         whole["note"] = [_note(row, marks) for row in whole.to_dict("records")]
@@ -136,7 +134,8 @@ def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
         elif not whole[name].isna().all():
             constant.append(name)
     if not apart:
-        apart.append(constant.pop(0))
+        apart = constant[:1] if constant and constant[0] not in layout.ENDING else ["workload"]
+    constant = [name for name in constant if name not in apart]
     return apart, constant
 
 
@@ -161,6 +160,8 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
     what = plain(str(rows["workload"].iloc[0]))
     if "device_name" in constant:
         what += f" on {plain(rows['device_name'].iloc[0])}"
+    if (profiler := rows["profiler"].fillna(CLEAN).iloc[0]) != CLEAN:
+        what += f" under {plain(profiler)}, whose own cost is in the times"
     said = {c: rows[c].tolist()[0] for c in constant if c not in layout.SILENT_COLUMNS}
     if rows["ran_optimizer"].nunique() == 1:
         said["ran_optimizer"] = rows["ran_optimizer"].dropna().iloc[0]

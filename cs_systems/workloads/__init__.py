@@ -32,14 +32,21 @@ class Workload(Protocol):
         """Cost per phase by formula; None where nothing is declared."""
 
     def describe(self) -> Row:
-        """What really runs (backend and its version, optimizer), and `tokens`, how many a step processes."""
+        """What really runs (backend and its version, optimizer), and `tokens`, how many a step processes.
+
+        Of a workload from outside the package, tables name those fields of the RunConfig that it says here, under their
+        names (`attention`, `precision`, `batch_size`, …), and those that the records vary.
+        """
 
 
 class CallableWorkload:
-    """Somebody's plain step function as a workload of one phase, `step`, with no declared cost."""
+    """Somebody's plain step function as a workload of one phase, `call`, with no declared cost.
 
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
+    takes_config: whether what made the function was given the RunConfig; without it no field of it had an effect.
+    """
+
+    def __init__(self, function: Callable[[], Any], takes_config: bool = True) -> None:
+        self.function, self.takes_config = function, takes_config
 
     def prepare(self) -> None:
         return
@@ -51,4 +58,4 @@ class CallableWorkload:
         return None
 
     def describe(self) -> Row:
-        return {"tokens": None}
+        return {"tokens": None, "takes_config": self.takes_config}

@@ -133,3 +133,31 @@ heavy = {"pandas", "matplotlib", "tabulate", "rich"} & set(sys.modules)
 assert not heavy, f"imported before they are needed: {heavy}"
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def somebodys(build: Build, said: dict[str, object], **fields: object) -> RunRecord:
+    record = build(RunConfig(workload="mine.py:step", **fields), 0.01, 1e12, 10**9)  # type: ignore[arg-type]
+    return replace(record, results={**record.results, "ran": [{"tokens": None, **said}]})
+
+
+def test_a_step_without_a_config_is_named_by_nothing_in_it(build: Build) -> None:
+    data = frame([somebodys(build, {"takes_config": False}), somebodys(build, {"takes_config": False}, batch_size=8)])
+    named = ["size", "d_head", "context_length", "batch_size", "attention", "precision", "mode", "optimizer"]
+    assert data[[*named, "mfu", "ceiling_flops_per_s"]].isna().all().all()
+    assert (data["steps"] == 10).all(), "how it was measured is known all the same"
+
+
+def test_somebodys_workload_is_named_by_what_it_says_and_by_what_varies(build: Build) -> None:
+    said = {"attention": "flex", "precision": "fp32", "batch_size": "many"}
+    data = frame([somebodys(build, said, seq_len=n) for n in (64, 128)])
+    assert set(data["attention"]) == {"flex"}, "the config's, naive, did not run"
+    assert set(data["seq_len"]) == {64, 128}
+    assert data[["size", "mode"]].isna().all().all()
+    assert data["mfu"].notna().any(), "the precision is known, and so is its ceiling"
+    other = frame([somebodys(build, {"precision": "bf16"})])
+    assert other["mfu"].isna().all(), "the ceiling is fp32's"
+
+
+def test_a_profiled_record_is_told_from_a_clean_one(build: Build) -> None:
+    records = [build(RunConfig(profiler=name), 0.01, 1e12, 10**9) for name in ("none", "nsys")]
+    assert list(frame(records).drop_duplicates("record")["profiler"]) == ["none", "nsys"]

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cs_systems.config import RunConfig
 from cs_systems.record import RunRecord
 from cs_systems.report import html
+
+from .conftest import Build
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = [
@@ -154,3 +157,12 @@ def test_a_phone_scrolls_tables_not_the_page(browse: Browse, page: str) -> None:
     seen = browse(page, "", 390)
     assert seen["room"] == 390
     assert seen["width"] <= 390  # type: ignore[operator]
+
+
+def test_profiled_records_have_a_section_of_their_own_and_no_part_in_the_headline(build: Build) -> None:
+    clean = build(RunConfig(), 0.02, 1e12, 10**9)
+    page = html.render([build(RunConfig(profiler="nsys"), 0.001, 1e12, 10**9), clean])
+    assert "<h2>train_step</h2>" in page
+    assert "<h2>train_step under nsys</h2>" in page
+    (fact,) = re.findall(r"<dt>most tokens/s</dt><dd>([\d,]+)</dd>", page)
+    assert int(fact.replace(",", "")) == pytest.approx(4 * 512 / 0.02, rel=0.05)

@@ -43,6 +43,14 @@ def test_every_figure_says_what_it_shows(kind: str, train_records: list[RunRecor
     assert expected.get(kind, "") in words
 
 
+def test_a_figure_of_clean_records_has_no_profiled_one(build: Build) -> None:
+    configs = [RunConfig(profiler=name, batch_size=n) for name in ("nsys", "none") for n in (1, 2)]
+    records = [build(c, 0.01 * c.batch_size, 1e12, 10**9) for c in configs]
+    assert plot.left_out(records) == ["train_step under nsys"]
+    (axes,) = plot.figure(records, "phases").axes
+    assert len(axes.get_yticklabels()) == 2
+
+
 def test_modes_have_panels_of_one_scale(build: Build) -> None:
     modes = ("forward", "forward-backward")
     records = [build(attention_config("naive", s, mode=m), s * 1e-6, 1e9, 10**8) for s in (128, 256) for m in modes]

@@ -13,6 +13,7 @@ from cs_systems.report.table import render, tables
 
 from .conftest import Build, attention_config, train_config
 
+MIXED = [("none", 4, 0.01), ("nsys", 4, 0.03), ("none", 8, 0.02)]  # profiler, batch, seconds
 NASTY = 'a|b & 50% $x_1^2$ #set {y} ~z \\end <b>*c* `d` [e](f) @g "h"\n\x1b[31mred'
 
 
@@ -218,3 +219,26 @@ def test_plain_rows_lose_no_column_in_a_narrow_terminal(width: int | None) -> No
     text = render_rows([dict.fromkeys(names, 1.0), dict.fromkeys(names, 2.5)], width=width)
     assert all(f"column number {i}" in text for i in range(12))
     assert text.count("2.50") == 12
+
+
+def test_a_caption_names_nothing_that_somebodys_workload_did_not_use(build: Build) -> None:
+    record = build(RunConfig(workload="mine.py:step"), 0.01, 1e12, 10**9)
+    plain = replace(record, results={"ran": [{"tokens": None, "takes_config": False}]})
+    (table,) = tables([plain])
+    where, how = "mine.py:step on NVIDIA H200", "medians of 10 steps by the wall clock"
+    assert table.caption == f"{where}; constant: torch 2.11.0+cu130; {how}"
+    assert "naive" not in render([plain])
+    assert table.columns[0].cells == ("mine.py:step",)
+
+
+@pytest.mark.parametrize("format", ["terminal", "markdown", "csv"])
+def test_profiled_times_stand_apart_from_clean_ones(build: Build, format: str) -> None:
+    records = [build(RunConfig(profiler=name, batch_size=n), s, 1e12, 10**9) for name, n, s in MIXED]
+    if format == "csv":
+        assert "profiler" in render(records, format).splitlines()[0].split(",")
+        return
+    clean, profiled = tables(records)
+    assert (len(clean.statuses), len(profiled.statuses)) == (2, 1)
+    assert "nsys" not in clean.caption
+    assert "under nsys, whose own cost is in the times" in profiled.caption
+    assert "under nsys" in render(records, format)
