@@ -15,12 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from cs_systems.config import RunConfig
+
 Event = dict[str, Any]
 START_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 120.0  # for a question that measures nothing
+GRACE_S = 10.0  # for a process that has closed its pipes to end
 FINISH_TIMEOUT_S = 600.0  # a profiler writes its report when the worker has ended
 
 
@@ -29,12 +33,17 @@ class WorkerDied(RuntimeError):
 
 
 class WorkerTimeout(RuntimeError):
-    """No event came in the time allowed."""
+    """No event came in the time allowed, which the message tells."""
 
 
-def worker_command(requests: object, replies: object) -> list[str]:
-    """`requests` and `replies` are the numbers of its ends of the pipes."""
-    return [sys.executable, "-m", "cs_systems.worker", str(requests), str(replies)]
+def worker_command(*arguments: object) -> list[str]:
+    """`arguments`: the numbers of its ends of the two pipes, or one request as JSON, which it answers and ends."""
+    return [sys.executable, "-m", "cs_systems.worker", *map(str, arguments)]
+
+
+def run_request(configs: Sequence[RunConfig], repeat: int, out: Path | None) -> Event:
+    """Asks a worker to measure cells; `out` is what a profiler's files begin with."""
+    return {"op": "run", "cells": [c.to_dict() for c in configs], "repeat": repeat, "out": out and str(out)}
 
 
 class Worker:
@@ -60,7 +69,7 @@ class Worker:
         os.close(request_read)
         os.close(reply_write)
         try:
-            self.hello = self._read(time.monotonic() + START_TIMEOUT_S)
+            self.hello = self._read(START_TIMEOUT_S)
         except (WorkerDied, WorkerTimeout) as error:
             self.close()
             raise RuntimeError(f"the worker process did not start: {error}") from error
@@ -75,7 +84,7 @@ class Worker:
         except BrokenPipeError:
             raise WorkerDied(self._obituary()) from None
         while True:
-            event = self._read(None if timeout_s is None else time.monotonic() + timeout_s)
+            event = self._read(timeout_s)
             if event["event"] == "done":
                 if not event["usable"]:
                     self.close()
@@ -107,11 +116,12 @@ class Worker:
             os.close(descriptor)
         self._log.close()
 
-    def _read(self, deadline: float | None) -> Event:
+    def _read(self, timeout_s: float | None) -> Event:
+        deadline = time.monotonic() + (timeout_s or 0.0)
         while b"\n" not in self._buffer:
-            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            wait = None if timeout_s is None else max(0.0, deadline - time.monotonic())
             if not select.select([self._replies], [], [], wait)[0]:
-                raise WorkerTimeout
+                raise WorkerTimeout(f"no answer within {timeout_s:g} s")
             chunk = os.read(self._replies, 1 << 16)
             if not chunk:
                 raise WorkerDied(self._obituary())
@@ -122,15 +132,19 @@ class Worker:
         return event
 
     def _obituary(self) -> str:
-        status = self._process.wait()
+        """How the process ended that has closed its pipes; one that goes on without them is killed by `close`."""
+        try:
+            status = self._process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            return f"it closed its pipes and went on for {GRACE_S:g} s without them{self._last_words()}"
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         if status == -signal.SIGKILL:
             how += " (by hand, or by the system when memory ran out)"
-        last = self._last_words()
-        return f"{how}; its last words: {last}" if last else how
+        return how + self._last_words()
 
     def _last_words(self) -> str:
         end = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(self._begin, end - 4096))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return " | ".join(lines[-3:])[-500:]
+        last = " | ".join(lines[-3:])[-500:]
+        return f"; its last words: {last}" if last else ""

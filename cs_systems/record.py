@@ -121,7 +121,10 @@ def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """`results`: small plain tables, name → rows with fixed columns. `artifacts`: paths from the record's folder."""
+    """`results`: small plain tables, name → rows with fixed columns. `artifacts`: paths from the record's folder.
+
+    `predicted`: the status is a prediction, and nothing ran (`--skip-oom`).
+    """
 
     key: str
     config: dict[str, Any]
@@ -133,6 +136,7 @@ class RunRecord:
     warnings: tuple[Caveat, ...] = ()
     results: dict[str, list[Row]] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
+    predicted: bool = False
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -7,11 +7,14 @@ First comes {"event": "ready", "device": what `auto` means here}; then, for each
     {"op": "run", "cells": [RunConfig…], "repeat": 0, "out": what a profiler's files begin with, or null}
         → {"event": "visit", "cell": 0}… {"event": "record", "cell": 0, "record": …}…
     {"op": "preflight", "cells": [RunConfig…]}
-        → {"event": "preflight", "rows": [{"reason", "predicted_peak_bytes", "device_memory_bytes"}…]}
+        → {"event": "preflight", "row": {"reason", "predicted_peak_bytes", "device_memory_bytes"}}…
     {"op": "environment", "device": "auto"}
         → {"event": "environment", "environment": …}
     {"op": "doctor"}
         → {"event": "doctor", "rows": [{"check", "state", "found", "remedy"}…]}
+
+Without pipes it takes one `run` request as its argument, for a profiler that a person starts by hand:
+`python -m cs_systems.worker '{"op": "run", …}'`.
 """
 
 from __future__ import annotations
@@ -68,7 +71,8 @@ def serve(requests: TextIO, replies: TextIO) -> None:
             out = Path(request["out"]) if request.get("out") else None
             usable = run_cells(configs, repeat=request["repeat"], out=out, emit=emit)
         elif request["op"] == "preflight":
-            emit({"event": "preflight", "rows": [_preflight_row(c) for c in configs]})
+            for config in configs:
+                emit({"event": "preflight", "row": _preflight_row(config)})
         elif request["op"] == "environment":
             device = devices.resolve_or_cpu(request["device"])
             emit({"event": "environment", "environment": dataclasses.asdict(environment(device))})
@@ -88,7 +92,24 @@ def _die_with_parent() -> None:
         return
 
 
+def run_once(request: dict[str, Any]) -> int:
+    """Measure the cells of one request and print what became of each; the exit status is 0 if all of them are ok."""
+    outcomes = []
+
+    def emit(event: dict[str, Any]) -> None:
+        if event["event"] == "record":
+            record = event["record"]
+            outcomes.append(record["status"])
+            print(": ".join(filter(None, (record["status"], record["reason"]))))  # noqa: T201
+
+    configs = [RunConfig.from_dict(cell) for cell in request["cells"]]
+    run_cells(configs, repeat=request["repeat"], out=request["out"] and Path(request["out"]), emit=emit)
+    return 0 if outcomes == ["ok"] * len(configs) else 1
+
+
 def main() -> None:
+    if len(sys.argv) == 2:
+        sys.exit(run_once(json.loads(sys.argv[1])))
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     request_fd, reply_fd = int(sys.argv[1]), int(sys.argv[2])

@@ -24,7 +24,7 @@ FLOORS = {
     "report": ["report/*"],
     "analysis": ["analysis/*"],
     "profilers": ["profilers/*"],
-    "parent": ["process", "runner"],
+    "parent": ["process", "crew", "profiled", "runner"],
     "top": ["__main__", "cli/*"],
     "1": ["device", "annotate", "instrument", "probes", "timing", "environment"],
     "2": ["model", "optim", "losses", "checkpointing", "attention/*", "kernels/*", "parallel/*"],

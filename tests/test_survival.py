@@ -17,8 +17,9 @@ import pytest
 
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, RunConfig
+from cs_systems.crew import same_device
 from cs_systems.record import RunRecord, append_record, read_records
-from cs_systems.runner import Progress, same_device, sweep
+from cs_systems.runner import Progress, preflight, sweep
 
 WORKLOADS = Path(__file__).parent / "workloads_that_die.py"
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)
@@ -114,6 +115,38 @@ def test_a_broken_attention_among_interleaved_cells_costs_itself_only(tmp_path: 
     broken.write_text("def attention(:\n")
     cells = [TINY, replace(TINY, attention=f"{broken}:attention"), replace(TINY, seed=1)]
     assert [r.status for r in sweep(cells, interleave=True)] == ["ok", "error", "ok"]
+
+
+def test_a_worker_that_closes_its_pipes_and_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No timeout is needed: nobody can answer through a closed pipe."""
+    monkeypatch.setattr("cs_systems.process.GRACE_S", 0.5)
+    monkeypatch.setenv("TEST_PID_FILE", str(tmp_path / "pid"))
+    hung, harmless = sweep([cell("closes_its_pipes_and_hangs"), cell("fine")])
+    assert (hung.status, harmless.status) == ("killed", "ok")
+    assert "it closed its pipes and went on for 0.5 s without them" in (hung.reason or "")
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
+def test_a_prediction_that_hangs_or_dies_costs_its_cell_only() -> None:
+    cells = [cell("fine"), cell("hangs_in_preflight"), cell("dies_in_preflight"), cell("fine", seed=1)]
+    reasons = [row["reason"] for row in preflight(cells, timeout_s=5)]
+    assert (reasons[0], reasons[3]) == (None, None)
+    assert reasons[1] == "its prediction hung: no answer within 5 s: raise --timeout-s"
+    assert reasons[2].startswith("its prediction killed the worker: killed by SIGKILL")
+    (record,) = sweep([cells[1]], timeout_s=5, skip_oom=True)
+    assert (record.status, record.reason) == ("timeout", "no answer within 5 s: raise --timeout-s")
+
+
+def test_a_cell_that_was_only_predicted_to_run_out_of_memory_runs_without_the_flag(tmp_path: Path) -> None:
+    too_large = cell("predicted_not_to_fit")
+    (skipped,) = sweep([too_large], out=tmp_path, skip_oom=True)
+    assert (skipped.status, skipped.predicted, skipped.measurement) == ("oom", True, None)
+    assert "not run (--skip-oom)" in (skipped.reason or "")
+    assert list(sweep([too_large], out=tmp_path, skip_oom=True)) == []
+    (measured,) = sweep([too_large], out=tmp_path)
+    assert (measured.status, measured.predicted, measured.key) == ("ok", False, skipped.key)
+    assert list(sweep([too_large], out=tmp_path)) == []
+    assert [r.predicted for r in read_records(tmp_path)[0]] == [True, False]
 
 
 @pytest.mark.gpu

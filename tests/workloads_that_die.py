@@ -42,6 +42,28 @@ def hangs() -> None:
         time.sleep(0.01)
 
 
+def closes_its_pipes_and_hangs() -> None:
+    os.closerange(3, 256)
+    hangs()
+
+
+def hangs_in_preflight(config: RunConfig, device: Any) -> Callable[[], None]:
+    return fine
+
+
+def dies_in_preflight(config: RunConfig, device: Any) -> Callable[[], None]:
+    return fine
+
+
+def predicted_not_to_fit(config: RunConfig, device: Any) -> Callable[[], None]:
+    return fine
+
+
+hangs_in_preflight.preflight = lambda config, device: hangs()  # type: ignore[attr-defined]
+dies_in_preflight.preflight = lambda config, device: is_killed()  # type: ignore[attr-defined]
+predicted_not_to_fit.preflight = lambda config, device: 1 << 60  # type: ignore[attr-defined]
+
+
 def python_runs_out_of_memory() -> None:
     raise MemoryError
 

@@ -33,7 +33,7 @@ def run_and_report(
     from cs_systems.report.table import render
 
     if options.dry_run:
-        return print_cells(configs)
+        return print_cells(configs, options.timeout_s)
     folder = options.folder(command)
     with _progress() as shown:
         for _ in sweep(
@@ -59,7 +59,7 @@ def run_and_report(
     return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
 
 
-def print_cells(configs: Sequence[RunConfig]) -> int:
+def print_cells(configs: Sequence[RunConfig], timeout_s: float | None = None) -> int:
     """The cells of a sweep, with what each should take of the device's memory and why some cannot run."""
     from rich.console import Console
     from rich.table import Table
@@ -67,7 +67,7 @@ def print_cells(configs: Sequence[RunConfig]) -> int:
     from cs_systems.report.units import human
 
     table = Table("cell", "predicted peak", "", box=None, pad_edge=False)
-    for config, row in zip(configs, preflight(configs), strict=True):
+    for config, row in zip(configs, preflight(configs, timeout_s=timeout_s), strict=True):
         predicted, memory = row["predicted_peak_bytes"], row["device_memory_bytes"]
         note = row["reason"] or ""
         if predicted is not None and memory is not None and predicted > memory:

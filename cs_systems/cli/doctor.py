@@ -71,7 +71,7 @@ def _python() -> Row:
 
 def _asked_of_a_worker() -> Iterator[Row]:
     """What needs torch, from the process that measures; if that process cannot run, nothing can be measured."""
-    from cs_systems.process import Worker
+    from cs_systems.process import ANSWER_TIMEOUT_S, Worker
 
     try:
         worker = Worker()
@@ -79,7 +79,7 @@ def _asked_of_a_worker() -> Iterator[Row]:
         yield _row("worker", str(error), "problem", "pip install --force-reinstall 'torch>=2.11'")
         return
     try:
-        [answer] = worker.request(op="doctor")
+        [answer] = worker.request(ANSWER_TIMEOUT_S, op="doctor")
         yield from answer["rows"]
     except RuntimeError as error:
         yield _row("worker", str(error), "problem", "its last words say what to reinstall")

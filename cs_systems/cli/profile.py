@@ -29,7 +29,7 @@ class Profile:
     steps: Steps = field(default_factory=lambda: Steps(steps=3))
     sweep: Sweep = field(default_factory=Sweep)
     workload: Annotated[str, arg(help="what a step is: train_step, or package.module:factory")] = "train_step"
-    show_command: Annotated[bool, flag("print the commands that nsys would be run with, and run nothing")] = False
+    show_command: Annotated[bool, flag("print shell commands that profile the cells, and run nothing")] = False
     nsys_arg: Annotated[
         Names, arg(help="more options for nsys profile: --nsys-arg=--gpu-metrics-device=0", help_behavior_hint="")
     ] = ()
@@ -49,8 +49,9 @@ def run(args: Profile) -> int:
         for config in args.cells.configs(args.steps.base(workload=args.workload))
     ]
     if args.show_command:
-        for command in profiler_commands(configs, args.sweep.folder("profile")):
-            print(shlex.join(command))
+        folder = args.sweep.folder("profile").absolute()
+        for command in profiler_commands(configs, folder):
+            print(f"mkdir -p {shlex.quote(str(folder))} && {shlex.join(command)}")
         return 0
     return run_and_report(configs, args.sweep, "profile", args.steps.seed, print_profile)
 

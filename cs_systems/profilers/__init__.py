@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 class ProfileLost(RuntimeError):
     """The profiler left nothing, although the cell was measured; the message says what it said."""
 
+    status = "error"
+
+
+class ProfileRefused(ProfileLost):
+    """This machine does not let the profiler do its work; the message ends in the remedy."""
+
+    status = "unavailable"
+
 
 @dataclass(frozen=True)
 class Collected:

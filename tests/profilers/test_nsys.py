@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sqlite3
 import stat
+import subprocess
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import cs_systems
+from cs_systems.analysis.nsys import exported
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, RunConfig
 from cs_systems.profilers import ProfileLost, nsys
@@ -67,8 +71,10 @@ def test_the_command_is_shown_and_nothing_runs(
     words = ["profile", "--with", "nsys", "--size", "tiny", "--show-command", "--nsys-arg=--stats=true"]
     assert main([*words, "--device", "cpu", "--out", "here"]) == 0
     command = shlex.split(capsys.readouterr().out)
-    assert command[:2] == ["nsys", "profile"]
-    assert command[-4:] == ["-m", "cs_systems.worker", "REQUESTS", "REPLIES"]
+    assert command[:3] == ["mkdir", "-p", str(tmp_path / "here")]
+    assert command[3:6] == ["&&", "nsys", "profile"]
+    assert command[-3:-1] == ["-m", "cs_systems.worker"]
+    assert json.loads(command[-1])["cells"][0]["model"]["name"] == "tiny"
     assert "--stats=true" in command
     assert not (tmp_path / "here").exists()
 
@@ -149,6 +155,21 @@ def test_a_real_recording_has_the_ranges_of_the_timed_steps(compiled: bool, tmp_
             open_until.pop()
         assert not open_until or end <= open_until[-1]
         open_until.append(end)
+
+
+@needs_nsys
+def test_the_command_that_is_shown_works_in_a_shell(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("nvtx", reason="ranges without a GPU need the package nvtx")
+    out = tmp_path / "not there yet"
+    words = ["profile", "--with", "nsys", "--size", "tiny", "--device", "cpu", "--warmup", "0", "--show-command"]
+    assert main([*words, "--out", str(out)]) == 0
+    subprocess.run(["sh", "-c", capfd.readouterr().out], check=True)
+    assert "\nok\n" in capfd.readouterr().out
+    (report,) = out.iterdir()
+    assert report.suffix == ".nsys-rep"
+    with exported(report) as database, closing(sqlite3.connect(database)) as connection:
+        names = connection.execute("SELECT coalesce(text, value) FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId")
+        assert Counter(name for (name,) in names)["step"] == 3
 
 
 @needs_nsys

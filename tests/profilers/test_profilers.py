@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import cs_systems
-from cs_systems import plugins
+from cs_systems import plugins, profiled
 from cs_systems.analysis.compare import compare
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig
@@ -104,6 +104,16 @@ def test_what_cannot_be_profiled_is_said_before_anything_runs(capsys: pytest.Cap
         next(iter(cs_systems.sweep([replace(TINY, profiler="kinto")])))
     assert main(["profile", "--with", "kineto", "--size", "tiny", "--nsys-arg=--stats=true"]) == 2
     assert "are for --with nsys, not for --with kineto" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("precision", "said", "status"), [("fp32", "ok", 0), ("tf32", "unavailable: ", 1)])
+def test_a_command_of_its_own_measures_the_cell(precision: str, said: str, status: int, tmp_path: Path) -> None:
+    """What --show-command wraps: one request as an argument, for a person's own profiler."""
+    config = replace(TINY, profiler="kineto", precision=Precision(precision))
+    argv = profiled.command(config, tmp_path / "mine", on_cuda=False)
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.stdout.startswith(said), done.returncode) == (True, status), done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == (["mine.trace.json.gz"] if status == 0 else [])
 
 
 def test_without_a_folder_the_tables_come_and_the_files_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,216 @@
+"""Who measures: the worker of the moment, replaced when it dies. The one error boundary, without torch.
+
+A cell that raises, runs out of memory, hangs, or kills its process costs that cell only: its record says so and the
+next cells get a new worker.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cs_systems import profiled
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.process import ANSWER_TIMEOUT_S, Event, Worker, WorkerDied, WorkerTimeout, run_request
+from cs_systems.record import DONE, Environment, Row, RunRecord, make_key, read_records, records_path
+
+
+class Crew:
+    """The worker of the moment, replaced when it dies, and what has been learnt of the machine."""
+
+    def __init__(self, folder: Path | None = None, timeout_s: float | None = None) -> None:
+        self._folder, self._timeout_s = folder, timeout_s
+        self._worker: Worker | None = None
+        self._first_hello: Event | None = None
+        self._environments: dict[str, Environment] = {}
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+    def _ready(self) -> Worker:
+        if self._worker is None or not self._worker.alive:
+            self._worker = Worker(self._log)
+            self._first_hello = self._first_hello or self._worker.hello
+            same_device(self._first_hello, self._worker.hello)
+        return self._worker
+
+    @property
+    def _log(self) -> Path | None:
+        return None if self._folder is None else self._folder / "worker.log"
+
+    def _ask(self, **request: Any) -> Event:
+        try:
+            [answer] = self._ready().request(ANSWER_TIMEOUT_S, **request)
+        except (WorkerDied, WorkerTimeout) as error:
+            self.close()
+            raise RuntimeError(f"the worker cannot tell its {request['op']}: {error}") from error
+        return answer
+
+    def environment(self, device: str) -> Environment:
+        if device not in self._environments:
+            answer = self._ask(op="environment", device=device)["environment"]
+            self._environments[device] = Environment.from_dict(answer)
+        return self._environments[device]
+
+    def on_cuda(self, config: RunConfig) -> bool:
+        return self.environment(config.device).device != "cpu"
+
+    def preflight(self, configs: Sequence[RunConfig]) -> list[Row]:
+        """A row for each config; one whose prediction kills or hangs the worker says so and costs no other."""
+        rows: list[Row] = []
+        while len(rows) < len(configs):
+            rest = [c.to_dict() for c in configs[len(rows) :]]
+            try:
+                for event in self._ready().request(self._timeout_s or ANSWER_TIMEOUT_S, op="preflight", cells=rest):
+                    rows.append(event["row"])
+                continue
+            except WorkerTimeout as error:
+                lost = f"its prediction hung: {error}: raise --timeout-s"
+            except WorkerDied as error:
+                lost = f"its prediction killed the worker: {error}"
+            self.close()
+            if len(rows) < len(configs):  # else it died of what it had told already
+                rows.append({"reason": lost, "predicted_peak_bytes": None, "device_memory_bytes": None})
+        return rows
+
+    def missing(
+        self, configs: list[RunConfig], repeat: int, skip_oom: bool, on_note: Callable[[str], None]
+    ) -> list[RunConfig]:
+        """What the folder does not hold yet. Raises ConfigError if it was measured elsewhere or by other code.
+
+        Without `skip_oom`, a cell that was only predicted to run out of memory is missing.
+        """
+        assert self._folder is not None
+        if not records_path(self._folder).exists():
+            return configs
+        records, complaints = read_records(self._folder)
+        for complaint in complaints:
+            on_note(complaint)
+        for record in records:
+            if record.environment is not None:
+                same_origin(record.environment, self.environment(record.config["device"]), self._folder)
+        status = {record.key: record.status for record in records if skip_oom or not record.predicted}
+        found = {c: status.get(make_key(c, repeat, self.environment(c.device))) for c in configs}
+        unavailable = [c for c in configs if found[c] == "unavailable"]
+        rows = self.preflight(unavailable) if unavailable else []
+        remedied = {c for c, row in zip(unavailable, rows, strict=True) if row["reason"] is None}
+        return [c for c in configs if found[c] not in DONE or c in remedied]
+
+    def measure(
+        self,
+        configs: list[RunConfig],
+        repeat: int,
+        interleave: bool,
+        skip_oom: bool,
+        on_visit: Callable[[RunConfig], None],
+    ) -> Iterator[RunRecord]:
+        if skip_oom and configs:
+            rows = self.preflight(configs)
+            yield from (
+                replace(self._record(c, repeat, "oom", _too_large(row), memory=[row]), predicted=True)
+                for c, row in zip(configs, rows, strict=True)
+                if _does_not_fit(row)
+            )
+            configs = [c for c, row in zip(configs, rows, strict=True) if not _does_not_fit(row)]
+        together = [c for c in configs if interleave and c.profiler == "none"]
+        if together:
+            yield from self._measure_group(together, repeat, on_visit)
+        for config in configs:
+            if config.profiler != "none":
+                yield self._profile(config, repeat, on_visit)
+            elif not interleave:
+                yield from self._measure_group([config], repeat, on_visit)
+
+    def _profile(self, config: RunConfig, repeat: int, on_visit: Callable[[RunConfig], None]) -> RunRecord:
+        """One cell in a worker of its own, with what the profiler left once that has ended."""
+        with self._artifacts() as folder:
+            out = profiled.prefix(Path(folder), config, repeat)
+            launch = profiled.launcher(config, out, on_cuda=self.on_cuda(config))
+            self._dismiss()  # it would be another process on the GPU
+            self._worker = Worker(self._log, launch)
+            [record] = self._measure_group([config], repeat, on_visit, out)
+            self._dismiss()
+            return profiled.with_profile(record, out, keep=self._folder is not None)
+
+    def _artifacts(self) -> AbstractContextManager[str | Path]:
+        """The folder of the records; without one, one that is gone once the tables are made."""
+        return nullcontext(self._folder) if self._folder is not None else tempfile.TemporaryDirectory()
+
+    def _dismiss(self) -> None:
+        if self._worker is not None:
+            self._worker.finish()
+
+    def _measure_group(
+        self,
+        configs: list[RunConfig],
+        repeat: int,
+        on_visit: Callable[[RunConfig], None],
+        out: Path | None = None,
+    ) -> Iterator[RunRecord]:
+        waiting = list(configs)
+        while waiting:
+            asked, current = list(waiting), waiting[0]
+            try:
+                for event in self._ready().request(self._timeout_s, **run_request(asked, repeat, out)):
+                    current = asked[event["cell"]]
+                    if event["event"] == "visit":
+                        on_visit(current)
+                    else:
+                        waiting.remove(current)
+                        yield RunRecord.from_dict(event["record"])
+            except (WorkerDied, WorkerTimeout) as error:
+                self.close()
+                if current in waiting:  # else it died of what it had told already
+                    waiting.remove(current)
+                    yield self._casualty(current, repeat, error)
+
+    def _casualty(self, config: RunConfig, repeat: int, error: Exception) -> RunRecord:
+        if isinstance(error, WorkerTimeout):
+            return self._record(config, repeat, "timeout", f"{error}: raise --timeout-s")
+        return self._record(config, repeat, "killed", f"the worker was lost: {error}")
+
+    def _record(self, config: RunConfig, repeat: int, status: str, reason: str, **results: list[Row]) -> RunRecord:
+        environment = self.environment(config.device)
+        key = make_key(config, repeat, environment)
+        return RunRecord(key, config.to_dict(), status, repeat, reason, environment, results=results)
+
+
+def _does_not_fit(row: Row) -> bool:
+    predicted, memory = row["predicted_peak_bytes"], row["device_memory_bytes"]
+    return predicted is not None and memory is not None and predicted > memory
+
+
+def _too_large(row: Row) -> str:
+    predicted, memory = row["predicted_peak_bytes"] / 2**30, row["device_memory_bytes"] / 2**30
+    return f"predicted peak {predicted:.1f} GiB of {memory:.1f} GiB: not run (--skip-oom)"
+
+
+def same_device(first: Event, now: Event) -> None:
+    """Raise RuntimeError when the device that a sweep began on is not what a new worker finds."""
+    if first["device"] != now["device"]:
+        raise RuntimeError(
+            f"the device disappeared: the sweep began on {first['device']}, a new worker finds {now['device']}; "
+            "what was measured is kept: bring the device back and run the same command again"
+        )
+
+
+def same_origin(recorded: Environment, now: Environment, folder: Path) -> None:
+    """Raise ConfigError when a folder's records come from another torch, device or version of this code."""
+    for what, name in (("torch", "torch"), ("device", "device_name"), ("cs_systems code", "code_version")):
+        before, after = getattr(recorded, name), getattr(now, name)
+        if before != after:
+            raise ConfigError(
+                f"{folder} holds records of {what} {before}, this is {after}: they would not be comparable; "
+                "choose another --out, or start over with --fresh"
+            )

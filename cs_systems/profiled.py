@@ -1,0 +1,48 @@
+"""One cell under a profiler: the command around its worker, and what joins its record afterwards. Without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from cs_systems import plugins
+from cs_systems.config import RunConfig
+from cs_systems.process import run_request, worker_command
+from cs_systems.profilers import ProfileLost, Profiler
+from cs_systems.record import RunRecord
+
+
+def prefix(folder: Path, config: RunConfig, repeat: int) -> Path:
+    """What the names of the cell's files begin with."""
+    return folder / f"{config.key()}-{repeat}"
+
+
+def launcher(config: RunConfig, out: Path, *, on_cuda: bool) -> Callable[[list[str]], list[str]]:
+    """What makes the profiler's command of the worker's."""
+    profiler: Profiler = plugins.get("profilers", config.profiler)
+    return lambda argv: profiler.launch(argv, out, config.profiler_args, on_cuda)
+
+
+def command(config: RunConfig, out: Path, *, on_cuda: bool) -> list[str]:
+    """The cell under its profiler as a command for a shell: an argument tells the worker what a pipe would."""
+    request = json.dumps(run_request([config], 0, out))
+    return launcher(config, out, on_cuda=on_cuda)(worker_command(request))
+
+
+def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
+    """The record with the profiler's tables and, where they are kept, files; its status says where it left none."""
+    if record.status != "ok":
+        return record
+    profiler: Profiler = plugins.get("profilers", record.run_config.profiler)
+    try:
+        found = profiler.collect(out, record)
+    except ProfileLost as error:
+        return replace(record, status=error.status, reason=str(error))
+    return replace(
+        record,
+        results=record.results | found.results,
+        artifacts={what: file.name for what, file in found.artifacts.items()} if keep else {},
+        warnings=record.warnings + found.warnings,
+    )
