@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from cs_systems.checkpoint_plan import segments
+
 
 class ConfigError(ValueError):
     """Malformed input; the message names the remedy. The command line exits with status 2."""
@@ -208,6 +210,7 @@ class RunConfig:
     precision: Precision = Precision.FP32
     compile: str = "none"
     optimizer: str = "default"
+    checkpoint: str = "none"  # as `checkpoint_plan` has it
     keep_graph: bool = False
     device: str = "auto"
     warmup: int = 5  # steps
@@ -234,6 +237,10 @@ class RunConfig:
             raise ConfigError(f"warm-up is {self.warmup} steps and {self.warmup_s} s: neither may be negative")
         one_of("compile mode", self.compile, COMPILE_MODES)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
+        try:
+            segments(self.checkpoint, self.model.num_layers)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         one_of("l2 state", self.l2, L2_STATES)
         if self.steps < self.rounds:
             raise ConfigError(f"{self.steps} steps cannot be split over {self.rounds} rounds: raise steps")
@@ -252,6 +259,8 @@ class RunConfig:
             object.__setattr__(self, "shape", AttentionShape())
         if self.workload == "train_step" and self.mode is Mode.BACKWARD:
             raise ConfigError("mode backward alone is for the attention workload: use forward-backward")
+        if self.workload == "attention" and self.checkpoint != "none":
+            raise ConfigError("one attention call has no blocks to checkpoint: leave --checkpoint out")
         if self.workload == "attention" and self.mode is Mode.TRAIN_STEP:
             raise ConfigError("attention has no train-step: use forward, backward or forward-backward")
         numbered = self.device.startswith("cuda:") and self.device[5:].isdigit()
@@ -343,6 +352,7 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         "precision": config.precision.value,
         "mode": config.mode.value,
         "compile": "" if config.compile == "none" else f"compile={config.compile}",
+        "checkpoint": "" if config.checkpoint == "none" else f"checkpoint={config.checkpoint}",
         "profiler": "" if config.profiler == "none" else f"under {config.profiler}",
     }
     return " · ".join(text for name, text in said.items() if text and name not in silent)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cs_systems.checkpoint_plan import Segment, segments
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Phase, Precision
 
 
@@ -122,9 +123,12 @@ def step_cost(
     mode: Mode,
     algorithm: AttentionAlgorithm,
     precision: Precision,
+    checkpoint: str = "none",
 ) -> dict[str, PhaseCost]:
     """The cost of each phase of one step of a BasicTransformerLM with causal attention, in the order in which the
     phases run.
+
+    checkpoint: as in `checkpoint_plan`; what is computed again is executed in backward, and credited to nobody.
 
     Backward is credited with twice the forward, attention's too: model FLOPs know no recomputation (Chowdhery et al.
     2022, appendix B). The optimizer is AdamW: no matrix product; it reads parameter, gradient and both moments and
@@ -144,11 +148,39 @@ def step_cost(
         Phase.FORWARD: PhaseCost(model_flops, linear_flops + 2 * score_product, moved),
         Phase.LOSS: PhaseCost(0, 0, tokens * (model.vocab_size * element + TARGET_BYTES)),
         Phase.BACKWARD: PhaseCost(
-            2 * model_flops, 2 * linear_flops + algorithm.backward_matmuls * score_product, 2 * moved
+            2 * model_flops,
+            2 * linear_flops
+            + algorithm.backward_matmuls * score_product
+            + recomputed_flops(model, batch_size, seq_len, algorithm, checkpoint),
+            2 * moved,
         ),
         Phase.OPTIMIZER: PhaseCost(0, 0, 7 * parameter_count(model) * PARAMETER_BYTES[precision]),
     }
     return {phase.value: costs[phase] for phase in STEP_PHASES[mode]}
+
+
+def recomputed_flops(
+    model: ModelConfig, batch_size: int, seq_len: int, algorithm: AttentionAlgorithm, checkpoint: str
+) -> int:
+    """FLOPs of a step that checkpointing executes a second time (or, nested, a third)."""
+    tokens = batch_size * seq_len
+    shape = AttentionShape(batch_size, model.num_heads, seq_len, model.d_head, causal=True)
+    w2 = 2 * tokens * model.d_model * model.d_ff
+    linear = 2 * tokens * 4 * model.d_model**2 + 3 * w2
+    attention = 2 * score_product_flops(shape, algorithm)
+
+    def again(segment: Segment) -> int:
+        if segment.keeps == "matmul":
+            return segment.blocks * attention
+        if segment.keeps == "attention":
+            return segment.blocks * linear - w2
+        if not segment.inner:  # it stops at the last block's w2, of which backward needs the input alone
+            return segment.blocks * (linear + attention) - w2
+        # It stops at the input of the last checkpoint within.
+        before = segment.blocks - segment.inner[-1].blocks
+        return before * (linear + attention) + sum(map(again, segment.inner))
+
+    return sum(map(again, segments(checkpoint, model.num_layers)))
 
 
 def attention_cost(

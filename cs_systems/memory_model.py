@@ -7,9 +7,11 @@ the loss's unless the vocabulary is smaller than the model is wide. torch.compil
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
+from cs_systems.checkpoint_plan import Segment, items, segments
 from cs_systems.config import AttentionShape, Mode, Precision, RunConfig
 from cs_systems.cost import (
     COMPUTE_BYTES,
@@ -44,6 +46,18 @@ class MemoryPrediction:
         return sum(self.components.values())
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """Bytes that are kept for backward."""
+
+    activations: int = 0
+    scores: int = 0
+    copies: int = 0  # of weights, under autocast
+
+    def __add__(self, other: _Kept) -> _Kept:
+        return _Kept(self.activations + other.activations, self.scores + other.scores, self.copies + other.copies)
+
+
 def step_memory(config: RunConfig, algorithm: AttentionAlgorithm) -> MemoryPrediction:
     """What a step of `config` (a training step of BasicTransformerLM, or its first phases) needs at its peak."""
     step = _Step(config, algorithm)
@@ -52,7 +66,7 @@ def step_memory(config: RunConfig, algorithm: AttentionAlgorithm) -> MemoryPredi
     else:
         moments = step.forward_with_graph()
     if config.mode is not Mode.FORWARD:
-        moments |= step.backward()
+        moments |= {"loss": step.loss()} | step.backward()
     if config.mode is Mode.TRAIN_STEP:
         moments["optimizer"] = step.update()
     return MemoryPrediction(moments, step.largest_allocation())
@@ -110,7 +124,9 @@ class _Step:
     """The sizes of one step's tensors in bytes, and which are alive when.
 
     Autocast leaves the parameters, the residual stream and the norms in fp32. A linear layer keeps its input cast to
-    the compute dtype, once for each layer that reads it; a weight is cast once, and kept until its backward.
+    the compute dtype, once for each layer that reads it; a weight is cast once, and kept until its backward. What is
+    under a checkpoint keeps the checkpoint's input (one residual) until backward computes it again; the copies of its
+    weights go with the end of forward, when autocast forgets them, and are made again.
     """
 
     def __init__(self, config: RunConfig, algorithm: AttentionAlgorithm) -> None:
@@ -153,6 +169,10 @@ class _Step:
         self.head_weight = model.vocab_size * model.d_model * self.parameter
         self.feed_forward_weights = 3 * model.d_model * model.d_ff * self.parameter
         self.layer_weights = self.feed_forward_weights + 4 * model.d_model**2 * self.parameter
+        self.block = _Kept(
+            self.kept_by_attention + self.kept_by_feed_forward, self.scores_kept, self._copies(self.layer_weights)
+        )
+        self.plan = segments(config.checkpoint, model.num_layers)
         inputs = tokens * TARGET_BYTES * 2
         rotary = 4 * model.context_length * model.d_head
         self.always = {"parameters": self.weights, "inputs": inputs + rotary}
@@ -162,17 +182,7 @@ class _Step:
     def forward_without_graph(self) -> dict[str, Components]:
         """Only what one layer works on is alive, and under autocast the copies of all weights."""
         copies = self._copies(self.model.num_layers * self.layer_weights)
-        # q, k, v, both rotated; then the output and, over a full matrix, a copy of v with the heads outermost.
-        rotated_and_output = (6 if self.tiled else 7) * self.hidden + self.log_sum_exp
-        return {
-            "forward: attention": self.always
-            | {
-                "weight_copies": copies - self._copies(self.feed_forward_weights),
-                "activations": 2 * self.residual + rotated_and_output,
-                "attention_scores": self.scores_in_forward,
-            },
-            "forward: feed-forward": self.always
-            | {"weight_copies": copies, "activations": 3 * self.residual + 3 * self.wide},
+        return self._alone("forward", _Kept(self.residual, 0, copies)) | {
             "forward: head": self.always
             | {
                 "weight_copies": copies + self._copies(self.head_weight),
@@ -182,31 +192,43 @@ class _Step:
         }
 
     def forward_with_graph(self) -> dict[str, Components]:
-        """Activations pile up: the peak is in the last layer's attention or at the end."""
-        layers, before_rotation = self.model.num_layers, 2 * self.hidden
-        copies = self._copies(layers * self.layer_weights)
-        return {
-            "forward: attention": self.always
-            | {
-                "weight_copies": copies - self._copies(self.feed_forward_weights),
-                "activations": self._kept(layers) - self.kept_by_feed_forward + before_rotation,
-                "attention_scores": (layers - 1) * self.scores_kept + self.scores_in_forward,
-            },
-            "forward: head": self._all_kept() | {"logits_and_loss": self.logits},
-        }
+        """Activations pile up: the peak is in the last layer or at the end."""
+        last = self.model.num_layers - 1
+        copies = self._copies(self.model.num_layers * self.layer_weights)
+        if self.plan and self.plan[-1].stop > last:
+            before = self._kept_before(last, items(0, last + 1, self.plan), recomputed=False)
+            in_last = self._alone("forward", replace(before, copies=copies))
+        else:
+            kept = self._kept_before(last, items(0, last + 1, self.plan), recomputed=False)
+            before_rotation = 2 * self.hidden
+            in_last = {
+                "forward: attention": self.always
+                | {
+                    "weight_copies": copies - self._copies(self.feed_forward_weights),
+                    "activations": kept.activations + self.kept_by_attention + before_rotation,
+                    "attention_scores": kept.scores + self.scores_in_forward,
+                }
+            }
+        head = self._all_kept() | {"logits_and_loss": self.logits}
+        return in_last | {"forward: head": head | {"weight_copies": copies + self._copies(self.head_weight)}}
+
+    def loss(self) -> Components:
+        """The log-softmax beside the logits, which under autocast are widened for it first."""
+        widened = self.log_softmax if self.autocast else 0
+        return self._all_kept() | {"logits_and_loss": self.logits + widened + self.log_softmax}
 
     def backward(self) -> dict[str, Components]:
-        """Activations go while gradients come, by the same amounts in each layer: the peak is at one end."""
-        last = self.model.num_layers - 1
-        return {
+        """Activations go while gradients come; each block's checkpoint has been computed again when its turn comes."""
+        moments = {
             "backward: loss": self._all_kept() | {"logits_and_loss": self.logits + 3 * self.log_softmax},
-            "backward: last feed-forward": self._feed_forward_backward(last),
-            "backward: last attention": self._attention_backward(last),
-            "backward: first feed-forward": self._feed_forward_backward(0),
-            "backward: first attention": self._attention_backward(0),
             "backward: embedding": self.always
             | {"gradients": self.weights, "logits_and_loss": self.logits, "workspace": self.residual},
         }
+        for layer in range(self.model.num_layers):
+            kept = self._kept_before(layer, items(0, self.model.num_layers, self.plan), recomputed=True)
+            moments[f"backward: feed-forward of block {layer}"] = self._feed_forward_backward(layer, kept)
+            moments[f"backward: attention of block {layer}"] = self._attention_backward(layer, kept)
+        return moments
 
     def update(self) -> Components:
         """AdamW: torch's foreach holds a root of the second moment for all parameters, ours for one at a time."""
@@ -228,19 +250,38 @@ class _Step:
         }
         return max(candidates.items(), key=itemgetter(1))
 
-    def _feed_forward_backward(self, layer: int) -> Components:
+    def _alone(self, phase: str, before: _Kept) -> dict[str, Components]:
+        """A block that keeps nothing for backward, with `before` (its own input in it) alive."""
+        # q, k, v, both rotated; then the output and, over a full matrix, a copy of v with the heads outermost.
+        rotated_and_output = (6 if self.tiled else 7) * self.hidden + self.log_sum_exp
+        return {
+            f"{phase}: attention": self.always
+            | {
+                "weight_copies": before.copies - self._copies(self.feed_forward_weights),
+                "activations": before.activations + self.residual + rotated_and_output,
+                "attention_scores": before.scores + self.scores_in_forward,
+            },
+            f"{phase}: feed-forward": self.always
+            | {
+                "weight_copies": before.copies,
+                "activations": before.activations + 2 * self.residual + 3 * self.wide,
+                "attention_scores": before.scores,
+            },
+        }
+
+    def _feed_forward_backward(self, layer: int, kept: _Kept) -> Components:
         """The gradients of w3's and w1's outputs and of their product, once its saved copy is gone."""
         later = self.model.num_layers - 1 - layer
         return self.always | {
-            "weight_copies": self._copies((layer + 1) * self.layer_weights),
+            "weight_copies": kept.copies + self.block.copies,
             "gradients": self.head_weight + later * self.layer_weights + self.feed_forward_weights // 3,
-            "activations": self._kept(layer + 1),
-            "attention_scores": (layer + 1) * self.scores_kept,
+            "activations": kept.activations + self.block.activations,
+            "attention_scores": kept.scores + self.scores_kept,
             "logits_and_loss": self.logits,
             "workspace": 2 * self.wide + 2 * self.residual,
         }
 
-    def _attention_backward(self, layer: int) -> Components:
+    def _attention_backward(self, layer: int, kept: _Kept) -> Components:
         """Beside the scores: the gradients of the residual and of what attention has given back by then.
 
         Over a full matrix that is the value's, and the saved value and output are gone; a tiled backward holds all that
@@ -248,16 +289,36 @@ class _Step:
         """
         later = self.model.num_layers - 1 - layer
         return self.always | {
-            "weight_copies": self._copies((layer + 1) * self.layer_weights),
+            "weight_copies": kept.copies + self.block.copies,
             "gradients": self.head_weight + later * self.layer_weights + self.feed_forward_weights,
-            "activations": self._kept(layer + 1) - self.kept_by_feed_forward,
-            "attention_scores": layer * self.scores_kept + self.scores_in_backward,
+            "activations": kept.activations + self.kept_by_attention,
+            "attention_scores": kept.scores + self.scores_in_backward,
             "logits_and_loss": self.logits,
             "workspace": self.residual + (3 if self.tiled else -1) * self.hidden + self.dq_accumulator,
         }
 
-    def _kept(self, layers: int) -> int:
-        return layers * (self.kept_by_attention + self.kept_by_feed_forward)
+    def _kept_before(self, layer: int, run: Iterable[int | Segment], *, recomputed: bool) -> _Kept:
+        """What the blocks before `layer` keep. A checkpoint around it has been computed again, or keeps its input."""
+        kept = _Kept()
+        for item in run:
+            if isinstance(item, int):
+                if item >= layer:
+                    break
+                kept += self.block
+            elif item.stop <= layer:
+                kept += self._kept_by(item)
+            else:
+                if item.first <= layer:
+                    inside = items(item.first, item.stop, item.inner)
+                    kept += self._kept_before(layer, inside, recomputed=True) if recomputed else self._kept_by(item)
+                break
+        return kept
+
+    def _kept_by(self, segment: Segment) -> _Kept:
+        """The checkpoint's input, and of each block what it keeps beside: attention's output, or the linear layers'."""
+        attention = self.hidden + self.log_sum_exp
+        beside = {None: 0, "attention": attention, "matmul": 5 * self.hidden + 2 * self.wide}[segment.keeps]
+        return _Kept(self.residual + segment.blocks * beside)
 
     def _copies(self, weights: int) -> int:
         """Bytes of the copies that autocast makes of fp32 `weights` (bytes)."""
@@ -266,8 +327,9 @@ class _Step:
     def _all_kept(self) -> Components:
         """At the end of forward, but for the logits."""
         layers = self.model.num_layers
+        kept = self._kept_before(layers, items(0, layers, self.plan), recomputed=False)
         return self.always | {
-            "weight_copies": self._copies(layers * self.layer_weights + self.head_weight),
-            "activations": self._kept(layers) + self.kept_by_head,
-            "attention_scores": layers * self.scores_kept,
+            "weight_copies": kept.copies + self._copies(self.head_weight),
+            "activations": kept.activations + self.kept_by_head,
+            "attention_scores": kept.scores,
         }

@@ -45,6 +45,13 @@ def test_the_compared_field_is_found_and_the_rest_is_matched() -> None:
     assert [row["verdict"] for row in found.rows] == ["no difference", "faster"]
 
 
+def test_a_recording_from_before_a_field_was_known_is_compared_all_the_same() -> None:
+    old = record(BASE, 1.0)
+    del old.config["checkpoint"]
+    assert compare([old], [record(BASE, 1.0)]).compared == {}
+    assert len(compare([old], [record(BASE, 1.0)]).rows) == 1
+
+
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "no difference"), (1.1, "slower"), (0.9, "faster")])
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_verdicts_on_planted_differences(factor: float, verdict: str, repeats: int) -> None:

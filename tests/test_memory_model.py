@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cs_systems.attention import naive, sdpa_flash
+from cs_systems.checkpointing import apply_checkpointing
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Precision, RunConfig, preset
 from cs_systems.cost import FULL_MATRIX, AttentionAlgorithm
 from cs_systems.losses import cross_entropy
@@ -59,6 +60,7 @@ def measured_step(config: RunConfig, attention: Callable[..., Tensor]) -> int:
     """The peak of one step (for train-step the second, when the optimizer's state exists), as `train_step` runs it."""
     with LiveBytes() as live:
         model = BasicTransformerLM(config.model, attention)
+        apply_checkpointing(model, config.checkpoint)
         tokens = torch.zeros(config.batch_size, config.tokens_per_sequence, dtype=torch.int64)
         targets = tokens.clone()
         if config.precision is Precision.BF16_PURE:
@@ -96,6 +98,32 @@ def test_peak_of_a_step(size: str, attention: str, precision: Precision, mode: M
     predicted = step_memory(config, ALGORITHMS[attention])
     assert predicted.peak_bytes == pytest.approx(measured_step(config, BACKENDS[attention]), rel=0.02)
     assert predicted.components == predicted.moments[predicted.peak_at]
+
+
+DEEP = {
+    "wide": (ModelConfig("wide", 64, 192, 6, 4, 500, 64), 4, 48),
+    "long": (ModelConfig("long", 60, 160, 8, 2, 100, 200), 2, 199),
+    "short": (ModelConfig("short", 96, 320, 5, 3, 300, 48), 1, 7),
+}
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+@pytest.mark.parametrize(
+    ("attention", "checkpoint"),
+    [
+        *((name, form) for name in ALGORITHMS for form in ("every:1", "every:3", "blocks:0,2-4", "nested:4:2")),
+        *((name, "selective:matmul") for name in ALGORITHMS),
+        ("sdpa_flash", "selective:attention"),
+    ],
+)
+@pytest.mark.parametrize("size", DEEP)
+def test_peak_of_a_step_under_checkpoints(size: str, attention: str, checkpoint: str, precision: Precision) -> None:
+    model, batch, seq = DEEP[size]
+    config = RunConfig(
+        model=model, batch_size=batch, seq_len=seq, precision=precision, checkpoint=checkpoint, device="cpu"
+    )
+    predicted = step_memory(config, ALGORITHMS[attention])
+    assert predicted.peak_bytes == pytest.approx(measured_step(config, BACKENDS[attention]), rel=0.02)
 
 
 def test_peak_of_a_forward_that_keeps_its_graph() -> None:

@@ -93,7 +93,7 @@ def _compared(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> dict[str, tuple
 def _values(records: Iterable[RunRecord]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for record in records:
-        for name, value in _flat(record.config).items():
+        for name, value in _flat(record.run_config.to_dict()).items():
             found[name].add(json.dumps(value))
     return found
 
@@ -103,7 +103,9 @@ def _cells(records: Iterable[RunRecord], compared: Mapping[str, Any]) -> dict[st
     cells: dict[str, list[RunRecord]] = defaultdict(list)
     for record in records:
         if record.measurement is not None:
-            identity = {name: value for name, value in _flat(record.config).items() if name not in compared}
+            identity = {
+                name: value for name, value in _flat(record.run_config.to_dict()).items() if name not in compared
+            }
             cells[json.dumps(identity, sort_keys=True)].append(record)
     return cells
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 from tyro.conf import arg
 from tyro.constructors import PrimitiveConstructorSpec
 
+from cs_systems.checkpoint_plan import FORMS
 from cs_systems.config import COMPILE_MODES, OPTIMIZERS, PRESETS, ConfigError, ModelConfig, RunConfig, grid
 
 # tyro judges the defaults of these by itself. For a `tuple[int, ...]` or an `int | None` it imports typeguard, which is
@@ -62,6 +63,7 @@ class ModelCells:
     attention: Annotated[Names, arg(help="attention backends, or path.py:function")] = ("naive",)
     mode: Annotated[Names, arg(help="forward, forward-backward, train-step")] = ("train-step",)
     compile: Annotated[Names, arg(help=f"torch.compile: {', '.join(COMPILE_MODES)}")] = ("none",)
+    checkpoint: Annotated[Names, arg(help=f"activation checkpointing: {FORMS}")] = ("none",)
     optimizer: Annotated[str, optional("STR", ", ".join(OPTIMIZERS[1:]), "adamw_fused")] = "default"
     keep_graph: Annotated[bool, flag("let mode forward record the graph for backward")] = False
     d_model: Annotated[MaybeInt, optional("INT", "override of the preset")] = None
@@ -75,7 +77,7 @@ class ModelCells:
         names = [f.name for f in fields(ModelConfig) if f.name not in ("name", "context_length")]
         overrides = {name: [getattr(self, name)] for name in names if getattr(self, name) is not None}
         axes: dict[str, Sequence[Any]] = {"size": self.size, **overrides}
-        for name in ("context_length", "batch_size", "precision", "compile", "attention", "mode"):
+        for name in ("context_length", "batch_size", "precision", "compile", "attention", "mode", "checkpoint"):
             if values := getattr(self, name):
                 axes[name] = values
         axes |= {"optimizer": [self.optimizer], "keep_graph": [self.keep_graph]}

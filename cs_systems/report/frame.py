@@ -34,6 +34,7 @@ _RUN_FIELDS = {
     "precision": TEXT,
     "mode": TEXT,
     "compile": TEXT,
+    "checkpoint": TEXT,
     "keep_graph": FLAG,
     "device": TEXT,
     "warmup": INTEGER,
@@ -225,6 +226,7 @@ def _cell(index: int, record: RunRecord) -> Row:
         "repeat": record.repeat,
         "workload": config["workload"],
         **{name: config.get(name) for name in _RUN_FIELDS},
+        "checkpoint": config.get("checkpoint", "none"),  # older records have none
         **(_shape(config["shape"]) if config.get("shape") else {}),
         **(_model(config) if config["workload"] != "attention" else {}),
         "status": record.status,

@@ -25,8 +25,8 @@ ENDING = _names("memory_limit_bytes device_name torch code_version seed repeat")
 LAYOUTS = {
     "train_step": Layout(
         identity=(
-            *_names("size context_length seq_len batch_size attention precision mode compile optimizer keep_graph"),
-            *ENDING,
+            *_names("size context_length seq_len batch_size attention precision mode compile checkpoint optimizer"),
+            *("keep_graph", *ENDING),
         ),
         measured=_names("spread tokens_per_s model_flops_per_s mfu peak_allocated_bytes note"),
         leaves=_names(
@@ -47,7 +47,7 @@ LAYOUTS = {
 OTHER = Layout(
     identity=(
         *_names("size context_length seq_len batch_size batch heads seq d_head causal attention precision mode"),
-        *("compile", "optimizer", *ENDING),
+        *("compile", "checkpoint", "optimizer", *ENDING),
     ),
     measured=_names("range_s tokens_per_s model_flops_per_s mfu peak_allocated_bytes note"),
     leaves=_names("model_flops_per_s tokens_per_s mfu peak_allocated_bytes"),

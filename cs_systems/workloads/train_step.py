@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,12 +11,15 @@ from torch import Tensor
 
 from cs_systems import cost, memory_model, plugins
 from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.checkpointing import apply_checkpointing
+from cs_systems.checkpointing import unavailable as checkpointing_unavailable
 from cs_systems.config import Mode, Phase, Precision, RunConfig
 from cs_systems.device import Device
 from cs_systems.losses import cross_entropy
 from cs_systems.model import BasicTransformerLM
 from cs_systems.optim import make_optimizer
 from cs_systems.record import Row
+from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
 
 
@@ -35,6 +39,7 @@ class TrainStep:
         if config.precision is Precision.BF16_PURE:
             for parameter in self.model.parameters():
                 parameter.data = parameter.data.bfloat16()
+        apply_checkpointing(self.model, config.checkpoint)
         self.run_model = _compiled(self.model, config.compile)
         self.scaler = torch.amp.GradScaler(device.torch.type, enabled=config.precision is Precision.FP16)
         self.optimizer: torch.optim.Optimizer | None = None
@@ -49,7 +54,10 @@ class TrainStep:
     def preflight(config: RunConfig, device: Device) -> int | None:
         call = _attention_call(config, device)
         backend = check_backend(config, device, call)
-        return memory_model.step_memory(config, backend.algorithm(call)).peak_bytes if backend else None
+        if reason := checkpointing_unavailable(config.checkpoint, config.attention):
+            raise Unavailable(reason)
+        resolved = replace(config, device=device.torch.type)
+        return memory_model.step_memory(resolved, backend.algorithm(call)).peak_bytes if backend else None
 
     def prepare(self) -> None:
         self._logits = self._loss = None
@@ -89,13 +97,15 @@ class TrainStep:
             return None
         c = self.config
         algorithm = self.backend.algorithm(_attention_call(c, self.device))
-        return cost.step_cost(c.model, c.batch_size, c.tokens_per_sequence, c.mode, algorithm, c.precision)
+        tokens = c.tokens_per_sequence
+        return cost.step_cost(c.model, c.batch_size, tokens, c.mode, algorithm, c.precision, c.checkpoint)
 
     def describe(self) -> Row:
         version = self.backend.describe() if isinstance(self.backend, AttentionBackend) else None
         return {
             "attention": self.config.attention,
             "attention_version": version,
+            "checkpoint": self.config.checkpoint,
             "optimizer": self.optimizer_name,
             "tokens": self.tokens.numel(),
             "parameters": sum(p.numel() for p in self.model.parameters()),
