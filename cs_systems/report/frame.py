@@ -73,7 +73,10 @@ _SHAPE_FIELDS = {
 _STEP_FIELDS = {
     **_MODEL_FIELDS,
     **_SHAPE_FIELDS,
-    **{name: _RUN_FIELDS[name] for name in ("attention", "precision", "mode", "compile", "keep_graph", "l2")},
+    **{
+        name: _RUN_FIELDS[name]
+        for name in ("attention", "precision", "mode", "compile", "checkpoint", "keep_graph", "l2")
+    },
 }
 _RAN = ("attention_version", "tokens", "executed_d_head", "block_q", "block_k", "resident")
 # What a record is: the same in each of its rows. `record` is its position among the records given.
