@@ -46,22 +46,6 @@ def test_the_table_fits_80_columns(
     assert all(any(line.startswith(name) for line in lines) for name in rows)
 
 
-@pytest.mark.parametrize(
-    ("nvtx", "nsys", "loses_ranges"),
-    [
-        ("0.2.11", "2022.4.2", False),
-        ("0.2.12", "2022.4.2", True),
-        ("0.2.16", "2024.2.3", True),
-        ("0.2.16", "2024.4.1", False),
-        ("0.2.17", "2024.2.3", False),
-        ("0.2.16", "version unknown", False),
-        ("0.2.16", "not on PATH", False),
-    ],
-)
-def test_pairs_of_versions_that_lose_ranges_are_known(nvtx: str, nsys: str, loses_ranges: bool) -> None:
-    assert doctor.records_no_range(nvtx, nsys) is loses_ranges
-
-
 def tool(folder: Path, name: str, says: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / name
@@ -81,6 +65,46 @@ def test_nsys_needs_its_importer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     tool(tmp_path / "host-linux-x64", "QdstrmImporter", "")
     assert nsys.check() == {"check": "nsys", "state": "ok", "found": "2024.2.3.38", "remedy": None}
+
+
+needs_nsys = pytest.mark.skipif(nsys.problem() is not None, reason=f"no nsys that works: {nsys.problem()}")
+
+
+@needs_nsys
+def test_a_range_is_recorded_to_see_whether_nvtx_and_nsys_work_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("nvtx")
+    there = nsys.check()
+    assert doctor._nvtx(there)["found"].endswith(", recorded by nsys")
+
+    (tmp_path / "nvtx.py").write_text(
+        "push_range = pop_range = lambda *_: None\n"
+    )  # as good as 0.2.16 under nsys 2022.4
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    row = doctor._nvtx(there)
+    assert row["state"] == "problem"
+    assert row["found"].endswith(
+        f"does not work with nsys {there['found']}: the range that was emitted is not in the recording"
+    )
+    assert row["remedy"] == "pip install nvtx==0.2.11"
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        ("echo no room >&2; exit 1", "nsys profile failed: no room"),
+        ("exec sleep 60", "nsys profile did not end within 0.2 s"),
+    ],
+)
+def test_an_nsys_that_fails_or_hangs_is_told(
+    does: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nsys").write_text(f"#!/bin/sh\n{does}\n")
+    (tmp_path / "nsys").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(nsys, "PAIR_TIMEOUT_S", 0.2 if "sleep" in does else 30)
+    assert nsys.loses_ranges() == said
 
 
 def test_ncu_may_be_for_root_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ def run(args: Doctor) -> int:
     from cs_systems.profilers import nsys
 
     found_nsys = nsys.check()
-    rows = [_python(), *_asked_of_a_worker(), _nvtx(found_nsys["found"]), found_nsys, _ncu(), _folder(Path("runs"))]
+    rows = [_python(), *_asked_of_a_worker(), _nvtx(found_nsys), found_nsys, _ncu(), _folder(Path("runs"))]
     if args.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
@@ -87,23 +86,20 @@ def _asked_of_a_worker() -> Iterator[Row]:
         worker.close()
 
 
-def _nvtx(nsys: str) -> Row:
+def _nvtx(found_nsys: Row) -> Row:
+    """Some versions of the package record nothing under some of nsys: where both are there, one range is recorded."""
+    from cs_systems.profilers import nsys
+
+    remedy = "pip install nvtx==0.2.11"
     try:
         found = version("nvtx")
     except PackageNotFoundError:
-        return _row("nvtx", "not installed: ranges without a GPU have no names", "missing", "pip install nvtx==0.2.11")
-    if records_no_range(found, nsys):
-        return _row("nvtx", f"{found} records no range under nsys {nsys}", "problem", "pip install nvtx==0.2.11")
-    return _row("nvtx", found)
-
-
-def records_no_range(nvtx: str, nsys: str) -> bool:
-    """Whether this pair of versions was seen to lose every range: nvtx 0.2.12–0.2.16 under nsys 2022.4–2024.2."""
-    release = re.match(r"(\d+)\.(\d+)", nsys)
-    patch = re.fullmatch(r"0\.2\.(\d+)", nvtx)
-    if release is None or patch is None:
-        return False
-    return 12 <= int(patch[1]) <= 16 and (2022, 4) <= (int(release[1]), int(release[2])) <= (2024, 2)
+        return _row("nvtx", "not installed: ranges without a GPU have no names", "missing", remedy)
+    if found_nsys["state"] != "ok":
+        return _row("nvtx", found)
+    if reason := nsys.loses_ranges():
+        return _row("nvtx", f"{found} does not work with nsys {found_nsys['found']}: {reason}", "problem", remedy)
+    return _row("nvtx", f"{found}, recorded by nsys")
 
 
 def _ncu() -> Row:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 import shutil
+import sqlite3
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.analysis.nsys import EXPORT
+from cs_systems.analysis.nsys import EXPORT, PUSH_POP
 from cs_systems.profilers import Collected, ProfileLost, Profiler
 from cs_systems.profilers._tables import tables
 from cs_systems.record import Row, RunRecord
@@ -37,6 +40,7 @@ ON_CPU = (
     f"--nvtx-capture={CAPTURE}",
     "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",  # else only a registered string can begin a recording
 )
+PAIR_TIMEOUT_S = 30
 _REMEDY = "install Nsight Systems: apt install nsight-systems-cli, from NVIDIA's CUDA repository"
 
 
@@ -68,6 +72,33 @@ def version_of(program: str) -> str:
         return f"version unknown ({error})"
     number = re.search(r"\d{4}\.\d+(\.\d+)*", said)
     return number[0] if number else "version unknown"
+
+
+def loses_ranges() -> str | None:
+    """Why this nsys does not record a range of the package nvtx, found by recording one; None if it does. Seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        report, database, said = (Path(folder) / name for name in ("pair.nsys-rep", "pair.sqlite", "said"))
+        emit = [sys.executable, "-c", "import nvtx; nvtx.push_range('doctor'); nvtx.pop_range()"]
+        record = ["nsys", "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={report}", *emit]
+        for argv in (record, [*EXPORT, "-o", str(database), str(report)]):
+            try:
+                with said.open("w") as stream:  # a pipe would be waited for as long as anything holds it
+                    subprocess.run(argv, stdout=stream, stderr=stream, timeout=PAIR_TIMEOUT_S, check=True)
+            except subprocess.TimeoutExpired:
+                return f"{argv[0]} {argv[1]} did not end within {PAIR_TIMEOUT_S} s"
+            except subprocess.CalledProcessError:
+                return f"{argv[0]} {argv[1]} failed: {_last_line(said.read_text())}"
+        with closing(sqlite3.connect(database)) as opened:
+            count = f"SELECT count(*) FROM NVTX_EVENTS WHERE eventType = {PUSH_POP}"
+            try:
+                found = opened.execute(count).fetchone()[0]
+            except sqlite3.Error as error:
+                return f"its export cannot be read: {error}"
+    return None if found else "the range that was emitted is not in the recording"
+
+
+def _last_line(said: str) -> str:
+    return (said.strip().splitlines() or ["no message"])[-1]
 
 
 def problem() -> str | None:
@@ -107,8 +138,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
         raise ProfileLost("nsys left no report: worker.log beside the records has its last words")
     done = subprocess.run([*EXPORT, "-o", database, report], capture_output=True, text=True)
     if done.returncode or not database.is_file():
-        said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-        raise ProfileLost(f"nsys cannot export {report}: {said}")
+        raise ProfileLost(f"nsys cannot export {report}: {_last_line(done.stdout + done.stderr)}")
     results, warnings = tables(database, record)
     return Collected({"nsys": report, "sqlite": database}, results, warnings)
 
