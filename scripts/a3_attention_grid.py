@@ -12,11 +12,14 @@ No report to correct here; a cell that does not fit is a row with its predicted 
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from _attention import FLASH2, PYTORCH, QUICK, by_backend, calls, exponent, growth, speed_up
 from _study import Cell, Study, index, run
 
 from cs_systems.config import AttentionShape, Precision, RunConfig
 from cs_systems.report.table import render
+from cs_systems.stats import ratio_interval
 
 OURS = "flash_triton"
 BACKENDS = (OURS, PYTORCH, FLASH2)
@@ -67,20 +70,28 @@ def _growth(what: str, line: list[Cell]) -> str:
 
 
 def _crossover(cells: list[Cell]) -> list[str]:
-    """The lengths at which our kernel is faster than naive."""
+    """The lengths at which our kernel is faster than naive, and those at which it is not, by `compare`'s verdict."""
     by = index(cells, "attention", "precision", "d_head", "seq")
     said = []
     for precision, d_head in dict.fromkeys(key[1:3] for key in by if key[0] == OURS):
         ours, naive = (OURS, precision, d_head), (PYTORCH, precision, d_head)
         lengths = sorted(key[3] for key in by if key[:3] == ours and (*naive, key[3]) in by)
-        faster = [n for n in lengths if by[*ours, n]["median_s"] < by[*naive, n]["median_s"]]
-        if faster and faster == lengths[-len(faster) :]:
-            where = f"is faster than {PYTORCH} from length {faster[0]} on"
-        else:
-            at = f"only at length {', '.join(map(str, faster))}" if faster else "nowhere"
-            where = f"is faster than {PYTORCH} {at}"
-        said.append(f"{OURS} {precision} d_head {d_head} {where}")
+        verdicts = {n: _verdict(by[*naive, n], by[*ours, n]) for n in lengths}
+        found = "; ".join(f"{v} at length {_ranges(lengths, verdicts, v)}" for v in dict.fromkeys(verdicts.values()))
+        if found:
+            said.append(f"{OURS} {precision} d_head {d_head} against {PYTORCH}: {found}")
     return said
+
+
+def _verdict(baseline: Cell, cell: Cell) -> str:
+    a, b = (m.durations_s("step") for c in (baseline, cell) if (m := c.record.measurement))
+    return ratio_interval([[a]], [[b]]).verdict
+
+
+def _ranges(lengths: list[int], verdicts: dict[int, str], verdict: str) -> str:
+    """`128 to 1024, 4096`: neighbours among the measured lengths are taken together."""
+    runs = [[*run] for same, run in groupby(lengths, lambda n: verdicts[n] == verdict) if same]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 STUDY = Study(

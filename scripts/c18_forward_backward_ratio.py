@@ -16,7 +16,7 @@ The report found 1 : 2 for large alone and left the rest open. Here each row say
 from __future__ import annotations
 
 from _study import Cell, Study, bounded, index, row_table, run
-from c2_size_by_context import NO_LAG, SIZES, THE_REPORTS_LARGE, launch_bound_share, why_the_ratio
+from c2_size_by_context import NEAR_TWO, NO_LAG, SIZES, THE_REPORTS_LARGE, launch_bound_share, ratio, why_the_ratio
 
 from cs_systems.config import Mode, Precision, RunConfig, grid, preset
 from cs_systems.record import Row
@@ -45,7 +45,7 @@ def ratios(cells: list[Cell]) -> list[Row]:
             "batch": cell["batch_size"],
             "forward_s": cell["forward.median_s"],
             "backward_s": cell["backward.median_s"],
-            "ratio": cell["backward.median_s"] / cell["forward.median_s"],
+            "ratio": ratio(cell),
             "ratio of FLOPs": cell["backward.model_flops"] / cell["forward.model_flops"],
             "forward_submit_s": cell["forward.submit_median_s"],
             "forward_lag_s": cell["forward.lag_median_s"],
@@ -70,10 +70,10 @@ def explain(cells: list[Cell]) -> list[str]:
         more = by.get((size, precision, BATCHES[-1]))
         beside = ""
         if more and batch != BATCHES[-1]:
-            beside = f"; at batch {BATCHES[-1]} it is {more['backward.median_s'] / more['forward.median_s']:.2f} times"
+            beside = f"; at batch {BATCHES[-1]} it is {ratio(more):.2f} times"
         if not more or batch != BATCHES[-1]:
             said.append(f"{size} {precision} batch {batch}: {why_the_ratio(cell)}{beside}")
-    near = [cell for cell in by.values() if 1.8 <= cell["backward.median_s"] / cell["forward.median_s"] <= 2.2]
+    near = [cell for cell in by.values() if NEAR_TWO[0] <= ratio(cell) <= NEAR_TWO[1]]
     return [*said, f"{len(near)} of {len(by)} cells are within a tenth of 1 : 2"]
 
 

@@ -28,6 +28,7 @@ SIZES = ("small", "medium", "large", "xl", "2.7B")
 CONTEXTS = (128, 256, 512, 1024)
 PHASES = ("forward", "backward", "optimizer")
 THE_REPORTS_LARGE = preset("large", num_layers=32)
+NEAR_TWO = (1.8, 2.2)  # what forward's and backward's FLOPs lead to expect, within a tenth
 NO_LAG = "host and device are one here, so that nothing can be launch-bound: that part needs a GPU"
 
 
@@ -88,14 +89,26 @@ def explain(cells: list[Cell]) -> list[str]:
     return [*_launch_bound(cells), *_along_context(cells), *_layers(cells), *_drift(cells)]
 
 
+def ratio(cell: Cell) -> float:
+    """Backward's time over forward's."""
+    return float(cell["backward.median_s"] / cell["forward.median_s"])
+
+
 def why_the_ratio(cell: Cell) -> str:
-    """Backward over forward, and why it is not 2 where forward is launch-bound."""
-    said = f"backward takes {cell['backward.median_s'] / cell['forward.median_s']:.2f} times as long as forward"
+    """Backward over forward; and where the host is in it, how: as the ratio itself, or as forward's part of it."""
+    said = f"backward takes {ratio(cell):.2f} times as long as forward"
+    forward, backward = (human(cell[f"{phase}.submit_median_s"] or 0, "s") for phase in ("forward", "backward"))
     if not is_launch_bound(cell, "forward"):
         return said
-    submit, lag = cell["forward.submit_median_s"], cell["forward.lag_median_s"]
+    if is_launch_bound(cell, "backward"):
+        return (
+            f"{said}, which is the host's ratio, for both wait for it: it took {forward} and {backward} to submit them"
+        )
+    if ratio(cell) >= NEAR_TWO[0]:
+        return f"{said}, though forward is launch-bound"
+    lag = cell["forward.lag_median_s"]
     ended = f"the device ended {human(lag, 's')} later" if lag > 0 else "the device had ended by then"
-    return f"{said}, for forward is launch-bound: the host took {human(submit, 's')} to submit it, {ended}"
+    return f"{said}, for forward alone is launch-bound: the host took {forward} to submit it, {ended}"
 
 
 def _launch_bound(cells: list[Cell]) -> list[str]:
@@ -109,11 +122,10 @@ def _launch_bound(cells: list[Cell]) -> list[str]:
         free += [cell for cell in same if cell not in bound]
         if bound:
             where, first = ", ".join(str(cell["seq_len"]) for cell in bound), bound[0]
-            said.append(
-                f"{size} {precision}: launch-bound at context {where}: at {first['seq_len']} {why_the_ratio(first)}"
-            )
+            why = f"at {first['seq_len']} {why_the_ratio(first)}"
+            said.append(f"{size} {precision}: forward is launch-bound at context {where}: {why}")
     if free:
-        ratios = [cell["backward.median_s"] / cell["forward.median_s"] for cell in free]
+        ratios = [ratio(cell) for cell in free]
         said.append(
             f"in the {len(free)} cells that are not launch-bound in forward, backward takes {min(ratios):.2f} to "
             f"{max(ratios):.2f} times as long as forward"
