@@ -2,19 +2,21 @@
 
 Free when off: `annotate` then returns one shared null context. Modules are annotated from outside, by `instrument`; a
 `with annotate(...)` stands only around phases, and inside attention algorithms whose parts (scores, softmax, value) no
-module boundary shows.
+module boundary shows. Code that torch.compile generates says between its kernels what the next one belongs to: see
+`compiled_ranges`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 
 STEP = "step"  # the range around all phases of a step
+Label = tuple[str, ...]  # ranges that are open together, outermost first
 
 
 class Ranges(Protocol):
@@ -61,6 +63,45 @@ def listening(ranges: Ranges) -> Iterator[None]:
         yield
     finally:
         _listener = before
+
+
+class OpenLabel(threading.local):
+    """The label whose ranges are open in a thread."""
+
+    def __init__(self) -> None:
+        self.now: Label = ()
+
+    def switch(self, label: Label, ranges: Ranges) -> None:
+        """Leave open in this thread what `label` says: close what is not in it, open what is missing."""
+        common = 0
+        while common < min(len(self.now), len(label)) and self.now[common] == label[common]:
+            common += 1
+        for _ in self.now[common:]:
+            ranges.pop()
+        for name in label[common:]:
+            ranges.push(name)
+        self.now = label
+
+
+_of_compiled_code = OpenLabel()
+
+
+def mark(*label: str) -> None:
+    """What this thread runs from here on belongs to `label`. Compiled code calls it, between its kernels."""
+    if _listener is not None:
+        _of_compiled_code.switch(label, _listener)
+
+
+def closing_marks(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which marks, such that the last label ends with it, also where it raises."""
+
+    def closes(*args: Any) -> Any:
+        try:
+            return call(*args)
+        finally:
+            mark()
+
+    return closes
 
 
 class NvtxRanges:

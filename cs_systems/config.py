@@ -55,6 +55,8 @@ class Precision(StrEnum):
 
 
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "aot_eager")
+# What Inductor compiles to kernels that are launched one by one: a profile of it has layers.
+MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 OPTIMIZERS = ("default", "adamw", "adamw_foreach", "adamw_fused")
 ALIGNMENTS = ("upper_left", "lower_right")
 L2_STATES = ("clear", "warm")

@@ -16,7 +16,7 @@ from typing import Any
 
 from cs_systems import cost, peaks, plugins, validity
 from cs_systems import device as devices
-from cs_systems.config import ConfigError, RunConfig
+from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.device import Device, DeviceUnavailable
 from cs_systems.environment import environment
 from cs_systems.probes import Probes
@@ -167,21 +167,32 @@ def _visit(cell: _Cell, round: int, out: Path | None) -> None:
     probes = Probes(device)
     device.reset_peaks()
     region = _region(cell.workload, config, device, out)
-    cell.samples += measure(
-        cell.workload, device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes, region=region
-    )
+    with _compiling(config):
+        cell.samples += measure(
+            cell.workload, device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes,
+            region=region,
+        )  # fmt: skip
     cell.peaks.append((device.peak_allocated_bytes(), device.peak_reserved_bytes()))
 
 
 def _region(
     workload: Workload, config: RunConfig, device: Device, out: Path | None
 ) -> Callable[[], AbstractContextManager[object]]:
-    """What the profiler does around the timed steps. A workload's `model` is annotated, unless it is compiled."""
+    """What the profiler does around the timed steps. A workload's `model` has hooks, unless it is compiled."""
     if config.profiler == "none":
         return nullcontext
     assert out is not None
     model = getattr(workload, "model", None) if config.compile == "none" else None
     return partial(plugins.get("profilers", config.profiler).region, out, device, model)
+
+
+def _compiling(config: RunConfig) -> AbstractContextManager[None]:
+    """Around the steps, the first of which compiles: for a profiler, with the layers in the compiled code."""
+    if config.profiler == "none" or config.compile not in MARKED_COMPILE_MODES:
+        return nullcontext()
+    from cs_systems.compiled_ranges import marked_code  # loads the compiler
+
+    return marked_code()
 
 
 def _drop(cell: _Cell) -> None:

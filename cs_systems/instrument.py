@@ -7,7 +7,7 @@ thread in falling order of their numbers, so a hook is needed only where the ran
 (gradients that are added up, parameters' gradients) belongs to the node before it.
 
 A model under torch.compile is one function with one node: hooks on its modules would be compiled into it or break it
-apart, so that it has phases and no layers.
+apart. Its ranges are written into the code that is generated for it: see `compiled_ranges`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.autograd.graph import Node
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from cs_systems.annotate import STEP, Ranges, listening
+from cs_systems.annotate import STEP, Label, OpenLabel, Ranges, listening
 from cs_systems.config import Phase
 
 # Pattern of a module's path in the model → the name of its range.
@@ -44,7 +44,6 @@ RANGES = {
 # They are open around forward and say nothing about what backward belongs to; `loss` does.
 _NOT_OF_BACKWARD = {STEP, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
 _ACCUMULATES = 1 << 63  # autograd numbers the nodes that keep a parameter's gradient above all others
-Label = tuple[str, ...]
 
 
 def range_name(path: str) -> str | None:
@@ -100,7 +99,7 @@ def annotated(ranges: Ranges, model: nn.Module | None = None) -> Iterator[None]:
 class _OfThread(threading.local):
     def __init__(self) -> None:
         self.open: list[tuple[str, Label]] = []  # by annotate and the hooks of modules: (name, its label)
-        self.backward: Label = ()  # by the hooks of nodes
+        self.backward = OpenLabel()  # by the hooks of nodes
         # Nodes that this thread makes from number `numbers[i]` on belong to `labels[i]`.
         self.numbers: list[int] = []
         self.labels: list[Label] = []
@@ -162,17 +161,10 @@ class BackwardToo:
 
     def _switch(self, label: Label) -> None:
         """Leave open in this thread what `label` says: close what is not in it, open what is missing."""
-        now = self._thread.backward
-        if label and not now:  # who opens the first one sees to it that the last one is closed
+        open_here = self._thread.backward
+        if label and not open_here.now:  # who opens the first one sees to it that the last one is closed
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._switch(()))  # type: ignore[attr-defined]
-        common = 0
-        while common < min(len(now), len(label)) and now[common] == label[common]:
-            common += 1
-        for _ in now[common:]:
-            self._ranges.pop()
-        for name in label[common:]:
-            self._ranges.push(name)
-        self._thread.backward = label
+        open_here.switch(label, self._ranges)
 
 
 class _Roots(TorchFunctionMode):

@@ -10,15 +10,16 @@ from cs_systems.analysis.profile import profile
 from cs_systems.analysis.read import read
 from cs_systems.analysis.tables import ALL, TABLES, Ceilings, Costs, notes
 from cs_systems.analysis.trace import without_collector
-from cs_systems.config import ConfigError
+from cs_systems.config import MARKED_COMPILE_MODES, ConfigError
 from cs_systems.cost import PhaseCost
 from cs_systems.record import Caveat, Row, RunRecord
 
 STEADY = 3  # of the warm-up, so many last steps are taken for steady; the ones before them compile and allocate
-COMPILED = (
-    "the model was compiled as one function: its kernels have a phase, and no layer or part; profile it without "
-    "--compile to see those"
+UNMARKED = (
+    "compiled in this mode, the model runs as one function without a range inside: its kernels have a phase, and no "
+    "layer or part; profile it with --compile default, or without --compile, to see those"
 )
+FUSED = "a kernel that the compiler fused over several layers belongs to the one with most of its operators"
 
 
 def tables(recording: Path, record: RunRecord) -> tuple[dict[str, list[Row]], tuple[Caveat, ...]]:
@@ -45,8 +46,8 @@ def tables(recording: Path, record: RunRecord) -> tuple[dict[str, list[Row]], tu
         }
     ]
     said: list[tuple[str | None, str]] = [(None, note) for note in seen.notes]
-    if record.config["compile"] != "none":
-        said.append(("layers", COMPILED))
+    if record.run_config.compile != "none":
+        said.append(("layers", FUSED if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED))
     said += [(name, note) for name in TABLES for note in notes(name, seen, results[name])]
     results["notes"] = [{"table": name, "note": note} for name, note in said]
     return results | cost, ()

@@ -1,9 +1,10 @@
 """What share of the kernel time is given to a phase and to a layer, do both profilers say the same, and is it right?
 
-Method: one training step of each size, in fp32 with naive attention and in bf16 with sdpa_flash, recorded by nsys and
-by torch.profiler in a process each; with --compiled, under torch.compile. Of each recording: its coverage (the aim:
-over 98%, and over 90% compiled); of each pair: kernels of a step and shares of time by phase; of torch.profiler's: the
-share of kernel time that autograd's sequence numbers, the independent route, give to another layer.
+Method: one training step of each size, in fp32 with naive attention and in bf16 with sdpa_flash, eager and under
+torch.compile (--compile none default), recorded by nsys and by torch.profiler in a process each. Of each recording: its
+coverage (the aim: over 98%, and over 90% compiled); of each pair: kernels of a step and shares of time by phase; of
+torch.profiler's: the share of kernel time that autograd's sequence numbers, the independent route, give to another
+layer.
 Output: a markdown table on standard output; the records with all tables under --out, the recordings beside them
 (ignored by git). Committed: profiles/profile_coverage/.
 
@@ -24,7 +25,7 @@ from cs_systems.analysis.read import read
 from cs_systems.analysis.trace import without_collector
 from cs_systems.cli._sweep import print_progress
 from cs_systems.cli.profile import print_profile
-from cs_systems.config import RunConfig, describe, preset
+from cs_systems.config import COMPILE_MODES, RunConfig, describe, preset
 from cs_systems.record import RunRecord, read_records
 
 COLUMNS = (
@@ -33,12 +34,15 @@ COLUMNS = (
 )
 
 
-def cells(sizes: Sequence[str], context: int, steps: int, profilers: Sequence[str], compiled: bool) -> list[RunConfig]:
-    base = RunConfig(warmup=5, steps=steps, compile="default" if compiled else "none")
+def cells(
+    sizes: Sequence[str], context: int, steps: int, profilers: Sequence[str], compile_modes: Sequence[str]
+) -> list[RunConfig]:
+    base = RunConfig(warmup=5, steps=steps)
     models = [replace(preset(size), context_length=max(context, preset(size).context_length)) for size in sizes]
     runs = [
-        replace(base, model=model, seq_len=context, precision=precision, attention=attention)  # type: ignore[arg-type]
+        replace(base, model=model, seq_len=context, precision=precision, attention=attention, compile=mode)  # type: ignore[arg-type]
         for model in models
+        for mode in compile_modes
         for precision, attention in (("fp32", "naive"), ("bf16", "sdpa_flash"))
     ]
     return [replace(run, profiler=name) for run in runs for name in profilers]
@@ -81,10 +85,10 @@ def main() -> None:
     parser.add_argument("--context-length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--with", nargs="+", default=["nsys", "kineto"], dest="profilers")
-    parser.add_argument("--compiled", action="store_true", help="the model under torch.compile")
+    parser.add_argument("--compile", nargs="+", default=["none"], choices=COMPILE_MODES, dest="modes")
     parser.add_argument("--tables", action="store_true", help="print the tables of every recording too")
     args = parser.parse_args()
-    configs = cells(args.size, args.context_length, args.steps, args.profilers, args.compiled)
+    configs = cells(args.size, args.context_length, args.steps, args.profilers, args.modes)
     for _ in cs_systems.sweep(configs, out=args.out, on_progress=print_progress):
         pass
     records = read_records(args.out)[0]

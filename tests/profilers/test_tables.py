@@ -57,9 +57,13 @@ def test_both_profilers_give_the_same_tables(recording: Path) -> None:
     assert {note["table"] for note in results["notes"]} <= {None, *TABLES}
 
 
-def test_a_compiled_model_is_said_to_have_no_layers(recording: Path) -> None:
-    said = tables(recording, record(replace(CONFIG, compile="default")))[0]["notes"]
-    assert any("compiled as one function" in note["note"] for note in said if note["table"] == "layers")
+@pytest.mark.parametrize(
+    ("compile", "words"),
+    [("default", "fused over several layers belongs to"), ("reduce-overhead", "profile it with --compile default")],
+)
+def test_what_layers_mean_in_a_compiled_model_is_said(compile: str, words: str, recording: Path) -> None:
+    said = tables(recording, record(replace(CONFIG, compile=compile)))[0]["notes"]
+    assert any(words in note["note"] for note in said if note["table"] == "layers")
 
 
 def test_the_record_and_its_tables_survive_json_and_are_printed(
