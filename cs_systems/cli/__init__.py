@@ -25,6 +25,7 @@ COMMANDS = {
     "report": "show what was recorded: terminal, markdown, LaTeX, Typst, CSV, figures, one HTML page",
     "compare": "hold two recordings against each other: ratio, confidence interval, verdict",
     "analyze": "read what nsys or torch.profiler recorded: kernels, phases, layers, idle time",
+    "snapshot": "read a CUDA memory snapshot of PyTorch: the peak, what takes it, where it was allocated",
     "doctor": "say what works on this machine, what does not, and the command that would fix it",
 }
 EXIT_MALFORMED = 2

@@ -1,14 +1,16 @@
-"""A table of a recording for a person, as wide as the terminal."""
+"""The tables of a recording for a person, as wide as the terminal."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from cs_systems.record import Row
 from cs_systems.report.profile_tables import says_something
 
+Part = tuple[str, list[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 BESIDE_NAME = 52  # columns of a terminal that the rest of the kernels' table takes
 
 
@@ -32,6 +34,22 @@ def table_text(
         room = max(24, (width or 80) - BESIDE_NAME) if format == "terminal" else 200
         readable = [row | {"kernel": _within(short_name(row["kernel"]), room)} for row in readable]
     return render_rows(readable, format, caption, notes, shown, width, color=seen)
+
+
+def document_text(format: str, heading: Sequence[str], parts: Sequence[Part]) -> list[str]:
+    """The tables under the heading: as lines of its own on a terminal, else as notes, which every format escapes."""
+    from cs_systems.report.columns import plain
+    from cs_systems.report.formats import DEFAULT_WIDTH
+
+    if format == "terminal":
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else DEFAULT_WIDTH
+        lines = [plain(heading[0]), *(textwrap.fill(plain(line), width) for line in heading[1:])]
+        return ["\n".join(lines) + "\n", *(table_text(*part, format=format) for part in parts)]
+    first, *rest = parts
+    return [
+        table_text(*first[:3], [*heading, *first[3]], format=format),
+        *(table_text(*part, format=format) for part in rest),
+    ]
 
 
 def _within(name: str, room: int) -> str:

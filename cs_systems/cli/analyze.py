@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional
-from cs_systems.cli._tables import table_text
+from cs_systems.cli._tables import Part, document_text
 from cs_systems.config import ConfigError, one_of
-from cs_systems.record import Row
 from cs_systems.report.profile_tables import CAPTIONS, SHOWN
 
 if TYPE_CHECKING:
     from cs_systems.analysis.profile import Profile
 
-Part = tuple[str, list[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 COMPARED = {"phases": "phase", "families": "family", "layers": "layer"}
 
 
@@ -66,7 +64,7 @@ def run(args: Analyze) -> int:
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
     from cs_systems.analysis.tables import NO_COSTS, TABLES, notes
 
-    parts = []
+    parts: list[Part] = []
     for name in tables:
         rows = TABLES[name](profile, NO_COSTS)
         said = notes(name, profile, rows)
@@ -78,7 +76,7 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
             said.append(f"{len(rows) - top} more step(s): show more with --top")
         rows = rows[:top] if name in ("kernels", "steps") else rows
         parts.append((CAPTIONS[name], rows, SHOWN[name], said))
-    return _document(args, _heading(profile), parts)
+    return document_text(args.format, _heading(profile), parts)
 
 
 def _heading(profile: Profile) -> list[str]:
@@ -100,17 +98,4 @@ def _comparison(args: Analyze, tables: Sequence[str], a: Profile, b: Profile) ->
         titles = {by: by, "a_s": "A", "b_s": "B", "difference_s": "B − A", "share": "of A's time"}
         parts.append((f"kernel time of a step by {by}, B against A", difference(a, b, by), titles, []))
     parts[-1][-1].extend(doubts(a, b))
-    return _document(args, [f"A: {a.recording.source}", f"B: {b.recording.source}"], parts)
-
-
-def _document(args: Analyze, heading: list[str], parts: Sequence[Part]) -> list[str]:
-    """The tables under the heading: as lines of its own on a terminal, else as notes, which every format escapes."""
-    from cs_systems.report.columns import plain
-
-    if args.format == "terminal":
-        return ["\n".join(map(plain, heading)) + "\n", *(table_text(*part, format=args.format) for part in parts)]
-    first, *rest = parts
-    return [
-        table_text(*first[:3], [*heading, *first[3]], format=args.format),
-        *(table_text(*part, format=args.format) for part in rest),
-    ]
+    return document_text(args.format, [f"A: {a.recording.source}", f"B: {b.recording.source}"], parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -167,3 +168,25 @@ def with_blocks(kineto_events: list[Event]) -> list[Event]:
             where = {"ts": start - 0.5, "dur": stop - start - 1.0}
             added.append(forward | where | {"name": f"block {number}"})
     return [*kineto_events, *added]
+
+
+@pytest.fixture(scope="session")
+def snapshot_path() -> Path:
+    return DATA / "snapshot_h200_step.pickle.gz"
+
+
+@pytest.fixture(scope="session")
+def snapshot_data(snapshot_path: Path) -> Event:
+    """The real snapshot as PyTorch's own pickle, read without care: it is ours."""
+    data: Event = pickle.loads(gzip.decompress(snapshot_path.read_bytes()))
+    return data
+
+
+@pytest.fixture
+def write_snapshot(tmp_path: Path) -> Callable[..., Path]:
+    def write(data: object, name: str = "made.pickle") -> Path:
+        path = tmp_path / name
+        path.write_bytes(pickle.dumps(data))
+        return path
+
+    return write

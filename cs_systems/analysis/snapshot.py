@@ -1,0 +1,354 @@
+"""A CUDA memory snapshot of PyTorch from its file: `read(path) -> Snapshot`. Floor 0.
+
+Reads what `torch.cuda.memory._dump_snapshot()` writes, or any pickle of `_snapshot()`, by whatever version. The file is
+data from outside: the unpickler refuses every global, so that nothing in it can run. What an older PyTorch did not
+record is missing from the answer, and `missing` says what.
+
+A recorder may leave a JSON beside the pickle, `FILE.json` for FILE, that tells what only it can know:
+
+    {"schema_version": 1,
+     "config": RunConfig.to_dict() or null,
+     "max_allocated_bytes": torch.cuda.max_memory_allocated() since recording began, or null,
+     "tensors": [{"kind": "parameter", "name": "layers.0.ffn.w1.weight", "address": 139838862917632, "bytes": 1048576,
+                  "shape": [1024, 256], "dtype": "float32", "device": 0}, …]}
+
+with one entry for each tensor of the model that is alive when the snapshot is taken; `kind` is a key of TENSOR_KINDS,
+`address` its `data_ptr()`, `name` the parameter's in the model (of optimizer state `name/exp_avg`). Phases and layers
+travel in the snapshot itself: a `record_function` range that is named as `analysis.names` reads it (`forward`,
+`backward`, `block 3`) stands in `external_annotations` if `_record_memory_history` is told `global_record_annotations`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from cs_systems.config import ConfigError, RunConfig
+
+GZIP_MAGIC, PICKLE_MAGIC = b"\x1f\x8b", b"\x80"
+MEMORY_PER_FILE_BYTE = 6  # bytes of Python objects that a byte of a pickled snapshot becomes, at most
+SIDECAR_VERSION = 1
+TENSOR_KINDS = ("parameter", "gradient", "optimizer_state", "buffer", "input")
+ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "other")
+# Expandable segments grow and shrink by these; for what is reserved they are segments that come and go.
+_SAME_AS = {"segment_map": "segment_alloc", "segment_unmap": "segment_free", "free": "free_completed"}
+_CODES = {name: ACTIONS.index(_SAME_AS.get(name, name)) for name in (*ACTIONS[:-1], *_SAME_AS)}
+OTHER = ACTIONS.index("other")
+
+
+class Frame(NamedTuple):
+    """A line of a stack; the innermost comes first."""
+
+    file: str
+    line: int
+    function: str
+
+
+Stack = tuple[Frame, ...]
+
+
+class Block(NamedTuple):
+    """A piece of a segment. `bytes` is what the allocator gave, `requested_bytes` what was asked for."""
+
+    address: int
+    bytes: int
+    requested_bytes: int | None  # None: not recorded
+    state: str  # "active_allocated", "active_pending_free" or "inactive"
+    stack: int
+
+
+class Segment(NamedTuple):
+    """Memory that the allocator got from the device in one piece, and its blocks by address."""
+
+    address: int
+    bytes: int
+    pool: str  # "small" or "large"
+    stream: int
+    expandable: bool
+    private: bool  # of a memory pool of its own, as a CUDA graph has
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Events:
+    """What the allocator did, in order, as columns. `stack` counts in `Snapshot.stacks`."""
+
+    action: array[int]  # index in ACTIONS
+    address: array[int]
+    bytes: array[int]  # as requested; of a segment its size
+    time_us: array[int]  # empty where not recorded
+    stack: array[int]
+    device_free_bytes: dict[int, int]  # event → what the device had left, of an `oom`
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+class Annotation(NamedTuple):
+    """A named range begins or ends, by the clock of the events."""
+
+    time_us: int
+    begins: bool
+    name: str
+
+
+class Tensor(NamedTuple):
+    """A tensor that the recorder named."""
+
+    kind: str
+    name: str
+    address: int
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """What the recorder left beside the snapshot."""
+
+    config: RunConfig | None
+    max_allocated_bytes: int | None
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One device's part of a snapshot. `stacks[0]` is the empty one: not recorded. `missing`: what is not known."""
+
+    source: str
+    device: int
+    devices: tuple[int, ...]  # all in the file
+    segments: tuple[Segment, ...]  # by address
+    events: Events
+    stacks: tuple[Stack, ...]
+    annotations: tuple[Annotation, ...]
+    settings: Mapping[str, Any]
+    sidecar: Sidecar | None
+    missing: tuple[str, ...]
+
+
+class _Refusing(pickle.Unpickler):
+    """Makes numbers, texts, lists, tuples and dictionaries, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise _Refused(f"{module}.{name}")
+
+    def persistent_load(self, id: Any) -> NoReturn:
+        raise _Refused(f"a persistent id ({str(id)[:80]!r})")
+
+
+class _Refused(Exception):
+    """What the pickle asked for."""
+
+
+def read(path: Path, device: int | None = None) -> Snapshot:
+    """The snapshot in a file, gzipped or not. `device`: the one to read, where there are several.
+
+    Raises ConfigError, which says what is wrong and what to do about it.
+    """
+    data = _load(path)
+    if isinstance(data, list):  # of torch.cuda.memory_snapshot()
+        data = {"segments": data}
+    if not isinstance(data, dict) or not {"segments", "device_traces"} & {*data}:
+        raise ConfigError(f"{path} is a pickle, but no memory snapshot: write one with {_HOW}")
+    try:
+        return _snapshot(path, data, device)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is no snapshot as PyTorch writes it: {type(error).__name__}: {error}") from None
+
+
+_HOW = "torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps"
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give the file of a snapshot")
+    with path.open("rb") as file:
+        head = file.read(2)
+    if not head:
+        raise ConfigError(f"{path} is empty: the snapshot was not written; was there room on the disk?")
+    zipped = head == GZIP_MAGIC
+    if not zipped and head[:1] != PICKLE_MAGIC:
+        raise ConfigError(f"{path} is not a pickle: write a memory snapshot with {_HOW}")
+    _refuse_beyond_memory(path)
+    try:
+        with gzip.open(path) if zipped else path.open("rb") as file:
+            return _Refusing(file).load()
+    except _Refused as refused:
+        raise ConfigError(
+            f"{path} was refused: it asks for {refused}, as a pickle that runs code does. A memory snapshot holds "
+            "numbers, texts, lists and dictionaries alone; nothing of it was run"
+        ) from None
+    except (EOFError, MemoryError) as error:
+        why = "is cut off" if isinstance(error, EOFError) else "does not fit into this machine's memory"
+        raise ConfigError(f"{path} {why}: dump it again, with fewer events (max_entries) if room is short") from None
+    except Exception as error:  # a malformed pickle may raise anything
+        cut = "is cut off" if "truncated" in str(error) else f"is a damaged pickle ({error})"
+        raise ConfigError(f"{path} {cut}: dump it again, with fewer events (max_entries) if room is short") from None
+
+
+def _refuse_beyond_memory(path: Path) -> None:
+    """An unpickled snapshot is several times its file: better no answer than a machine that swaps."""
+    needed, available = path.stat().st_size * MEMORY_PER_FILE_BYTE, _available_bytes()
+    if available is not None and needed > max(available, 2**30):
+        raise ConfigError(
+            f"{path} is {path.stat().st_size / 2**30:.1f} GiB and would need about {needed / 2**30:.0f} GiB of memory, "
+            f"of which {available / 2**30:.0f} GiB are free: record fewer events (max_entries), or read it on a "
+            "machine with more memory"
+        )
+
+
+def _available_bytes() -> int | None:
+    """What Linux says can be had without swapping, None elsewhere."""
+    meminfo = Path("/proc/meminfo")
+    lines = meminfo.read_text().splitlines() if meminfo.is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _snapshot(path: Path, data: dict[str, Any], device: int | None) -> Snapshot:
+    segments, traces = data.get("segments") or [], data.get("device_traces") or []
+    devices = sorted({s.get("device", 0) for s in segments} | {n for n, trace in enumerate(traces) if trace})
+    if not devices:
+        raise ConfigError(
+            f"{path} holds no memory of a CUDA device: on a CPU PyTorch records none; on a GPU, call {_HOW}"
+        )
+    if device is None and len(devices) > 1:
+        raise ConfigError(f"{path} holds {len(devices)} devices: choose one with --device {_listed(devices)}")
+    if device is not None and device not in devices:
+        raise ConfigError(f"{path} holds no device {device}: choose --device {_listed(devices)}")
+    device = devices[0] if device is None else device
+    stacks = _Stacks()
+    made = tuple(_segment(s, stacks) for s in segments if s.get("device", 0) == device)
+    trace = traces[device] if device < len(traces) else []
+    events = _events(trace, stacks)
+    annotations = data.get("external_annotations") or []
+    return Snapshot(
+        source=str(path),
+        device=device,
+        devices=tuple(devices),
+        segments=tuple(sorted(made)),
+        events=events,
+        stacks=tuple(stacks.known),
+        annotations=tuple(sorted(map(_annotation, _of_device(annotations, device)), key=lambda a: a.time_us)),
+        settings=data.get("allocator_settings") or {},
+        sidecar=_sidecar(Path(f"{path}.json"), device),
+        missing=tuple(_missing(data, segments, events, len(stacks.known) > 1)),
+    )
+
+
+def _listed(devices: Sequence[int]) -> str:
+    return " or ".join(map(str, devices))
+
+
+class _Stacks:
+    """Gives each distinct stack a number. PyTorch shares the frames' dictionaries: most are known by identity."""
+
+    def __init__(self) -> None:
+        self.known: list[Stack] = [()]
+        self._by_content: dict[Stack, int] = {(): 0}
+        self._by_identity: dict[tuple[int, ...], int] = {(): 0}
+        self._kept: list[Any] = []  # what is known by identity must stay, or another takes its place
+
+    def number(self, frames: Sequence[Mapping[str, Any]]) -> int:
+        identity = tuple(map(id, frames))
+        number = self._by_identity.get(identity)
+        if number is None:
+            stack = tuple(Frame(str(f["filename"]), int(f["line"]), str(f["name"])) for f in frames)
+            number = self._by_content.get(stack)
+            if number is None:
+                number = self._by_content[stack] = len(self.known)
+                self.known.append(stack)
+            self._by_identity[identity] = number
+            self._kept.append(frames)
+        return number
+
+
+def _segment(segment: Mapping[str, Any], stacks: _Stacks) -> Segment:
+    address = segment["address"]
+    blocks, at = [], address
+    for block in segment["blocks"]:
+        history = block.get("history") or [{}]  # of PyTorch 2.0
+        frames = block.get("frames") or history[0].get("frames") or ()
+        requested = block.get("requested_size", history[0].get("real_size"))
+        state = "active_pending_free" if block["state"] == "active_awaiting_free" else block["state"]
+        blocks.append(Block(block.get("address", at), block["size"], requested, state, stacks.number(frames)))
+        at += block["size"]
+    private = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+    return Segment(
+        *(address, segment["total_size"], segment.get("segment_type", "large"), segment.get("stream", 0)),
+        *(segment.get("is_expandable", False), private, tuple(blocks)),
+    )
+
+
+def _events(trace: list[Any], stacks: _Stacks) -> Events:
+    """The events as columns. Each is let go of as it is read, for there may be millions."""
+    action, stack = array("b"), array("i")
+    address, size, time_us = array("q"), array("q"), array("q")
+    device_free_bytes: dict[int, int] = {}
+    number = stacks.number
+    timed = bool(trace) and all("time_us" in event for event in (trace[0], trace[-1]))
+    for index, event in enumerate(trace):
+        action.append(_CODES.get(event["action"], OTHER))
+        address.append(event.get("addr", 0))
+        size.append(event.get("size", 0))
+        stack.append(number(event.get("frames") or ()))
+        if timed:
+            time_us.append(event["time_us"])
+        if "device_free" in event:
+            device_free_bytes[index] = event["device_free"]
+        trace[index] = None
+    return Events(action, address, size, time_us, stack, device_free_bytes)
+
+
+def _of_device(annotations: Iterable[Mapping[str, Any]], device: int) -> Iterable[Mapping[str, Any]]:
+    return (a for a in annotations if a.get("device", device) in (device, -1))
+
+
+def _annotation(annotation: Mapping[str, Any]) -> Annotation:
+    return Annotation(int(annotation["time_us"]), annotation["stage"] == "START", str(annotation["name"]))
+
+
+def _missing(data: Mapping[str, Any], segments: Sequence[Any], events: Events, stacks: bool) -> Iterable[str]:
+    if not segments:
+        yield "no segments: what was allocated before recording began is missing from every number, and fragmentation"
+    elif not all("requested_size" in b or "history" in b for s in segments for b in s["blocks"]):
+        yield "no requested sizes of blocks (an older PyTorch): what rounding wastes is not known"
+    if not len(events):
+        yield f"no events: the peak and the timeline are not known, only what was allocated at the end; call {_HOW}"
+    elif not events.time_us:
+        yield "no times of events (an older PyTorch): the timeline counts events"
+    if not stacks:
+        yield "no stacks (context=None, or an older PyTorch): where memory was allocated, and what for, is not known"
+    if "external_annotations" not in data:
+        yield "no annotations (an older PyTorch): phases are told by stacks alone"
+
+
+def _sidecar(path: Path, device: int) -> Sidecar | None:
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text())
+        if data["schema_version"] != SIDECAR_VERSION:
+            raise ConfigError(f"{path} has version {data['schema_version']}, this reads {SIDECAR_VERSION}: update one")
+        of_device = [t for t in data["tensors"] if t.get("device", 0) == device]
+        tensors = tuple(
+            Tensor(str(t["kind"]), str(t["name"]), int(t["address"]), int(t["bytes"]), tuple(t["shape"]), t["dtype"])
+            for t in of_device
+        )
+        if unknown := {t.kind for t in tensors} - {*TENSOR_KINDS}:
+            raise ConfigError(f"{path} names a tensor's kind {unknown.pop()!r}: known are {', '.join(TENSOR_KINDS)}")
+        config = RunConfig.from_dict(data["config"]) if data.get("config") else None
+        return Sidecar(config, data.get("max_allocated_bytes"), tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is not what a recorder leaves beside a snapshot: remove it ({error})") from None

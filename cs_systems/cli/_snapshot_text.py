@@ -1,0 +1,93 @@
+"""What is said of a memory snapshot beside its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cs_systems.analysis.allocations import BEFORE
+from cs_systems.analysis.memory_categories import UNKNOWN, Attribution
+from cs_systems.analysis.tensor_names import TensorNames
+from cs_systems.record import Row
+from cs_systems.report.units import human
+
+
+def heading(found: Attribution, names: TensorNames) -> list[str]:
+    """What the snapshot is, its peak, and what is not known or was inferred."""
+    replay = found.replay
+    snapshot = replay.snapshot
+    of = f" of {', '.join(map(str, snapshot.devices))}" if len(snapshot.devices) > 1 else ""
+    return [
+        f"{snapshot.source} · device {snapshot.device}{of} · {_events(found)} · {len(snapshot.segments)} segments",
+        _peak(found),
+        *_out_of_memory(found),
+        *_sidecar(found),
+        *(f"missing: {what}" for what in snapshot.missing),
+        *replay.doubts,
+        *found.notes,
+        *([names.note] if names.note else []),
+    ]
+
+
+def _events(found: Attribution) -> str:
+    events = found.replay.snapshot.events
+    during = human((events.time_us[-1] - events.time_us[0]) / 1e6, "s") if events.time_us else None
+    return f"{len(events):,} events" + (f" in {during}" if during else "")
+
+
+def _peak(found: Attribution) -> str:
+    replay = found.replay
+    event, events = replay.peak_event, replay.snapshot.events
+    when = "before the first event"
+    if event > BEFORE:
+        phase = found.places[event].phase
+        at = (
+            f", {human((events.time_us[event] - events.time_us[0]) / 1e6, 's')} after the first"
+            if events.time_us
+            else ""
+        )
+        when = f"at event {event:,}{at}" + (f", in {phase}" if phase else "")
+    reserved = replay.reserved_bytes[-1][1]
+    over = f"; reserved {human(reserved, 'bytes')} at the end" if replay.snapshot.segments else ""
+    return f"peak {human(replay.peak_bytes, 'bytes')} ({replay.peak_bytes:,} bytes) {when}{over}"
+
+
+def _out_of_memory(found: Attribution) -> list[str]:
+    return [
+        f"out of memory at event {oom.event:,}: {human(oom.requested_bytes, 'bytes')} asked for, "
+        + (f"{human(oom.device_free_bytes, 'bytes')} free on the device, " if oom.device_free_bytes is not None else "")
+        + f"{human(oom.allocated_bytes, 'bytes')} allocated"
+        for oom in found.replay.out_of_memory
+    ]
+
+
+def _sidecar(found: Attribution) -> list[str]:
+    sidecar = found.replay.snapshot.sidecar
+    if sidecar is None or sidecar.max_allocated_bytes is None:
+        return []
+    off = sidecar.max_allocated_bytes - found.replay.peak_bytes
+    if not off:
+        return ["torch.cuda.max_memory_allocated() said the same, to the byte"]
+    return [
+        f"torch.cuda.max_memory_allocated() said {sidecar.max_allocated_bytes:,} bytes, {off:+,}: its peak was not "
+        "within what was recorded"
+    ]
+
+
+def notes(name: str, found: Attribution, rows: Sequence[Row]) -> list[str]:
+    """What must be said under a table."""
+    if name == "composition":
+        unknown = sum(row["bytes"] for row in rows if row["category"] == UNKNOWN)
+        rounding = sum(row["rounding_bytes"] for row in rows)
+        whole = sum(row["bytes"] for row in rows)
+        said = f"together {whole:,} bytes, the peak; {unknown:,} of them unknown"
+        return [f"{said}; {human(rounding, 'bytes')} of it nobody asked for: the allocator rounds up"]
+    if name == "fragmentation" and rows:
+        idle = sum(row["reserved_bytes"] - row["allocated_bytes"] for row in rows)
+        return [f"{human(idle, 'bytes')} reserved and not allocated; empty_cache() would return the empty segments"]
+    return []
+
+
+def difference_notes(a: Attribution, b: Attribution) -> list[str]:
+    left, right = a.replay.peak_bytes, b.replay.peak_bytes
+    sign = "−" if right < left else "+"
+    return [f"the peaks: {left:,} and {right:,} bytes, {sign}{human(abs(right - left), 'bytes')}"]

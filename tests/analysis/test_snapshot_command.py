@@ -1,0 +1,149 @@
+"""`cs-systems snapshot` as a user meets it: what it prints, in which formats, and how it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems.analysis.memory_tables import TABLES
+from cs_systems.cli import main
+from cs_systems.report.snapshot_tables import CAPTIONS, DIFFERENT, SHOWN
+
+from .caching_allocator import CachingAllocator
+
+Write = Callable[..., Path]
+
+
+def snapshot(*words: object) -> int:
+    return main(["snapshot", *map(str, words)])
+
+
+def test_the_tables_are_known_everywhere() -> None:
+    assert [*TABLES] == [*SHOWN] == [*CAPTIONS]
+
+
+def test_it_prints_every_table_in_80_columns(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert snapshot(snapshot_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    wide = [line for line in lines[1:] if len(line) > 80]
+    assert wide == []
+    assert lines[0] == f"{snapshot_path} · device 0 · 1,356 events in 10.4 ms · 47 segments"
+    assert lines[1].startswith("peak 204 MiB (213,795,840 bytes) at event 161")
+    assert {*CAPTIONS.values()} <= {*lines}
+    assert any("together 213,795,840 bytes, the peak; 0 of them unknown" in line for line in lines)
+
+
+@pytest.mark.parametrize("table", [*SHOWN])
+def test_csv_holds_one_whole_table(snapshot_path: Path, capsys: pytest.CaptureFixture[str], table: str) -> None:
+    assert snapshot(snapshot_path, "--table", table, "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {*SHOWN[table]} <= {*rows[0]}
+    if table == "composition":
+        assert sum(int(row["bytes"]) for row in rows) == 213_795_840
+    if table == "segments":
+        assert len(rows) == 47
+
+
+@pytest.mark.parametrize(
+    ("format", "sign"), [("markdown", "| what"), ("latex", r"\begin{table}"), ("typst", "#figure(")]
+)
+def test_documents_hold_the_heading(
+    snapshot_path: Path, capsys: pytest.CaptureFixture[str], format: str, sign: str
+) -> None:
+    assert snapshot(snapshot_path, "--table", "composition", "--format", format) == 0
+    out = capsys.readouterr().out
+    assert sign in out
+    assert "213,795,840" in out
+
+
+def test_the_long_tables_can_be_longer(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert snapshot(snapshot_path, "--table", "segments", "--top", "3") == 0
+    assert "44 more row(s): show more with --top" in capsys.readouterr().out
+
+
+def test_two_are_held_against_each_other(
+    snapshot_path: Path, write_snapshot: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allocator = CachingAllocator(recording=True)
+    allocator.alloc(1024)
+    other = write_snapshot(allocator.snapshot())
+    assert snapshot(snapshot_path, other) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"A: {snapshot_path}\nB: {other}\n")
+    assert out.count("the peaks: 213,795,840 and 1,024 bytes, −204 MiB") == len(DIFFERENT)
+    assert snapshot(snapshot_path, other, "--table", "top") == 2
+    assert "unknown table of a comparison 'top': known: category, layer, site" in capsys.readouterr().err
+
+
+def test_what_a_stack_says_is_data(write_snapshot: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = {"filename": "<script>\x1b[31m\n| fake | row |.py", "line": 1, "name": "<b>\x1b[2J"}
+    allocator = CachingAllocator(recording=True)
+    allocator.alloc(1024, (evil,))
+    path = write_snapshot(allocator.snapshot())
+    for format in ("terminal", "markdown", "latex", "typst"):
+        assert snapshot(path, "--format", format) == 0
+        out = capsys.readouterr().out
+        assert "\x1b" not in out
+        assert "\n| fake" not in out
+        assert "<script>" not in out or format != "markdown"
+
+
+def test_a_running_out_of_memory_and_what_is_missing_are_told(
+    write_snapshot: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events: list[Any] = [
+        {"action": "alloc", "addr": 512, "size": 2048, "frames": []},
+        {"action": "oom", "size": 3 * 2**30, "device_free": 2**20, "frames": []},
+    ]
+    assert snapshot(write_snapshot({"device_traces": [events]})) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "out of memory at event 1: 3.00 GiB asked for, 1.00 MiB free on the device, 2.00 KiB allocated" in out
+    assert "missing: no segments" in out
+    assert "missing: no stacks" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--table", "peak"], "unknown table 'peak': known: composition"),
+        (["--top", "0"], "--top 0: it must be at least 1"),
+        (["--format", "csv"], "CSV holds one table: choose it with --table"),
+        (["--size", "huge"], "unknown size 'huge'"),
+        (["--size", "large"], "no tensor of large's embedding, attention and feed-forward is in it"),
+        (["--device", "3"], "holds no device 3: choose --device 0"),
+    ],
+)
+def test_a_malformed_request_exits_2(
+    snapshot_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert snapshot(snapshot_path, *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+
+
+def test_a_file_that_is_none_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "file.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": []}))
+    assert snapshot(path) == 2
+    assert "holds no memory of a CUDA device" in capsys.readouterr().err
+
+
+def test_it_needs_neither_torch_nor_pandas(snapshot_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from cs_systems.analysis import allocations, snapshot, tensor_names; "
+        "from cs_systems.analysis import memory_categories, memory_tables; "
+        "made = memory_categories.attribute(allocations.replay(snapshot.read(Path(sys.argv[1])))); "
+        "[table(made, tensor_names.tensor_names(made)) for table in memory_tables.TABLES.values()]; "
+        "print([name for name in ('torch', 'pandas', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(snapshot_path)], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
