@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 
 FORMS = "none, every:K, blocks:0,2,5-7, selective:attention, selective:matmul, nested:K:k"
 SELECTIVE = ("attention", "matmul")
+# Backends whose attention is one operator of torch's, the output of which can be kept.
+ONE_OPERATOR = ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from cs_systems.checkpoint_plan import Segment, items, segments
+from cs_systems.checkpoint_plan import ONE_OPERATOR, Segment, items, segments
 
-# Backends whose attention is one operator, the output of which can be kept by name.
-ONE_OPERATOR = ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
 _ATTENTION = (
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",

@@ -1,18 +1,19 @@
-"""The memory that a step or an attention call needs, by formula: what is alive at each moment at which it may peak.
+"""The memory that a training step needs, by formula: what is alive at each moment at which it may peak.
 
-Counts the tensors that eager PyTorch holds: no fragmentation, no rounding of the allocator (512 bytes each), no cuBLAS
-workspace (8 or 32 MiB a handle and stream), no CUDA context, and nothing for the moment inside a norm, which is below
+Counts the tensors that eager PyTorch holds, and of a step on CUDA what PyTorch's allocator counts beside them: cuBLAS's
+workspaces, and the rest of a block that is too small to be split off (`rounding`). No constant in here is fitted to a
+measurement. Left out: fragmentation (reserved but free), the CUDA context, and the moment inside a norm, which is below
 the loss's unless the vocabulary is smaller than the model is wide. torch.compile keeps less than is predicted here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from cs_systems.checkpoint_plan import Segment, items, segments
-from cs_systems.config import AttentionShape, Mode, Precision, RunConfig
+from cs_systems.config import Mode, Phase, Precision, RunConfig
 from cs_systems.cost import (
     COMPUTE_BYTES,
     PARAMETER_BYTES,
@@ -22,6 +23,10 @@ from cs_systems.cost import (
 )
 
 Components = dict[str, int]
+MIB = 2**20
+# PyTorch gives cuBLAS so much for each thread that calls it on a GPU of compute capability 9.0 or newer, and 8.1 MiB on
+# older ones (aten/src/ATen/cuda/CublasHandlePool.cpp). Forward and backward run in a thread each.
+CUBLAS_WORKSPACE_BYTES = 32 * MIB
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,9 @@ class _Kept:
         return _Kept(self.activations + other.activations, self.scores + other.scores, self.copies + other.copies)
 
 
+_NOTHING = _Kept()
+
+
 def step_memory(config: RunConfig, algorithm: AttentionAlgorithm) -> MemoryPrediction:
     """What a step of `config` (a training step of BasicTransformerLM, or its first phases) needs at its peak."""
     step = _Step(config, algorithm)
@@ -69,55 +77,61 @@ def step_memory(config: RunConfig, algorithm: AttentionAlgorithm) -> MemoryPredi
         moments |= {"loss": step.loss()} | step.backward()
     if config.mode is Mode.TRAIN_STEP:
         moments["optimizer"] = step.update()
-    return MemoryPrediction(moments, step.largest_allocation())
+    threads = 1 if config.mode is Mode.FORWARD else 2
+    return MemoryPrediction(
+        {name: step.on_device(alive, threads) for name, alive in moments.items()}, step.largest_allocation()
+    )
 
 
-def attention_memory(
-    shape: AttentionShape, mode: Mode, dtype_bytes: int, algorithm: AttentionAlgorithm, *, packed: bool = False
-) -> MemoryPrediction:
-    """What one attention call needs at its peak, its inputs included, outside autocast.
+@dataclass(frozen=True)
+class PhaseMemory:
+    """`step` counts from 1; step 0 has one phase, `built`. Bytes alive when the phase ends, by component; its peak."""
 
-    mode: `forward` keeps no graph; `backward` runs over a graph that it retains.
-    packed: q, k and v are views of one (batch, seq, 3, heads, d_head) tensor: products over a full matrix copy them,
-        and their gradients are gathered into one tensor at the end.
+    step: int
+    phase: str
+    components: Components
+    peak_bytes: int
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(self.components.values())
+
+
+def phase_memory(config: RunConfig, algorithm: AttentionAlgorithm, steps: int = 2) -> list[PhaseMemory]:
+    """What is alive after each phase of the first `steps` steps, and at its peak.
+
+    AdamW makes its state in its first step; backward's thread has a workspace from its first backward on.
     """
-    rows = shape.batch * shape.heads * shape.seq
-    q = rows * shape.d_head * dtype_bytes
-    k = shape.batch * shape.kv_heads * shape.key_length * shape.d_head * dtype_bytes
-    inputs, tiled = q + 2 * k, algorithm.block_q is not None
-    k_copy = k * shape.heads // shape.kv_heads if not tiled and (packed or shape.kv_heads < shape.heads) else 0
-    mask = shape.seq * shape.key_length if not tiled and shape.causal else 0
-    matrix = rows * shape.key_length * dtype_bytes
-    in_forward, kept, in_backward = (round(count * matrix) + mask for count in algorithm.score_matrices)
+    step, moments = _Step(config, algorithm), step_memory(config, algorithm).moments
+    found = [PhaseMemory(0, "built", built := step.on_device(step.stateless, 0), sum(built.values()))]
+    for number in range(1, steps + 1):
+        for phase, ended in step.ends().items():
+            has_state = number > 1 or phase == Phase.OPTIMIZER
+            threads = 1 if number == 1 and phase in (Phase.FORWARD, Phase.LOSS) else 2
+            if config.mode is Mode.FORWARD:
+                threads = 1
+            peak = max(
+                sum(step.on_device(alive if has_state else step.without_state(alive), threads).values())
+                for moment, alive in moments.items()
+                if moment.split(":")[0] == phase
+            )
+            components = step.on_device(ended if has_state else step.without_state(ended), threads)
+            found.append(PhaseMemory(number, phase, components, peak))
+    return found
 
-    saved = 4 * rows if tiled else q + k_copy  # the log-sum-exp; or the scaled query and the key's copy
-    graph = mode is not Mode.FORWARD
-    tiled_workspace = 4 * rows + rows * shape.d_head * algorithm.dq_accumulator_bytes
-    retained = k_copy if mode is Mode.BACKWARD else 0  # the value's copy
-    moments = {
-        "forward": {
-            "inputs": inputs,
-            "output": q,
-            "saved": (saved if graph or tiled else 0) + k_copy,
-            "attention_scores": in_forward,
-        }
-    }
-    if graph:
-        outputs = {"inputs": inputs, "output": 2 * q}  # with its gradient
-        moments["backward"] = outputs | {
-            "saved": saved + retained,
-            "attention_scores": in_backward,
-            "gradients": inputs if tiled else k_copy or k,
-            "workspace": tiled_workspace if tiled else 0,
-        }
-        moments["backward: end"] = outputs | {
-            "saved": saved + retained if mode is Mode.BACKWARD else 0,
-            "attention_scores": kept if mode is Mode.BACKWARD else 0,
-            "gradients": inputs,
-            "workspace": max(inputs if packed else 0, 0 if tiled else q + matrix),  # or the scaled query's gradient
-        }
-    candidates = {"attention scores": 0 if tiled else matrix, "qkv" if packed else "q": inputs if packed else q}
-    return MemoryPrediction(moments, max(candidates.items(), key=itemgetter(1)))
+
+def rounding(size: int, count: int) -> int:
+    """Bytes that the caching allocator counts beyond `count` tensors of `size` bytes, each in memory fresh from CUDA.
+
+    c10/cuda/CUDACachingAllocator.cpp: from 10 MiB a tensor gets a block of its own, rounded up to 2 MiB; from 1 MiB
+    tensors share blocks of 20 MiB; what is left of a block is split off if it is more than 1 MiB. Below that 512 bytes
+    are the unit.
+    """
+    if size <= MIB:
+        return -size % 512 * count
+    shared = 20 * MIB // size if size < 10 * MIB else 1
+    left = 20 * MIB - shared * size if size < 10 * MIB else -size % (2 * MIB)
+    return left * (count // shared) if left <= MIB else 0
 
 
 class _Step:
@@ -168,6 +182,11 @@ class _Step:
         self.weights = parameter_count(model) * self.parameter
         self.head_weight = model.vocab_size * model.d_model * self.parameter
         self.feed_forward_weights = 3 * model.d_model * model.d_ff * self.parameter
+        self.matrices = (  # (bytes, how many)
+            (self.head_weight, 2),
+            (self.feed_forward_weights // 3, 3 * model.num_layers),
+            (model.d_model**2 * self.parameter, 4 * model.num_layers),
+        )
         self.layer_weights = self.feed_forward_weights + 4 * model.d_model**2 * self.parameter
         self.block = _Kept(
             self.kept_by_attention + self.kept_by_feed_forward, self.scores_kept, self._copies(self.layer_weights)
@@ -175,9 +194,44 @@ class _Step:
         self.plan = segments(config.checkpoint, model.num_layers)
         inputs = tokens * TARGET_BYTES * 2
         rotary = 4 * model.context_length * model.d_head
-        self.always = {"parameters": self.weights, "inputs": inputs + rotary}
-        if config.mode is Mode.TRAIN_STEP:
-            self.always["optimizer_state"] = 2 * self.weights
+        self.stateless = {"parameters": self.weights, "inputs": inputs + rotary}
+        state = {"optimizer_state": 2 * self.weights} if config.mode is Mode.TRAIN_STEP else {}
+        self.always = self.stateless | state
+
+    def ends(self) -> dict[Phase, Components]:
+        """What is alive when each phase has ended; the logits stay with the workload until the next step."""
+        if self.config.mode is Mode.FORWARD and not self.config.keep_graph:
+            return {Phase.FORWARD: self.always | {"logits_and_loss": self.logits}}
+        ends = {Phase.FORWARD: self._all_kept() | {"logits_and_loss": self.logits}}
+        if self.config.mode is not Mode.FORWARD:
+            ends[Phase.LOSS] = self._all_kept() | {"logits_and_loss": self.logits + self.log_softmax}
+            done = self.always | {"gradients": self.weights, "logits_and_loss": self.logits}
+            ends[Phase.BACKWARD] = done
+            if self.config.mode is Mode.TRAIN_STEP:
+                ends[Phase.OPTIMIZER] = done
+        return ends
+
+    def without_state(self, alive: Components) -> Components:
+        return {name: size for name, size in alive.items() if name != "optimizer_state"}
+
+    def on_device(self, alive: Components, threads: int) -> Components:
+        """`alive` with what the allocator counts beside tensors; `threads` have called cuBLAS by now.
+
+        Parameters lie in fresh memory. What comes later is served from the cache where activations have left blocks
+        that are large enough, each of which can be split.
+        """
+        if self.config.device == "cpu":
+            return alive
+        later = (alive.get("gradients", 0) + alive.get("optimizer_state", 0)) / self.weights
+        cached = max(self.wide, self.score_matrix, self._copies(self.feed_forward_weights // 3))
+        beside = sum(
+            round(rounding(size, count) * (1 + (later if size > cached else 0))) for size, count in self.matrices
+        )
+        return {
+            "cublas_workspaces": threads * CUBLAS_WORKSPACE_BYTES,
+            "rounding": beside,
+            **{name: size for name, size in alive.items() if name not in ("cublas_workspaces", "rounding")},
+        }
 
     def forward_without_graph(self) -> dict[str, Components]:
         """Only what one layer works on is alive, and under autocast the copies of all weights."""
@@ -193,20 +247,18 @@ class _Step:
 
     def forward_with_graph(self) -> dict[str, Components]:
         """Activations pile up: the peak is in the last layer or at the end."""
-        last = self.model.num_layers - 1
+        kept = self._kept_by_all()
         copies = self._copies(self.model.num_layers * self.layer_weights)
-        if self.plan and self.plan[-1].stop > last:
-            before = self._kept_before(last, items(0, last + 1, self.plan), recomputed=False)
-            in_last = self._alone("forward", replace(before, copies=copies))
+        if self.plan and self.plan[-1].stop == self.model.num_layers:
+            in_last = self._alone("forward", replace(kept, copies=copies))
         else:
-            kept = self._kept_before(last, items(0, last + 1, self.plan), recomputed=False)
             before_rotation = 2 * self.hidden
             in_last = {
                 "forward: attention": self.always
                 | {
                     "weight_copies": copies - self._copies(self.feed_forward_weights),
-                    "activations": kept.activations + self.kept_by_attention + before_rotation,
-                    "attention_scores": kept.scores + self.scores_in_forward,
+                    "activations": kept.activations - self.kept_by_feed_forward + before_rotation,
+                    "attention_scores": kept.scores - self.scores_kept + self.scores_in_forward,
                 }
             }
         head = self._all_kept() | {"logits_and_loss": self.logits}
@@ -224,8 +276,7 @@ class _Step:
             "backward: embedding": self.always
             | {"gradients": self.weights, "logits_and_loss": self.logits, "workspace": self.residual},
         }
-        for layer in range(self.model.num_layers):
-            kept = self._kept_before(layer, items(0, self.model.num_layers, self.plan), recomputed=True)
+        for layer, kept in self._backward_order(items(0, self.model.num_layers, self.plan)):
             moments[f"backward: feed-forward of block {layer}"] = self._feed_forward_backward(layer, kept)
             moments[f"backward: attention of block {layer}"] = self._attention_backward(layer, kept)
         return moments
@@ -297,22 +348,19 @@ class _Step:
             "workspace": self.residual + (3 if self.tiled else -1) * self.hidden + self.dq_accumulator,
         }
 
-    def _kept_before(self, layer: int, run: Iterable[int | Segment], *, recomputed: bool) -> _Kept:
-        """What the blocks before `layer` keep. A checkpoint around it has been computed again, or keeps its input."""
-        kept = _Kept()
+    def _backward_order(self, run: Iterable[int | Segment], kept: _Kept = _NOTHING) -> Iterator[tuple[int, _Kept]]:
+        """Each block, with what those before it keep when its backward begins: checkpoints around it computed again."""
         for item in run:
             if isinstance(item, int):
-                if item >= layer:
-                    break
+                yield item, kept
                 kept += self.block
-            elif item.stop <= layer:
-                kept += self._kept_by(item)
             else:
-                if item.first <= layer:
-                    inside = items(item.first, item.stop, item.inner)
-                    kept += self._kept_before(layer, inside, recomputed=True) if recomputed else self._kept_by(item)
-                break
-        return kept
+                yield from self._backward_order(items(item.first, item.stop, item.inner), kept)
+                kept += self._kept_by(item)
+
+    def _kept_by_all(self) -> _Kept:
+        run = items(0, self.model.num_layers, self.plan)
+        return sum((self.block if isinstance(item, int) else self._kept_by(item) for item in run), _NOTHING)
 
     def _kept_by(self, segment: Segment) -> _Kept:
         """The checkpoint's input, and of each block what it keeps beside: attention's output, or the linear layers'."""
@@ -326,8 +374,7 @@ class _Step:
 
     def _all_kept(self) -> Components:
         """At the end of forward, but for the logits."""
-        layers = self.model.num_layers
-        kept = self._kept_before(layers, items(0, layers, self.plan), recomputed=False)
+        kept = self._kept_by_all()
         return self.always | {
             "weight_copies": kept.copies + self._copies(self.head_weight),
             "activations": kept.activations + self.kept_by_head,

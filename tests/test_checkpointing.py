@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import cs_systems
 from cs_systems import plugins
-from cs_systems.checkpoint_plan import Segment, items, segments
+from cs_systems.checkpoint_plan import ONE_OPERATOR, Segment, items, segments
 from cs_systems.checkpointing import apply_checkpointing
 from cs_systems.config import ConfigError, Mode, ModelConfig, Precision, RunConfig, preset
 from cs_systems.cost import FULL_MATRIX, recomputed_flops, step_cost
@@ -135,6 +135,4 @@ def test_the_record_names_the_checkpoint() -> None:
 
 
 def test_backends_that_are_one_operator_are_backends() -> None:
-    from cs_systems.checkpointing import ONE_OPERATOR
-
     assert set(ONE_OPERATOR) <= set(plugins.names("attention"))

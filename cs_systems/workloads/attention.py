@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cs_systems import cost, memory_model, plugins
+from cs_systems import cost, plugins
 from cs_systems.attention import AttentionCall
+from cs_systems.attention_memory import attention_memory
 from cs_systems.config import AttentionShape, Mode, Phase, RunConfig
 from cs_systems.cost import AttentionAlgorithm
 from cs_systems.device import Device
@@ -153,7 +154,7 @@ def _predicted_peak_bytes(config: RunConfig, device: Device, algorithm: Attentio
     """The cell's closed form, with the buffer that clears the L2 cache where there is one."""
     shape, element = shape_of(config), cost.COMPUTE_BYTES[config.precision]
     mode = Mode.FORWARD_BACKWARD if config.keep_graph and config.mode is Mode.FORWARD else config.mode
-    prediction = memory_model.attention_memory(shape, mode, element, algorithm, packed=packed)
+    prediction = attention_memory(shape, mode, element, algorithm, packed=packed)
     # With --keep-graph forward keeps what backward would need, and backward never comes.
     only_forward = sum(prediction.moments["forward"].values())
     peak = only_forward if config.mode is Mode.FORWARD else prediction.peak_bytes
