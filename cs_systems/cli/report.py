@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -50,7 +52,8 @@ def run(args: Report) -> int:
     if args.figure:
         from cs_systems.report import plot
 
-        plot.save(records, args.figure, args.figure_kind)
+        with _writing(args.figure):
+            plot.save(records, args.figure, args.figure_kind)
         others = ", ".join(plot.left_out(records))
         alone = f" (the first workload alone; --format html draws {others} too)" if others else ""
         print(f"figure: {args.figure}{alone}", file=sys.stderr)
@@ -58,11 +61,23 @@ def run(args: Report) -> int:
             return 0
     text = _text(args, records)
     if args.output:
-        args.output.write_text(text, encoding="utf-8")
+        with _writing(args.output):
+            args.output.write_text(text, encoding="utf-8")
         print(f"{args.format}: {args.output}", file=sys.stderr)
     else:
         sys.stdout.write(text)
     return 0
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    """Makes the file's folder where it is missing; what cannot be written is malformed input."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        why = f"{error.strerror} ({error.filename})" if error.filename else str(error)
+        raise ConfigError(f"cannot write {file}: {why}: name a file in a folder that you may write to") from error
 
 
 def _text(args: Report, records: list[RunRecord]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from statistics import median
@@ -25,7 +25,7 @@ COLORS = ("#3b82c4", "#e08a2e", "#2f9e77", "#c0568f", "#8572c9", "#9a8430", "#5a
 MARKERS = "os^Dv<>P"
 GREY = "#8a8f98"
 INK = "#1e2227"
-# What a curve runs along: the first that varies.
+# What a curve may run along, in this order.
 LENGTHS = ("seq", "seq_len", "batch", "batch_size", "heads", "d_head")
 # What may change along with it: such a size tells no curves apart.
 SIZES = (*LENGTHS, "context_length", "heads_kv", "seq_k", "executed_d_head")
@@ -184,7 +184,7 @@ def _measured(data: pd.DataFrame) -> bool:
 
 
 def _runs_along(data: pd.DataFrame, column: str) -> bool:
-    along = _length(data)
+    along = _along(data)
     return along is not None and bool(data.loc[data[column].notna(), along].nunique() > 1)
 
 
@@ -221,22 +221,27 @@ def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -
     """One panel for each mode, in it one curve for each backend along the length; repeats become their median."""
     from matplotlib.figure import Figure
 
-    along = str(_length(data))
+    along = str(_along(data))
     rows = in_order(data[(data["phase"] == STEP) | (failed & data["phase"].isna())])
     apart, with_it = _apart(rows, along, [name for name in varying(data)[0] if name not in (along, "repeat", "mode")])
     rows = rows.assign(curve=_labels(rows, apart), mode=rows["mode"].fillna(""))
     measured = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "curve"])]
     looks = dict(zip(measured[:MOST_CURVES], zip(COLORS, MARKERS, strict=True), strict=False))
     modes = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "mode"])]
+    known = [*dict.fromkeys(rows[along].dropna())]
+    places = (
+        {size: float(i) for i, size in enumerate(known)} if along == "size" else {x: float(x) for x in sorted(known)}
+    )
     drawn = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     panels = drawn.subplots(1, len(modes), sharey=True, squeeze=False)[0]
     for axes, mode in zip(panels, modes, strict=True):
-        _log_log(axes, _axis_title(along, with_it), sorted(rows[along].dropna().unique()), len(modes))
+        _log_log(axes, _axis_title(along, with_it), places, len(modes))
         if len(modes) > 1:
             axes.set_title(mode, fontsize=10)
         for label, (color, marker) in looks.items():
-            points = rows[(rows["mode"] == mode) & (rows["curve"] == label)].groupby(along).median(numeric_only=True)
-            draw(axes, [float(x) for x in points.index], points.astype(float), _style(label, color, marker))
+            points = rows[(rows["mode"] == mode) & (rows["curve"] == label)].groupby(along)
+            middle = points.median(numeric_only=True).astype(float).sort_index(key=lambda index: index.map(places))
+            draw(axes, [places[x] for x in middle.index], middle, _style(label, color, marker))
     panels[0].set_ylabel(ylabel)
     if hidden := len(measured) - len(looks):
         panels[0].set_xlabel(f"{panels[0].get_xlabel()} ({hidden} more curves are in the table)")
@@ -257,7 +262,8 @@ def _apart(rows: pd.DataFrame, along: str, names: Sequence[str]) -> tuple[list[s
 def _axis_title(along: str, with_it: Sequence[str]) -> str:
     """What changes with the length is said, but for what is only another name of it or follows from it."""
     title = {"seq": "sequence length", "seq_len": "sequence length"}.get(along, layout.title(along))
-    others = " and ".join(layout.title(name) for name in with_it if name in LENGTHS)
+    spoken = (*LENGTHS, "context_length") if along == "size" else LENGTHS
+    others = " and ".join(layout.title(name) for name in with_it if name in spoken)
     return f"{title} ({others} with it)" if others else title
 
 
@@ -265,15 +271,19 @@ def _style(label: str, color: str, marker: str) -> dict[str, Any]:
     return {"label": label, "color": color, "marker": marker}
 
 
-def _log_log(axes: Axes, title: str, lengths: Sequence[float], panels: int) -> None:
+def _log_log(axes: Axes, title: str, places: Mapping[Any, float], panels: int) -> None:
+    """Both axes logarithmic, but for names, which stand in a row."""
     from matplotlib.ticker import LogLocator
 
-    axes.set_xscale("log", base=2)
+    if names := [str(what) for what in places if isinstance(what, str)]:
+        axes.set_xticks([*places.values()], names)
+    else:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([*places][:: max(1, len(places) * panels // 9)])
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.set_xticks(lengths[:: max(1, len(lengths) * panels // 9)])
     axes.minorticks_off()
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.set_xlabel(title)
     axes.grid()
@@ -288,8 +298,11 @@ def _with_legend(drawn: Figure, axes: Axes, along: bool = True) -> Figure:
     return drawn
 
 
-def _length(data: pd.DataFrame) -> str | None:
-    return next((name for name in LENGTHS if data[name].nunique() > 1), None)
+def _along(data: pd.DataFrame) -> str | None:
+    """What a curve runs along: the first length that varies within one size, else the sizes themselves."""
+    sizes = data.groupby("size", dropna=False)
+    varied = (name for name in LENGTHS if (sizes[name].nunique() > 1).any())
+    return next(varied, "size" if data["size"].nunique() > 1 else None)
 
 
 def _steps(data: pd.DataFrame) -> pd.DataFrame:

@@ -34,6 +34,23 @@ def test_a_page_and_a_figure_are_written(folder: Path) -> None:
     assert "<svg" in figure.read_text(encoding="utf-8")
 
 
+def test_the_folder_of_what_is_written_is_made(folder: Path) -> None:
+    page, figure = folder / "new" / "pages" / "report.html", folder / "drawn" / "figure.svg"
+    assert main(["report", str(folder), "--format", "html", "--output", str(page), "--figure", str(figure)]) == 0
+    assert page.is_file()
+    assert figure.is_file()
+
+
+@pytest.mark.parametrize("option", ["--output", "--figure"])
+def test_what_cannot_be_written_exits_2(folder: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    for file in (folder / "records.jsonl" / "x.svg", folder / "figure.svg"):
+        (folder / "figure.svg").mkdir(exist_ok=True)
+        assert main(["report", str(folder), option, str(file)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"cs-systems: cannot write {file}: ")
+        assert said.endswith("name a file in a folder that you may write to\n")
+
+
 def test_a_figure_says_which_workload_it_leaves_out(
     folder: Path, attention_records: list[RunRecord], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cs_systems.config import AttentionShape, ConfigError, RunConfig
+from cs_systems.config import AttentionShape, ConfigError, RunConfig, preset
 from cs_systems.record import RunRecord
 from cs_systems.report import plot
 from cs_systems.report.figures import causes
@@ -49,6 +49,32 @@ def test_a_figure_of_clean_records_has_no_profiled_one(build: Build) -> None:
     assert plot.left_out(records) == ["train_step under nsys"]
     (axes,) = plot.figure(records, "phases").axes
     assert len(axes.get_yticklabels()) == 2
+
+
+def test_curves_of_sizes_run_along_the_sizes(build: Build) -> None:
+    """Not along d_head, which only follows from the size, nor along a context that each preset has of its own."""
+    for lengths in ((64, 64, 64), (64, 512, 512)):
+        cells = zip(("tiny", "small", "medium"), lengths, (1e-3, 0.02, 0.06), strict=True)
+        records = [
+            build(RunConfig(model=preset(size, context_length=n), attention=name), t * share, 1e12 * t, 10**9)
+            for size, n, t in cells
+            for name, share in (("naive", 1.0), ("sdpa_flash", 0.8))
+        ]
+        for kind in ("time", "rate", "memory"):
+            drawn = plot.figure(records, kind)
+            (axes,) = drawn.axes
+            assert axes.get_xlabel() == ("size" if len({*lengths}) == 1 else "size (ctx with it)")
+            assert [text.get_text() for text in axes.get_xticklabels()] == ["tiny", "small", "medium"]
+            assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["naive", "sdpa_flash"]
+
+
+def test_curves_run_along_the_length_that_varies_within_a_size(build: Build) -> None:
+    sizes = ("small", "medium")
+    configs = [RunConfig(model=preset(size), batch_size=n) for size in sizes for n in (1, 2, 4)]
+    records = [build(config, 0.01 * config.batch_size, 1e12, 10**9) for config in configs]
+    drawn = plot.figure(records, "time")
+    assert drawn.axes[0].get_xlabel() == "batch"
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == list(sizes)
 
 
 def test_modes_have_panels_of_one_scale(build: Build) -> None:
