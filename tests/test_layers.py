@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "0": {"0"},
     "report": {"0", "report"},
     "analysis": {"0", "analysis"},
-    "profilers": {"0", "analysis", "profilers"},
+    "profilers": {"0", "analysis", "report", "profilers"},
     "parent": {"0", "parent"},
     "top": {"0", "report", "analysis", "profilers", "parent", "top"},
     "1": {"0", "1"},

@@ -23,6 +23,7 @@ from cs_systems.report.profile_tables import CAPTIONS, SHOWN
 if TYPE_CHECKING:
     from cs_systems.analysis.profile import Profile
 
+Format = Literal["terminal", "markdown", "latex", "typst", "csv", "html"]
 COMPARED = {"phases": "phase", "families": "family", "layers": "layer"}
 
 
@@ -36,7 +37,8 @@ class Analyze:
     range: Annotated[MaybeText, optional("GLOB", "the ranges that are steps", "step, or ProfilerStep#*")] = None
     process: Annotated[MaybeInt, optional("PID", "which process, where a file holds several")] = None
     top: Annotated[MaybeInt, optional("N", "so many kernels and steps", "10; in CSV all")] = None
-    format: Annotated[Literal["terminal", "markdown", "latex", "typst", "csv"], arg(help="what to write")] = "terminal"
+    format: Annotated[Format, arg(help="what to write; html: a page with a timeline of one step")] = "terminal"
+    output: Annotated[MaybePath, optional("FILE", "write there instead of to the terminal")] = None
 
 
 ARGS = Analyze
@@ -50,15 +52,31 @@ def run(args: Analyze) -> int:
         raise ConfigError(f"CSV holds one table: choose it with --table {', '.join(tables)}")
     if args.top is not None and args.top < 1:
         raise ConfigError(f"--top {args.top}: it must be at least 1")
-    from cs_systems.analysis.profile import profile
-    from cs_systems.analysis.read import read
+    if args.format == "html" and (args.other or args.table or args.top):
+        raise ConfigError("an HTML page shows every table of one recording: leave out FILE2, --table and --top")
     from cs_systems.analysis.trace import without_collector
 
     with without_collector():
-        profiles = [profile(read(path, args.process), args.range) for path in (args.file, args.other) if path]
-        parts = _comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0])
-    sys.stdout.write("\n".join(parts))
+        text = _text(args, tables)
+    if args.output:
+        args.output.write_text(text, encoding="utf-8")
+        print(f"{args.format}: {args.output}", file=sys.stderr)
+    else:
+        sys.stdout.write(text)
     return 0
+
+
+def _text(args: Analyze, tables: Sequence[str]) -> str:
+    from cs_systems.analysis.profile import profile
+    from cs_systems.analysis.read import read
+
+    profiles = [profile(read(path, args.process), args.range) for path in (args.file, args.other) if path]
+    if args.format == "html":
+        from cs_systems.analysis.view import results, view
+        from cs_systems.report.profile_page import render
+
+        return render(view(profiles[0]), results(profiles[0]), f"{args.file.name}, by {profiles[0].recording.profiler}")
+    return "\n".join(_comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0]))
 
 
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:

@@ -8,11 +8,15 @@ from statistics import median
 
 from cs_systems.analysis.profile import profile
 from cs_systems.analysis.read import read
-from cs_systems.analysis.tables import ALL, TABLES, Ceilings, Costs, notes
+from cs_systems.analysis.tables import ALL, Ceilings, Costs
 from cs_systems.analysis.trace import without_collector
-from cs_systems.config import MARKED_COMPILE_MODES, ConfigError
+from cs_systems.analysis.view import results as analysis_results
+from cs_systems.analysis.view import view
+from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, describe
 from cs_systems.cost import PhaseCost
+from cs_systems.profilers import Collected
 from cs_systems.record import Caveat, Row, RunRecord
+from cs_systems.report.profile_page import render
 
 STEADY = 3  # of the warm-up, so many last steps are taken for steady; the ones before them compile and allocate
 UNMARKED = (
@@ -22,8 +26,9 @@ UNMARKED = (
 FUSED = "a kernel that the compiler fused over several layers belongs to the one with most of its operators"
 
 
-def tables(recording: Path, record: RunRecord) -> tuple[dict[str, list[Row]], tuple[Caveat, ...]]:
-    """Every table of `analysis.tables`, `coverage`, `overhead`, and `notes`: {table, note}, what must be said of each.
+def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
+    """Every table of `analysis.tables`, `coverage`, `overhead`, and `notes`: {table, note}, what must be said of each;
+    and `page`, the artifact that shows one step and all of them.
 
     A recording without kernels (a CPU's) has `overhead` alone: a caveat says so, and the recording is kept.
     """
@@ -31,10 +36,11 @@ def tables(recording: Path, record: RunRecord) -> tuple[dict[str, list[Row]], tu
     try:
         with without_collector():
             seen = profile(read(recording))
-            costs = costs_of(record)
-            results = {name: table(seen, costs) for name, table in TABLES.items()}
+            results = analysis_results(seen, costs_of(record)) | cost
+            drawn = view(seen)
     except ConfigError as error:
-        return cost, (Caveat("no-tables", str(error), f"open {recording.name} in the profiler's own viewer"),)
+        caveat = Caveat("no-tables", str(error), f"open {recording.name} in the profiler's own viewer")
+        return Collected(results=cost, warnings=(caveat,))
     results["coverage"] = [
         {
             "profiler": seen.recording.profiler,
@@ -45,12 +51,11 @@ def tables(recording: Path, record: RunRecord) -> tuple[dict[str, list[Row]], tu
             "layer_coverage": seen.layer_coverage,
         }
     ]
-    said: list[tuple[str | None, str]] = [(None, note) for note in seen.notes]
     if record.run_config.compile != "none":
-        said.append(("layers", FUSED if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED))
-    said += [(name, note) for name in TABLES for note in notes(name, seen, results[name])]
-    results["notes"] = [{"table": name, "note": note} for name, note in said]
-    return results | cost, ()
+        meant = FUSED if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED
+        results["notes"].append({"table": "layers", "note": meant})
+    page.write_text(render(drawn, results, describe(record.run_config)), encoding="utf-8")
+    return Collected({"page": page}, results)
 
 
 def overhead(record: RunRecord) -> list[Row]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +41,8 @@ def collect(out: Path, record: RunRecord) -> Collected:
     trace = trace_path(out)
     if not trace.is_file():
         raise ProfileLost("torch.profiler left no trace: is there room on the disk?")
-    results, warnings = tables(trace, record)
-    return Collected({"trace": trace}, results, warnings)
+    found = tables(trace, record, Path(f"{out}.page.html"))
+    return replace(found, artifacts={"trace": trace, **found.artifacts})
 
 
 PROFILER = Profiler(region=region, collect=collect)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -139,8 +140,8 @@ def collect(out: Path, record: RunRecord) -> Collected:
     done = subprocess.run([*EXPORT, "-o", database, report], capture_output=True, text=True)
     if done.returncode or not database.is_file():
         raise ProfileLost(f"nsys cannot export {report}: {_last_line(done.stdout + done.stderr)}")
-    results, warnings = tables(database, record)
-    return Collected({"nsys": report, "sqlite": database}, results, warnings)
+    found = tables(database, record, Path(f"{out}.page.html"))
+    return replace(found, artifacts={"nsys": report, "sqlite": database, **found.artifacts})
 
 
 PROFILER = Profiler(problem, launch, region, collect)

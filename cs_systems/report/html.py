@@ -29,6 +29,7 @@ IN_FULL = (
     *("model_flops_per_s", "hardware_flops_per_s", "mfu", "hfu", "setup_s", "compile_s", "peak_allocated_bytes"),
     *("peak_reserved_bytes", "predicted_peak_bytes", "warnings"),
 )
+AT_A_GLANCE = 6  # rows of a table that needs no filter
 MOST_CONFIGS = 200  # beyond it the page points at the records file
 
 
@@ -134,7 +135,8 @@ def table_html(table: Table, id: str) -> str:
         f'<tr class="{escape(status)}">{"".join(map(_cell, table.columns, line))}</tr>'
         for status, line in zip(table.statuses, lines, strict=True)
     )
-    return f"""<label class="filter">filter <input type="search" data-filters="{id}" autocomplete="off"></label>
+    search = f'<label class="filter">filter <input type="search" data-filters="{id}" autocomplete="off"></label>'
+    return f"""{search if len(table.statuses) > AT_A_GLANCE else ""}
 <div class="scroll" tabindex="0" role="region" aria-label="table {id}">
 <table id="{id}"><thead><tr>{heads}</tr></thead>
 <tbody>
@@ -153,7 +155,9 @@ def _head(column: Column) -> str:
 def _cell(column: Column, shown: tuple[str, Any]) -> str:
     text, value = shown
     if not column.numeric:
-        return f"<td>{escape(text)}</td>"
+        full = plain(str(value or ""))  # where the cell shortens it
+        about = f' title="{escape(full)}"' if full and full != text else ""
+        return f"<td{about}>{escape(text)}</td>"
     value = value[0] if isinstance(value, tuple) else value
     return f'<td class="number" data-v="{"" if value is None else escape(repr(value))}">{escape(text)}</td>'
 

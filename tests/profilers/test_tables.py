@@ -11,7 +11,7 @@ import pytest
 
 from cs_systems.analysis.tables import TABLES
 from cs_systems.cli.profile import print_profile
-from cs_systems.config import PRESETS, RunConfig
+from cs_systems.config import PRESETS, RunConfig, describe
 from cs_systems.cost import PhaseCost
 from cs_systems.profilers._tables import overhead, tables
 from cs_systems.record import Measurement, Row, RunRecord, Sample
@@ -43,9 +43,14 @@ def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return path
 
 
-def test_both_profilers_give_the_same_tables(recording: Path) -> None:
-    results, warnings = tables(recording, record())
-    assert warnings == ()
+def test_both_profilers_give_the_same_tables(recording: Path, tmp_path: Path) -> None:
+    found = tables(recording, record(), tmp_path / "cell.page.html")
+    results = found.results
+    assert found.warnings == ()
+    assert found.artifacts == {"page": tmp_path / "cell.page.html"}
+    page = found.artifacts["page"].read_text(encoding="utf-8")
+    assert "A step took 2.20 s while recorded and 1.10 s before." in page
+    assert f"<h1>{describe(CONFIG)}</h1>" in page
     assert set(results) == {*TABLES, "coverage", "overhead", "notes"}
     (coverage,) = results["coverage"]
     assert (coverage["steps"], coverage["phase_coverage"]) == (3, 1.0)
@@ -61,15 +66,17 @@ def test_both_profilers_give_the_same_tables(recording: Path) -> None:
     ("compile", "words"),
     [("default", "fused over several layers belongs to"), ("reduce-overhead", "profile it with --compile default")],
 )
-def test_what_layers_mean_in_a_compiled_model_is_said(compile: str, words: str, recording: Path) -> None:
-    said = tables(recording, record(replace(CONFIG, compile=compile)))[0]["notes"]
+def test_what_layers_mean_in_a_compiled_model_is_said(
+    compile: str, words: str, recording: Path, tmp_path: Path
+) -> None:
+    said = tables(recording, record(replace(CONFIG, compile=compile)), tmp_path / "page.html").results["notes"]
     assert any(words in note["note"] for note in said if note["table"] == "layers")
 
 
 def test_the_record_and_its_tables_survive_json_and_are_printed(
-    recording: Path, capsys: pytest.CaptureFixture[str]
+    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results, _ = tables(recording, record())
+    results = tables(recording, record(), tmp_path / "page.html").results
     full = replace(record(), results=record().results | results, artifacts={"sqlite": "a.sqlite"})
     print_profile(RunRecord.from_dict(json.loads(full.to_json())))
     shown = capsys.readouterr().out

@@ -1,10 +1,4 @@
-import json
 import re
-import shutil
-import subprocess
-from collections.abc import Callable
-from html import escape
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -13,16 +7,11 @@ from cs_systems.config import RunConfig
 from cs_systems.record import RunRecord
 from cs_systems.report import html
 
+from .browser import Page, browse
 from .conftest import Build
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"),
-]
 # What a person does, and what they then see, left in the page as JSON.
 PROBE = """
-<script>
 const order = () => [...document.querySelectorAll("#results-0 tbody tr")].filter((row) => !row.hidden)
   .map((row) => [...row.cells].map((cell) => cell.textContent));
 const heads = [...document.querySelectorAll("#results-0 th")];
@@ -38,64 +27,13 @@ const filter = document.querySelector("input[data-filters=results-0]");
 filter.value = "medium FLASH";
 filter.dispatchEvent(new Event("input"));
 seen.filtered = order();
-const probe = document.createElement("pre");
-probe.id = "probe";
-probe.textContent = JSON.stringify(seen);
-top.document.body.append(probe);
-</script>
+answer(seen);
 """
-Browse = Callable[[str, str, int | None], dict[str, object]]
-
-
-class Page(HTMLParser):
-    """Every tag with its attributes, and the text outside of scripts and styles."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self._silent = False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._silent = tag in ("script", "style")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._silent = False
-
-    def handle_data(self, data: str) -> None:
-        if not self._silent:
-            self.text += data
 
 
 @pytest.fixture(scope="module")
 def page(train_records: list[RunRecord], attention_records: list[RunRecord]) -> str:
     return html.render([*train_records, *attention_records], command="cs-systems time --size small")
-
-
-@pytest.fixture
-def browse(tmp_path: Path) -> Browse:
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed: apt-get install chromium")
-
-    def open_page(text: str, fragment: str, width: int | None) -> dict[str, object]:
-        text = text.replace("</body>", PROBE + "</body>")
-        if width is not None:  # a window is never narrower than 500 pixels, a frame is
-            text = f'<iframe width="{width}" height="844" frameborder="0" srcdoc="{escape(text)}"></iframe>'
-        file = tmp_path / "page.html"
-        file.write_text(text, encoding="utf-8")
-        command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1280,900"]
-        done = subprocess.run(
-            [*command, "--dump-dom", f"{file.as_uri()}{fragment}"], capture_output=True, text=True, timeout=50
-        )
-        assert "CONSOLE" not in done.stderr, done.stderr
-        found = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
-        assert found, done.stderr
-        answer = Page(found[1]).text
-        return dict(json.loads(answer))
-
-    return open_page
 
 
 def test_the_page_fetches_nothing(page: str) -> None:
@@ -137,26 +75,26 @@ def test_the_page_tells_what_where_and_how_again(page: str) -> None:
         assert said in text
 
 
-def test_the_page_opens_sorts_and_filters(browse: Browse, page: str) -> None:
-    seen = browse(page, "#sort=results-0,2,descending", None)
+def test_the_page_opens_sorts_and_filters(page: str, tmp_path: Path) -> None:
+    seen = browse(tmp_path, page, PROBE, "#sort=results-0,2,descending")
     rows = {name: seen[name] for name in ("addressed", "ascending", "descending", "filtered")}
-    steps = {name: [row[6] for row in found] for name, found in rows.items()}  # type: ignore[attr-defined]
-    assert [row[2] for row in rows["addressed"]] == ["sdpa_flash"] * 6 + ["naive"] * 6  # type: ignore[attr-defined]
+    steps = {name: [row[6] for row in found] for name, found in rows.items()}
+    assert [row[2] for row in rows["addressed"]] == ["sdpa_flash"] * 6 + ["naive"] * 6
     numbers = [float(cell) for cell in steps["ascending"][:-1]]
     assert numbers == sorted(numbers)
     assert steps["ascending"][-1] == "–"
     assert steps["descending"] == [*steps["ascending"][-2::-1], "–"]
-    assert (seen["sort"], seen["sorts"].count("descending")) == ("ascending", 1)  # type: ignore[attr-defined]
-    assert [row[:3] for row in rows["filtered"]] == [  # type: ignore[attr-defined]
+    assert (seen["sort"], seen["sorts"].count("descending")) == ("ascending", 1)
+    assert [row[:3] for row in rows["filtered"]] == [
         ["medium", "1024", "sdpa_flash"],
         ["medium", "256", "sdpa_flash"],
     ]
 
 
-def test_a_phone_scrolls_tables_not_the_page(browse: Browse, page: str) -> None:
-    seen = browse(page, "", 390)
+def test_a_phone_scrolls_tables_not_the_page(page: str, tmp_path: Path) -> None:
+    seen = browse(tmp_path, page, PROBE, width=390)
     assert seen["room"] == 390
-    assert seen["width"] <= 390  # type: ignore[operator]
+    assert seen["width"] <= 390
 
 
 def test_profiled_records_have_a_section_of_their_own_and_no_part_in_the_headline(build: Build) -> None:

@@ -1,0 +1,128 @@
+"""How large is the page of a step of 10,000 kernels, and how long until one can use it?
+
+Method: the export of nsys among the test data (3 training steps on one H200) is repeated until it has that many
+kernels, with one range around them all, and `cs-systems analyze --format html` makes that range into a page. Headless
+Chromium opens it in a new profile each time; the page itself says how long it took from the navigation until it was
+drawn and could be used (`readyMs`), and of that from the first line of its script (`buildMs`). Then the timeline is
+drawn anew at zooms from the whole step to a thousandth of it, as a wheel would have it.
+Output: one line for each number of kernels, and a picture of the page of the export as it is. The promises are under
+5 MB and under 1 s.
+
+    python scripts/benchmarks/profile_page.py --picture profiles/profile_page/page.png > profiles/profile_page/speed.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import platform
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from html import unescape
+from pathlib import Path
+from statistics import median
+
+from analyze_speed import DATA, repeat_nsys
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1280,900")
+STEP = "all kernels"
+PROBE = """<script>
+const frames = [];
+for (let span = timeline.end; span > timeline.end / 1000; span *= 0.8) {
+  timeline.show(timeline.end / 3, timeline.end / 3 + span);
+  const before = performance.now();
+  timeline.draw();
+  timeline.canvas.getContext("2d").getImageData(0, 0, 1, 1); // waits until it is drawn
+  frames.push(performance.now() - before);
+}
+const told = document.createElement("pre");
+told.id = "told";
+told.textContent = JSON.stringify({ ...document.documentElement.dataset, kernels: step.kernels, frames });
+document.body.append(told);
+</script></body>"""
+
+
+def make(folder: Path, kernels: int) -> tuple[Path, float]:
+    """(the page, seconds that making it took)."""
+    export, page = folder / "step.sqlite", folder / "page.html"
+    repeat_nsys(export, kernels)
+    database = sqlite3.connect(export)
+    first, last = database.execute("SELECT min(start), max(end) FROM NVTX_EVENTS").fetchone()
+    thread = database.execute("SELECT globalTid FROM NVTX_EVENTS LIMIT 1").fetchone()[0]
+    database.execute(
+        "INSERT INTO NVTX_EVENTS (start, end, eventType, globalTid, text) VALUES (?, ?, 59, ?, ?)",
+        (first - 1, last + 1, thread, STEP),
+    )
+    database.commit()
+    database.close()
+    start = time.monotonic()
+    analyze(export, page, "--range", STEP)
+    return page, time.monotonic() - start
+
+
+def analyze(export: Path, page: Path, *options: str) -> None:
+    command = [sys.executable, "-m", "cs_systems", "analyze", export, *options, "--format", "html", "--output", page]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
+
+def photograph(picture: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        export, page = Path(folder) / "nsys_h200_step.sqlite", Path(folder) / "page.html"
+        export.write_bytes(gzip.decompress((DATA / "nsys_h200_step.sqlite.gz").read_bytes()))
+        analyze(export, page)
+        shot = ("--hide-scrollbars", "--window-size=1280,1290", f"--screenshot={picture.absolute()}", page.as_uri())
+        command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder}/profile", *shot]
+        subprocess.run(command, check=True, capture_output=True)
+
+
+def opened(page: Path, folder: Path) -> dict[str, object]:
+    """What the page said of itself."""
+    copy = folder / "opened.html"
+    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as profile:
+        done = subprocess.run(
+            [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "--dump-dom", copy.as_uri()],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout)
+    if found is None:
+        raise SystemExit(f"the page did not answer: {done.stderr}")
+    return dict(json.loads(unescape(found[1])))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernels", type=int, nargs="*", default=[1_000, 10_710, 50_000])
+    parser.add_argument("--runs", type=int, default=7, help="times that each page is opened")
+    parser.add_argument("--picture", type=Path, help="a PNG of the page of the export as it is")
+    args = parser.parse_args()
+    if CHROMIUM is None:
+        raise SystemExit("Chromium is not installed: apt-get install chromium")
+    if args.picture:
+        photograph(args.picture)
+    version = subprocess.run([CHROMIUM, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    print(f"Chromium {version}, headless, without a GPU; Python {platform.python_version()}; medians of {args.runs}\n")
+    print("| kernels | page MB | ready ms | of it script ms | frame ms, median | frame ms, worst | made in s |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for kernels in args.kernels:
+        with tempfile.TemporaryDirectory() as folder:
+            page, took_s = make(Path(folder), kernels)
+            told = [opened(page, Path(folder)) for _ in range(args.runs)]
+            ready, build = (median(float(str(t[name])) for t in told) for name in ("readyMs", "buildMs"))
+            frames = [float(f) for t in told for f in t["frames"]]  # type: ignore[attr-defined]
+            numbers = (f"{ready:.0f}", f"{build:.0f}", f"{median(frames):.1f}", f"{max(frames):.1f}", f"{took_s:.1f}")
+            size = f"{page.stat().st_size / 1e6:.2f}"
+            print("|", " | ".join((f"{told[0]['kernels']:,}", size, *numbers)), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""A page as a person sees it: in headless Chromium, after its scripts ran."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import escape
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"),
+]
+ANSWER = """
+function answer(seen) {
+  const probe = document.createElement("pre");
+  probe.id = "probe";
+  probe.textContent = JSON.stringify(seen);
+  top.document.body.append(probe);
+}
+"""
+
+
+class Page(HTMLParser):
+    """Every tag with its attributes, and the text outside of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._silent = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._silent = tag in ("script", "style")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._silent = False
+
+    def handle_data(self, data: str) -> None:
+        if not self._silent:
+            self.text += data
+
+
+def browse(
+    folder: Path, text: str, probe: str, fragment: str = "", width: int | None = None, dark: bool = False
+) -> Any:
+    """What `probe`, a script that runs after the page's own, gives to `answer(…)`. The page must complain of nothing.
+
+    `width`: of a frame, in pixels, as a phone has; else the window is 1280 wide.
+    """
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    text = text.replace("</body>", f"<script>{ANSWER}{{{probe}}}</script></body>")
+    if width is not None:  # a window is never narrower than 500 pixels, a frame is
+        text = f'<iframe width="{width}" height="844" frameborder="0" srcdoc="{escape(text)}"></iframe>'
+    file = folder / "page.html"
+    file.write_text(text, encoding="utf-8")
+    command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder / 'profile'}", "--window-size=1280,900"]
+    command += ["--blink-settings=preferredColorScheme=0"] if dark else []
+    done = subprocess.run(
+        [*command, "--dump-dom", f"{file.as_uri()}{fragment}"], capture_output=True, text=True, timeout=50
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    found = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found, done.stderr
+    return json.loads(Page(found[1]).text)

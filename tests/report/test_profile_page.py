@@ -1,0 +1,289 @@
+"""The page of a profile, as a person sees and uses it: real recordings, in a real browser."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems.analysis.profile import Profile, profile
+from cs_systems.analysis.read import read
+from cs_systems.analysis.view import results, view
+from cs_systems.cli import main
+from cs_systems.report.profile_page import render
+from cs_systems.report.profile_tables import CAPTIONS, SHOWN
+
+from .browser import Page, browse
+
+DATA = Path(__file__).parent.parent / "analysis" / "data"
+EVIL = "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\"><!-- {} & gemm"
+# What a hand does. `find` moves the pointer over a chart until the tooltip begins with a text.
+HAND = """
+const byName = (id) => document.getElementById(id);
+const event = (canvas, kind, x, y, more = {}) => {
+  const box = canvas.getBoundingClientRect(), Kind = kind === "wheel" ? WheelEvent : PointerEvent;
+  canvas.dispatchEvent(new Kind(kind, { clientX: box.left + x, clientY: box.top + y, cancelable: true, ...more }));
+};
+const key = (canvas, name) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, cancelable: true }));
+const told = () => (byName("tip").hidden ? null : [...byName("tip").children].map((line) => line.textContent));
+const range = (canvas) => [Number(canvas.dataset.from), Number(canvas.dataset.to)];
+function find(canvas, begin, has = "") {
+  for (let y = 33; y < canvas.clientHeight; y += 6) {
+    for (let x = 2; x < canvas.clientWidth; x += 2) {
+      event(canvas, "pointermove", x, y);
+      const lines = told();
+      if (lines && lines[0].startsWith(begin) && lines.some((line) => line.includes(has))) return { x, y, lines };
+    }
+  }
+  return null;
+}
+function hues(canvas) {
+  const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  Object.assign(copy.canvas, { width: canvas.width, height: canvas.height });
+  copy.drawImage(canvas, 0, 0);
+  const pixels = copy.getImageData(0, 0, canvas.width, canvas.height).data;
+  const counts = new Map();
+  for (let i = 0; i < pixels.length; i += 4) {
+    const rgb = pixels.slice(i, i + 3).join();
+    counts.set(rgb, (counts.get(rgb) ?? 0) + 1);
+  }
+  return [...counts].filter(([, n]) => n > 60).map(([rgb]) => rgb).sort();
+}
+const line = byName("timeline"), ice = byName("icicle");
+"""
+MOVES = """
+const seen = { start: range(line), shown: byName("shown").textContent };
+seen.build = document.documentElement.dataset.buildMs;
+seen.step = find(line, "step").lines;
+seen.kernel = find(line, "", "family: matmul").lines;
+event(line, "pointerleave", 0, 0);
+seen.left = told();
+const middle = line.clientWidth / 2;
+event(line, "wheel", middle, 50, { deltaY: -400 });
+seen.wheel = range(line);
+event(line, "wheel", middle, 50, { deltaX: 100 });
+seen.sideways = range(line);
+event(line, "pointerdown", 600, 50, { pointerId: 1 });
+event(line, "pointermove", 500, 50, { pointerId: 1 });
+event(line, "pointerup", 500, 50, { pointerId: 1 });
+seen.dragged = range(line);
+for (const name of ["+", "ArrowRight", "ArrowLeft", "-", "0"]) { key(line, name); seen["key " + name] = range(line); }
+const block = find(line, "block 2", "a range of the host");
+event(line, "dblclick", block.x, block.y);
+seen.focused = range(line);
+byName("out").click();
+seen.button = range(line);
+byName("whole").click();
+seen.whole = range(line);
+event(line, "pointerdown", 500, 50, { pointerId: 1 });
+event(line, "pointerdown", 700, 50, { pointerId: 2 });
+event(line, "pointermove", 900, 50, { pointerId: 2 });
+event(line, "pointerup", 900, 50, { pointerId: 2 });
+event(line, "pointerup", 500, 50, { pointerId: 1 });
+seen.pinched = range(line);
+answer(seen);
+"""
+
+
+def profile_of(path: Path) -> Profile:
+    return profile(read(path))
+
+
+def page_of(seen: Profile, title: str = "a step") -> str:
+    return render(view(seen), results(seen), title)
+
+
+@pytest.fixture(scope="module")
+def nsys_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("nsys") / "step.sqlite"
+    path.write_bytes(gzip.decompress((DATA / "nsys_h200_step.sqlite.gz").read_bytes()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def nsys_page(nsys_path: Path) -> str:
+    return page_of(profile_of(nsys_path))
+
+
+@pytest.fixture(scope="module")
+def evil_page(nsys_path: Path) -> str:
+    """The real step with HTML for the names of a kernel, of a range, of the step, of the device and of the file."""
+    recording = read(nsys_path)
+    kernels = [
+        k._replace(function=k.function._replace(name=EVIL)) if "gemm" in k.function.name else k
+        for k in recording.kernels
+    ]
+    ranges = [r._replace(name={"ffn": EVIL}.get(r.name, r.name)) for r in recording.ranges]
+    changed = replace(recording, kernels=kernels, ranges=ranges, devices={0: EVIL}, limitations=(EVIL,))
+    return page_of(profile(changed), EVIL)
+
+
+@pytest.fixture(params=["nsys_page", "evil_page"])
+def any_page(request: pytest.FixtureRequest) -> str:
+    text: str = request.getfixturevalue(request.param)
+    return text
+
+
+def test_the_page_fetches_nothing_and_names_are_data(any_page: str) -> None:
+    read = Page(any_page)
+    assert [tag for tag, _ in read.tags if tag in ("link", "iframe", "img", "object", "embed", "base")] == []
+    for _, attributes in read.tags:
+        assert not {"src", "href", "srcset", "action"} & attributes.keys()
+        assert not [name for name in attributes if name.startswith("on")]
+    assert [attributes.get("type") for tag, attributes in read.tags if tag == "script"] == ["application/json", None]
+    ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    (data,) = re.findall(r'<script type="application/json" id="profile">(.*?)</script>', any_page, re.DOTALL)
+    assert json.loads(data)["step"]["kernels"] == 238
+
+
+def test_it_says_what_is_shown_and_what_is_not_known(nsys_page: str) -> None:
+    text = Page(nsys_page).text
+    for said in (
+        "NVIDIA H200",
+        "Step 1: of steps 0 to 2 the one with the median wall time",
+        "Times under a profiler: for shares and causes, not to be quoted as timings.",
+        "980 µs of 1.61 ms of kernel time in this step belong to no layer or named module: they are drawn hatched",
+        "100.0% belongs to a phase and 39.2% to a layer",
+    ):
+        assert said in text
+    headings = {CAPTIONS[name].lower() for name in SHOWN}
+    assert headings <= {line.strip().lower() for line in re.sub(r"<[^>]*>", "\n", unescape(nsys_page)).splitlines()}
+    assert 'title="void at::native::' in nsys_page  # the whole name, where a table has the short one
+
+
+def test_kernels_of_a_graph_are_said_to_share_its_launch(nsys_path: Path) -> None:
+    recording = read(nsys_path)
+    graph = [k._replace(in_graph="gemm" in k.function.name) for k in recording.kernels]
+    text = Page(page_of(profile(replace(recording, kernels=graph)))).text
+    assert re.search(r"\d+ kernels of this step ran in CUDA graphs, by \d+ launch\(es\): the kernels of a graph", text)
+
+
+def test_hover_zoom_pan_keys_and_double_click(nsys_page: str, tmp_path: Path) -> None:
+    seen: dict[str, Any] = browse(tmp_path, nsys_page, HAND + MOVES)
+    wall = 5_910_726
+    assert seen["start"] == seen["key 0"] == seen["whole"] == [0, wall]
+    assert seen["shown"] == "0 ns … 5.91 ms of the step."
+    assert float(seen["build"]) > 0
+    assert seen["step"] == ["step", "5.91 ms, from 0 ns on", "a range of the host"]
+    assert seen["left"] is None
+    kernel = seen["kernel"]
+    assert any(re.fullmatch(r"grid [\d×]+ · block [\d×]+ · \d+ registers · [\d,]+ B shared", line) for line in kernel)
+    assert any(re.fullmatch(r"phase: forward · layer: \w.*", line) for line in kernel)
+    assert any(re.fullmatch(r"its launch began [\d.]+ .s before it", line) for line in kernel)
+    from_, to = seen["wheel"]
+    assert (from_ + to) / 2 == pytest.approx(wall / 2, rel=1e-3)  # what was under the pointer stays there
+    assert to - from_ == pytest.approx(wall * 0.449, rel=1e-2)
+    span = to - from_
+    assert seen["sideways"][0] > from_
+    assert seen["dragged"][0] > seen["sideways"][0]
+    assert seen["dragged"][1] - seen["dragged"][0] == pytest.approx(span, abs=2)
+    assert seen["key +"][1] - seen["key +"][0] == pytest.approx(span / 2, abs=2)
+    assert seen["key ArrowRight"][0] - seen["key +"][0] == pytest.approx(span / 16, abs=2)
+    assert seen["key ArrowLeft"] == pytest.approx(seen["key +"], abs=2)
+    assert seen["key -"] == pytest.approx(seen["dragged"], abs=2)
+    block = 1_502_000 - 1_057_000
+    assert block < seen["focused"][1] - seen["focused"][0] < 1.2 * block
+    assert seen["button"][1] - seen["button"][0] == pytest.approx(2 * (seen["focused"][1] - seen["focused"][0]), abs=2)
+    assert seen["pinched"][1] - seen["pinched"][0] == pytest.approx(wall / 2, rel=0.01)
+
+
+def test_search_and_families_highlight(nsys_page: str, tmp_path: Path) -> None:
+    seen: dict[str, Any] = browse(
+        tmp_path,
+        nsys_page,
+        HAND
+        + """
+const seen = { before: hues(line), icicle: hues(ice) }, search = byName("search");
+const families = [...byName("families").children];
+seen.families = families.map((button) => button.textContent);
+search.value = "SOFTMAX forward";
+search.dispatchEvent(new Event("input"));
+seen.searched = byName("found").textContent;
+timeline.draw();
+seen.dimmed = hues(line);
+search.value = "";
+search.dispatchEvent(new Event("input"));
+seen.cleared = byName("found").textContent;
+families[0].click();
+seen.family = [byName("found").textContent, families.map((button) => button.getAttribute("aria-pressed"))];
+families[0].click();
+seen.released = [byName("found").textContent, families[0].getAttribute("aria-pressed")];
+seen.leaf = find(ice, "forward → block 1 → attention.softmax → softmax").lines;
+seen.backward = find(ice, "backward", "142 kernels").lines;
+answer(seen);
+""",
+    )
+    assert seen["families"][0] == "matmul67.2%"
+    assert re.fullmatch(r"5 kernels, 2\d\.\d µs: 1\.\d% of the kernel time", seen["searched"])
+    assert seen["dimmed"] != seen["before"]
+    assert (seen["cleared"], seen["released"]) == ("", ["", "false"])
+    assert seen["family"][0].endswith("67.2% of the kernel time")
+    assert seen["family"][1] == ["true"] + ["false"] * (len(seen["families"]) - 1)
+    assert re.fullmatch(r"[\d.]+ µs in 1 kernel", seen["leaf"][1])
+    assert seen["leaf"][3] == "100.0% of attention.softmax"
+    assert re.fullmatch(r"[\d.]+ µs in 142 kernels", seen["backward"][1])
+    assert len(seen["icicle"]) > 10  # the families' colours, the phases', the layers'
+
+
+def test_html_in_names_is_shown_and_does_not_run(evil_page: str, tmp_path: Path) -> None:
+    seen: dict[str, Any] = browse(
+        tmp_path,
+        evil_page,
+        HAND
+        + """
+const seen = { kernel: find(line, "", "family: matmul").lines, range: find(line, "<\\/script>").lines };
+seen.title = document.title;
+seen.heading = document.querySelector("h1").textContent;
+seen.images = document.images.length;
+seen.scripts = document.scripts.length;
+answer(seen);
+""",
+    )
+    assert seen["title"] == seen["heading"] == EVIL
+    assert EVIL in seen["kernel"]
+    assert seen["range"][0] == EVIL
+    assert (seen["images"], seen["scripts"]) == (0, 3)  # the data, the page's, and this one
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_shows_all_of_its_width_and_no_more(nsys_page: str, tmp_path: Path, dark: bool) -> None:
+    seen: dict[str, Any] = browse(
+        tmp_path,
+        nsys_page,
+        HAND
+        + """
+const tapped = find(line, "backward");
+event(line, "click", tapped.x, tapped.y);
+const tip = byName("tip").getBoundingClientRect();
+answer({
+  page: document.documentElement.scrollWidth, canvas: line.clientWidth, tip: [tip.left, tip.right], lines: told(),
+  background: getComputedStyle(document.body).backgroundColor,
+});
+""",
+        width=390,
+        dark=dark,
+    )
+    assert seen["page"] <= 390
+    assert 300 < seen["canvas"] <= 390
+    assert seen["tip"][0] >= 0
+    assert seen["tip"][1] <= 390
+    assert seen["lines"][0] == "backward"
+    assert seen["background"] == ("rgb(21, 24, 28)" if dark else "rgb(255, 255, 255)")
+
+
+def test_analyze_writes_the_page(nsys_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    assert main(["analyze", str(nsys_path), "--format", "html", "--output", str(page)]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"html: {page}\n")
+    assert "<h1>step.sqlite, by nsys</h1>" in page.read_text(encoding="utf-8")
+    for more in (["--top", "3"], ["--table", "gaps"], [str(nsys_path)]):
+        assert main(["analyze", str(nsys_path), *more, "--format", "html"]) == 2
+        assert "an HTML page shows every table of one recording: leave out" in capsys.readouterr().err
