@@ -35,7 +35,7 @@ With the noise of 5 rounds beside it, simulation says: to reach both, one proces
 vary by up to 0.75%, 3 processes up to 1%, 5 up to 1.5%.
 """
 
-RESTLESS_SD, RESTLESS = 0.02, 3.0
+RESTLESS_SD, RESTLESS = 0.025, 3.0
 """Where a process's own rounds vary by more than the first, processes are assumed to vary by so many times that.
 
 Seen (profiles/verdicts): on one H200 rounds varied by 0.15% and processes by 0.18%; on the CPU of a shared host by 6.5%
@@ -138,14 +138,14 @@ class Interval(NamedTuple):
 def interval(rounds: Rounds, confidence: float = CONFIDENCE) -> Interval:
     """Where the median of more rounds of this process would lie.
 
-    From 3 rounds on: Student's t on the logarithms of the rounds' medians, for samples of a round are correlated.
+    From 3 rounds on: Student's t on the logarithms of the rounds' medians, for samples of a round are correlated; from
+    5 on without the shortest and the longest fifth of them (Tukey & McLaughlin 1963).
     Below: `median_interval` of all samples, which takes them as independent, and says so.
     """
     medians = [quantile(samples, 0.5) for samples in rounds if samples]
     if len(medians) >= FEWEST_ROUNDS:
-        logs = _logs(medians)
-        half = student_t((1 + confidence) / 2, len(logs) - 1) * _stdev(logs) / math.sqrt(len(logs))
-        center = statistics.fmean(logs)
+        center, variance, dof = _trimmed(_logs(medians))
+        half = student_t((1 + confidence) / 2, dof) * math.sqrt(variance)
         return Interval(math.exp(center - half), math.exp(center + half), None)
     found = median_interval([s for samples in rounds for s in samples], confidence)
     low, high = found or (None, None)
@@ -175,9 +175,10 @@ def ratio_interval(
 ) -> Comparison:
     """How much longer B takes than A: each a list of processes, of rounds, of durations (> 0, else ValueError).
 
-    Welch's t (1947) on the processes' mean log medians. A side's variance between processes is the mean of what its n
-    processes show (n − 1 degrees of freedom) and of what is assumed, counted as one more: `between_sd` squared, or
-    what the rounds suggest where that is more, and the variance that the rounds show. For one process that is all.
+    Welch's t (1947) on the processes' trimmed mean log medians (Yuen 1974). A side's variance between processes is the
+    mean of what its n processes show (n − 1 degrees of freedom) and of what is assumed, counted as one more:
+    `between_sd` squared, or what the rounds suggest where that is more, and the variance that the rounds show. For one
+    process that is all.
     """
     a, b = (_estimate(groups, between_sd) for groups in (a_groups, b_groups))
     ratio = math.exp(b.center - a.center)
@@ -217,11 +218,12 @@ def _estimate(groups: Sequence[Rounds], between_sd: float) -> _Estimate:
     round_variances = []
     for rounds in groups:
         logs = _logs([quantile(block, 0.5) for block in _blocks(rounds)])
-        centers.append(statistics.fmean(logs))
-        if len(logs) > 1:
-            round_variances.append(statistics.variance(logs))
-            within.append(round_variances[-1] / len(logs))
-            within_dof += len(logs) - 1
+        center, variance, dof = _trimmed(logs) if len(logs) > 1 else (logs[0], 0.0, 0)
+        centers.append(center)
+        if dof:
+            within.append(variance)
+            within_dof += dof
+            round_variances.append(variance * (dof + 1))
     n, center = len(centers), statistics.fmean(centers)
     if round_variances and (rounds_sd := math.sqrt(statistics.fmean(round_variances))) > RESTLESS_SD:
         between_sd = max(between_sd, RESTLESS * rounds_sd)
@@ -233,6 +235,20 @@ def _estimate(groups: Sequence[Rounds], between_sd: float) -> _Estimate:
     if shown > CONTRADICTION * assumed:
         return _Estimate(center, shown / n, n - 1, between_sd)
     return _Estimate(center, (assumed + (n - 1) * shown) / n / n, n, between_sd)
+
+
+def _trimmed(values: Sequence[float]) -> tuple[float, float, int]:
+    """(mean, variance of that mean, degrees of freedom) of at least two values without a fifth of them at either end.
+
+    A disturbance of the machine lengthens a whole round, and one such round of five would hide a difference of 5%. The
+    variance is that of the values with the cut ones replaced by their neighbours (Tukey & McLaughlin 1963; Yuen 1974).
+    """
+    ordered, cut = sorted(values), len(values) // 5
+    kept = ordered[cut : len(ordered) - cut]
+    winsorized = [kept[0]] * cut + kept + [kept[-1]] * cut
+    dof = len(kept) - 1
+    variance = statistics.variance(winsorized) * (len(values) - 1) / (len(kept) * dof)
+    return statistics.fmean(kept), variance, dof
 
 
 def _blocks(rounds: Rounds) -> list[Sequence[float]]:
