@@ -8,14 +8,15 @@ from the forward operator with the backward operator's sequence number; else the
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from cs_systems.analysis.names import UNATTRIBUTED, meaning
 from cs_systems.analysis.sequence import SequenceRoute
-from cs_systems.analysis.trace import Kernel, Range, Recording, timelines
+from cs_systems.analysis.trace import Categorical, Ints, Ranges, Recording, Timeline, timelines
 from cs_systems.config import Phase
 
 
@@ -28,48 +29,56 @@ class Place(NamedTuple):
 
 
 NOWHERE = Place(UNATTRIBUTED, UNATTRIBUTED, None)
+NOTHING_OPEN: Timeline[str] = Timeline(np.empty(0), np.empty(0), ())
 
 
-def attribute(recording: Recording) -> list[Place]:
+def attribute(recording: Recording) -> Categorical[Place]:
     """A Place for each kernel of the recording, in its order."""
-    lines = timelines(recording.ranges)
-    mains = {pid: lines[thread] for pid, thread in main_threads(recording.ranges).items()}
-    route = SequenceRoute(recording) if recording.ops else None
-    # Kernels of one stretch of time share their place; a thread without ranges has one stretch.
-    known: dict[tuple[int, int | None, int], Place] = {}
-    places = []
-    for kernel in recording.kernels:
-        time, thread = kernel.launch_start_s, kernel.thread
-        if time is None:
-            places.append(NOWHERE)
-            continue
-        line, main = lines.get(thread) if thread is not None else None, mains.get(kernel.pid)
-        there = bisect_right(main.times, time) - 1 if main else 0
-        here = there if line is main else bisect_right(line.times, time) - 1 if line else 0
-        place = known.get((there, thread, here))
-        if place is None:
-            own = line.stacks[here] if line else ()
-            outer = main.stacks[there] if main and line is not main else ()
-            place = known[there, thread, here] = place_of(own, outer)
-        if route and place.layer == UNATTRIBUTED and place.phase == Phase.BACKWARD:
-            place = _with_forwards_layer(place, kernel, route)
-        places.append(place)
-    return places
+    kernels, ranges = recording.kernels, recording.ranges
+    lines = timelines(ranges.thread, ranges.start_s, ranges.end_s, ranges.name)
+    main = NOTHING_OPEN if (thread := main_thread(ranges)) is None else lines.get(thread, NOTHING_OPEN)
+    places = {NOWHERE: 0}
+    codes = np.zeros(len(kernels), np.int64)
+    launched = ~np.isnan(kernels.launch_start_s)
+    for thread in np.unique(kernels.thread[launched]).tolist():
+        mine = np.flatnonzero(launched & (kernels.thread == thread))
+        own = lines.get(thread, NOTHING_OPEN)
+        outer = NOTHING_OPEN if own is main else main
+        # Kernels launched while the same was open share their place.
+        open_here, open_there = own.index(kernels.launch_start_s[mine]), outer.index(kernels.launch_start_s[mine])
+        both, inverse = np.unique(open_here * len(outer.stacks) + open_there, return_inverse=True)
+        found = (divmod(pair, len(outer.stacks)) for pair in both.tolist())
+        of_pair = [place_of(own.stacks[here], outer.stacks[there]) for here, there in found]
+        codes[mine] = np.array([places.setdefault(place, len(places)) for place in of_pair])[inverse]
+    if recording.ops:
+        _layers_by_sequence(recording, places, codes)
+    return Categorical(list(places), codes)
 
 
-def main_threads(ranges: Sequence[Range]) -> dict[int, int]:
-    """pid → the thread that opened most of its phases."""
-    phases: dict[int, Counter[int]] = {}
-    for r in ranges:
-        phases.setdefault(r.pid, Counter())[r.thread] += meaning(r.name).phase not in (None, Phase.LOSS)
-    return {pid: counts.most_common(1)[0][0] for pid, counts in phases.items()}
+def _layers_by_sequence(recording: Recording, places: dict[Place, int], codes: Ints) -> None:
+    """Give kernels of backward, whose layer no range says, that of the forward operator; adds to `places`."""
+    route = SequenceRoute(recording)
+    blind = [n for place, n in places.items() if (place.phase, place.layer) == (Phase.BACKWARD, UNATTRIBUTED)]
+    which = np.flatnonzero(np.isin(codes, blind))
+    for i, kernel in zip(which.tolist(), recording.kernels.rows(which), strict=True):
+        if ranges := route.forward_ranges(kernel):
+            forward = place_of(ranges)
+            place = Place(Phase.BACKWARD.value, forward.layer, forward.part)
+            codes[i] = places.setdefault(place, len(places))
 
 
-def place_of(own: Sequence[Range], outer: Sequence[Range] = ()) -> Place:
-    """The place that open ranges mean, outermost first: `own` of the launching thread, `outer` of the main thread where
-    that is another one. The outermost phase counts, and the innermost layer and part."""
-    inside = [meaning(r.name) for r in own]
-    phases = [m.phase for m in (*(meaning(r.name) for r in outer), *inside) if m.phase]
+def main_thread(ranges: Ranges) -> int | None:
+    """The thread that opened most phases; of those without any, most ranges."""
+    phases = ranges.named(lambda name: meaning(name).phase not in (None, Phase.LOSS))
+    threads = Counter(r.thread for r in phases) or Counter(ranges.thread.tolist())
+    return threads.most_common(1)[0][0] if threads else None
+
+
+def place_of(own: Sequence[str], outer: Sequence[str] = ()) -> Place:
+    """The place that the names of open ranges mean, outermost first: `own` of the launching thread, `outer` of the main
+    thread where that is another one. The outermost phase counts, and the innermost layer and part."""
+    inside = [meaning(name) for name in own]
+    phases = [m.phase for m in (*(meaning(name) for name in outer), *inside) if m.phase]
     phase = phases[0] if phases else UNATTRIBUTED
     layer = part = None
     for m in inside:
@@ -81,11 +90,3 @@ def place_of(own: Sequence[Range], outer: Sequence[Range] = ()) -> Place:
     if layer is None and phase in (Phase.LOSS, Phase.OPTIMIZER):
         layer = phase
     return Place(phase, layer or UNATTRIBUTED, part)
-
-
-def _with_forwards_layer(place: Place, kernel: Kernel, route: SequenceRoute) -> Place:
-    ranges = route.forward_ranges(kernel)
-    if not ranges:
-        return place
-    forward = place_of(ranges)
-    return Place(place.phase, forward.layer, forward.part)

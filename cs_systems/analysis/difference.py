@@ -8,7 +8,7 @@ from collections.abc import Collection
 from cs_systems.analysis.families import family
 from cs_systems.analysis.names import UNATTRIBUTED
 from cs_systems.analysis.profile import Profile
-from cs_systems.config import Phase
+from cs_systems.config import ConfigError, Phase
 from cs_systems.record import Row
 
 UNEQUAL = 0.05  # of kernel time: above, the two sides' layers are not known equally well
@@ -19,8 +19,12 @@ def difference(a: Profile, b: Profile, by: str) -> list[Row]:
     difference first, `all` at the end.
 
     The share is of all kernel time of A, so that shares add up to the whole change. A family that one side has no
-    kernel of took 0 s there; a layer that is not marked in one side is unknown there: None.
+    kernel of took 0 s there; a layer that is not marked in one side is unknown there: None. Raises ConfigError where a
+    side has no kernel.
     """
+    for profile in (a, b):
+        if not profile.recording.kernels:
+            raise ConfigError(f"{profile.recording.source} holds no kernel, so that there is no kernel time to compare")
     times_a, times_b = _times(a, by), _times(b, by)
     whole_a, whole_b = times_a.total(), times_b.total()
     names = sorted({*times_a, *times_b}, key=lambda name: -abs(times_b[name] - times_a[name]))

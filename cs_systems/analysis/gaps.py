@@ -13,14 +13,14 @@ The causes of a stretch without a kernel, each for as long as it lasted:
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
-from cs_systems.analysis.profile import Profile, Step
+import numpy as np
+
 from cs_systems.analysis.stalls import stalls
-from cs_systems.analysis.trace import Kernel, Recording, Timeline
+from cs_systems.analysis.trace import Bools, Floats, Ints, Kernels, Recording, Step
 from cs_systems.record import Row
 
 COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH = CAUSES = (
@@ -36,104 +36,93 @@ class Span(NamedTuple):
     end_s: float
 
 
-class Gap(NamedTuple):
-    """A stretch without a kernel; `pending`: the launch of the next kernel had returned when it began."""
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """When no kernel ran on one device, cut to the steps: a gap that reaches into two steps has a row in each.
 
-    start_s: float
-    end_s: float
-    pending: bool
+    `pending`: the launch of the kernel after the gap had returned when the gap began.
+    """
+
+    step: Ints
+    start_s: Floats
+    end_s: Floats
+    pending: Bools
+
+    def idle_s(self, steps: int) -> list[float]:
+        """For each step for how long no kernel ran."""
+        return cast(list[float], np.bincount(self.step, self.end_s - self.start_s, steps).tolist())
 
 
-def gap_rows(profile: Profile) -> list[Row]:
+def gaps_in(kernels: Kernels, steps: Sequence[Step]) -> dict[int, Gaps]:
+    """Device → its gaps in the steps, for each device that ran a kernel."""
+    return {device: _gaps(kernels, kernels.device == device, steps) for device in np.unique(kernels.device).tolist()}
+
+
+def _gaps(kernels: Kernels, own: Bools, steps: Sequence[Step]) -> Gaps:
+    """Between the kernels of one device, also before the first and after the last."""
+    # What had ended when each kernel began, the last one to end first: kernels of several streams overlap.
+    start = np.concatenate([[-np.inf], np.maximum.accumulate(kernels.end_s[own])])
+    end = np.append(kernels.start_s[own], np.inf)
+    pending = np.append(kernels.launch_end_s[own], np.nan) <= start
+    real = end > start
+    start, end, pending = start[real], end[real], pending[real]
+    begins, ends = np.array([step.start_s for step in steps]), np.array([step.end_s for step in steps])
+    # Gaps and steps are in order and apart from each other: a gap meets the steps first ≤ step < last.
+    first, last = np.searchsorted(ends, start, "right"), np.searchsorted(begins, end, "left")
+    times = np.maximum(last - first, 0)
+    gap = np.repeat(np.arange(len(start)), times)
+    step = np.arange(len(gap)) - np.repeat(np.cumsum(times) - times, times) + first[gap]
+    return Gaps(step, np.maximum(start[gap], begins[step]), np.minimum(end[gap], ends[step]), pending[gap])
+
+
+def gap_rows(recording: Recording, gaps: dict[int, Gaps], steps: Sequence[Step]) -> list[Row]:
     """A row for each device and cause: {device, cause, gaps_per_step, time_s, share, longest_s}: per step, the share of
     the step's wall time."""
-    wall_s = sum(step.end_s - step.start_s for step in profile.steps)
-    count = len(profile.steps)
-    rows = []
-    for device, found in _gaps_in_steps(profile):
-        times: dict[str, list[float]] = {cause: [] for cause in CAUSES}
-        copies, stalling = _stalls(profile.recording, device)
-        for gap in itertools.chain.from_iterable(found):
-            line, rest = (copies, LATENCY) if gap.pending else (stalling, LAUNCH)
-            for cause, time_s in split(gap, line, rest).items():
-                times[cause].append(time_s)
+    wall_s = sum(step.end_s - step.start_s for step in steps)
+    count = len(steps)
+    rows: list[Row] = []
+    for device, found in gaps.items():
+        times = causes(recording, device, found)
         rows += [
             {
                 "device": device,
                 "cause": cause,
-                "gaps_per_step": len(lasted) / count,
-                "time_s": sum(lasted) / count,
-                "share": sum(lasted) / wall_s,
-                "longest_s": max(lasted),
+                "gaps_per_step": np.count_nonzero(lasted) / count,
+                "time_s": float(lasted.sum()) / count,
+                "share": float(lasted.sum()) / wall_s,
+                "longest_s": float(lasted.max()),
             }
-            for cause, lasted in sorted(times.items(), key=lambda item: -sum(item[1]))
-            if lasted
+            for cause, lasted in sorted(times.items(), key=lambda item: -float(item[1].sum()))
+            if lasted.any()
         ]
     return rows
 
 
-def busy_s(profile: Profile) -> dict[tuple[int, int], float]:
-    """(number of the step, device) → for how long within the step's wall time at least one kernel ran."""
-    return {
-        (number, device): step.end_s - step.start_s - sum(gap.end_s - gap.start_s for gap in pieces)
-        for device, found in _gaps_in_steps(profile)
-        for number, (step, pieces) in enumerate(zip(profile.steps, found, strict=True))
-    }
-
-
-def _gaps_in_steps(profile: Profile) -> Iterator[tuple[int, Iterator[list[Gap]]]]:
-    """For each device that ran a kernel: for each step its gaps, cut to the step's wall time."""
-    for device, kernels in kernels_by_device(profile.recording).items():
-        yield device, _cut(list(gaps(kernels)), profile.steps)
-
-
-def kernels_by_device(recording: Recording) -> dict[int, list[Kernel]]:
-    devices: dict[int, list[Kernel]] = {}
-    for kernel in recording.kernels:
-        devices.setdefault(kernel.device, []).append(kernel)
-    return dict(sorted(devices.items()))
-
-
-def gaps(kernels: Sequence[Kernel]) -> Iterator[Gap]:
-    """Between the kernels of one device, given in order of their start; also before the first and after the last."""
-    end = float("-inf")
-    for kernel in kernels:
-        if kernel.start_s > end:
-            yield Gap(end, kernel.start_s, kernel.launch_end_s is not None and kernel.launch_end_s <= end)
-        if kernel.end_s > end:
-            end = kernel.end_s
-    yield Gap(end, float("inf"), False)
-
-
-def _cut(found: Sequence[Gap], steps: Sequence[Step]) -> Iterator[list[Gap]]:
-    """For each step the gaps within it: of gaps in order only the first and the last can reach out of a step."""
-    starts, ends = [gap.start_s for gap in found], [gap.end_s for gap in found]
-    for step in steps:
-        pieces = list(found[bisect_right(ends, step.start_s) : bisect_left(starts, step.end_s)])
-        if pieces:
-            pieces[0] = pieces[0]._replace(start_s=max(pieces[0].start_s, step.start_s))
-            pieces[-1] = pieces[-1]._replace(end_s=min(pieces[-1].end_s, step.end_s))
-        yield pieces
-
-
-def _stalls(recording: Recording, device: int) -> tuple[Timeline[Span], Timeline[Span]]:
-    """(the device's copies, whatever stalls it): the second counts only where no launch was pending."""
+def causes(recording: Recording, device: int, gaps: Gaps) -> dict[str, Floats]:
+    """Cause → for how long it lasted in each gap. What stalls the host counts only where no launch was pending."""
     copies = [Span(COPY, copy.start_s, copy.end_s) for copy in recording.copies if copy.device == device]
     host = [Span(PROFILER, start, end) for start, end in recording.overheads]
     host += [Span(stalls(call.name) or LAUNCH, call.start_s, call.end_s) for call in recording.calls]
-    return Timeline(copies), Timeline([*copies, *host])
-
-
-def split(gap: Gap, line: Timeline[Span], rest: str) -> dict[str, float]:
-    """Cause → its time in the gap, `rest` where the line has none; of several at once the first in CAUSES counts."""
-    start, end, _ = gap
-    at = bisect_right(line.times, start) - 1
-    if not line.stacks[at] and line.times[at + 1] >= end:
-        return {rest: end - start}  # nearly every gap, of which there are as many as kernels
-    times: dict[str, float] = {}
-    while start < end:
-        stop = min(line.times[at + 1], end)
-        cause = min((span.cause for span in line.stacks[at]), key=CAUSES.index, default=rest)
-        times[cause] = times.get(cause, 0.0) + stop - start
-        start, at = stop, at + 1
+    times = {cause: np.zeros(len(gaps.step)) for cause in CAUSES}
+    for which, spans, rest in ((gaps.pending, copies, LATENCY), (~gaps.pending, [*copies, *host], LAUNCH)):
+        for cause, time_s in _split(gaps.start_s[which], gaps.end_s[which], spans, rest).items():
+            times[cause][which] = time_s
     return times
+
+
+def _split(start: Floats, end: Floats, spans: Sequence[Span], rest: str) -> dict[str, Floats]:
+    """Cause → its time in each stretch, `rest` what no span covers; of several at once the first in CAUSES counts."""
+    number = np.array([CAUSES.index(span.cause) for span in spans], np.int64)
+    begins, ends = (np.array([getattr(span, edge) for span in spans]) for edge in ("start_s", "end_s"))
+    edges = np.unique(np.concatenate([begins, ends, start[:1], end[-1:]]))
+    # From one edge to the next the same spans last: those that have begun, less those that have ended.
+    lasts = np.full(len(edges), CAUSES.index(rest))
+    for cause in np.unique(number)[::-1]:
+        began, ended = (np.searchsorted(edges, times[number == cause]) for times in (begins, ends))
+        lasting = np.cumsum(np.bincount(began, minlength=len(edges)) - np.bincount(ended, minlength=len(edges))) > 0
+        lasts[lasting] = cause
+    found = {}
+    for cause in np.unique(lasts):
+        until = np.concatenate([[0.0], np.cumsum(np.where(lasts == cause, np.diff(edges, append=np.nan), 0.0)[:-1])])
+        found[CAUSES[cause]] = np.interp(end, edges, until) - np.interp(start, edges, until)
+    return found

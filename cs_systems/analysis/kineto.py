@@ -9,14 +9,31 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from cs_systems.analysis.stalls import stalls
-from cs_systems.analysis.trace import Call, Copy, Function, Kernel, Op, Range, Recording
+from cs_systems.analysis.trace import (
+    NO_KERNELS,
+    UNKNOWN,
+    Call,
+    Categorical,
+    Copy,
+    Function,
+    Kernels,
+    Op,
+    Ranges,
+    Recording,
+    without_collector,
+)
 from cs_systems.config import ConfigError
 
 WINDOW = 1 << 22  # characters decoded at a time
@@ -28,7 +45,7 @@ Event = dict[str, Any]
 
 def read(path: Path, process: int | None = None) -> Recording:
     """The recording in a trace. `process`: must be the one that the trace is of, where it is given."""
-    with _open(path) as file:
+    with _open(path) as file, without_collector():
         try:
             header, events = _parse(file, path)
             reader = _Reader(path)
@@ -98,17 +115,19 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.origin_us: float | None = None
-        self.kernels: list[tuple[Function, float, float, int, int, int | None, bool]] = []
-        self.launches: dict[int, tuple[int, float, float]] = {}
-        self.copies: list[Copy] = []
-        self.calls: list[Call] = []
-        self.ranges: list[Range] = []
-        self.ops: list[Op] = []
+        self.functions: dict[Function, int] = {}
+        self.names: dict[str, int] = {}
+        # Rows that become columns: (…, correlation), and (…, pid) of what the host did.
+        self.kernels: list[tuple[int, float, float, int, int, bool, int]] = []
+        self.ranges: list[tuple[int, float, float, int, int]] = []
+        self.copies: list[tuple[Copy, int]] = []
+        self.calls: list[tuple[Call, int]] = []
+        self.ops: list[tuple[Op, int]] = []
+        self.launches: dict[int, dict[int, tuple[float, float, int]]] = {}  # pid → correlation → (start, end, thread)
         self.overheads: list[tuple[float, float]] = []
+        self.launched = False
         self.endless: list[str] = []
-        self.pids: set[int] = set()
         self.damaged = 0
-        self.functions: dict[tuple[Any, ...], Function] = {}
         self.keep: dict[str, Callable[[Event, float, float], None]] = {
             "kernel": self._kernel,
             "gpu_memcpy": self._copy,
@@ -117,7 +136,7 @@ class _Reader:
             "cuda_driver": self._call,
             "cpu_op": self._op,
             "user_annotation": self._range,
-            "overhead": self._overhead,
+            "overhead": lambda event, start, end: self.overheads.append((start, end)),
         }
 
     def take(self, event: Event) -> None:
@@ -138,65 +157,48 @@ class _Reader:
 
     def _kernel(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
-        grid, block = args.get("grid"), args.get("block")
-        key = (
-            event["name"],
-            *(grid or ()),
-            *(block or ()),
+        grid, block = (tuple(map(int, args[name])) if args.get(name) else None for name in ("grid", "block"))
+        function = Function(
+            str(event["name"]),
+            grid,  # type: ignore[arg-type]
+            block,  # type: ignore[arg-type]
             args.get("registers per thread"),
             args.get("shared memory"),
         )
-        function = self.functions.get(key)
-        if function is None:
-            function = self.functions[key] = Function(
-                str(event["name"]),
-                tuple(grid) if grid else None,
-                tuple(block) if block else None,
-                args.get("registers per thread"),
-                args.get("shared memory"),
-            )
+        number = self.functions.setdefault(function, len(self.functions))
         in_graph = bool(args.get("graph node id"))
-        self.kernels.append((function, start, end, args["device"], args["stream"], args.get("correlation"), in_graph))
+        where = int(args["device"]), int(args["stream"])
+        self.kernels.append((number, start, end, *where, in_graph, int(args.get("correlation", UNKNOWN))))
 
     def _copy(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
         kind = event["cat"].removeprefix("gpu_")
-        self.copies.append(Copy(kind, start, end, args["device"], args["stream"], args.get("bytes")))
+        copy = Copy(kind, start, end, int(args["device"]), int(args["stream"]), args.get("bytes"))
+        self.copies.append((copy, args.get("correlation", UNKNOWN)))
 
     def _call(self, event: Event, start: float, end: float) -> None:
-        thread, pid = event["tid"], event["pid"]
-        correlation = event.get("args", {}).get("correlation")
-        if correlation:
+        name, thread, pid = str(event["name"]), int(event["tid"]), int(event["pid"])
+        self.launched = self.launched or "Launch" in name
+        if correlation := event.get("args", {}).get("correlation"):
             # Triton and cuBLAS launch through the driver, inside no runtime call; else the outer call comes first.
-            self.launches.setdefault(correlation, (thread, start, end))
-        self.pids.add(pid)
-        if stalls(event["name"]):
-            self.calls.append(Call(event["name"], start, end, thread, pid))
+            self.launches.setdefault(pid, {}).setdefault(int(correlation), (start, end, thread))
+        if stalls(name):
+            self.calls.append((Call(name, start, end, thread), pid))
 
     def _range(self, event: Event, start: float, end: float) -> None:
-        self.pids.add(event["pid"])
-        self.ranges.append(Range(str(event["name"]), start, end, event["tid"], event["pid"]))
+        number = self.names.setdefault(str(event["name"]), len(self.names))
+        self.ranges.append((number, start, end, int(event["tid"]), int(event["pid"])))
 
     def _op(self, event: Event, start: float, end: float) -> None:
         args = event.get("args", {})
         if "Sequence number" in args:
-            forward_thread = args.get("Fwd thread id", 0)
-            self.ops.append(Op(event["name"], start, end, event["tid"], args["Sequence number"], forward_thread))
+            numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
+            self.ops.append((Op(str(event["name"]), start, end, int(event["tid"]), *numbers), int(event["pid"])))
 
-    def _overhead(self, event: Event, start: float, end: float) -> None:
-        self.overheads.append((start, end))
-
-    def recording(self, devices: dict[int, str], process: int | None) -> Recording:
-        self._check(process)
-        pid = next(iter(self.pids), 0)
-        unknown: tuple[int | None, float | None, float | None] = (None, None, None)
-        kernels = [
-            Kernel(
-                function, start, end, device, stream, pid, number, *self.launches.get(number or 0, unknown), in_graph
-            )
-            for function, start, end, device, stream, number, in_graph in self.kernels
-        ]
-        kernels.sort(key=lambda kernel: kernel.start_s)
+    def recording(self, devices: dict[int, str], wanted: int | None) -> Recording:
+        self._refuse()
+        pid = self._process(wanted)
+        launches = self.launches.get(pid, {})
         limitations = []
         if self.endless:
             limitations.append(
@@ -205,32 +207,86 @@ class _Reader:
             )
         if self.damaged:
             limitations.append(f"{self.damaged} event(s) lack a time or a number that such events have: left out")
+        kernels, copies = self.kernels, self.copies
+        if len(self.launches) > 1:
+            kernels = [row for row in kernels if row[-1] in launches]
+            copies = [row for row in copies if row[-1] in launches]
+            if left_out := len(self.kernels) - len(kernels):
+                limitations.append(f"{left_out} kernels were launched by another process, or by none that is known")
+        ranges = [row for row in self.ranges if row[-1] == pid]
+        name, start, end, thread, _ = zip(*ranges, strict=True) if ranges else [()] * 5
         return Recording(
             source=str(self.path),
             profiler="kineto",
             devices=devices,
-            kernels=kernels,
-            copies=self.copies,
-            calls=self.calls,
-            ranges=self.ranges,
+            kernels=self._kernels(kernels, launches),
+            copies=[copy for copy, _ in copies],
+            calls=[call for call, of in self.calls if of == pid],
+            ranges=Ranges(
+                Categorical(list(self.names), np.array(name, np.int64)),
+                np.array(start, float),
+                np.array(end, float),
+                np.array(thread, np.int64),
+            ),
             overheads=self.overheads,
-            ops=self.ops or None,
+            ops=[op for op, of in self.ops if of == pid] or None,
             limitations=tuple(limitations),
         )
 
-    def _check(self, process: int | None) -> None:
-        if not self.kernels:
+    def _kernels(
+        self,
+        rows: Sequence[tuple[int, float, float, int, int, bool, int]],
+        launches: dict[int, tuple[float, float, int]],
+    ) -> Kernels:
+        if not rows:
+            return NO_KERNELS
+        rows = sorted(rows, key=itemgetter(1))
+        unknown = (math.nan, math.nan, UNKNOWN)
+        function, start, end, device, stream, in_graph, correlation = zip(*rows, strict=True)
+        launched, returned, thread = zip(*(launches.get(n, unknown) for n in correlation), strict=True)
+        return Kernels(
+            function=Categorical(list(self.functions), np.array(function)),
+            start_s=np.array(start),
+            end_s=np.array(end),
+            device=np.array(device),
+            stream=np.array(stream),
+            thread=np.array(thread),
+            launch_start_s=np.array(launched),
+            launch_end_s=np.array(returned),
+            in_graph=np.array(in_graph),
+        )
+
+    def _refuse(self) -> None:
+        """What no table can be made of. Ranges without kernels are a recording of the host, if nothing was launched."""
+        if not self.kernels and (self.launched or not self.names):
             raise ConfigError(
                 f"{self.path} holds no kernel: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], "
                 "on a machine with a GPU"
-            )
-        if len(self.pids) > 1 or (process is not None and process not in self.pids):
-            raise ConfigError(
-                f"{self.path} holds the processes {', '.join(map(str, sorted(self.pids)))}, and a trace does not say "
-                "whose a kernel is: analyse the trace of each process by itself"
             )
         if not self.ranges:
             never = f" that ends ({self.endless[0]!r} never does)" if self.endless else ""
             raise ConfigError(
                 f"{self.path} holds no range{never}: mark step, forward, backward … with torch.profiler.record_function"
             )
+
+    def _process(self, wanted: int | None) -> int:
+        """The pid whose events are read: of several that launched kernels the one that is wanted."""
+        found = Counter({pid: len(self.kernels) for pid in self.launches})
+        if not self.kernels:
+            found = Counter(row[-1] for row in self.ranges)
+        elif len(found) > 1:
+            owners = [[pid for pid, own in self.launches.items() if kernel[-1] in own] for kernel in self.kernels]
+            if any(len(of_kernel) > 1 for of_kernel in owners):
+                raise ConfigError(
+                    f"{self.path} holds the processes {', '.join(map(str, sorted(found)))}, and as they number their "
+                    "launches alike, whose a kernel is cannot be told: analyse the trace of each process by itself"
+                )
+            found = Counter(pid for of_kernel in owners for pid in of_kernel)
+        if wanted is None and len(found) <= 1:
+            return next(iter(found), self.ranges[0][-1])
+        if wanted is not None and wanted in found:
+            return wanted
+        what = "kernel" if self.kernels else "range"
+        listed = ", ".join(f"{pid} ({count} {what}s)" for pid, count in sorted(found.items()))
+        reason = f"{len(found)} processes" if wanted is None else f"no {what} of process {wanted}"
+        raise ConfigError(f"{self.path} holds {reason}: choose one with --process: {listed}")

@@ -11,24 +11,40 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cs_systems.analysis.stalls import stalls
-from cs_systems.analysis.trace import Call, Copy, Function, Kernel, Range, Recording
+from cs_systems.analysis.trace import (
+    NO_KERNELS,
+    UNKNOWN,
+    Call,
+    Categorical,
+    Copy,
+    Floats,
+    Function,
+    Ints,
+    Kernels,
+    Ranges,
+    Recording,
+    distinct,
+)
 from cs_systems.config import ConfigError
 
 KERNELS, RUNTIME, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 COPIES = {"memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY", "memset": "CUPTI_ACTIVITY_KIND_MEMSET"}
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 PUSH_POP, START_END = 59, 60
+NODES = "--cuda-graph-trace=node"
 PROCESS_MASK = ~0xFFFFFF  # of a globalTid: leaves the globalPid
 EXPORT = ("nsys", "export", "-t", "sqlite", "--lazy=false", "--force-overwrite=true")
-# The columns of a kernel that make its Function, in its order.
-_FUNCTION = ("demangledName", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
+# The columns of a kernel that make its Function, shared memory apart.
+_LAUNCH = ("demangledName", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
 _SHARED = ("staticSharedMemory", "dynamicSharedMemory")
 
 
@@ -86,52 +102,85 @@ class _Reader:
             for (name,) in tables
             if name.isidentifier()
         }
-        self._require(KERNELS, "no kernel", "record with --trace=cuda,nvtx, and within the part that uses the GPU")
-        self._require(NVTX, "no NVTX range", "record with --trace=cuda,nvtx, and mark step, forward, backward …")
+        self._refuse()
         self.process = self._process(process)
         self.names = dict(database.execute("SELECT id, value FROM StringIds")) if "StringIds" in self.columns else {}
 
-    def _require(self, table: str, lacks: str, remedy: str) -> None:
-        if not self._rows(table):
+    def _refuse(self) -> None:
+        """What no table can be made of. Ranges without kernels are a recording of the host, if CUDA was not used."""
+        kernels, ranges = self._has(KERNELS), self._has(NVTX)
+        if kernels and not ranges:
+            raise ConfigError(
+                f"{self.path} holds no NVTX range: record with --trace=cuda,nvtx, and mark step, forward, backward …"
+            )
+        if self._has(GRAPHS) and not kernels:
+            raise ConfigError(f"{self.path} holds CUDA graphs as a whole and no kernel: record with {NODES}")
+        if not kernels and (not ranges or any(map(self._has, (RUNTIME, *COPIES.values())))):
             foreign = "" if {"StringIds", "META_DATA_EXPORT"} & self.columns.keys() else " (is it an export of nsys?)"
-            raise ConfigError(f"{self.path} holds {lacks}{foreign}: {remedy}")
+            raise ConfigError(
+                f"{self.path} holds no kernel{foreign}: record with --trace=cuda,nvtx, and within the part that uses "
+                "the GPU"
+            )
 
-    def _rows(self, table: str) -> int:
-        if table not in self.columns:
-            return 0
-        return int(self.database.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+    def _has(self, table: str) -> bool:
+        return table in self.columns and bool(self.database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall())
 
-    def _column(self, table: str, name: str, alias: str = "") -> str:
+    def _column(self, table: str, name: str) -> str:
         """The column, or NULL where this version of nsys has none."""
-        return (f"{alias}.{name}" if alias else name) if name in self.columns.get(table, ()) else "NULL"
+        return name if name in self.columns.get(table, ()) else "NULL"
+
+    def _read(self, table: str, *expressions: str, where: str = "1") -> list[Ints]:
+        """Whole numbers of the process's rows, a column for each expression; NULL is UNKNOWN.
+
+        A row costs Python's sqlite3 over a microsecond. Here SQLite writes each column as one text, which numpy reads:
+        half the time, and no object for a number.
+        """
+        columns = ", ".join(f"CAST(group_concat(ifnull({e}, {UNKNOWN})) AS BLOB)" for e in expressions)
+        query = f"SELECT count(*), {columns} FROM {table} NOT INDEXED WHERE {self._of_process(table)} AND {where}"
+        count, *texts = self.database.execute(query).fetchone()
+        if not count:
+            return [np.empty(0, np.int64) for _ in texts]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                read = [np.fromstring(text, np.int64, sep=",") for text in texts]
+            except (DeprecationWarning, ValueError):
+                read = []
+        if any(len(column) != count for column in read) or not read:
+            raise sqlite3.DatabaseError(f"{table} has a text where a number belongs")
+        return read
 
     def _process(self, wanted: int | None) -> int | None:
         """The globalPid whose events are read; None where the export names none."""
-        if "globalPid" not in self.columns[KERNELS]:
+        what, table, owner = "kernels", KERNELS, "ifnull(globalPid, 0)"
+        if not self._has(KERNELS):
+            what, table, owner = "ranges", NVTX, f"ifnull(globalTid, 0) & {PROCESS_MASK}"
+        elif "globalPid" not in self.columns[KERNELS]:
             self.limitations.append("this version of nsys does not name the process of a kernel: one is assumed")
             return None
-        found: dict[int | None, int] = dict(
-            self.database.execute(f"SELECT globalPid, count(*) FROM {KERNELS} GROUP BY globalPid")
-        )
-        pids = {(number or 0) >> 24 & 0xFFFFFF: number for number in found}
-        if wanted is None and len(pids) == 1:
-            return next(iter(pids.values()))
+        # To count them by process takes a sort, which a single process can do without.
+        ((least, most),) = self.database.execute(f"SELECT min({owner}), max({owner}) FROM {table}")
+        if wanted is None and least == most:
+            return int(least)
+        found = dict(self.database.execute(f"SELECT {owner}, count(*) FROM {table} GROUP BY 1"))
+        pids = {number >> 24 & 0xFFFFFF: number for number in found}
         if wanted in pids:
-            return pids[wanted]
-        listed = ", ".join(f"{pid} ({found[number]} kernels)" for pid, number in sorted(pids.items()))
-        reason = f"{len(pids)} processes" if wanted is None else f"no kernel of process {wanted}"
+            return int(pids[wanted])
+        listed = ", ".join(f"{pid} ({found[number]} {what})" for pid, number in sorted(pids.items()))
+        reason = f"{len(pids)} processes" if wanted is None else f"no {what[:-1]} of process {wanted}"
         raise ConfigError(f"{self.path} holds {reason}: choose one with --process: {listed}")
 
     def recording(self) -> Recording:
         kernels = self._kernels()
         ranges = self._ranges()
-        if whole := self._rows(GRAPHS):
+        if self._has(GRAPHS):
+            ((whole,),) = self.database.execute(f"SELECT count(*) FROM {GRAPHS}")
             self.limitations.append(
                 f"{whole} launches of CUDA graphs were recorded as a whole and their kernels are missing: "
-                "record with --cuda-graph-trace=node"
+                f"record with {NODES}"
             )
         gpus = "TARGET_INFO_GPU"
-        devices = self.database.execute(f"SELECT id, name FROM {gpus}") if self._rows(gpus) else ()
+        devices = self.database.execute(f"SELECT id, name FROM {gpus}") if self._has(gpus) else ()
         return Recording(
             source=str(self.path),
             profiler="nsys",
@@ -145,110 +194,107 @@ class _Reader:
             limitations=tuple(self.limitations),
         )
 
-    def _of_process(self, table: str, alias: str = "") -> str:
+    def _of_process(self, table: str) -> str:
         """A condition that selects the process by whichever column the table has."""
-        prefix = f"{alias}." if alias else ""
         if self.process is None:
             return "1"
         if "globalPid" in self.columns[table]:
-            return f"{prefix}globalPid IS {self.process}"
-        return f"({prefix}globalTid & {PROCESS_MASK}) = {self.process}" if "globalTid" in self.columns[table] else "1"
+            return f"ifnull(globalPid, 0) = {self.process}"
+        return f"(globalTid & {PROCESS_MASK}) = {self.process}" if "globalTid" in self.columns[table] else "1"
 
-    def _kernels(self) -> list[Kernel]:
-        """In order of their start. A row has the columns of the Function, those of the Kernel, and the rowid."""
-        kernels: list[Kernel] = []
-        functions: dict[tuple[int | None, ...], Function] = {}
-        last = None
-        for row in self._launched():
-            if row[-1] == last:  # a call and the one inside it can carry one correlationId: the outer comes first
-                continue
-            last = row[-1]
-            function = functions.get(key := row[:9])
-            if function is None:
-                function = functions[key] = self._function(*key)
-            kernels.append(Kernel(function, *row[9:-1]))
-        kernels.sort(key=itemgetter(1))
-        return kernels
-
-    def _launched(self) -> Iterator[tuple[Any, ...]]:
-        """Kernels, each with its launch: the call with its correlationId in its process."""
-        function = [self._column(KERNELS, name, "k") for name in _FUNCTION]
-        shared = " + ".join(self._column(KERNELS, name, "k") for name in _SHARED)
-        device, stream, correlation = (
-            self._column(KERNELS, name, "k") for name in ("deviceId", "streamId", "correlationId")
+    def _kernels(self) -> Kernels:
+        if not self._has(KERNELS):
+            return NO_KERNELS
+        optional = (self._column(KERNELS, name) for name in ("deviceId", "streamId", "correlationId", "graphNodeId"))
+        launch = (self._column(KERNELS, name) for name in _LAUNCH)
+        shared = " + ".join(self._column(KERNELS, name) for name in _SHARED)
+        columns = self._read(KERNELS, "start", "end", *optional, *launch, shared)
+        order = np.argsort(columns[0], kind="stable")
+        start, end, device, stream, correlation, graph, *function = (column[order] for column in columns)
+        first, codes = distinct(*function)
+        functions = [self._function(*row) for row in _rows(*(column[first] for column in function))]
+        thread, launched, returned = self._launches(correlation)
+        return Kernels(
+            Categorical(functions, codes), _s(start), _s(end), device, stream, thread, launched, returned, graph > 0
         )
-        pid = (self.process or 0) >> 24 & 0xFFFFFF
-        kernel = ["k.start * 1e-9", "k.end * 1e-9", device, stream, str(pid), correlation]
-        launch = [
-            "r.globalTid",
-            "r.start * 1e-9",
-            "r.end * 1e-9",
-            f"{self._column(KERNELS, 'graphNodeId', 'k')} IS NOT NULL",
-        ]
-        launches = "(SELECT NULL AS correlationId, NULL AS globalTid, NULL AS start, NULL AS end)"
-        if self._rows(RUNTIME):
-            launches = f"(SELECT correlationId, globalTid, start, end FROM {RUNTIME} WHERE {self._of_process(RUNTIME)})"
-        else:
+
+    def _launches(self, correlation: Ints) -> tuple[Ints, Floats, Floats]:
+        """(thread, start in s, end in s) of the call with each kernel's correlationId."""
+        if not self._has(RUNTIME):
             self.limitations.append(
                 "no CUDA call was recorded, so no kernel is tied to a phase: record with --trace=cuda,nvtx"
             )
-        return self.database.execute(
-            f"SELECT {', '.join([*function, shared, *kernel, *launch, 'k.rowid'])} FROM {KERNELS} k "
-            f"LEFT JOIN {launches} r ON r.correlationId = {correlation} WHERE {self._of_process(KERNELS, 'k')}"
+            nowhere = np.full(len(correlation), np.nan)
+            return np.full(len(correlation), UNKNOWN), nowhere, nowhere
+        calls = self._read(RUNTIME, "correlationId", "globalTid", "start", "end", where="correlationId >= 0")
+        # A call and the one inside it can carry one correlationId: the outer one, which begins first, counts.
+        order = np.lexsort((calls[2], calls[0]))
+        of, thread, start, end = (column[order] for column in calls)
+        at = np.searchsorted(of, correlation)
+        found = np.append(of, UNKNOWN - 1)[at] == correlation
+        at[~found] = 0
+        return (
+            np.where(found, thread[at], UNKNOWN),
+            np.where(found, _s(start[at]), np.nan),
+            np.where(found, _s(end[at]), np.nan),
         )
 
-    def _function(self, name: int | None, *shape: int | None) -> Function:
-        *sizes, registers, shared = shape
+    def _function(self, name: int, *shape: int) -> Function:
+        *sizes, registers, shared = (None if value == UNKNOWN else value for value in shape)
         known = [size for size in sizes if size is not None]
         grid, block = ((*known[:3],), (*known[3:],)) if len(known) == 6 else (None, None)
         return Function(self.names.get(name, f"kernel {name}"), grid, block, registers, shared)  # type: ignore[arg-type]
 
     def _copies(self, kind: str, table: str) -> Iterator[Copy]:
-        if not self._rows(table):
-            return
-        fields = ", ".join(self._column(table, name) for name in ("deviceId", "streamId", "bytes"))
-        rows = self.database.execute(f"SELECT start, end, {fields} FROM {table} WHERE {self._of_process(table)}")
-        for start, end, device, stream, size in rows:
-            yield Copy(kind, start * 1e-9, end * 1e-9, device or 0, stream or 0, size)
+        if self._has(table):
+            fields = (self._column(table, name) for name in ("deviceId", "streamId", "bytes"))
+            start, end, *rest = self._read(table, "start", "end", *fields)
+            for begin, stop, device, stream, size in _rows(_s(start), _s(end), *rest):
+                yield Copy(kind, begin, stop, max(device, 0), max(stream, 0), None if size == UNKNOWN else size)
 
     def _calls(self) -> list[Call]:
-        if not self._rows(RUNTIME):
+        if not self._has(RUNTIME):
             return []
-        wanted = ", ".join(str(number) for number, name in self.names.items() if stalls(name))
-        rows = self.database.execute(
-            f"SELECT nameId, start, end, globalTid, globalTid >> 24 & 0xFFFFFF FROM {RUNTIME} "
-            f"WHERE nameId IN ({wanted}) AND {self._of_process(RUNTIME)} ORDER BY start"
+        waits = ", ".join(str(number) for number, name in self.names.items() if stalls(name))
+        name, start, end, thread = self._read(
+            RUNTIME, "nameId", "start", "end", "globalTid", where=f"nameId IN ({waits})"
         )
-        return [Call(self.names[name], start * 1e-9, end * 1e-9, *of) for name, start, end, *of in rows]
+        rows = zip(name.tolist(), (_s(start)).tolist(), (_s(end)).tolist(), thread.tolist(), strict=True)
+        return [Call(self.names[number], *row) for number, *row in rows]
 
-    def _ranges(self) -> list[Range]:
-        fields = ", ".join(self._column(NVTX, name) for name in ("text", "textId"))
-        rows = self.database.execute(
-            f"SELECT start, end, globalTid, globalTid >> 24 & 0xFFFFFF, {fields} FROM {NVTX} "
-            f"WHERE eventType IN ({PUSH_POP}, {START_END}) AND {self._of_process(NVTX)} ORDER BY start"
-        )
-        ranges, endless = [], []
-        for start, end, thread, pid, text, text_id in rows:
-            name = text if text is not None else self.names.get(text_id, f"range {text_id}")
-            if end is None:
-                endless.append(name)
-            else:
-                ranges.append(Range(name, start * 1e-9, end * 1e-9, thread, pid))
-        if endless:
+    def _ranges(self) -> Ranges:
+        text, text_id = (self._column(NVTX, name) for name in ("text", "textId"))
+        ranges = f"eventType IN ({PUSH_POP}, {START_END})"
+        start, end, thread = self._read(NVTX, "start", "end", "globalTid", where=ranges)
+        query = f"SELECT ifnull({text}, {text_id}) FROM {NVTX} NOT INDEXED WHERE {self._of_process(NVTX)} AND {ranges}"
+        numbers: dict[str, int] = {}
+        codes = []
+        for (said,) in self.database.execute(query):  # the text, or its number among the strings
+            name = said if isinstance(said, str) else self.names.get(said, f"range {said}")
+            codes.append(numbers.setdefault(name, len(numbers)))
+        named = Categorical(list(numbers), np.array(codes, np.int64))
+        ended = end != UNKNOWN
+        if endless := [name for name, ends in zip(named, ended.tolist(), strict=True) if not ends]:
             self.limitations.append(never_end(endless))
-        if not ranges:
+        if not ended.any():
             never = f" that ends ({endless[0]!r} never does): let the recording go on past the step" if endless else ""
             raise ConfigError(f"{self.path} holds no NVTX range{never or ': mark step, forward, backward …'}")
-        return ranges
+        return Ranges(named, _s(start), _s(end), thread).take(ended)
 
     def _overheads(self) -> list[tuple[float, float]]:
         table = "PROFILER_OVERHEAD"
-        if not {"start", "end"} <= {*self.columns.get(table, ())}:
+        if not {"start", "end"} <= {*self.columns.get(table, ())} or not self._has(table):
             return []
-        rows = self.database.execute(
-            f"SELECT start, end FROM {table} WHERE end IS NOT NULL AND {self._of_process(table)}"
-        )
-        return [(start * 1e-9, end * 1e-9) for start, end in rows]
+        start, end = self._read(table, "start", "end", where="end IS NOT NULL")
+        return list(zip((_s(start)).tolist(), (_s(end)).tolist(), strict=True))
+
+
+def _rows(*columns: Ints | Floats) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _s(nanoseconds: Ints) -> Floats:
+    return np.multiply(nanoseconds, 1e-9, dtype=np.float64)
 
 
 def never_end(names: list[str]) -> str:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from cs_systems.analysis.attribution import Place, attribute, main_threads
+import numpy as np
+
+from cs_systems.analysis.attribution import Place, attribute, main_thread
+from cs_systems.analysis.gaps import Gaps, gaps_in
 from cs_systems.analysis.names import STEPS, UNATTRIBUTED, meaning
-from cs_systems.analysis.trace import Function, Range, Recording
+from cs_systems.analysis.trace import Categorical, Function, Ints, Ranges, Recording, Step, distinct, steps_of
 from cs_systems.config import ConfigError, Phase
-
-
-class Step(NamedTuple):
-    """One step by the host's clock: what its range enclosed."""
-
-    name: str
-    start_s: float
-    end_s: float
 
 
 class Sum(NamedTuple):
@@ -41,14 +35,16 @@ class StepKernels(NamedTuple):
 class Profile:
     """What the tables are made from. Kernels that no step launched are in none of the sums.
 
-    `groups`: (kernel, place) → over all steps. `by_step`: (number of the step, device) → its kernels.
+    `places`: of each kernel. `groups`: (kernel, place) → over all steps. `by_step`: (number of the step, device) → its
+    kernels. `gaps`: the time without a kernel, by device.
     """
 
     recording: Recording
     steps: tuple[Step, ...]
-    places: list[Place]
+    places: Categorical[Place]
     groups: dict[tuple[Function, Place], Sum]
     by_step: dict[tuple[int, int], StepKernels]
+    gaps: dict[int, Gaps]
     notes: tuple[str, ...]
 
     @property
@@ -89,34 +85,44 @@ def profile(recording: Recording, steps: str | None = None) -> Profile:
     """Choose the steps by the glob of their range's name (None: `step`, `ProfilerStep#*`, or from one forward to the
     next) and attribute every kernel. Raises ConfigError where no step, or no kernel in one, is found."""
     chosen, note = find_steps(recording, steps)
-    places = attribute(recording)
-    groups, by_step, outside = _sums(recording, places, chosen)
-    before, between = outside
-    if not groups:
+    places, kernels = attribute(recording), recording.kernels
+    number, inside = steps_of(kernels.launched_s, chosen)
+    outside = {"before the first step": number < 0, "between or after the steps": (number >= 0) & ~inside}
+    if len(kernels) and not inside.any():
         raise ConfigError(
-            f"{recording.source}: none of its {len(recording.kernels)} kernels was launched inside {_listed(chosen)} "
-            f"({before.calls} before the first): choose other ranges with --range: {_names(recording.ranges)}"
+            f"{recording.source}: none of its {len(kernels)} kernels was launched inside {_listed(chosen)} "
+            f"({(number < 0).sum()} before the first): choose other ranges with --range: {_names(recording.ranges)}"
         )
     notes = [*recording.limitations, *([note] if note else [])]
-    if before.calls:
-        notes.append(f"{before.calls} kernels ({before.time_s * 1e3:.3g} ms) before the first step are left out")
-    if between.calls:
-        notes.append(f"{between.calls} kernels ({between.time_s * 1e3:.3g} ms) between or after the steps are left out")
-    if lost := sum(kernel.launch_start_s is None for kernel in recording.kernels):
+    if not kernels:
+        notes.append("no kernels: host times of the ranges, not device times")
+    for where, left_out in outside.items():
+        if count := int(left_out.sum()):
+            time_s = float((kernels.end_s - kernels.start_s)[left_out].sum())
+            notes.append(f"{count} kernels ({time_s * 1e3:.3g} ms) {where} are left out")
+    if lost := int(np.isnan(kernels.launch_start_s).sum()):
         notes.append(f"{lost} kernels have no recorded launch and are unattributed")
-    if graph := sum(kernel.in_graph for kernel in recording.kernels):
+    if graph := int(kernels.in_graph.sum()):
         notes.append(
             f"{graph} kernels ran in CUDA graphs: they have the phase of the graph's launch and no layer of their own"
         )
-    return Profile(recording, tuple(chosen), places, groups, by_step, tuple(notes))
+    which = np.flatnonzero(inside)
+    return Profile(
+        recording,
+        tuple(chosen),
+        places,
+        _groups(recording, places, which),
+        _by_step(recording, number, which),
+        gaps_in(kernels, chosen),
+        tuple(notes),
+    )
 
 
 def find_steps(recording: Recording, pattern: str | None) -> tuple[list[Step], str | None]:
     """(the outermost ranges that match, in order; how they were found where that is not by their name)."""
     globs = (pattern,) if pattern else STEPS
-    matching = [r for r in recording.ranges if any(fnmatchcase(r.name, glob) for glob in globs)]
     steps: list[Step] = []
-    for r in sorted(matching, key=lambda r: (r.start_s, -r.end_s)):
+    for r in recording.ranges.named(lambda name: any(fnmatchcase(name, glob) for glob in globs)):
         if not steps or r.start_s >= steps[-1].end_s:
             steps.append(Step(r.name, r.start_s, r.end_s))
     if steps:
@@ -133,11 +139,12 @@ def find_steps(recording: Recording, pattern: str | None) -> tuple[list[Step], s
     )
 
 
-def _steps_by_phases(ranges: Sequence[Range]) -> list[Step]:
-    mains = set(main_threads(ranges).values())
-    phases = sorted((r for r in ranges if r.thread in mains and meaning(r.name).phase), key=lambda r: r.start_s)
+def _steps_by_phases(ranges: Ranges) -> list[Step]:
+    main = main_thread(ranges)
     steps: list[Step] = []
-    for r in phases:
+    for r in ranges.named(lambda name: meaning(name).phase):
+        if r.thread != main:
+            continue
         if meaning(r.name).phase == Phase.FORWARD and (not steps or r.start_s >= steps[-1].end_s):
             steps.append(Step("step", r.start_s, r.end_s))
         elif steps:
@@ -145,46 +152,36 @@ def _steps_by_phases(ranges: Sequence[Range]) -> list[Step]:
     return steps
 
 
-def _sums(
-    recording: Recording, places: Sequence[Place], steps: Sequence[Step]
-) -> tuple[dict[tuple[Function, Place], Sum], dict[tuple[int, int], StepKernels], tuple[Sum, Sum]]:
-    """One pass: (by kernel and place, by step and device, (before the first step, elsewhere outside of steps))."""
-    starts, ends = [step.start_s for step in steps], [step.end_s for step in steps]
-    groups: dict[tuple[Function, Place], list[float]] = {}
-    by_step: dict[tuple[int, int], list[float]] = {}
-    outside = [0, 0.0], [0, 0.0]
-    for kernel, place in zip(recording.kernels, places, strict=True):
-        start, end = kernel.start_s, kernel.end_s
-        time = start if kernel.launch_start_s is None else kernel.launch_start_s
-        number = bisect_right(starts, time) - 1
-        if number < 0 or time > ends[number]:
-            rest = outside[number >= 0]
-            rest[0] += 1
-            rest[1] += end - start
-            continue
-        key = kernel.function, place
-        if (sums := groups.get(key)) is None:
-            sums = groups[key] = [0, 0.0]
-        sums[0] += 1
-        sums[1] += end - start
-        where = number, kernel.device
-        if (own := by_step.get(where)) is None:
-            own = by_step[where] = [0, 0.0, start, end]
-        own[0] += 1
-        own[1] += end - start
-        if start < own[2]:
-            own[2] = start
-        if end > own[3]:
-            own[3] = end
-    return (
-        {key: Sum(int(calls), time) for key, (calls, time) in groups.items()},
-        {key: StepKernels(int(calls), *rest) for key, (calls, *rest) in sorted(by_step.items())},
-        (Sum(*outside[0]), Sum(*outside[1])),  # type: ignore[arg-type]
-    )
+def _groups(recording: Recording, places: Categorical[Place], which: Ints) -> dict[tuple[Function, Place], Sum]:
+    """Kernels and places of the kernels `which`, with their calls and time."""
+    kernels = recording.kernels
+    functions, where = kernels.function.codes[which], places.codes[which]
+    first, codes = distinct(functions, where)
+    time_s = np.bincount(codes, (kernels.end_s - kernels.start_s)[which])
+    sums = map(Sum, np.bincount(codes).tolist(), time_s.tolist())
+    of = zip(functions[first].tolist(), where[first].tolist(), strict=True)
+    return {
+        (kernels.function.values[function], places.values[place]): one
+        for (function, place), one in zip(of, sums, strict=True)
+    }
 
 
-def _names(ranges: Iterable[Range]) -> str:
-    found = Counter(r.name for r in ranges)
+def _by_step(recording: Recording, number: Ints, which: Ints) -> dict[tuple[int, int], StepKernels]:
+    kernels = recording.kernels
+    number, device = number[which], kernels.device[which]
+    start, end = kernels.start_s[which], kernels.end_s[which]
+    first, codes = distinct(number, device)
+    earliest, latest = start[first], end[first]
+    np.minimum.at(earliest, codes, start)
+    np.maximum.at(latest, codes, end)
+    columns = (np.bincount(codes), np.bincount(codes, end - start), earliest, latest)
+    keys = zip(number[first].tolist(), device[first].tolist(), strict=True)
+    rows = map(StepKernels, *(column.tolist() for column in columns))
+    return dict(sorted(zip(keys, rows, strict=True)))
+
+
+def _names(ranges: Ranges) -> str:
+    found = Counter(ranges.name)
     listed = ", ".join(f"{name!r} ({count}×)" for name, count in found.most_common(12))
     return listed + (" …" if len(found) > 12 else "")
 

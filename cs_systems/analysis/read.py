@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cs_systems.analysis import kineto, nsys
-from cs_systems.analysis.trace import Recording, without_collector
+from cs_systems.analysis.trace import Recording
 from cs_systems.config import ConfigError
 
 SQLITE_MAGIC = b"SQLite format 3\0"
@@ -20,14 +20,12 @@ def read(path: Path, process: int | None = None) -> Recording:
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(SQLITE_MAGIC):
-        with without_collector():
-            return nsys.read(path, process)
+        return nsys.read(path, process)
     if path.suffix == ".nsys-rep":
-        with nsys.exported(path) as database, without_collector():
+        with nsys.exported(path) as database:
             return replace(nsys.read(database, process), source=str(path))
     if head.startswith(kineto.GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
-        with without_collector():
-            return kineto.read(path, process)
+        return kineto.read(path, process)
     if not head:
         raise ConfigError(f"{path} is empty: the recording was not written; was there room on the disk?")
     raise ConfigError(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
-from cs_systems.analysis.trace import Kernel, Op, Range, Recording, timelines
+import numpy as np
+
+from cs_systems.analysis.trace import Kernel, Op, Recording, timelines
 
 
 class SequenceRoute:
@@ -17,8 +19,12 @@ class SequenceRoute:
 
     def __init__(self, recording: Recording) -> None:
         ops = recording.ops or []
-        self._lines = timelines(ops)
-        self._ranges = timelines(recording.ranges)
+        thread, start_s, end_s = (
+            np.array([getattr(op, field) for op in ops]) for field in ("thread", "start_s", "end_s")
+        )
+        self._lines = timelines(thread, start_s, end_s, ops)
+        ranges = recording.ranges
+        self._ranges = timelines(ranges.thread, ranges.start_s, ranges.end_s, ranges.name)
         # Of the operators with one number the last is the innermost, which made the node.
         self._forward: dict[tuple[int, int], Op] = {}
         for op in sorted(ops, key=lambda op: op.start_s):
@@ -42,7 +48,7 @@ class SequenceRoute:
         ops = self._ops(kernel)
         return any(op.forward_thread for op in ops) if ops else None
 
-    def forward_ranges(self, kernel: Kernel) -> tuple[Range, ...]:
+    def forward_ranges(self, kernel: Kernel) -> tuple[str, ...]:
         """The ranges, outermost first, in which the forward operator of the kernel's backward operator ran."""
         backward = [op for op in self._ops(kernel) if op.forward_thread]
         if not backward:
@@ -54,6 +60,6 @@ class SequenceRoute:
         return self._ranges[made.thread].at(made.start_s)
 
     def _ops(self, kernel: Kernel) -> tuple[Op, ...]:
-        if kernel.thread not in self._lines or kernel.launch_start_s is None:
+        if kernel.thread is None or kernel.launch_start_s is None or kernel.thread not in self._lines:
             return ()
         return self._lines[kernel.thread].at(kernel.launch_start_s)

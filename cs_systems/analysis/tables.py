@@ -6,18 +6,20 @@ Times and calls are those of one step: the mean over the steps. A share is of al
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from cs_systems.analysis.attribution import Place
 from cs_systems.analysis.families import FAMILIES, family
-from cs_systems.analysis.gaps import busy_s, gap_rows
+from cs_systems.analysis.gaps import gap_rows
+from cs_systems.analysis.host import range_rows
 from cs_systems.analysis.names import LAYERS, PARTS, UNATTRIBUTED, meaning
 from cs_systems.analysis.profile import Profile, Sum
-from cs_systems.analysis.trace import Function
+from cs_systems.analysis.trace import Function, steps_of
 from cs_systems.config import Phase
 from cs_systems.cost import PhaseCost
 from cs_systems.record import Row
@@ -60,7 +62,7 @@ def _summed(profile: Profile, key: Callable[[Function, Place], K | None]) -> dic
 def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     """Each step reconciled, for each device: by the wall clock, by the device's events, and as the GPU saw it: from its
     first kernel to its last, summed over kernels, and busy within the wall time (kernels that overlap counted once)."""
-    busy = busy_s(profile)
+    idle = {device: gaps.idle_s(len(profile.steps)) for device, gaps in profile.gaps.items()}
     rows = []
     for (number, device), kernels in profile.by_step.items():
         step = profile.steps[number]
@@ -74,7 +76,7 @@ def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
                 "event_s": costs.event_s,
                 "gpu_span_s": span_s,
                 "kernel_s": kernels.time_s,
-                "busy_share": busy[number, device] / wall_s,
+                "busy_share": 1 - idle[device][number] / wall_s,
                 "residual_s": wall_s - span_s,
                 "residual_share": (wall_s - span_s) / wall_s,
             }
@@ -214,7 +216,12 @@ def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
 
 def gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     """Time without a kernel by cause; shares are of the steps' wall time."""
-    return gap_rows(profile)
+    return gap_rows(profile.recording, profile.gaps, profile.steps)
+
+
+def ranges(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+    """The host's wall time in each range, which is not the device's time; shares are of the steps' wall time."""
+    return range_rows(profile.recording.ranges, profile.steps)
 
 
 def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
@@ -242,12 +249,11 @@ def _phase_walls(profile: Profile) -> dict[str, float]:
     """Phase → wall time of its outermost ranges within the steps, all steps together."""
     walls: dict[str, float] = defaultdict(float)
     last: dict[str, float] = {}
-    starts = [step.start_s for step in profile.steps]
-    for r in sorted(profile.recording.ranges, key=lambda r: (r.start_s, -r.end_s)):
-        phase = meaning(r.name).phase
-        number = bisect_right(starts, r.start_s) - 1
-        inside = number >= 0 and r.end_s <= profile.steps[number].end_s
-        if phase and inside and r.start_s >= last.get(phase, float("-inf")):
+    ranges = profile.recording.ranges.named(lambda name: meaning(name).phase)
+    number, begins_in = steps_of(np.array([r.start_s for r in ranges]), profile.steps)
+    for r, n, begins in zip(ranges, number.tolist(), begins_in.tolist(), strict=True):
+        phase = str(meaning(r.name).phase)
+        if begins and r.end_s <= profile.steps[n].end_s and r.start_s >= last.get(phase, float("-inf")):
             walls[phase] += r.end_s - r.start_s
             last[phase] = r.end_s
     return walls
@@ -263,6 +269,7 @@ TABLES: dict[str, Callable[[Profile, Costs], list[Row]]] = {
     "parts": parts,
     "attention": attention,
     "gaps": gaps,
+    "ranges": ranges,
 }
 
 

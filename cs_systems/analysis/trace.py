@@ -1,17 +1,75 @@
-"""What a profiler saw, in one plain form for every profiler: a `Recording`. Floor 0.
+"""What a profiler saw, in one plain form for every profiler: a `Recording` of one process. Floor 0.
 
 Times are seconds from an origin that the recording chose, on one clock for host and device. A thread is a number that
-is unique in the recording. What a profiler did not record is None.
+is unique in the recording. What there are millions of stands in columns, arrays with one entry a row; a row made from
+them has None where the profiler did not record something, a column UNKNOWN or NaN.
 """
 
 from __future__ import annotations
 
 import gc
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+T = TypeVar("T")
+UNKNOWN = -1
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """For millions of objects in no cycle: looking through them for garbage, again and again, takes a third of the
+    time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class Categorical(Sequence[T]):
+    """A long column of few distinct values: entry i is `values[codes[i]]`."""
+
+    def __init__(self, values: Sequence[T], codes: Ints) -> None:
+        self.values, self.codes = values, codes
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.take(i) if isinstance(i, slice) else self.values[self.codes[i]]
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self.values.__getitem__, self.codes.tolist())
+
+    def take(self, which: Ints | Bools | slice) -> Categorical[T]:
+        return Categorical(self.values, self.codes[which])
+
+    def codes_where(self, wanted: Callable[[T], object]) -> Bools:
+        """For each entry whether its value is wanted; each distinct value is asked for once."""
+        return np.array([bool(wanted(value)) for value in self.values], bool)[self.codes]
+
+
+def distinct(*columns: Ints) -> tuple[Ints, Ints]:
+    """(first, codes): row `first[k]` is the first of the k-th distinct row, and row i is the `codes[i]`-th distinct."""
+    table = np.stack(columns)
+    # One sort by a hash instead of one by every column; a hash that two rows share is found out.
+    multipliers = np.random.default_rng(0).integers(1, 2**62, len(table), dtype=np.int64) * 2 + 1
+    hashed = (table * multipliers[:, None]).sum(axis=0)  # wraps around
+    _, first, codes = np.unique(hashed, return_index=True, return_inverse=True)
+    if not all((column[first][codes] == column).all() for column in columns):
+        _, first, codes = np.unique(table, axis=1, return_index=True, return_inverse=True)
+    return first, codes.reshape(-1)
 
 
 class Function(NamedTuple):
@@ -35,12 +93,61 @@ class Kernel(NamedTuple):
     end_s: float
     device: int
     stream: int | None
-    pid: int
-    correlation: int | None
     thread: int | None
     launch_start_s: float | None
     launch_end_s: float | None
     in_graph: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Every run of a kernel, in order of their start: the fields of `Kernel` as columns."""
+
+    function: Categorical[Function]
+    start_s: Floats
+    end_s: Floats
+    device: Ints
+    stream: Ints
+    thread: Ints
+    launch_start_s: Floats
+    launch_end_s: Floats
+    in_graph: Bools
+
+    @property
+    def launched_s(self) -> Floats:
+        """When the launch of each began; of what was launched unseen when it began itself."""
+        return np.where(np.isnan(self.launch_start_s), self.start_s, self.launch_start_s)
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    def __getitem__(self, i: int) -> Kernel:
+        return next(self.rows(np.array([i])))
+
+    def __iter__(self) -> Iterator[Kernel]:
+        return self.rows(np.arange(len(self)))
+
+    def rows(self, which: Ints | Bools) -> Iterator[Kernel]:
+        columns = (getattr(self, name)[which].tolist() for name in Kernel._fields[1:])
+        for function, start, end, device, stream, thread, launch, launched, graph in zip(
+            self.function.take(which), *columns, strict=True
+        ):
+            known = not math.isnan(launch)
+            yield Kernel(
+                function,
+                start,
+                end,
+                device,
+                None if stream == UNKNOWN else stream,
+                thread if known else None,
+                launch if known else None,
+                launched if known else None,
+                graph,
+            )
+
+
+_none, _never = np.empty(0, np.int64), np.empty(0)
+NO_KERNELS = Kernels(Categorical([], _none), _never, _never, _none, _none, _none, _never, _never, np.empty(0, bool))
 
 
 class Copy(NamedTuple):
@@ -61,7 +168,6 @@ class Call(NamedTuple):
     start_s: float
     end_s: float
     thread: int
-    pid: int
 
 
 class Range(NamedTuple):
@@ -71,7 +177,44 @@ class Range(NamedTuple):
     start_s: float
     end_s: float
     thread: int
-    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """The fields of `Range` as columns."""
+
+    name: Categorical[str]
+    start_s: Floats
+    end_s: Floats
+    thread: Ints
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    def __iter__(self) -> Iterator[Range]:
+        return map(Range, self.name, self.start_s.tolist(), self.end_s.tolist(), self.thread.tolist())
+
+    def take(self, which: Ints | Bools) -> Ranges:
+        return Ranges(self.name.take(which), self.start_s[which], self.end_s[which], self.thread[which])
+
+    def named(self, wanted: Callable[[str], object]) -> list[Range]:
+        """Those whose name is wanted, in order of their start, what encloses before what it encloses."""
+        found = self.take(self.name.codes_where(wanted))
+        return list(found.take(np.lexsort((-found.end_s, found.start_s))))
+
+
+class Step(NamedTuple):
+    """One step by the host's clock: what its range enclosed."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+def steps_of(time_s: Floats, steps: Sequence[Step]) -> tuple[Ints, Bools]:
+    """(for each time the number of the last step that had begun, -1 before the first; whether it is inside of it)."""
+    number = np.searchsorted([step.start_s for step in steps], time_s, "right") - 1
+    return number, (number >= 0) & (time_s <= np.array([step.end_s for step in steps])[number])
 
 
 class Op(NamedTuple):
@@ -93,74 +236,62 @@ class Recording:
     source: str
     profiler: str  # "nsys" or "kineto"
     devices: dict[int, str]  # number → name
-    kernels: list[Kernel]
+    kernels: Kernels
     copies: list[Copy]
     calls: list[Call]
-    ranges: list[Range]
+    ranges: Ranges
     overheads: list[tuple[float, float]]  # when the profiler itself stood in the way: (start, end) in s
     ops: list[Op] | None
     limitations: tuple[str, ...]
 
 
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Millions of tuples in no cycle: looking through them for garbage, again and again, takes a third of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-class Interval(Protocol):
-    @property
-    def start_s(self) -> float: ...
-    @property
-    def end_s(self) -> float: ...
-
-
-T = TypeVar("T", bound=Interval)
-
-
 class Timeline(Generic[T]):
-    """What was open when, on one thread: `stacks[i]` (outermost first) from `times[i]` to `times[i + 1]`,
-    of which the first and the last are infinite.
+    """What was open when, on one thread: `stacks[stack[i]]` (outermost first) from `times[i]` to `times[i + 1]`,
+    of which the first and the last are infinite. Stacks that are equal are one.
 
     Intervals need not nest: an NVTX start/end range may end before one that it encloses.
     """
 
-    def __init__(self, intervals: Iterable[T]) -> None:
+    def __init__(self, start_s: Floats, end_s: Floats, values: Sequence[T]) -> None:
+        lasting = np.flatnonzero(end_s > start_s)
+        start_s, end_s, count = start_s[lasting], end_s[lasting], len(lasting)
         # At one time what ends goes before what begins, and what ends last begins first.
-        edges: list[tuple[float, int, float, int, T]] = []
-        for number, item in enumerate(intervals):
-            if item.end_s > item.start_s:
-                edges.append((item.start_s, 1, -item.end_s, number, item))
-                edges.append((item.end_s, 0, 0.0, number, item))
-        edges.sort(key=lambda edge: edge[:4])
-        self.times: list[float] = [float("-inf")]
-        self.stacks: list[tuple[T, ...]] = [()]
-        active: list[T] = []
-        for time, begins, _, _, item in edges:
-            active.append(item) if begins else active.remove(item)
-            if time == self.times[-1]:
-                self.stacks[-1] = tuple(active)
+        edges, begins = np.concatenate([start_s, end_s]), np.arange(2 * count) < count
+        order = np.lexsort((np.tile(-end_s, 2), begins, edges))
+        times, stack = [-math.inf], [0]
+        known: dict[tuple[T, ...], int] = {(): 0}
+        active: list[int] = []
+        opened: list[T] = []
+        items = lasting.tolist()
+        for time, edge in zip(edges[order].tolist(), order.tolist(), strict=True):
+            if edge < count:
+                active.append(edge)
+                opened.append(values[items[edge]])
+            else:  # nearly always the innermost
+                at = -1 if active[-1] == edge - count else active.index(edge - count)
+                del active[at], opened[at]
+            number = known.setdefault(tuple(opened), len(known))
+            if time == times[-1]:
+                stack[-1] = number
             else:
-                self.times.append(time)
-                self.stacks.append(tuple(active))
-        self.times.append(float("inf"))
-
-    def index(self, time_s: float) -> int:
-        return bisect_right(self.times, time_s) - 1
+                times.append(time)
+                stack.append(number)
+        self.times: Floats = np.array([*times, math.inf])
+        self.stack: Ints = np.array(stack)
+        self.stacks = list(known)
 
     def at(self, time_s: float) -> tuple[T, ...]:
-        return self.stacks[bisect_right(self.times, time_s) - 1]
+        return self.stacks[int(self.index(np.array([time_s]))[0])]
+
+    def index(self, time_s: Floats) -> Ints:
+        """The number of the stack that is open at each time."""
+        return self.stack[np.searchsorted(self.times, time_s, "right") - 1]
 
 
-def timelines(intervals: Sequence[T], thread: str = "thread") -> dict[int, Timeline[T]]:
+def timelines(thread: Ints, start_s: Floats, end_s: Floats, values: Sequence[T]) -> Mapping[int, Timeline[T]]:
     """A Timeline for each thread that has an interval."""
-    by_thread: dict[int, list[T]] = {}
-    for item in intervals:
-        by_thread.setdefault(getattr(item, thread), []).append(item)
-    return {number: Timeline(items) for number, items in by_thread.items()}
+    lines = {}
+    for number in np.unique(thread).tolist():
+        own = np.flatnonzero(thread == number)
+        lines[number] = Timeline(start_s[own], end_s[own], [values[i] for i in own.tolist()])
+    return lines

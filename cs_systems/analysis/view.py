@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from cs_systems.analysis.attribution import Place, main_threads
+from cs_systems.analysis.attribution import Place, main_thread
 from cs_systems.analysis.families import FAMILIES, family, short_name
 from cs_systems.analysis.names import UNATTRIBUTED, meaning
-from cs_systems.analysis.profile import Profile, Step
+from cs_systems.analysis.profile import Profile
 from cs_systems.analysis.tables import NO_COSTS, TABLES, Costs, notes
-from cs_systems.analysis.trace import Call, Copy, Function, Kernel, Range
+from cs_systems.analysis.trace import Call, Copy, Function, Kernel, Range, Step, steps_of
+from cs_systems.config import ConfigError
 from cs_systems.record import Row
 
 View = dict[str, Any]
@@ -47,6 +48,7 @@ def view(profile: Profile) -> View:
     names: of every kernel of the profile, with short and the number of its family. functions: what else a kernel has.
     places: phase, layer, part. ranges: the names, with the phase and layer that they mean.
     streams, copies, threads, calls: a row for each stream of a device or thread of the host, with its columns.
+    Raises ConfigError where there is no kernel.
     """
     number = median_step(profile)
     step = profile.steps[number]
@@ -55,14 +57,14 @@ def view(profile: Profile) -> View:
     functions, places = Numbered[Function](), Numbered[Place]()
     for function, _ in profile.groups:  # those of other steps too, which the tables tell of
         _ = names[function.name]
-    mains = set(main_threads(profile.recording.ranges).values())
+    main = main_thread(profile.recording.ranges)
     ns = _since(step)
     drawn = {
         "streams": _streams(own.kernels, functions, places, ns),
         "copies": _copies(own.copies, ns),
         "threads": [
-            {"thread": thread, "main": thread in mains, "range": [ranges[r.name] for r in found], **_times(found, ns)}
-            for thread, found in sorted(_by(own.ranges, lambda r: r.thread).items(), key=lambda t: t[0] not in mains)
+            {"thread": thread, "main": thread == main, "range": [ranges[r.name] for r in found], **_times(found, ns)}
+            for thread, found in sorted(_by(own.ranges, lambda r: r.thread).items(), key=lambda t: t[0] != main)
         ],
         "calls": [
             {"thread": thread, "name": [call.name for call in found], **_times(found, ns)}
@@ -108,7 +110,9 @@ def results(profile: Profile, costs: Costs = NO_COSTS) -> dict[str, list[Row]]:
 
 
 def median_step(profile: Profile) -> int:
-    """The number of the step with a kernel whose wall time is the median, the shorter one of two."""
+    """The number of the step with a kernel whose wall time is the median, the shorter of two. Raises ConfigError."""
+    if not profile.by_step:
+        raise ConfigError(f"{profile.recording.source} holds no kernel, and a page shows the kernels of a step")
     walls = sorted((profile.steps[n].end_s - profile.steps[n].start_s, n) for n in {n for n, _ in profile.by_step})
     return walls[(len(walls) - 1) // 2][1]
 
@@ -117,21 +121,16 @@ def within(profile: Profile, step: Step) -> Within:
     """Ranges and calls are the step's where they begin in it; copies, whose launch is not known, from its beginning to
     its end or that of its last kernel."""
 
-    def begins(item: Range | Call) -> bool:
-        return step.start_s <= item.start_s <= step.end_s
-
     recording = profile.recording
-    kernels = [
-        (kernel, place)
-        for kernel, place in zip(recording.kernels, profile.places, strict=True)
-        if step.start_s <= (kernel.start_s if kernel.launch_start_s is None else kernel.launch_start_s) <= step.end_s
-    ]
+    _, of_step = steps_of(recording.kernels.launched_s, [step])
+    places = profile.places.take(of_step)
+    kernels = list(zip(recording.kernels.rows(of_step), places, strict=True))
     end_s = max([step.end_s, *(kernel.end_s for kernel, _ in kernels)])
     return Within(
         kernels,
         sorted((c for c in recording.copies if step.start_s <= c.start_s <= end_s), key=lambda c: c.start_s),
-        sorted(filter(begins, recording.ranges), key=lambda r: (r.start_s, -r.end_s)),
-        sorted(filter(begins, recording.calls), key=lambda c: c.start_s),
+        recording.ranges.take(steps_of(recording.ranges.start_s, [step])[1]).named(lambda name: True),
+        sorted((c for c in recording.calls if step.start_s <= c.start_s <= step.end_s), key=lambda c: c.start_s),
     )
 
 

@@ -36,7 +36,7 @@ class Analyze:
     table: Annotated[Names, arg(help=", ".join(SHOWN), help_behavior_hint="(default: all)")] = ()
     range: Annotated[MaybeText, optional("GLOB", "the ranges that are steps", "step, or ProfilerStep#*")] = None
     process: Annotated[MaybeInt, optional("PID", "which process, where a file holds several")] = None
-    top: Annotated[MaybeInt, optional("N", "so many kernels and steps", "10; in CSV all")] = None
+    top: Annotated[MaybeInt, optional("N", "so many kernels, steps and ranges", "10; in CSV all")] = None
     format: Annotated[Format, arg(help="what to write; html: a page with a timeline of one step")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "write there instead of to the terminal")] = None
 
@@ -54,10 +54,7 @@ def run(args: Analyze) -> int:
         raise ConfigError(f"--top {args.top}: it must be at least 1")
     if args.format == "html" and (args.other or args.table or args.top):
         raise ConfigError("an HTML page shows every table of one recording: leave out FILE2, --table and --top")
-    from cs_systems.analysis.trace import without_collector
-
-    with without_collector():
-        text = _text(args, tables)
+    text = _text(args, tables)
     if args.output:
         args.output.write_text(text, encoding="utf-8")
         print(f"{args.format}: {args.output}", file=sys.stderr)
@@ -83,16 +80,18 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
     from cs_systems.analysis.tables import NO_COSTS, TABLES, notes
 
     parts: list[Part] = []
-    for name in tables:
-        rows = TABLES[name](profile, NO_COSTS)
+    made = {name: TABLES[name](profile, NO_COSTS) for name in tables}
+    if not profile.recording.kernels and not args.table:
+        made = {name: rows for name, rows in made.items() if rows}
+    for name, rows in made.items():
         said = notes(name, profile, rows)
         top = args.top or (len(rows) if args.format == "csv" else 10)
         if name == "kernels" and rows[top:]:
             rest = sum(row["share"] for row in rows[top:])
             said.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time: show more with --top")
-        if name == "steps" and rows[top:]:
-            said.append(f"{len(rows) - top} more step(s): show more with --top")
-        rows = rows[:top] if name in ("kernels", "steps") else rows
+        if name in ("steps", "ranges") and rows[top:]:
+            said.append(f"{len(rows) - top} more {name}: show more with --top")
+        rows = rows[:top] if name in ("kernels", "steps", "ranges") else rows
         parts.append((CAPTIONS[name], rows, SHOWN[name], said))
     return document_text(args.format, _heading(profile), parts)
 
@@ -101,8 +100,9 @@ def _heading(profile: Profile) -> list[str]:
     recording = profile.recording
     devices = ", ".join(recording.devices.get(device, f"GPU {device}") for device in profile.devices)
     calls = sum(kernels.calls for kernels in profile.by_step.values()) / len(profile.steps)
+    steps = f"{len(profile.steps)} steps" + (f" of {calls:,.0f} kernels" if recording.kernels else "")
     return [
-        f"{recording.source} · {recording.profiler} · {devices} · {len(profile.steps)} steps of {calls:,.0f} kernels",
+        " · ".join(filter(None, [recording.source, recording.profiler, devices, steps])),
         "times under a profiler: for shares and causes, not to be quoted as timings",
         *profile.notes,
     ]

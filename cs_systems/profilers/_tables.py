@@ -9,7 +9,6 @@ from statistics import median
 from cs_systems.analysis.profile import profile
 from cs_systems.analysis.read import read
 from cs_systems.analysis.tables import ALL, Ceilings, Costs
-from cs_systems.analysis.trace import without_collector
 from cs_systems.analysis.view import results as analysis_results
 from cs_systems.analysis.view import view
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, describe
@@ -30,17 +29,19 @@ def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
     """Every table of `analysis.tables`, `coverage`, `overhead`, and `notes`: {table, note}, what must be said of each;
     and `page`, the artifact that shows one step and all of them.
 
-    A recording without kernels (a CPU's) has `overhead` alone: a caveat says so, and the recording is kept.
+    Of a recording without kernels (a CPU's) there are `overhead` and `ranges` alone, and a caveat that says so.
     """
     cost = {"overhead": overhead(record)}
+    remedy = f"open {recording.name} in the profiler's own viewer"
     try:
-        with without_collector():
-            seen = profile(read(recording))
-            results = analysis_results(seen, costs_of(record)) | cost
-            drawn = view(seen)
+        seen = profile(read(recording))
     except ConfigError as error:
-        caveat = Caveat("no-tables", str(error), f"open {recording.name} in the profiler's own viewer")
-        return Collected(results=cost, warnings=(caveat,))
+        return Collected(results=cost, warnings=(Caveat("no-tables", str(error), remedy),))
+    results = analysis_results(seen, costs_of(record)) | cost
+    if not seen.recording.kernels:
+        lacks = f"{recording.name} holds no kernel: there are host times of the ranges alone, not device times"
+        few = {name: results[name] for name in ("overhead", "ranges")}
+        return Collected(results=few, warnings=(Caveat("no-tables", lacks, f"profile on a GPU, or {remedy}"),))
     results["coverage"] = [
         {
             "profiler": seen.recording.profiler,
@@ -54,7 +55,7 @@ def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
     if record.run_config.compile != "none":
         meant = FUSED if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED
         results["notes"].append({"table": "layers", "note": meant})
-    page.write_text(render(drawn, results, describe(record.run_config)), encoding="utf-8")
+    page.write_text(render(view(seen), results, describe(record.run_config)), encoding="utf-8")
     return Collected({"page": page}, results)
 
 

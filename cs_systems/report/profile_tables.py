@@ -41,6 +41,10 @@ SHOWN = {
         "device": "GPU", "cause": "cause", "gaps_per_step": "gaps", "time_s": "time", "share": "of wall time",
         "longest_s": "longest",
     },
+    "ranges": {
+        "phase": "phase", "range": "range", "calls_per_step": "calls", "total_s": "host time", "self_s": "of its own",
+        "share": "of wall time",
+    },
 }  # fmt: skip
 CAPTIONS = {
     "steps": "steps: the host's clock against what the GPU did",
@@ -52,6 +56,7 @@ CAPTIONS = {
     "parts": "parts of the blocks, all blocks together, per step",
     "attention": "inside attention, per step",
     "gaps": "time without a kernel by cause, per step",
+    "ranges": "ranges by the host's time, per step",
 }
 
 

@@ -22,7 +22,6 @@ import cs_systems
 from cs_systems.analysis.attribution import attribute
 from cs_systems.analysis.check import check
 from cs_systems.analysis.read import read
-from cs_systems.analysis.trace import without_collector
 from cs_systems.cli._sweep import print_progress
 from cs_systems.cli.profile import print_profile
 from cs_systems.config import COMPILE_MODES, RunConfig, describe, preset
@@ -71,9 +70,8 @@ def row(record: RunRecord, folder: Path) -> list[str]:
 
 def wrong(trace: Path) -> str:
     """The share of the kernel time, of that which sequence numbers speak of, that they give to another layer."""
-    with without_collector():
-        recording = read(trace)
-        found = check(recording, attribute(recording))
+    recording = read(trace)
+    found = check(recording, attribute(recording))
     share = found.wrong_share
     return "nothing checked" if share is None else f"{share:.2%} of {found.checked_kernels} kernels"
 

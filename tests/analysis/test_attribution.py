@@ -100,7 +100,7 @@ def test_the_check_agrees_with_a_right_attribution(with_blocks: list[Event], tra
 @pytest.mark.parametrize("planted", ["wrong phase", "wrong layer"])
 def test_the_check_finds_a_planted_wrong_attribution(with_blocks: list[Event], trace: Trace, planted: str) -> None:
     recording = read(trace(with_blocks))
-    places = attribute(recording)
+    places = list(attribute(recording))
     number = next(i for i, place in enumerate(places) if place.phase == "backward" and place.layer == "block 2")
     right = places[number]
     places[number] = right._replace(phase="forward") if planted == "wrong phase" else right._replace(layer="block 1")
@@ -113,7 +113,7 @@ def test_the_check_finds_a_planted_wrong_attribution(with_blocks: list[Event], t
 
 
 def test_the_check_finds_what_was_taken_for_backward(kineto_recording: Recording) -> None:
-    places = attribute(kineto_recording)
+    places = list(attribute(kineto_recording))
     number = next(i for i, place in enumerate(places) if place.phase == "forward")
     places[number] = places[number]._replace(phase="backward")
     assert [row["by_sequence_number"] for row in check(kineto_recording, places).rows] == ["not backward"]
@@ -139,7 +139,7 @@ def test_ranges_of_the_autograd_thread_say_the_layer(export: Callable[..., Path]
         ],
         kernels=[("gemm", 2000 + 10 * n, 2005 + 10 * n, n) for n in range(1, 11)],
     )  # fmt: skip
-    assert attribute(read(path)) == [
+    assert list(attribute(read(path))) == [
         Place("forward", "block 0", "attention.scores"),
         Place("forward", "block 0", "attention"),
         Place("forward", "block 0", None),
@@ -159,7 +159,7 @@ def test_loss_and_optimizer_are_modules_of_their_own(export: Callable[..., Path]
         launches=[(20, 25, MAIN, 1), (220, 225, MAIN, 2)],
         kernels=[("nll_loss", 400, 405, 1), ("adam", 410, 415, 2)],
     )
-    assert attribute(read(path)) == [Place("loss", "loss", None), Place("optimizer", "optimizer", None)]
+    assert list(attribute(read(path))) == [Place("loss", "loss", None), Place("optimizer", "optimizer", None)]
 
 
 @pytest.mark.parametrize(

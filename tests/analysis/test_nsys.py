@@ -34,7 +34,7 @@ def test_a_kernel_carries_what_the_export_says(export: Export) -> None:
     assert kernel.function == ("gemm", (8, 4, 2), (128, 1, 1), 32, 124)
     assert (kernel.start_s, kernel.end_s) == pytest.approx((200e-9, 300e-9))
     assert (kernel.launch_start_s, kernel.launch_end_s) == pytest.approx((100e-9, 110e-9))
-    assert (kernel.pid, kernel.thread, kernel.in_graph) == (7, MAIN, False)
+    assert (kernel.device, kernel.stream, kernel.thread, kernel.in_graph) == (0, 7, MAIN, False)
 
 
 def test_nothing_is_written_beside_or_into_the_file(nsys_path: Path) -> None:
@@ -68,6 +68,9 @@ def test_a_table_that_a_lazy_export_leaves_out_is_no_error(change: Callable[...,
     [
         (f"DROP TABLE {KERNELS}", "holds no kernel: record with --trace=cuda,nvtx"),
         (f"DELETE FROM {KERNELS}", "holds no kernel"),
+        ("DELETE FROM NVTX_EVENTS", "holds no NVTX range: record with --trace=cuda,nvtx"),
+        (f"UPDATE {KERNELS} SET start = 'soon'", "is a damaged export .*KERNEL has a text where a number belongs"),
+        (f"UPDATE {KERNELS} SET start = '1,2'", "is a damaged export .*KERNEL has a text where a number belongs"),
         ("DROP TABLE NVTX_EVENTS", "holds no NVTX range: record with --trace=cuda,nvtx"),
         ("UPDATE NVTX_EVENTS SET end = NULL", "that ends .'step' never does.: let the recording go on"),
         ("UPDATE NVTX_EVENTS SET eventType = 34", "holds no NVTX range: mark step"),
@@ -101,7 +104,7 @@ def test_one_of_two_processes_can_be_chosen(export: Export) -> None:
     recording = read(path, process=9)
     assert [kernel.function.name for kernel in recording.kernels] == ["softmax"]
     assert recording.kernels[0].thread == (9 << 24) + 1
-    assert {r.pid for r in recording.ranges} == {9}
+    assert {r.thread for r in recording.ranges} == {(9 << 24) + 1}
 
 
 def test_ranges_that_never_end_are_left_out_and_named(export: Export) -> None:
@@ -128,6 +131,16 @@ def test_a_graph_has_one_launch_and_many_kernels(export: Export) -> None:
     made = profile(read(path))
     assert [place.phase for place in made.places] == ["forward"] * 5
     assert "5 kernels ran in CUDA graphs" in made.notes[-1]
+
+
+def test_graphs_alone_recorded_as_a_whole_leave_nothing_to_analyse(change: Callable[..., Path]) -> None:
+    path = change(
+        f"DROP TABLE {KERNELS}",
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start, end)",
+        "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1, 2)",
+    )
+    with pytest.raises(ConfigError, match=r"CUDA graphs as a whole and no kernel: record with --cuda-graph-trace=node"):
+        read(path)
 
 
 def test_graphs_that_were_recorded_as_a_whole_are_a_limitation(change: Callable[..., Path]) -> None:

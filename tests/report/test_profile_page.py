@@ -14,6 +14,7 @@ import pytest
 
 from cs_systems.analysis.profile import Profile, profile
 from cs_systems.analysis.read import read
+from cs_systems.analysis.trace import Categorical
 from cs_systems.analysis.view import results, view
 from cs_systems.cli import main
 from cs_systems.report.profile_page import render
@@ -115,11 +116,11 @@ def nsys_page(nsys_path: Path) -> str:
 def evil_page(nsys_path: Path) -> str:
     """The real step with HTML for the names of a kernel, of a range, of the step, of the device and of the file."""
     recording = read(nsys_path)
-    kernels = [
-        k._replace(function=k.function._replace(name=EVIL)) if "gemm" in k.function.name else k
-        for k in recording.kernels
-    ]
-    ranges = [r._replace(name={"ffn": EVIL}.get(r.name, r.name)) for r in recording.ranges]
+    kernels, ranges = recording.kernels, recording.ranges
+    functions = [f._replace(name=EVIL) if "gemm" in f.name else f for f in kernels.function.values]
+    kernels = replace(kernels, function=Categorical(functions, kernels.function.codes))
+    names = [{"ffn": EVIL}.get(name, name) for name in ranges.name.values]
+    ranges = replace(ranges, name=Categorical(names, ranges.name.codes))
     changed = replace(recording, kernels=kernels, ranges=ranges, devices={0: EVIL}, limitations=(EVIL,))
     return page_of(profile(changed), EVIL)
 
@@ -160,7 +161,8 @@ def test_it_says_what_is_shown_and_what_is_not_known(nsys_page: str) -> None:
 
 def test_kernels_of_a_graph_are_said_to_share_its_launch(nsys_path: Path) -> None:
     recording = read(nsys_path)
-    graph = [k._replace(in_graph="gemm" in k.function.name) for k in recording.kernels]
+    kernels = recording.kernels
+    graph = replace(kernels, in_graph=kernels.function.codes_where(lambda function: "gemm" in function.name))
     text = Page(page_of(profile(replace(recording, kernels=graph)))).text
     assert re.search(r"\d+ kernels of this step ran in CUDA graphs, by \d+ launch\(es\): the kernels of a graph", text)
 
