@@ -33,13 +33,15 @@ def command(config: RunConfig, out: Path, *, on_cuda: bool) -> list[str]:
 
 def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
     """The record with the profiler's tables and, where they are kept, files; its status says where it left none."""
+    profiler: Profiler = plugins.get("profilers", record.run_config.profiler)
+    if reason := profiler.refused(out):
+        return replace(record, status="unavailable", reason=reason, measurement=None)
     if record.status != "ok":
         return record
-    profiler: Profiler = plugins.get("profilers", record.run_config.profiler)
     try:
         found = profiler.collect(out, record)
     except ProfileLost as error:
-        return replace(record, status=error.status, reason=str(error))
+        return replace(record, status="error", reason=str(error))
     return replace(
         record,
         results=record.results | found.results,

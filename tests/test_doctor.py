@@ -10,7 +10,7 @@ import pytest
 
 from cs_systems import plugins
 from cs_systems.cli import doctor, main
-from cs_systems.profilers import nsys
+from cs_systems.profilers import ncu, nsys
 from cs_systems.record import Row
 
 
@@ -109,16 +109,18 @@ def test_an_nsys_that_fails_or_hangs_is_told(
 
 def test_ncu_may_be_for_root_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(tmp_path, "ncu", "Version 2025.3.1.0 (build 36398880) (public-release)")
+    (tmp_path / "ncu_report.py").touch()
     (tmp_path / "params").write_text("RmProfilingAdminOnly: 1\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(doctor, "_DRIVER_PARAMETERS", tmp_path / "params")
-    monkeypatch.setattr(doctor.os, "geteuid", lambda: 1000)
-    row = doctor._ncu()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(ncu, "_DRIVER_PARAMETERS", tmp_path / "params")
+    monkeypatch.setattr(ncu.os, "geteuid", lambda: 1000)
+    row = ncu.check()
     assert (row["state"], row["found"]) == ("problem", "2025.3.1.0, but the driver gives counters to root alone")
     assert "NVreg_RestrictProfilingToAdminUsers=0" in row["remedy"]
 
-    monkeypatch.setattr(doctor.os, "geteuid", lambda: 0)
-    assert doctor._ncu()["state"] == "ok"
+    monkeypatch.setattr(ncu.os, "geteuid", lambda: 0)
+    assert ncu.check()["state"] == "ok"
 
 
 def test_a_folder_below_a_file_is_a_problem(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Read what a profiler recorded: which kernels, which phase, which layer, and where the GPU was idle. Takes an SQLite
 export or .nsys-rep of nsys, or a Chrome trace (.json, .json.gz) of torch.profiler; of two files, where the second
-differs.
+differs. Of a .ncu-rep, what the counters tell of each kernel.
 
 Times under a profiler tell shares and causes; to know how long a step takes, use `cs-systems time`.
 """
@@ -29,7 +29,7 @@ COMPARED = {"phases": "phase", "families": "family", "layers": "layer"}
 
 @dataclass(frozen=True)
 class Analyze:
-    file: Annotated[Positional[Path], arg(metavar="FILE", help=".sqlite, .nsys-rep, .json or .json.gz")]
+    file: Annotated[Positional[Path], arg(metavar="FILE", help=".sqlite, .nsys-rep, .json, .json.gz or .ncu-rep")]
     other: Annotated[
         Positional[MaybePath], optional("FILE2", "hold this one (B) against FILE (A), by phase, family and layer")
     ] = None
@@ -46,6 +46,16 @@ ARGS = Analyze
 
 def run(args: Analyze) -> int:
     """Exit status 0. Raises ConfigError for a malformed request, or a file from which no true table can be made."""
+    text = _counters(args) if args.file.suffix == ".ncu-rep" else _recording(args)
+    if args.output:
+        args.output.write_text(text, encoding="utf-8")
+        print(f"{args.format}: {args.output}", file=sys.stderr)
+    else:
+        sys.stdout.write(text)
+    return 0
+
+
+def _recording(args: Analyze) -> str:
     known = COMPARED if args.other else SHOWN
     tables = [one_of("table of a comparison" if args.other else "table", name, known) for name in args.table or known]
     if args.format == "csv" and len(tables) != 1:
@@ -54,13 +64,7 @@ def run(args: Analyze) -> int:
         raise ConfigError(f"--top {args.top}: it must be at least 1")
     if args.format == "html" and (args.other or args.table or args.top):
         raise ConfigError("an HTML page shows every table of one recording: leave out FILE2, --table and --top")
-    text = _text(args, tables)
-    if args.output:
-        args.output.write_text(text, encoding="utf-8")
-        print(f"{args.format}: {args.output}", file=sys.stderr)
-    else:
-        sys.stdout.write(text)
-    return 0
+    return _text(args, tables)
 
 
 def _text(args: Analyze, tables: Sequence[str]) -> str:
@@ -74,6 +78,18 @@ def _text(args: Analyze, tables: Sequence[str]) -> str:
 
         return render(view(profiles[0]), results(profiles[0]), f"{args.file.name}, by {profiles[0].recording.profiler}")
     return "\n".join(_comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0]))
+
+
+def _counters(args: Analyze) -> str:
+    from cs_systems.analysis.ncu import read
+    from cs_systems.cli._counters import counters_text
+
+    if args.other or args.table or args.range or args.top or args.process is not None or args.format == "html":
+        raise ConfigError(
+            f"{args.file} holds counters of single kernels: it takes --format (but html) and --output alone"
+        )
+    rows = read(args.file)
+    return "\n".join(counters_text(f"{args.file} · ncu · {len(rows)} kernels", rows, args.format))
 
 
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:

@@ -20,9 +20,6 @@ from cs_systems.cli._options import flag
 from cs_systems.record import Row
 
 LITTLE_SPACE_BYTES = 1 << 30
-_REMEDY_OF_NCU = "install Nsight Compute: apt install nsight-compute, from NVIDIA's CUDA repository"
-# The driver tells here whether only root may read hardware counters.
-_DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,10 @@ ARGS = Doctor
 
 def run(args: Doctor) -> int:
     from cs_systems.cli._sweep import EXIT_NOTHING
-    from cs_systems.profilers import nsys
+    from cs_systems.profilers import ncu, nsys
 
     found_nsys = nsys.check()
-    rows = [_python(), *_asked_of_a_worker(), _nvtx(found_nsys), found_nsys, _ncu(), _folder(Path("runs"))]
+    rows = [_python(), *_asked_of_a_worker(), _nvtx(found_nsys), found_nsys, ncu.check(), _folder(Path("runs"))]
     if args.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
@@ -100,20 +97,6 @@ def _nvtx(found_nsys: Row) -> Row:
     if reason := nsys.loses_ranges():
         return _row("nvtx", f"{found} does not work with nsys {found_nsys['found']}: {reason}", "problem", remedy)
     return _row("nvtx", f"{found}, recorded by nsys")
-
-
-def _ncu() -> Row:
-    path = shutil.which("ncu")
-    if path is None:
-        return _row("ncu", "not on PATH: no kernel profile with Nsight Compute", "missing", _REMEDY_OF_NCU)
-    from cs_systems.profilers import nsys
-
-    found = nsys.version_of(path)
-    for_root_alone = _DRIVER_PARAMETERS.exists() and "RmProfilingAdminOnly: 1" in _DRIVER_PARAMETERS.read_text()
-    if for_root_alone and os.geteuid() != 0:
-        remedy = "run ncu as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
-        return _row("ncu", f"{found}, but the driver gives counters to root alone", "problem", remedy)
-    return _row("ncu", found)
 
 
 def _folder(folder: Path) -> Row:

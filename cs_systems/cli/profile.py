@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import ModelCells, Names, Steps, Sweep, flag
+from cs_systems.cli._counters import counters_text
+from cs_systems.cli._options import MaybeText, ModelCells, Names, Steps, Sweep, flag, optional
 from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
 from cs_systems.record import Row, RunRecord
@@ -24,7 +25,10 @@ TOP = 10  # kernels that are printed; the record has all
 
 @dataclass(frozen=True)
 class Profile:
-    with_: Annotated[Literal["nsys", "kineto"], arg(name="with", help="nsys, or kineto (torch.profiler)")]
+    with_: Annotated[
+        Literal["nsys", "kineto", "ncu"],
+        arg(name="with", help="nsys, kineto (torch.profiler), or ncu: counters"),
+    ]
     cells: ModelCells = field(default_factory=ModelCells)
     steps: Steps = field(default_factory=lambda: Steps(steps=3))
     sweep: Sweep = field(default_factory=Sweep)
@@ -33,6 +37,9 @@ class Profile:
     nsys_arg: Annotated[
         Names, arg(help="more options for nsys profile: --nsys-arg=--gpu-metrics-device=0", help_behavior_hint="")
     ] = ()
+    kernel: Annotated[MaybeText, optional("REGEX", "for ncu: kernels whose function's name has a match")] = None
+    range: Annotated[MaybeText, optional("NAME", "for ncu: kernels inside this range: block 0/*/scores")] = None
+    ncu_arg: Annotated[Names, arg(help="more options for ncu: --ncu-arg=--launch-count=50", help_behavior_hint="")] = ()
 
 
 ARGS = Profile
@@ -42,10 +49,9 @@ def run(args: Profile) -> int:
     from cs_systems.cli._sweep import run_and_report
     from cs_systems.runner import profiler_commands
 
-    if args.with_ != "nsys" and (args.nsys_arg or args.show_command):
-        raise ConfigError(f"--nsys-arg and --show-command are for --with nsys, not for --with {args.with_}")
+    options = _options(args)
     configs = [
-        replace(config, profiler=args.with_, profiler_args=args.nsys_arg)
+        replace(config, profiler=args.with_, profiler_args=options)
         for config in args.cells.configs(args.steps.base(workload=args.workload))
     ]
     if args.show_command:
@@ -56,9 +62,32 @@ def run(args: Profile) -> int:
     return run_and_report(configs, args.sweep, "profile", args.steps.seed, print_profile)
 
 
+def _options(args: Profile) -> tuple[str, ...]:
+    """What a person tells the profiler. Raises ConfigError for what this one does not take."""
+    given = {
+        "--nsys-arg": ("nsys", args.nsys_arg),
+        "--show-command": ("nsys ncu", args.show_command),
+        "--kernel": ("ncu", args.kernel),
+        "--range": ("ncu", args.range),
+        "--ncu-arg": ("ncu", args.ncu_arg),
+    }
+    for option, (profilers, value) in given.items():
+        if value and args.with_ not in profilers.split():
+            raise ConfigError(f"{option} is for --with {' and '.join(profilers.split())}, not for --with {args.with_}")
+    if args.with_ != "ncu":
+        return args.nsys_arg
+    from cs_systems.profilers.ncu import chosen
+
+    return (*chosen(args.kernel, args.range), *args.ncu_arg)
+
+
 def print_profile(record: RunRecord) -> None:
     """The tables of one record, each with what must be said under it, and where the recording is."""
     results = record.results
+    if "counters" in results:
+        print(*counters_text(describe(record.run_config), results["counters"]), sep="\n")
+        _print_artifacts(record)
+        return
     print(*(overhead(record, row) for row in results.get("overhead", ())), sep="\n")
     if "coverage" not in results:  # the caveat says why
         return
@@ -71,6 +100,10 @@ def print_profile(record: RunRecord) -> None:
             rest = sum(row["share"] for row in rows[TOP:])
             notes.append(f"{len(rows) - TOP} more kernel(s) take {rest:.1%} of the time: the record has all")
         print(table_text(CAPTIONS[name], rows[:TOP] if name == "kernels" else rows, SHOWN[name], notes))
+    _print_artifacts(record)
+
+
+def _print_artifacts(record: RunRecord) -> None:
     print(*(f"{what}: {file} in the folder of the records" for what, file in record.artifacts.items()), sep="\n")
 
 

@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 class ProfileLost(RuntimeError):
     """The profiler left nothing, although the cell was measured; the message says what it said."""
 
-    status = "error"
-
-
-class ProfileRefused(ProfileLost):
-    """This machine does not let the profiler do its work; the message ends in the remedy."""
-
-    status = "unavailable"
-
 
 @dataclass(frozen=True)
 class Collected:
@@ -52,10 +44,13 @@ class Profiler:
     problem: `() -> reason with its remedy`, None where the profiler can work.
     launch: `(argv, out, options, on_cuda) -> argv` that runs the worker; `options` are the person's own.
     region: `(out, device, model) -> context manager`; the model is None where its modules cannot be annotated.
+    refused: `(out) -> reason with its remedy` where the machine kept the profiler from its work, which shows only once
+        the worker has ended, however it did.
     collect: `(out, record) -> Collected`. Raises ProfileLost.
     """
 
     problem: Callable[[], str | None] = lambda: None
     launch: Callable[[Sequence[str], Path, Sequence[str], bool], list[str]] = lambda argv, *_: list(argv)
     region: Callable[[Path, Device, Any], AbstractContextManager[object]] = _no_region
+    refused: Callable[[Path], str | None] = lambda out: None
     collect: Callable[[Path, RunRecord], Collected] = lambda *_: Collected()

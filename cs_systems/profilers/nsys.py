@@ -88,7 +88,7 @@ def loses_ranges() -> str | None:
             except subprocess.TimeoutExpired:
                 return f"{argv[0]} {argv[1]} did not end within {PAIR_TIMEOUT_S} s"
             except subprocess.CalledProcessError:
-                return f"{argv[0]} {argv[1]} failed: {_last_line(said.read_text())}"
+                return f"{argv[0]} {argv[1]} failed: {last_line(said.read_text())}"
         with closing(sqlite3.connect(database)) as opened:
             count = f"SELECT count(*) FROM NVTX_EVENTS WHERE eventType = {PUSH_POP}"
             try:
@@ -98,7 +98,7 @@ def loses_ranges() -> str | None:
     return None if found else "the range that was emitted is not in the recording"
 
 
-def _last_line(said: str) -> str:
+def last_line(said: str) -> str:
     return (said.strip().splitlines() or ["no message"])[-1]
 
 
@@ -139,9 +139,9 @@ def collect(out: Path, record: RunRecord) -> Collected:
         raise ProfileLost("nsys left no report: worker.log beside the records has its last words")
     done = subprocess.run([*EXPORT, "-o", database, report], capture_output=True, text=True)
     if done.returncode or not database.is_file():
-        raise ProfileLost(f"nsys cannot export {report}: {_last_line(done.stdout + done.stderr)}")
+        raise ProfileLost(f"nsys cannot export {report}: {last_line(done.stdout + done.stderr)}")
     found = tables(database, record, Path(f"{out}.page.html"))
     return replace(found, artifacts={"nsys": report, "sqlite": database, **found.artifacts})
 
 
-PROFILER = Profiler(problem, launch, region, collect)
+PROFILER = Profiler(problem, launch, region, collect=collect)

@@ -103,7 +103,7 @@ def test_what_cannot_be_profiled_is_said_before_anything_runs(capsys: pytest.Cap
     with pytest.raises(ConfigError, match="unknown profiler 'kinto': did you mean kineto"):
         next(iter(cs_systems.sweep([replace(TINY, profiler="kinto")])))
     assert main(["profile", "--with", "kineto", "--size", "tiny", "--nsys-arg=--stats=true"]) == 2
-    assert "are for --with nsys, not for --with kineto" in capsys.readouterr().err
+    assert "--nsys-arg is for --with nsys, not for --with kineto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("precision", "said", "status"), [("fp32", "ok", 0), ("tf32", "unavailable: ", 1)])

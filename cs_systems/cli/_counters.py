@@ -1,0 +1,48 @@
+"""The counters of a report of ncu for a person: three tables that fit a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cs_systems.cli._tables import Part, document_text, table_text
+from cs_systems.record import Row
+
+# Caption → (columns of `analysis.ncu` with their headings, what they mean).
+SHOWN: dict[str, tuple[dict[str, str], str]] = {
+    "occupancy and efficiency": (
+        {
+            "kernel": "kernel", "inside": "inside", "time_s": "time", "occupancy_share": "occupancy",
+            "highest_occupancy_share": "at most", "sm_efficiency_share": "SM eff.",
+            "warp_efficiency_share": "warp eff.",
+        },
+        "occupancy: of the warps that an SM holds, and the most that registers and shared memory allow; SM eff.: of "
+        "the time, with a warp in flight; warp eff.: of 32 threads, active in an instruction",
+    ),
+    "throughput": (
+        {
+            "kernel": "kernel", "sm_share": "SM", "memory_share": "memory", "dram_share": "DRAM",
+            "dram_read_bytes_per_s": "read", "dram_write_bytes_per_s": "written", "load_bytes_per_s": "load",
+            "store_bytes_per_s": "store",
+        },
+        "SM, memory, DRAM: of what the chip can sustain; read, written: DRAM; load, store: global memory, by the "
+        "load/store units",
+    ),
+    "shared memory": (
+        {
+            "kernel": "kernel", "registers": "regs", "shared_bytes": "a block", "shared_load_bytes_per_s": "load",
+            "shared_store_bytes_per_s": "store", "shared_load_conflicts": "ld conflicts",
+            "shared_store_conflicts": "st conflicts",
+        },
+        "conflicts: wavefronts beyond those that the accesses need; load, store: at most, at 128 bytes a wavefront",
+    ),
+}  # fmt: skip
+ALONE = "each kernel ran several times, alone and on cold caches: its time is for these counters only"
+
+
+def counters_text(heading: str, rows: Sequence[Row], format: str = "terminal") -> list[str]:
+    """The rows of `analysis.ncu.read` as tables, in CSV as one; a person is shown the innermost of the ranges."""
+    if format == "csv":
+        return [table_text("", rows, {}, (), format)]
+    readable = [row | {"inside": row["ranges"].rpartition(" > ")[2] or None} for row in rows]
+    parts: list[Part] = [(caption, readable, titles, [note]) for caption, (titles, note) in SHOWN.items()]
+    return document_text(format, [heading, ALONE], parts)

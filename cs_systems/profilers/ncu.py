@@ -1,0 +1,128 @@
+"""Nsight Compute: hardware counters of single kernels. The worker runs under `ncu`, which runs each kernel that it
+counts several times over: the step's times mean nothing then, and there are no tables of time.
+
+`profiler_args` say which kernels: `chosen(kernel, range)`. Options: the documentation of Nsight Compute's command line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.analysis import ncu as reports
+from cs_systems.config import ConfigError
+from cs_systems.profilers import Collected, ProfileLost, Profiler, nsys
+from cs_systems.record import Row, RunRecord
+
+if TYPE_CHECKING:
+    from cs_systems.device import Device
+
+MOST = 10  # kernels that are counted; each takes a dozen runs
+DEFAULTS = (
+    "--target-processes=all",
+    "--profile-from-start=off",  # until the timed steps
+    "--nvtx",
+    "--replay-mode=kernel",
+    f"--launch-count={MOST}",
+    f"--metrics={','.join(reports.METRICS.values())}",
+    "--force-overwrite",
+)
+NOT_PERMITTED = "ERR_NVGPUCTRPERM"
+REFUSED = (
+    f"the driver does not permit hardware counters ({NOT_PERMITTED}): run as root, or load the driver with "
+    "NVreg_RestrictProfilingToAdminUsers=0; in a container, start that with --cap-add=SYS_ADMIN "
+    f"(https://developer.nvidia.com/{NOT_PERMITTED})"
+)
+_REMEDY = "install Nsight Compute: apt install nsight-compute, from NVIDIA's CUDA repository"
+# The driver tells here whether only root may read hardware counters.
+_DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
+
+
+def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
+    """Options for the kernels whose function's name has a match of the regular expression `kernel`, launched inside the
+    NVTX range `range` (`scores`, or `block 0/*/scores` for one inside another). Raises ConfigError without either."""
+    if not kernel and not range:
+        raise ConfigError(
+            "ncu runs every kernel that it counts several times: choose them with --kernel REGEX or --range NAME; "
+            "cs-systems profile --with kineto lists the kernels"
+        )
+    options = [f"--kernel-name=regex:{kernel}"] if kernel else []
+    if range:
+        options.append(f"--nvtx-include={range if '/' in range else f'{range}/'}")  # the slash: a push/pop range
+    return tuple(options)
+
+
+def check() -> Row:
+    """Whether ncu can count here: {check, state, found, remedy}, as `doctor` has them."""
+    path = shutil.which("ncu")
+    if path is None:
+        return _row("not on PATH: no counters of kernels with Nsight Compute", "missing", _REMEDY)
+    found = nsys.version_of(path)
+    if importlib.util.find_spec("ncu_report") is None:
+        return _row(f"{found}, without the package that reads its reports", "missing", reports.INSTALL)
+    for_root_alone = _DRIVER_PARAMETERS.exists() and "RmProfilingAdminOnly: 1" in _DRIVER_PARAMETERS.read_text()
+    if for_root_alone and os.geteuid() != 0:
+        remedy = "run ncu as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
+        return _row(f"{found}, but the driver gives counters to root alone", "problem", remedy)
+    return _row(found)
+
+
+def _row(found: str, state: str = "ok", remedy: str | None = None) -> Row:
+    return {"check": "ncu", "state": state, "found": found, "remedy": remedy}
+
+
+def problem() -> str | None:
+    """What is missing; whether counters are permitted shows when ncu asks for them."""
+    row = check()
+    return f"ncu: {row['found']}; {row['remedy']}" if row["state"] == "missing" else None
+
+
+def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool) -> list[str]:
+    """`ncu` around the worker; it takes no option twice, so that a person's replace those of the same name."""
+    if not on_cuda:
+        return list(argv)  # `region` says so
+    named = {option.partition("=")[0] for option in options}
+    defaults = [option for option in DEFAULTS if option.partition("=")[0] not in named]
+    files = [f"--export={out.absolute()}", f"--log-file={_log(out).absolute()}"]
+    return ["ncu", *defaults, *files, *options, *argv]
+
+
+def _log(out: Path) -> Path:
+    return Path(f"{out}.ncu.log")
+
+
+@contextmanager
+def region(out: Path, device: Device, model: Any) -> Iterator[None]:
+    from cs_systems.workloads import Unavailable
+
+    if not device.is_cuda:
+        raise Unavailable("ncu counts what a GPU does, and there is none: use --with kineto")
+    with nsys.region(out, device, model):
+        yield
+
+
+def refused(out: Path) -> str | None:
+    log = _log(out)
+    return REFUSED if log.is_file() and NOT_PERMITTED in log.read_text(errors="replace") else None
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    report, log = Path(f"{out}.ncu-rep"), _log(out)
+    if not report.is_file():
+        said = log.read_text(errors="replace") if log.is_file() else ""
+        if "No kernels were profiled" in said:
+            asked = " ".join(record.run_config.profiler_args)
+            raise ProfileLost(f"no kernel of the timed steps is what {asked} asks for: --with kineto lists them")
+        raise ProfileLost(f"ncu left no report: {nsys.last_line(said)}")
+    try:
+        return Collected({"ncu": report}, {"counters": reports.read(report)})
+    except ConfigError as error:
+        raise ProfileLost(str(error)) from error
+
+
+PROFILER = Profiler(problem, launch, region, refused, collect)

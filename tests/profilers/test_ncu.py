@@ -1,0 +1,172 @@
+"""ncu: the command, the choice of kernels, and what becomes of a cell whose counters are refused or missing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import stat
+from pathlib import Path
+
+import pytest
+
+import cs_systems
+from cs_systems import crew, profiled
+from cs_systems.analysis import ncu as reports
+from cs_systems.cli import main
+from cs_systems.config import PRESETS, ConfigError, RunConfig
+from cs_systems.profilers import ncu
+from cs_systems.record import RunRecord
+
+TINY = RunConfig(
+    model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=0, steps=1, profiler="ncu", profiler_args=("-k=a",)
+)
+
+
+def record(status: str = "ok") -> RunRecord:
+    return RunRecord("key", TINY.to_dict(), status)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ncu that says only its version, and the package beside it."""
+    (tmp_path / "ncu").write_text("#!/bin/sh\necho Version 2025.3.1.0\n")
+    (tmp_path / "ncu").chmod(stat.S_IRWXU)
+    (tmp_path / "ncu_report.py").touch()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_the_command_counts_in_the_timed_steps_alone() -> None:
+    options = [*ncu.chosen("gemm|flash", "scores"), "--launch-count=50"]
+    command = ncu.launch(["python", "-m", "worker"], Path("/runs/8f-0"), options, on_cuda=True)
+    assert command[0] == "ncu"
+    assert command[-6:-3] == ["--kernel-name=regex:gemm|flash", "--nvtx-include=scores/", "--launch-count=50"]
+    assert command[-3:] == ["python", "-m", "worker"]
+    for option in ("--profile-from-start=off", "--target-processes=all", "--nvtx", "--replay-mode=kernel"):
+        assert option in command
+    assert "--export=/runs/8f-0" in command
+    assert sum(option.startswith("--launch-count") for option in command) == 1
+    (metrics,) = (option for option in command if option.startswith("--metrics="))
+    assert metrics.removeprefix("--metrics=").split(",") == list(reports.METRICS.values())
+
+
+@pytest.mark.parametrize(("range", "option"), [("final norm", "final norm/"), ("block 0/*/scores", "block 0/*/scores")])
+def test_a_range_is_a_push_pop_range(range: str, option: str) -> None:
+    assert ncu.chosen(None, range) == (f"--nvtx-include={option}",)
+
+
+def test_kernels_must_be_chosen() -> None:
+    with pytest.raises(ConfigError, match=r"choose them with --kernel REGEX or --range NAME; .*kineto lists"):
+        ncu.chosen(None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--with", "ncu"], "choose them with --kernel REGEX"),
+        (["--with", "nsys", "--kernel", "gemm"], "--kernel is for --with ncu, not for --with nsys"),
+        (["--with", "kineto", "--range", "scores"], "--range is for --with ncu, not for --with kineto"),
+        (["--with", "kineto", "--show-command"], "--show-command is for --with nsys and ncu, not for --with kineto"),
+        (
+            ["--with", "ncu", "--range", "scores"],
+            "ncu: not on PATH: no counters of kernels with Nsight Compute; install",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_said_before_anything_runs(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", "/bin")
+    assert main(["profile", *words, "--size", "tiny", "--out", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_cpu_has_no_counters(tmp_path: Path) -> None:
+    (found,) = cs_systems.sweep([TINY], out=tmp_path / "out")
+    assert (found.status, found.reason) == (
+        "unavailable",
+        "ncu counts what a GPU does, and there is none: use --with kineto",
+    )
+
+
+@pytest.mark.usefixtures("fake")
+def test_the_package_that_reads_reports_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ncu.problem() is None
+    monkeypatch.setattr(ncu.importlib.util, "find_spec", lambda name: None)
+    assert "without the package that reads its reports; pip install 'cs-systems[ncu]'" in (ncu.problem() or "")
+
+
+@pytest.mark.parametrize("status", ["ok", "error", "killed"])
+def test_counters_that_are_not_permitted_are_a_result(tmp_path: Path, status: str) -> None:
+    """Whatever became of the worker: a program whose profiler fails may end in any way."""
+    (tmp_path / "a.ncu.log").write_text(
+        "==PROF== Connected to process 7\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access "
+        "NVIDIA GPU Performance Counters on the target device 0.\n"
+    )
+    found = profiled.with_profile(record(status), tmp_path / "a", keep=True)
+    assert (found.status, found.measurement) == ("unavailable", None)
+    for word in ("ERR_NVGPUCTRPERM", "NVreg_RestrictProfilingToAdminUsers=0", "--cap-add=SYS_ADMIN"):
+        assert word in (found.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            "==WARNING== No kernels were profiled.\n",
+            "no kernel of the timed steps is what -k=a asks for",
+        ),
+        ("==ERROR== Failed to find metric sm__nonsense\n", "ncu left no report: ==ERROR== Failed to find metric"),
+        (None, "ncu left no report: no message"),
+    ],
+)
+def test_a_report_that_is_not_there_is_an_error_in_ncus_words(tmp_path: Path, log: str | None, said: str) -> None:
+    if log is not None:
+        (tmp_path / "a.ncu.log").write_text(log)
+    found = profiled.with_profile(record(), tmp_path / "a", keep=True)
+    assert found.status == "error"
+    assert (found.reason or "").startswith(said)
+
+
+def test_the_counters_join_the_record_and_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cs_systems.cli.profile import print_profile
+
+    row = {"kernel": "gemm()", "ranges": "step > scores", "grid": "1×1×1", "block": None} | dict.fromkeys(
+        reports.METRICS, 0.5
+    )
+    monkeypatch.setattr(reports, "read", lambda path: [row])
+    (tmp_path / "a.ncu-rep").touch()
+    found = profiled.with_profile(record(), tmp_path / "a", keep=True)
+    assert (found.results["counters"], found.artifacts) == ([row], {"ncu": "a.ncu-rep"})
+    print_profile(RunRecord.from_dict(json.loads(found.to_json())))
+    shown = capsys.readouterr().out
+    assert "under ncu" in shown
+    assert "occupancy and efficiency" in shown
+    assert shown.endswith("ncu: a.ncu-rep in the folder of the records\n")
+
+
+@pytest.mark.gpu
+def test_the_kernels_of_a_range_are_counted_on_a_gpu(tmp_path: Path) -> None:
+    if reason := ncu.problem():
+        pytest.skip(reason)
+    config = RunConfig(
+        model=PRESETS["tiny"], steps=1, warmup=2, profiler="ncu", profiler_args=ncu.chosen(None, "scores")
+    )
+    (found,) = cs_systems.sweep([config], out=tmp_path)
+    assert found.status == "ok" or "ERR_NVGPUCTRPERM" in (found.reason or "")
+    if found.status == "ok":
+        assert all(row["ranges"].endswith("> scores") for row in found.results["counters"])
+
+
+@pytest.mark.usefixtures("fake")
+def test_the_command_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["profile", "--with", "ncu", "--kernel", "gemm", "--size", "tiny", "--device", "cpu", "--show-command"]
+    monkeypatch.setattr(crew.Crew, "on_cuda", lambda self, config: True)
+    assert main(words) == 0
+    command = shlex.split(capsys.readouterr().out)
+    assert command[4] == "ncu"
+    assert "--kernel-name=regex:gemm" in command
