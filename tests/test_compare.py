@@ -98,6 +98,20 @@ def test_nothing_in_common_is_an_error() -> None:
         compare(a, b)
 
 
+def test_noise_leaves_a_table_of_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [replace(BASE, model=preset(name, context_length=64)) for name in ("tiny", "small")]
+    for name, factor in (("a", 1.0), ("b", 246.0)):
+        (tmp_path / name).mkdir()
+        for config, seconds in zip(sizes, (0.000949, 2.59), strict=True):
+            append_record(tmp_path / name, record(config, factor * seconds, noise=2.0))
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    printed = capsys.readouterr().out
+    assert "too noisy" in printed
+    assert "interval" not in printed.partition("finds:")[0]
+    assert printed.count("not seen: e.g. the variance between processes") == 1
+    assert max(map(len, printed.splitlines())) <= 80
+
+
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, seconds in (("a", 1.0), ("b", 1.2)):
         (tmp_path / name).mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ class Compare:
 
 
 ARGS = Compare
+UNKNOWN = "–"
 # Where not even a doubling would have been found, "no difference" would be read as more than it is.
 HOPELESS = 1.0
 
@@ -40,10 +42,15 @@ def run(args: Compare) -> int:
     comparison = compare(a, b, args.phase)
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
     caption = f"B over A; {what or 'the same configuration on both sides'}"
-    unseen = dict.fromkeys(f"not seen: {row['unseen']}" for row in comparison.rows if row["unseen"])
+    blind: dict[str, dict[str, None]] = {}  # those that are alike but for a percentage
+    for text in filter(None, (row["unseen"] for row in comparison.rows)):
+        blind.setdefault(re.sub(r"[\d.]+%", "%", text), {})[text] = None
+    unseen = [f"not seen: {'e.g. ' if len(texts) > 1 else ''}{next(iter(texts))}" for texts in blind.values()]
     legend = "finds: the smallest slowdown that would have been called one"
     notes = [legend, *unseen, *torn_a, *torn_b, *comparison.doubts]
     rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
+    if all(row.get("interval") == UNKNOWN for row in rows):
+        rows = [{name: value for name, value in row.items() if name != "interval"} for row in rows]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(render_rows(rows, args.format, caption, notes, width=width), end="")
     return 0
@@ -58,8 +65,8 @@ def _readable(row: Row) -> Row:
         "phase": row["phase"],
         "A_s": row["a_median_s"],
         "B_s": row["b_median_s"],
-        "B/A": f"{row['ratio']:.3f}",
-        "interval": "–" if low is None or noisy else f"{low:.3f} … {high:.3f}",
-        "finds": "–" if resolution is None else "> 100%" if noisy else f"{resolution:.0%}",
+        "B/A": f"{row['ratio']:.3f}" if row["ratio"] < 10 else f"{row['ratio']:.3g}",
+        "interval": UNKNOWN if low is None or noisy else f"{low:.3f} … {high:.3f}",
+        "finds": UNKNOWN if resolution is None else "> 100%" if noisy else f"{resolution:.0%}",
         "verdict": "too noisy" if noisy else row["verdict"],
     }
