@@ -67,13 +67,40 @@ class Device:
 
     def reset_peaks(self) -> None:
         if self.is_cuda:
+            _parts_peaks.pop(self.torch, None)
             torch.cuda.reset_peak_memory_stats(self.torch)
 
+    def new_part(self) -> None:
+        """From here on `part_peaks` counts anew; the peaks of the whole go on."""
+        if self.is_cuda:
+            _parts_peaks[self.torch] = (self.peak_allocated_bytes() or 0, self.peak_reserved_bytes() or 0)
+            torch.cuda.reset_peak_memory_stats(self.torch)
+
+    def part_peaks(self) -> tuple[int | None, int | None]:
+        """Peaks (allocated, reserved) since `new_part`."""
+        if not self.is_cuda:
+            return None, None
+        return torch.cuda.max_memory_allocated(self.torch), torch.cuda.max_memory_reserved(self.torch)
+
     def peak_allocated_bytes(self) -> int | None:
-        return torch.cuda.max_memory_allocated(self.torch) if self.is_cuda else None
+        return max(self.part_peaks()[0] or 0, _parts_peaks.get(self.torch, (0, 0))[0]) if self.is_cuda else None
 
     def peak_reserved_bytes(self) -> int | None:
-        return torch.cuda.max_memory_reserved(self.torch) if self.is_cuda else None
+        return max(self.part_peaks()[1] or 0, _parts_peaks.get(self.torch, (0, 0))[1]) if self.is_cuda else None
+
+    def memory(self) -> dict[str, int | None]:
+        """Right now: what tensors have (`allocated_bytes`), what the allocator holds, what of the device is in use by
+        anybody, and what of the host's memory this process has (None on CUDA, where it says nothing of the device)."""
+        if not self.is_cuda:
+            nothing = dict.fromkeys(("allocated_bytes", "reserved_bytes", "device_used_bytes"))
+            return {**nothing, "resident_bytes": _resident_bytes()}
+        free, total = torch.cuda.mem_get_info(self.torch)
+        return {
+            "allocated_bytes": torch.cuda.memory_allocated(self.torch),
+            "reserved_bytes": torch.cuda.memory_reserved(self.torch),
+            "device_used_bytes": total - free,
+            "resident_bytes": None,
+        }
 
     def device_mallocs(self) -> int | None:
         """cudaMalloc calls of the caching allocator so far."""
@@ -115,6 +142,18 @@ class Device:
     def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
         dtype = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(precision)
         return nullcontext() if dtype is None else torch.autocast(self.torch.type, dtype)
+
+
+# Of each device, the peaks of the parts before the one that is counted now.
+_parts_peaks: dict[torch.device, tuple[int, int]] = {}
+
+
+def _resident_bytes() -> int | None:
+    try:
+        with open("/proc/self/statm") as numbers:  # noqa: PTH123
+            return int(numbers.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def resolve(name: str) -> Device:

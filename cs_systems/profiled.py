@@ -36,11 +36,13 @@ def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
     profiler: Profiler = plugins.get("profilers", record.run_config.profiler)
     if reason := profiler.refused(out):
         return replace(record, status="unavailable", reason=reason, measurement=None)
-    if record.status != "ok":
+    if record.status != "ok" and not (record.status == "oom" and profiler.sees_oom):
         return record
     try:
         found = profiler.collect(out, record)
     except ProfileLost as error:
+        if record.status != "ok":  # it ran out of memory before the profiler began
+            return record
         return replace(record, status="error", reason=str(error))
     return replace(
         record,

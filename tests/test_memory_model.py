@@ -18,10 +18,12 @@ from cs_systems.attention_memory import attention_memory
 from cs_systems.checkpointing import apply_checkpointing
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Precision, RunConfig, preset
 from cs_systems.cost import FULL_MATRIX, AttentionAlgorithm
+from cs_systems.device import Device
 from cs_systems.losses import cross_entropy
-from cs_systems.memory_model import step_memory
+from cs_systems.memory_model import phase_memory, step_memory
 from cs_systems.model import BasicTransformerLM
 from cs_systems.optim import make_optimizer
+from cs_systems.workloads.train_step import TrainStep
 
 MIB = 2**20
 TILED = AttentionAlgorithm(block_q=32, block_k=32, backward_matmuls=5)
@@ -125,6 +127,28 @@ def test_peak_of_a_step_under_checkpoints(size: str, attention: str, checkpoint:
     )
     predicted = step_memory(config, ALGORITHMS[attention])
     assert predicted.peak_bytes == pytest.approx(measured_step(config, BACKENDS[attention]), rel=0.02)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+@pytest.mark.parametrize("checkpoint", ["none", "every:2"])
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.TRAIN_STEP])
+def test_what_is_alive_after_each_phase_and_at_its_peak(mode: Mode, checkpoint: str, precision: Precision) -> None:
+    model, batch, seq = DEEP["wide"]
+    config = RunConfig(
+        model=model, batch_size=batch, seq_len=seq, mode=mode, precision=precision, checkpoint=checkpoint, device="cpu"
+    )
+    with LiveBytes() as live:
+        workload = TrainStep(config, Device(torch.device("cpu")))
+        found = [(live.now(), live.now())]
+        for _ in range(2):
+            workload.prepare()
+            for _, run in workload.step():
+                live.peak = 0
+                run()
+                found.append((live.now(), live.peak))
+    for phase, (alive, peak) in zip(phase_memory(config, FULL_MATRIX), found, strict=True):
+        assert phase.allocated_bytes == pytest.approx(alive, rel=0.03), (phase.step, phase.phase)
+        assert phase.peak_bytes == pytest.approx(peak, rel=0.03), (phase.step, phase.phase)
 
 
 def test_peak_of_a_forward_that_keeps_its_graph() -> None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Any
@@ -34,6 +35,23 @@ def run_and_report(
 
     if options.dry_run:
         return print_cells(configs, options.timeout_s)
+    folder, records = measured(configs, options, command, seed)
+    if show:
+        for record in records:
+            show(record)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(render(records, width=width, color=sys.stdout.isatty()))
+    print(f"records: {records_path(folder)}")
+    print(f"report:  cs-systems report {folder} --format html --output {folder / 'report.html'}")
+    return exit_status(records)
+
+
+def exit_status(records: Sequence[RunRecord]) -> int:
+    return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
+
+
+def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: int) -> tuple[Path, list[RunRecord]]:
+    """Measure the cells, showing how far it is; the folder of the records, and all that it holds then."""
     folder = options.folder(command)
     with _progress() as shown:
         for _ in sweep(
@@ -48,15 +66,7 @@ def run_and_report(
             on_progress=shown.tell,
         ):
             pass
-    records, _ = read_records(folder)
-    if show:
-        for record in records:
-            show(record)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(render(records, width=width, color=sys.stdout.isatty()))
-    print(f"records: {records_path(folder)}")
-    print(f"report:  cs-systems report {folder} --format html --output {folder / 'report.html'}")
-    return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
+    return folder, read_records(folder)[0]
 
 
 def print_cells(configs: Sequence[RunConfig], timeout_s: float | None = None) -> int:

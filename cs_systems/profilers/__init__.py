@@ -47,6 +47,7 @@ class Profiler:
     refused: `(out) -> reason with its remedy` where the machine kept the profiler from its work, which shows only once
         the worker has ended, however it did.
     collect: `(out, record) -> Collected`. Raises ProfileLost.
+    sees_oom: whether there is something to collect of a cell that ran out of memory, too.
     """
 
     problem: Callable[[], str | None] = lambda: None
@@ -54,3 +55,4 @@ class Profiler:
     region: Callable[[Path, Device, Any], AbstractContextManager[object]] = _no_region
     refused: Callable[[Path], str | None] = lambda out: None
     collect: Callable[[Path, RunRecord], Collected] = lambda *_: Collected()
+    sees_oom: bool = False

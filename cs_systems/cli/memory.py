@@ -1,0 +1,185 @@
+"""Say what takes the memory of a training step: phase by phase what is allocated, reserved and in use, beside what the
+closed form says of parameters, gradients, optimizer state, activations and the rest. Nothing is timed.
+
+`--fits 24GiB` says by prediction alone what fits a device, the largest batch and context that do, and what to change
+first; `--best-checkpoint --budget 40GiB` finds the cheapest checkpoints that fit, and proves it by a run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from cs_systems.cli._options import MaybeText, ModelCells, Steps, Sweep, flag, optional, parse_bytes
+from cs_systems.config import ConfigError, RunConfig, describe
+from cs_systems.record import Row, RunRecord
+
+SHOWN = {
+    "step": "step",
+    "phase": "phase",
+    "allocated_bytes": "allocated",
+    "predicted_allocated_bytes": "predicted",
+    "peak_allocated_bytes": "peak",
+    "predicted_peak_bytes": "predicted peak",
+    "residual_bytes": "residual",
+    "reserved_bytes": "reserved",
+    "device_used_bytes": "device",
+    "resident_bytes": "process",
+}
+NOTES = {
+    "residual_bytes": "residual: measured peak less the predicted one",
+    "device_used_bytes": "device: in use by anybody, the CUDA context included",
+    "resident_bytes": "process: its resident memory, Python and torch included",
+}
+
+
+@dataclass(frozen=True)
+class Memory:
+    cells: ModelCells = field(default_factory=ModelCells)
+    steps: Steps = field(default_factory=lambda: Steps(warmup=0, steps=2))
+    sweep: Sweep = field(default_factory=Sweep)
+    workload: Annotated[str, arg(help="what a step is: train_step, or package.module:factory")] = "train_step"
+    snapshot: Annotated[bool, flag("also dump PyTorch's memory history of the steps after --warmup")] = False
+    residuals: Annotated[bool, flag("also list what forward keeps for backward, by block and operation")] = False
+    fits: Annotated[MaybeText, optional("SIZE", "by prediction: what fits a device of 24GiB; runs nothing")] = None
+    best_checkpoint: Annotated[bool, flag("find the cheapest --checkpoint that fits --budget, and run it")] = False
+    budget: Annotated[MaybeText, optional("SIZE", "what --best-checkpoint must fit, the CUDA context included")] = None
+
+
+ARGS = Memory
+
+
+def run(args: Memory) -> int:
+    """The exit status of the sweep; 0 where nothing is run. Raises ConfigError for a malformed request."""
+    from cs_systems.cli._sweep import exit_status, measured, print_cells
+    from cs_systems.record import records_path
+
+    configs = args.cells.configs(args.steps.base(workload=args.workload))
+    if args.fits is not None:
+        return _print_fits(configs, parse_bytes(args.fits))
+    if args.best_checkpoint != (args.budget is not None):
+        raise ConfigError("--best-checkpoint and --budget go together: --best-checkpoint --budget 40GiB")
+    if args.budget is not None:
+        configs = _planned(configs, parse_bytes(args.budget))
+    watched = [
+        replace(config, profiler=profiler)
+        for config in configs
+        for profiler, wanted in (("memory", True), ("residuals", args.residuals), ("memory_snapshot", args.snapshot))
+        if wanted
+    ]
+    if args.sweep.dry_run:
+        return print_cells(watched, args.sweep.timeout_s)
+    folder, records = measured(watched, args.sweep, "memory", args.steps.seed)
+    for record in records:
+        print_memory(record, folder)
+    if args.budget is not None:
+        _print_proof(records, parse_bytes(args.budget))
+    print(f"records: {records_path(folder)}")
+    return exit_status(records)
+
+
+def print_memory(record: RunRecord, folder: Path) -> None:
+    """Whatever of a record is of memory: phases, components, parts of the device's memory, residuals, files."""
+    title, results = describe(record.run_config), record.results
+    if record.status != "ok":
+        print(f"{title}: {record.status}: {record.reason}\n")
+    if rows := results.get("memory_phases"):
+        shown = [name for name in SHOWN if name in ("step", "phase") or any(row[name] is not None for row in rows)]
+        notes = [note for name, note in NOTES.items() if name in shown]
+        _print([{name: row[name] for name in shown} for row in rows], title, notes, SHOWN)
+    if rows := results.get("memory_components"):
+        _print(by_phase(rows), "by the closed form, after each phase of the second step", [], {})
+    if rows := results.get("memory_parts"):
+        parts = [{"part": f"= {row['part']}" if row["total"] else row["part"], "bytes": row["bytes"]} for row in rows]
+        _print(parts, "whose the device's memory is, after the last step", ["=: the sum so far"], {"bytes": "size"})
+    for what, file in record.artifacts.items():
+        print(f"{what}: {folder / file}")
+    if "snapshot" in record.artifacts:
+        print(f"read it: cs-systems snapshot {folder / record.artifacts['snapshot']}\n")
+
+
+def by_phase(rows: Sequence[Row]) -> list[Row]:
+    """A row for each component, a column for each phase of the last step, and the sum."""
+    last = max(row["step"] for row in rows)
+    phases = list(dict.fromkeys(row["phase"] for row in rows if row["step"] in (0, last)))
+    sizes = {(row["phase"], row["component"]): row["bytes"] for row in rows if row["step"] in (0, last)}
+    names = list(dict.fromkeys(row["component"] for row in rows if row["bytes"]))
+    made = [
+        {"component": name.replace("_", " ")} | {f"{phase}_bytes": sizes.get((phase, name), 0) for phase in phases}
+        for name in names
+    ]
+    total = {f"{phase}_bytes": sum(row[f"{phase}_bytes"] for row in made) for phase in phases}
+    return [*made, {"component": "all", **total}]
+
+
+def _print(rows: Sequence[Row], caption: str, notes: Sequence[str], titles: dict[str, str]) -> None:
+    from cs_systems.report.rows import render_rows
+
+    seen = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if seen else None
+    print(render_rows(rows, "terminal", caption, notes, titles, width, color=seen))
+
+
+def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
+    from cs_systems.memory_fit import fits
+    from cs_systems.report.units import human
+
+    for config in configs:
+        if config.workload != "train_step":
+            raise ConfigError(f"the memory of {config.workload} is not known by formula: leave out --fits")
+        fit = fits(replace(config, device="cuda"), device_bytes)
+        verdict = "fits" if fit.fits else "does not fit"
+        print(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')}, {verdict} {human(device_bytes, 'bytes')}")
+        print(f"  largest that fits: batch {fit.largest_batch or '–'}, or context {fit.largest_context or '–'}")
+        if not fit.fits:
+            first = " ".join(change.what for change in fit.first)
+            print(f"  change first: {first or 'nothing of this is enough: shard it over several devices'}")
+            rows = [{"change": c.what, "needed_bytes": c.needed_bytes, "fits": c.fits} for c in fit.changes]
+            _print(rows, "each alone", [], {})
+    return 0
+
+
+def _planned(configs: Sequence[RunConfig], budget_bytes: int) -> list[RunConfig]:
+    """Each config with the cheapest checkpoint that fits, and with the budget as its limit where a GPU can set one."""
+    from cs_systems.cost import recomputed_flops, step_cost
+    from cs_systems.memory_fit import CONTEXT_BYTES, algorithm_of, cheapest_plan
+    from cs_systems.report.units import human
+    from cs_systems.runner import preflight
+
+    planned = []
+    on_gpu = preflight([replace(configs[0], device="cuda")])[0]["reason"] is None
+    for config in configs:
+        known = replace(config, device="cuda" if on_gpu else "cpu")
+        best = cheapest_plan(known, budget_bytes)
+        if best is None:
+            raise ConfigError(
+                f"{describe(config)}: no checkpoint makes it fit {human(budget_bytes, 'bytes')}: "
+                f"--fits {budget_bytes} says what would"
+            )
+        model, length, algorithm = config.model, config.tokens_per_sequence, algorithm_of(known)
+        again = recomputed_flops(model, config.batch_size, length, algorithm, best.config.checkpoint)
+        costs = step_cost(model, config.batch_size, length, config.mode, algorithm, config.precision).values()
+        share = again / sum(cost.hardware_flops or 0 for cost in costs)
+        print(f"{describe(config)}: {best.what}: predicted {human(best.needed_bytes, 'bytes')}, {share:.1%} more FLOPs")
+        limit = budget_bytes - CONTEXT_BYTES if on_gpu else None
+        planned.append(replace(config, checkpoint=best.config.checkpoint, memory_limit_bytes=limit))
+    return planned
+
+
+def _print_proof(records: Sequence[RunRecord], budget_bytes: int) -> None:
+    from cs_systems.report.units import human
+
+    for record in records:
+        measured = record.measurement.peak_allocated_bytes if record.measurement else None
+        said = f"{describe(record.run_config)}: {record.status}"
+        if measured is not None:
+            said += f" under a cap of {human(budget_bytes, 'bytes')}, its measured peak {human(measured, 'bytes')}"
+        elif record.status == "ok":
+            said += ", but nothing limits the memory of a CPU: only a GPU proves that it fits"
+        print(said)

@@ -1,0 +1,145 @@
+"""Memory read at the boundaries of a step's phases, and what of it is whose. Floor 1.
+
+A `Ranges` of `annotate`: the phases of any workload come to it by name. It synchronises at each boundary, so that
+nothing is timed beside it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cs_systems.device import Device
+
+Row = dict[str, Any]
+
+
+class MemoryReadings:
+    """`rows`: {step, phase, allocated_bytes, …} after each phase, with its peaks. Step 0 is what was built before."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.rows, self.step = device, list[Row](), 0
+        self._open: list[str] = []
+        self._thread = threading.get_ident()
+        self.read("built")
+
+    def read(self, phase: str) -> None:
+        self.device.synchronize()
+        peak, reserved = self.device.part_peaks() if self.step else (None, None)
+        peaks = {"peak_allocated_bytes": peak, "peak_reserved_bytes": reserved}
+        self.rows.append({"step": self.step, "phase": phase, **self.device.memory(), **peaks})
+
+    def push(self, name: str) -> None:
+        if threading.get_ident() != self._thread:  # ranges of autograd's thread, while it computes something again
+            return
+        self._open.append(name)
+        if len(self._open) == 1:
+            self.step += 1
+        elif len(self._open) == 2:
+            self.device.synchronize()
+            self.device.new_part()
+
+    def pop(self) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        name = self._open.pop()
+        if len(self._open) == 1:
+            self.read(name)
+
+
+def named_tensors(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> list[Row]:
+    """Parameters, gradients, buffers and optimizer state that are alive: {kind, name, address, bytes, shape, dtype,
+    device}. Empty without a model."""
+    if model is None:
+        return []
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
+    found: list[tuple[str, str, Any]] = [("parameter", name, parameter) for parameter, name in names.items()]
+    found += [("gradient", name, p.grad) for p, name in names.items() if p.grad is not None]
+    found += [("buffer", name, buffer) for name, buffer in model.named_buffers()]
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            tensors = ((key, value) for key, value in state.items() if isinstance(value, torch.Tensor))
+            found += [("optimizer_state", f"{names.get(parameter, '?')}/{key}", value) for key, value in tensors]
+    return [
+        {
+            "kind": kind,
+            "name": name,
+            "address": tensor.data_ptr(),
+            "bytes": tensor.nbytes,
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "device": tensor.device.index or 0,
+        }
+        for kind, name, tensor in found
+        if tensor.device.type == "cuda"
+    ]
+
+
+def parts_of_used_memory(device: Device) -> list[Row]:
+    """What is in use on the device, from tensors up: {part, bytes, total}; a row with `total` is the sum so far.
+
+    tensors: as asked for. cuBLAS workspaces: found by giving them back. rounding: what the allocator counts beside.
+    cache: reserved and free, in whole blocks and in pieces of blocks that are in use. other processes: by NVML.
+    context: the rest, which no allocator of this process gave out. Empty on a CPU.
+    """
+    if not device.is_cuda:
+        return []
+    device.synchronize()
+    stats = torch.cuda.memory_stats(device.torch)
+    before = device.memory()
+    torch._C._cuda_clearCublasWorkspaces()
+    workspaces = (before["allocated_bytes"] or 0) - torch.cuda.memory_allocated(device.torch)
+    requested, allocated = stats["requested_bytes.all.current"], stats["allocated_bytes.all.current"]
+    reserved, split = stats["reserved_bytes.all.current"], stats["inactive_split_bytes.all.current"]
+    used, others = before["device_used_bytes"] or 0, _other_processes_bytes(device)
+    parts: list[tuple[str, int | None, bool]] = [
+        ("tensors", requested - workspaces, False),
+        ("cuBLAS workspaces", workspaces, False),
+        ("rounding of the allocator", allocated - requested, False),
+        ("memory_allocated", allocated, True),
+        ("cache, in pieces of blocks in use", split, False),
+        ("cache, whole blocks", reserved - allocated - split, False),
+        ("memory_reserved", reserved, True),
+        ("other processes", others, False),
+        ("context and modules" if others is not None else "context, and other processes if any",
+         used - reserved - (others or 0), False),
+        ("in use by cudaMemGetInfo", used, True),
+        ("in use by nvidia-smi", _nvidia_smi_bytes(device), True),
+    ]  # fmt: skip
+    return [{"part": part, "bytes": size, "total": total} for part, size, total in parts]
+
+
+def _other_processes_bytes(device: Device) -> int | None:
+    """None where NVML is not there or does not tell each process's memory, as in a container."""
+    import os
+
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device.torch).uuid}")
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        if len(processes) == 1:  # this one, by whatever number it goes outside its container
+            return 0
+        return sum(int(p.usedGpuMemory) for p in processes if p.pid != os.getpid())
+    except Exception:  # no library, no driver, no permission: without the library its errors have no name either
+        return None
+
+
+def _nvidia_smi_bytes(device: Device) -> int | None:
+    """What nvidia-smi shows for the whole device; None where it cannot be asked."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    uuid = f"GPU-{torch.cuda.get_device_properties(device.torch).uuid}"
+    words = [program, "-i", uuid, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
+        return int(done.stdout.strip()) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None

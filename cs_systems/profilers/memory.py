@@ -1,0 +1,89 @@
+"""Memory after each phase of each recorded step, measured and by the closed form, and whose the device's memory is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.config import ConfigError
+from cs_systems.memory_fit import algorithm_of
+from cs_systems.memory_model import PhaseMemory, phase_memory
+from cs_systems.profilers import Collected, ProfileLost, Profiler
+from cs_systems.record import Row, RunRecord
+
+if TYPE_CHECKING:
+    from cs_systems.device import Device
+
+
+def readings_path(out: Path) -> Path:
+    return Path(f"{out}.memory.json")
+
+
+@contextmanager
+def region(out: Path, device: Device, model: Any) -> Iterator[None]:
+    from cs_systems.annotate import listening
+    from cs_systems.memory_readings import MemoryReadings, parts_of_used_memory
+
+    readings = MemoryReadings(device)
+    try:
+        with listening(readings):
+            yield
+    finally:
+        found = {"phases": readings.rows, "parts": parts_of_used_memory(device)}
+        readings_path(out).write_text(json.dumps(found))
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    path = readings_path(out)
+    if not path.is_file():
+        raise ProfileLost("no memory was read: is there room on the disk?")
+    found = json.loads(path.read_text())
+    path.unlink()
+    predicted = closed_form(record)
+    results = {
+        "memory_phases": [_with_prediction(row, predicted, record.run_config.warmup) for row in found["phases"]],
+        "memory_components": components(predicted),
+    }
+    return Collected({}, results | ({"memory_parts": found["parts"]} if found["parts"] else {}))
+
+
+def closed_form(record: RunRecord) -> list[PhaseMemory]:
+    """By formula, for the device that the record is of; none for somebody's workload or attention."""
+    config = record.run_config
+    if config.workload != "train_step" or record.environment is None:
+        return []
+    config = replace(config, device="cpu" if record.environment.device == "cpu" else "cuda")
+    try:
+        return phase_memory(config, algorithm_of(config))
+    except ConfigError:
+        return []
+
+
+def components(predicted: list[PhaseMemory]) -> list[Row]:
+    """The closed form's bytes by component after each phase: {step, phase, component, bytes}."""
+    return [
+        {"step": phase.step, "phase": phase.phase, "component": component, "bytes": size}
+        for phase in predicted
+        for component, size in phase.components.items()
+    ]
+
+
+def _with_prediction(row: Row, predicted: list[PhaseMemory], warmup: int) -> Row:
+    """The row with the closed form's bytes; residual_bytes: what was measured above them, of the peak."""
+    step = row["step"] + (warmup if row["step"] else 0)
+    like = {(p.step, p.phase): p for p in predicted}.get((min(step, 2), row["phase"]))
+    peak = like.peak_bytes if like and row["step"] else None
+    measured = row["peak_allocated_bytes"]
+    return row | {
+        "step": step,
+        "predicted_allocated_bytes": like.allocated_bytes if like else None,
+        "predicted_peak_bytes": peak,
+        "residual_bytes": None if measured is None or peak is None else measured - peak,
+    }
+
+
+PROFILER = Profiler(region=region, collect=collect, sees_oom=True)

@@ -1,0 +1,114 @@
+"""`cs-systems memory`: what it says of phases and components, what fits, the cheapest plan, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.config import PRESETS, RunConfig
+from cs_systems.memory_fit import algorithm_of
+from cs_systems.memory_model import step_memory
+from cs_systems.record import RunRecord, read_records
+
+TINY = ["memory", "--size", "tiny", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
+    folder = tmp_path_factory.mktemp("memory")
+    words = ["--mode", "forward", "train-step", "--precision", "bf16", "--checkpoint", "every:1", "--out", str(folder)]
+    assert main([*TINY, *words]) == 0
+    return read_records(folder)[0]
+
+
+def test_every_phase_of_two_steps_is_read(measured: list[RunRecord]) -> None:
+    forward, whole = (record.results["memory_phases"] for record in measured)
+    assert [(row["step"], row["phase"]) for row in forward] == [(0, "built"), (1, "forward"), (2, "forward")]
+    names = ["forward", "loss", "backward", "optimizer"]
+    assert [(row["step"], row["phase"]) for row in whole] == [(0, "built"), *((n, p) for n in (1, 2) for p in names)]
+    for row in whole:  # on a CPU the process's memory is known, and what CUDA's allocator would tell is not
+        assert row["resident_bytes"] > 50 * 2**20
+        assert row["predicted_allocated_bytes"] > 0
+        unknown = ("allocated_bytes", "reserved_bytes", "device_used_bytes", "peak_allocated_bytes", "residual_bytes")
+        assert [row[name] for name in unknown] == [None] * len(unknown)
+    assert "memory_parts" not in measured[1].results
+
+
+def test_the_components_add_up_to_what_is_predicted(measured: list[RunRecord]) -> None:
+    record = measured[1]
+    predicted = {(r["step"], r["phase"]): r["predicted_allocated_bytes"] for r in record.results["memory_phases"]}
+    for key, expected in predicted.items():
+        rows = [r for r in record.results["memory_components"] if (r["step"], r["phase"]) == key]
+        assert sum(row["bytes"] for row in rows) == expected
+    config = replace(record.run_config, device="cpu")
+    peak = max(r["predicted_peak_bytes"] or 0 for r in record.results["memory_phases"])
+    assert peak == step_memory(config, algorithm_of(config)).peak_bytes
+
+
+def test_nothing_of_it_is_a_timing(measured: list[RunRecord]) -> None:
+    assert all("profiled" in [w.code for w in record.warnings] for record in measured)
+    assert {record.run_config.profiler for record in measured} == {"memory"}
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([*TINY, "--mode", "forward", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "tiny ctx 64 batch 4 · naive · fp32 · forward" in said
+    assert "process: its resident memory, Python and torch included" in said
+    assert re.search(r"^parameters +449 +449$", said, re.MULTILINE)
+    assert max(map(len, said.split("records:")[0].splitlines())) <= 80
+
+
+def test_what_fits_is_said_without_running_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", "--size", "2.7B", "small", "--context-length", "2048", "--fits", "80GiB"]) == 0
+    said = capsys.readouterr().out
+    assert "2.7B ctx 2048 batch 4 · naive · fp32 · train-step: 173 GiB, does not fit 80.0 GiB" in said
+    assert "largest that fits: batch 1, or context 887" in said
+    assert "change first: --attention flash_triton --checkpoint selective:matmul" in said
+    assert "small ctx 2048 batch 4 · naive · fp32 · train-step: 20.5 GiB, fits 80.0 GiB" in said
+    assert main(["memory", "--size", "8B", "--fits", "24GiB"]) == 0
+    assert "nothing of this is enough: shard it over several devices" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--fits", "much"], "'much' is not an amount of memory"),
+        (["--budget", "40GiB"], "--best-checkpoint and --budget go together"),
+        (["--best-checkpoint"], "--best-checkpoint and --budget go together"),
+        (["--best-checkpoint", "--budget", "1MiB"], "no checkpoint makes it fit 1.00 MiB: --fits"),
+        (["--checkpoint", "evry:1"], "unknown checkpoint 'evry:1': did you mean every?"),
+        (["--fits", "1GiB", "--attention", "json:loads"], "json:loads keeps in memory is not declared"),
+        (["--fits", "1GiB", "--workload", "json:loads"], "the memory of json:loads is not known by formula"),
+    ],
+)
+def test_what_it_refuses(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_snapshot_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "--snapshot", "--mode", "forward", "--out", str(tmp_path)]) == 0
+    memory, snapshot = read_records(tmp_path)[0]
+    assert (memory.status, snapshot.status) == ("ok", "unavailable")
+    assert snapshot.reason == "a snapshot is of CUDA memory: leave out --snapshot, or run on a GPU"
+    assert "unavailable: a snapshot is of CUDA memory" in capsys.readouterr().out
+
+
+def test_the_cheapest_checkpoint_is_found_and_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = RunConfig(model=PRESETS["tiny"], batch_size=64, attention="sdpa_flash", device="cpu")
+    needed = step_memory(plain, algorithm_of(plain)).peak_bytes
+    budget = 512 * 2**20 + needed * 3 // 4
+    words = ["--batch-size", "64", "--attention", "sdpa_flash", "--best-checkpoint", "--budget", str(budget)]
+    assert main([*TINY, *words, "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    (record,) = read_records(tmp_path)[0]
+    assert record.status == "ok"
+    assert record.config["checkpoint"] != "none"
+    assert f"--checkpoint {record.config['checkpoint']}: predicted" in said
+    assert "more FLOPs" in said
+    assert "nothing limits the memory of a CPU: only a GPU proves that it fits" in said
