@@ -86,11 +86,17 @@ ATTENTION_PHASES = {
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """What one phase must do, counted as the module's docstring says. None: not known."""
+    """What one phase must do, counted as the module's docstring says. None: not known.
+
+    score_flops, score_bytes: of hardware_flops and bytes, those of the products over the score matrix: a fused
+    attention's, where one runs. What is left is of the other matrix products.
+    """
 
     model_flops: int | None
     hardware_flops: int | None
     bytes: int | None
+    score_flops: int | None = None
+    score_bytes: int | None = None
 
 
 def parameters_by_component(model: ModelConfig) -> dict[str, int]:
@@ -143,30 +149,42 @@ def step_cost(
     linear_flops = 2 * tokens * weights
     model_flops = linear_flops + layers * credited_attention_flops(shape)
     score_product = layers * score_product_flops(shape, algorithm)
-    moved = element * (weights + tokens * inputs_and_outputs) + layers * attention_bytes(shape, algorithm, element)
+    scores_moved = layers * attention_bytes(shape, algorithm, element)
+    moved = element * (weights + tokens * inputs_and_outputs) + scores_moved
+    again = recomputed_flops(model, batch_size, seq_len, algorithm, checkpoint)
+    scores_again = recomputed_flops(model, batch_size, seq_len, algorithm, checkpoint, scores_only=True)
+    backward_scores = algorithm.backward_matmuls * score_product
     costs = {
-        Phase.FORWARD: PhaseCost(model_flops, linear_flops + 2 * score_product, moved),
-        Phase.LOSS: PhaseCost(0, 0, tokens * (model.vocab_size * element + TARGET_BYTES)),
+        Phase.FORWARD: PhaseCost(model_flops, linear_flops + 2 * score_product, moved, 2 * score_product, scores_moved),
+        Phase.LOSS: PhaseCost(0, 0, tokens * (model.vocab_size * element + TARGET_BYTES), 0, 0),
         Phase.BACKWARD: PhaseCost(
             2 * model_flops,
-            2 * linear_flops
-            + algorithm.backward_matmuls * score_product
-            + recomputed_flops(model, batch_size, seq_len, algorithm, checkpoint),
+            2 * linear_flops + backward_scores + again,
             2 * moved,
+            backward_scores + scores_again,
+            2 * scores_moved,
         ),
-        Phase.OPTIMIZER: PhaseCost(0, 0, 7 * parameter_count(model) * PARAMETER_BYTES[precision]),
+        Phase.OPTIMIZER: PhaseCost(0, 0, 7 * parameter_count(model) * PARAMETER_BYTES[precision], 0, 0),
     }
     return {phase.value: costs[phase] for phase in STEP_PHASES[mode]}
 
 
 def recomputed_flops(
-    model: ModelConfig, batch_size: int, seq_len: int, algorithm: AttentionAlgorithm, checkpoint: str
+    model: ModelConfig,
+    batch_size: int,
+    seq_len: int,
+    algorithm: AttentionAlgorithm,
+    checkpoint: str,
+    scores_only: bool = False,
 ) -> int:
-    """FLOPs of a step that checkpointing executes a second time (or, nested, a third)."""
+    """FLOPs of a step that checkpointing executes a second time (or, nested, a third).
+
+    scores_only: of these, the products over the score matrix.
+    """
     tokens = batch_size * seq_len
     shape = AttentionShape(batch_size, model.num_heads, seq_len, model.d_head, causal=True)
-    w2 = 2 * tokens * model.d_model * model.d_ff
-    linear = 2 * tokens * 4 * model.d_model**2 + 3 * w2
+    w2 = 0 if scores_only else 2 * tokens * model.d_model * model.d_ff
+    linear = 0 if scores_only else 2 * tokens * 4 * model.d_model**2 + 3 * w2
     attention = 2 * score_product_flops(shape, algorithm)
 
     def again(segment: Segment) -> int:
@@ -195,11 +213,15 @@ def attention_cost(
     credited = credited_attention_flops(shape)
     product = score_product_flops(shape, algorithm)
     moved = attention_bytes(shape, algorithm, dtype_bytes)
-    costs = {
-        Phase.FORWARD: PhaseCost(credited, 2 * product, moved),
-        Phase.BACKWARD: PhaseCost(credited * 5 // 2, algorithm.backward_matmuls * product, 2 * moved),
+    counted = {
+        Phase.FORWARD: (credited, 2 * product, moved),
+        Phase.BACKWARD: (credited * 5 // 2, algorithm.backward_matmuls * product, 2 * moved),
     }
-    return {phase.value: costs[phase] for phase in ATTENTION_PHASES[mode]}
+    return {
+        phase.value: PhaseCost(model, executed, least, executed, least)
+        for phase in ATTENTION_PHASES[mode]
+        for model, executed, least in (counted[phase],)
+    }
 
 
 def credited_attention_flops(shape: AttentionShape) -> int:

@@ -108,6 +108,26 @@ def test_bytes_count_each_operand_once() -> None:
     assert (optimizer.model_flops, optimizer.hardware_flops) == (0, 0)
 
 
+@pytest.mark.parametrize("checkpoint", ["none", "every:1", "selective:attention", "selective:matmul"])
+@pytest.mark.parametrize("algorithm", [FULL_MATRIX, TILED], ids=["full", "tiled"])
+def test_the_products_over_the_score_matrix_are_told_apart(algorithm: AttentionAlgorithm, checkpoint: str) -> None:
+    flat = replace(algorithm, block_q=32, block_k=32) if algorithm.block_q else algorithm  # one tile at either length
+    args = (Mode.TRAIN_STEP, flat, Precision.FP32, checkpoint)
+    once, twice = cost.step_cost(ODD, 2, 32, *args), cost.step_cost(ODD, 4, 32, *args)
+    bare = cost.step_cost(ODD, 2, 32, Mode.TRAIN_STEP, replace(flat, backward_matmuls=0), Precision.FP32)
+    product = ODD.num_layers * cost.score_product_flops(AttentionShape(2, 3, 32, 16, causal=True), flat)
+    again = 0 if checkpoint in ("none", "selective:attention") else 2 * product
+    assert once["forward"].score_flops == 2 * product
+    assert once["backward"].score_flops == flat.backward_matmuls * product + again
+    assert bare["backward"].score_flops == 0
+    for phase, whole in once.items():
+        assert 2 * (whole.score_flops or 0) == twice[phase].score_flops
+        assert (whole.score_flops or 0) <= (whole.hardware_flops or 0)
+        assert (whole.score_bytes or 0) <= (whole.bytes or 0)
+    call = cost.attention_cost(AttentionShape(2, 3, 32, 16), Mode.FORWARD_BACKWARD, flat, 4)
+    assert all((c.score_flops, c.score_bytes) == (c.hardware_flops, c.bytes) for c in call.values())
+
+
 @pytest.mark.parametrize("config", [PRESETS["tiny"], ODD, PRESETS["8B"]], ids=["tiny", "odd", "8B"])
 def test_executed_flops_are_torchs_count(config: ModelConfig) -> None:
     """torch's FlopCounterMode counts the matrix products that run; on the meta device none has to be computed."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Set
 from dataclasses import fields
 from pathlib import Path
 from statistics import median
 
-from cs_systems.analysis.profile import profile
+from cs_systems.analysis.families import family
+from cs_systems.analysis.profile import Profile, profile
 from cs_systems.analysis.read import read
 from cs_systems.analysis.tables import ALL, Ceilings, Costs
 from cs_systems.analysis.view import results as analysis_results
@@ -37,7 +40,7 @@ def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
         seen = profile(read(recording))
     except ConfigError as error:
         return Collected(results=cost, warnings=(Caveat("no-tables", str(error), remedy),))
-    results = analysis_results(seen, costs_of(record)) | cost
+    results = analysis_results(seen, costs_of(record, families_by_phase(seen))) | cost
     if not seen.recording.kernels:
         lacks = f"{recording.name} holds no kernel: there are host times of the ranges alone, not device times"
         few = {name: results[name] for name in ("overhead", "ranges")}
@@ -78,12 +81,21 @@ def overhead(record: RunRecord) -> list[Row]:
     ]
 
 
-def costs_of(record: RunRecord) -> Costs:
+def families_by_phase(seen: Profile) -> dict[str, set[str]]:
+    """Phase → the families of its kernels."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for function, place in seen.groups:
+        found[place.phase].add(family(function.name))
+    return found
+
+
+def costs_of(record: RunRecord, families: Mapping[str, Set[str]]) -> Costs:
     """What the record knows of each phase's cost, the device's ceilings, and the step's time by the device's events."""
-    names = [f.name for f in fields(PhaseCost)]
-    by_phase = {
-        (row["phase"], ALL): PhaseCost(**{name: row[name] for name in names}) for row in record.results.get("cost", ())
-    }
+    by_phase: dict[tuple[str, str], PhaseCost] = {}
+    for row in record.results.get("cost", ()):
+        phase, cost = row["phase"], PhaseCost(**{f.name: row.get(f.name) for f in fields(PhaseCost)})
+        by_phase[phase, ALL] = cost
+        by_phase |= {(phase, name): share for name, share in _by_family(cost, families.get(phase, set())).items()}
     ceilings = None
     for row in record.results.get("ceiling", ()):
         if row["peak_bytes_per_s"] is not None:
@@ -92,3 +104,19 @@ def costs_of(record: RunRecord) -> Costs:
     on_device = record.measurement is not None and record.measurement.clock == "cuda_event"
     event_s = median(sum(s.phases_s.values()) for s in timed) if timed and on_device else None
     return Costs(by_phase, ceilings, event_s)
+
+
+def _by_family(cost: PhaseCost, families: Set[str]) -> dict[str, PhaseCost]:
+    """Family → its share of a phase's cost, where the formulas give it to kernels that ran.
+
+    All FLOPs are matrix products', and so are the bytes where there are FLOPs. The products over the score matrix are
+    the attention kernels' where some ran, else matrix products like the others. What AdamW moves is its kernels'.
+    """
+    if not cost.hardware_flops:
+        return {"optimizer": cost} if cost.hardware_flops == 0 and "optimizer" in families else {}
+    if None in (cost.score_flops, cost.score_bytes, cost.bytes):
+        return {}
+    scores = PhaseCost(None, cost.score_flops, cost.score_bytes)
+    rest = PhaseCost(None, cost.hardware_flops - (cost.score_flops or 0), (cost.bytes or 0) - (cost.score_bytes or 0))
+    shares = {"attention": scores, "matmul": rest} if "attention" in families else {"matmul": cost}
+    return {name: share for name, share in shares.items() if share.hardware_flops}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from cs_systems.analysis.tables import TABLES
 from cs_systems.cli.profile import print_profile
 from cs_systems.config import PRESETS, RunConfig, describe
 from cs_systems.cost import PhaseCost
-from cs_systems.profilers._tables import overhead, tables
+from cs_systems.profilers._tables import costs_of, overhead, tables
 from cs_systems.record import Measurement, Row, RunRecord, Sample
 from tests.test_record import ENVIRONMENT
 
@@ -93,3 +93,51 @@ def test_overhead_is_unknown_without_enough_warm_up(capsys: pytest.CaptureFixtur
     assert overhead(cold)[0]["not_recorded_s"] is None
     print_profile(replace(cold, results={"overhead": overhead(cold)}))
     assert "without at least 3 warm-up steps, what that cost is unknown" in capsys.readouterr().out
+
+
+STEP_COST = {
+    "forward": PhaseCost(70, 80, 1000, 30, 400),
+    "backward": PhaseCost(140, 170, 2000, 70, 800),
+    "optimizer": PhaseCost(0, 0, 700, 0, 0),
+}
+
+
+def costed(**costs: PhaseCost) -> RunRecord:
+    return replace(record(), results={"cost": [{"phase": phase, **asdict(c)} for phase, c in costs.items()]})
+
+
+def test_the_products_over_the_scores_belong_to_the_kernels_that_ran() -> None:
+    unfused = {"matmul", "softmax", "elementwise"}
+    families = {"forward": unfused | {"attention"}, "backward": unfused, "optimizer": {"optimizer", "copy"}}
+    found = costs_of(costed(**STEP_COST), families).by_phase
+    split = {key: (c.hardware_flops, c.bytes) for key, c in found.items() if key[1] != "all"}
+    assert split == {
+        ("forward", "attention"): (30, 400),
+        ("forward", "matmul"): (50, 600),
+        ("backward", "matmul"): (170, 2000),
+        ("optimizer", "optimizer"): (0, 700),
+    }
+    assert {key[0] for key in found if key[1] == "all"} == {*STEP_COST}
+
+
+def test_what_nobody_counted_by_family_stays_unknown() -> None:
+    """A record of an older version, and a workload that declares the whole alone."""
+    old = costed(forward=PhaseCost(70, 80, 1000))
+    without = [
+        {name: row[name] for name in ("phase", "model_flops", "hardware_flops", "bytes")} for row in old.results["cost"]
+    ]
+    for results in (old.results, {"cost": without}):
+        assert [*costs_of(replace(old, results=results), {"forward": {"matmul"}}).by_phase] == [("forward", "all")]
+
+
+def test_the_family_of_a_real_recording_has_its_rate_and_its_ceiling(recording: Path, tmp_path: Path) -> None:
+    whole = costed(forward=PhaseCost(10**9, 10**9, 10**6, 10**8, 10**5))
+    whole = replace(whole, results=whole.results | {"ceiling": [CEILING]})
+    rows = tables(recording, whole, tmp_path / "page.html").results["phases"]
+    by = {(row["phase"], row["family"]): row for row in rows}
+    matmul = by["forward", "matmul"]
+    assert matmul["flops"] == 10**9
+    assert matmul["achieved_flops_per_s"] == pytest.approx(1e9 / matmul["time_s"])
+    assert matmul["ceiling"] == "compute"
+    assert matmul["ceiling_share"] > by["forward", "all"]["ceiling_share"]
+    assert by["forward", "elementwise"]["flops"] is None
