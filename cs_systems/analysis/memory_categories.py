@@ -35,11 +35,11 @@ CATEGORIES = {
     OPTIMIZER_STATE: (
         "allocated by the optimizer and not freed in its step; before recording: as many again of each gradient's size"
     ),
+    WORKSPACES: "of exactly the size of a cuBLAS workspace and never freed",
+    BEFORE_RECORDING: "allocated before recording began, and of no size that would say what it is",
     GRADIENTS: "allocated in backward and not freed in it",
     ACTIVATIONS: "allocated in forward or the loss, or in no known phase, and alive when a backward begins",
     TEMPORARIES: "allocated and freed in one phase; of forward: freed before backward begins",
-    WORKSPACES: "of exactly the size of a cuBLAS workspace and never freed",
-    BEFORE_RECORDING: "allocated before recording began, and of no size that would say what it is",
     UNKNOWN: "no rule fits",
 }
 # CUBLAS_WORKSPACE_CONFIG as PyTorch sets it: :4096:2:16:8, on Hopper and later :4096:8 (32 MiB).

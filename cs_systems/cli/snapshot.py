@@ -18,10 +18,15 @@ from tyro.conf import Positional, arg
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional
 from cs_systems.cli._tables import Part, document_text
 from cs_systems.config import PRESETS, ConfigError, one_of
+from cs_systems.record import Row
 from cs_systems.report.snapshot_tables import CAPTIONS, DIFFERENT, LONG, SHOWN
 
 if TYPE_CHECKING:
     from cs_systems.analysis.memory_categories import Attribution
+    from cs_systems.analysis.tensor_names import TensorNames
+
+Format = Literal["terminal", "markdown", "latex", "typst", "csv", "html"]
+MOST_ROWS_OF_PAGE = 100
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ class SnapshotArgs:
     device: Annotated[MaybeInt, optional("N", "which device, where a file holds several")] = None
     top: Annotated[MaybeInt, optional("N", "so many rows of the long tables", "10; in CSV all")] = None
     size: Annotated[MaybeText, optional("PRESET", f"whose tensors they are: {', '.join(PRESETS)}", "a guess")] = None
-    format: Annotated[Literal["terminal", "markdown", "latex", "typst", "csv"], arg(help="what to write")] = "terminal"
+    format: Annotated[Format, arg(help="what to write; html: a page with a timeline")] = "terminal"
+    output: Annotated[MaybePath, optional("FILE", "write there instead of to the terminal")] = None
 
 
 ARGS = SnapshotArgs
@@ -46,13 +52,25 @@ def run(args: SnapshotArgs) -> int:
         raise ConfigError(f"CSV holds one table: choose it with --table {', '.join(tables)}")
     if args.top is not None and args.top < 1:
         raise ConfigError(f"--top {args.top}: it must be at least 1")
+    if args.format == "html" and (args.other or args.table):
+        raise ConfigError("an HTML page shows every table of one snapshot: leave out FILE2 and --table")
     from cs_systems.analysis.trace import without_collector
 
     with without_collector():
-        found = [_read(path, args.device) for path in (args.file, args.other) if path]
-        write = _comparison(args, tables, *found) if args.other else _tables(args, tables, found[0])
-    sys.stdout.write("\n".join(write))
+        text = _text(args, tables)
+    if args.output:
+        args.output.write_text(text, encoding="utf-8")
+        print(f"{args.format}: {args.output}", file=sys.stderr)
+    else:
+        sys.stdout.write(text)
     return 0
+
+
+def _text(args: SnapshotArgs, tables: Sequence[str]) -> str:
+    found = [_read(path, args.device) for path in (args.file, args.other) if path]
+    if args.other:
+        return "\n".join(_comparison(args, tables, *found))
+    return _page(args, found[0]) if args.format == "html" else "\n".join(_tables(args, tables, found[0]))
 
 
 def _read(path: Path, device: int | None) -> Attribution:
@@ -64,21 +82,38 @@ def _read(path: Path, device: int | None) -> Attribution:
 
 
 def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution) -> list[str]:
-    from cs_systems.analysis.memory_tables import TABLES
     from cs_systems.analysis.tensor_names import tensor_names
-    from cs_systems.cli._snapshot_text import heading, notes
+    from cs_systems.cli._snapshot_text import heading
 
     names = tensor_names(found, args.size)
     parts: list[Part] = []
     for name in tables:
-        rows = TABLES[name](found, names)
-        said = notes(name, found, rows)
-        top = args.top or (len(rows) if args.format == "csv" else 10)
-        if name in LONG and rows[top:]:
-            said.append(f"{len(rows) - top} more row(s): show more with --top")
-            rows = rows[:top]
+        rows, said = _table(name, found, names, args.top or (None if args.format == "csv" else 10))
         parts.append((CAPTIONS[name], rows, SHOWN[name], said))
     return document_text(args.format, heading(found, names), parts)
+
+
+def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[list[Row], list[str]]:
+    """The rows of a table, a long one's first `top`, and what is said under them."""
+    from cs_systems.analysis.memory_tables import TABLES
+    from cs_systems.cli._snapshot_text import notes
+
+    rows = TABLES[name](found, names)
+    said = notes(name, found, rows)
+    if name not in LONG or top is None or not rows[top:]:
+        return rows, said
+    return rows[:top], [*said, f"{len(rows) - top:,} more row(s): show more with --top"]
+
+
+def _page(args: SnapshotArgs, found: Attribution) -> str:
+    from cs_systems.analysis.memory_view import view
+    from cs_systems.analysis.tensor_names import tensor_names
+    from cs_systems.cli._snapshot_text import heading
+    from cs_systems.report.snapshot_page import render
+
+    names = tensor_names(found, args.size)
+    tables = {name: _table(name, found, names, args.top or MOST_ROWS_OF_PAGE) for name in SHOWN}
+    return render(view(found, names), tables, heading(found, names), f"Memory of {args.file.name}")
 
 
 def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: Attribution) -> list[str]:

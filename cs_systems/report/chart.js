@@ -86,11 +86,12 @@ class Chart {
       g.strokeRect((row.start[i] - this.from) * scale, row.top + 0.5, Math.max(row.duration[i] * scale, 1), ROW - 2);
     }
   }
+  unit() { return this.to >= 1e6 ? [1e6, "ms"] : [1e3, "µs"]; } // of the axis: [size, name]
   drawAxis(g, width) {
-    const most = Math.max(2, Math.floor(width / 90)), raw = (this.to - this.from) / most;
-    const power = 10 ** Math.floor(Math.log10(raw)), step = power * [1, 2, 5, 10].find((n) => n * power >= raw);
-    const [unit, name] = this.to >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
-    const places = Math.max(0, -Math.floor(Math.log10(step / unit) + 1e-9));
+    const [unit, name] = this.unit();
+    const most = Math.max(2, Math.floor(width / 90)), raw = (this.to - this.from) / unit / most;
+    const power = 10 ** Math.floor(Math.log10(raw)), round = power * [1, 2, 5, 10].find((n) => n * power >= raw);
+    const step = round * unit, places = Math.max(0, -Math.floor(Math.log10(round) + 1e-9));
     for (let t = Math.ceil(this.from / step) * step; t <= this.to; t += step) {
       const x = ((t - this.from) / (this.to - this.from)) * width;
       g.fillStyle = colors.line;

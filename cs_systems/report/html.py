@@ -74,6 +74,16 @@ def document(title: str, body: str, more: Sequence[str] = ()) -> str:
 """
 
 
+def script_data(value: Any) -> str:
+    """JSON that ends no script and opens no comment, whatever a name in it holds."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def notes_html(notes: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(plain(note))}</li>" for note in notes)
+    return f'<ul class="notes">{items}</ul>' if items else ""
+
+
 def _machines(records: Iterable[RunRecord]) -> str:
     names = dict.fromkeys(r.environment.device_name for r in records if r.environment)
     return " and ".join(names) or "an unknown device"

@@ -6,7 +6,6 @@ fetched; names from the recording are escaped, and the data is parsed as JSON, n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import escape
@@ -15,7 +14,7 @@ from typing import Any
 from cs_systems.record import Row
 from cs_systems.report import units
 from cs_systems.report.columns import plain
-from cs_systems.report.html import document, table_html
+from cs_systems.report.html import document, notes_html, script_data, table_html
 from cs_systems.report.profile_tables import CAPTIONS, SHOWN, says_something
 from cs_systems.report.rows import table_of
 from cs_systems.report.table import Table
@@ -38,7 +37,7 @@ def render(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]], title:
 <h1>{escape(plain(title))}</h1>
 {_facts(view)}
 <p class="caption">{escape(PROFILED)}{_overhead(results)}</p>
-{_notes([*_limits(view["step"]), *(note["note"] for note in said if note["table"] is None)])}
+{notes_html([*_limits(view["step"]), *(note["note"] for note in said if note["table"] is None)])}
 </header>
 <main>
 <section>
@@ -63,13 +62,8 @@ def render(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]], title:
 {"".join(tables)}
 </main>
 <div id="tip" role="status" hidden></div>
-<script type="application/json" id="profile">{_data(view)}</script>"""
+<script type="application/json" id="profile">{script_data(view)}</script>"""
     return document(escape(plain(title)), body, ("profile_page.css", "chart.js", "profile_page.js"))
-
-
-def _data(view: Mapping[str, Any]) -> str:
-    """JSON that ends no script and opens no comment, whatever a name holds."""
-    return json.dumps(view, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _facts(view: Mapping[str, Any]) -> str:
@@ -128,7 +122,7 @@ def _section(name: str, rows: Sequence[Row], notes: Sequence[str], short: Mappin
     caption, _, rest = CAPTIONS[name].partition(":")
     heading = f"{caption[0].upper()}{caption[1:]}{':' if rest else ''}{rest}"
     shown_table = table_html(_shortened(table, short), f"table-{name}")
-    return f"<section><h2>{escape(heading)}</h2>{shown_table}{_notes(notes)}</section>\n"
+    return f"<section><h2>{escape(heading)}</h2>{shown_table}{notes_html(notes)}</section>\n"
 
 
 def _shortened(table: Table, short: Mapping[str, str]) -> Table:
@@ -138,11 +132,6 @@ def _shortened(table: Table, short: Mapping[str, str]) -> Table:
         for c in table.columns
     )
     return replace(table, columns=tuple(columns))
-
-
-def _notes(notes: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(plain(note))}</li>" for note in notes)
-    return f'<ul class="notes">{items}</ul>' if items else ""
 
 
 def _time(ns: int) -> str:

@@ -1,0 +1,130 @@
+"""How long does `cs-systems snapshot` take for a large snapshot, how much memory, and how soon can its page be used?
+
+Method: the snapshot among the test data (two training steps on one H200, 1,356 events) is repeated until it has as many
+events as asked for, each copy later, and pickled as PyTorch does: frames are shared among stacks, each event has a list
+of frames and texts of its own. Then every table is made from it in a process of its own, whose time and memory count,
+and so is the page. Headless Chromium opens that in a new profile each time; it says itself how long it took from the
+navigation until it was drawn (`readyMs`), and how long a frame takes at zooms from all to a millionth of it.
+Output: a line each. The promises are under 15 s and 2 GB; a page under 20 MB that opens in under 10 s.
+
+    python scripts/benchmarks/snapshot_speed.py --events 1000000 > profiles/snapshot_speed/cpu.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import pickle
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from html import unescape
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1280,900")
+PROBE = """<script>
+const frames = [];
+for (let span = timeline.end; span > timeline.end / 1e6; span *= 0.5) {
+  timeline.show(timeline.end / 3, timeline.end / 3 + span);
+  const before = performance.now();
+  timeline.draw();
+  timeline.canvas.getContext("2d").getImageData(0, 0, 1, 1); // waits until it is drawn
+  frames.push(performance.now() - before);
+}
+const told = document.createElement("pre");
+told.id = "told";
+told.textContent = JSON.stringify({ ...document.documentElement.dataset, frames });
+document.body.append(told);
+</script></body>"""
+DATA = Path(__file__).parents[2] / "tests" / "analysis" / "data" / "snapshot_h200_step.pickle.gz"
+
+
+def repeat(target: Path, events: int) -> int:
+    """Write the snapshot with its events repeated; how many there are then."""
+    data = pickle.loads(gzip.decompress(DATA.read_bytes()))
+    frames: dict[tuple[Any, ...], dict[str, Any]] = {}
+    trace = data["device_traces"][0]
+    for event in trace:
+        event["frames"] = [frames.setdefault(tuple(frame.values()), frame) for frame in event["frames"]]
+    period = trace[-1]["time_us"] - trace[0]["time_us"] + 1000
+    copies = -(-events // len(trace))
+    data["device_traces"] = [
+        [
+            event
+            | {"time_us": event["time_us"] + n * period, "frames": list(event["frames"])}
+            | {"compile_context": "".join(("N/", "A"))}  # a text of its own
+            for n in range(copies)
+            for event in trace
+        ]
+    ]
+    data["external_annotations"] = [
+        mark | {"time_us": mark["time_us"] + n * period} for n in range(copies) for mark in data["external_annotations"]
+    ]
+    with target.open("wb") as file:
+        pickle.dump(data, file)
+    return copies * len(trace)
+
+
+def measure(*words: str) -> tuple[float, float, float]:
+    """(wall s, processor s, peak memory in MB) of `cs-systems snapshot` in a process of its own."""
+    start = time.monotonic()
+    command = [sys.executable, "-m", "cs_systems", "snapshot", *words]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(command)} failed")
+    return time.monotonic() - start, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
+
+
+def opened(page: Path) -> dict[str, Any]:
+    """What the page says of itself in a browser that never saw it."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "opened.html"
+        copy.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
+        command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder}/profile", "--dump-dom", copy.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout)
+    if found is None:
+        raise SystemExit(f"the page did not answer: {done.stderr}")
+    return dict(json.loads(unescape(found[1])))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=100_000)
+    parser.add_argument("--runs", type=int, default=5, help="times that each is done; the medians count")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path, page = Path(folder) / "large.pickle", Path(folder) / "large.html"
+        events = repeat(path, args.events)
+        load = os.getloadavg()[0]
+        machine = f"Python {platform.python_version()}, {os.cpu_count()} cores, load {load:.0f} by others"
+        print(f"{machine}; medians of {args.runs}")
+        print(f"{events:,} events, {path.stat().st_size / 1e6:.0f} MB\n")
+        print("| what | wall s | processor s | peak MB |\n| --- | ---: | ---: | ---: |")
+        for name, words in (("every table", ()), ("the page", ("--format", "html", "--output", str(page)))):
+            numbers = zip(*(measure(str(path), *words) for _ in range(args.runs)), strict=True)
+            wall, cpu, peak = map(median, numbers)
+            print(f"| {name} | {wall:.1f} | {cpu:.1f} | {peak:.0f} |", flush=True)
+        if CHROMIUM is None:
+            raise SystemExit("Chromium is not installed: apt-get install chromium")
+        told = [opened(page) for _ in range(args.runs)]
+        frames = [frame for each in told for frame in each["frames"]]
+        print("\n| page MB | ready ms | of it script ms | frame ms, median | frame ms, worst |")
+        print("| ---: | ---: | ---: | ---: | ---: |")
+        ready, build = (median(float(each[name]) for each in told) for name in ("readyMs", "buildMs"))
+        size = page.stat().st_size / 1e6
+        print(f"| {size:.1f} | {ready:.0f} | {build:.0f} | {median(frames):.1f} | {max(frames):.1f} |")
+
+
+if __name__ == "__main__":
+    main()

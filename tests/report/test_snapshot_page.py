@@ -1,0 +1,249 @@
+"""The page of a memory snapshot, as a person sees and uses it: a real recording, in a real browser."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems.analysis import memory_view
+from cs_systems.cli import main
+from cs_systems.report.snapshot_tables import CAPTIONS
+
+from .browser import Page, browse
+
+SNAPSHOT = Path(__file__).parent.parent / "analysis" / "data" / "snapshot_h200_step.pickle.gz"
+EVIL = "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\"><!-- forward"
+HAND = """
+const byName = (id) => document.getElementById(id);
+const line = byName("timeline"), blocks = byName("segments");
+const event = (canvas, kind, x, y, more = {}) => {
+  const box = canvas.getBoundingClientRect(), Kind = kind === "wheel" ? WheelEvent : PointerEvent;
+  canvas.dispatchEvent(new Kind(kind, { clientX: box.left + x, clientY: box.top + y, cancelable: true, ...more }));
+};
+const key = (canvas, name) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, cancelable: true }));
+const told = () => (byName("tip").hidden ? null : [...byName("tip").children].map((line) => line.textContent));
+const range = (canvas) => [Number(canvas.dataset.from), Number(canvas.dataset.to)];
+// What is told from the bottom to the top of a column of the timeline, each allocation once.
+function column(canvas, x) {
+  const seen = [];
+  for (let y = canvas.clientHeight - 5; y > 24; y--) {
+    event(canvas, "pointermove", x, y);
+    const lines = told();
+    if (lines && lines.join() !== seen.at(-1)?.join()) seen.push(lines);
+  }
+  return seen;
+}
+"""
+
+
+def page_of(snapshot: Path, folder: Path, *options: str) -> str:
+    page = folder / "made.html"
+    assert main(["snapshot", str(snapshot), "--format", "html", "--output", str(page), *options]) == 0
+    return page.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return page_of(SNAPSHOT, tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def evil_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The real snapshot with HTML for its functions, files and ranges."""
+    data: dict[str, Any] = pickle.loads(gzip.decompress(SNAPSHOT.read_bytes()))
+    for event in data["device_traces"][0]:
+        for frame in event["frames"]:
+            frame["name"] = EVIL if frame["name"] == "silu" else frame["name"]
+            frame["filename"] = frame["filename"].replace("train.py", f"{EVIL}.py")
+    for mark in data["external_annotations"]:
+        mark["name"] = EVIL
+    folder = tmp_path_factory.mktemp("evil")
+    (folder / "evil.pickle").write_bytes(pickle.dumps(data))
+    return page_of(folder / "evil.pickle", folder)
+
+
+@pytest.fixture(params=["page", "evil_page"])
+def any_page(request: pytest.FixtureRequest) -> str:
+    text: str = request.getfixturevalue(request.param)
+    return text
+
+
+def test_the_page_fetches_nothing_and_names_are_data(any_page: str) -> None:
+    read = Page(any_page)
+    assert [tag for tag, _ in read.tags if tag in ("link", "iframe", "img", "object", "embed", "base")] == []
+    for _, attributes in read.tags:
+        assert not {"src", "href", "srcset", "action"} & attributes.keys()
+        assert not [name for name in attributes if name.startswith("on")]
+    assert [attributes.get("type") for tag, attributes in read.tags if tag == "script"] == ["application/json", None]
+    ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    (data,) = re.findall(r'<script type="application/json" id="snapshot">(.*?)</script>', any_page, re.DOTALL)
+    assert json.loads(data)["peak"]["bytes"] == 213_795_840
+
+
+def test_it_says_what_it_shows(page: str) -> None:
+    text = Page(page).text
+    for said in (
+        "213,795,840 bytes) at event 161",
+        "together 213,795,840 bytes, the peak; 0 of them unknown",
+        "allocated in backward and not freed in it",
+        "26 gradients, so many parameters",
+    ):
+        assert said in text
+    headings = {line.strip().lower() for line in re.sub(r"<[^>]*>", "\n", unescape(page)).splitlines()}
+    assert {caption.lower() for caption in CAPTIONS.values()} <= headings
+
+
+def test_hover_shows_the_stack_and_the_bands_add_up(page: str, tmp_path: Path) -> None:
+    seen: dict[str, Any] = browse(
+        tmp_path,
+        page,
+        HAND
+        + """
+byName("to-peak").click();
+timeline.draw();
+const at = Math.round(((data.peak.at_ns - timeline.from) / (timeline.to - timeline.from)) * line.clientWidth);
+const seen = { peak: column(line, at), before: range(line) };
+event(line, "pointerleave", 0, 0);
+seen.left = told();
+for (const name of ["0", "+", "ArrowRight", "-"]) { key(line, name); seen["key " + name] = range(line); }
+event(line, "wheel", 400, 200, { deltaY: -400 });
+seen.wheel = range(line);
+byName("whole").click();
+timeline.draw();
+const silu = [];
+for (let x = 0; x < line.clientWidth && !silu.length; x += 7) {
+  silu.push(...column(line, x).filter((lines) => lines.at(-1).includes("silu")));
+}
+seen.silu = silu[0];
+seen.build = document.documentElement.dataset.buildMs;
+answer(seen);
+""",
+    )
+    kinds = [lines[0].partition(":")[0] for lines in seen["peak"]]
+    assert [*dict.fromkeys(kinds)] == ["parameters", "optimizer state", "workspaces", "activations", "temporaries"]
+    block = next(lines for lines in seen["peak"] if any("block 3" in line for line in lines))
+    assert "made in forward · block 3" in block
+    assert any(re.fullmatch(r"alive for [\d.]+ .s, from [\d.]+ .s to [\d.]+ .s", line) for line in block)
+    assert any("train.py:24 forward" in line for line in block)
+    assert seen["left"] is None
+    whole = 10_437_500
+    assert seen["before"][1] - seen["before"][0] == pytest.approx(whole / 50, rel=0.01)
+    assert seen["key 0"] == [0, whole]
+    assert seen["key +"][1] - seen["key +"][0] == pytest.approx(whole / 2, abs=2)
+    assert seen["key ArrowRight"][0] > seen["key +"][0]
+    assert seen["wheel"][1] - seen["wheel"][0] < seen["key -"][1] - seen["key -"][0]
+    assert seen["silu"][-1].splitlines()[:2] == ["functional.py:2397 silu", "train.py:16 forward"]
+    assert "1.00 MiB of it by rounding" in seen["silu"]
+    assert float(seen["build"]) > 0
+
+
+def test_the_picture_is_of_the_data(page: str, tmp_path: Path) -> None:
+    """The levels from which it is drawn, and one category alone; the segments' blocks."""
+    seen: dict[str, Any] = browse(
+        tmp_path,
+        page,
+        HAND
+        + """
+const buttons = [...byName("categories").children];
+const seen = { legend: buttons.map((button) => button.textContent), highest: Math.max(...levels.total) };
+seen.end = levels.total.at(-1);
+seen.both = new Set(column(line, 500).map((lines) => lines[0].split(":")[0])).size;
+buttons[5].click();
+seen.pressed = buttons.map((button) => button.getAttribute("aria-pressed"));
+timeline.draw();
+seen.alone = [...new Set(column(line, 500).map((lines) => lines[0].split(":")[0]))];
+seen.blocks = [];
+for (let y = 30; y < blocks.clientHeight; y += 9) {
+  for (let x = 3; x < blocks.clientWidth; x += 5) {
+    event(blocks, "pointermove", x, y);
+    if (told()) seen.blocks.push(told()[0]);
+  }
+}
+answer(seen);
+""",
+    )
+    assert seen["highest"] == 213_795_840
+    assert seen["end"] == 0
+    assert seen["legend"][:3] == ["parameters14.0 MiB", "optimizer state27.9 MiB", "workspaces64.0 MiB"]
+    assert seen["both"] > 3
+    assert seen["pressed"] == ["false"] * 5 + ["true", "false", "false"]
+    assert seen["alone"] == ["activations"]
+    assert {"segment of 32.0 MiB", "workspaces: 32.0 MiB", "free: 20.0 MiB"} <= {*seen["blocks"]}
+    assert any(said.startswith("parameters: ") for said in seen["blocks"])
+
+
+def test_html_in_names_is_shown_and_does_not_run(evil_page: str, tmp_path: Path) -> None:
+    seen: dict[str, Any] = browse(
+        tmp_path,
+        evil_page,
+        HAND
+        + """
+answer({
+  told: column(line, 300).flat().join(" "), title: document.title, images: document.images.length,
+  scripts: document.scripts.length,
+});
+""",
+    )
+    assert EVIL in seen["told"]
+    assert seen["title"] == "Memory of evil.pickle"
+    assert (seen["images"], seen["scripts"]) == (0, 3)  # the data, the page's, and this one
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_shows_all_of_its_width_and_no_more(page: str, tmp_path: Path, dark: bool) -> None:
+    seen: dict[str, Any] = browse(
+        tmp_path,
+        page,
+        HAND
+        + """
+event(line, "click", 100, line.clientHeight - 20);
+const tip = byName("tip").getBoundingClientRect();
+answer({
+  page: document.documentElement.scrollWidth, canvas: line.clientWidth, tip: [tip.left, tip.right], lines: told(),
+  background: getComputedStyle(document.body).backgroundColor,
+});
+""",
+        width=390,
+        dark=dark,
+    )
+    assert seen["page"] <= 390
+    assert 300 < seen["canvas"] <= 390
+    assert seen["tip"][0] >= 0
+    assert seen["tip"][1] <= 390
+    assert seen["lines"][0].startswith("parameters: ")
+    assert seen["background"] == ("rgb(21, 24, 28)" if dark else "rgb(255, 255, 255)")
+
+
+def test_what_is_not_drawn_one_by_one_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_view, "MOST_ALLOCATIONS", 100)
+    monkeypatch.setattr(memory_view, "MOST_BLOCKS", 20)
+    text = page_of(SNAPSHOT, tmp_path)
+    assert (
+        "the 100 allocations that take the most bytes for the longest; the 433 others are one band" in Page(text).text
+    )
+    assert re.search(r"the \d+ smallest segments are not drawn: their blocks are too many", Page(text).text)
+    seen = browse(tmp_path, text, HAND + 'answer(column(line, 300).flat().join(" "));')
+    assert "several allocations that are not drawn one by one; at most so much" in seen
+
+
+def test_a_snapshot_with_nothing_to_draw_has_a_page(tmp_path: Path) -> None:
+    """No segments, no times, nothing allocated."""
+    path = tmp_path / "bare.pickle"
+    path.write_bytes(pickle.dumps({"device_traces": [[{"action": "oom", "size": 1}]]}))
+    text = page_of(path, tmp_path)
+    assert "The recording has no times: each event takes a µs here." in " ".join(Page(text).text.split())
+    assert browse(tmp_path, text, "answer(document.documentElement.dataset.readyMs);")
+
+
+def test_a_page_is_of_one_whole_snapshot(capsys: pytest.CaptureFixture[str]) -> None:
+    for more in (["--table", "layers"], [str(SNAPSHOT)]):
+        assert main(["snapshot", str(SNAPSHOT), *more, "--format", "html"]) == 2
+        assert "an HTML page shows every table of one snapshot: leave out FILE2 and --table" in capsys.readouterr().err
