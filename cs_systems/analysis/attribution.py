@@ -8,13 +8,13 @@ from the forward operator with the backward operator's sequence number; else the
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from cs_systems.analysis.names import UNATTRIBUTED, meaning
+from cs_systems.analysis.names import UNATTRIBUTED, meaning, refined
 from cs_systems.analysis.sequence import SequenceRoute
 from cs_systems.analysis.trace import Categorical, Ints, Ranges, Recording, Timeline, timelines
 from cs_systems.config import Phase
@@ -74,7 +74,8 @@ def main_thread(ranges: Ranges) -> int | None:
     return threads.most_common(1)[0][0] if threads else None
 
 
-def place_of(own: Sequence[str], outer: Sequence[str] = ()) -> Place:
+@functools.lru_cache(maxsize=65536)
+def place_of(own: tuple[str, ...], outer: tuple[str, ...] = ()) -> Place:
     """The place that the names of open ranges mean, outermost first: `own` of the launching thread, `outer` of the main
     thread where that is another one. The outermost phase counts, and the innermost layer and part."""
     inside = [meaning(name) for name in own]
@@ -82,11 +83,9 @@ def place_of(own: Sequence[str], outer: Sequence[str] = ()) -> Place:
     phase = phases[0] if phases else UNATTRIBUTED
     layer = part = None
     for m in inside:
-        if m.layer:
+        if m.layer and m.layer != layer:
             layer, part = m.layer, None
-        # `norm` inside attention is still attention's; `attention.scores` says more than `attention`.
-        if m.part and (part is None or m.part.startswith(part)):
-            part = m.part
+        part = refined(part, m.part)
     if layer is None and phase in (Phase.LOSS, Phase.OPTIMIZER):
         layer = phase
     return Place(phase, layer or UNATTRIBUTED, part)

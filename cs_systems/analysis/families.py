@@ -29,7 +29,6 @@ RULES: tuple[tuple[str, str], ...] = (
     ("optimizer", r"multi_tensor_apply|multi_?tensor|adam|adagrad|lamb_|\bsgd|muon|FusedOptimizer"),
     ("norm", rf"{_NORM}|GammaBeta|RowwiseMoments|\bln_(fwd|bwd|parallel)|\bbn_(fw|bw)|norm_(fwd|bwd|fprop|bprop)"),
     ("attention", r"flash|fmha|sdpa|attention|attn|\bmha_|mha_fwd|mha_bwd|paged_kv"),
-    ("attention", r"^(forward_kernel|dq_kernel|dkdv_kernel)$"),  # this project's own Triton kernels
     ("softmax", r"softmax"),
     ("matmul", r"gemm|gemv|nvjet|xmma|cutlass|cublas|split_?k|matmul|wgmma|mma_|conv(olve|olution|2d)"),
     ("matmul", r"(^|_)b?mm_|\bdot_kernel"),

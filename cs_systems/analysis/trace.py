@@ -281,7 +281,7 @@ class Timeline(Generic[T]):
         self.stacks = list(known)
 
     def at(self, time_s: float) -> tuple[T, ...]:
-        return self.stacks[int(self.index(np.array([time_s]))[0])]
+        return self.stacks[int(self.stack[self.times.searchsorted(time_s, "right") - 1])]
 
     def index(self, time_s: Floats) -> Ints:
         """The number of the stack that is open at each time."""

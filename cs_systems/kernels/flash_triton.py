@@ -14,11 +14,11 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from cs_systems.kernels.flash_triton_backward import dkdv_kernel, dq_kernel
+from cs_systems.kernels.flash_triton_backward import flash_dkdv_kernel, flash_dq_kernel
 from cs_systems.kernels.flash_triton_configs import Tile, Tiles, padded_d_head, tiles_for
-from cs_systems.kernels.flash_triton_forward import forward_kernel
+from cs_systems.kernels.flash_triton_forward import flash_forward_kernel
 
-INTERPRETED = not isinstance(forward_kernel, JITFunction)  # TRITON_INTERPRET was set when triton was imported
+INTERPRETED = not isinstance(flash_forward_kernel, JITFunction)  # TRITON_INTERPRET was set when triton was imported
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Problem:
         tile = self._tiles().forward
         arguments = self._common(tile) | self._by_query(tile) | _with_strides(o=o) | {"lse": lse}
         sign = {"scale_log2": abs(arguments["scale_log2"]), "NEGATE": self.scale < 0}
-        return Launch(forward_kernel, self._grid(self.q, tile.block_m), arguments | sign, _options(tile))
+        return Launch(flash_forward_kernel, self._grid(self.q, tile.block_m), arguments | sign, _options(tile))
 
     def dq(self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor) -> Launch:
         """Writes dq, lse_log2 and delta. Runs before `dkdv`, which reads the latter two."""
         tile = self._tiles().dq
         arguments = self._common(tile) | self._by_query(tile) | _with_strides(o=o, do=do, dq=dq)
         arguments |= {"lse": lse, "lse_log2": lse_log2, "delta": delta, "scale": self.scale}
-        return Launch(dq_kernel, self._grid(self.q, tile.block_m), arguments, _options(tile))
+        return Launch(flash_dq_kernel, self._grid(self.q, tile.block_m), arguments, _options(tile))
 
     def dkdv(self, do: Tensor, lse_log2: Tensor, delta: Tensor, dk: Tensor, dv: Tensor) -> Launch:
         """Writes dk and dv."""
@@ -74,7 +74,7 @@ class Problem:
         arguments |= {"q": _streamed(self.q, rows, tile), "do": _streamed(do, rows, tile)}
         arguments |= {"lse_log2": _streamed(lse_log2.flatten(0, 1), row, tile)}
         arguments |= {"delta": _streamed(delta.flatten(0, 1), row, tile)}
-        return Launch(dkdv_kernel, self._grid(self.k, tile.block_n), arguments, _options(tile))
+        return Launch(flash_dkdv_kernel, self._grid(self.k, tile.block_n), arguments, _options(tile))
 
     def _tiles(self) -> Tiles:
         capability = torch.cuda.get_device_capability(self.q.device) if self.q.is_cuda else None

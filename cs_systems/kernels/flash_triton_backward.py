@@ -1,10 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """FlashAttention-2 backward (Dao 2023, algorithm 2) in Triton, in two kernels so that no two programs add to one sum:
-dq_kernel owns queries and walks the keys, dkdv_kernel owns keys and walks the queries. Each recomputes the scores from
-the log-sum-exp: 3 + 4 score-sized products instead of the 5 of one kernel with atomics, and the same result every time.
+flash_dq_kernel owns queries and walks the keys, flash_dkdv_kernel owns keys and walks the queries. Each recomputes the
+scores from the log-sum-exp: 3 + 4 score-sized products instead of the 5 of one kernel with atomics, and the same result
+every time.
 
-dq_kernel runs first: it has o and do at hand, so it also makes delta = rowsum(do · o), which dkdv_kernel reads, and the
-log-sum-exp in units of log2: dkdv_kernel would convert it as often as there are tiles of keys.
+flash_dq_kernel runs first: it has o and do at hand, so it also makes delta = rowsum(do · o), which flash_dkdv_kernel
+reads, and the log-sum-exp in units of log2: flash_dkdv_kernel would convert it as often as there are tiles of keys.
 """
 
 import triton
@@ -36,7 +37,7 @@ def _dq_loop(
 
 
 @triton.jit
-def dq_kernel(
+def flash_dq_kernel(
     q, q_strides, k, k_strides, v, v_strides, o, o_strides, do, do_strides, dq, dq_strides, lse, lse_log2, delta,
     heads, group, seq_q, seq_k, offset, scale, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
@@ -97,7 +98,7 @@ def _dkdv_loop(
 
 
 @triton.jit
-def dkdv_kernel(
+def flash_dkdv_kernel(
     q, q_strides, k, k_strides, v, v_strides, do, do_strides, dk, dk_strides, dv, dv_strides, lse_log2, delta,
     heads_kv, seq_q, seq_k, offset, scale, scale_log2, GROUP: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,

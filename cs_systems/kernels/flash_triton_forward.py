@@ -42,7 +42,7 @@ def _attend(
 
 
 @triton.jit
-def forward_kernel(
+def flash_forward_kernel(
     q, q_strides, k, k_strides, v, v_strides, o, o_strides, lse, heads, group, seq_q, seq_k, offset, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
     NEGATE: tl.constexpr,

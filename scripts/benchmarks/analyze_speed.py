@@ -3,7 +3,8 @@
 Method: the two recordings among the test data (3 training steps, 714 kernels, one H200) are repeated, each time later
 and with launches of its own, until they are as large as asked for; nsys's gets further CUDA calls until it has two for
 each kernel. Then every table is made from each in a process of its own, whose time and memory count.
-Output: one line for each file.
+Where other programs want the processors too, the time on a processor is what to go by, and the load says so.
+Output: one line for each file. Committed: profiles/analyze_speed/.
 
     python scripts/benchmarks/analyze_speed.py --kernels 1000000 --kineto-megabytes 500
 """
@@ -78,8 +79,9 @@ def repeat_kineto(target: Path, megabytes: int) -> int:
     with target.open("w") as file:
         file.write(json.dumps(trace)[:-1] + ', "traceEvents": [')
         while written < megabytes * 1_000_000:
-            text = ",\n".join(json.dumps(_later(event, copies), indent=2) for event in events)
-            written += file.write((",\n" if copies else "") + text)
+            # An event on a line of its own: torch.profiler spreads it over a few, with less white space than an indent.
+            text = ",\n  ".join(json.dumps(_later(event, copies)) for event in events)
+            written += file.write((",\n  " if copies else "") + text)
             copies += 1
         file.write("]}")
     return copies * sum(event.get("cat") == "kernel" for event in events)
@@ -105,13 +107,23 @@ def measure(path: Path) -> tuple[float, float, float]:
     return time.monotonic() - start, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
 
 
+def waiting() -> float:
+    """Programs that run or wait for a processor, over the last minute, for each processor."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", type=int, default=100_000, help="in the export of nsys")
     parser.add_argument("--kineto-megabytes", type=int, default=50)
+    parser.add_argument("--runs", type=int, default=3, help="the middle one by its wall time is shown")
     args = parser.parse_args()
-    print(f"Python {platform.python_version()}, every table, in a process of its own\n")
-    print("| recording | kernels | MB | wall s | processor s | peak MB |\n| --- | ---: | ---: | ---: | ---: | ---: |")
+    print(
+        f"Python {platform.python_version()}, {os.cpu_count()} processors. `cs-systems analyze FILE`, every table, in "
+        f"a process of its own; the middle one of {args.runs} runs.\n\n"
+        "| recording | kernels | MB | wall s | of it on a processor s | peak MB | load before, a processor |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    )
     with tempfile.TemporaryDirectory() as folder:
         export, trace = Path(folder) / "large.sqlite", Path(folder) / "large.json"
         repeat_nsys(export, args.kernels)
@@ -119,9 +131,14 @@ def main() -> None:
             ("nsys, 2 CUDA calls a kernel", export, args.kernels),
             ("Kineto", trace, repeat_kineto(trace, args.kineto_megabytes)),
         ):
-            wall, cpu, peak = measure(path)
+            load = waiting()
+            wall, cpu, peak = sorted(measure(path) for _ in range(args.runs))[args.runs // 2]
             megabytes = path.stat().st_size / 1e6
-            print(f"| {name} | {kernels:,} | {megabytes:.0f} | {wall:.1f} | {cpu:.1f} | {peak:.0f} |", flush=True)
+            print(
+                f"| {name} | {kernels:,} | {megabytes:.0f} | {wall:.1f} | {cpu:.1f} | {peak:.0f} | {load:.1f} |",
+                flush=True,
+            )
+    print(f"\n    python scripts/benchmarks/analyze_speed.py {' '.join(sys.argv[1:])}")
 
 
 if __name__ == "__main__":

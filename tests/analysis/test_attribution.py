@@ -153,6 +153,21 @@ def test_ranges_of_the_autograd_thread_say_the_layer(export: Callable[..., Path]
     ]
 
 
+def test_ranges_may_be_named_by_the_paths_of_modules(export: Callable[..., Path]) -> None:
+    """As a recording has them whose ranges were made from `named_modules`."""
+    path = export(
+        ranges=[
+            ("step", 0, 900, MAIN), ("forward", 10, 800, MAIN), ("layers.3", 20, 500, MAIN),
+            ("layers.3.attn", 30, 300, MAIN), ("layers.3.attn.q_proj", 40, 100, MAIN),
+            ("layers.3.attn.inner", 110, 150, MAIN), ("layers.3.ffn", 300, 400, MAIN),
+        ],
+        launches=[(50, 55, MAIN, 1), (120, 125, MAIN, 2), (350, 355, MAIN, 3), (450, 455, MAIN, 4)],
+        kernels=[("gemm", 2000 + 10 * n, 2005 + 10 * n, n) for n in range(1, 5)],
+    )  # fmt: skip
+    parts = ["attention.projections", "attention", "ffn", None]
+    assert list(attribute(read(path))) == [Place("forward", "block 3", part) for part in parts]
+
+
 def test_loss_and_optimizer_are_modules_of_their_own(export: Callable[..., Path]) -> None:
     path = export(
         ranges=[("step", 0, 900, MAIN), ("loss", 10, 100, MAIN), ("Optimizer.step#AdamW.step", 200, 300, MAIN)],
@@ -183,6 +198,22 @@ def test_loss_and_optimizer_are_modules_of_their_own(export: Callable[..., Path]
         ("output", (None, None, "attention.output")),
         ("ffn", (None, None, "ffn")),
         ("ln1", (None, None, "norm")),
+        ("layers.3.attn.q_proj", (None, "block 3", "attention.projections")),
+        ("layers.3.attn", (None, "block 3", "attention")),
+        ("layers.3.attn.output_proj", (None, "block 3", "attention.output")),
+        ("layers.3.ln1", (None, "block 3", "norm")),
+        ("layers.11.ffn.w1", (None, "block 11", "ffn")),
+        ("layers.3.dropout", (None, "block 3", None)),
+        ("model.layers.0.self_attn.rotary_emb", (None, "block 0", "attention.rope")),
+        ("model.layers.0.self_attn.k_norm", (None, "block 0", "attention")),
+        ("model.layers.0.post_attention_layernorm", (None, "block 0", "norm")),
+        ("transformer.h.7.mlp.c_fc", (None, "block 7", "ffn")),
+        ("transformer.ln_f", (None, "final norm", None)),
+        ("model.norm", (None, "final norm", None)),
+        ("model.lm_head", (None, "lm_head", None)),
+        ("model.embed_tokens", (None, "embedding", None)),
+        ("attn.softmax", (None, None, "attention.softmax")),
+        ("version 3.5", (None, None, None)),
         ("forward hook", (None, None, None)),
         ("Optimizer.zero_grad#AdamW.zero_grad", (None, None, None)),
     ],

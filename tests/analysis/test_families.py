@@ -45,8 +45,7 @@ NAMES = {
         "cudnn_generated_fort_native_sdpa_sm100_flash_bprop_f16_knob_3_128x128x128_4x1x1_cga1x1x1_kernel0_0",
         "triton_tem_fused_flex_attention_0",
         "triton_tem_fused_flex_attention_backward_3",
-        "forward_kernel",
-        "dkdv_kernel",
+        *("flash_forward_kernel", "flash_dq_kernel", "flash_dkdv_kernel"),  # this project's own
         "_attn_fwd",
     ],
     "softmax": [
@@ -104,7 +103,7 @@ NAMES = {
         "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor<float, 4>>(T1)",
         "triton_for_fused_0",
     ],
-    "other": ["my_own_thing", "void at::native::sbtopk::computeBlockDigitCounts<float>(float const*)"],
+    "other": ["my_own_thing", "forward_kernel", "void at::native::sbtopk::computeBlockDigitCounts<float>(float const*)"],
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cs_systems.analysis import kineto
-from cs_systems.analysis.profile import profile
+from cs_systems.analysis.profile import Profile, profile
 from cs_systems.analysis.read import read
 from cs_systems.analysis.trace import Recording
 from cs_systems.config import ConfigError
@@ -97,12 +97,52 @@ def test_ranges_that_never_end_are_left_out_and_named(kineto_events: list[Event]
         profile(made.recording)
 
 
-def test_two_processes_in_a_trace_are_refused(kineto_events: list[Event], trace: Trace) -> None:
-    other = [e | {"pid": 999} for e in kineto_events if e.get("cat") == "cuda_runtime"]
+def of_another_process(events: Sequence[Event], correlations: int) -> list[Event]:
+    """The host's and the device's events again, of process 999 and under other correlation numbers."""
+    again = []
+    for event in events:
+        args = event.get("args", {})
+        host = event.get("cat") in ("cuda_runtime", "cuda_driver", "user_annotation", "cpu_op")
+        if host or event.get("cat") in ("kernel", "gpu_memcpy"):
+            moved = {"correlation": args["correlation"] + correlations} if "correlation" in args else {}
+            again.append(event | ({"pid": 999} if host else {}) | {"args": args | moved})
+    return again
+
+
+def test_two_processes_that_number_their_launches_alike_are_refused(kineto_events: list[Event], trace: Trace) -> None:
+    path = trace([*kineto_events, *of_another_process(kineto_events, 0)])
     with pytest.raises(
-        ConfigError, match=r"holds the processes 482, 999, .* analyse the trace of each process by itself"
+        ConfigError, match=r"the processes 482, 999, .* cannot be told: analyse the trace of each process by itself"
     ):
-        read(trace([*kineto_events, *other]))
+        read(path)
+
+
+def test_of_two_processes_one_can_be_chosen(kineto_events: list[Event], kineto_profile: Profile, trace: Trace) -> None:
+    backward = [e for e in kineto_events if e.get("cat") == "user_annotation" and e["name"] == "backward"]
+    path = trace([*kineto_events, *of_another_process([e for e in kineto_events if e not in backward], 100_000)])
+    with pytest.raises(
+        ConfigError, match=r"2 processes: choose one with --process: 482 \(714 ker.*, 999 \(714 kernels\)"
+    ):
+        read(path)
+    with pytest.raises(ConfigError, match=r"no kernel of process 7: choose one with --process: 482"):
+        read(path, 7)
+    own, other = profile(read(path, 482)), profile(read(path, 999))
+    assert (own.groups, own.places.codes.tolist()) == (kineto_profile.groups, kineto_profile.places.codes.tolist())
+    assert len(own.recording.copies) == len(kineto_profile.recording.copies)
+    assert len(other.recording.kernels) == 714
+    assert {place.phase for place in other.places} == {"forward", "optimizer", "unattributed"}
+
+
+def test_the_kernels_of_a_graph_have_the_phase_of_its_launch(kineto_events: list[Event], trace: Trace) -> None:
+    """All kernels of forward launched by one call."""
+    forward = next(e for e in kineto_events if e.get("cat") == "user_annotation" and e["name"] == "forward")
+    call = next(e for e in kineto_events if e.get("cat") == "cuda_runtime" and forward["ts"] < e["ts"])
+    inside = [e for e in kineto_events if e.get("cat") == "kernel"][:10]
+    shared = {"correlation": call["args"]["correlation"], "graph node id": 5}
+    graph = [e | {"args": e["args"] | shared} for e in inside]
+    made = profile(read(trace([*(e for e in kineto_events if e not in inside), *graph])))
+    assert [k.in_graph for k in made.recording.kernels].count(True) == 10
+    assert "10 kernels ran in CUDA graphs" in made.notes[-1]
 
 
 def test_damaged_events_are_counted(kineto_events: list[Event], trace: Trace) -> None:

@@ -98,8 +98,8 @@ def test_float32_is_not_rounded_to_tf32(kernel: str) -> None:
 def test_an_interpreted_kernel_cannot_be_compiled() -> None:
     program = (
         "from cs_systems.kernels.compile import compile_for\n"
-        "from cs_systems.kernels.flash_triton_forward import forward_kernel\n"
-        "compile_for(90, forward_kernel, {}, {})"
+        "from cs_systems.kernels.flash_triton_forward import flash_forward_kernel\n"
+        "compile_for(90, flash_forward_kernel, {}, {})"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"}
