@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
 import sqlite3
@@ -132,7 +133,9 @@ needs_nsys = pytest.mark.skipif(nsys.problem() is not None, reason=f"no nsys tha
 
 @needs_nsys
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_real_recording_has_the_ranges_of_the_timed_steps(compiled: bool, tmp_path: Path) -> None:
+def test_a_real_recording_has_the_ranges_of_the_timed_steps_and_is_analysed(
+    compiled: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("nvtx", reason="ranges without a GPU need the package nvtx")
     config = replace(TINY, compile="aot_eager" if compiled else "none")
     (record,) = cs_systems.sweep([config], out=tmp_path)
@@ -155,6 +158,12 @@ def test_a_real_recording_has_the_ranges_of_the_timed_steps(compiled: bool, tmp_
             open_until.pop()
         assert not open_until or end <= open_until[-1]
         open_until.append(end)
+
+    assert main(["analyze", str(tmp_path / record.artifacts["nsys"]), "--format", "csv", "--table", "ranges"]) == 0
+    analysed = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    calls = {(row["phase"], row["range"]): float(row["calls_per_step"]) for row in analysed}
+    assert calls["forward", "forward"] == calls["backward", "backward"] == 1
+    assert ("backward", "block 1") in calls or compiled
 
 
 @needs_nsys
