@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
-from tyro.conf import arg
+from tyro.conf import UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from cs_systems.checkpoint_plan import FORMS
@@ -37,9 +37,12 @@ def _several(kind: type, metavar: str) -> PrimitiveConstructorSpec[tuple[Any, ..
 if TYPE_CHECKING:
     Names = tuple[str, ...]
     Numbers = tuple[int, ...]
+    Repeated = tuple[str, ...]
 else:
     Names = Annotated[object, _several(str, "STR")]
     Numbers = Annotated[object, _several(int, "INT")]
+    # One word each time that the option is given: words with -- in front cannot follow one another.
+    Repeated = UseAppendAction[tuple]
 
 
 def optional(metavar: str, help: str, default: str = "") -> Any:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from cs_systems.cli._counters import counters_text
-from cs_systems.cli._options import MaybeText, ModelCells, Names, Steps, Sweep, flag, optional
+from cs_systems.cli._options import MaybeText, ModelCells, Repeated, Steps, Sweep, flag, optional
 from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
 from cs_systems.record import Row, RunRecord
@@ -35,11 +35,11 @@ class Profile:
     workload: Annotated[str, arg(help="what a step is: train_step, or package.module:factory")] = "train_step"
     show_command: Annotated[bool, flag("print shell commands that profile the cells, and run nothing")] = False
     nsys_arg: Annotated[
-        Names, arg(help="more options for nsys profile: --nsys-arg=--gpu-metrics-device=0", help_behavior_hint="")
+        Repeated, optional("OPTION", "one more option for nsys profile: --nsys-arg=--gpu-metrics-device=0")
     ] = ()
     kernel: Annotated[MaybeText, optional("REGEX", "for ncu: kernels whose function's name has a match")] = None
     range: Annotated[MaybeText, optional("NAME", "for ncu: kernels inside this range: block 0/*/scores")] = None
-    ncu_arg: Annotated[Names, arg(help="more options for ncu: --ncu-arg=--launch-count=50", help_behavior_hint="")] = ()
+    ncu_arg: Annotated[Repeated, optional("OPTION", "one more option for ncu: --ncu-arg=--launch-count=50")] = ()
 
 
 ARGS = Profile

@@ -69,14 +69,24 @@ def test_the_command_is_shown_and_nothing_runs(
     fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["profile", "--with", "nsys", "--size", "tiny", "--show-command", "--nsys-arg=--stats=true"]
-    assert main([*words, "--device", "cpu", "--out", "here"]) == 0
+    words = [
+        "profile",
+        "--with",
+        "nsys",
+        "--size",
+        "tiny",
+        "--show-command",
+        "--nsys-arg=--stats=true",
+        "--nsys-arg=-w false",
+    ]
+    options = ["--nsys-arg=--stats=true", "--nsys-arg=-w false"]
+    assert main([*words, "--device", "cpu", "--out", "here", *options]) == 0
     command = shlex.split(capsys.readouterr().out)
     assert command[:3] == ["mkdir", "-p", str(tmp_path / "here")]
     assert command[3:6] == ["&&", "nsys", "profile"]
     assert command[-3:-1] == ["-m", "cs_systems.worker"]
     assert json.loads(command[-1])["cells"][0]["model"]["name"] == "tiny"
-    assert "--stats=true" in command
+    assert command[command.index("--stats=true") + 1] == "-w false"
     assert not (tmp_path / "here").exists()
 
 
