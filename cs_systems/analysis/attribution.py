@@ -16,7 +16,7 @@ import numpy as np
 
 from cs_systems.analysis.names import UNATTRIBUTED, meaning, refined
 from cs_systems.analysis.sequence import SequenceRoute
-from cs_systems.analysis.trace import Categorical, Ints, Ranges, Recording, Timeline, timelines
+from cs_systems.analysis.trace import Categorical, Ints, Ranges, Recording, Timeline
 from cs_systems.config import Phase
 
 
@@ -34,9 +34,8 @@ NOTHING_OPEN: Timeline[str] = Timeline(np.empty(0), np.empty(0), ())
 
 def attribute(recording: Recording) -> Categorical[Place]:
     """A Place for each kernel of the recording, in its order."""
-    kernels, ranges = recording.kernels, recording.ranges
-    lines = timelines(ranges.thread, ranges.start_s, ranges.end_s, ranges.name)
-    main = NOTHING_OPEN if (thread := main_thread(ranges)) is None else lines.get(thread, NOTHING_OPEN)
+    kernels, lines = recording.kernels, recording.ranges.timelines
+    main = main_timeline(recording.ranges)
     places = {NOWHERE: 0}
     codes = np.zeros(len(kernels), np.int64)
     launched = ~np.isnan(kernels.launch_start_s)
@@ -65,6 +64,11 @@ def _layers_by_sequence(recording: Recording, places: dict[Place, int], codes: I
             forward = place_of(ranges)
             place = Place(Phase.BACKWARD.value, forward.layer, forward.part)
             codes[i] = places.setdefault(place, len(places))
+
+
+def main_timeline(ranges: Ranges) -> Timeline[str]:
+    thread = main_thread(ranges)
+    return NOTHING_OPEN if thread is None else ranges.timelines[thread]
 
 
 def main_thread(ranges: Ranges) -> int | None:

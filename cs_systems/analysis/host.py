@@ -7,33 +7,34 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cs_systems.analysis.attribution import NOTHING_OPEN, main_thread, place_of
+from cs_systems.analysis.attribution import NOTHING_OPEN, main_timeline, place_of
 from cs_systems.analysis.names import UNATTRIBUTED
-from cs_systems.analysis.trace import Floats, Ints, Ranges, Step, Timeline, distinct, steps_of, timelines
+from cs_systems.analysis.trace import Floats, Ints, Ranges, Step, Timeline, distinct, steps_of
 from cs_systems.record import Row
 
 Key = tuple[str | None, str]  # phase, and the range's name
 
 
 def range_rows(ranges: Ranges, steps: Sequence[Step]) -> list[Row]:
-    """A row for each range and the phase it was open in: {phase, range, calls_per_step, total_s, self_s, share}, per
-    step, the longest first.
+    """A row for each range that began in a step, and the phase it was open in: {phase, range, calls_per_step, total_s,
+    self_s, share}, per step, the longest first.
 
     The host's wall time, that of several threads added up; `self_s` is without the ranges inside, the share of the
     steps' wall time. The phase is None outside of every phase.
     """
-    ranges = ranges.take(steps_of(ranges.start_s, steps)[1])
-    lines = timelines(ranges.thread, ranges.start_s, ranges.end_s, ranges.name)
-    thread = main_thread(ranges)
-    main = NOTHING_OPEN if thread is None else lines[thread]
+    main = main_timeline(ranges)
+    ends = np.array([step.end_s for step in steps])
     calls, total_s, self_s = Counter[Key](), Counter[Key](), Counter[Key]()
-    for thread, line in lines.items():
+    for thread, line in ranges.timelines.items():
         outer = NOTHING_OPEN if line is main else main
-        stretches, codes = _open(line, outer, line.times[1:-2])
-        for keys, time_s in zip(stretches, np.bincount(codes, np.diff(line.times[1:-1])).tolist(), strict=True):
+        number, inside = steps_of(line.times[1:-2], steps)
+        start_s, end_s = line.times[1:-2][inside], line.times[2:-1][inside]
+        stretches, codes = _open(line, outer, start_s)
+        lasted = np.bincount(codes, np.minimum(end_s, ends[number[inside]]) - start_s)
+        for keys, time_s in zip(stretches, lasted.tolist(), strict=True):
             self_s.update({keys[-1]: time_s} if keys else {})
             total_s.update(dict.fromkeys(keys, time_s))
-        own = ranges.take(ranges.thread == thread)
+        own = ranges.take((ranges.thread == thread) & steps_of(ranges.start_s, steps)[1])
         begins, codes = _open(line, outer, own.start_s)
         for (code, name), count in Counter(zip(codes.tolist(), own.name, strict=True)).items():
             calls.update({key: count for key in begins[code] if key[1] == name})
@@ -48,6 +49,7 @@ def range_rows(ranges: Ranges, steps: Sequence[Step]) -> list[Row]:
             "share": time_s / wall_s,
         }
         for (phase, name), time_s in total_s.most_common()
+        if calls[phase, name]
     ]
 
 

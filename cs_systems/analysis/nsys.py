@@ -42,6 +42,7 @@ GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 PUSH_POP, START_END = 59, 60
 NODES = "--cuda-graph-trace=node"
 PROCESS_MASK = ~0xFFFFFF  # of a globalTid: leaves the globalPid
+CHUNK = 1 << 18  # rows that are text at one time
 EXPORT = ("nsys", "export", "-t", "sqlite", "--lazy=false", "--force-overwrite=true")
 # The columns of a kernel that make its Function, shared memory apart.
 _LAUNCH = ("demangledName", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
@@ -130,25 +131,22 @@ class _Reader:
         return name if name in self.columns.get(table, ()) else "NULL"
 
     def _read(self, table: str, *expressions: str, where: str = "1") -> list[Ints]:
-        """Whole numbers of the process's rows, a column for each expression; NULL is UNKNOWN.
+        """Whole numbers of the process's rows, a column for each expression, in the order of the file; NULL is UNKNOWN.
 
         A row costs Python's sqlite3 over a microsecond. Here SQLite writes each column as one text, which numpy reads:
         half the time, and no object for a number.
         """
-        columns = ", ".join(f"CAST(group_concat(ifnull({e}, {UNKNOWN})) AS BLOB)" for e in expressions)
-        query = f"SELECT count(*), {columns} FROM {table} NOT INDEXED WHERE {self._of_process(table)} AND {where}"
-        count, *texts = self.database.execute(query).fetchone()
-        if not count:
-            return [np.empty(0, np.int64) for _ in texts]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            try:
-                read = [np.fromstring(text, np.int64, sep=",") for text in texts]
-            except (DeprecationWarning, ValueError):
-                read = []
-        if any(len(column) != count for column in read) or not read:
-            raise sqlite3.DatabaseError(f"{table} has a text where a number belongs")
-        return read
+        numbers = ", ".join(f"ifnull({e}, {UNKNOWN}) AS c{i}" for i, e in enumerate(expressions))
+        texts = ", ".join(f"CAST(group_concat(c{i}) AS BLOB)" for i in range(len(expressions)))
+        wanted = f"{self._of_process(table)} AND {where} AND rowid > ? ORDER BY rowid LIMIT {CHUNK}"
+        query = f"SELECT count(*), max(rowid), {texts} FROM (SELECT rowid, {numbers} FROM {table} WHERE {wanted})"
+        chunks = [[np.empty(0, np.int64)] * len(expressions)]
+        count, last = CHUNK, -(2**63)
+        while count == CHUNK:
+            count, last, *columns = self.database.execute(query, (last,)).fetchone()
+            if count:
+                chunks.append([_numbers(text, count, table) for text in columns])
+        return [np.concatenate(column) for column in zip(*chunks, strict=True)]
 
     def _process(self, wanted: int | None) -> int | None:
         """The globalPid whose events are read; None where the export names none."""
@@ -266,7 +264,8 @@ class _Reader:
         text, text_id = (self._column(NVTX, name) for name in ("text", "textId"))
         ranges = f"eventType IN ({PUSH_POP}, {START_END})"
         start, end, thread = self._read(NVTX, "start", "end", "globalTid", where=ranges)
-        query = f"SELECT ifnull({text}, {text_id}) FROM {NVTX} NOT INDEXED WHERE {self._of_process(NVTX)} AND {ranges}"
+        wanted = f"{self._of_process(NVTX)} AND {ranges} ORDER BY rowid"
+        query = f"SELECT ifnull({text}, {text_id}) FROM {NVTX} WHERE {wanted}"
         numbers: dict[str, int] = {}
         codes = []
         for (said,) in self.database.execute(query):  # the text, or its number among the strings
@@ -287,6 +286,17 @@ class _Reader:
             return []
         start, end = self._read(table, "start", "end", where="end IS NOT NULL")
         return list(zip((_s(start)).tolist(), (_s(end)).tolist(), strict=True))
+
+
+def _numbers(text: bytes, count: int, table: str) -> Ints:
+    with warnings.catch_warnings(action="error"):
+        try:
+            numbers = np.fromstring(text, np.int64, sep=",")
+        except (DeprecationWarning, ValueError):
+            numbers = np.empty(0, np.int64)
+    if len(numbers) != count:
+        raise sqlite3.DatabaseError(f"{table} has a text where a number belongs")
+    return numbers
 
 
 def _rows(*columns: Ints | Floats) -> Iterator[tuple[Any, ...]]:

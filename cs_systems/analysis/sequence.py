@@ -23,8 +23,7 @@ class SequenceRoute:
             np.array([getattr(op, field) for op in ops]) for field in ("thread", "start_s", "end_s")
         )
         self._lines = timelines(thread, start_s, end_s, ops)
-        ranges = recording.ranges
-        self._ranges = timelines(ranges.thread, ranges.start_s, ranges.end_s, ranges.name)
+        self._ranges = recording.ranges.timelines
         # Of the operators with one number the last is the innermost, which made the node.
         self._forward: dict[tuple[int, int], Op] = {}
         for op in sorted(ops, key=lambda op: op.start_s):

@@ -7,9 +7,10 @@ them has None where the profiler did not record something, a column UNKNOWN or N
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -179,7 +180,7 @@ class Range(NamedTuple):
     thread: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ranges:
     """The fields of `Range` as columns."""
 
@@ -196,6 +197,11 @@ class Ranges:
 
     def take(self, which: Ints | Bools) -> Ranges:
         return Ranges(self.name.take(which), self.start_s[which], self.end_s[which], self.thread[which])
+
+    @functools.cached_property
+    def timelines(self) -> dict[int, Timeline[str]]:
+        """For each thread with a range the names of what was open when."""
+        return timelines(self.thread, self.start_s, self.end_s, self.name)
 
     def named(self, wanted: Callable[[str], object]) -> list[Range]:
         """Those whose name is wanted, in order of their start, what encloses before what it encloses."""
@@ -288,7 +294,7 @@ class Timeline(Generic[T]):
         return self.stack[np.searchsorted(self.times, time_s, "right") - 1]
 
 
-def timelines(thread: Ints, start_s: Floats, end_s: Floats, values: Sequence[T]) -> Mapping[int, Timeline[T]]:
+def timelines(thread: Ints, start_s: Floats, end_s: Floats, values: Sequence[T]) -> dict[int, Timeline[T]]:
     """A Timeline for each thread that has an interval."""
     lines = {}
     for number in np.unique(thread).tolist():

@@ -22,6 +22,7 @@ RANGES = [
     ("step", 0, 1000, MAIN), ("forward", 0, 400, MAIN), ("block 0", 100, 300, MAIN), ("norm", 100, 150, MAIN),
     ("norm", 250, 290, MAIN), ("backward", 400, 900, MAIN), ("block 0", 500, 800, AUTOGRAD),
     ("step", 1000, 2000, MAIN), ("forward", 1100, 1200, MAIN), ("evaluation", 5000, 6000, MAIN),
+    ("epoch", -100, 7000, MAIN),
 ]  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def test_launches_without_kernels_are_no_recording_of_a_cpu(
 
 def test_ranges_of_several_processes_are_not_mixed(export: Export) -> None:
     path = host_only(export, [*RANGES, ("step", 0, 100, (9 << 24) + 1)])
-    with pytest.raises(ConfigError, match=r"2 processes: choose one with --process: 7 \(10 ranges\), 9 \(1 ranges\)"):
+    with pytest.raises(ConfigError, match=r"2 processes: choose one with --process: 7 \(11 ranges\), 9 \(1 ranges\)"):
         read(path)
     assert ns(profile(read(path, 9)), "total_s") == {(None, "step"): 100}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cs_systems.analysis import nsys
 from cs_systems.analysis.profile import profile
 from cs_systems.analysis.read import read
 from cs_systems.analysis.trace import Recording
@@ -27,6 +28,17 @@ def test_a_real_export_is_read_whole(nsys_recording: Recording) -> None:
     assert len({kernel.thread for kernel in r.kernels}) == 2  # the main and the autograd thread
     assert all(kernel.launch_start_s is not None and kernel.launch_start_s < kernel.start_s for kernel in r.kernels)
     assert [kernel.start_s for kernel in r.kernels] == sorted(kernel.start_s for kernel in r.kernels)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 714, 715])
+def test_the_size_of_a_chunk_changes_nothing(
+    nsys_path: Path, nsys_recording: Recording, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(nsys, "CHUNK", chunk)
+    recording = read(nsys_path)
+    assert list(recording.kernels) == list(nsys_recording.kernels)
+    assert list(recording.ranges) == list(nsys_recording.ranges)
+    assert (recording.copies, recording.calls) == (nsys_recording.copies, nsys_recording.calls)
 
 
 def test_a_kernel_carries_what_the_export_says(export: Export) -> None:
