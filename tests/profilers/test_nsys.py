@@ -69,7 +69,7 @@ def test_the_command_is_shown_and_nothing_runs(
     fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = "profile --with nsys --size tiny --device cpu --out here --show-command".split()
+    words = ["profile", "--with", "nsys", "--size", "tiny", "--device", "cpu", "--out", "here", "--show-command"]
     assert main([*words, "--nsys-arg=--stats=true", "--nsys-arg=-w false"]) == 0
     command = shlex.split(capsys.readouterr().out)
     assert command[:3] == ["mkdir", "-p", str(tmp_path / "here")]
