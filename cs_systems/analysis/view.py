@@ -15,7 +15,6 @@ from cs_systems.analysis.names import UNATTRIBUTED, meaning
 from cs_systems.analysis.profile import Profile
 from cs_systems.analysis.tables import NO_COSTS, TABLES, Costs, notes
 from cs_systems.analysis.trace import Call, Copy, Function, Kernel, Range, Step, steps_of
-from cs_systems.config import ConfigError
 from cs_systems.record import Row
 
 View = dict[str, Any]
@@ -41,14 +40,13 @@ class Within(NamedTuple):
 
 
 def view(profile: Profile) -> View:
-    """The step whose wall time is the median, of the steps that have a kernel:
+    """The step whose wall time is the median, of those that have a kernel where there is one (a CPU's have none):
 
     step: name, number (from 0), steps, wall_ns, end_ns (of the step or its last kernel, whichever is later), kernels,
     kernel_ns, and how much of that has no_phase_ns and no_layer_ns; graph_kernels with their graph_launches.
     names: of every kernel of the profile, with short and the number of its family. functions: what else a kernel has.
     places: phase, layer, part. ranges: the names, with the phase and layer that they mean.
     streams, copies, threads, calls: a row for each stream of a device or thread of the host, with its columns.
-    Raises ConfigError where there is no kernel.
     """
     number = median_step(profile)
     step = profile.steps[number]
@@ -110,10 +108,9 @@ def results(profile: Profile, costs: Costs = NO_COSTS) -> dict[str, list[Row]]:
 
 
 def median_step(profile: Profile) -> int:
-    """The number of the step with a kernel whose wall time is the median, the shorter of two. Raises ConfigError."""
-    if not profile.by_step:
-        raise ConfigError(f"{profile.recording.source} holds no kernel, and a page shows the kernels of a step")
-    walls = sorted((profile.steps[n].end_s - profile.steps[n].start_s, n) for n in {n for n, _ in profile.by_step})
+    """The number of the step whose wall time is the median, the shorter of two; of those with a kernel, if any."""
+    numbers = {number for number, _ in profile.by_step} or range(len(profile.steps))
+    walls = sorted((profile.steps[n].end_s - profile.steps[n].start_s, n) for n in numbers)
     return walls[(len(walls) - 1) // 2][1]
 
 

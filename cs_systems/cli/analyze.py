@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional
+from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, writing
 from cs_systems.cli._tables import Part, document_text
 from cs_systems.config import ConfigError, one_of
 from cs_systems.report.profile_tables import CAPTIONS, SHOWN
@@ -48,7 +48,8 @@ def run(args: Analyze) -> int:
     """Exit status 0. Raises ConfigError for a malformed request, or a file from which no true table can be made."""
     text = _counters(args) if args.file.suffix == ".ncu-rep" else _recording(args)
     if args.output:
-        args.output.write_text(text, encoding="utf-8")
+        with writing(args.output):
+            args.output.write_text(text, encoding="utf-8")
         print(f"{args.format}: {args.output}", file=sys.stderr)
     else:
         sys.stdout.write(text)

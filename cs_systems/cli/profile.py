@@ -90,6 +90,7 @@ def print_profile(record: RunRecord) -> None:
         return
     print(*(overhead(record, row) for row in results.get("overhead", ())), sep="\n")
     if "coverage" not in results:  # the caveat says why
+        _print_artifacts(record)
         return
     said = results["notes"]
     print(*(note["note"] for note in said if note["table"] is None), sep="\n")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybePath, MaybeText, optional
+from cs_systems.cli._options import MaybePath, MaybeText, optional, writing
 from cs_systems.config import ConfigError
 from cs_systems.record import RunRecord, read_records
 
@@ -52,7 +50,7 @@ def run(args: Report) -> int:
     if args.figure:
         from cs_systems.report import plot
 
-        with _writing(args.figure):
+        with writing(args.figure):
             plot.save(records, args.figure, args.figure_kind)
         others = ", ".join(plot.left_out(records))
         alone = f" (the first workload alone; --format html draws {others} too)" if others else ""
@@ -61,23 +59,12 @@ def run(args: Report) -> int:
             return 0
     text = _text(args, records)
     if args.output:
-        with _writing(args.output):
+        with writing(args.output):
             args.output.write_text(text, encoding="utf-8")
         print(f"{args.format}: {args.output}", file=sys.stderr)
     else:
         sys.stdout.write(text)
     return 0
-
-
-@contextmanager
-def _writing(file: Path) -> Iterator[None]:
-    """Makes the file's folder where it is missing; what cannot be written is malformed input."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        why = f"{error.strerror} ({error.filename})" if error.filename else str(error)
-        raise ConfigError(f"cannot write {file}: {why}: name a file in a folder that you may write to") from error
 
 
 def _text(args: Report, records: list[RunRecord]) -> str:

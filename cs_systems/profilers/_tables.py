@@ -32,7 +32,8 @@ def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
     """Every table of `analysis.tables`, `coverage`, `overhead`, and `notes`: {table, note}, what must be said of each;
     and `page`, the artifact that shows one step and all of them.
 
-    Of a recording without kernels (a CPU's) there are `overhead` and `ranges` alone, and a caveat that says so.
+    Of a recording without kernels (a CPU's) there are `overhead`, `ranges` and the page of the host's ranges alone, and
+    a caveat that says so.
     """
     cost = {"overhead": overhead(record)}
     remedy = f"open {recording.name} in the profiler's own viewer"
@@ -44,7 +45,8 @@ def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
     if not seen.recording.kernels:
         lacks = f"{recording.name} holds no kernel: there are host times of the ranges alone, not device times"
         few = {name: results[name] for name in ("overhead", "ranges")}
-        return Collected(results=few, warnings=(Caveat("no-tables", lacks, f"profile on a GPU, or {remedy}"),))
+        caveat = Caveat("no-tables", lacks, f"profile on a GPU, or {remedy}")
+        return Collected(_page(page, seen, results, record), few, (caveat,))
     results["coverage"] = [
         {
             "profiler": seen.recording.profiler,
@@ -58,8 +60,12 @@ def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
     if record.run_config.compile != "none":
         meant = FUSED if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED
         results["notes"].append({"table": "layers", "note": meant})
-    page.write_text(render(view(seen), results, describe(record.run_config)), encoding="utf-8")
-    return Collected({"page": page}, results)
+    return Collected(_page(page, seen, results, record), results)
+
+
+def _page(file: Path, seen: Profile, results: dict[str, list[Row]], record: RunRecord) -> dict[str, Path]:
+    file.write_text(render(view(seen), results, describe(record.run_config)), encoding="utf-8")
+    return {"page": file}
 
 
 def overhead(record: RunRecord) -> list[Row]:

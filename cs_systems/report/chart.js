@@ -43,8 +43,8 @@ class Chart {
     const room = Math.min(Math.max(by, -this.from), this.end - this.to);
     this.show(this.from + room, this.to + room);
   }
-  focus({ row, i }) {
-    const margin = Math.max(row.duration[i] * 0.05, 1);
+  focus({ row, i }, around = 0.05) {
+    const margin = Math.max(row.duration[i] * around, 1);
     this.show(row.start[i] - margin, row.start[i] + row.duration[i] + margin);
   }
   whole() { this.show(0, this.end); }

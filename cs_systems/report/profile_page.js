@@ -3,7 +3,7 @@ const started = performance.now();
 const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("profile").textContent);
 const { step, names, functions, places } = data;
-const UNATTRIBUTED = "unattributed";
+const UNATTRIBUTED = "unattributed", MOST_ROWS = 24;
 const familyOf = (f) => data.families[names.family[functions.name[f]]];
 const phaseColor = (phase) => PHASES[phase] ?? UNATTRIBUTED;
 const PHASES = { forward: "forward", loss: "loss", backward: "backward", optimizer: "update" };
@@ -32,17 +32,21 @@ function layerColor(layer) {
   return colorOfLayer.get(layer);
 }
 
-// Columns with start and duration, in order → rows of boxes that do not overlap: one that begins inside another goes below it.
+// Columns with start and duration, in order → rows of boxes that do not overlap, each box in the first row that is free:
+// of nested ranges the inner one is below, since the outer one's row is taken until it ends.
 function rowsOf(columns, say, title) {
-  const rows = [], open = [];
+  const rows = [], ends = [];
+  let undrawn = 0;
   columns.start.forEach((start, i) => {
     // A profiler's clock has less than a nanosecond's precision: such an overlap is none.
-    while (open.length && open.at(-1) <= start + 1) open.pop();
-    (rows[open.length] ??= []).push(i);
-    open.push(start + columns.duration[i]);
+    const free = ends.findIndex((end) => end <= start + 1), row = free < 0 ? ends.length : free;
+    if (row >= MOST_ROWS) return void (undrawn += 1);
+    (rows[row] ??= []).push(i);
+    ends[row] = start + columns.duration[i];
   });
+  const more = undrawn ? ` · ${undrawn} more overlap and are not drawn` : "";
   return rows.map((of, depth) => ({
-    title: depth ? undefined : title,
+    title: depth || !title ? undefined : title + more,
     size: of.length,
     start: of.map((i) => columns.start[i]),
     duration: of.map((i) => columns.duration[i]),
@@ -209,6 +213,19 @@ function highlight() {
   timeline.redraw();
 }
 
+// The next kernel that is highlighted, after what the timeline shows in its middle; from the last on to the first.
+function next() {
+  if (asked.names === null && asked.family === null) return;
+  const middle = (timeline.from + timeline.to) / 2, found = [];
+  for (const row of timeline.rows) {
+    for (let i = 0; row.faint && i < row.size; i++) if (!row.faint(i)) found.push({ row, i });
+  }
+  const centre = ({ row, i }) => row.start[i] + row.duration[i] / 2;
+  found.sort((a, b) => centre(a) - centre(b));
+  const hit = found.find((one) => centre(one) > middle + 1) ?? found[0];
+  if (hit) timeline.focus(hit, 4);
+}
+
 function legend() {
   const times = new Map();
   eachKernel((f, duration) => times.set(familyOf(f), (times.get(familyOf(f)) ?? 0) + duration));
@@ -231,17 +248,21 @@ function legend() {
 
 readColors();
 const timeline = new Chart(byId("timeline"), [...hostRows(), ...deviceRows()], step.end_ns);
-const icicle = new Chart(byId("icicle"), icicleRows(), Math.max(step.kernel_ns, 1));
+const charts = [timeline];
 timeline.onShow = (from, to) => { byId("shown").textContent = `${time(from)} … ${time(to)} of the step.`; };
-for (const chart of [timeline, icicle]) chart.tell();
-legend();
-byId("search").addEventListener("input", highlight);
 byId("in").addEventListener("click", () => timeline.zoom(0.5));
 byId("out").addEventListener("click", () => timeline.zoom(2));
 byId("whole").addEventListener("click", () => timeline.whole());
+if (step.kernels) { // a CPU's recording has none
+  charts.push(new Chart(byId("icicle"), icicleRows(), Math.max(step.kernel_ns, 1)));
+  legend();
+  byId("search").addEventListener("input", highlight);
+  byId("search").addEventListener("keydown", (event) => { if (event.key === "Enter") next(); });
+}
+for (const chart of charts) chart.tell();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   readColors();
-  for (const chart of [timeline, icicle]) chart.redraw();
+  for (const chart of charts) chart.redraw();
 });
 Object.assign(document.documentElement.dataset, {
   buildMs: (performance.now() - started).toFixed(1), // reading the data, building the rows, the first drawing

@@ -13,7 +13,7 @@ from typing import Any
 
 from cs_systems.record import Row
 from cs_systems.report import units
-from cs_systems.report.columns import plain
+from cs_systems.report.columns import UNKNOWN, plain
 from cs_systems.report.html import document, notes_html, script_data, table_html
 from cs_systems.report.profile_tables import CAPTIONS, SHOWN, says_something
 from cs_systems.report.rows import table_of
@@ -21,6 +21,16 @@ from cs_systems.report.table import Table
 
 PROFILED = "Times under a profiler: for shares and causes, not to be quoted as timings."
 KEYS = "wheel, pinch or + − zooms, dragging or ← → moves, a double click zooms to an item, 0 shows the whole step"
+
+SEARCH = (
+    '<input type="search" id="search" placeholder="find kernels; Enter: next" aria-label="find kernels by name" '
+    'autocomplete="off">'
+)
+ICICLE = f"""<section>
+<h2>Kernel time by phase, layer, part and family</h2>
+<p class="caption">Each row splits the one above it; widths are kernel time, summed, not the time of day.</p>
+<canvas id="icicle" tabindex="0" role="application" aria-label="icicle of kernel time: {KEYS}"></canvas>
+</section>"""
 
 
 def render(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]], title: str) -> str:
@@ -44,21 +54,16 @@ def render(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]], title:
 <h2>{escape(_which(view["step"]))}</h2>
 <noscript><p>The timeline and the icicle are drawn by a script, which this browser does not run.</p></noscript>
 <div class="tools">
-<input type="search" id="search" placeholder="find kernels by name" aria-label="find kernels by name"
- autocomplete="off">
+{SEARCH if view["step"]["kernels"] else ""}
 <span class="buttons"><button type="button" id="out" aria-label="zoom out">−</button><button type="button" id="in"
  aria-label="zoom in">+</button><button type="button" id="whole">whole step</button></span>
-<output id="found" for="search"></output>
+<output id="found"></output>
 </div>
 <div id="families" class="families" role="group" aria-label="highlight a family"></div>
 <canvas id="timeline" tabindex="0" role="application" aria-label="timeline: {KEYS}"></canvas>
 <p class="legend"><output id="shown"></output> <span>{KEYS}</span></p>
 </section>
-<section>
-<h2>Kernel time by phase, layer, part and family</h2>
-<p class="caption">Each row splits the one above it; widths are kernel time, summed, not the time of day.</p>
-<canvas id="icicle" tabindex="0" role="application" aria-label="icicle of kernel time: {KEYS}"></canvas>
-</section>
+{ICICLE if view["step"]["kernels"] else ""}
 {"".join(tables)}
 </main>
 <div id="tip" role="status" hidden></div>
@@ -68,21 +73,23 @@ def render(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]], title:
 
 def _facts(view: Mapping[str, Any]) -> str:
     step = view["step"]
-    facts = [
-        ("device", ", ".join(dict.fromkeys(view["devices"].values()))),
-        ("wall clock, profiled", _time(step["wall_ns"])),
-        ("sum of kernels", _time(step["kernel_ns"])),
-        ("kernels", f"{step['kernels']:,}"),
-        ("in a phase", _share(step, "no_phase_ns")),
-        ("in a layer", _share(step, "no_layer_ns")),
-    ]
+    facts = [("wall clock, profiled", _time(step["wall_ns"]))]
+    if step["kernels"]:
+        facts = [
+            ("device", ", ".join(dict.fromkeys(view["devices"].values()))),
+            *facts,
+            ("sum of kernels", _time(step["kernel_ns"])),
+            ("kernels", f"{step['kernels']:,}"),
+            ("in a phase", _share(step, "no_phase_ns")),
+            ("in a layer", _share(step, "no_layer_ns")),
+        ]
     items = "".join(f"<div><dt>{escape(what)}</dt><dd>{escape(plain(value))}</dd></div>" for what, value in facts)
     return f'<dl class="facts">{items}</dl>'
 
 
 def _share(step: Mapping[str, int], missing: str) -> str:
     """Of the kernel time, what belongs somewhere."""
-    return f"{1 - step[missing] / step['kernel_ns']:.1%}" if step["kernel_ns"] else "–"
+    return f"{1 - step[missing] / step['kernel_ns']:.1%}" if step["kernel_ns"] else UNKNOWN
 
 
 def _which(step: Mapping[str, Any]) -> str:
@@ -100,8 +107,8 @@ def _limits(step: Mapping[str, Any]) -> list[str]:
     ]
     if step["graph_kernels"]:
         said.append(
-            f"{step['graph_kernels']:,} kernels of this step ran in CUDA graphs, by {step['graph_launches']:,} "
-            "launch(es): the kernels of a graph share its launch, and with it their phase and layer"
+            f"{step['graph_kernels']:,} kernels of this step ran in CUDA graphs, and share {step['graph_launches']:,} "
+            "launch(es)"
         )
     return said
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from dataclasses import replace
+import sqlite3
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import pytest
 
 from cs_systems.analysis.profile import Profile, profile
 from cs_systems.analysis.read import read
-from cs_systems.analysis.trace import Categorical
 from cs_systems.analysis.view import results, view
 from cs_systems.cli import main
 from cs_systems.report.profile_page import render
@@ -112,17 +111,29 @@ def nsys_page(nsys_path: Path) -> str:
     return page_of(profile_of(nsys_path))
 
 
+def changed(path: Path, target: Path, *statements: tuple[str, tuple[object, ...]]) -> Profile:
+    """The profile of the export with SQL statements run on it."""
+    target.write_bytes(path.read_bytes())
+    database = sqlite3.connect(target)
+    for statement, values in statements:
+        database.execute(statement, values)
+    database.commit()
+    database.close()
+    return profile(read(target))
+
+
 @pytest.fixture(scope="module")
 def evil_page(nsys_path: Path) -> str:
-    """The real step with HTML for the names of a kernel, of a range, of the step, of the device and of the file."""
-    recording = read(nsys_path)
-    kernels, ranges = recording.kernels, recording.ranges
-    functions = [f._replace(name=EVIL) if "gemm" in f.name else f for f in kernels.function.values]
-    kernels = replace(kernels, function=Categorical(functions, kernels.function.codes))
-    names = [{"ffn": EVIL}.get(name, name) for name in ranges.name.values]
-    ranges = replace(ranges, name=Categorical(names, ranges.name.codes))
-    changed = replace(recording, kernels=kernels, ranges=ranges, devices={0: EVIL}, limitations=(EVIL,))
-    return page_of(profile(changed), EVIL)
+    """The real step with HTML for the names of kernels, of a range, of the device and of the file."""
+    names = "SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL"
+    seen = changed(
+        nsys_path,
+        nsys_path.with_name("evil.sqlite"),
+        (f"UPDATE StringIds SET value = ? WHERE value LIKE '%gemm%' AND id IN ({names})", (EVIL,)),
+        ("UPDATE NVTX_EVENTS SET text = ? WHERE text = 'ffn'", (EVIL,)),
+        ("UPDATE TARGET_INFO_GPU SET name = ?", (EVIL,)),
+    )
+    return page_of(seen, EVIL)
 
 
 @pytest.fixture(params=["nsys_page", "evil_page"])
@@ -159,12 +170,42 @@ def test_it_says_what_is_shown_and_what_is_not_known(nsys_page: str) -> None:
     assert 'title="void at::native::' in nsys_page  # the whole name, where a table has the short one
 
 
-def test_kernels_of_a_graph_are_said_to_share_its_launch(nsys_path: Path) -> None:
-    recording = read(nsys_path)
-    kernels = recording.kernels
-    graph = replace(kernels, in_graph=kernels.function.codes_where(lambda function: "gemm" in function.name))
-    text = Page(page_of(profile(replace(recording, kernels=graph)))).text
-    assert re.search(r"\d+ kernels of this step ran in CUDA graphs, by \d+ launch\(es\): the kernels of a graph", text)
+def test_kernels_of_a_graph_are_said_to_share_its_launch(nsys_path: Path, tmp_path: Path) -> None:
+    graph = ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 5 WHERE registersPerThread > 100", ())
+    text = Page(page_of(changed(nsys_path, tmp_path / "graph.sqlite", graph))).text
+    assert re.search(r"\d+ kernels of this step ran in CUDA graphs, and share \d+ launch\(es\)", text)
+
+
+def test_ranges_that_overlap_without_nesting_take_few_rows(nsys_path: Path, tmp_path: Path) -> None:
+    """A range that begins before the one before it ends: were each below the other, there would be no end of rows."""
+    start = "(SELECT start FROM NVTX_EVENTS WHERE text = 'backward' ORDER BY start LIMIT 1 OFFSET 1)"
+    thread = "(SELECT max(globalTid) + 1 FROM NVTX_EVENTS WHERE text = 'backward')"
+    loads = [
+        (
+            "INSERT INTO NVTX_EVENTS (start, end, eventType, globalTid, text) "
+            f"VALUES ({start} + ?, {start} + ?, 60, {thread}, 'load')",
+            (n * 10_000, n * 10_000 + 15_000),
+        )
+        for n in range(100)
+    ]
+    plain = page_of(profile_of(nsys_path))
+    page = page_of(changed(nsys_path, tmp_path / "loads.sqlite", *loads))
+    probe = HAND + "answer({ height: line.clientHeight, load: find(line, 'load') });"
+    before, after = (browse(tmp_path, text, probe) for text in (plain, page))
+    assert after["height"] - before["height"] == 22 + 2 * 18  # a title and two rows
+    assert after["load"]["lines"][0] == "load"
+
+
+def test_a_recording_of_a_cpu_shows_the_host(nsys_path: Path, tmp_path: Path) -> None:
+    drop = [(f"DROP TABLE CUPTI_ACTIVITY_KIND_{name}", ()) for name in ("KERNEL", "RUNTIME", "MEMCPY")]
+    page = page_of(changed(nsys_path, tmp_path / "cpu.sqlite", *drop))
+    assert "no kernels: host times of the ranges, not device times" in Page(page).text
+    probe = (
+        HAND + "answer({ block: find(line, 'block 3').lines, canvases: document.querySelectorAll('canvas').length });"
+    )
+    seen = browse(tmp_path, page, probe)
+    assert seen["block"][-1] == "a range of the host"
+    assert seen["canvases"] == 1  # no icicle of kernel time
 
 
 def test_hover_zoom_pan_keys_and_double_click(nsys_page: str, tmp_path: Path) -> None:
@@ -213,6 +254,13 @@ seen.dimmed = hues(line);
 search.value = "";
 search.dispatchEvent(new Event("input"));
 seen.cleared = byName("found").textContent;
+search.value = "softmax";
+search.dispatchEvent(new Event("input"));
+search.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter" }));
+seen.next = [range(line), find(line, "softmax_warp").lines[0]];
+key(line, "0");
+search.value = "";
+search.dispatchEvent(new Event("input"));
 families[0].click();
 seen.family = [byName("found").textContent, families.map((button) => button.getAttribute("aria-pressed"))];
 families[0].click();
@@ -226,6 +274,8 @@ answer(seen);
     assert re.fullmatch(r"5 kernels, 2\d\.\d µs: 1\.\d% of the kernel time", seen["searched"])
     assert seen["dimmed"] != seen["before"]
     assert (seen["cleared"], seen["released"]) == ("", ["", "false"])
+    assert seen["next"][0][1] - seen["next"][0][0] < 100_000
+    assert seen["next"][1] == "softmax_warp_backward"  # the first one after the middle of the step
     assert seen["family"][0].endswith("67.2% of the kernel time")
     assert seen["family"][1] == ["true"] + ["false"] * (len(seen["families"]) - 1)
     assert re.fullmatch(r"[\d.]+ µs in 1 kernel", seen["leaf"][1])
@@ -240,7 +290,9 @@ def test_html_in_names_is_shown_and_does_not_run(evil_page: str, tmp_path: Path)
         evil_page,
         HAND
         + """
-const seen = { kernel: find(line, "", "family: matmul").lines, range: find(line, "<\\/script>").lines };
+const tags = () => byName("tip").querySelectorAll("b *, span *").length;
+const seen = { kernel: find(line, "", "family: matmul").lines, tags: tags() };
+seen.range = find(line, "<\\/script>").lines;
 seen.title = document.title;
 seen.heading = document.querySelector("h1").textContent;
 seen.images = document.images.length;
@@ -249,7 +301,8 @@ answer(seen);
 """,
     )
     assert seen["title"] == seen["heading"] == EVIL
-    assert EVIL in seen["kernel"]
+    assert seen["kernel"].count(EVIL) == 2  # as its short name and as its full one
+    assert seen["tags"] == 0  # an image's onerror would run later than the test looks
     assert seen["range"][0] == EVIL
     assert (seen["images"], seen["scripts"]) == (0, 3)  # the data, the page's, and this one
 
