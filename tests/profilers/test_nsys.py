@@ -140,7 +140,8 @@ def test_a_real_recording_has_the_ranges_of_the_timed_steps_and_is_analysed(
     config = replace(TINY, compile="aot_eager" if compiled else "none")
     (record,) = cs_systems.sweep([config], out=tmp_path)
     assert record.status == "ok", record.reason
-    assert set(record.artifacts) == {"nsys", "sqlite"}
+    assert set(record.artifacts) == {"nsys", "sqlite", "page"}
+    assert '"threads":[{' in (tmp_path / record.artifacts["page"]).read_text(encoding="utf-8")
     database = sqlite3.connect(tmp_path / record.artifacts["sqlite"])
     rows = database.execute(
         "SELECT coalesce(text, value), start, end, globalTid FROM NVTX_EVENTS LEFT JOIN StringIds ON id = textId "

@@ -57,8 +57,9 @@ def test_a_profiled_cell_says_so_and_keeps_its_recording(folder: Path, records: 
     assert "cs-systems time" in caveat.remedy
     assert clean.key != profiled.key
     assert clean.artifacts == {}
-    assert profiled.artifacts == {"trace": f"{replace(TINY, profiler='kineto').key()}-0.trace.json.gz"}
-    assert (folder / profiled.artifacts["trace"]).is_file()
+    key = replace(TINY, profiler="kineto").key()
+    assert profiled.artifacts == {"trace": f"{key}-0.trace.json.gz", "page": f"{key}-0.page.html"}
+    assert all((folder / file).is_file() for file in profiled.artifacts.values())
     assert profiled.run_config.profiler == "kineto"
 
 
