@@ -145,6 +145,6 @@ class Worker:
     def _last_words(self) -> str:
         end = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(self._begin, end - 4096))
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
         last = " | ".join(lines[-3:])[-500:]
         return f"; its last words: {last}" if last else ""

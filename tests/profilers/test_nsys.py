@@ -183,6 +183,17 @@ def test_the_command_that_is_shown_works_in_a_shell(tmp_path: Path, capfd: pytes
 
 
 @needs_nsys
+def test_an_option_that_nsys_does_not_know_is_told_in_its_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--size", "tiny", "--device", "cpu", "--nsys-arg=--nonsense", "--out", str(tmp_path)]
+    assert main(["profile", "--with", "nsys", *words]) == 2
+    said = capsys.readouterr().err
+    assert "the worker process did not start: exited with status 1; its last words: unrecognised option" in said
+    assert "--nonsense" in said
+
+
+@needs_nsys
 def test_a_cell_that_hangs_under_nsys_is_given_up(tmp_path: Path) -> None:
     """Killing nsys alone would leave the worker, which has a session of its own there."""
     script = tmp_path / "hang.py"
