@@ -78,12 +78,16 @@ class MarkingWrapper(PythonWrapperCodegen):  # type: ignore[misc]
     def create(is_subgraph: bool, *args: Any, **kwargs: Any) -> PythonWrapperCodegen:
         return PythonWrapperCodegen.create(is_subgraph, *args, **kwargs) if is_subgraph else MarkingWrapper()
 
+    def generate_kernel_call(self, *args: Any, **kwargs: Any) -> None:
+        self._mark()  # a generated kernel
+        super().generate_kernel_call(*args, **kwargs)
+
     def write_provenance_debug_handle(self, *args: Any, **kwargs: Any) -> None:
-        self._mark()  # before each kernel Inductor says here what it is
+        self._mark()  # also one of a library, of which nothing but its name is said here
         super().write_provenance_debug_handle(*args, **kwargs)
 
     def generate_scatter_fallback(self, *args: Any, **kwargs: Any) -> None:
-        self._mark()  # except before these two
+        self._mark()  # these two are not even said
         super().generate_scatter_fallback(*args, **kwargs)
 
     def generate_index_put_fallback(self, *args: Any, **kwargs: Any) -> None:
