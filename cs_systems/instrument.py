@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -107,7 +107,11 @@ class _OfThread(threading.local):
 
 def _remember(thread: _OfThread, label: Label) -> None:
     """What the thread makes from here on belongs to `label`."""
-    thread.numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]  # of the next node
+    number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # of the next node
+    if thread.numbers and thread.numbers[-1] == number:  # nothing was made in between
+        thread.labels[-1] = label
+        return
+    thread.numbers.append(number)
     thread.labels.append(label)
 
 
@@ -117,7 +121,7 @@ class BackwardToo:
     def __init__(self, ranges: Ranges) -> None:
         self._ranges = ranges
         self._thread = _OfThread()
-        self._roots = _Roots(self._attach)
+        self._roots = _Roots(self._attach, self._close)
 
     def push(self, name: str) -> None:
         thread = self._thread
@@ -140,17 +144,16 @@ class BackwardToo:
         self._ranges.pop()
         _remember(thread, thread.open[-1][1] if thread.open else ())
 
-    def _label(self, number: int) -> Label:
-        """What was open when this thread made node `number`."""
-        at = bisect_right(self._thread.numbers, number) - 1
-        return self._thread.labels[at] if at >= 0 else ()
-
     def _attach(self, roots: Iterable[Node]) -> list[RemovableHandle]:
         """Hook the nodes at which the ranges change, in the order in which autograd will run them."""
+        numbers, labels = self._thread.numbers, self._thread.labels
         handles: list[RemovableHandle] = []
         before: Label = ()
-        for number, node in sorted(_graph(roots), key=lambda made: -made[0]):
-            label = self._label(number)
+        at = len(numbers) - 1
+        for number, node in _falling(roots):
+            while at >= 0 and numbers[at] > number:
+                at -= 1
+            label = labels[at] if at >= 0 else ()
             if label != before:
                 handles.append(node.register_prehook(self._switching(label)))
                 before = label
@@ -166,23 +169,33 @@ class BackwardToo:
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._switch(()))  # type: ignore[attr-defined]
         open_here.switch(label, self._ranges)
 
+    def _close(self) -> None:
+        """After a backward pass that failed, close what it left open: autograd forgets the callback."""
+        self._switch(())
+        if torch.cuda.is_initialized():  # kernels are launched by a thread of autograd's, which alone can close there
+            with suppress(RuntimeError):  # of a device that is lost
+                _run_in_backward(lambda: self._switch(()), "cuda")
+
 
 class _Roots(TorchFunctionMode):
     """Tells where a backward pass begins, before it does: no module sees the loss."""
 
-    def __init__(self, attach: Callable[[Iterable[Node]], list[RemovableHandle]]) -> None:
+    def __init__(self, attach: Callable[[Iterable[Node]], list[RemovableHandle]], on_error: Callable[[], None]) -> None:
         super().__init__()
-        self._attach = attach
+        self._attach, self._on_error = attach, on_error
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        handles = []
-        if function in (Tensor.backward, torch.autograd.backward, torch.autograd.grad):
-            outputs = args[0] if isinstance(args[0], (tuple, list)) else (args[0],)
-            handles = self._attach(node for out in outputs if (node := _made_by(out)) is not None)
+        if function not in (Tensor.backward, torch.autograd.backward, torch.autograd.grad):
+            return function(*args, **(kwargs or {}))
+        outputs = args[0] if isinstance(args[0], (tuple, list)) else (args[0],)
+        handles = self._attach(node for out in outputs if (node := _made_by(out)) is not None)
         try:
             return function(*args, **(kwargs or {}))
+        except BaseException:
+            self._on_error()
+            raise
         finally:
             for handle in handles:  # a graph that is retained may be run again
                 handle.remove()
@@ -194,16 +207,36 @@ def _made_by(output: Any) -> Node | None:
     return node
 
 
-def _graph(roots: Iterable[Node]) -> list[tuple[int, Node]]:
-    """Every node below the roots, with its number; without those that only keep a parameter's gradient."""
-    waiting, seen, found = list(roots), set(), []
+def _falling(roots: Iterable[Node]) -> list[tuple[int, Node]]:
+    """Every node below the roots with its number, the last made first; without those that only keep a parameter's
+    gradient."""
+    waiting = list(roots)
+    seen = set(waiting)
     while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        number = node._sequence_nr()  # type: ignore[attr-defined]
-        if number < _ACCUMULATES:
-            found.append((number, node))
-            waiting += [child for child, _ in node.next_functions if child is not None]
-    return found
+        for child, _ in waiting.pop().next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    numbered = [(node._sequence_nr(), node) for node in seen]  # type: ignore[attr-defined]
+    return sorted((made for made in numbered if made[0] < _ACCUMULATES), key=itemgetter(0), reverse=True)
+
+
+class _InBackward(torch.autograd.Function):
+    """The identity, whose backward runs a function and ends there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: Callable[[], None]) -> Tensor:  # type: ignore[override]
+        ctx.run = run
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:  # type: ignore[override]
+        ctx.run()
+        return None, None
+
+
+def _run_in_backward(run: Callable[[], None], device: str) -> None:
+    """Run a function in the thread in which autograd runs the device's nodes; no kernel is launched."""
+    with torch.enable_grad():
+        nothing = _InBackward.apply(torch.empty(0, device=device, requires_grad=True), run)
+    torch.autograd.backward(nothing, torch.empty(0, device=device))

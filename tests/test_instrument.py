@@ -163,8 +163,6 @@ def test_a_wrong_label_would_be_seen() -> None:
     """The test above finds a planted mistake: what was open is remembered one node too late."""
     journal, net = Journal(), model()
     ranges = BackwardToo(journal)
-    before = ranges._label
-    ranges._label = lambda number: before(number + 1)  # type: ignore[method-assign]
     hooks = annotate_model(net, ranges)
     seen: list[tuple[str, ...]] = []
 
@@ -176,6 +174,7 @@ def test_a_wrong_label_would_be_seen() -> None:
     ranges.push(Phase.FORWARD)
     logits = net(TOKENS)
     ranges.pop()
+    ranges._thread.numbers[:] = [number - 1 for number in ranges._thread.numbers]
     ranges.push(Phase.BACKWARD)
     logits.sum().backward()
     ranges.pop()
@@ -239,6 +238,41 @@ def test_the_ranges_of_backward_are_opened_in_the_thread_that_runs_it() -> None:
     assert journal.all_closed
     assert journal.events.count("block 1") == 2
     assert set(journal.open) == {threading.get_ident(), thread.ident}
+
+
+class Fails(torch.autograd.Function):
+    """The identity, until backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        raise ArithmeticError("no gradient")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_backward_that_raises_closes_its_ranges_in_the_thread_that_opened_them(device: str) -> None:
+    journal, net, tokens = Journal(), model().to(device), TOKENS.to(device)
+    failing = net.layers[1].register_forward_hook(lambda _, __, output: Fails.apply(output))
+
+    def step() -> None:
+        with annotate(Phase.FORWARD):
+            logits = net(tokens)
+        with annotate(Phase.BACKWARD):
+            logits.sum().backward()
+
+    with annotated(journal, net):
+        with pytest.raises(ArithmeticError, match="no gradient"):
+            step()
+        assert "block 2" in journal.events[journal.events.index("backward") :]
+        assert journal.all_closed
+        failing.remove()
+        before = len(journal.events)
+        step()
+    assert journal.all_closed
+    assert [e for e in journal.events[before:] if e == "block 1"] == ["block 1"] * 2
 
 
 @pytest.mark.parametrize("compiled", [False, True])
