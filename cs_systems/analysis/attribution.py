@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cs_systems.analysis.names import UNATTRIBUTED, meaning, refined
+from cs_systems.analysis.names import FUSED, UNATTRIBUTED, meaning, refined
 from cs_systems.analysis.sequence import SequenceRoute
 from cs_systems.analysis.trace import Categorical, Ints, Ranges, Recording, Timeline
 from cs_systems.config import Phase
@@ -26,6 +26,7 @@ class Place(NamedTuple):
     phase: str
     layer: str
     part: str | None
+    fused: bool = False  # by a compiler, with operators of other layers
 
 
 NOWHERE = Place(UNATTRIBUTED, UNATTRIBUTED, None)
@@ -92,4 +93,4 @@ def place_of(own: tuple[str, ...], outer: tuple[str, ...] = ()) -> Place:
         part = refined(part, m.part)
     if layer is None and phase in (Phase.LOSS, Phase.OPTIMIZER):
         layer = phase
-    return Place(phase, layer or UNATTRIBUTED, part)
+    return Place(phase, layer or UNATTRIBUTED, part, any(name.startswith(FUSED) for name in own))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cs_systems.config import Phase
 
 UNATTRIBUTED = "unattributed"
+FUSED = "fused ("  # begins the range of a compiled kernel with operators of several layers, which it names
 STEPS = ("step", "ProfilerStep#*")  # globs: what a step is called, unless told otherwise
 
 PHASES = {

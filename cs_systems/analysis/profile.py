@@ -59,18 +59,21 @@ class Profile:
     @property
     def phase_coverage(self) -> float:
         """The share of kernel time that belongs to a phase."""
-        return self._share(place.phase for _, place in self.groups)
+        return self._share(place.phase != UNATTRIBUTED for _, place in self.groups)
 
     @property
     def layer_coverage(self) -> float:
         """The share of kernel time that belongs to a layer or a named module."""
-        return self._share(place.layer for _, place in self.groups)
+        return self._share(place.layer != UNATTRIBUTED for _, place in self.groups)
 
-    def _share(self, belongs: Iterable[str]) -> float:
-        known = (
-            total.time_s for where, total in zip(belongs, self.groups.values(), strict=True) if where != UNATTRIBUTED
-        )
-        return sum(known) / self.time_s if self.time_s else 0.0
+    @property
+    def fused_share(self) -> float:
+        """The share of kernel time in kernels that a compiler fused over several layers."""
+        return self._share(place.fused for _, place in self.groups)
+
+    def _share(self, which: Iterable[bool]) -> float:
+        chosen = (total.time_s for total, counts in zip(self.groups.values(), which, strict=True) if counts)
+        return sum(chosen) / self.time_s if self.time_s else 0.0
 
     @property
     def coverage(self) -> str:

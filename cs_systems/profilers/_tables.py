@@ -25,7 +25,10 @@ UNMARKED = (
     "compiled in this mode, the model runs as one function without a range inside: its kernels have a phase, and no "
     "layer or part; profile it with --compile default, or without --compile, to see those"
 )
-FUSED = "a kernel that the compiler fused over several layers belongs to the one with most of its operators"
+FUSED = (
+    "{:.1%} of the kernel time is in kernels that are fused over several layers: each belongs to the one with most of "
+    "its operators"
+)
 
 
 def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
@@ -55,10 +58,11 @@ def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
             "kernel_s": seen.time_s,
             "phase_coverage": seen.phase_coverage,
             "layer_coverage": seen.layer_coverage,
+            "fused_share": seen.fused_share,
         }
     ]
     if record.run_config.compile != "none":
-        meant = FUSED if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED
+        meant = FUSED.format(seen.fused_share) if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED
         results["notes"].append({"table": "layers", "note": meant})
     return Collected(_page(page, seen, results, record), results)
 

@@ -2,9 +2,9 @@
 
 Method: one training step of each size, in fp32 with naive attention and in bf16 with sdpa_flash, eager and under
 torch.compile (--compile none default), recorded by nsys and by torch.profiler in a process each. Of each recording: its
-coverage (the aim: over 98%, and over 90% compiled); of each pair: kernels of a step and shares of time by phase; of
-torch.profiler's: the share of kernel time that autograd's sequence numbers, the independent route, give to another
-layer.
+coverage (the aim: over 98%, and over 90% compiled), and the share of kernels that are fused over several layers, of
+which each belongs to one; of each pair: kernels of a step and shares of time by phase; of torch.profiler's: the share
+of kernel time that autograd's sequence numbers, the independent route, give to another layer.
 Output: a markdown table on standard output; the records with all tables under --out, the recordings beside them
 (ignored by git). Committed: profiles/profile_coverage/.
 
@@ -28,7 +28,7 @@ from cs_systems.config import COMPILE_MODES, RunConfig, describe, preset
 from cs_systems.record import RunRecord, read_records
 
 COLUMNS = (
-    *("cell", "profiler", "kernels/step", "kernel ms/step", "of a phase", "of a layer"),
+    *("cell", "profiler", "kernels/step", "kernel ms/step", "of a phase", "of a layer", "of several"),
     *("forward", "loss", "backward", "optimizer", "wrong by sequence number", "recorded : not recorded"),
 )
 
@@ -62,6 +62,7 @@ def row(record: RunRecord, folder: Path) -> list[str]:
         f"{coverage['kernel_s'] / coverage['steps'] * 1e3:.3f}",
         f"{coverage['phase_coverage']:.2%}",
         f"{coverage['layer_coverage']:.2%}",
+        f"{coverage['fused_share']:.1%}",
         *(f"{shares.get(phase, 0):.1%}" for phase in ("forward", "loss", "backward", "optimizer")),
         wrong(folder / record.artifacts["trace"]) if "trace" in record.artifacts else "",
         "" if cost["recorded_to_not_recorded"] is None else f"{cost['recorded_to_not_recorded']:.2f}",

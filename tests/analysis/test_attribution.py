@@ -153,6 +153,21 @@ def test_ranges_of_the_autograd_thread_say_the_layer(export: Callable[..., Path]
     ]
 
 
+def test_a_kernel_that_is_fused_over_layers_belongs_to_one_and_counts_as_fused(export: Callable[..., Path]) -> None:
+    path = export(
+        ranges=[
+            ("step", 0, 900, MAIN), ("forward", 10, 800, MAIN), ("block 1", 20, 500, MAIN), ("norm", 30, 400, MAIN),
+            ("fused (block 0 + block 1)", 40, 200, MAIN),
+        ],
+        launches=[(50, 55, MAIN, 1), (250, 255, MAIN, 2)],
+        kernels=[("triton_per_fused", 1000, 1030, 1), ("gemm", 2000, 2010, 2)],
+    )  # fmt: skip
+    seen = profile(read(path))
+    assert list(seen.places) == [Place("forward", "block 1", "norm", fused=True), Place("forward", "block 1", "norm")]
+    assert seen.fused_share == pytest.approx(0.75)
+    assert (seen.phase_coverage, seen.layer_coverage) == (1, 1)
+
+
 def test_ranges_may_be_named_by_the_paths_of_modules(export: Callable[..., Path]) -> None:
     """As a recording has them whose ranges were made from `named_modules`."""
     path = export(
