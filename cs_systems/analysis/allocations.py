@@ -11,11 +11,11 @@ segment ends. Blocks that are alive at the end say their size themselves.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cs_systems.analysis.snapshot import ACTIONS, Snapshot
+from cs_systems.analysis.snapshot import ACTIONS, Settings, Snapshot
 
 MIB = 2**20
 LEAST_BYTES = 512  # kMinBlockSize
@@ -44,6 +44,7 @@ class OutOfMemory(NamedTuple):
     requested_bytes: int
     device_free_bytes: int | None
     allocated_bytes: int
+    stack: int
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,11 @@ def replay(snapshot: Snapshot) -> Replay:
         if now > peak:
             peak_event, peak = event, now
     failed.update(dict.fromkeys(ooms, now))
-    free = snapshot.events.device_free_bytes
+    free, stacks = snapshot.events.device_free_bytes, snapshot.events.stack
+    out = (OutOfMemory(event, asked, free.get(event), failed[event], stacks[event]) for event, asked in found.failed)
     return Replay(
         snapshot, tuple(allocations), peak_event, peak, found.before_bytes, now, tuple(_reserved(snapshot)),
-        tuple(OutOfMemory(event, asked, free.get(event), failed[event]) for event, asked in found.failed),
-        tuple(found.doubts()),
+        tuple(out), tuple(found.doubts()),
     )  # fmt: skip
 
 
@@ -121,8 +122,7 @@ class _Allocations:
         self.failed: list[tuple[int, int]] = []
         self._twice = self._unknown = 0
         self._blocks = {b.address: b for s in snapshot.segments for b in s.blocks if b.state != "inactive"}
-        self._rounding = _Rounding(snapshot.settings)
-        self._large = _LargePool(snapshot, self._rounding)
+        self._large = _LargePool(snapshot)
         self._add_before()
         self._follow()
 
@@ -160,7 +160,7 @@ class _Allocations:
             self.done.append(Allocation(BEFORE, index, address, self._given(address, asked), asked, 0))
 
     def _given(self, address: int, asked: int) -> int:
-        given = self._rounding.up(asked)
+        given = rounded(asked, self._snapshot.settings)
         return given if given <= SMALL_BYTES else self._large.piece(address, given)
 
     def _follow(self) -> None:
@@ -197,31 +197,22 @@ class _Allocations:
             done.append(Allocation(start, self._end, address, block.bytes if block else given, asked, where))
 
 
-class _Rounding:
-    """What a request is rounded up to, by the allocator's settings."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        divisions = settings.get("roundup_power2_divisions") or {}
-        self._divisions = {int(megabytes) * MIB: int(count) for megabytes, count in divisions.items() if count}
-        limit = settings.get("max_split_size", -1)
-        self.max_split_bytes = limit if limit and limit > 0 else None
-        self.expandable = bool(settings.get("expandable_segments", False))
-
-    def up(self, size: int) -> int:
-        if self._divisions and size >= LEAST_BYTES:
-            floor = 1 << (size.bit_length() - 1)
-            count = self._divisions.get(min(max(floor, MIB), 2**15 * MIB), 0)
-            if count > 1 and size > LEAST_BYTES * count:
-                step = floor // count
-                return -(-size // step) * step
-        return max(LEAST_BYTES, -(-size // LEAST_BYTES) * LEAST_BYTES)
+def rounded(size: int, settings: Settings) -> int:
+    """The bytes that the allocator looks for when `size` are asked for."""
+    if settings.roundup_divisions and size >= LEAST_BYTES:
+        floor = 1 << (size.bit_length() - 1)
+        parts = settings.roundup_divisions.get(min(max(floor, MIB), 2**15 * MIB), 0)
+        if parts > 1 and size > LEAST_BYTES * parts:
+            step = floor // parts
+            return -(-size // step) * step
+    return max(LEAST_BYTES, -(-size // LEAST_BYTES) * LEAST_BYTES)
 
 
 class _LargePool:
     """Where the large pool's pieces in use begin, and its segments: how large a piece a request gets."""
 
-    def __init__(self, snapshot: Snapshot, rounding: _Rounding) -> None:
-        self._rounding = rounding
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._settings = snapshot.settings
         self._used: list[int] = []
         came, went = {}, []
         events = snapshot.events
@@ -241,10 +232,10 @@ class _LargePool:
         segment = bisect_right(self._starts, address) - 1
         start = self._starts[segment] if segment >= 0 else 0
         end = start + self._size.get(start, 0)
-        if not start <= address < end or self._rounding.expandable:
+        if not start <= address < end or self._settings.expandable_segments:
             return given
         rest = (end if following is None or following > end else following) - address - given
-        limit = self._rounding.max_split_bytes
+        limit = self._settings.max_split_bytes
         splits = rest > SMALL_BYTES and (limit is None or given < limit)
         return given if splits or rest < 0 else given + rest
 

@@ -35,7 +35,7 @@ CATEGORIES = {
     OPTIMIZER_STATE: (
         "allocated by the optimizer and not freed in its step; before recording: as many again of each gradient's size"
     ),
-    WORKSPACES: "of exactly the size of a cuBLAS workspace and never freed",
+    WORKSPACES: "of exactly the size of a cuBLAS workspace, never freed, and older than the last step",
     BEFORE_RECORDING: "allocated before recording began, and of no size that would say what it is",
     GRADIENTS: "allocated in backward and not freed in it",
     ACTIVATIONS: "allocated in forward or the loss, or in no known phase, and alive when a backward begins",
@@ -95,15 +95,16 @@ def _by_phase(
 ) -> Attributed:
     end = len(replay.snapshot.events)
     stays = a.end == end
-    if a.requested_bytes in WORKSPACE_BYTES and stays:
-        return Attributed(a, WORKSPACES, places[a.start].phase if a.start > BEFORE else None, None)
     if a.start == BEFORE:
-        setup = phase_of_stack(replay.snapshot.stacks[a.stack]) == SETUP
-        return Attributed(a, PARAMETERS if setup else BEFORE_RECORDING, None, None)
+        phase = phase_of_stack(replay.snapshot.stacks[a.stack])
+        known = {SETUP: PARAMETERS, Phase.OPTIMIZER: OPTIMIZER_STATE}.get(phase or "", BEFORE_RECORDING)
+        workspace = stays and a.requested_bytes in WORKSPACE_BYTES
+        return Attributed(a, WORKSPACES if workspace else known, phase, None)
     phase, layer = places[a.start]
-    layer = layer or layers.get(a.start)
+    if stays and a.requested_bytes in WORKSPACE_BYTES and lives.outlives_a_step(a):
+        return Attributed(a, WORKSPACES, phase, None)
     category = lives.category(a, None if stays else places[a.end].phase)
-    return Attributed(a, category, phase, layer)
+    return Attributed(a, category, phase, layer or layers.get(a.start))
 
 
 class _Lives:
@@ -111,9 +112,15 @@ class _Lives:
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = places
+        self._next_forward = _next(places, Phase.FORWARD)
         self._next_backward = _next(places, Phase.BACKWARD)
         self._backward_ends = _next_other(places, Phase.BACKWARD)
         self._optimizer_ends = _next_other(places, Phase.OPTIMIZER)
+
+    def outlives_a_step(self, a: Allocation) -> bool:
+        """Whether a forward begins after a backward that follows it."""
+        backward = self._next_backward[a.start]
+        return backward < len(self._places) and self._next_forward[backward] < len(self._places)
 
     def category(self, a: Allocation, freed_in: str | None) -> str:
         """`freed_in`: the phase in which the free is requested, None where it is alive at the end or in none."""
@@ -131,7 +138,7 @@ class _Lives:
                 if freed_in == Phase.OPTIMIZER and a.end < self._optimizer_ends[a.start]
                 else OPTIMIZER_STATE
             )
-        kept = a.end > self._next_backward[a.start]
+        kept = a.end >= self._next_backward[a.start]
         if phase in (Phase.FORWARD, Phase.LOSS):
             return ACTIVATIONS if kept or alive else TEMPORARIES
         return ACTIVATIONS if kept and freed_in == Phase.BACKWARD else UNKNOWN

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from cs_systems.analysis.allocations import ALLOC, BEFORE, FREE_COMPLETED, FREE_REQUESTED, Allocation
@@ -49,13 +50,15 @@ class Place(NamedTuple):
 
 def phase_of_stack(stack: Stack) -> str | None:
     """The phase by ANYWHERE, else by INNERMOST; None where no rule fits."""
-    fitting = [rule for rule in ANYWHERE if any(_fits(rule, frame) for frame in stack)]
-    fitting += [rule for frame in stack for rule in INNERMOST if _fits(rule, frame)]
-    return str(fitting[0].phase) if fitting else None
+    said = [_by_frame(ANYWHERE, f.function, f.file) for f in stack]
+    said += [_by_frame(INNERMOST, f.function, f.file) for f in stack]
+    return next((phase for phase in said if phase), None)
 
 
-def _fits(rule: StackRule, frame: Frame) -> bool:
-    return bool(re.fullmatch(rule.function, frame.function) and re.fullmatch(rule.file, frame.file))
+@lru_cache(maxsize=65536)
+def _by_frame(rules: tuple[StackRule, ...], function: str, file: str) -> str | None:
+    fitting = (r for r in rules if re.fullmatch(r.function, function) and re.fullmatch(r.file, file))
+    return next((str(rule.phase) for rule in fitting), None)
 
 
 def places(snapshot: Snapshot) -> list[Place]:
@@ -93,9 +96,12 @@ def _without_stack(snapshot: Snapshot, kind: int) -> Place | None:
 
 
 def _ranges(annotations: Sequence[Annotation]) -> Iterator[tuple[int, Place]]:
-    """(from when on, the place): the innermost open range that says a phase, and the innermost that says a layer."""
+    """(from when on, the place): the innermost open range that says a phase, and the innermost that says a layer.
+
+    What happens in the µs in which a range begins or ends is inside.
+    """
     opened: list[str] = []
-    for time_us, begins, name in annotations:
+    for time_us, begins, name in sorted(a if a.begins else a._replace(time_us=a.time_us + 1) for a in annotations):
         if begins:
             opened.append(name)
         elif name in opened:

@@ -1,8 +1,8 @@
 """A CUDA memory snapshot of PyTorch from its file: `read(path) -> Snapshot`. Floor 0.
 
 Reads what `torch.cuda.memory._dump_snapshot()` writes, or any pickle of `_snapshot()`, by whatever version. The file is
-data from outside: the unpickler refuses every global, so that nothing in it can run. What an older PyTorch did not
-record is missing from the answer, and `missing` says what.
+data from outside: `analysis.unpickle` refuses every global, so that nothing in it can run. What an older PyTorch did
+not record is missing from the answer, and `missing` says what.
 
 A recorder may leave a JSON beside the pickle, `FILE.json` for FILE, that tells what only it can know:
 
@@ -12,7 +12,7 @@ A recorder may leave a JSON beside the pickle, `FILE.json` for FILE, that tells 
      "tensors": [{"kind": "parameter", "name": "layers.0.ffn.w1.weight", "address": 139838862917632, "bytes": 1048576,
                   "shape": [1024, 256], "dtype": "float32", "device": 0}, …]}
 
-with one entry for each tensor of the model that is alive when the snapshot is taken; `kind` is a key of TENSOR_KINDS,
+with one entry for each tensor of the model that is alive when the snapshot is taken; `kind` is one of TENSOR_KINDS,
 `address` its `data_ptr()`, `name` the parameter's in the model (of optimizer state `name/exp_avg`). Phases and layers
 travel in the snapshot itself: a `record_function` range that is named as `analysis.names` reads it (`forward`,
 `backward`, `block 3`) stands in `external_annotations` if `_record_memory_history` is told `global_record_annotations`.
@@ -20,19 +20,16 @@ travel in the snapshot itself: a `record_function` range that is named as `analy
 
 from __future__ import annotations
 
-import gzip
 import json
-import pickle
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
+from cs_systems.analysis.unpickle import load
 from cs_systems.config import ConfigError, RunConfig
 
-GZIP_MAGIC, PICKLE_MAGIC = b"\x1f\x8b", b"\x80"
-MEMORY_PER_FILE_BYTE = 6  # bytes of Python objects that a byte of a pickled snapshot becomes, at most
 SIDECAR_VERSION = 1
 TENSOR_KINDS = ("parameter", "gradient", "optimizer_state", "buffer", "input")
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "other")
@@ -90,6 +87,14 @@ class Events:
         return len(self.action)
 
 
+class Settings(NamedTuple):
+    """What of the allocator's settings decides how large a block is."""
+
+    roundup_divisions: dict[int, int]  # bytes of a power of two → into how many parts the step to the next is divided
+    max_split_bytes: int | None  # None: no limit
+    expandable_segments: bool
+
+
 class Annotation(NamedTuple):
     """A named range begins or ends, by the clock of the events."""
 
@@ -129,23 +134,9 @@ class Snapshot:
     events: Events
     stacks: tuple[Stack, ...]
     annotations: tuple[Annotation, ...]
-    settings: Mapping[str, Any]
+    settings: Settings
     sidecar: Sidecar | None
     missing: tuple[str, ...]
-
-
-class _Refusing(pickle.Unpickler):
-    """Makes numbers, texts, lists, tuples and dictionaries, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise _Refused(f"{module}.{name}")
-
-    def persistent_load(self, id: Any) -> NoReturn:
-        raise _Refused(f"a persistent id ({str(id)[:80]!r})")
-
-
-class _Refused(Exception):
-    """What the pickle asked for."""
 
 
 def read(path: Path, device: int | None = None) -> Snapshot:
@@ -153,7 +144,7 @@ def read(path: Path, device: int | None = None) -> Snapshot:
 
     Raises ConfigError, which says what is wrong and what to do about it.
     """
-    data = _load(path)
+    data = load(path, _HOW)
     if isinstance(data, list):  # of torch.cuda.memory_snapshot()
         data = {"segments": data}
     if not isinstance(data, dict) or not {"segments", "device_traces"} & {*data}:
@@ -169,54 +160,9 @@ def read(path: Path, device: int | None = None) -> Snapshot:
 _HOW = "torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps"
 
 
-def _load(path: Path) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give the file of a snapshot")
-    with path.open("rb") as file:
-        head = file.read(2)
-    if not head:
-        raise ConfigError(f"{path} is empty: the snapshot was not written; was there room on the disk?")
-    zipped = head == GZIP_MAGIC
-    if not zipped and head[:1] != PICKLE_MAGIC:
-        raise ConfigError(f"{path} is not a pickle: write a memory snapshot with {_HOW}")
-    _refuse_beyond_memory(path)
-    try:
-        with gzip.open(path) if zipped else path.open("rb") as file:
-            return _Refusing(file).load()
-    except _Refused as refused:
-        raise ConfigError(
-            f"{path} was refused: it asks for {refused}, as a pickle that runs code does. A memory snapshot holds "
-            "numbers, texts, lists and dictionaries alone; nothing of it was run"
-        ) from None
-    except (EOFError, MemoryError) as error:
-        why = "is cut off" if isinstance(error, EOFError) else "does not fit into this machine's memory"
-        raise ConfigError(f"{path} {why}: dump it again, with fewer events (max_entries) if room is short") from None
-    except Exception as error:  # a malformed pickle may raise anything
-        cut = "is cut off" if "truncated" in str(error) else f"is a damaged pickle ({error})"
-        raise ConfigError(f"{path} {cut}: dump it again, with fewer events (max_entries) if room is short") from None
-
-
-def _refuse_beyond_memory(path: Path) -> None:
-    """An unpickled snapshot is several times its file: better no answer than a machine that swaps."""
-    needed, available = path.stat().st_size * MEMORY_PER_FILE_BYTE, _available_bytes()
-    if available is not None and needed > max(available, 2**30):
-        raise ConfigError(
-            f"{path} is {path.stat().st_size / 2**30:.1f} GiB and would need about {needed / 2**30:.0f} GiB of memory, "
-            f"of which {available / 2**30:.0f} GiB are free: record fewer events (max_entries), or read it on a "
-            "machine with more memory"
-        )
-
-
-def _available_bytes() -> int | None:
-    """What Linux says can be had without swapping, None elsewhere."""
-    meminfo = Path("/proc/meminfo")
-    lines = meminfo.read_text().splitlines() if meminfo.is_file() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
 def _snapshot(path: Path, data: dict[str, Any], device: int | None) -> Snapshot:
     segments, traces = data.get("segments") or [], data.get("device_traces") or []
-    devices = sorted({s.get("device", 0) for s in segments} | {n for n, trace in enumerate(traces) if trace})
+    devices = sorted({_count(s.get("device", 0)) for s in segments} | {n for n, trace in enumerate(traces) if trace})
     if not devices:
         raise ConfigError(
             f"{path} holds no memory of a CUDA device: on a CPU PyTorch records none; on a GPU, call {_HOW}"
@@ -239,7 +185,7 @@ def _snapshot(path: Path, data: dict[str, Any], device: int | None) -> Snapshot:
         events=events,
         stacks=tuple(stacks.known),
         annotations=tuple(sorted(map(_annotation, _of_device(annotations, device)), key=lambda a: a.time_us)),
-        settings=data.get("allocator_settings") or {},
+        settings=_settings(data.get("allocator_settings") or {}),
         sidecar=_sidecar(Path(f"{path}.json"), device),
         missing=tuple(_missing(data, segments, events, len(stacks.known) > 1)),
     )
@@ -273,19 +219,46 @@ class _Stacks:
 
 
 def _segment(segment: Mapping[str, Any], stacks: _Stacks) -> Segment:
-    address = segment["address"]
-    blocks, at = [], address
+    blocks, at = [], _count(segment["address"])
     for block in segment["blocks"]:
         history = block.get("history") or [{}]  # of PyTorch 2.0
         frames = block.get("frames") or history[0].get("frames") or ()
         requested = block.get("requested_size", history[0].get("real_size"))
-        state = "active_pending_free" if block["state"] == "active_awaiting_free" else block["state"]
-        blocks.append(Block(block.get("address", at), block["size"], requested, state, stacks.number(frames)))
-        at += block["size"]
-    private = tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+        size, address = _count(block["size"]), _count(block.get("address", at))
+        asked = None if requested is None else _count(requested)
+        blocks.append(Block(address, size, asked, _state(block["state"]), stacks.number(frames)))
+        at += size
     return Segment(
-        *(address, segment["total_size"], segment.get("segment_type", "large"), segment.get("stream", 0)),
-        *(segment.get("is_expandable", False), private, tuple(blocks)),
+        address=_count(segment["address"]),
+        bytes=_count(segment["total_size"]),
+        pool=str(segment.get("segment_type", "large")),
+        stream=_count(segment.get("stream", 0)),
+        expandable=bool(segment.get("is_expandable", False)),
+        private=tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0),
+        blocks=tuple(blocks),
+    )
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r} is no size, address or stream")
+    return int(value)
+
+
+def _state(value: Any) -> str:
+    state = {"active_awaiting_free": "active_pending_free"}.get(value, value)
+    if state not in ("active_allocated", "active_pending_free", "inactive"):
+        raise ValueError(f"{value!r} is no state of a block")
+    return str(state)
+
+
+def _settings(settings: Mapping[str, Any]) -> Settings:
+    divisions = settings.get("roundup_power2_divisions") or {}
+    limit = int(settings.get("max_split_size") or -1)
+    return Settings(
+        roundup_divisions={int(megabytes) * 2**20: int(count) for megabytes, count in divisions.items() if count},
+        max_split_bytes=limit if limit > 0 else None,
+        expandable_segments=bool(settings.get("expandable_segments", False)),
     )
 
 
@@ -306,6 +279,8 @@ def _events(trace: list[Any], stacks: _Stacks) -> Events:
         if "device_free" in event:
             device_free_bytes[index] = event["device_free"]
         trace[index] = None
+    if any(min(column, default=0) < 0 for column in (address, size)):
+        raise ValueError("a size or an address is negative")
     return Events(action, address, size, time_us, stack, device_free_bytes)
 
 

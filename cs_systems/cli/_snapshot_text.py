@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from cs_systems.analysis.allocations import BEFORE
 from cs_systems.analysis.memory_categories import UNKNOWN, Attribution
+from cs_systems.analysis.memory_tables import site
 from cs_systems.analysis.tensor_names import TensorNames
 from cs_systems.record import Row
 from cs_systems.report.units import human
@@ -56,6 +57,7 @@ def _out_of_memory(found: Attribution) -> list[str]:
         f"out of memory at event {oom.event:,}: {human(oom.requested_bytes, 'bytes')} asked for, "
         + (f"{human(oom.device_free_bytes, 'bytes')} free on the device, " if oom.device_free_bytes is not None else "")
         + f"{human(oom.allocated_bytes, 'bytes')} allocated"
+        + (f", at {place}" if (place := site(found.replay.snapshot.stacks[oom.stack])) else "")
         for oom in found.replay.out_of_memory
     ]
 
@@ -87,7 +89,13 @@ def notes(name: str, found: Attribution, rows: Sequence[Row]) -> list[str]:
     return []
 
 
-def difference_notes(a: Attribution, b: Attribution) -> list[str]:
+def difference_heading(a: Attribution, b: Attribution) -> list[str]:
     left, right = a.replay.peak_bytes, b.replay.peak_bytes
-    sign = "−" if right < left else "+"
-    return [f"the peaks: {left:,} and {right:,} bytes, {sign}{human(abs(right - left), 'bytes')}"]
+    sides = [
+        f"{side}: {x.replay.snapshot.source} · peak {x.replay.peak_bytes:,} bytes"
+        for side, x in zip("AB", (a, b), strict=True)
+    ]
+    return [
+        *sides,
+        f"B − A: {'−' if right < left else '+'}{human(abs(right - left), 'bytes')} ({right - left:+,} bytes)",
+    ]

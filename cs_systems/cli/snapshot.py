@@ -102,7 +102,12 @@ def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -
     said = notes(name, found, rows)
     if name not in LONG or top is None or not rows[top:]:
         return rows, said
-    return rows[:top], [*said, f"{len(rows) - top:,} more row(s): show more with --top"]
+    first, where = 0, ""
+    if name == "timeline":
+        peak = next((n for n, row in enumerate(rows) if row["is_peak"]), 0)
+        first, where = max(0, min(peak - top // 2, len(rows) - top)), ", around the peak"
+    more = f"{len(rows) - top:,} more row(s){where}: show more with --top"
+    return rows[first : first + top], [*said, more]
 
 
 def _page(args: SnapshotArgs, found: Attribution) -> str:
@@ -118,13 +123,13 @@ def _page(args: SnapshotArgs, found: Attribution) -> str:
 
 def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: Attribution) -> list[str]:
     from cs_systems.analysis.memory_tables import differences, where
-    from cs_systems.cli._snapshot_text import difference_notes
+    from cs_systems.cli._snapshot_text import difference_heading
 
     by = {"category": lambda _, a: a.category, "layer": lambda _, a: a.layer, "site": where}
     parts: list[Part] = []
     for name in tables:
         rows = differences(a, b, by[name])
-        said = difference_notes(a, b)
+        said = []
         top = args.top or (len(rows) if args.format == "csv" else 10)
         if rows[top:]:
             said.append(f"{len(rows) - top} more row(s): show more with --top")
@@ -133,4 +138,4 @@ def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: At
             "a_allocations": "count of A", "b_allocations": "count of B",
         }  # fmt: skip
         parts.append((f"memory at the peak by {DIFFERENT[name]}, B against A", rows[:top], titles, said))
-    return document_text(args.format, [f"A: {a.replay.snapshot.source}", f"B: {b.replay.snapshot.source}"], parts)
+    return document_text(args.format, difference_heading(a, b), parts)

@@ -147,7 +147,7 @@ def test_lost_events_are_doubted(write_snapshot: Write) -> None:
 def test_out_of_memory_is_told_with_what_was_there(write_snapshot: Write) -> None:
     oom = {"action": "oom", "size": 1 << 40, "device_free": 77, "frames": []}
     found = replay(read(write_snapshot({"device_traces": [[event("alloc", 512), oom, event("free_requested", 512)]]})))
-    assert found.out_of_memory == ((1, 1 << 40, 77, 1024),)
+    assert found.out_of_memory == ((1, 1 << 40, 77, 1024, 0),)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from cs_systems.analysis.memory_phases import phase_of_stack
 from cs_systems.analysis.memory_tables import TABLES, at_peak, composition, differences, layers, site, where
 from cs_systems.analysis.snapshot import Frame, read
 from cs_systems.analysis.tensor_names import TensorNames, parameter_shapes, tensor_names
-from cs_systems.config import PRESETS, ConfigError, RunConfig, preset
+from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig, preset
 
 from .caching_allocator import MIB, CachingAllocator
 
@@ -133,18 +133,37 @@ def test_what_nothing_tells_is_unknown_and_counted(tmp_path: Path) -> None:
     kept = allocator.alloc(900, MAIN)
     allocator.alloc(WORKSPACE_BYTES[0], FORWARD)
     gone = allocator.alloc(WORKSPACE_BYTES[1], FORWARD)
-    allocator.alloc(3000, BACKWARD)  # the recording ends within backward
     allocator.free(kept, BACKWARD)
     allocator.free(gone, BACKWARD)
+    allocator.alloc(WORKSPACE_BYTES[1], FORWARD)
+    allocator.alloc(3000, BACKWARD)  # the recording ends within backward
     found = found_in(allocator.snapshot(), tmp_path)
     assert [a.category for a in found.allocations] == [
         "unknown",
         "activations",  # made in no known phase, freed by backward
         "workspaces",
         "activations",  # of a workspace's size, but freed
+        "activations",  # of a workspace's size, and of the last step
         "unknown",
     ]
     assert sum(bytes_by(found).values()) == allocator.peak
+
+
+def test_blocks_from_before_may_have_stacks(tmp_path: Path) -> None:
+    """Where the ring of events has lost their allocation."""
+    allocator = CachingAllocator()
+    for _ in range(3):
+        allocator.alloc(4096)
+    allocator.alloc(WORKSPACE_BYTES[0])
+    allocator.start()
+    allocator.free(allocator.alloc(512))
+    data = allocator.snapshot()
+    alive = [b for s in data["segments"] for b in s["blocks"] if b["state"] != "inactive"]
+    for block, stack in zip(alive, (SETUP, OPTIMIZER, FORWARD), strict=False):
+        block["frames"] = list(stack)
+    found = found_in(data, tmp_path)
+    said = sorted(a.category for a in found.allocations if a.allocation.start < 0)
+    assert said == ["before recording", "optimizer state", "parameters", "workspaces"]
 
 
 def test_without_any_stack_all_that_was_recorded_is_unknown(tmp_path: Path) -> None:
@@ -167,7 +186,8 @@ def test_ranges_say_phase_and_layer_for_every_thread(tmp_path: Path) -> None:
         ("forward", True),
         ("backward", False),
     ):
-        marks.append({"stage": "END" if ends else "START", "name": name, "time_us": 1_000_000 + len(allocator.events)})
+        time_us = 1_000_000 + len(allocator.events) - ends  # what happens in its last µs is inside
+        marks.append({"stage": "END" if ends else "START", "name": name, "time_us": time_us})
         allocator.alloc(512, MAIN if not ends else ())
     data = allocator.snapshot() | {"external_annotations": [mark | {"device": 0} for mark in marks]}
     found = found_in(data, tmp_path)
@@ -252,11 +272,12 @@ def test_an_unknown_model_has_no_names(real: Attribution) -> None:
 
 def test_a_recorder_names_tensors(tmp_path: Path) -> None:
     """By the block in which a tensor lies; activations by the configuration."""
-    config = RunConfig(model=preset("small", context_length=256), batch_size=2)
+    config = RunConfig(model=preset("small", context_length=256), batch_size=2, precision=Precision.BF16)
     allocator = CachingAllocator(recording=True)
     first = allocator.alloc(3000, MAIN)
     allocator.alloc(5000, FORWARD)
     allocator.alloc(2 * 256 * 768 * 4, FORWARD)
+    allocator.alloc(3072 * 768 * 2, FORWARD)
     tensor = {"kind": "gradient", "name": "w.grad", "address": first + 100, "bytes": 40, "shape": [10]}
     stray = tensor | {"address": 1, "name": "elsewhere"}
     data = {"schema_version": 1, "config": config.to_dict(), "max_allocated_bytes": None}
@@ -265,11 +286,12 @@ def test_a_recorder_names_tensors(tmp_path: Path) -> None:
     (tmp_path / "made.pickle.json").write_text(json.dumps(data))
     found = found_in(allocator.snapshot(), tmp_path)
     names = tensor_names(found)
-    assert [a.category for a in found.allocations] == ["gradients", "activations", "activations"]
+    assert [a.category for a in found.allocations] == ["gradients", "activations", "activations", "activations"]
     assert [names.name(a) for a in found.allocations] == [
         "w.grad, 10 float32",
         None,
         "residual stream or a projection, 2 × 256 × 768 × 4",
+        "autocast's copy of w1, w3 or w2, 3072 × 768 × 2",
     ]
 
 

@@ -45,6 +45,7 @@ def stack_global(module: str, name: str) -> bytes:
         (b"\x80\x02cos\nsystem\nX\x0b\x00\x00\x00touch owned\x85R.", "os.system"),
         (b"\x80\x02(X\x0b\x00\x00\x00touch ownedios\nsystem\n.", "os.system"),
         (b"\x80\x04\x8c\x09a file idQ.", r"a persistent id \('a file id'\)"),
+        (stack_global("o\x1b[2Js", "system"), r"'o\\x1b\[2Js.system'"),
         (pickle.dumps(Path("x")), "pathlib.PosixPath"),  # harmless, and refused as well
     ],
 )
@@ -78,6 +79,20 @@ def test_the_planted_code_would_run_without_care(tmp_path: Path, monkeypatch: py
         (b"\x80\x04]\x94(e}u.", "is a damaged pickle"),
         (gzip.compress(pickle.dumps([1, 2, 3]))[:-12], "is cut off"),
         (pickle.dumps({"segments": [{"device": 0}], "device_traces": []}), "KeyError: 'address'"),
+        (pickle.dumps({"segments": [{"address": 0, "blocks": [{"size": -1}]}]}), "-1 is no size, address or stream"),
+        (pickle.dumps({"segments": [{"address": "0x1"}]}), "'0x1' is no size, address or stream"),
+        (
+            pickle.dumps({"segments": [{"address": 0, "blocks": [{"size": 512, "state": "lost"}]}]}),
+            "'lost' is no state of a block",
+        ),
+        (
+            pickle.dumps({"device_traces": [[{"action": "alloc", "addr": 0, "size": -1}]]}),
+            "a size or an address is negative",
+        ),
+        (
+            pickle.dumps({"device_traces": [[{"action": "oom"}]], "allocator_settings": {"max_split_size": "all"}}),
+            "ValueError: invalid literal",
+        ),
         (pickle.dumps({"segments": 3, "device_traces": []}), "is no snapshot as PyTorch writes it: TypeError"),
         (pickle.dumps({"segments": [], "device_traces": [["alloc"]]}), "is no snapshot as PyTorch writes it"),
         (
@@ -105,6 +120,14 @@ def test_more_than_memory_holds_is_refused_before_it_is_read(tmp_path: Path) -> 
     path.write_bytes(b"\x80\x04")
     os.truncate(path, 1 << 42)  # sparse: 4 TiB on no disk
     with pytest.raises(ConfigError, match=r"4096.0 GiB and would need about .* record fewer events \(max_entries\)"):
+        read(path)
+
+
+def test_a_pickle_that_asks_for_all_memory_gets_none(tmp_path: Path) -> None:
+    """A few bytes that make the unpickler's memo of 2³² entries."""
+    path = tmp_path / "greedy.pickle"
+    path.write_bytes(b"\x80\x02]r\xff\xff\xff\x7f.")
+    with pytest.raises(ConfigError, match="does not fit into this machine's memory"):
         read(path)
 
 

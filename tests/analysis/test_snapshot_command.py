@@ -69,6 +69,13 @@ def test_the_long_tables_can_be_longer(snapshot_path: Path, capsys: pytest.Captu
     assert "44 more row(s): show more with --top" in capsys.readouterr().out
 
 
+def test_the_phases_are_shown_around_the_peak(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert snapshot(snapshot_path, "--table", "timeline", "--top", "2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("backward") and line.endswith("yes") for line in lines)
+    assert "8 more row(s), around the peak: show more with --top" in lines
+
+
 def test_two_are_held_against_each_other(
     snapshot_path: Path, write_snapshot: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,8 +84,13 @@ def test_two_are_held_against_each_other(
     other = write_snapshot(allocator.snapshot())
     assert snapshot(snapshot_path, other) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"A: {snapshot_path}\nB: {other}\n")
-    assert out.count("the peaks: 213,795,840 and 1,024 bytes, −204 MiB") == len(DIFFERENT)
+    said = [
+        f"A: {snapshot_path} · peak 213,795,840 bytes",
+        f"B: {other} · peak 1,024 bytes",
+        "B − A: −204 MiB (-213,794,816 bytes)",
+    ]
+    assert out.split()[: len(" ".join(said).split())] == " ".join(said).split()
+    assert out.count("memory at the peak by ") == len(DIFFERENT)
     assert snapshot(snapshot_path, other, "--table", "top") == 2
     assert "unknown table of a comparison 'top': known: category, layer, site" in capsys.readouterr().err
 
@@ -99,15 +111,16 @@ def test_what_a_stack_says_is_data(write_snapshot: Write, capsys: pytest.Capture
 def test_a_running_out_of_memory_and_what_is_missing_are_told(
     write_snapshot: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    step = {"filename": "src/train.py", "line": 7, "name": "step"}
     events: list[Any] = [
         {"action": "alloc", "addr": 512, "size": 2048, "frames": []},
-        {"action": "oom", "size": 3 * 2**30, "device_free": 2**20, "frames": []},
+        {"action": "oom", "size": 3 * 2**30, "device_free": 2**20, "frames": [step]},
     ]
     assert snapshot(write_snapshot({"device_traces": [events]})) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "out of memory at event 1: 3.00 GiB asked for, 1.00 MiB free on the device, 2.00 KiB allocated" in out
+    assert "2.00 KiB allocated, at train.py:7 step" in out
     assert "missing: no segments" in out
-    assert "missing: no stacks" in out
 
 
 @pytest.mark.parametrize(
