@@ -161,7 +161,7 @@ function icicleRows() {
   }
   const levels = Array.from({ length: 5 }, () => []);
   lay(root, 0, levels);
-  return levels.map((boxes) => ({
+  return levels.filter((boxes) => boxes.length).map((boxes) => ({
     size: boxes.length,
     start: boxes.map((box) => box.start),
     duration: boxes.map((box) => box.time),

@@ -45,7 +45,7 @@ def render(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]], title:
     ]
     body = f"""<header>
 <h1>{escape(plain(title))}</h1>
-{_facts(view)}
+{_facts(view, results)}
 <p class="caption">{escape(PROFILED)}{_overhead(results)}</p>
 {notes_html([*_limits(view["step"]), *(note["note"] for note in said if note["table"] is None)])}
 </header>
@@ -71,14 +71,16 @@ def render(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]], title:
     return document(escape(plain(title)), body, ("profile_page.css", "chart.js", "profile_page.js"))
 
 
-def _facts(view: Mapping[str, Any]) -> str:
+def _facts(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]]) -> str:
     step = view["step"]
+    busy = [f"{row['busy_share']:.1%}" for row in results.get("steps", ()) if row["step"] == step["number"]]
     facts = [("wall clock, profiled", _time(step["wall_ns"]))]
     if step["kernels"]:
         facts = [
             ("device", ", ".join(dict.fromkeys(view["devices"].values()))),
             *facts,
             ("sum of kernels", _time(step["kernel_ns"])),
+            ("GPU busy", ", ".join(busy)),
             ("kernels", f"{step['kernels']:,}"),
             ("in a phase", _share(step, "no_phase_ns")),
             ("in a layer", _share(step, "no_layer_ns")),

@@ -159,6 +159,7 @@ def test_it_says_what_is_shown_and_what_is_not_known(nsys_page: str) -> None:
     text = Page(nsys_page).text
     for said in (
         "NVIDIA H200",
+        "GPU busy27.3%",
         "Step 1: of steps 0 to 2 the one with the median wall time",
         "Times under a profiler: for shares and causes, not to be quoted as timings.",
         "980 µs of 1.61 ms of kernel time in this step belong to no layer or named module: they are drawn hatched",
