@@ -1,12 +1,18 @@
 """Nsight Compute: what hardware counters tell of single launches of kernels, from a .ncu-rep. Floor 0.
 
-The report is read offline by NVIDIA's package ncu-report (the extra `ncu`; its licence is NVIDIA's own). A metric that
-the report lacks is None. Source: `ncu --query-metrics`, and the comparison of metrics in the documentation of Nsight
-Compute, which says what became of nvprof's: load and store throughput, warp execution efficiency, SM efficiency.
+The report is read offline by NVIDIA's package ncu-report (the extra `ncu`; its licence is NVIDIA's own), in a process
+of its own: native code that meets a report of another version has been seen to die. A metric that the report lacks is
+None.
+Source: `ncu --query-metrics`, and the comparison of metrics in the documentation of Nsight Compute, which says what
+became of nvprof's: load and store throughput, warp execution efficiency, SM efficiency.
 """
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,15 +68,27 @@ def read(path: Path) -> list[Row]:
     ranges that were open, outermost first. Raises ConfigError: the file, or the package, is not there or of no use."""
     if not path.is_file():
         raise ConfigError(f"{path} is not there: give a .ncu-rep")
+    done = subprocess.run([sys.executable, "-m", __name__, path.resolve()], capture_output=True, text=True)
+    if done.returncode < 0:
+        died = signal.Signals(-done.returncode).name
+        raise ConfigError(f"NVIDIA's ncu_report died of {died} over {path}: install the newest, {INSTALL}")
+    if done.returncode:
+        raise ConfigError((done.stderr.strip() or "no message").splitlines()[-1])
+    found: list[Row] = json.loads(done.stdout)
+    return found
+
+
+def rows(path: Path) -> list[Row]:
+    """As `read`, in this process."""
     load = _loader()
     try:
-        report = load(str(path.resolve()))
-        rows = [_row(action) for profiled in report for action in profiled]
+        report = load(str(path))
+        found = [_row(action) for profiled in report for action in profiled]
     except Exception as error:  # what NVIDIA's library raises is its own
         raise ConfigError(f"ncu-report cannot read {path}: {error}; a package as new as the ncu is needed") from error
-    if not rows:
+    if not found:
         raise ConfigError(f"{path} holds no profiled kernel: is it a report of ncu, and was it written to the end?")
-    return rows
+    return found
 
 
 def _loader() -> Callable[[str], Any]:
@@ -113,3 +131,10 @@ def _ranges(state: Any) -> Iterator[str]:
     """The names in the order of the stack: `push_pop_ranges` sorts them."""
     for domain in map(state.domain_by_id, state.domains()) if state is not None else ():
         yield from (domain.push_pop_range(i).name() for i in range(len(domain.push_pop_ranges())))
+
+
+if __name__ == "__main__":
+    try:
+        json.dump(rows(Path(sys.argv[1])), sys.stdout)
+    except ConfigError as error:
+        sys.exit(str(error))

@@ -28,6 +28,7 @@ DEFAULTS = (
     "--profile-from-start=off",  # until the timed steps
     "--nvtx",
     "--replay-mode=kernel",
+    "--clock-control=none",  # ncu's default locks the GPU's clocks, which are not ours to set
     f"--launch-count={MOST}",
     f"--metrics={','.join(reports.METRICS.values())}",
     "--force-overwrite",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,7 +80,7 @@ class Action:
 def row(monkeypatch: pytest.MonkeyPatch, folder: Path, action: Action) -> ncu.Row:
     monkeypatch.setattr(ncu, "_loader", lambda: lambda path: [[action]])
     (folder / "a.ncu-rep").touch()
-    (found,) = ncu.read(folder / "a.ncu-rep")
+    (found,) = ncu.rows(folder / "a.ncu-rep")
     return found
 
 
@@ -120,6 +121,7 @@ def test_a_person_sees_three_tables_of_at_most_80_columns_and_csv_is_one(
 ) -> None:
     metrics = {name: Metric(1e12 if column.endswith("_s") else 99.9) for column, name in ncu.METRICS.items()}
     row(monkeypatch, tmp_path, Action(metrics, State()))
+    monkeypatch.setattr(ncu, "read", ncu.rows)  # not in a process that has NVIDIA's objects
     monkeypatch.chdir(tmp_path)
     assert main(["analyze", "a.ncu-rep"]) == 0
     shown = capsys.readouterr().out
@@ -148,6 +150,15 @@ def test_without_the_package_its_name_is_told(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setitem(sys.modules, "ncu_report", None)
     (tmp_path / "a.ncu-rep").touch()
     with pytest.raises(ConfigError, match=r"read by NVIDIA's package ncu-report .*: pip install 'cs-systems\[ncu\]'"):
+        ncu.rows(tmp_path / "a.ncu-rep")
+
+
+def test_a_reader_that_dies_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Seen with the package of ncu 2025.3.1 under Python 3.12: a segmentation fault, where a sweep's parent read."""
+    (tmp_path / "ncu_report.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    (tmp_path / "a.ncu-rep").touch()
+    with pytest.raises(ConfigError, match=r"ncu_report died of SIGSEGV over .*a.ncu-rep: install the newest, pip"):
         ncu.read(tmp_path / "a.ncu-rep")
 
 
