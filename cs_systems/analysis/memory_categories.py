@@ -84,6 +84,8 @@ def attribute(replay: Replay) -> Attribution:
     notes = list(_notes(made, loops))
     if replay.snapshot.sidecar is not None:
         made = _by_tensor(replay, replay.snapshot.sidecar.tensors, made)
+        if named := sum(a.tensor is not None for a in made):
+            notes.append(f"{named} allocations are what the recorder says that they are")
     if not any(a.tensor and a.tensor.kind == "parameter" for a in made):
         made, said = _before_by_size(made)
         notes += said

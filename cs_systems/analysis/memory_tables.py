@@ -10,7 +10,7 @@ from itertools import accumulate, groupby
 from cs_systems.analysis.allocations import BEFORE
 from cs_systems.analysis.memory_categories import ACTIVATIONS, CATEGORIES, UNKNOWN, Attributed, Attribution
 from cs_systems.analysis.memory_phases import short_file
-from cs_systems.analysis.snapshot import Stack
+from cs_systems.analysis.snapshot import Stack, python_frames
 from cs_systems.analysis.tensor_names import TensorNames
 from cs_systems.record import Row
 
@@ -98,7 +98,7 @@ def where(found: Attribution, a: Attributed) -> str | None:
 
 def site(stack: Stack) -> str | None:
     """The same of a stack, None of an empty one. Frames of C++ count only where there are no others."""
-    frames = [f for f in stack if f.file.endswith(".py") or f.file.startswith("<")] or list(stack)
+    frames = python_frames(stack)
     if not frames:
         return None
     own = next((f for f in frames if not _of_torch(f.file)), frames[0])

@@ -14,7 +14,7 @@ from typing import Any
 from cs_systems.analysis.allocations import BEFORE
 from cs_systems.analysis.memory_categories import CATEGORIES, Attributed, Attribution
 from cs_systems.analysis.memory_phases import short_file
-from cs_systems.analysis.snapshot import Events, Stack
+from cs_systems.analysis.snapshot import Events, Stack, python_frames
 from cs_systems.analysis.tensor_names import TensorNames
 
 MOST_ALLOCATIONS = 300_000
@@ -116,7 +116,7 @@ class _Stacks:
         number = self._numbers.get(stack)
         if number is None:
             number = self._numbers[stack] = len(self._made)
-            frames = self._stacks[stack][:MOST_FRAMES]
+            frames = python_frames(self._stacks[stack])[:MOST_FRAMES]
             self._made.append([self._frames.number(f"{short_file(f.file)}:{f.line} {f.function}") for f in frames])
         return number
 

@@ -103,7 +103,8 @@ def test_without_a_clock_events_count(write_snapshot: Write) -> None:
 
 def test_segments_say_what_their_blocks_hold(tmp_path: Path) -> None:
     allocator = CachingAllocator(recording=True)
-    allocator.alloc(1024, ({"filename": "m.py", "line": 3, "name": "forward"},))
+    native = {"filename": "??", "line": 0, "name": "at::empty"}
+    allocator.alloc(1024, (native, {"filename": "m.py", "line": 3, "name": "forward"}))
     waiting = allocator.alloc(512)
     allocator.request_free(waiting)
     path = tmp_path / "made.pickle"
