@@ -12,8 +12,9 @@ import json
 import math
 import re
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +31,7 @@ from cs_systems.analysis.trace import (
     Function,
     Kernels,
     Op,
+    Range,
     Ranges,
     Recording,
     without_collector,
@@ -43,20 +45,21 @@ _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 Event = dict[str, Any]
 
 
+@without_collector()
 def read(path: Path, process: int | None = None) -> Recording:
-    """The recording in a trace. `process`: must be the one that the trace is of, where it is given."""
-    with _open(path) as file, without_collector():
+    """The recording in a trace. `process`: which one, by its pid, where there are several."""
+    with _open(path) as file:
         try:
             header, events = _parse(file, path)
             reader = _Reader(path)
             for event in events:
                 reader.take(event)
+            devices = {int(d["id"]): str(d.get("name", "")) for d in header.get("deviceProperties", ()) if "id" in d}
+            return reader.recording(devices, process)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ConfigError(f"{path} is truncated ({error}): copy it again, or record again") from None
         except UnicodeDecodeError:
             raise ConfigError(f"{path} is not text: it is no trace of torch.profiler") from None
-    devices = {int(d["id"]): str(d.get("name", "")) for d in header.get("deviceProperties", ()) if "id" in d}
-    return reader.recording(devices, process)
 
 
 def _open(path: Path) -> IO[str]:
@@ -109,21 +112,26 @@ def _events(file: IO[str], text: str, path: Path) -> Iterator[Event]:
             yield event
 
 
+@dataclass
+class _Process:
+    """What the host did in one process."""
+
+    launches: dict[int, tuple[float, float, int]] = field(default_factory=dict)  # correlation → (start, end, thread)
+    ranges: list[Range] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+
+
 class _Reader:
     """Keeps what is needed of each event; kernels meet their launches when all events were seen."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.origin_us: float | None = None
-        self.functions: dict[Function, int] = {}
-        self.names: dict[str, int] = {}
-        # Rows that become columns: (…, correlation), and (…, pid) of what the host did.
-        self.kernels: list[tuple[int, float, float, int, int, bool, int]] = []
-        self.ranges: list[tuple[int, float, float, int, int]] = []
-        self.copies: list[tuple[Copy, int]] = []
-        self.calls: list[tuple[Call, int]] = []
-        self.ops: list[tuple[Op, int]] = []
-        self.launches: dict[int, dict[int, tuple[float, float, int]]] = {}  # pid → correlation → (start, end, thread)
+        self.processes: dict[int, _Process] = defaultdict(_Process)
+        self.kernels: list[tuple[Function, float, float, int, int, bool, int]] = []  # the last is the correlation
+        self.copies: list[tuple[Copy, int]] = []  # with the correlation
+        self.functions: dict[Function, Function] = {}
         self.overheads: list[tuple[float, float]] = []
         self.launched = False
         self.endless: list[str] = []
@@ -151,7 +159,10 @@ class _Reader:
             if self.origin_us is None:
                 self.origin_us = float(event["ts"])
             start = (event["ts"] - self.origin_us) * 1e-6
-            keep(event, start, start + event["dur"] * 1e-6)
+            end = start + event["dur"] * 1e-6
+            if not start <= end < math.inf:
+                raise ValueError
+            keep(event, start, end)
         except (KeyError, TypeError, ValueError):
             self.damaged += 1
 
@@ -165,10 +176,10 @@ class _Reader:
             args.get("registers per thread"),
             args.get("shared memory"),
         )
-        number = self.functions.setdefault(function, len(self.functions))
+        one = self.functions.setdefault(function, function)
         in_graph = bool(args.get("graph node id"))
         where = int(args["device"]), int(args["stream"])
-        self.kernels.append((number, start, end, *where, in_graph, int(args.get("correlation", UNKNOWN))))
+        self.kernels.append((one, start, end, *where, in_graph, int(args.get("correlation", UNKNOWN))))
 
     def _copy(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
@@ -177,28 +188,27 @@ class _Reader:
         self.copies.append((copy, args.get("correlation", UNKNOWN)))
 
     def _call(self, event: Event, start: float, end: float) -> None:
-        name, thread, pid = str(event["name"]), int(event["tid"]), int(event["pid"])
+        name, thread, process = str(event["name"]), int(event["tid"]), self.processes[int(event["pid"])]
         self.launched = self.launched or "Launch" in name
         if correlation := event.get("args", {}).get("correlation"):
             # Triton and cuBLAS launch through the driver, inside no runtime call; else the outer call comes first.
-            self.launches.setdefault(pid, {}).setdefault(int(correlation), (start, end, thread))
+            process.launches.setdefault(int(correlation), (start, end, thread))
         if stalls(name):
-            self.calls.append((Call(name, start, end, thread), pid))
+            process.calls.append(Call(name, start, end, thread))
 
     def _range(self, event: Event, start: float, end: float) -> None:
-        number = self.names.setdefault(str(event["name"]), len(self.names))
-        self.ranges.append((number, start, end, int(event["tid"]), int(event["pid"])))
+        self.processes[int(event["pid"])].ranges.append(Range(str(event["name"]), start, end, int(event["tid"])))
 
     def _op(self, event: Event, start: float, end: float) -> None:
         args = event.get("args", {})
         if "Sequence number" in args:
             numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
-            self.ops.append((Op(str(event["name"]), start, end, int(event["tid"]), *numbers), int(event["pid"])))
+            op = Op(str(event["name"]), start, end, int(event["tid"]), *numbers)
+            self.processes[int(event["pid"])].ops.append(op)
 
     def recording(self, devices: dict[int, str], wanted: int | None) -> Recording:
         self._refuse()
-        pid = self._process(wanted)
-        launches = self.launches.get(pid, {})
+        process = self.processes[self._process(wanted)]
         limitations = []
         if self.endless:
             limitations.append(
@@ -208,85 +218,85 @@ class _Reader:
         if self.damaged:
             limitations.append(f"{self.damaged} event(s) lack a time or a number that such events have: left out")
         kernels, copies = self.kernels, self.copies
-        if len(self.launches) > 1:
-            kernels = [row for row in kernels if row[-1] in launches]
-            copies = [row for row in copies if row[-1] in launches]
+        if sum(bool(one.launches) for one in self.processes.values()) > 1:
+            kernels = [row for row in kernels if row[-1] in process.launches]
+            copies = [row for row in copies if row[-1] in process.launches]
             if left_out := len(self.kernels) - len(kernels):
                 limitations.append(f"{left_out} kernels were launched by another process, or by none that is known")
-        ranges = [row for row in self.ranges if row[-1] == pid]
-        name, start, end, thread, _ = zip(*ranges, strict=True) if ranges else [()] * 5
         return Recording(
             source=str(self.path),
             profiler="kineto",
             devices=devices,
-            kernels=self._kernels(kernels, launches),
+            kernels=_kernels(kernels, process.launches),
             copies=[copy for copy, _ in copies],
-            calls=[call for call, of in self.calls if of == pid],
-            ranges=Ranges(
-                Categorical(list(self.names), np.array(name, np.int64)),
-                np.array(start, float),
-                np.array(end, float),
-                np.array(thread, np.int64),
-            ),
+            calls=process.calls,
+            ranges=_ranges(process.ranges),
             overheads=self.overheads,
-            ops=[op for op, of in self.ops if of == pid] or None,
+            ops=process.ops or None,
             limitations=tuple(limitations),
-        )
-
-    def _kernels(
-        self,
-        rows: Sequence[tuple[int, float, float, int, int, bool, int]],
-        launches: dict[int, tuple[float, float, int]],
-    ) -> Kernels:
-        if not rows:
-            return NO_KERNELS
-        rows = sorted(rows, key=itemgetter(1))
-        unknown = (math.nan, math.nan, UNKNOWN)
-        function, start, end, device, stream, in_graph, correlation = zip(*rows, strict=True)
-        launched, returned, thread = zip(*(launches.get(n, unknown) for n in correlation), strict=True)
-        return Kernels(
-            function=Categorical(list(self.functions), np.array(function)),
-            start_s=np.array(start),
-            end_s=np.array(end),
-            device=np.array(device),
-            stream=np.array(stream),
-            thread=np.array(thread),
-            launch_start_s=np.array(launched),
-            launch_end_s=np.array(returned),
-            in_graph=np.array(in_graph),
         )
 
     def _refuse(self) -> None:
         """What no table can be made of. Ranges without kernels are a recording of the host, if nothing was launched."""
-        if not self.kernels and (self.launched or not self.names):
+        ranges = any(process.ranges for process in self.processes.values())
+        if not self.kernels and (self.launched or not (ranges or self.endless)):
             raise ConfigError(
                 f"{self.path} holds no kernel: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], "
                 "on a machine with a GPU"
             )
-        if not self.ranges:
+        if not ranges:
             never = f" that ends ({self.endless[0]!r} never does)" if self.endless else ""
             raise ConfigError(
                 f"{self.path} holds no range{never}: mark step, forward, backward … with torch.profiler.record_function"
             )
 
     def _process(self, wanted: int | None) -> int:
-        """The pid whose events are read: of several that launched kernels the one that is wanted."""
-        found = Counter({pid: len(self.kernels) for pid in self.launches})
-        if not self.kernels:
-            found = Counter(row[-1] for row in self.ranges)
+        """The pid whose events are read: of several that launched kernels, or without any have ranges, the wanted."""
+        found = Counter({pid: len(self.kernels) for pid, process in self.processes.items() if process.launches})
+        if not self.kernels or not found:
+            found = Counter({pid: len(process.ranges) for pid, process in self.processes.items() if process.ranges})
         elif len(found) > 1:
-            owners = [[pid for pid, own in self.launches.items() if kernel[-1] in own] for kernel in self.kernels]
+            owners = [[pid for pid in found if kernel[-1] in self.processes[pid].launches] for kernel in self.kernels]
             if any(len(of_kernel) > 1 for of_kernel in owners):
                 raise ConfigError(
                     f"{self.path} holds the processes {', '.join(map(str, sorted(found)))}, and as they number their "
                     "launches alike, whose a kernel is cannot be told: analyse the trace of each process by itself"
                 )
             found = Counter(pid for of_kernel in owners for pid in of_kernel)
-        if wanted is None and len(found) <= 1:
-            return next(iter(found), self.ranges[0][-1])
+        if wanted is None and len(found) == 1:
+            return next(iter(found))
         if wanted is not None and wanted in found:
             return wanted
         what = "kernel" if self.kernels else "range"
         listed = ", ".join(f"{pid} ({count} {what}s)" for pid, count in sorted(found.items()))
         reason = f"{len(found)} processes" if wanted is None else f"no {what} of process {wanted}"
         raise ConfigError(f"{self.path} holds {reason}: choose one with --process: {listed}")
+
+
+def _kernels(
+    rows: Sequence[tuple[Function, float, float, int, int, bool, int]], launches: dict[int, tuple[float, float, int]]
+) -> Kernels:
+    if not rows:
+        return NO_KERNELS
+    rows = sorted(rows, key=itemgetter(1))
+    unknown = (math.nan, math.nan, UNKNOWN)
+    function, start, end, device, stream, in_graph, correlation = zip(*rows, strict=True)
+    launched, returned, thread = zip(*(launches.get(n, unknown) for n in correlation), strict=True)
+    return Kernels(
+        function=Categorical.of(function),
+        start_s=np.array(start),
+        end_s=np.array(end),
+        device=np.array(device),
+        stream=np.array(stream),
+        thread=np.array(thread),
+        launch_start_s=np.array(launched),
+        launch_end_s=np.array(returned),
+        in_graph=np.array(in_graph),
+    )
+
+
+def _ranges(rows: Sequence[Range]) -> Ranges:
+    name, start, end, thread = zip(*rows, strict=True) if rows else ((),) * 4
+    return Ranges(
+        Categorical.of(name), np.array(start, np.float64), np.array(end, np.float64), np.array(thread, np.int64)
+    )

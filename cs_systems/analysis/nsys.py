@@ -208,6 +208,9 @@ class _Reader:
         shared = " + ".join(self._column(KERNELS, name) for name in _SHARED)
         columns = self._read(KERNELS, "start", "end", *optional, *launch, shared)
         order = np.argsort(columns[0], kind="stable")
+        order = order[(columns[1] >= columns[0])[order]]
+        if damaged := len(columns[0]) - len(order):
+            self.limitations.append(f"{damaged} kernels have no end, or one before their start: they are left out")
         start, end, device, stream, correlation, graph, *function = (column[order] for column in columns)
         first, codes = distinct(*function)
         functions = [self._function(*row) for row in _rows(*(column[first] for column in function))]
@@ -218,13 +221,14 @@ class _Reader:
 
     def _launches(self, correlation: Ints) -> tuple[Ints, Floats, Floats]:
         """(thread, start in s, end in s) of the call with each kernel's correlationId."""
-        if not self._has(RUNTIME):
+        fields = ("correlationId", "globalTid", "start", "end")
+        calls = self._read(RUNTIME, *fields, where="correlationId >= 0") if self._has(RUNTIME) else []
+        if not any(map(len, calls)):
             self.limitations.append(
                 "no CUDA call was recorded, so no kernel is tied to a phase: record with --trace=cuda,nvtx"
             )
             nowhere = np.full(len(correlation), np.nan)
             return np.full(len(correlation), UNKNOWN), nowhere, nowhere
-        calls = self._read(RUNTIME, "correlationId", "globalTid", "start", "end", where="correlationId >= 0")
         # A call and the one inside it can carry one correlationId: the outer one, which begins first, counts.
         order = np.lexsort((calls[2], calls[0]))
         of, thread, start, end = (column[order] for column in calls)
@@ -254,11 +258,9 @@ class _Reader:
         if not self._has(RUNTIME):
             return []
         waits = ", ".join(str(number) for number, name in self.names.items() if stalls(name))
-        name, start, end, thread = self._read(
-            RUNTIME, "nameId", "start", "end", "globalTid", where=f"nameId IN ({waits})"
-        )
-        rows = zip(name.tolist(), (_s(start)).tolist(), (_s(end)).tolist(), thread.tolist(), strict=True)
-        return [Call(self.names[number], *row) for number, *row in rows]
+        fields = ("nameId", "start", "end", "globalTid")
+        name, start, end, thread = self._read(RUNTIME, *fields, where=f"nameId IN ({waits})")
+        return [Call(self.names[number], *row) for number, *row in _rows(name, _s(start), _s(end), thread)]
 
     def _ranges(self) -> Ranges:
         text, text_id = (self._column(NVTX, name) for name in ("text", "textId"))
@@ -266,12 +268,9 @@ class _Reader:
         start, end, thread = self._read(NVTX, "start", "end", "globalTid", where=ranges)
         wanted = f"{self._of_process(NVTX)} AND {ranges} ORDER BY rowid"
         query = f"SELECT ifnull({text}, {text_id}) FROM {NVTX} WHERE {wanted}"
-        numbers: dict[str, int] = {}
-        codes = []
-        for (said,) in self.database.execute(query):  # the text, or its number among the strings
-            name = said if isinstance(said, str) else self.names.get(said, f"range {said}")
-            codes.append(numbers.setdefault(name, len(numbers)))
-        named = Categorical(list(numbers), np.array(codes, np.int64))
+        # A name is the text itself, or its number among the strings.
+        said = (name for (name,) in self.database.execute(query))
+        named = Categorical.of(n if isinstance(n, str) else self.names.get(n, f"range {n}") for n in said)
         ended = end != UNKNOWN
         if endless := [name for name, ends in zip(named, ended.tolist(), strict=True) if not ends]:
             self.limitations.append(never_end(endless))
@@ -285,7 +284,7 @@ class _Reader:
         if not {"start", "end"} <= {*self.columns.get(table, ())} or not self._has(table):
             return []
         start, end = self._read(table, "start", "end", where="end IS NOT NULL")
-        return list(zip((_s(start)).tolist(), (_s(end)).tolist(), strict=True))
+        return list(_rows(_s(start), _s(end)))
 
 
 def _numbers(text: bytes, count: int, table: str) -> Ints:

@@ -13,7 +13,17 @@ import numpy as np
 from cs_systems.analysis.attribution import Place, attribute, main_thread
 from cs_systems.analysis.gaps import Gaps, gaps_in
 from cs_systems.analysis.names import STEPS, UNATTRIBUTED, meaning
-from cs_systems.analysis.trace import Categorical, Function, Ints, Ranges, Recording, Step, distinct, steps_of
+from cs_systems.analysis.trace import (
+    Categorical,
+    Function,
+    Ints,
+    Ranges,
+    Recording,
+    Step,
+    distinct,
+    steps_of,
+    without_collector,
+)
 from cs_systems.config import ConfigError, Phase
 
 
@@ -84,6 +94,7 @@ class Profile:
         )
 
 
+@without_collector()
 def profile(recording: Recording, steps: str | None = None) -> Profile:
     """Choose the steps by the glob of their range's name (None: `step`, `ProfilerStep#*`, or from one forward to the
     next) and attribute every kernel. Raises ConfigError where no step, or no kernel in one, is found."""

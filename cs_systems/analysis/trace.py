@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -43,6 +43,12 @@ class Categorical(Sequence[T]):
 
     def __init__(self, values: Sequence[T], codes: Ints) -> None:
         self.values, self.codes = values, codes
+
+    @classmethod
+    def of(cls, entries: Iterable[T]) -> Categorical[T]:
+        numbers: dict[T, int] = {}
+        codes = [numbers.setdefault(entry, len(numbers)) for entry in entries]
+        return cls(list(numbers), np.array(codes, np.int64))
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -296,7 +302,7 @@ class Timeline(Generic[T]):
 
 def timelines(thread: Ints, start_s: Floats, end_s: Floats, values: Sequence[T]) -> dict[int, Timeline[T]]:
     """A Timeline for each thread that has an interval."""
-    lines = {}
+    lines, values = {}, list(values)
     for number in np.unique(thread).tolist():
         own = np.flatnonzero(thread == number)
         lines[number] = Timeline(start_s[own], end_s[own], [values[i] for i in own.tolist()])

@@ -90,6 +90,8 @@ def print_profile(record: RunRecord) -> None:
         return
     print(*(overhead(record, row) for row in results.get("overhead", ())), sep="\n")
     if "coverage" not in results:  # the caveat says why
+        if "ranges" in results:
+            print(table_text(CAPTIONS["ranges"], results["ranges"][:TOP], SHOWN["ranges"], []))
         _print_artifacts(record)
         return
     said = results["notes"]

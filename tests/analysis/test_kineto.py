@@ -147,9 +147,10 @@ def test_the_kernels_of_a_graph_have_the_phase_of_its_launch(kineto_events: list
 
 def test_damaged_events_are_counted(kineto_events: list[Event], trace: Trace) -> None:
     kernel = next(e for e in kineto_events if e.get("cat") == "kernel")
-    recording = read(trace([*kineto_events, kernel | {"args": {}}, kernel | {"ts": "late"}]))
+    damaged = [kernel | change for change in ({"args": {}}, {"ts": "late"}, {"dur": -1}, {"dur": float("nan")})]
+    recording = read(trace([*kineto_events, *damaged]))
     assert len(recording.kernels) == 714
-    assert "2 event(s) lack a time or a number" in recording.limitations[0]
+    assert "4 event(s) lack a time or a number" in recording.limitations[0]
 
 
 def test_steps_without_a_range_go_from_forward_to_forward(kineto_recording: Recording) -> None:

@@ -165,8 +165,11 @@ def test_graphs_that_were_recorded_as_a_whole_are_a_limitation(change: Callable[
     assert "record with --cuda-graph-trace=node" in recording.limitations[0]
 
 
-def test_without_cuda_calls_nothing_is_attributed(change: Callable[..., Path]) -> None:
-    made = profile(read(change(f"DROP TABLE {RUNTIME}")))
+@pytest.mark.parametrize(
+    "statement", [f"DROP TABLE {RUNTIME}", f"DELETE FROM {RUNTIME}", f"UPDATE {RUNTIME} SET globalTid = (9 << 24) + 1"]
+)
+def test_without_cuda_calls_nothing_is_attributed(change: Callable[..., Path], statement: str) -> None:
+    made = profile(read(change(statement)))
     assert made.phase_coverage == 0
     assert "no CUDA call was recorded" in made.notes[0]
     assert "714 kernels have no recorded launch" in made.notes[-1]
@@ -188,6 +191,13 @@ def test_start_end_ranges_and_registered_strings_count(change: Callable[..., Pat
 def test_an_export_of_an_unknown_layout_is_told_from_a_damaged_one(change: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match=r"lacks what the exports of nsys 2022.4 and newer have .*eventType"):
         read(change("ALTER TABLE NVTX_EVENTS DROP COLUMN eventType"))
+
+
+def test_kernels_that_end_before_they_start_are_left_out_and_named(change: Callable[..., Path]) -> None:
+    recording = read(change(f"UPDATE {KERNELS} SET end = start - 5 WHERE correlationId % 10 = 0"))
+    assert (recording.kernels.end_s >= recording.kernels.start_s).all()
+    assert f"{714 - len(recording.kernels)} kernels have no end, or one before their start" in recording.limitations[0]
+    assert 0 < len(recording.kernels) < 714
 
 
 def test_a_view_is_no_table(change: Callable[..., Path]) -> None:

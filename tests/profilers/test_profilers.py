@@ -15,6 +15,7 @@ import cs_systems
 from cs_systems import plugins, profiled
 from cs_systems.analysis.compare import compare
 from cs_systems.cli import main
+from cs_systems.cli.profile import print_profile
 from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig
 from cs_systems.profilers import Profiler
 from cs_systems.record import RunRecord, read_records
@@ -73,10 +74,17 @@ def test_the_warm_up_is_not_in_the_recording(folder: Path, records: list[RunReco
     assert names.count("softmax") == 2 * TINY.model.num_layers * TINY.steps
 
 
-def test_a_recording_without_kernels_is_kept_and_has_no_tables(records: list[RunRecord]) -> None:
+def test_a_recording_without_kernels_is_kept_and_has_the_host_s_times(
+    records: list[RunRecord], capsys: pytest.CaptureFixture[str]
+) -> None:
     caveat = next(w for w in records[1].warnings if w.code == "no-tables")
     assert "holds no kernel" in caveat.message
     assert "kernels" not in records[1].results
+    assert {("forward", "block 0"), ("backward", "block 0"), ("optimizer", "optimizer")} <= {
+        (row["phase"], row["range"]) for row in records[1].results["ranges"]
+    }
+    print_profile(records[1])
+    assert "ranges by the host's time, per step" in capsys.readouterr().out
 
 
 def test_profiled_times_are_compared_with_nothing(records: list[RunRecord]) -> None:
