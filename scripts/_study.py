@@ -19,6 +19,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from _kernels import CLEAN, add_kernel_times, clean, possible
+
 from cs_systems.cli._sweep import print_cells, print_progress
 from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, describe
 from cs_systems.cost import FULL_MATRIX, attention_cost, step_cost
@@ -29,7 +31,7 @@ from cs_systems.runner import preflight, sweep
 
 SCRIPTS = Path(__file__).parent
 # The most telling first: what a budget leaves out is at the end.
-ORDER = ("c2", "c18", "l7", "a3", "l1", "l2", "l3", "l4", "l5", "l6", "c1", "c11")
+ORDER = ("c2", "c18", "c3", "c4", "c5", "l7", "a3", "l1", "l2", "l3", "l4", "l5", "l6", "c1", "c11")
 SCALES = ("auto", "full", "small")
 EXIT_MALFORMED, EXIT_NOTHING, EXIT_INTERRUPTED = 2, 3, 130
 CELL_TIMEOUT_S = 300.0  # compiling the largest model takes most of it
@@ -44,7 +46,8 @@ _MOST_STEPS = ((0.05, 5, 30), (0.2, 3, 10), (0.6, 2, 5), (inf, 1, 3))
 @dataclass(frozen=True)
 class Cell:
     """One record under the names of the tables' columns: `cell["size"]`, `cell["median_s"]` of the step,
-    `cell["backward.median_s"]` of a phase, and what is said of what `ran`; None where unknown."""
+    `cell["backward.median_s"]` of a phase, and what is said of what `ran`; `cell["backward.kernel_s"]` where the same
+    was profiled (see `_kernels`); None where unknown."""
 
     record: RunRecord
     columns: Row = field(repr=False)
@@ -60,13 +63,18 @@ class Cell:
     def measured(self) -> bool:
         return self.record.status == "ok"
 
+    @property
+    def profiled(self) -> bool:
+        """Whether its times are a profiler's too, and no timings."""
+        return bool(self.record.config.get("profiler", CLEAN) != CLEAN)
+
 
 @dataclass(frozen=True)
 class Study:
     """file, doc: the script's own. full: the cells for one H200. small: those for two CPU cores, under 20 s.
 
     tables: (cells, format) → the tables as texts. explain: what the cells say, in sentences, all from the records.
-    figure: a kind of report.plot, of the cells that are `drawn`.
+    figure: a kind of report.plot, of the cells that are `drawn`; of all where none is.
     fresh_process: each cell in a worker of its own.
     """
 
@@ -123,6 +131,7 @@ def cells(records: Sequence[RunRecord]) -> list[Cell]:
             cell.columns.setdefault(name, value)
         failed = _only_row(cell.record, "memory").get("failed_allocation_bytes")
         cell.columns["failed_allocation_bytes"] = failed
+    add_kernel_times(found)
     return found
 
 
@@ -131,7 +140,8 @@ def _only_row(record: RunRecord, table: str) -> Row:
 
 
 def index(found: Sequence[Cell], *names: str) -> dict[Any, Cell]:
-    """The measured cells under the values of these columns: `index(cells, "size", "seq_len")["small", 128]`."""
+    """The measured clean cells under the values of these columns: `index(cells, "size", "seq_len")["small", 128]`."""
+    found = clean(found)
     keys = [tuple(cell[name] for name in names) for cell in found]
     return {k[0] if len(k) == 1 else k: cell for k, cell in zip(keys, found, strict=True) if cell.measured}
 
@@ -174,7 +184,9 @@ def decide(asked: str) -> str:
 
 def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadline: float = inf) -> None:
     """Measure what the folder lacks, until the deadline (of time.monotonic)."""
-    configs = study.configs(scale)
+    configs, left_out = possible(study.configs(scale))
+    for why in left_out:
+        print(why, file=sys.stderr)
     groups = [[c] for c in configs] if study.fresh_process else [configs]
     for number, group in enumerate(groups):
         for _ in sweep(
@@ -200,7 +212,7 @@ def publish(study: Study, out: Path, format: str = "markdown") -> int:
     tables = [table.strip() for table in study.tables(found, "markdown")]
     text = "\n\n".join([f"# {study.title}", *tables, "## What it says", said, f"    {study.command}"])
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
-    drawn = [cell.record for cell in found if study.drawn(cell)]
+    drawn = [cell.record for cell in found if study.drawn(cell)] or records
     if fitting := plot.kinds(drawn):  # a study that was cut short may not fill its own figure yet
         plot.save(drawn, out / "figure.svg", study.figure if study.figure in fitting else None)
     print("\n".join(study.tables(found, format)))
@@ -234,7 +246,7 @@ def run(study: Study, argv: Sequence[str] | None = None) -> int:
             return publish(study, args.out or study.folder("full"), args.format)
         scale = decide(args.scale)
         if args.dry_run:
-            return print_cells(study.configs(scale))
+            return print_cells(possible(study.configs(scale))[0])
         out = args.out or study.folder(scale)
         measure(study, scale, out, fresh=args.fresh)
         return publish(study, out, args.format)

@@ -3,18 +3,20 @@
 Question: what does a training step cost, and is it the GPU that we time, or the host that feeds it?
 Method: sizes × contexts × {fp32, bf16}, naive attention, batch 4; each phase by the device's events and, beside
     them, the host's time to submit it. Where the device stood idle at a phase's end (its lag behind the host is
-    below a tenth of the phase), the phase is launch-bound: its time is the host's.
-Output: times by phase with their caveats; submission against events; an explanation.
+    below a tenth of the phase), the phase is launch-bound: its time is the host's. Contexts 128 and 512 of small to
+    xl a second time under torch.profiler, for the time of the kernels alone.
+Output: times by phase with their caveats; submission against events; kernel time against the clock; an explanation.
 The report timed forward and backward by the wall clock, found them equal for small, and could not say why; one of
     its cells drifted from 0.10 to 0.06 s. Here each row says whether it was launch-bound, every sample is kept,
-    drift is tested for. Its `large` has 32 layers: it stands beside the preset's 36. Times of the kernels alone
-    need a profile: null until then.
+    drift is tested for. Its `large` has 32 layers: it stands beside the preset's 36. Beside the ratio by the clock
+    stands the one by kernel time, which no host can change, and how much of the step the kernels fill.
 
     python scripts/c2_size_by_context.py
 """
 
 from __future__ import annotations
 
+from _kernels import STEPS, clean, profiled, unknown
 from _study import Cell, Study, bounded, index, row_table, run
 
 from cs_systems import stats
@@ -26,6 +28,8 @@ from cs_systems.validity import LAUNCH_BOUND_LAG
 
 SIZES = ("small", "medium", "large", "xl", "2.7B")
 CONTEXTS = (128, 256, 512, 1024)
+PROFILED_SIZES, PROFILED_CONTEXTS = ("small", "medium", "large", "xl"), (128, 512)
+PRECISIONS = (Precision.FP32, Precision.BF16)
 PHASES = ("forward", "backward", "optimizer")
 THE_REPORTS_LARGE = preset("large", num_layers=32)
 NEAR_TWO = (1.8, 2.2)  # what forward's and backward's FLOPs lead to expect, within a tenth
@@ -35,14 +39,16 @@ NO_LAG = "host and device are one here, so that nothing can be launch-bound: tha
 def full() -> list[RunConfig]:
     models = [preset(name) for name in SIZES]
     models.insert(SIZES.index("large"), THE_REPORTS_LARGE)
-    precisions = [Precision.FP32, Precision.BF16]
-    return bounded(grid(model=models, context_length=CONTEXTS, precision=precisions, warmup=[3], steps=[10]))
+    twice = grid(size=PROFILED_SIZES, context_length=PROFILED_CONTEXTS, precision=PRECISIONS)
+    return [
+        *bounded(grid(model=models, context_length=CONTEXTS, precision=PRECISIONS, warmup=[3], steps=[10])),
+        *profiled(twice, "kineto"),
+    ]
 
 
 def small() -> list[RunConfig]:
     tiny = preset("tiny", vocab_size=1000)
-    precisions = [Precision.FP32, Precision.BF16]
-    return grid(model=[tiny], context_length=(32, 64), precision=precisions, warmup=[2], steps=[10])
+    return grid(model=[tiny], context_length=(32, 64), precision=PRECISIONS, warmup=[2], steps=[10])
 
 
 def is_launch_bound(cell: Cell, phase: str) -> bool | None:
@@ -72,21 +78,59 @@ def host_and_device(cells: list[Cell], *names: str) -> list[Row]:
                 for what, column in (("submit", "submit_median_s"), ("event", "median_s"), ("lag", "lag_median_s"))
             },
             "launch-bound": None if (share := launch_bound_share(cell)) is None else f"{share:.0%}",
-            "kernels_s": None,  # of the kernels alone: needs a profile
         }
         for cell in cells
         if cell.measured
     ]
 
 
+def kernels_and_clock(cells: list[Cell], *names: str) -> list[Row]:
+    """Of each cell that was profiled too: its phases by events and by their kernels, and how busy the GPU was."""
+    return [
+        {
+            **{name: cell[name] for name in names},
+            **{
+                f"{phase}_{what}_s": cell[f"{phase}.{column}"]
+                for phase in PHASES
+                if any(c[f"{phase}.kernel_s"] for c in cells)
+                for what, column in (("event", "median_s"), ("kernels", "kernel_s"))
+            },
+            "ratio by events": ratio(cell),
+            "ratio by kernels": cell["kernel_ratio"],
+            "kernels": cell["kernels"],
+            "kernels_s": cell["kernel_s"],
+            "step_s": cell["median_s"],
+            "GPU busy": f"{cell['busy_share']:.0%}",
+        }
+        for cell in cells
+        if cell["kernel_ratio"]
+    ]
+
+
 def tables(cells: list[Cell], format: str) -> list[str]:
-    rows = host_and_device(cells, "size", "context_length", "precision")
-    caption = "the host's submission against the device's events; lag: how far the device was behind at the phase's end"
-    return [render([cell.record for cell in cells], format), *row_table(rows, caption, format)]
+    lag = "the host's submission against the device's events; lag: how far the device was behind at the phase's end"
+    kernels = (
+        f"kernel time ({STEPS} steps under torch.profiler) against the clock (steps without it), where both were "
+        "measured; ratio: backward over forward; GPU busy: kernels over the step by the clock"
+    )
+    cells, names = clean(cells), ("size", "context_length", "precision")
+    return [
+        render([cell.record for cell in cells], format),
+        *row_table(host_and_device(cells, *names), lag, format),
+        *row_table(kernels_and_clock(cells, *names), kernels, format),
+    ]
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    return [*_launch_bound(cells), *_along_context(cells), *_layers(cells), *_drift(cells)]
+    timed = clean(cells)
+    return [
+        *_launch_bound(timed),
+        *kernels_say(timed, "seq_len"),
+        *_along_context(timed),
+        *_layers(timed),
+        *_drift(timed),
+        *unknown(cells),
+    ]
 
 
 def ratio(cell: Cell) -> float:
@@ -109,6 +153,33 @@ def why_the_ratio(cell: Cell) -> str:
     lag = cell["forward.lag_median_s"]
     ended = f"the device ended {human(lag, 's')} later" if lag > 0 else "the device had ended by then"
     return f"{said}, for forward alone is launch-bound: the host took {forward} to submit it, {ended}"
+
+
+def kernels_say(cells: list[Cell], at: str) -> list[str]:
+    """The ratio by the clock beside the one by the kernels, for each size and precision along `at`, and over all."""
+    known = [cell for cell in cells if cell["kernel_ratio"]]
+    said = []
+    for size, precision in dict.fromkeys((cell["size"], cell["precision"]) for cell in known):
+        same = [cell for cell in known if (cell["size"], cell["precision"]) == (size, precision)]
+        said.append(f"{size} {precision}: {'; '.join(_kernels_beside(cell, at) for cell in same)}")
+    if len(known) > 1:
+        clock, kernels = sorted(map(ratio, known)), sorted(cell["kernel_ratio"] for cell in known)
+        said.append(
+            f"in the {len(known)} profiled cells backward takes {kernels[0]:.2f} to {kernels[-1]:.2f} times as long as "
+            f"forward by the kernels, {clock[0]:.2f} to {clock[-1]:.2f} times by the clock"
+        )
+    return said
+
+
+def _kernels_beside(cell: Cell, at: str) -> str:
+    whose = ""
+    if is_launch_bound(cell, "forward") and is_launch_bound(cell, "backward"):
+        whose = ", which is the host's ratio"
+    return (
+        f"at {at.removesuffix('_size').replace('seq_len', 'context')} {cell[at]} backward : forward is "
+        f"{ratio(cell):.2f} by the clock{whose}, and {cell['kernel_ratio']:.2f} by the kernels, which fill "
+        f"{cell['busy_share']:.0%} of the step"
+    )
 
 
 def _launch_bound(cells: list[Cell]) -> list[str]:
@@ -184,7 +255,7 @@ STUDY = Study(
     tables,
     explain,
     figure="phases",
-    drawn=lambda cell: cell["precision"] == Precision.BF16,
+    drawn=lambda cell: cell["precision"] == Precision.BF16 and not cell.profiled,
 )
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ def _belongs(record: RunRecord) -> bool:
         and config.model.label in PRESETS  # as it is, with nothing overridden
         and config.attention == "naive"
         and config.mode == Mode.TRAIN_STEP
+        and config.profiler == "none"
         and record.repeat == 0
     )
 

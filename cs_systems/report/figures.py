@@ -32,6 +32,7 @@ SIZES = (*LENGTHS, "context_length", "heads_kv", "seq_k", "executed_d_head")
 # Numbers that say nothing without their name.
 SPOKEN = frozenset({*SIZES, "seed", "repeat"})
 MOST_BARS = 32
+WRITTEN = 6  # percent: a part of a bar that has room for its number
 MOST_CURVES = len(COLORS)
 WIDTH = 8  # inches, as wide as a README shows
 LEGEND_WIDTH = 120  # characters
@@ -41,11 +42,12 @@ LOW_CLOCK = 0.95  # of the highest seen
 
 @dataclass(frozen=True)
 class Kind:
-    """`fits`: whether the frame holds what `draw` shows."""
+    """`fits`: whether the frame holds what `draw` shows. `table`: the one of the results that it shows, if any."""
 
     title: str
     fits: Callable[[pd.DataFrame], bool]
     draw: Callable[[Sequence[RunRecord], pd.DataFrame], Figure]
+    table: str | None = None
 
 
 def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
@@ -81,6 +83,32 @@ def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     axes.set_xlabel(f"{unit.label} (bars: medians of the phases; line: p10 to p90 of the step{more})")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.grid(axis="x")
+    return _with_legend(drawn, axes)
+
+
+def families(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
+    """One stacked bar a profiled cell: the shares of its kernel time by kernel family, their sum beside it."""
+    told = [r.results.get("families", []) for r in records]
+    cells = in_order(data.drop_duplicates("record"))
+    cells = cells[[bool(told[number]) for number in cells["record"]]].head(MOST_BARS)
+    times = [{row["family"]: row["time_s"] for row in told[number]} for number in cells["record"]]
+    drawn, axes = _axes(1.3 + 0.3 * len(cells))
+    left = [0.0] * len(times)
+    shown = dict.fromkeys(name for one in times for name in one)  # each cell's longest first
+    for name, color in zip(shown, cycle((*COLORS, GREY, INK))):
+        widths = [100 * one.get(name, 0.0) / sum(one.values()) for one in times]
+        axes.barh(range(len(times)), widths, left=left, color=color, label=name, height=0.72)
+        for y, (start, width) in enumerate(zip(left, widths, strict=True)):
+            if width >= WRITTEN:
+                axes.text(start + width / 2, y, f"{width:.0f}%", ha="center", va="center", fontsize=8, color="white")
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for y, one in enumerate(times):
+        axes.text(101, y, units.human(sum(one.values()), "s"), va="center", fontsize=9)
+    axes.set_yticks(range(len(times)), _labels(cells, varying(data)[0]))
+    axes.set_ylim(len(times) - 0.4, -0.6)
+    axes.set_xlim(0, 112)
+    axes.set_xlabel("% of the kernel time of a step, and that time")
+    axes.set_xticks(range(0, 101, 20))
     return _with_legend(drawn, axes)
 
 
@@ -199,6 +227,7 @@ def _has_ceiling(data: pd.DataFrame) -> bool:
 
 
 KINDS = {
+    "families": Kind("kernel time by family", lambda data: True, families, table="families"),
     "phases": Kind("where a step's time goes", _has_parts, phases),
     "rate": Kind("model FLOP/s under the ceiling", _has_ceiling, rate),
     "time": Kind("step time", lambda data: _runs_along(data, "median_s"), time),

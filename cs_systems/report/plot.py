@@ -50,7 +50,11 @@ def kinds(records: Sequence[RunRecord]) -> list[str]:
     """The figures that these records (of the workload that comes first) can fill, the most telling first."""
     chosen = _of_one_workload(records)
     data = frame(chosen)
-    return [name for name, kind in KINDS.items() if chosen and kind.fits(data)]
+    return [name for name, kind in KINDS.items() if chosen and _holds(chosen, kind.table) and kind.fits(data)]
+
+
+def _holds(records: Sequence[RunRecord], table: str | None) -> bool:
+    return table is None or any(record.results.get(table) for record in records)
 
 
 def left_out(records: Sequence[RunRecord]) -> list[str]:

@@ -51,6 +51,21 @@ def test_a_figure_of_clean_records_has_no_profiled_one(build: Build) -> None:
     assert len(axes.get_yticklabels()) == 2
 
 
+def test_a_profile_is_drawn_as_shares_of_its_kernel_time(build: Build) -> None:
+    times = ({"matmul": 3e-3, "copy": 1e-3}, {"matmul": 1e-3, "copy": 0.96e-3, "optimizer": 0.04e-3})
+    records = [build(RunConfig(profiler="kineto", batch_size=n), 0.01, 1e12, 10**9) for n in (1, 2, 4)]
+    told = [
+        replace(r, results=r.results | {"families": [{"family": name, "time_s": t} for name, t in one.items()]})
+        for r, one in zip(records, times, strict=False)
+    ]
+    assert plot.kinds(records)[0] == "phases", "without the table there is nothing to draw"
+    assert plot.kinds(told)[0] == "families"
+    (axes,) = plot.figure([*told, records[2]], "families").axes
+    assert [text.get_text() for text in axes.texts] == ["75%", "50%", "25%", "48%", "4.00 ms", "2.00 ms"]
+    assert axes.get_legend_handles_labels()[1] == ["matmul", "copy", "optimizer"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["batch 1", "batch 2"]
+
+
 def test_curves_of_sizes_run_along_the_sizes(build: Build) -> None:
     """Not along d_head, which only follows from the size, nor along a context that each preset has of its own."""
     for lengths in ((64, 64, 64), (64, 512, 512)):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cs_systems.config import Precision
+from cs_systems.record import RunRecord, read_records
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -38,4 +42,29 @@ def builders() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.CEILINGS[Precision.FP16] = module.CEILINGS[Precision.BF16]
+    module.recorded = recorded
     return module
+
+
+@cache
+def _profiles() -> dict[str, RunRecord]:
+    """Profiler → a real profile of small, naive, fp32 on one H200."""
+    records, _ = read_records(ROOT / "profiles" / "profile_coverage" / "eager_small.records.jsonl")
+    naive = [record for record in records if record.config["attention"] == "naive"]
+    return {record.config["profiler"]: record for record in naive}
+
+
+def recorded(record: RunRecord) -> RunRecord:
+    """The record with a real profile's tables, of those phases that its mode has."""
+    real = _profiles()[record.config["profiler"]].results
+    assert record.measurement is not None
+    tables = {name: real[name] for name in ("steps", "ratio", "phases", "families", "kernels", "attention", "gaps")}
+    for name in ("phases", "attention"):
+        tables[name] = [row for row in real[name] if row["phase"] in record.measurement.phase_names()]
+    times: dict[str, float] = defaultdict(float)
+    for row in tables["phases"]:
+        if row["family"] != "all":
+            times[row["family"]] += row["time_s"]
+    tables["families"] = [{"family": name, "time_s": time} for name, time in times.items()]
+    tables["kernels"] = [row for row in real["kernels"] if row["family"] in times]
+    return replace(record, results=record.results | tables)
