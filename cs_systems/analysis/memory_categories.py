@@ -116,8 +116,8 @@ class _Lives:
         self._places = places
         self._next_forward = _next(places, Phase.FORWARD)
         self._next_backward = _next(places, Phase.BACKWARD)
-        self._backward_ends = _next_other(places, Phase.BACKWARD)
-        self._optimizer_ends = _next_other(places, Phase.OPTIMIZER)
+        # For each event the next one of another known phase.
+        self._ends = {phase: _next_other(places, phase) for phase in (SETUP, Phase.BACKWARD, Phase.OPTIMIZER)}
 
     def outlives_a_step(self, a: Allocation) -> bool:
         """Whether a forward begins after a backward that follows it."""
@@ -127,19 +127,15 @@ class _Lives:
     def category(self, a: Allocation, freed_in: str | None) -> str:
         """`freed_in`: the phase in which the free is requested, None where it is alive at the end or in none."""
         phase, alive = self._places[a.start].phase, a.end == len(self._places)
-        if phase == SETUP:
-            return TEMPORARIES if freed_in == SETUP else PARAMETERS
-        if phase == Phase.BACKWARD:
-            over = self._backward_ends[a.start]
+        over = self._ends[phase][a.start] if phase in self._ends else None
+        if over is not None and phase != Phase.BACKWARD:
+            if not alive and a.end < over:
+                return TEMPORARIES
+            return PARAMETERS if phase == SETUP else OPTIMIZER_STATE
+        if over is not None:
             if alive and over == len(self._places):
                 return UNKNOWN  # the recording ends within backward: a gradient and a temporary look alike
             return TEMPORARIES if freed_in == Phase.BACKWARD and a.end < over else GRADIENTS
-        if phase == Phase.OPTIMIZER:
-            return (
-                TEMPORARIES
-                if freed_in == Phase.OPTIMIZER and a.end < self._optimizer_ends[a.start]
-                else OPTIMIZER_STATE
-            )
         kept = a.end >= self._next_backward[a.start]
         if phase in (Phase.FORWARD, Phase.LOSS):
             return ACTIVATIONS if kept or alive else TEMPORARIES

@@ -127,6 +127,18 @@ def test_phase_and_life_time_say_what_it_is(tmp_path: Path) -> None:
     }
 
 
+def test_gradients_without_an_optimizer_are_none_the_less(tmp_path: Path) -> None:
+    """They are let go of by the loop itself, before the next forward."""
+    allocator = CachingAllocator(recording=True)
+    for _ in range(2):
+        kept = allocator.alloc(512, FORWARD)
+        gradient = allocator.alloc(1024, BACKWARD)
+        allocator.free(kept, BACKWARD)
+        allocator.free(gradient, MAIN)
+    found = found_in(allocator.snapshot(), tmp_path)
+    assert [a.category for a in found.allocations] == ["activations", "gradients"] * 2
+
+
 def test_what_nothing_tells_is_unknown_and_counted(tmp_path: Path) -> None:
     allocator = CachingAllocator(recording=True)
     allocator.alloc(700, MAIN)
