@@ -239,16 +239,15 @@ class _Reader:
     def _refuse(self) -> None:
         """What no table can be made of. Ranges without kernels are a recording of the host, if nothing was launched."""
         ranges = any(process.ranges for process in self.processes.values())
-        if not self.kernels and (self.launched or not (ranges or self.endless)):
-            raise ConfigError(
-                f"{self.path} holds no kernel: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], "
-                "on a machine with a GPU"
-            )
+        record = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
+        mark = "mark step, forward, backward … with torch.profiler.record_function"
+        if not self.kernels and not ranges and not self.endless:
+            raise ConfigError(f"{self.path} holds no kernel and no range: {record}, and {mark}")
+        if not self.kernels and self.launched:
+            raise ConfigError(f"{self.path} holds no kernel, although some were launched: {record}")
         if not ranges:
             never = f" that ends ({self.endless[0]!r} never does)" if self.endless else ""
-            raise ConfigError(
-                f"{self.path} holds no range{never}: mark step, forward, backward … with torch.profiler.record_function"
-            )
+            raise ConfigError(f"{self.path} holds no range{never}: {mark}")
 
     def _process(self, wanted: int | None) -> int:
         """The pid whose events are read: of several that launched kernels, or without any have ranges, the wanted."""

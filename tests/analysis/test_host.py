@@ -89,7 +89,7 @@ def test_a_trace_of_a_cpu_is_read(kineto_events: list[dict[str, Any]], trace: Ca
 def test_launches_without_kernels_are_no_recording_of_a_cpu(
     kineto_events: list[dict[str, Any]], trace: Callable[..., Path]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"holds no kernel: record with activities=.*ProfilerActivity.CUDA"):
+    with pytest.raises(ConfigError, match=r"holds no kernel, although some were launched: record with activities="):
         read(trace([e for e in kineto_events if e.get("cat") != "kernel"]))
 
 

@@ -66,7 +66,10 @@ def test_a_truncated_trace_is_refused(kineto_path: Path, tmp_path: Path, share: 
     ("text", "message"),
     [
         ("{}", "holds no traceEvents: export it with torch.profiler's export_chrome_trace"),
-        ('{"traceEvents": []}', "holds no kernel: record with activities=.*ProfilerActivity.CUDA"),
+        (
+            '{"traceEvents": []}',
+            "holds no kernel and no range: record with activities=.*ProfilerActivity.CUDA.*, and mark",
+        ),
         ('{"traceEvents": [{"ph": "X", ]}', "is truncated or damaged: it breaks at event 0"),
         ('{"a" 1, "traceEvents": []}', "does not begin as a Chrome trace"),
         ('{"\xff', "is not text"),
