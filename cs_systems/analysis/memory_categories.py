@@ -20,8 +20,8 @@ from cs_systems.analysis.memory_phases import (
     layers_by_loop,
     phase_of_stack,
     places,
-    short_file,
 )
+from cs_systems.analysis.sites import short_file, sites
 from cs_systems.analysis.snapshot import Frame, Tensor
 from cs_systems.config import Phase
 
@@ -65,11 +65,13 @@ class Attributed(NamedTuple):
 
 @dataclass(frozen=True)
 class Attribution:
-    """Every allocation of a replay with its category; `notes` say what was inferred, and from what."""
+    """Every allocation of a replay with its category; `notes` say what was inferred, and from what. `places` are those
+    of the events, `sites` those of the stacks."""
 
     replay: Replay
     allocations: tuple[Attributed, ...]
     places: tuple[Place, ...]
+    sites: tuple[str | None, ...]
     notes: tuple[str, ...]
 
     def alive_at(self, event: int) -> list[Attributed]:
@@ -89,7 +91,7 @@ def attribute(replay: Replay) -> Attribution:
     if not any(a.tensor and a.tensor.kind == "parameter" for a in made):
         made, said = _before_by_size(made)
         notes += said
-    return Attribution(replay, tuple(made), tuple(found), tuple(notes))
+    return Attribution(replay, tuple(made), tuple(found), tuple(sites(replay.snapshot.stacks)), tuple(notes))
 
 
 def _by_phase(

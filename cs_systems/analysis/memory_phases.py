@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from cs_systems.analysis.allocations import ALLOC, BEFORE, FREE_COMPLETED, FREE_REQUESTED, Allocation
 from cs_systems.analysis.names import meaning
+from cs_systems.analysis.sites import short_file
 from cs_systems.analysis.snapshot import Annotation, Frame, Snapshot, Stack
 from cs_systems.config import Phase
 
@@ -177,7 +178,3 @@ def _passes(
         state += [[stack, stack, 0] for _ in chain[common:]]
         opened, before = chain, number
         yield event, [(part, entry[2]) for part, entry in zip(chain, state, strict=True)]
-
-
-def short_file(file: str) -> str:
-    return file.rpartition("/")[2]

@@ -9,8 +9,6 @@ from itertools import accumulate, groupby
 
 from cs_systems.analysis.allocations import BEFORE
 from cs_systems.analysis.memory_categories import ACTIVATIONS, CATEGORIES, UNKNOWN, Attributed, Attribution
-from cs_systems.analysis.memory_phases import short_file
-from cs_systems.analysis.snapshot import Stack, python_frames
 from cs_systems.analysis.tensor_names import TensorNames
 from cs_systems.record import Row
 
@@ -70,6 +68,7 @@ def _like_with_like(found: Attribution, names: TensorNames, chosen: Iterable[Att
             "category": category,
             "name": name,
             "where": place,
+            "described": "; ".join(filter(None, (name, place))) or None,
             "layers": _span([a.layer for a in group]),
         }
         for (size, category, name, place), group in groups.items()
@@ -89,26 +88,8 @@ def _span(layers: Iterable[str | None]) -> str | None:
 
 
 def where(found: Attribution, a: Attributed) -> str | None:
-    """`train.py:12 forward > softmax`: the innermost frame outside torch, and the one of torch that it called.
-
-    Of an allocation without a stack: the phase that made it, or None.
-    """
-    return site(found.replay.snapshot.stacks[a.allocation.stack]) or a.phase
-
-
-def site(stack: Stack) -> str | None:
-    """The same of a stack, None of an empty one. Frames of C++ count only where there are no others."""
-    frames = python_frames(stack)
-    if not frames:
-        return None
-    own = next((f for f in frames if not _of_torch(f.file)), frames[0])
-    inner = frames[0]
-    called = short_file(inner.file).removesuffix(".py") if inner.function == "forward" else inner.function
-    return f"{short_file(own.file)}:{own.line} {own.function}" + ("" if own is inner else f" > {called}")
-
-
-def _of_torch(file: str) -> bool:
-    return file.startswith("torch/") or "/torch/" in file
+    """Its line of code; of an allocation without a stack the phase that made it, or None."""
+    return found.sites[a.allocation.stack] or a.phase
 
 
 def timeline(found: Attribution, names: TensorNames) -> list[Row]:

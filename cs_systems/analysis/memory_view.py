@@ -13,8 +13,8 @@ from typing import Any
 
 from cs_systems.analysis.allocations import BEFORE
 from cs_systems.analysis.memory_categories import CATEGORIES, Attributed, Attribution
-from cs_systems.analysis.memory_phases import short_file
-from cs_systems.analysis.snapshot import Events, Stack, python_frames
+from cs_systems.analysis.sites import python_frames, short_file
+from cs_systems.analysis.snapshot import Events, Stack
 from cs_systems.analysis.tensor_names import TensorNames
 
 MOST_ALLOCATIONS = 300_000

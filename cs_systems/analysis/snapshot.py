@@ -50,11 +50,6 @@ class Frame(NamedTuple):
 Stack = tuple[Frame, ...]
 
 
-def python_frames(stack: Stack) -> Stack:
-    """Those of Python; of a stack without any, those of C++."""
-    return tuple(f for f in stack if f.file.endswith(".py") or f.file.startswith("<")) or stack
-
-
 class Block(NamedTuple):
     """A piece of a segment. `bytes` is what the allocator gave, `requested_bytes` what was asked for."""
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from cs_systems.analysis.allocations import BEFORE
 from cs_systems.analysis.memory_categories import UNKNOWN, Attribution
-from cs_systems.analysis.memory_tables import site
 from cs_systems.analysis.tensor_names import TensorNames
 from cs_systems.record import Row
 from cs_systems.report.units import human
@@ -57,7 +56,7 @@ def _out_of_memory(found: Attribution) -> list[str]:
         f"out of memory at event {oom.event:,}: {human(oom.requested_bytes, 'bytes')} asked for, "
         + (f"{human(oom.device_free_bytes, 'bytes')} free on the device, " if oom.device_free_bytes is not None else "")
         + f"{human(oom.allocated_bytes, 'bytes')} allocated"
-        + (f", at {place}" if (place := site(found.replay.snapshot.stacks[oom.stack])) else "")
+        + (f", at {place}" if (place := found.sites[oom.stack]) else "")
         for oom in found.replay.out_of_memory
     ]
 

@@ -10,7 +10,7 @@ SHOWN = {
     "layers": {"layer": "layer", "allocations": "count", "bytes": "memory", "share": "of activations"},
     "top": {
         "bytes": "each", "allocations": "count", "total_bytes": "together", "category": "what", "layers": "layers",
-        "name": "tensor", "where": "where",
+        "described": "tensor; where",
     },
     "timeline": {
         "phase": "phase", "start_s": "from", "duration_s": "for", "events": "events", "before_bytes": "before",
@@ -27,7 +27,7 @@ SHOWN = {
     },
     "alive": {
         "bytes": "each", "allocations": "count", "total_bytes": "together", "category": "what", "layers": "layers",
-        "name": "tensor", "where": "where",
+        "described": "tensor; where",
     },
 }  # fmt: skip
 CAPTIONS = {

@@ -14,7 +14,8 @@ import pytest
 from cs_systems.analysis.allocations import replay
 from cs_systems.analysis.memory_categories import WORKSPACE_BYTES, Attribution, attribute
 from cs_systems.analysis.memory_phases import phase_of_stack
-from cs_systems.analysis.memory_tables import TABLES, at_peak, composition, differences, layers, site, where
+from cs_systems.analysis.memory_tables import TABLES, at_peak, composition, differences, layers, where
+from cs_systems.analysis.sites import sites
 from cs_systems.analysis.snapshot import Frame, read
 from cs_systems.analysis.tensor_names import TensorNames, parameter_shapes, tensor_names
 from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig, preset
@@ -249,7 +250,15 @@ def test_stacks_say_the_phase(frames: list[tuple[str, str]], phase: str | None) 
     ],
 )
 def test_where_is_the_innermost_own_line(frames: list[tuple[str, str]], said: str | None) -> None:
-    assert site(tuple(Frame(file, n, function) for n, (function, file) in enumerate(frames, 1))) == said
+    assert sites([tuple(Frame(file, n, function) for n, (function, file) in enumerate(frames, 1))]) == [said]
+
+
+def test_a_line_with_several_callers_is_told_with_the_caller() -> None:
+    linear, torch = Frame("m.py", 31, "forward"), Frame("torch/nn/functional.py", 9, "linear")
+    callers = [Frame("m.py", 114, "forward"), Frame("src/other.py", 5, "forward")]
+    stacks = [(torch, linear, caller, Frame("train.py", 1, "main")) for caller in callers]
+    assert sites(stacks) == ["m.py:114 > 31 forward > linear", "other.py:5 > m.py:31 forward > linear"]
+    assert sites(stacks[:1]) == ["m.py:31 forward > linear"]
 
 
 def large_model(tmp_path: Path, element: int = 4) -> Attribution:

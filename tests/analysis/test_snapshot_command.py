@@ -8,13 +8,16 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cs_systems.analysis.memory_tables import TABLES
+from cs_systems.analysis.tensor_names import parameter_shapes
 from cs_systems.cli import main
+from cs_systems.config import PRESETS
 from cs_systems.report.snapshot_tables import CAPTIONS, DIFFERENT, SHOWN
 
 from .caching_allocator import CachingAllocator
@@ -62,6 +65,21 @@ def test_documents_hold_the_heading(
     out = capsys.readouterr().out
     assert sign in out
     assert "213,795,840" in out
+
+
+def test_names_fit_80_columns_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "large.pickle"
+    allocator = CachingAllocator(recording=True)
+    caller = {"filename": "src/model.py", "line": 109, "name": "__init__"}
+    for shape in parameter_shapes(PRESETS["large"]).values():
+        allocator.alloc(4 * prod(shape), (caller | {"line": 26}, caller))
+    path.write_bytes(pickle.dumps(allocator.snapshot()))
+    assert snapshot(path, "--table", "top") == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines()[1:])) <= 80
+    assert snapshot(path, "--table", "top", "--format", "markdown") == 0
+    said = capsys.readouterr().out.replace("\\", "")
+    assert "token_embeddings or lm_head, 10,000 × 1280 × 4; model.py:26 __init__" in said
 
 
 def test_the_long_tables_can_be_longer(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
