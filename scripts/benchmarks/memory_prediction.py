@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,11 +27,16 @@ from cs_systems.cli._sweep import print_progress
 from cs_systems.config import Mode, Precision, RunConfig, describe, preset
 from cs_systems.record import Row, RunRecord, read_records
 from cs_systems.report.rows import render_rows
-from cs_systems.runner import sweep
+from cs_systems.runner import preflight, sweep
 
 # Held out first, the largest of them before the small; what a budget leaves out is at the end.
 SIZES = ("2.7B", "xl", "large", "8B", "10B", "medium", "small")
-CONTEXTS = (2048, 128, 512, 1024, 256)
+# Each once for every size, so that every size is there early; fp32 at long contexts takes the longest.
+ORDER = (
+    *((2048, Precision.BF16), (512, Precision.FP32), (128, Precision.BF16), (128, Precision.FP32)),
+    *((1024, Precision.BF16), (2048, Precision.FP32), (512, Precision.BF16), (1024, Precision.FP32)),
+    *((256, Precision.BF16), (256, Precision.FP32)),
+)
 FLASH = {Precision.FP32: "sdpa_efficient", Precision.BF16: "sdpa_flash"}
 CHECKPOINTS = ("every:1", "every:4", "selective:matmul")
 BASE = RunConfig(device="cuda", warmup=1, steps=1)
@@ -40,23 +46,20 @@ CELL_TIMEOUT_S = 60.0
 
 
 def cells() -> list[RunConfig]:
-    """Of each context and size all that differs, before the next context: every size is there early."""
     return [
         replace(cell, model=replace(preset(size), context_length=context))
-        for context in CONTEXTS
+        for context, precision in ORDER
         for size in SIZES
-        for cell in _ways()
+        for cell in _ways(precision)
     ]
 
 
-def _ways() -> Iterator[RunConfig]:
-    for precision in (Precision.BF16, Precision.FP32):
-        flash = replace(BASE, precision=precision, attention=FLASH[precision])
-        yield flash
-        yield replace(BASE, precision=precision, attention="naive")
-        yield from (replace(flash, checkpoint=checkpoint) for checkpoint in CHECKPOINTS)
-        yield replace(flash, mode=Mode.FORWARD)
-        yield replace(BASE, precision=precision, attention="naive", mode=Mode.FORWARD)
+def _ways(precision: Precision) -> Iterator[RunConfig]:
+    flash = replace(BASE, precision=precision, attention=FLASH[precision])
+    naive = replace(BASE, precision=precision, attention="naive")
+    yield from (flash, naive)
+    yield from (replace(flash, checkpoint=checkpoint) for checkpoint in CHECKPOINTS)
+    yield from (replace(flash, mode=Mode.FORWARD), replace(naive, mode=Mode.FORWARD))
 
 
 def is_seen(config: RunConfig) -> bool:
@@ -113,10 +116,8 @@ def explain(records: Sequence[RunRecord]) -> list[str]:
         said += [f"not predicted: {describe(r.run_config)} ran out of memory" for r, _ in ended if r not in sure]
     wrong = [r for r, record in compared if r["predicted_bytes"] > _device_bytes(record)]
     said.append(f"{len(wrong)} cells that were predicted not to fit did fit")
-    for record in records:
-        if record.status not in ("ok", "oom"):
-            said.append(f"{describe(record.run_config)}: {record.status}: {record.reason}")
-    return said
+    failed = Counter((r.status, r.reason) for r in records if r.status not in ("ok", "oom"))
+    return said + [f"{count} cells: {status}: {reason}" for (status, reason), count in failed.items()]
 
 
 def _device_bytes(record: RunRecord) -> int:
@@ -138,6 +139,10 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="make the table of what --out holds: measure nothing")
     args = parser.parse_args()
     if not args.show:
+        (row,) = preflight([BASE])
+        if row["reason"]:
+            print(row["reason"], file=sys.stderr)
+            return 3
         measure(cells(), args.out, args.budget_s)
     records, _ = read_records(args.out)
     said = "\n".join(f"- {sentence}" for sentence in explain(records))
