@@ -121,7 +121,7 @@ class BackwardToo:
     def __init__(self, ranges: Ranges) -> None:
         self._ranges = ranges
         self._thread = _OfThread()
-        self._roots = _Roots(self._attach, self._close)
+        self._roots = BackwardRoots(self._attach, self._close)
 
     def push(self, name: str) -> None:
         thread = self._thread
@@ -150,7 +150,7 @@ class BackwardToo:
         handles: list[RemovableHandle] = []
         before: Label = ()
         at = len(numbers) - 1
-        for number, node in _falling(roots):
+        for number, node in nodes_below(roots):
             while at >= 0 and numbers[at] > number:
                 at -= 1
             label = labels[at] if at >= 0 else ()
@@ -177,7 +177,7 @@ class BackwardToo:
                 _run_in_backward(lambda: self._switch(()), "cuda")
 
 
-class _Roots(TorchFunctionMode):
+class BackwardRoots(TorchFunctionMode):
     """Tells where a backward pass begins, before it does: no module sees the loss."""
 
     def __init__(self, attach: Callable[[Iterable[Node]], list[RemovableHandle]], on_error: Callable[[], None]) -> None:
@@ -207,7 +207,7 @@ def _made_by(output: Any) -> Node | None:
     return node
 
 
-def _falling(roots: Iterable[Node]) -> list[tuple[int, Node]]:
+def nodes_below(roots: Iterable[Node]) -> list[tuple[int, Node]]:
     """Every node below the roots with its number, the last made first; without those that only keep a parameter's
     gradient."""
     waiting = list(roots)

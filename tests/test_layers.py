@@ -28,7 +28,8 @@ FLOORS = {
     "profilers": ["profilers/*"],
     "parent": ["process", "crew", "profiled", "runner"],
     "top": ["__main__", "cli/*"],
-    "1": ["device", "memory_readings", "annotate", "instrument", "compiled_ranges", "probes", "timing", "environment"],
+    "1": ["device", "memory_readings", "saved_tensors", "annotate", "instrument", "compiled_ranges",
+          "probes", "timing", "environment"],
     "2": ["model", "optim", "losses", "checkpointing", "attention/*", "kernels/*", "parallel/*"],
     "3": ["workloads/*", "execute", "worker", "doctor"],
 }  # fmt: skip

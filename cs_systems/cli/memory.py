@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import arg
 
@@ -32,6 +32,7 @@ SHOWN = {
     "device_used_bytes": "device",
     "resident_bytes": "process",
 }
+TOP = 5  # of what forward keeps; the record has all
 NOTES = {
     "residual_bytes": "residual: measured peak less the predicted one",
     "device_used_bytes": "device: in use by anybody, the CUDA context included",
@@ -98,10 +99,35 @@ def print_memory(record: RunRecord, folder: Path) -> None:
     if rows := results.get("memory_parts"):
         parts = [{"part": f"= {row['part']}" if row["total"] else row["part"], "bytes": row["bytes"]} for row in rows]
         _print(parts, "whose the device's memory is, after the last step", ["=: the sum so far"], {"bytes": "size"})
+    if rows := results.get("residuals"):
+        _print_residuals(rows, results, title)
     for what, file in record.artifacts.items():
         print(f"{what}: {folder / file}")
     if "snapshot" in record.artifacts:
         print(f"read it: cs-systems snapshot {folder / record.artifacts['snapshot']}\n")
+
+
+def _print_residuals(rows: Sequence[Row], results: dict[str, list[Row]], title: str) -> None:
+    """The largest of what forward keeps, and how much each block does."""
+    from cs_systems.report.units import human
+
+    columns = ("module", "operation", "shape", "dtype", "count", "total_bytes")
+    top = [{name: row[name] for name in columns} | {"share": f"{row['share']:.1%}"} for row in rows[:TOP]]
+    left, whole = rows[TOP:], sum(row["total_bytes"] for row in rows)
+    rest = f"{len(left)} more keep {human(sum(row['total_bytes'] for row in left), 'bytes')}"
+    notes = [f"of {human(whole, 'bytes')} in all; {rest}; parameters, and what is kept already, cost nothing more"]
+    for row in results.get("residual_stream", ()):
+        notes.append(f"the residual stream is a tensor of {human(row['bytes'], 'bytes')}")
+    _print(top, f"{title}: what forward keeps for backward", notes, {"total_bytes": "kept"})
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for row in results["residual_blocks"]:
+        alike.setdefault((row["bytes"], row["predicted_bytes"]), []).append(row["block"])
+    blocks = [
+        {"block": names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}", "bytes": size, "predicted_bytes": like}
+        for (size, like), names in alike.items()
+    ]
+    titles = {"bytes": "kept", "predicted_bytes": "predicted"}
+    _print(blocks, "kept by each block", ["predicted: by the closed form"], titles)
 
 
 def by_phase(rows: Sequence[Row]) -> list[Row]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 
 from cs_systems.cli._sweep import print_progress
-from cs_systems.config import Mode, Precision, RunConfig, describe, preset
+from cs_systems.config import PRESETS, Mode, Precision, RunConfig, describe, preset
 from cs_systems.record import Row, RunRecord, read_records
 from cs_systems.report.rows import render_rows
 from cs_systems.runner import preflight, sweep
@@ -90,8 +90,12 @@ def rows(records: Sequence[RunRecord]) -> list[Row]:
                 "result": record.status,
             }
         )
-    order = {name: i for i, name in enumerate(reversed(SIZES))}
+    order = {name: i for i, name in enumerate(PRESETS)}
     return sorted(found, key=lambda row: (order.get(row["size"], 99), row["context"], row["precision"], row["mode"]))
+
+
+def shown(row: Row) -> Row:
+    return row | {"error": "–" if row["error"] is None else f"{row['error']:+.2%}"}
 
 
 def explain(records: Sequence[RunRecord]) -> list[str]:
@@ -146,7 +150,8 @@ def main() -> int:
         measure(cells(), args.out, args.budget_s)
     records, _ = read_records(args.out)
     said = "\n".join(f"- {sentence}" for sentence in explain(records))
-    table = render_rows(rows(records), "markdown", "peak memory: predicted, measured, and their ratio less 1")
+    caption = "peak memory: predicted, measured, and their ratio less 1"
+    table = render_rows([shown(row) for row in rows(records)], "markdown", caption)
     text = f"# {str(__doc__).splitlines()[0]}\n\n{said}\n\n{table.strip()}\n"
     (args.out / "table.md").write_text(text, encoding="utf-8")
     print(text)
