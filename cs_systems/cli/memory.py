@@ -112,7 +112,7 @@ def _print_residuals(rows: Sequence[Row], results: dict[str, list[Row]], title: 
     from cs_systems.report.units import human
 
     columns = ("module", "operation", "shape", "dtype", "count", "total_bytes")
-    top = [{name: row[name] for name in columns} | {"share": f"{row['share']:.1%}"} for row in rows[:TOP]]
+    top = [{name: row[name] for name in columns} | {"of all": f"{row['share']:.1%}"} for row in rows[:TOP]]
     left, whole = rows[TOP:], sum(row["total_bytes"] for row in rows)
     rest = f"{len(left)} more keep {human(sum(row['total_bytes'] for row in left), 'bytes')}"
     notes = [f"of {human(whole, 'bytes')} in all; {rest}; parameters, and what is kept already, cost nothing more"]
