@@ -25,6 +25,8 @@ NAMES = sorted(path.stem for path in SCRIPTS.glob("[acl][0-9]*_*.py"))
 IDS = {"a1", "a2", "a3", "c9", "c10", "c17"} | {
     *("c1", "c2", "c3", "c4", "c5", "c11", "c18", "l1", "l2", "l3", "l4", "l5", "l6", "l7")
 }
+CHECKPOINTS = {"none", *(f"every:{k}" for k in (1, 2, 4, 8)), "nested:8:2", "nested:16:4"}
+CHECKPOINTS |= {"selective:attention", "selective:matmul"}
 EMBEDDINGS = {32, 64, 128, 256, 512, 1024, 2048}
 SIZES = {"small", "medium", "large+num_layers=32", "large", "xl", "2.7B"}
 
@@ -70,14 +72,7 @@ AXES: dict[str, dict[str, set[Any]]] = {
     "c10": {"seq": {256, 1024, 4096, 8192, 16384}, "d_head": {16, 32, 64, 128}, "batch": {8}, "attention": {"naive"}},
     "c17": {"size": {"small", "medium", "large", "xl"}, "profiler": {"memory"}, "precision": {"fp32", "bf16"}},
     "a1": {"compile": {"none", "default"}, "attention": {"naive", "sdpa_flash"}, "profiler": {"residuals"}},
-    "a2": {
-        "size": {"xl", "2.7B"},
-        "ctx": {2048},
-        "checkpoint": {
-            *("none", "every:1", "every:2", "every:4", "every:8", "nested:8:2", "nested:16:4"),
-            *("selective:attention", "selective:matmul"),
-        },
-    },
+    "a2": {"size": {"xl", "2.7B"}, "ctx": {2048}, "checkpoint": CHECKPOINTS},
     "c18": {"size": SIZES, "mode": {"forward-backward"}},
     "l1": {"seq": {8, 16, 32, 64, 128, 256, 512}, "batch": {32}, "heads": {32}, "d_head": {64}, "causal": {True}},
     "l2": {"seq": {8, 16, 32, 64, 128, 256, 512, 2048}, "causal": {True, False}},

@@ -1,0 +1,90 @@
+"""What the studies of memory say of their records, and the benchmark of the prediction of its own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cs_systems.config import RunConfig
+from cs_systems.cost import FULL_MATRIX_CUDA
+from cs_systems.memory_model import step_memory
+from cs_systems.record import RunRecord
+
+NAMES = {
+    "c9": "c9_memory_peaks",
+    "c17": "c17_reconciling",
+    "a1": "a1_residuals",
+    "a2": "a2_checkpointing",
+}
+
+
+def study(name: str) -> Any:
+    return importlib.import_module(NAMES[name]).STUDY
+
+
+def explained(skeleton: Any, name: str, records: list[RunRecord]) -> str:
+    return "\n".join(study(name).explain(skeleton.cells(records)))
+
+
+def invented(builders: Any, config: RunConfig) -> Any:
+    record = builders.ok(config, 0.1, 1e12, 2**34)
+    return record if config.profiler == "none" else builders.recorded(record)
+
+
+def test_c17_names_what_lies_between_allocated_and_in_use(skeleton: Any, builders: Any) -> None:
+    said = explained(skeleton, "c17", [invented(builders, study("c17").full()[0])])
+    assert "2.00 GiB more are in use than memory_allocated tells" in said
+    assert "cache, whole blocks 1.00 GiB, context and modules 1.00 GiB" in said
+
+
+def test_a1_holds_the_closed_form_to_what_the_hooks_count(skeleton: Any, builders: Any) -> None:
+    said = explained(skeleton, "a1", [invented(builders, study("a1").full()[0])])
+    assert "the closed form of a block is within 0.10% of what the hooks count, in 1 cells" in said
+    assert "a block keeps 16 times the residual stream's 128 KiB" in said
+
+
+def test_a2_names_the_best_group_as_predicted_and_as_measured(skeleton: Any, builders: Any) -> None:
+    peaks = {"none": 64, "every:1": 40, "every:2": 36, "every:4": 44, "selective:matmul": 50}
+    records = []
+    for config in study("a2").full():
+        if config.model.name == "xl" and config.checkpoint in peaks:
+            record = builders.ok(
+                config, 1.0 if config.checkpoint == "none" else 1.3, 1e12, 2**30 * peaks[config.checkpoint]
+            )
+            records.append(record)
+    said = explained(skeleton, "a2", records)
+    assert "xl: of equal groups every:2 needs least as measured: 36.0 GiB" in said
+    assert "every:2 saves most, 44% of 64.0 GiB (measured): 36.0 GiB are left, for +30.0% of the time" in said
+
+
+def test_c9_names_the_largest_allocation(skeleton: Any, builders: Any) -> None:
+    said = explained(skeleton, "c9", [invented(builders, c) for c in study("c9").full()])
+    assert "token_embeddings.weight, 48.8 MiB (vocabulary 10000 × d_model 1280 × 4 bytes)" in said
+    assert "four times the parameters are" in said
+
+
+def test_the_predictions_benchmark_names_the_worst_and_what_it_did_not_foresee(builders: Any, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent.parent / "scripts" / "benchmarks"))
+    benchmark = importlib.import_module("memory_prediction")
+    sys.modules.pop("memory_prediction")
+    records, device = [], 139 * 2**30
+    for config in [c for c in benchmark.cells() if c.attention == "naive" and c.model.name in ("xl", "small")]:
+        predicted = step_memory(config, FULL_MATRIX_CUDA).peak_bytes
+        fits = predicted <= device and config.tokens_per_sequence != 512
+        record = builders.ok(config, 0.1, 1e12, predicted * 100 // (104 if config.model.name == "xl" else 101))
+        if not fits:
+            record = builders.failed(config, "oom", "out of memory", predicted=predicted)
+        record.results["memory"] = [{"predicted_peak_bytes": predicted}]
+        records.append(replace(record, environment=replace(record.environment, device_memory_bytes=device)))
+    said = "\n".join(benchmark.explain(records))
+    assert "cells within 5%" in said
+    assert "the worst is xl" in said.split("seen while")[0]
+    assert "+4.00%" in said
+    assert "not predicted: xl ctx 512" in said or "not predicted: small ctx 512" in said
+    assert "0 cells that were predicted not to fit did fit" in said
+    rows = benchmark.rows(records)
+    assert {row["held out"] for row in rows} == {"yes", "no"}
+    assert all(row["error"] is None for row in rows if row["result"] == "oom")
