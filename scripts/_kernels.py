@@ -7,14 +7,15 @@ differs in nothing but the profiler, the warm-up and the number of steps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cs_systems import plugins
 from cs_systems.config import RunConfig
-from cs_systems.record import Row
+from cs_systems.record import RECORDS_FILE, Row, read_records
 
 if TYPE_CHECKING:
     from _study import Cell
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 CLEAN = "none"
 WARMUP, STEPS = 5, 3  # of a profiled cell: kernels of a steady step take the same time in each
 ALL = "all"
+# Half of a profile's bytes: what a study of phases does not show.
+BY_KERNEL_AND_LAYER = ("kernels", "layers", "parts", "attention", "ranges")
 ON_A_CPU = "which kernels ran and for how long is known on a GPU alone: here there is the clock's part"
 
 
@@ -40,6 +43,17 @@ def possible(configs: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
         if why
     ]
     return sorted(fine, key=lambda c: c.profiler != CLEAN), left_out
+
+
+def drop_tables(folder: Path, names: Collection[str]) -> None:
+    """Leave these tables out of the folder's profiles; a file with a torn line, which tells of an accident, stays."""
+    records, complaints = read_records(folder)
+    if complaints or not any(set(names) & set(record.results) for record in records):
+        return
+    kept = [replace(r, results={name: rows for name, rows in r.results.items() if name not in names}) for r in records]
+    made = folder / f"{RECORDS_FILE}.new"
+    made.write_text("".join(record.to_json() + "\n" for record in kept), encoding="utf-8")
+    made.replace(folder / RECORDS_FILE)
 
 
 def clean(cells: Iterable[Cell]) -> list[Cell]:

@@ -19,7 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from _kernels import CLEAN, add_kernel_times, clean, possible
+from _kernels import CLEAN, add_kernel_times, clean, drop_tables, possible
 
 from cs_systems.cli._sweep import print_cells, print_progress
 from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, describe
@@ -79,6 +79,7 @@ class Study:
     tables: (cells, format) → the tables as texts. explain: what the cells say, in sentences, all from the records.
     figure: a kind of report.plot, of the cells that are `drawn`; of all where none is.
     fresh_process: each cell in a worker of its own.
+    drops: tables of a profile that the study does not use: its records, which are committed, go without them.
     """
 
     file: str
@@ -90,6 +91,7 @@ class Study:
     figure: str
     drawn: Callable[[Cell], bool] = lambda cell: True
     fresh_process: bool = False
+    drops: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -202,6 +204,8 @@ def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadlin
         ):
             if time.monotonic() > deadline:
                 return
+    if study.drops:
+        drop_tables(out, study.drops)
 
 
 def publish(study: Study, out: Path, format: str = "markdown") -> int:

@@ -16,7 +16,7 @@ The report found 1 : 2 for large alone and left the rest open. Here each row say
 
 from __future__ import annotations
 
-from _kernels import STEPS, clean, profiled, unknown
+from _kernels import BY_KERNEL_AND_LAYER, STEPS, clean, profiled, unknown
 from _study import Cell, Study, bounded, index, row_table, run
 from c2_size_by_context import (
     NEAR_TWO,
@@ -101,7 +101,17 @@ def explain(cells: list[Cell]) -> list[str]:
     return [*said, f"{len(near)} of {len(by)} cells are within a tenth of 1 : 2 by the clock", *unknown(cells)]
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="phases", drawn=lambda cell: not cell.profiled)
+STUDY = Study(
+    __file__,
+    __doc__,
+    full,
+    small,
+    tables,
+    explain,
+    figure="phases",
+    drawn=lambda cell: not cell.profiled,
+    drops=BY_KERNEL_AND_LAYER,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

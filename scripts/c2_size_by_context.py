@@ -16,7 +16,7 @@ The report timed forward and backward by the wall clock, found them equal for sm
 
 from __future__ import annotations
 
-from _kernels import STEPS, clean, profiled, unknown
+from _kernels import BY_KERNEL_AND_LAYER, STEPS, clean, profiled, unknown
 from _study import Cell, Study, bounded, index, row_table, run
 
 from cs_systems import stats
@@ -256,6 +256,7 @@ STUDY = Study(
     explain,
     figure="phases",
     drawn=lambda cell: cell["precision"] == Precision.BF16 and not cell.profiled,
+    drops=BY_KERNEL_AND_LAYER,
 )
 
 if __name__ == "__main__":

@@ -16,7 +16,18 @@ The report compared one sample of each and found them within 16%. Here is how fa
 
 from __future__ import annotations
 
-from _kernels import STEPS, clean, idle_shares, phase_times, profiled, step_median, twin, twins, unknown
+from _kernels import (
+    BY_KERNEL_AND_LAYER,
+    STEPS,
+    clean,
+    idle_shares,
+    phase_times,
+    profiled,
+    step_median,
+    twin,
+    twins,
+    unknown,
+)
 from _study import Cell, Study, row_table, run
 from c2_size_by_context import PRECISIONS, THE_REPORTS_LARGE
 
@@ -166,7 +177,17 @@ def _differences(cells: list[Cell]) -> list[str]:
     return said
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="phases", drawn=lambda cell: not cell.profiled)
+STUDY = Study(
+    __file__,
+    __doc__,
+    full,
+    small,
+    tables,
+    explain,
+    figure="phases",
+    drawn=lambda cell: not cell.profiled,
+    drops=BY_KERNEL_AND_LAYER,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -12,7 +12,7 @@ import pytest
 from test_studies import explained, invented, study
 
 from cs_systems.config import Mode, Precision, RunConfig
-from cs_systems.record import RunRecord, read_records
+from cs_systems.record import RunRecord, append_record, read_records
 
 ROOT = Path(__file__).parent.parent.parent
 RECORDED = ROOT / "profiles" / "profile_coverage" / "eager_small.records.jsonl"
@@ -130,6 +130,7 @@ def test_c3_says_within_which_tolerance_two_values_agree(skeleton: Any, builders
     assert re.search(
         r"no kernel ran in 39% of the step \(launch-bound 36\.9%, device latency 1\.7%, copy 0\.6%\)", said
     )
+    assert [c3.agrees(v, 1.0) for v in (0.94, 0.96, 1.04, 1.06, None)] == [False, True, True, False, None]
     alone = c3.by_phase(skeleton.cells([clean]))
     assert {row["nsys agrees"] for row in alone} == {None}
     assert "agree" not in explained(skeleton, "c3", [clean])
@@ -209,6 +210,33 @@ def test_cells_whose_profiler_is_missing_are_left_out_and_the_clean_come_first(
     (why,) = left_out
     assert why.startswith("1 cells under nsys are left out: nsys: not on PATH")
     assert "install Nsight Systems" in why
+
+
+@pytest.mark.parametrize("name", ["c2", "c3", "c18"])
+def test_tables_that_a_study_does_not_use_are_dropped_from_its_records(
+    skeleton: Any, builders: Any, name: str, tmp_path: Path
+) -> None:
+    it = study(name)
+    for record in both(builders, name):
+        append_record(tmp_path, record)
+    whole, _ = read_records(tmp_path)
+    assert "kernels" in whole[1].results
+    before = it.explain(skeleton.cells(whole))
+    skeleton.drop_tables(tmp_path, it.drops)
+    kept, _ = read_records(tmp_path)
+    assert kept[0] == whole[0]
+    assert not set(it.drops) & set(kept[1].results)
+    assert set(whole[1].results) - set(it.drops) == set(kept[1].results)
+    assert it.explain(skeleton.cells(kept)) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["records.jsonl"]
+
+
+def test_a_file_with_a_torn_line_is_left_as_it_is(skeleton: Any, builders: Any, tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text(both(builders, "c2")[1].to_json() + "\n{torn\n")
+    before = file.read_bytes()
+    skeleton.drop_tables(tmp_path, ["kernels"])
+    assert file.read_bytes() == before
 
 
 def test_the_headline_holds_timings_alone(builders: Any, tmp_path: Path) -> None:
