@@ -60,6 +60,8 @@ MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 OPTIMIZERS = ("default", "adamw", "adamw_foreach", "adamw_fused")
 ALIGNMENTS = ("upper_left", "lower_right")
 L2_STATES = ("clear", "warm")
+# Every field that says what is run counts in these workloads; any other says by itself which of them it uses.
+CONFIGURED = ("train_step", "attention")
 
 
 def one_of(what: str, value: str, known: Iterable[str]) -> str:
@@ -259,7 +261,7 @@ class RunConfig:
             _counts(self, "memory_limit_bytes")
         if self.workload == "attention" and self.shape is None:
             object.__setattr__(self, "shape", AttentionShape())
-        if self.workload == "train_step" and self.mode is Mode.BACKWARD:
+        if self.workload != "attention" and ":" not in self.workload and self.mode is Mode.BACKWARD:
             raise ConfigError("mode backward alone is for the attention workload: use forward-backward")
         if self.workload == "attention" and self.checkpoint != "none":
             raise ConfigError("one attention call has no blocks to checkpoint: leave --checkpoint out")
@@ -337,15 +339,15 @@ def grid(base: RunConfig | None = None, **axes: Sequence[Any]) -> list[RunConfig
 def describe(config: RunConfig, without: Collection[str] = ()) -> str:
     """One line for progress, errors and tables: what distinguishes this cell to a person.
 
-    without: fields to leave out; the model's and the shape's are named `model.context_length`, `shape.seq`. Of somebody
-    else's workload only what is not the default is said: nothing tells whether it uses the rest.
+    without: fields to leave out; the model's and the shape's are named `model.context_length`, `shape.seq`. Of a
+    workload that is not CONFIGURED only what is not the default is said: nothing tells whether it uses the rest.
     """
     silent = {*without}
-    if ":" in config.workload:
+    if config.workload not in CONFIGURED:
         default = RunConfig()
         silent |= _same(config, default) | {f"model.{name}" for name in _same(config.model, default.model)}
         silent -= {"seq_len"} - {*without}  # None is the model's context length, which is asked by itself
-    if config.workload in ("train_step", "attention"):
+    else:
         silent.add("workload")
     said = {
         "workload": config.workload,

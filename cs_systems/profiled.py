@@ -44,6 +44,8 @@ def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
         if record.status != "ok":  # it ran out of memory before the profiler began
             return record
         return replace(record, status="error", reason=str(error))
+    if found.contradiction:
+        record = replace(record, status="error", reason=found.contradiction, measurement=None)
     return replace(
         record,
         results=record.results | found.results,

@@ -28,8 +28,10 @@ FLOORS = {
     "profilers": ["profilers/*"],
     "parent": ["process", "crew", "profiled", "runner"],
     "top": ["__main__", "cli/*"],
-    "1": ["device", "memory_readings", "saved_tensors", "annotate", "instrument", "compiled_ranges",
-          "probes", "timing", "environment"],
+    "1": [
+        "device", "memory_readings", "dtype_readings", "saved_tensors", "annotate", "instrument", "compiled_ranges",
+        "probes", "timing", "environment",
+    ],
     "2": ["model", "optim", "losses", "checkpointing", "attention/*", "kernels/*", "parallel/*"],
     "3": ["workloads/*", "execute", "worker", "doctor"],
 }  # fmt: skip

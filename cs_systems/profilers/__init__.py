@@ -26,11 +26,15 @@ class ProfileLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Collected:
-    """What joins the record: files by what they are, small plain tables by their names, and doubts."""
+    """What joins the record: files by what they are, small plain tables by their names, and doubts.
+
+    contradiction: how what ran is not what the record says, with its remedy; the record is then an error, with tables.
+    """
 
     artifacts: dict[str, Path] = field(default_factory=dict)
     results: dict[str, list[Row]] = field(default_factory=dict)
     warnings: tuple[Caveat, ...] = ()
+    contradiction: str | None = None
 
 
 def _no_region(out: Path, device: Device, model: Any) -> AbstractContextManager[object]:

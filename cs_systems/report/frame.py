@@ -16,8 +16,7 @@ from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.config import ConfigError, ModelConfig
-from cs_systems.plugins import is_foreign
+from cs_systems.config import CONFIGURED, ConfigError, ModelConfig
 from cs_systems.record import DONE, Measurement, Row, RunRecord, read_records
 from cs_systems.stats import interval, summary
 
@@ -202,11 +201,11 @@ def _typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.Data
 
 
 def _forget_unused(cells: Sequence[Row]) -> None:
-    """Make null what a workload from outside the package is not known to use.
+    """Make null what a workload that is not CONFIGURED is not known to use.
 
     Known are the fields that it says itself, and those that its records vary, unless no configuration reached it.
     """
-    foreign = [cell for cell in cells if is_foreign(cell["workload"])]
+    foreign = [cell for cell in cells if cell["workload"] not in CONFIGURED]
     varied: dict[tuple[str, str], set[Any]] = {}
     for cell in foreign:
         for name in _STEP_FIELDS:
@@ -247,7 +246,7 @@ def _cell(index: int, record: RunRecord) -> Row:
         "ceiling_source": ceiling.get("source"),
         "ceiling_precision": ceiling.get("precision"),
     }
-    if is_foreign(config["workload"]):  # what it says itself counts for more than what it was asked for
+    if config["workload"] not in CONFIGURED:  # what it says itself counts for more than what it was asked for
         fitting = {name: _FITTING[kind] for name, kind in _STEP_FIELDS.items()}
         cell["said"] = {n: v for n, v in ran.items() if n in fitting and isinstance(v, fitting[n])}
         cell |= {**cell["said"], "takes_config": ran.get("takes_config", True)}

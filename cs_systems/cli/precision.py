@@ -1,0 +1,109 @@
+"""What a lower precision changes. Today: `--dtypes`, the dtype of parameters, of what each module takes and gives, of
+logits, loss and gradients, under each precision, and an error with its cause where the step did not run in it.
+
+The model may be `toy` (fc1 → relu → LayerNorm → fc2), a preset, or a step of your own that calls any module.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from tyro.conf import arg
+
+from cs_systems.cli._options import MaybeInt, Names, Sweep, flag, optional
+from cs_systems.config import PRESETS, ConfigError, RunConfig, describe, grid, one_of, preset
+from cs_systems.record import RunRecord
+
+TOY = "toy"
+HEADINGS = {
+    "what": "module",
+    "parameters": "param",
+    "inputs": "input",
+    "outputs": "output",
+    "output_gradients": "out grad",
+    "parameter_gradients": "param grad",
+    "cast": "cast",
+}
+NOTES = {
+    "output_gradients": "out grad: the gradient of the output; param grad: of the module's own parameters",
+    "cast": "cast: what the module made of its input, down to the low precision or up to fp32",
+}
+
+
+@dataclass(frozen=True)
+class PrecisionOptions:
+    dtypes: Annotated[bool, flag("the dtype of everything, as a table")] = False
+    model: Annotated[Names, arg(help=f"toy, {', '.join(PRESETS)}, or package.module:step")] = (TOY,)
+    precision: Annotated[Names, arg(help="fp32, bf16, fp16 (autocast), bf16-pure")] = ("bf16",)
+    attention: Annotated[Names, arg(help="of a preset: attention backends, or path.py:function")] = ("naive",)
+    mode: Annotated[str, arg(help="forward, forward-backward, train-step")] = "train-step"
+    context_length: Annotated[MaybeInt, optional("INT", "of a preset: tokens a sequence", "the preset's")] = None
+    batch_size: Annotated[int, arg(help="of a preset: sequences a step")] = 4
+    device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
+    format: Annotated[str, arg(help="terminal, markdown, latex, typst, csv")] = "terminal"
+    sweep: Sweep = field(default_factory=Sweep)
+
+
+ARGS = PrecisionOptions
+ELSEWHERE = (
+    "precision offers --dtypes today: say cs-systems precision --dtypes; for what a precision gains in time and "
+    "memory: cs-systems time --precision fp32 bf16 --rounds 5 --interleave"
+)
+
+
+def run(args: PrecisionOptions) -> int:
+    """The exit status of the sweep, 3 where a step did not run in its precision. Raises ConfigError."""
+    if not args.dtypes:
+        raise ConfigError(ELSEWHERE)
+    from cs_systems.cli._sweep import EXIT_NOTHING, exit_status, measured, print_cells
+    from cs_systems.record import records_path
+    from cs_systems.report.formats import FORMATS
+
+    one_of("format", args.format, FORMATS)
+    configs = [config for model in args.model for config in _configs(model, args)]
+    if args.sweep.dry_run:
+        return print_cells(configs, args.sweep.timeout_s)
+    folder, records = measured(configs, args.sweep, "precision", 0)
+    for record in records:
+        print(dtypes_text(record, args.format))
+    print(f"records: {records_path(folder)}", file=sys.stdout if args.format == "terminal" else sys.stderr)
+    return EXIT_NOTHING if any(record.status == "error" for record in records) else exit_status(records)
+
+
+def _configs(model: str, args: PrecisionOptions) -> list[RunConfig]:
+    base = RunConfig(profiler="dtypes", warmup=0, steps=1, device=args.device)
+    axes: dict[str, Sequence[object]] = {"mode": [args.mode], "precision": args.precision}
+    if model in PRESETS:
+        context = {} if args.context_length is None else {"context_length": args.context_length}
+        axes |= {"model": [preset(model, **context)], "batch_size": [args.batch_size], "attention": args.attention}
+        return grid(base, **axes)
+    workload = model if ":" in model else one_of("model", model, [TOY, *PRESETS])
+    return grid(base, workload=[workload], **axes)
+
+
+def title(record: RunRecord) -> str:
+    config = record.run_config
+    device = f" on {record.environment.device_name}" if record.environment else ""
+    return f"{describe(config, {'precision', 'profiler'})} · {config.precision.value}{device}"
+
+
+def dtypes_text(record: RunRecord, format: str = "terminal") -> str:
+    """The table of one record's dtypes; nothing but the reason where it has none."""
+    from cs_systems.analysis.dtypes import SHORT, collapsed
+    from cs_systems.cli._tables import table_text
+
+    rows = record.results.get("dtypes", [])
+    if not rows:
+        return f"{title(record)}: {record.status}: {record.reason}\n"
+    shown = [{name: short(value, SHORT) for name, value in row.items()} for row in collapsed(rows)]
+    notes = [note for name, note in NOTES.items() if any(row[name] for row in rows)]
+    notes += [f"{record.status}: {record.reason}"] if record.reason else []
+    return table_text(title(record), shown if format != "csv" else rows, HEADINGS, notes, format)
+
+
+def short(value: object, names: dict[str, str]) -> object:
+    """`float32, bfloat16` → `fp32, bf16`."""
+    return ", ".join(names.get(name, name) for name in value.split(", ")) if isinstance(value, str) else value

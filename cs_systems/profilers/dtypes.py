@@ -1,0 +1,48 @@
+"""The dtype of parameters, of what each module takes and gives, of logits, loss and gradients; and whether the step
+ran in the precision that it was asked for. Works for every step that calls modules, whoever wrote it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.analysis.dtypes import contradiction, table
+from cs_systems.profilers import Collected, ProfileLost, Profiler
+from cs_systems.record import RunRecord
+
+if TYPE_CHECKING:
+    from cs_systems.device import Device
+
+
+def readings_path(out: Path) -> Path:
+    return Path(f"{out}.dtypes.json")
+
+
+@contextmanager
+def region(out: Path, device: Device, model: Any) -> Iterator[None]:
+    from cs_systems.dtype_readings import DtypeReadings, reading
+
+    readings = DtypeReadings()
+    with reading(readings):
+        yield
+    found = {"modules": readings.rows, "loss": readings.loss, "contexts": readings.contexts}
+    readings_path(out).write_text(json.dumps(found))
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    path = readings_path(out)
+    if not path.is_file():
+        raise ProfileLost("no dtype was read: is there room on the disk?")
+    found = json.loads(path.read_text())
+    path.unlink()
+    if not found["modules"]:
+        raise ProfileLost("the step called no module: name a step that calls one, and leave torch.compile out")
+    results = {"dtypes": table(found["modules"], found["loss"]), "autocast_contexts": found["contexts"]}
+    cause = contradiction(record.run_config.precision, found["modules"], found["contexts"])
+    return Collected({}, results, contradiction=cause)
+
+
+PROFILER = Profiler(region=region, collect=collect)

@@ -1,0 +1,73 @@
+"""`cs-systems precision` as a person meets it. A cell has a worker of its own, so assertions share one run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.record import read_records
+
+STEPS = """
+import torch
+from torch import nn
+
+model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 2)), torch.randn(4, 8)
+
+def outside():
+    with torch.autocast("cpu", torch.bfloat16):
+        y = x
+    model(y).mean().backward()
+
+def nothing():
+    torch.zeros(1)
+"""
+
+
+def test_the_dtypes_of_the_toy_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["precision", "--dtypes", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("toy · bf16 on ")
+    assert re.search(r"^fc1 +fp32 +fp32 +bf16 +bf16 +fp32 +down$", said, re.MULTILINE)
+    assert re.search(r"^loss +– +– +fp32 ", said, re.MULTILINE)
+    assert max(map(len, said.split("records:")[0].splitlines())) <= 80
+    (record,) = read_records(tmp_path)[0]
+    assert [row["what"] for row in record.results["dtypes"]][-2:] == ["logits", "loss"]
+    assert "profiled" in {w.code for w in record.warnings}
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".json") == []
+
+
+def test_a_step_that_is_not_what_was_asked_for_is_an_error_with_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "steps.py").write_text(STEPS)
+    models = [f"{tmp_path}/steps.py:{name}" for name in ("outside", "nothing")]
+    out = tmp_path / "out"
+    assert main(["precision", "--dtypes", "--model", *models, "--device", "cpu", "--out", str(out)]) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    cause = "autocast was entered for cpu, but Sequential was called outside of it, in its parameters' dtype: call"
+    assert f'error: {cause} Sequential inside torch.autocast("cpu", torch.bfloat16)' in said
+    assert "the step called no module: name a step that calls one" in said
+    outside, nothing = read_records(out)[0]
+    assert (outside.status, outside.measurement) == ("error", None)
+    assert {row["outputs"] for row in outside.results["dtypes"]} == {"float32"}
+    assert nothing.status == "error"
+    assert "dtypes" not in nothing.results
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "precision offers --dtypes today: say cs-systems precision --dtypes"),
+        (["--dtypes", "--model", "tinny"], "unknown model 'tinny': did you mean tiny or toy?"),
+        (["--dtypes", "--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
+        (["--dtypes", "--model", "nowhere:step"], "there is no module 'nowhere'"),
+        (["--dtypes", "--format", "xml"], "unknown format 'xml'"),
+        (["--dtypes", "--mode", "backward"], "mode backward alone is for the attention workload"),
+    ],
+)
+def test_what_it_refuses(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["precision", *words]) == 2
+    assert said in capsys.readouterr().err
