@@ -14,8 +14,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
+import torch.fx.traceback
 
 STEP = "step"  # the range around all phases of a step
+TRACED = "cs_systems.annotate"
 Label = tuple[str, ...]  # ranges that are open together, outermost first
 
 
@@ -28,17 +30,19 @@ class Ranges(Protocol):
 
 _OFF: AbstractContextManager[None] = nullcontext()
 _listener: Ranges | None = None
+_tracing_names = False
 
 
 def annotate(name: str) -> AbstractContextManager[None]:
     """A context manager that marks what runs inside as `name` for the profiler that listens, if any.
 
-    Nothing inside torch.compile: a range cannot be traced, and fusion leaves no part to mark. That is asked first, so
-    that compiled code does not depend on who listens and is not compiled again when somebody does.
+    Inside torch.compile a range cannot be traced: the operators that are traced keep its name, while somebody asks for
+    it, and nothing happens else. That is asked first, so that compiled code does not depend on who listens and is not
+    compiled again when somebody does.
     """
-    if torch.compiler.is_compiling() or _listener is None:
-        return _OFF
-    return _Range(name, _listener)
+    if torch.compiler.is_compiling():
+        return torch.fx.traceback.annotate({TRACED: name}) if _tracing_names else _OFF
+    return _OFF if _listener is None else _Range(name, _listener)
 
 
 class _Range:
@@ -102,6 +106,18 @@ def closing_marks(call: Callable[..., Any]) -> Callable[..., Any]:
             mark()
 
     return closes
+
+
+@contextmanager
+def tracing_names() -> Iterator[None]:
+    """Inside, what torch.compile traces keeps the name of the innermost `annotate` around it: TRACED in its node's meta
+    data `custom`."""
+    global _tracing_names
+    before, _tracing_names = _tracing_names, True
+    try:
+        yield
+    finally:
+        _tracing_names = before
 
 
 class NvtxRanges:

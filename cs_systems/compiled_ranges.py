@@ -2,8 +2,8 @@
 
 Inductor writes a Python function that launches a graph's kernels one after another. Here it also writes, before a
 kernel, `mark("block 3", "ffn")`, wherever the label changes; kernels, their order and their memory stay as they are. A
-kernel knows the operators that it was made of, and they know the modules that called them; an operator of backward
-knows those of its forward operator.
+kernel knows the operators that it was made of, and they know the modules that called them and the `annotate` that was
+open; an operator of backward knows those of its forward operator.
 
 The rule for a kernel that is fused over several layers: it belongs to the one with most of its operators, of two equal
 ones to the later; in that layer to the part with most of them, likewise. Views and what is computed from no input (a
@@ -29,7 +29,7 @@ from torch._inductor.custom_graph_pass import CustomGraphModulePass
 from torch._inductor.virtualized import V
 from torch.fx import Graph, GraphModule, Node
 
-from cs_systems.annotate import Label
+from cs_systems.annotate import TRACED, Label, tracing_names
 from cs_systems.instrument import range_name
 
 
@@ -48,7 +48,8 @@ def marked_code() -> Iterator[None]:
         for name, codegen in devices.items():
             common.device_codegens[name] = replace(codegen, wrapper_codegen=MarkingWrapper)
             common.custom_backend_passes[name] = _NotForCaches()
-        yield
+        with tracing_names():
+            yield
     finally:
         common.device_codegens.update(devices)
         common.custom_backend_passes.update(passes)
@@ -162,8 +163,9 @@ def _most(values: Iterable[Any]) -> Any:
 
 
 def _label(node: Node) -> Label:
-    """The ranges of the modules that called the operator, or its forward operator."""
+    """The ranges around the operator, or its forward operator: of the modules that called it, then by `annotate`."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     # A module's path: L['self'].layers.0.attn
-    names = (range_name(path.partition(".")[2]) for path, _ in stack.values())
+    names = [range_name(path.partition(".")[2]) for path, _ in stack.values()]
+    names.append((node.meta.get("custom") or {}).get(TRACED))
     return tuple(name for name in names if name)

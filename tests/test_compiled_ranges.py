@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 import cs_systems
 from cs_systems.analysis.names import meaning
-from cs_systems.annotate import Label, RecordFunctionRanges, closing_marks, listening, mark
+from cs_systems.annotate import TRACED, Label, RecordFunctionRanges, closing_marks, listening, mark
 from cs_systems.compiled_ranges import LabelledGraph, MarkingWrapper, marked_code
 from cs_systems.config import PRESETS, RunConfig
 from cs_systems.instrument import annotated
@@ -81,6 +81,7 @@ class Compiled:
     plain: list[str]  # the generated code of forward and of backward
     marked: list[str]
     counts: Counter[str]  # what the compiler counted while it wrote the marked code
+    splits: bool  # whether its attention names scores, softmax and value
 
 
 @pytest.fixture(scope="module", params=["naive", "sdpa_math"])
@@ -98,7 +99,7 @@ def compiled(request: pytest.FixtureRequest) -> Iterator[Compiled]:
         run = torch.compile(model)
         marked = run_and_get_code(train_step, run)[1]
         counts = Counter({name: n for stage in ("inductor", "aot_autograd") for name, n in counters[stage].items()})
-        yield Compiled(model, run, plain, marked, counts)
+        yield Compiled(model, run, plain, marked, counts, splits=request.param == "naive")
     torch._dynamo.reset()
 
 
@@ -170,7 +171,8 @@ def test_a_trace_of_torch_profiler_has_each_matmul_in_its_block_and_part(compile
         parts = [part for name in inside if (part := meaning(name).part)]
         phase = "backward" if "backward" in inside else "forward"
         found[phase, layer(ranges, op), max(parts, key=len, default=None)] += 1
-    once = {"attention.projections": 3, "attention": 2, "attention.output": 1, "ffn": 3}
+    once = {"attention.projections": 3, "attention.output": 1, "ffn": 3}
+    once |= {"attention.scores": 1, "attention.value": 1} if compiled.splits else {"attention": 2}
     expected = Counter({("forward", "lm_head", None): 1, ("backward", "lm_head", None): 2})
     for block in range(CONFIG.num_layers):
         for part, times in once.items():
@@ -239,6 +241,12 @@ def test_backward_has_the_module_of_its_forward_operator() -> None:
 def test_the_range_that_names_fused_layers_means_nothing_else() -> None:
     for layers in ("embedding + block 0", "block 0 + final norm", "block 1 + block 0"):
         assert not any(meaning(f"fused ({layers})"))
+
+
+def test_an_operator_has_the_name_that_was_annotated_around_it() -> None:
+    made = graph(("a", add, ("x", "y"), "layers.0.attn"))
+    made["a"].meta["custom"] = {TRACED: "softmax", "somebody's": 1}
+    assert LabelledGraph(made["a"].graph).label([made["a"]]) == ("block 0", "attention", "softmax")
 
 
 def test_marks_switch_and_the_last_one_ends_with_the_code() -> None:
