@@ -65,10 +65,6 @@ class Replay:
         """What is allocated after `event`."""
         return (a for a in self.allocations if a.start <= event < a.end)
 
-    @property
-    def peak_reserved_bytes(self) -> int:
-        return max(reserved for _, reserved in self.reserved_bytes)
-
 
 def replay(snapshot: Snapshot) -> Replay:
     """Follow the events of a snapshot. What they do not explain is said in `doubts`."""

@@ -1,6 +1,7 @@
 """In which phase and layer an event of a snapshot happened: by ranges where there are some, else by stacks. Floor 0.
 
-The rules are data: STACK_RULES, and for ranges those of `analysis.names`. A range counts for all threads, by time.
+The rules are data: ANYWHERE, INNERMOST and NO_STACK; for ranges those of `analysis.names`. A range counts for all
+threads, by time.
 """
 
 from __future__ import annotations

@@ -13,9 +13,11 @@ from typing import Any
 
 from cs_systems.analysis.allocations import BEFORE
 from cs_systems.analysis.memory_categories import CATEGORIES, Attributed, Attribution
+from cs_systems.analysis.memory_phases import ANYWHERE, INNERMOST, NO_STACK
 from cs_systems.analysis.sites import python_frames, short_file
 from cs_systems.analysis.snapshot import Events, Stack
 from cs_systems.analysis.tensor_names import TensorNames
+from cs_systems.config import Phase
 
 MOST_ALLOCATIONS = 300_000
 MOST_BLOCKS = 50_000
@@ -49,7 +51,8 @@ def view(found: Attribution, names: TensorNames) -> dict[str, Any]:
             "by": _by_category(found.alive_at(replay.peak_event)),
         },
         "categories": [*CATEGORIES],
-        "rules": [*CATEGORIES.values()],
+        "rules": [*CATEGORIES.items()],
+        "phase_rules": [*((rule.phase, rule.why) for rule in (*ANYWHERE, *INNERMOST)), (Phase.BACKWARD, NO_STACK)],
         "allocations": columns,
         "rest": {"allocations": len(rest), "bands": _bands(rest, begins, ends, end_ns)},
         "reserved": [[0 if e == BEFORE else moments[e], reserved] for e, reserved in replay.reserved_bytes],

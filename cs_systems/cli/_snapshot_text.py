@@ -40,14 +40,12 @@ def _peak(found: Attribution) -> str:
     when = "before the first event"
     if event > BEFORE:
         phase = found.places[event].phase
-        at = (
-            f", {human((events.time_us[event] - events.time_us[0]) / 1e6, 's')} after the first"
-            if events.time_us
-            else ""
-        )
-        when = f"at event {event:,}{at}" + (f", in {phase}" if phase else "")
-    reserved = replay.reserved_bytes[-1][1]
-    over = f"; reserved {human(reserved, 'bytes')} at the end" if replay.snapshot.segments else ""
+        when = f"at event {event:,}"
+        if events.time_us:
+            when += f", {human((events.time_us[event] - events.time_us[0]) / 1e6, 's')} after the first"
+        when += f", in {phase}" if phase else ""
+    reserved = max(reserved for _, reserved in replay.reserved_bytes)
+    over = f"; reserved at most {human(reserved, 'bytes')}" if replay.snapshot.segments else ""
     return f"peak {human(replay.peak_bytes, 'bytes')} ({replay.peak_bytes:,} bytes) {when}{over}"
 
 
@@ -65,12 +63,11 @@ def _sidecar(found: Attribution) -> list[str]:
     sidecar = found.replay.snapshot.sidecar
     if sidecar is None or sidecar.max_allocated_bytes is None:
         return []
-    off = sidecar.max_allocated_bytes - found.replay.peak_bytes
+    said, off = "torch.cuda.max_memory_allocated() said", sidecar.max_allocated_bytes - found.replay.peak_bytes
     if not off:
-        return ["torch.cuda.max_memory_allocated() said the same, to the byte"]
+        return [f"{said} the same, to the byte"]
     return [
-        f"torch.cuda.max_memory_allocated() said {sidecar.max_allocated_bytes:,} bytes, {off:+,}: its peak was not "
-        "within what was recorded"
+        f"{said} {sidecar.max_allocated_bytes:,} bytes: {abs(off):,} {'more' if off > 0 else 'less'} than the events"
     ]
 
 

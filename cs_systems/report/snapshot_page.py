@@ -53,7 +53,10 @@ def render(view: Mapping[str, Any], tables: Tables, heading: Sequence[str], titl
 {"".join(_section(name, *tables[name]) for name in SHOWN if name in tables and tables[name][0])}
 <section>
 <h2>How it is told what memory is</h2>
-<div class="scroll"><table>{_rules(view)}</table></div>
+<div class="scroll"><table>{_rules(view["rules"])}</table></div>
+<h3>The phase in which it was made</h3>
+<p class="caption">A range of that name says it, where there are some; else the first of these that fits the stack.</p>
+<div class="scroll"><table>{_rules(view["phase_rules"])}</table></div>
 </section>
 </main>
 <div id="tip" role="status" hidden></div>
@@ -102,8 +105,7 @@ def _section(name: str, rows: Sequence[Row], notes: Sequence[str]) -> str:
     return f"<section><h2>{escape(heading)}</h2>{table_html(table, f'table-{name}')}{notes_html(notes)}</section>\n"
 
 
-def _rules(view: Mapping[str, Any]) -> str:
-    pairs = zip(view["categories"], view["rules"], strict=True)
+def _rules(rules: Sequence[tuple[str, str]]) -> str:
     return "".join(
-        f'<tr><th scope="row">{escape(what)}</th><td class="prose">{escape(rule)}</td></tr>' for what, rule in pairs
+        f'<tr><th scope="row">{escape(what)}</th><td class="prose">{escape(rule)}</td></tr>' for what, rule in rules
     )

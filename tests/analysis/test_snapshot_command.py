@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import pickle
 import subprocess
 import sys
@@ -85,6 +86,25 @@ def test_names_fit_80_columns_too(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_the_long_tables_can_be_longer(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert snapshot(snapshot_path, "--table", "segments", "--top", "3") == 0
     assert "44 more row(s): show more with --top" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("peak", "said"),
+    [
+        (213_795_840, "max_memory_allocated() said the same, to the byte"),
+        (213_795_841, "said 213,795,841 bytes: 1 more than the events"),
+        (213_795_839, "said 213,795,839 bytes: 1 less than the events"),
+    ],
+)
+def test_what_pytorch_said_of_the_peak_is_held_against_it(
+    peak: int, said: str, snapshot_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.pickle"
+    path.write_bytes(snapshot_path.read_bytes())
+    known = {"schema_version": 1, "config": None, "max_allocated_bytes": peak, "tensors": []}
+    (tmp_path / "run.pickle.json").write_text(json.dumps(known))
+    assert snapshot(path, "--table", "composition") == 0
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_phases_are_shown_around_the_peak(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,8 @@ def test_it_says_what_it_shows(page: str) -> None:
         "together 213,795,840 bytes, the peak; 0 of them unknown",
         "allocated in backward and not freed in it",
         "26 gradients, so many parameters",
+        "a function named forward",
+        "it was autograd's own thread",
     ):
         assert said in text
     headings = {line.strip().lower() for line in re.sub(r"<[^>]*>", "\n", unescape(page)).splitlines()}
