@@ -1,7 +1,7 @@
 """What a study says of kernels: cells that are measured again under a profiler, and what that adds to the first time.
 
 A profiled cell tells which kernels ran and for how long; how long a step takes is told by its clean twin alone, which
-differs in nothing but the profiler, the warm-up and the number of steps.
+differs in nothing but the profiler and the number of steps, warm-up and rounds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _told(cell: Cell) -> bool:
 
 
 def _what(config: RunConfig) -> RunConfig:
-    return replace(config, profiler=CLEAN, profiler_args=(), warmup=0, steps=1)
+    return replace(config, profiler=CLEAN, profiler_args=(), warmup=0, steps=1, rounds=1)
 
 
 def add_kernel_times(cells: Sequence[Cell]) -> None:

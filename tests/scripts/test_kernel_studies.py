@@ -78,6 +78,8 @@ def test_a_clean_cell_gets_the_kernel_times_of_its_twin(skeleton: Any, builders:
     assert cell["kernels"] == 1684
     assert other["kernel_s"] is None, "its own times are no timings"
     assert [*skeleton.index([cell, other], "size").values()] == [cell]
+    in_rounds = replace(clean, config=replace(clean.run_config, rounds=5).to_dict())
+    assert skeleton.cells([in_rounds, watched])[0]["kernel_s"] == cell["kernel_s"]
     stranger = replace(watched, config=replace(watched.run_config, batch_size=5).to_dict())
     assert skeleton.cells([clean, stranger])[0]["kernel_s"] is None
 
