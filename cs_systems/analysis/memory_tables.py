@@ -190,7 +190,7 @@ def differences(a: Attribution, b: Attribution, by: Callable[[Attribution, Attri
     for found in (a, b):
         groups: dict[str, list[int]] = defaultdict(list)
         for each in found.alive_at(found.replay.peak_event):
-            groups[by(found, each) or "unknown"].append(each.allocation.bytes)
+            groups[by(found, each) or "no stack"].append(each.allocation.bytes)
         sides.append(groups)
     left, right = sides
     rows = [

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional
+from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, writing
 from cs_systems.cli._tables import Part, document_text
 from cs_systems.config import PRESETS, ConfigError, one_of
 from cs_systems.record import Row
@@ -59,7 +59,8 @@ def run(args: SnapshotArgs) -> int:
     with without_collector():
         text = _text(args, tables)
     if args.output:
-        args.output.write_text(text, encoding="utf-8")
+        with writing(args.output):
+            args.output.write_text(text, encoding="utf-8")
         print(f"{args.format}: {args.output}", file=sys.stderr)
     else:
         sys.stdout.write(text)
@@ -125,7 +126,7 @@ def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: At
     from cs_systems.analysis.memory_tables import differences, where
     from cs_systems.cli._snapshot_text import difference_heading
 
-    by = {"category": lambda _, a: a.category, "layer": lambda _, a: a.layer, "site": where}
+    by = {"category": lambda _, a: a.category, "layer": lambda _, a: a.layer or "no layer", "site": where}
     parts: list[Part] = []
     for name in tables:
         rows = differences(a, b, by[name])
@@ -137,5 +138,5 @@ def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: At
             "what": DIFFERENT[name], "a_bytes": "A", "b_bytes": "B", "difference_bytes": "B − A",
             "a_allocations": "count of A", "b_allocations": "count of B",
         }  # fmt: skip
-        parts.append((f"memory at the peak by {DIFFERENT[name]}, B against A", rows[:top], titles, said))
+        parts.append((f"memory at the peak by {name}, B against A", rows[:top], titles, said))
     return document_text(args.format, difference_heading(a, b), parts)

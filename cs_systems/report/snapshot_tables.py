@@ -40,4 +40,4 @@ CAPTIONS = {
     "alive": "still allocated at the end",
 }
 LONG = ("top", "timeline", "segments", "alive")  # cut to --top rows
-DIFFERENT = {"category": "what", "layer": "layer", "site": "where"}
+DIFFERENT = {"category": "what", "layer": "layer", "site": "line of code"}

@@ -128,7 +128,10 @@ def test_two_are_held_against_each_other(
         "B − A: −204 MiB (-213,794,816 bytes)",
     ]
     assert out.split()[: len(" ".join(said).split())] == " ".join(said).split()
-    assert out.count("memory at the peak by ") == len(DIFFERENT)
+    assert [line for line in out.splitlines() if line.startswith("memory at the peak by")] == [
+        f"memory at the peak by {name}, B against A" for name in DIFFERENT
+    ]
+    assert "no layer" in out
     assert snapshot(snapshot_path, other, "--table", "top") == 2
     assert "unknown table of a comparison 'top': known: category, layer, site" in capsys.readouterr().err
 
@@ -159,6 +162,14 @@ def test_a_running_out_of_memory_and_what_is_missing_are_told(
     assert "out of memory at event 1: 3.00 GiB asked for, 1.00 MiB free on the device, 2.00 KiB allocated" in out
     assert "2.00 KiB allocated, at train.py:7 step" in out
     assert "missing: no segments" in out
+
+
+def test_the_output_gets_its_folder(snapshot_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a" / "b.csv"
+    assert snapshot(snapshot_path, "--table", "layers", "--format", "csv", "--output", file) == 0
+    assert file.read_text().startswith("layer,allocations,bytes")
+    assert snapshot(snapshot_path, "--output", file / "c.txt") == 2
+    assert "cannot write" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
