@@ -105,7 +105,7 @@ class _Reader:
         }
         self._refuse()
         self.process = self._process(process)
-        self.names = dict(database.execute("SELECT id, value FROM StringIds")) if "StringIds" in self.columns else {}
+        self.names = self._texts("StringIds", "value")
 
     def _refuse(self) -> None:
         """What no table can be made of. Ranges without kernels are a recording of the host, if CUDA was not used."""
@@ -125,6 +125,13 @@ class _Reader:
 
     def _has(self, table: str) -> bool:
         return table in self.columns and bool(self.database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall())
+
+    def _texts(self, table: str, column: str) -> dict[int, str]:
+        """id → text."""
+        if not self._has(table):
+            return {}
+        query = f"SELECT id, CAST({column} AS TEXT) FROM {table} WHERE {column} IS NOT NULL"
+        return dict(self.database.execute(query))
 
     def _column(self, table: str, name: str) -> str:
         """The column, or NULL where this version of nsys has none."""
@@ -158,8 +165,10 @@ class _Reader:
             return None
         # To count them by process takes a sort, which a single process can do without.
         ((least, most),) = self.database.execute(f"SELECT min({owner}), max({owner}) FROM {table}")
+        if not isinstance(least, int) or not isinstance(most, int):  # a text is above every number
+            raise sqlite3.DatabaseError(f"{table} has a text where a number belongs")
         if wanted is None and least == most:
-            return int(least)
+            return least
         found = dict(self.database.execute(f"SELECT {owner}, count(*) FROM {table} GROUP BY 1"))
         pids = {number >> 24 & 0xFFFFFF: number for number in found}
         if wanted in pids:
@@ -177,12 +186,10 @@ class _Reader:
                 f"{whole} launches of CUDA graphs were recorded as a whole and their kernels are missing: "
                 f"record with {NODES}"
             )
-        gpus = "TARGET_INFO_GPU"
-        devices = self.database.execute(f"SELECT id, name FROM {gpus}") if self._has(gpus) else ()
         return Recording(
             source=str(self.path),
             profiler="nsys",
-            devices=dict(devices),
+            devices=self._texts("TARGET_INFO_GPU", "name"),
             kernels=kernels,
             copies=[copy for kind, table in COPIES.items() for copy in self._copies(kind, table)],
             calls=self._calls(),

@@ -82,6 +82,7 @@ def test_a_table_that_a_lazy_export_leaves_out_is_no_error(change: Callable[...,
         (f"DELETE FROM {KERNELS}", "holds no kernel"),
         ("DELETE FROM NVTX_EVENTS", "holds no NVTX range: record with --trace=cuda,nvtx"),
         (f"UPDATE {KERNELS} SET start = 'soon'", "is a damaged export .*KERNEL has a text where a number belongs"),
+        (f"UPDATE {KERNELS} SET globalPid = 'x'", "is a damaged export .*KERNEL has a text where a number belongs"),
         (f"UPDATE {KERNELS} SET start = '1,2'", "is a damaged export .*KERNEL has a text where a number belongs"),
         ("DROP TABLE NVTX_EVENTS", "holds no NVTX range: record with --trace=cuda,nvtx"),
         ("UPDATE NVTX_EVENTS SET end = NULL", "that ends .'step' never does.: let the recording go on"),
@@ -191,6 +192,16 @@ def test_start_end_ranges_and_registered_strings_count(change: Callable[..., Pat
 def test_an_export_of_an_unknown_layout_is_told_from_a_damaged_one(change: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match=r"lacks what the exports of nsys 2022.4 and newer have .*eventType"):
         read(change("ALTER TABLE NVTX_EVENTS DROP COLUMN eventType"))
+
+
+def test_names_that_are_missing_have_their_number(export: Callable[..., Path]) -> None:
+    path = export(ranges=[("step", 0, 1000, MAIN), ("forward", 50, 900, MAIN)])
+    database = sqlite3.connect(path)
+    ((lost,),) = database.execute("SELECT id FROM StringIds WHERE value = 'gemm'")
+    database.execute("UPDATE StringIds SET value = NULL WHERE value = 'gemm'")
+    database.commit()
+    database.close()
+    assert [kernel.function.name for kernel in read(path).kernels] == [f"kernel {lost}"]
 
 
 def test_kernels_that_end_before_they_start_are_left_out_and_named(change: Callable[..., Path]) -> None:
