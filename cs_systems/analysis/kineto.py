@@ -38,6 +38,7 @@ from cs_systems.analysis.trace import (
 )
 from cs_systems.config import ConfigError
 
+LONGEST_S = 1e9  # from the first event: what lies further off is no time of the recording
 WINDOW = 1 << 22  # characters decoded at a time
 GZIP_MAGIC = b"\x1f\x8b"
 _BETWEEN = re.compile(r"[\s,]*")
@@ -58,6 +59,10 @@ def read(path: Path, process: int | None = None) -> Recording:
             return reader.recording(devices, process)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ConfigError(f"{path} is truncated ({error}): copy it again, or record again") from None
+        except OverflowError:
+            raise ConfigError(
+                f"{path} is damaged: the number of a thread, device or stream is none: record again"
+            ) from None
         except UnicodeDecodeError:
             raise ConfigError(f"{path} is not text: it is no trace of torch.profiler") from None
 
@@ -148,7 +153,7 @@ class _Reader:
         }
 
     def take(self, event: Event) -> None:
-        keep = self.keep.get(event.get("cat", ""))
+        keep = self.keep.get(str(event.get("cat")))
         phase = event.get("ph")
         if keep is None or phase not in ("X", "B"):
             return
@@ -160,10 +165,10 @@ class _Reader:
                 self.origin_us = float(event["ts"])
             start = (event["ts"] - self.origin_us) * 1e-6
             end = start + event["dur"] * 1e-6
-            if not start <= end < math.inf:
+            if not -LONGEST_S < start <= end < LONGEST_S:
                 raise ValueError
             keep(event, start, end)
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             self.damaged += 1
 
     def _kernel(self, event: Event, start: float, end: float) -> None:
@@ -285,9 +290,9 @@ def _kernels(
         function=Categorical.of(function),
         start_s=np.array(start),
         end_s=np.array(end),
-        device=np.array(device),
-        stream=np.array(stream),
-        thread=np.array(thread),
+        device=np.array(device, np.int64),
+        stream=np.array(stream, np.int64),
+        thread=np.array(thread, np.int64),
         launch_start_s=np.array(launched),
         launch_end_s=np.array(returned),
         in_graph=np.array(in_graph),

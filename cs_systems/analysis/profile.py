@@ -107,6 +107,8 @@ def profile(recording: Recording, steps: str | None = None) -> Profile:
             f"{recording.source}: none of its {len(kernels)} kernels was launched inside {_listed(chosen)} "
             f"({(number < 0).sum()} before the first): choose other ranges with --range: {_names(recording.ranges)}"
         )
+    if len(kernels) and not (kernels.end_s > kernels.start_s)[inside].any():
+        raise ConfigError(f"{recording.source}: its kernels take no time: the recording is damaged, record again")
     notes = [*recording.limitations, *([note] if note else [])]
     if not kernels:
         notes.append("no kernels: host times of the ranges, not device times")
@@ -137,7 +139,7 @@ def find_steps(recording: Recording, pattern: str | None) -> tuple[list[Step], s
     globs = (pattern,) if pattern else STEPS
     steps: list[Step] = []
     for r in recording.ranges.named(lambda name: any(fnmatchcase(name, glob) for glob in globs)):
-        if not steps or r.start_s >= steps[-1].end_s:
+        if r.end_s > r.start_s and (not steps or r.start_s >= steps[-1].end_s):
             steps.append(Step(r.name, r.start_s, r.end_s))
     if steps:
         return steps, None

@@ -150,10 +150,12 @@ def test_the_kernels_of_a_graph_have_the_phase_of_its_launch(kineto_events: list
 
 def test_damaged_events_are_counted(kineto_events: list[Event], trace: Trace) -> None:
     kernel = next(e for e in kineto_events if e.get("cat") == "kernel")
-    damaged = [kernel | change for change in ({"args": {}}, {"ts": "late"}, {"dur": -1}, {"dur": float("nan")})]
-    recording = read(trace([*kineto_events, *damaged]))
+    changes = ({"args": {}}, {"args": 3}, {"ts": "late"}, {"ts": 1e300}, {"dur": -1}, {"dur": float("nan")})
+    recording = read(trace([*kineto_events, *(kernel | change for change in changes), kernel | {"cat": []}]))
     assert len(recording.kernels) == 714
-    assert "4 event(s) lack a time or a number" in recording.limitations[0]
+    assert "6 event(s) lack a time or a number" in recording.limitations[0]
+    with pytest.raises(ConfigError, match="is damaged: the number of a thread, device or stream is none"):
+        read(trace([*kineto_events, kernel | {"args": kernel["args"] | {"device": 10**30}}]))
 
 
 def test_steps_without_a_range_go_from_forward_to_forward(kineto_recording: Recording) -> None:

@@ -204,6 +204,20 @@ def test_names_that_are_missing_have_their_number(export: Callable[..., Path]) -
     assert [kernel.function.name for kernel in read(path).kernels] == [f"kernel {lost}"]
 
 
+def test_kernels_that_take_no_time_and_steps_that_last_none_make_no_table(change: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="its kernels take no time: the recording is damaged"):
+        profile(read(change(f"UPDATE {KERNELS} SET end = start")))
+    with pytest.raises(ConfigError, match="no range is named 'step'"):
+        profile(
+            read(
+                change(
+                    "UPDATE NVTX_EVENTS SET end = start WHERE text = 'step'",
+                    "DELETE FROM NVTX_EVENTS WHERE text = 'forward'",
+                )
+            )
+        )
+
+
 def test_kernels_that_end_before_they_start_are_left_out_and_named(change: Callable[..., Path]) -> None:
     recording = read(change(f"UPDATE {KERNELS} SET end = start - 5 WHERE correlationId % 10 = 0"))
     assert (recording.kernels.end_s >= recording.kernels.start_s).all()
