@@ -124,8 +124,8 @@ def _other_processes_bytes(device: Device) -> int | None:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device.torch).uuid}")
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        if len(processes) == 1:  # this one, by whatever number it goes outside its container
-            return 0
+        if len(processes) < 2:  # this one, by whatever number it goes outside its container; none are hidden ones
+            return 0 if processes else None
         return sum(int(p.usedGpuMemory) for p in processes if p.pid != os.getpid())
     except Exception:  # no library, no driver, no permission: without the library its errors have no name either
         return None

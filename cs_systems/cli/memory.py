@@ -67,22 +67,19 @@ def run(args: Memory) -> int:
     if args.best_checkpoint != (args.budget is not None):
         raise ConfigError("--best-checkpoint and --budget go together: --best-checkpoint --budget 40GiB")
     if args.budget is not None:
-        configs = _planned(configs, parse_bytes(args.budget))
-    watched = [
-        replace(config, profiler=profiler)
-        for config in configs
-        for profiler, wanted in (("memory", True), ("residuals", args.residuals), ("memory_snapshot", args.snapshot))
-        if wanted
-    ]
+        return _run_cheapest(args, configs, parse_bytes(args.budget))
     if args.sweep.dry_run:
-        return print_cells(watched, args.sweep.timeout_s)
-    folder, records = measured(watched, args.sweep, "memory", args.steps.seed)
+        return print_cells(_watched(args, configs), args.sweep.timeout_s)
+    folder, records = measured(_watched(args, configs), args.sweep, "memory", args.steps.seed)
     for record in records:
         print_memory(record, folder)
-    if args.budget is not None:
-        _print_proof(records, parse_bytes(args.budget))
     print(f"records: {records_path(folder)}")
     return exit_status(records)
+
+
+def _watched(args: Memory, configs: Sequence[RunConfig]) -> list[RunConfig]:
+    profilers = (("memory", True), ("residuals", args.residuals), ("memory_snapshot", args.snapshot))
+    return [replace(config, profiler=name) for config in configs for name, wanted in profilers if wanted]
 
 
 def print_memory(record: RunRecord, folder: Path) -> None:
@@ -171,41 +168,59 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
     return 0
 
 
-def _planned(configs: Sequence[RunConfig], budget_bytes: int) -> list[RunConfig]:
-    """Each config with the cheapest checkpoint that fits, and with the budget as its limit where a GPU can set one."""
-    from cs_systems.cost import recomputed_flops, step_cost
-    from cs_systems.memory_fit import CONTEXT_BYTES, algorithm_of, cheapest_plan
+def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int) -> int:
+    """Run each config under the cheapest checkpoint that fits by prediction, and under the next one where that fails:
+    what the allocator cannot piece together is known to no formula."""
+    from cs_systems.cli._sweep import exit_status, measured
+    from cs_systems.memory_fit import CONTEXT_BYTES, cheapest_plan
     from cs_systems.report.units import human
     from cs_systems.runner import preflight
 
-    planned = []
-    on_gpu = preflight([replace(configs[0], device="cuda")])[0]["reason"] is None
+    on_gpu = args.steps.device != "cpu" and preflight([replace(configs[0], device="cuda")])[0]["reason"] is None
+    limit = budget_bytes - CONTEXT_BYTES if on_gpu else None
+    sweep, last = replace(args.sweep, out=args.sweep.folder("memory")), []
     for config in configs:
-        known = replace(config, device="cuda" if on_gpu else "cpu")
-        best = cheapest_plan(known, budget_bytes)
-        if best is None:
+        config, ceiling = replace(config, device=config.device if on_gpu else "cpu"), budget_bytes
+        while best := cheapest_plan(replace(config, device="cuda" if on_gpu else "cpu"), ceiling):
+            planned = replace(config, checkpoint=best.config.checkpoint, memory_limit_bytes=limit)
+            print(f"{describe(config)}: {best.what}: {human(best.needed_bytes, 'bytes')} by prediction, ", end="")
+            print(f"{_more_flops(best.config):.1%} more FLOPs", flush=True)
+            if args.sweep.dry_run:
+                break
+            folder, records = measured(_watched(args, [planned]), sweep, "memory", args.steps.seed)
+            last = [r for r in records if r.config["checkpoint"] == planned.checkpoint]
+            for record in last:
+                print_memory(record, folder)
+            print(_proof(last[0], budget_bytes))
+            if last[0].status != "oom":
+                break
+            ceiling = best.needed_bytes - budget_bytes // 50
+        else:
             raise ConfigError(
                 f"{describe(config)}: no checkpoint makes it fit {human(budget_bytes, 'bytes')}: "
                 f"--fits {budget_bytes} says what would"
             )
-        model, length, algorithm = config.model, config.tokens_per_sequence, algorithm_of(known)
-        again = recomputed_flops(model, config.batch_size, length, algorithm, best.config.checkpoint)
-        costs = step_cost(model, config.batch_size, length, config.mode, algorithm, config.precision).values()
-        share = again / sum(cost.hardware_flops or 0 for cost in costs)
-        print(f"{describe(config)}: {best.what}: predicted {human(best.needed_bytes, 'bytes')}, {share:.1%} more FLOPs")
-        limit = budget_bytes - CONTEXT_BYTES if on_gpu else None
-        planned.append(replace(config, checkpoint=best.config.checkpoint, memory_limit_bytes=limit))
-    return planned
+    return 0 if args.sweep.dry_run else exit_status(last)
 
 
-def _print_proof(records: Sequence[RunRecord], budget_bytes: int) -> None:
+def _more_flops(config: RunConfig) -> float:
+    """FLOPs that are executed again, as a share of the step's without checkpoints."""
+    from cs_systems.cost import recomputed_flops, step_cost
+    from cs_systems.memory_fit import algorithm_of
+
+    algorithm, length = algorithm_of(config), config.tokens_per_sequence
+    costs = step_cost(config.model, config.batch_size, length, config.mode, algorithm, config.precision).values()
+    again = recomputed_flops(config.model, config.batch_size, length, algorithm, config.checkpoint)
+    return again / sum(cost.hardware_flops or 0 for cost in costs)
+
+
+def _proof(record: RunRecord, budget_bytes: int) -> str:
     from cs_systems.report.units import human
 
-    for record in records:
-        measured = record.measurement.peak_allocated_bytes if record.measurement else None
-        said = f"{describe(record.run_config)}: {record.status}"
-        if measured is not None:
-            said += f" under a cap of {human(budget_bytes, 'bytes')}, its measured peak {human(measured, 'bytes')}"
-        elif record.status == "ok":
-            said += ", but nothing limits the memory of a CPU: only a GPU proves that it fits"
-        print(said)
+    peak = record.measurement.peak_allocated_bytes if record.measurement else None
+    said = f"{describe(record.run_config)}: {record.status}"
+    if peak is not None:
+        return f"{said} in a budget of {human(budget_bytes, 'bytes')}: its measured peak is {human(peak, 'bytes')}"
+    if record.status == "ok":
+        return f"{said}, but nothing limits the memory of a CPU: only a GPU proves that it fits"
+    return f"{said}: {record.reason}"
