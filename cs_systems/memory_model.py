@@ -97,12 +97,6 @@ class PhaseMemory:
         return sum(self.components.values())
 
 
-def residual_stream_bytes(config: RunConfig) -> int:
-    """Of the tensor that goes from block to block: batch × sequence × d_model, in the parameters' dtype."""
-    tokens = config.batch_size * config.tokens_per_sequence
-    return tokens * config.model.d_model * PARAMETER_BYTES[config.precision]
-
-
 def kept_by_a_block(config: RunConfig, algorithm: AttentionAlgorithm) -> int:
     """What a block without a checkpoint keeps for its backward, copies of its weights included. Bytes."""
     block = _Step(config, algorithm).block

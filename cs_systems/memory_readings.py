@@ -6,10 +6,12 @@ nothing is timed beside it.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,6 +52,35 @@ class MemoryReadings:
         name = self._open.pop()
         if len(self._open) == 1:
             self.read(name)
+
+
+@contextmanager
+def backward_of_blocks(model: torch.nn.Module | None, allocated: Callable[[], int | None]) -> Iterator[list[Row]]:
+    """Inside, by how much each block's backward changes what is allocated, in the first step: {block, change_bytes}.
+
+    Its gradients come and what it kept goes. `allocated` is asked as a block's backward begins and ends.
+    """
+    rows: list[Row] = []
+    handles, before = [], dict[str, int]()
+
+    def begins(block: str) -> None:
+        if block not in before and (now := allocated()) is not None:
+            before[block] = now
+
+    def ends(block: str) -> None:
+        if block in before and block not in [row["block"] for row in rows]:
+            rows.append({"block": block, "change_bytes": (allocated() or 0) - before[block]})
+
+    for path, module in model.named_modules() if model is not None else ():
+        if found := re.fullmatch(r"layers\.(\d+)", path):
+            block = f"block {found[1]}"
+            handles.append(module.register_full_backward_pre_hook(lambda *_, block=block: begins(block)))
+            handles.append(module.register_full_backward_hook(lambda *_, block=block: ends(block)))
+    try:
+        yield rows
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def named_tensors(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> list[Row]:

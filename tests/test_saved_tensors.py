@@ -15,8 +15,11 @@ from cs_systems.config import ModelConfig, RunConfig
 from cs_systems.cost import FULL_MATRIX
 from cs_systems.losses import cross_entropy
 from cs_systems.memory_model import kept_by_a_block, step_memory
+from cs_systems.memory_readings import backward_of_blocks
 from cs_systems.model import BasicTransformerLM, RMSNorm
+from cs_systems.profilers.residuals import gradients_of_a_block
 from cs_systems.saved_tensors import by_block, saved_tensors, summed
+from tests.test_memory_model import LiveBytes
 
 MODEL = ModelConfig("wide", 64, 192, 3, 4, 500, 64)
 
@@ -75,6 +78,20 @@ def test_blocks_that_are_alike_are_summed_and_shares_add_up() -> None:
     assert (silu["module"], silu["count"], silu["shape"]) == ("layers.*.ffn", 3, "4×48×192")
     assert silu["total_bytes"] == 3 * 4 * 48 * 192 * 4
     assert all(row["total_bytes"] == 0 for row in made if row["parameter"])
+
+
+def test_a_blocks_backward_gives_gradients_and_frees_what_the_block_kept() -> None:
+    model, config = BasicTransformerLM(MODEL, "naive"), RunConfig(model=MODEL, batch_size=4, seq_len=48, device="cpu")
+    expected = gradients_of_a_block(config) - kept_by_a_block(config, FULL_MATRIX)
+    tokens = torch.randint(500, (4, 48))
+    with LiveBytes() as live, backward_of_blocks(model, live.now) as rows:
+        for _ in range(2):
+            cross_entropy(model(tokens), tokens).backward()
+    assert [row["block"] for row in rows] == ["block 2", "block 1", "block 0"]
+    assert [row["change_bytes"] for row in rows] == pytest.approx([expected] * 3, rel=0.001)
+    with backward_of_blocks(model, lambda: None) as unknown:
+        cross_entropy(model(tokens), tokens).backward()
+    assert unknown == []
 
 
 def test_somebodys_function_of_autograd_is_seen() -> None:

@@ -125,6 +125,10 @@ def _print_residuals(rows: Sequence[Row], results: dict[str, list[Row]], title: 
     ]
     titles = {"bytes": "kept", "predicted_bytes": "predicted"}
     _print(blocks, "kept by each block", ["predicted: by the closed form"], titles)
+    if rows := results.get("backward_blocks", []):
+        note = "predicted: the gradients that a block's backward emits, less what the block kept"
+        titles = {"change_bytes": "allocated", "gradient_bytes": "gradients", "predicted_bytes": "predicted"}
+        _print(rows, "change of what is allocated during each block's backward", [note], titles)
 
 
 def by_phase(rows: Sequence[Row]) -> list[Row]:

@@ -1,4 +1,5 @@
-"""What forward keeps for backward, in the first recorded step: by module and operation, and by block."""
+"""What forward keeps for backward, in the first recorded step: by module and operation, and by block; what each
+block's backward gives and frees."""
 
 from __future__ import annotations
 
@@ -9,14 +10,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.config import ConfigError
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.cost import PARAMETER_BYTES
 from cs_systems.memory_fit import algorithm_of
-from cs_systems.memory_model import kept_by_a_block, residual_stream_bytes
+from cs_systems.memory_model import kept_by_a_block
 from cs_systems.profilers import Collected, ProfileLost, Profiler
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
     from cs_systems.device import Device
+
+
+def residual_stream_bytes(config: RunConfig) -> int:
+    """Of the tensor that goes from block to block: batch × sequence × d_model, in the parameters' dtype."""
+    tokens = config.batch_size * config.tokens_per_sequence
+    return tokens * config.model.d_model * PARAMETER_BYTES[config.precision]
+
+
+def gradients_of_a_block(config: RunConfig) -> int:
+    """The gradients that a block's backward emits: of its weights and norms, and the residual stream's, which it hands
+    on while the one that it was given is still alive. Bytes."""
+    model = config.model
+    weights = 4 * model.d_model**2 + 3 * model.d_model * model.d_ff + 2 * model.d_model
+    return weights * PARAMETER_BYTES[config.precision] + residual_stream_bytes(config)
 
 
 def rows_path(out: Path) -> Path:
@@ -25,11 +41,16 @@ def rows_path(out: Path) -> Path:
 
 @contextmanager
 def region(out: Path, device: Device, model: Any) -> Iterator[None]:
+    from cs_systems.memory_readings import backward_of_blocks
     from cs_systems.saved_tensors import by_block, saved_tensors, summed
 
-    with saved_tensors(model) as found:
+    with (
+        backward_of_blocks(model, lambda: device.memory()["allocated_bytes"]) as backward,
+        saved_tensors(model) as found,
+    ):
         yield
-    rows_path(out).write_text(json.dumps({"residuals": summed(found.rows), "residual_blocks": by_block(found.rows)}))
+    tables = {"residuals": summed(found.rows), "residual_blocks": by_block(found.rows), "backward_blocks": backward}
+    rows_path(out).write_text(json.dumps(tables))
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
@@ -40,9 +61,13 @@ def collect(out: Path, record: RunRecord) -> Collected:
     path.unlink()
     if record.config["workload"] == "train_step":
         results["residual_stream"] = [{"bytes": residual_stream_bytes(record.run_config)}]
-    predicted = _kept_by_a_block(record)
+    kept = _kept_by_a_block(record)
     for row in results["residual_blocks"]:
-        row["predicted_bytes"] = predicted if row["block"].startswith("block") else None
+        row["predicted_bytes"] = kept if row["block"].startswith("block") else None
+    for row in results["backward_blocks"]:
+        gradients = gradients_of_a_block(record.run_config)
+        row["gradient_bytes"] = None if kept is None else gradients
+        row["predicted_bytes"] = None if kept is None else gradients - kept
     return Collected({}, results)
 
 
