@@ -47,6 +47,7 @@ def test_code_compiled_afterwards_has_no_marks() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # fp32 is what is meant
 def test_on_a_gpu_marks_change_no_kernel() -> None:
     """It too comes before the tests that compile inside."""
     from torch._inductor.codegen.common import device_codegens, init_backend_registration

@@ -15,7 +15,7 @@ from cs_systems.config import Mode, Precision, RunConfig
 from cs_systems.record import RunRecord, append_record, read_records
 
 ROOT = Path(__file__).parent.parent.parent
-RECORDED = ROOT / "profiles" / "profile_coverage" / "eager_small.records.jsonl"
+RECORDED = ROOT / "profiles" / "profile_coverage" / "small.records.jsonl"
 
 
 def launch_bound(record: RunRecord, *phases: str, longer: float = 1.0) -> RunRecord:
@@ -130,7 +130,7 @@ def test_c3_says_within_which_tolerance_two_values_agree(skeleton: Any, builders
     said = explained(skeleton, "c3", [clean, same])
     assert "the time under nsys lies within 5% of the clock in 3 of 3 phases\n" in said
     assert re.search(
-        r"no kernel ran in 39% of the step \(launch-bound 36\.9%, device latency 1\.7%, copy 0\.6%\)", said
+        r"no kernel ran in 28% of the step \(launch-bound 22\.8%, device latency 3\.0%, copy 0\.8%\)", said
     )
     assert [c3.agrees(v, 1.0) for v in (0.94, 0.96, 1.04, 1.06, None)] == [False, True, True, False, None]
     alone = c3.by_phase(skeleton.cells([clean]))
@@ -152,7 +152,7 @@ def test_c4_tells_what_a_lower_precision_shortens(skeleton: Any, builders: Any) 
     large = [replace(r, config=replace(r.run_config, model=study("c4").full()[-1].model).to_dict()) for r in full]
     half = [replace(r, config=replace(r.run_config, precision=Precision.BF16).to_dict()) for r in large]
     said = explained(skeleton, "c4", [*large, *half])
-    assert "large train-step: from fp32 to bf16 the matrix products go from 38.8 ms to 38.8 ms" in said
+    assert "large train-step: from fp32 to bf16 the matrix products go from 38.9 ms to 38.9 ms" in said
 
 
 def test_c5_counts_what_softmax_and_products_must_do() -> None:
