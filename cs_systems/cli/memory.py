@@ -161,8 +161,8 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
         if config.workload != "train_step":
             raise ConfigError(f"the memory of {config.workload} is not known by formula: leave out --fits")
         fit = fits(replace(config, device="cuda"), device_bytes)
-        verdict = "fits" if fit.fits else "does not fit"
-        print(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')}, {verdict} {human(device_bytes, 'bytes')}")
+        verdict = "with the CUDA context, " + ("fits" if fit.fits else "does not fit")
+        print(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
         print(f"  largest that fits: batch {fit.largest_batch or '–'}, or context {fit.largest_context or '–'}")
         if not fit.fits:
             first = " ".join(change.what for change in fit.first)

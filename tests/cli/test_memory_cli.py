@@ -66,10 +66,13 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 def test_what_fits_is_said_without_running_anything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", "--size", "2.7B", "small", "--context-length", "2048", "--fits", "80GiB"]) == 0
     said = capsys.readouterr().out
-    assert "2.7B ctx 2048 batch 4 · naive · fp32 · train-step: 173 GiB, does not fit 80.0 GiB" in said
+    assert (
+        "2.7B ctx 2048 batch 4 · naive · fp32 · train-step: 173 GiB with the CUDA context, does not fit 80.0 GiB"
+        in said
+    )
     assert "largest that fits: batch 1, or context 887" in said
     assert "change first: --attention flash_triton --checkpoint selective:matmul" in said
-    assert "small ctx 2048 batch 4 · naive · fp32 · train-step: 20.5 GiB, fits 80.0 GiB" in said
+    assert "small ctx 2048 batch 4 · naive · fp32 · train-step: 20.5 GiB with the CUDA context, fits 80.0 GiB" in said
     assert main(["memory", "--size", "8B", "--fits", "24GiB"]) == 0
     assert "nothing of this is enough: shard it over several devices" in capsys.readouterr().out
 
