@@ -220,7 +220,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
         environment=after,
         measurement=measurement,
         warnings=warnings,
-        results={"ran": [description | rounds | _provenance(cell.config)], **_cost_tables(cell, device)},
+        results={"ran": [description | rounds | _provenance(cell.config)], **_tables(cell, device)},
     )
 
 
@@ -231,6 +231,12 @@ def _provenance(config: RunConfig) -> Row:
         if source := plugins.provenance(getattr(config, role)):
             row |= {f"{role}_path": source["path"], f"{role}_sha256": source["sha256"]}
     return row
+
+
+def _tables(cell: _Cell, device: Device) -> dict[str, list[Row]]:
+    """What joins the record beside its samples: memory and cost, and the workload's own tables."""
+    own: dict[str, list[Row]] = getattr(cell.workload, "tables", dict)()
+    return own | _cost_tables(cell, device)
 
 
 def _cost_tables(cell: _Cell, device: Device) -> dict[str, list[Row]]:

@@ -33,6 +33,7 @@ SCRIPTS = Path(__file__).parent
 # The most telling first: what a budget leaves out is at the end.
 ORDER = (
     *("c2", "c18", "c3", "c4", "c5", "l7", "a3", "l1", "l2", "l3", "l4", "l5", "l6", "c1", "c11"),
+    *("c7", "c6"),
     *("c9", "a2", "c17", "c10", "a1"),
 )
 SCALES = ("auto", "full", "small")

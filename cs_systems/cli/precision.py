@@ -1,11 +1,14 @@
-"""What a lower precision changes. Today: `--dtypes`, the dtype of parameters, of what each module takes and gives, of
-logits, loss and gradients, under each precision, and an error with its cause where the step did not run in it.
+"""What a lower precision changes. `--dtypes`: the dtype of parameters, of what each module takes and gives, of logits,
+loss and gradients, under each precision, and an error with its cause where the step did not run in it. The model may be
+`toy` (fc1 → relu → LayerNorm → fc2), a preset, or a step of your own that calls any module.
 
-The model may be `toy` (fc1 → relu → LayerNorm → fc2), a preset, or a step of your own that calls any module.
+`--accumulation`: what sums lose, with the ulp that explains it. `--normalization`: which step of LayerNorm, RMSNorm and
+softmax breaks in low precision, and at which size of the input.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +18,7 @@ from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeInt, Names, Sweep, flag, optional
 from cs_systems.config import PRESETS, ConfigError, RunConfig, describe, grid, one_of, preset
-from cs_systems.record import RunRecord
+from cs_systems.record import Row, RunRecord
 
 TOY = "toy"
 HEADINGS = {
@@ -36,6 +39,8 @@ NOTES = {
 @dataclass(frozen=True)
 class PrecisionOptions:
     dtypes: Annotated[bool, flag("the dtype of everything, as a table")] = False
+    accumulation: Annotated[bool, flag("sums in low precision: 0.01 many times, and random ones")] = False
+    normalization: Annotated[bool, flag("LayerNorm, RMSNorm, softmax: one step at a time in low precision")] = False
     model: Annotated[Names, arg(help=f"toy, {', '.join(PRESETS)}, or package.module:step")] = (TOY,)
     precision: Annotated[Names, arg(help="fp32, bf16, fp16 (autocast), bf16-pure")] = ("bf16",)
     attention: Annotated[Names, arg(help="of a preset: attention backends, or path.py:function")] = ("naive",)
@@ -48,27 +53,34 @@ class PrecisionOptions:
 
 
 ARGS = PrecisionOptions
-ELSEWHERE = (
-    "precision offers --dtypes today: say cs-systems precision --dtypes; for what a precision gains in time and "
-    "memory: cs-systems time --precision fp32 bf16 --rounds 5 --interleave"
+OFFERED = (
+    "precision offers --dtypes, --accumulation and --normalization today: name one; for what a precision gains in time "
+    "and memory: cs-systems time --precision fp32 bf16 --rounds 5 --interleave"
 )
+NUMERICS = ("accumulation", "normalization")
 
 
 def run(args: PrecisionOptions) -> int:
     """The exit status of the sweep, 3 where a step did not run in its precision. Raises ConfigError."""
-    if not args.dtypes:
-        raise ConfigError(ELSEWHERE)
     from cs_systems.cli._sweep import EXIT_NOTHING, exit_status, measured, print_cells
     from cs_systems.record import records_path
     from cs_systems.report.formats import FORMATS
 
     one_of("format", args.format, FORMATS)
-    configs = [config for model in args.model for config in _configs(model, args)]
+    configs = [config for model in args.model if args.dtypes for config in _configs(model, args)]
+    once = RunConfig(warmup=0, steps=1, device=args.device)
+    for workload in NUMERICS:
+        if getattr(args, workload):
+            configs += grid(once, workload=[workload], precision=args.precision)
+    if not configs:
+        raise ConfigError(OFFERED)
     if args.sweep.dry_run:
         return print_cells(configs, args.sweep.timeout_s)
     folder, records = measured(configs, args.sweep, "precision", 0)
     for record in records:
-        print(dtypes_text(record, args.format))
+        if record.config["profiler"] == "dtypes" or record.status != "ok":
+            print(dtypes_text(record, args.format))
+    print(*numerics_texts(records, args.format), sep="\n", end="")
     print(f"records: {records_path(folder)}", file=sys.stdout if args.format == "terminal" else sys.stderr)
     return EXIT_NOTHING if any(record.status == "error" for record in records) else exit_status(records)
 
@@ -82,6 +94,35 @@ def _configs(model: str, args: PrecisionOptions) -> list[RunConfig]:
         return grid(base, **axes)
     workload = model if ":" in model else one_of("model", model, [TOY, *PRESETS])
     return grid(base, workload=[workload], **axes)
+
+
+def numerics_texts(records: Sequence[RunRecord], format: str) -> list[str]:
+    """The tables of sums and normalisations, those that the records fill, each with what it says."""
+    from cs_systems.analysis import numerics
+    from cs_systems.report.rows import render_rows
+
+    sums = numerics.accumulated(records)
+    parts: list[tuple[str, list[Row], list[str]]] = [
+        (
+            "0.01 added again and again",
+            [{k: v for k, v in row.items() if k != "why"} for row in sums],
+            numerics.reasons(sums),
+        ),
+        ("1000 × 0.01 in one dtype, while the sum is between two powers of 2", numerics.ulps(records), []),
+        ("relative error of random sums, median", numerics.summed(records), []),
+        ("relative error by the step in low precision; u: unit roundoff", numerics.normalized(records), []),
+        (
+            "where one low step alone breaks: inputs of mean 0 and standard deviation σ",
+            numerics.ranges(records),
+            [sentence for record in records for sentence in numerics.verdicts(record)],
+        ),
+    ]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return [
+        render_rows(rows, format, caption, notes, width=width, color=sys.stdout.isatty())
+        for caption, rows, notes in parts
+        if rows
+    ]
 
 
 def title(record: RunRecord) -> str:

@@ -83,7 +83,7 @@ def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     axes.set_xlabel(f"{unit.label} (bars: medians of the phases; line: p10 to p90 of the step{more})")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.grid(axis="x")
-    return _with_legend(drawn, axes)
+    return with_legend(drawn, axes)
 
 
 def families(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
@@ -109,7 +109,7 @@ def families(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     axes.set_xlim(0, 112)
     axes.set_xlabel("% of the kernel time of a step, and that time")
     axes.set_xticks(range(0, 101, 20))
-    return _with_legend(drawn, axes)
+    return with_legend(drawn, axes)
 
 
 def time(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
@@ -191,7 +191,7 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     axes.set_ylabel("over the timed steps' median")
     axes.set_xlabel("step")
     axes.set_xlim(left=0.5)
-    return _with_legend(drawn, axes)
+    return with_legend(drawn, axes)
 
 
 def causes(sample: Sample, highest_clock_hz: float | None) -> list[str]:
@@ -226,7 +226,23 @@ def _has_ceiling(data: pd.DataFrame) -> bool:
     return _runs_along(data, "model_flops_per_s") and _runs_along(data, "ceiling_flops_per_s")
 
 
+def _filled_by(workload: str) -> Callable[[pd.DataFrame], bool]:
+    return lambda data: data["workload"].iloc[0] == workload and _measured(data)
+
+
+def _error_figure(name: str) -> Callable[[Sequence[RunRecord], pd.DataFrame], Figure]:
+    def draw(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
+        from cs_systems.report import error_figures  # it draws with what stands here
+
+        drawn: Figure = getattr(error_figures, name)(records)
+        return drawn
+
+    return draw
+
+
 KINDS = {
+    "sums": Kind("error of a sum against its length", _filled_by("accumulation"), _error_figure("sums")),
+    "steps": Kind("error by the step in low precision", _filled_by("normalization"), _error_figure("steps")),
     "families": Kind("kernel time by family", lambda data: True, families, table="families"),
     "phases": Kind("where a step's time goes", _has_parts, phases),
     "rate": Kind("model FLOP/s under the ceiling", _has_ceiling, rate),
@@ -274,7 +290,7 @@ def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -
     panels[0].set_ylabel(ylabel)
     if hidden := len(measured) - len(looks):
         panels[0].set_xlabel(f"{panels[0].get_xlabel()} ({hidden} more curves are in the table)")
-    return _with_legend(drawn, panels[0], along=len(looks) > 1)
+    return with_legend(drawn, panels[0], along=len(looks) > 1)
 
 
 def _apart(rows: pd.DataFrame, along: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -318,7 +334,7 @@ def _log_log(axes: Axes, title: str, places: Mapping[Any, float], panels: int) -
     axes.grid()
 
 
-def _with_legend(drawn: Figure, axes: Axes, along: bool = True) -> Figure:
+def with_legend(drawn: Figure, axes: Axes, along: bool = True) -> Figure:
     """The legend below, in rows: beside the figure it would take its width."""
     handles, labels = axes.get_legend_handles_labels()
     if along and labels:

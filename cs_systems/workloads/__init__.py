@@ -4,7 +4,8 @@ A workload holds no timing, printing or JSON: it says what a step consists of, a
 factory may have `preflight(config, device) -> int | None`: it raises `Unavailable` for a cell that cannot run here,
 without building it, and returns the bytes of device memory that the cell's peak should take. A workload whose kernels
 are shorter than their launches may have `hides_launches = True`: see `timing`. One with a `model`, an `nn.Module`, has
-its modules annotated under a profiler: see `instrument`.
+its modules annotated under a profiler: see `instrument`. One that computes something to be looked at may have
+`tables() -> dict[str, list[Row]]`: small plain tables that join its record's results.
 """
 
 from __future__ import annotations

@@ -57,10 +57,24 @@ def test_a_step_that_is_not_what_was_asked_for_is_an_error_with_its_table(
     assert "dtypes" not in nothing.results
 
 
+def test_what_sums_and_normalisations_lose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--accumulation", "--normalization", "--precision", "fp16", "fp32", "--device", "cpu"]
+    assert main(["precision", *words, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^fp16 \+ fp16 +1000 +9\.9531 +-0\.047$", printed, re.MULTILINE)
+    said = " ".join(printed.split())
+    same = "fp32 + fp16 and fp32 + (fp16 → fp32), 1,000 times: 0.01 is 0.010002136 in fp16"
+    assert said.count(same) == 1
+    assert "fp16 RMSNorm: overflows from σ = 8 (sum of squares)" in said
+    assert "unavailable: fp32 is not low: use bf16 or fp16" in said
+    assert max(map(len, printed.split("records:")[0].splitlines())) <= 80
+    assert [r.status for r in read_records(tmp_path)[0]].count("ok") == 3
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "precision offers --dtypes today: say cs-systems precision --dtypes"),
+        ([], "precision offers --dtypes, --accumulation and --normalization today: name one"),
         (["--dtypes", "--model", "tinny"], "unknown model 'tinny': did you mean tiny or toy?"),
         (["--dtypes", "--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
         (["--dtypes", "--model", "nowhere:step"], "there is no module 'nowhere'"),

@@ -41,7 +41,8 @@ def builders() -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.CEILINGS[Precision.FP16] = module.CEILINGS[Precision.BF16]
+    for precision in (Precision.FP16, Precision.BF16_PURE):
+        module.CEILINGS[precision] = module.CEILINGS[Precision.BF16]
     module.recorded = recorded
     return module
 
@@ -76,19 +77,35 @@ MEMORY_TABLES: dict[str, dict[str, list[Row]]] = {
 }
 
 
+@cache
+def _numerics() -> dict[tuple[str, str], RunRecord]:
+    """(workload, precision) → what a CPU made of it in the studies of low precision."""
+    folders = [ROOT / "profiles" / name / "cpu" for name in ("c6_accumulation", "c7_autocast_dtypes")]
+    records = [record for folder in folders for record in read_records(folder)[0]]
+    return {(record.config["workload"], record.config["precision"]): record for record in records}
+
+
 def recorded(record: RunRecord) -> RunRecord:
-    """The record with a real profile's tables, of those phases that its mode has; of memory with what is like them."""
+    """The record with a real profile's tables, of those phases that its mode has; of memory with what is like them; of
+    low precision with those of a CPU."""
+    real = _numerics().get((record.config["workload"], record.config["precision"]))
+    if real and (record.config["profiler"] == "dtypes" or real.config["profiler"] == "none"):
+        return replace(record, status=real.status, reason=real.reason, results=record.results | real.results)
+    if record.config["profiler"] == "none":
+        return record
     if of_memory := MEMORY_TABLES.get(record.config["profiler"]):
         return replace(record, results=record.results | of_memory)
-    real = _profiles()[record.config["profiler"]].results
+    tables_of = _profiles()[record.config["profiler"]].results
     assert record.measurement is not None
-    tables = {name: real[name] for name in ("steps", "ratio", "phases", "families", "kernels", "attention", "gaps")}
+    tables = {
+        name: tables_of[name] for name in ("steps", "ratio", "phases", "families", "kernels", "attention", "gaps")
+    }
     for name in ("phases", "attention"):
-        tables[name] = [row for row in real[name] if row["phase"] in record.measurement.phase_names()]
+        tables[name] = [row for row in tables_of[name] if row["phase"] in record.measurement.phase_names()]
     times: dict[str, float] = defaultdict(float)
     for row in tables["phases"]:
         if row["family"] != "all":
             times[row["family"]] += row["time_s"]
     tables["families"] = [{"family": name, "time_s": time} for name, time in times.items()]
-    tables["kernels"] = [row for row in real["kernels"] if row["family"] in times]
+    tables["kernels"] = [row for row in tables_of["kernels"] if row["family"] in times]
     return replace(record, results=record.results | tables)

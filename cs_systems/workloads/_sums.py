@@ -1,0 +1,43 @@
+"""Ways to add up a tensor along its first dimension, each step rounded to the tensor's dtype. (n, …) → (…)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from cs_systems.config import Precision
+
+DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+
+
+def sequential(x: Tensor, at: Collection[int] = ()) -> dict[int, Tensor]:
+    """One after the other, as one accumulator does; the sums of the first n, for each n of `at` and for all."""
+    total, found = torch.zeros_like(x[0]), {}
+    for n, row in enumerate(x.unbind(0), 1):
+        total = total + row
+        if n in at or n == len(x):
+            found[n] = total
+    return found
+
+
+def kahan(x: Tensor, at: Collection[int] = ()) -> dict[int, Tensor]:
+    """As `sequential`, with what rounding lost carried along (Kahan 1965)."""
+    total, lost, found = torch.zeros_like(x[0]), torch.zeros_like(x[0]), {}
+    for n, row in enumerate(x.unbind(0), 1):
+        corrected = row - lost
+        after = total + corrected
+        lost = (after - total) - corrected
+        total = after
+        if n in at or n == len(x):
+            found[n] = total
+    return found
+
+
+def pairwise(x: Tensor) -> Tensor:
+    """Neighbours first, then their sums: ⌈log2 n⌉ roundings on the way of each term."""
+    while len(x) > 1:
+        even = len(x) // 2 * 2
+        x = torch.cat([x[0:even:2] + x[1:even:2], x[even:]])
+    return x[0]

@@ -1,0 +1,116 @@
+"""What a sum loses in low precision: one number added many times, and random numbers by several ways of adding.
+
+`config.precision` is the low one. Table `accumulation`: VALUE added COUNTS times, the accumulator in one dtype and the
+addend in another. Table `summation`: the relative error of sums of uniform numbers in [0, 1), of 16 to LONGEST of them,
+in the median and at most over LANES sums, against float64: one after the other, pairwise, Kahan's way, one after the
+other in an fp32 accumulator, and as `torch.sum` does. Sums end in the low dtype. The data are the same on every device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from cs_systems.config import Precision, RunConfig
+from cs_systems.device import Device
+from cs_systems.record import Row
+from cs_systems.workloads import Unavailable
+from cs_systems.workloads._sums import DTYPES, kahan, pairwise, sequential
+
+VALUE = 0.01
+COUNTS = (1_000, 10_000, 100_000)
+LONGEST = 2**16
+LANES = 64
+
+
+class Accumulation:
+    def __init__(self, config: RunConfig, device: Device) -> None:
+        if config.precision not in DTYPES:
+            raise Unavailable(f"{config.precision.value} is no dtype to add up in: use fp32, bf16 or fp16")
+        self.config, self.device = config, device
+        self._tables: dict[str, list[Row]] = {}
+
+    def prepare(self) -> None:
+        return
+
+    def step(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield "repeated", self._repeated
+        yield "random", self._random
+
+    def _repeated(self) -> None:
+        self._tables["accumulation"] = repeated(self.config.precision, self.device.torch)
+
+    def _random(self) -> None:
+        self._tables["summation"] = summation(self.config.precision, self.device.torch, self.config.seed, LONGEST)
+
+    def cost(self) -> None:
+        return None
+
+    def tables(self) -> dict[str, list[Row]]:
+        return self._tables
+
+    def describe(self) -> Row:
+        return {"tokens": None, "precision": self.config.precision.value}
+
+
+def variants(precision: Precision) -> list[tuple[str, Precision, Precision, bool]]:
+    """(name, the accumulator's dtype, the addend's, whether the addend is made fp32 before it is added)."""
+    low, fp32 = precision, Precision.FP32
+    if low is fp32:
+        return [("fp32 + fp32", fp32, fp32, False)]
+    return [
+        (f"{low} + {low}", low, low, False),
+        (f"fp32 + {low}", fp32, low, False),
+        (f"fp32 + ({low} → fp32)", fp32, low, True),
+    ]
+
+
+def repeated(precision: Precision, device: torch.device) -> list[Row]:
+    """VALUE added to 0 again and again: {variant, accumulator, addend, count, exact, sum, error}."""
+    rows = []
+    for name, accumulator, addend, widened in variants(precision):
+        total = torch.zeros((), dtype=DTYPES[accumulator], device=device)
+        term = torch.tensor(VALUE, dtype=DTYPES[addend], device=device)
+        for n in range(1, max(COUNTS) + 1):
+            total += term.float() if widened else term
+            if n in COUNTS:
+                row = {"variant": name, "accumulator": accumulator.value, "addend": addend.value, "count": n}
+                exact = n * VALUE
+                rows.append(row | {"exact": exact, "sum": float(total), "error": float(total) - exact})
+    return rows
+
+
+def summation(precision: Precision, device: torch.device, seed: int, longest: int) -> list[Row]:
+    """{method, length, median_relative_error, largest_relative_error, unit_roundoff}, method by method."""
+    low = DTYPES[precision]
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(longest, LANES, generator=generator).to(low).to(device)
+    lengths = [2**k for k in range(4, longest.bit_length())]
+    exact = x.double().cumsum(0)
+    found: dict[str, dict[int, Tensor]] = {
+        "sequential": sequential(x, lengths),
+        "pairwise": {n: pairwise(x[:n]) for n in lengths},
+        "Kahan": kahan(x, lengths),
+        "torch.sum": {n: x[:n].sum(0) for n in lengths},
+    }
+    if precision is not Precision.FP32:
+        found["fp32 accumulator"] = {n: s.to(low) for n, s in sequential(x.float(), lengths).items()}
+    rows = []
+    for method, sums in found.items():
+        for n in lengths:
+            error = ((sums[n].double() - exact[n - 1]) / exact[n - 1]).abs()
+            rows.append(
+                {
+                    "method": method,
+                    "length": n,
+                    "median_relative_error": float(error.median()),
+                    "largest_relative_error": float(error.max()),
+                    "unit_roundoff": torch.finfo(low).eps / 2,
+                }
+            )
+    return rows
+
+
+WORKLOAD = Accumulation

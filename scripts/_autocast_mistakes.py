@@ -1,0 +1,57 @@
+"""Steps that seem to run under bf16 autocast and run in fp32: what C7 lets the toolkit find out about by itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from cs_systems.config import RunConfig
+from cs_systems.device import Device
+from cs_systems.workloads.toy import BATCH, IN, ToyModel
+
+Step = Callable[[], None]
+
+
+def other_device(config: RunConfig, device: Device) -> Step:
+    """Autocast for the device that the tensors are not on."""
+    other = "cpu" if device.is_cuda else "cuda"
+    return _step(device, lambda model, x: _under(other, lambda: model(x)))
+
+
+def outside(config: RunConfig, device: Device) -> Step:
+    """The model is called after the context was left."""
+
+    def forward(model: ToyModel, x: torch.Tensor) -> torch.Tensor:
+        ready = _under(device.torch.type, lambda: x * 2)
+        return model(ready)
+
+    return _step(device, forward)
+
+
+def no_context(config: RunConfig, device: Device) -> Step:
+    """A context was made and never entered."""
+
+    def forward(model: ToyModel, x: torch.Tensor) -> torch.Tensor:
+        torch.autocast(device.torch.type, torch.bfloat16)
+        return model(x)
+
+    return _step(device, forward)
+
+
+def _under(device: str, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that it switches autocast off; in a long log nobody reads it
+        with torch.autocast(device, torch.bfloat16):
+            return call()
+
+
+def _step(device: Device, forward: Callable[[ToyModel, torch.Tensor], torch.Tensor]) -> Step:
+    with device.torch:
+        model, x = ToyModel(), torch.randn(BATCH, IN)
+
+    def step() -> None:
+        forward(model, x).square().mean().backward()
+
+    return step

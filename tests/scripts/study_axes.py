@@ -1,0 +1,77 @@
+"""What the full size of each study must cover: AXES."""
+
+from __future__ import annotations
+
+from typing import Any
+
+CHECKPOINTS = {"none", *(f"every:{k}" for k in (1, 2, 4, 8)), "nested:8:2", "nested:16:4"}
+CHECKPOINTS |= {"selective:attention", "selective:matmul"}
+EMBEDDINGS = {32, 64, 128, 256, 512, 1024, 2048}
+SIZES = {"small", "medium", "large+num_layers=32", "large", "xl", "2.7B"}
+
+# What the full size must cover: (a value of each cell, by what it is, and the values that must all be there).
+AXES: dict[str, dict[str, set[Any]]] = {
+    "c1": {"size": {"small", "medium", "large"}, "ctx": {256}, "warmup": {0, 2, 5}, "steps": {10}},
+    "c2": {"size": SIZES, "ctx": {128, 256, 512, 1024}, "precision": {"fp32", "bf16"}, "mode": {"train-step"}},
+    "c3": {
+        "size": {"small", "medium", "large+num_layers=32", "large"},
+        "ctx": {128, 256},
+        "precision": {"fp32", "bf16"},
+        "profiler": {"none", "nsys"},
+        "mode": {"train-step"},
+    },
+    "c4": {
+        "size": {"large+num_layers=32", "large"},
+        "ctx": {256},
+        "precision": {"fp32", "bf16"},
+        "mode": {"forward", "forward-backward", "train-step"},
+        "profiler": {"none", "kineto"},
+    },
+    "c5": {
+        "size": {"large+num_layers=32"},
+        "ctx": {256, 1024},
+        "precision": {"fp32", "bf16"},
+        "attention": {"naive"},
+        "profiler": {"none", "kineto"},
+    },
+    "c11": {
+        "attention": {"naive", "compiled", "sdpa_flash", "flash_triton"},
+        "seq": {256, 1024, 4096, 8192, 16384},
+        "d_head": {16, 32, 64, 128},
+        "batch": {8},
+        "heads": {1},
+        "compile": {"none", "default"},
+    },
+    "c9": {
+        "size": {"large+num_layers=32", "large", "xl", "2.7B"},
+        "ctx": {128, 256, 512, 2048},
+        "precision": {"fp32", "bf16"},
+        "mode": {"forward", "train-step"},
+    },
+    "c10": {"seq": {256, 1024, 4096, 8192, 16384}, "d_head": {16, 32, 64, 128}, "batch": {8}, "attention": {"naive"}},
+    "c17": {"size": {"small", "medium", "large", "xl"}, "profiler": {"memory"}, "precision": {"fp32", "bf16"}},
+    "a1": {"compile": {"none", "default"}, "attention": {"naive", "sdpa_flash"}, "profiler": {"residuals"}},
+    "a2": {"size": {"xl", "2.7B"}, "ctx": {2048}, "checkpoint": CHECKPOINTS},
+    "c6": {"workload": {"accumulation"}, "precision": {"fp32", "fp16", "bf16"}},
+    "c7": {
+        "workload": {"toy", "train_step", "normalization"}
+        | {f"scripts/_autocast_mistakes.py:{name}" for name in ("other_device", "outside", "no_context")},
+        "precision": {"fp32", "fp16", "bf16", "bf16-pure"},
+    },
+    "c18": {"size": SIZES, "mode": {"forward-backward"}},
+    "l1": {"seq": {8, 16, 32, 64, 128, 256, 512}, "batch": {32}, "heads": {32}, "d_head": {64}, "causal": {True}},
+    "l2": {"seq": {8, 16, 32, 64, 128, 256, 512, 2048}, "causal": {True, False}},
+    "l3": {"embedding": EMBEDDINGS, "heads": {32}, "seq": {1024}, "batch": {32}, "causal": {True}},
+    "l4": {"heads": {1, 2, 4, 8, 16}, "embedding": {32}, "seq": {1024}, "batch": {32}},
+    "l5": {"seq": {512, 1024, 2048, 4096}, "memory_limit_bytes": {8 * 2**30, 24 * 2**30}},
+    "l6": {"batch": {4, 8, 16, 32, 64}, "seq": {256, 512, 1024, 2048, 4096}, "heads": {8, 16, 32, 64, 128}},
+    "l7": {"batch": {32}, "seq": {1024}, "heads": {32}, "embedding": {2048}, "causal": {True, False}},
+    "a3": {
+        "seq": {2**n for n in range(7, 17)},
+        "d_head": {16, 32, 64, 128},
+        "precision": {"bf16", "fp32"},
+        "attention": {"flash_triton", "naive", "sdpa_flash"},
+        "batch": {1},
+        "causal": {True},
+    },
+}
