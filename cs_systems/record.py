@@ -21,6 +21,7 @@ from cs_systems.config import ConfigError, RunConfig
 SCHEMA_VERSION = 1
 RECORDS_FILE = "records.jsonl"
 DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
+NO_TIMING = frozenset({"nan-loss"})  # codes of caveats: such a step may be faster or slower than one that computes
 Row = dict[str, Any]
 
 
@@ -138,6 +139,11 @@ class RunRecord:
     artifacts: dict[str, str] = field(default_factory=dict)
     predicted: bool = False
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def is_timing(self) -> bool:
+        """Whether its times may be quoted: it was measured, and its step computed numbers."""
+        return self.measurement is not None and all(w.code not in NO_TIMING for w in self.warnings)
 
     @property
     def run_config(self) -> RunConfig:

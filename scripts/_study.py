@@ -65,7 +65,7 @@ class Cell:
 
     @property
     def measured(self) -> bool:
-        return self.record.status == "ok"
+        return self.record.status == "ok" and self.record.is_timing
 
     @property
     def profiled(self) -> bool:

@@ -38,14 +38,15 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
     """Hold B against A, one row a matched cell and phase.
 
     A row has {cell, phase, a_median_s, b_median_s, ratio, ratio_low, ratio_high, verdict, resolution, unseen}.
-    The ratio is B's time over A's. What was timed under a profiler is left out. Raises ConfigError where no cell of A
-    matches one of B.
+    The ratio is B's time over A's. What was timed under a profiler, or has a loss that is NaN, is left out. Raises
+    ConfigError where no cell of A matches one of B.
     """
-    a, b, left_out = _clean(a), _clean(b), list(_profiled(a, b))
+    a, b, left_out = _clean(a), _clean(b), list(_left_out(a, b))
     if not a or not b:
         raise ConfigError(
-            "one of the recordings has only times under a profiler, which are no timings: measure with cs-systems "
-            "time, or hold the profiles themselves against each other: cs-systems analyze A.sqlite B.sqlite"
+            "one of the recordings has only times under a profiler or with a loss that is NaN, which are no timings: "
+            "measure with cs-systems time, or hold the profiles themselves against each other: cs-systems analyze "
+            "A.sqlite B.sqlite"
         )
     compared = _compared(a, b)
     cells_a, cells_b = _cells(a, compared), _cells(b, compared)
@@ -64,14 +65,20 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
 
 
 def _clean(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Those that no profiler disturbed."""
+    """Those that no profiler disturbed, and whose steps computed numbers."""
+    return [record for record in _undisturbed(records) if record.is_timing or record.measurement is None]
+
+
+def _undisturbed(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in records if record.config.get("profiler", "none") == "none"]
 
 
-def _profiled(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
+def _left_out(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
     for side, records in (("A", a), ("B", b)):
-        if count := len(records) - len(_clean(records)):
+        if count := len(records) - len(_undisturbed(records)):
             yield f"{count} record(s) of {side} were timed under a profiler and are left out: such times are no timings"
+        if count := len(_undisturbed(records)) - len(_clean(records)):
+            yield f"{count} record(s) of {side} have a loss that is NaN and are left out: such times are no timings"
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

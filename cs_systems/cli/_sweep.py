@@ -14,7 +14,7 @@ from typing import Any
 
 from cs_systems.cli._options import Sweep
 from cs_systems.config import RunConfig, describe
-from cs_systems.record import RunRecord, read_records, records_path
+from cs_systems.record import NO_TIMING, RunRecord, read_records, records_path
 from cs_systems.runner import Progress, preflight, sweep
 
 EXIT_NOTHING = 3
@@ -118,6 +118,8 @@ def outcome(record: RunRecord) -> str:
 
     if record.measurement is None:
         return f"{record.status}: {record.reason}"
+    if not record.is_timing:
+        return "; ".join(f"{w.message}: no timing [{w.code}]" for w in record.warnings if w.code in NO_TIMING)
     duration = median(record.measurement.durations_s("step"))
     marks = "".join(f" [{w.code}]" for w in record.warnings)
     return f"{human(duration, 's')} a step{marks}"

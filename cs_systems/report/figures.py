@@ -162,7 +162,7 @@ def memory(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 
 def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     """Every step in the order in which it was taken, warm-up too; the slowest at each place says why it was slow."""
-    measured = [r for r in records if r.measurement and r.measurement.timed][:MOST_CURVES]
+    measured = [r for r in records if r.is_timing and r.measurement and r.measurement.timed][:MOST_CURVES]
     labels = dict(zip(data["record"], _labels(data, varying(data)[0]), strict=True))
     drawn, axes = _axes(4.2)
     slowest: dict[int, tuple[float, Sample, float | None]] = {}

@@ -1,9 +1,9 @@
 """Records as one long pandas DataFrame: `frame(records)`, or `load(path)` for a run's folder.
 
 One row is one (record, phase); phase `step` is the whole step by the wall clock, or by the device's where the device
-was held until the step was submitted (`held`). A record without a measurement (oom, unavailable, timeout, killed,
-error) is one row with phase None, so that it stands in every table with its status and reason. Columns hold base units,
-their names say which; unknown is null (NaN, NA or None), never 0.
+was held until the step was submitted (`held`). A record without a timing (oom, unavailable, timeout, killed, error, a
+loss that is NaN) is one row with phase None, so that it stands in every table with its status and reason. Columns hold
+base units, their names say which; unknown is null (NaN, NA or None), never 0.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def _label(model: tuple[tuple[str, Any], ...]) -> str:
 
 def _phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
     measurement = record.measurement
-    if measurement is None or not measurement.timed:
+    if measurement is None or not measurement.timed or not record.is_timing:
         yield {}
         return
     costs = {row["phase"]: row for row in record.results.get("cost", ())}
