@@ -47,7 +47,8 @@ class DtypeReadings:
         if self._depth == 0 and id(module) not in self._names:
             self._read_root(module)
         self._depth += 1
-        row = self._rows.setdefault(id(module), self._new_row(module))
+        if (row := self._rows.get(id(module))) is None:
+            row = self._rows[id(module)] = self._new_row(module)
         row["calls"] += 1
         row["autocast"].update(_autocast() or ["off"])
 
@@ -55,6 +56,8 @@ class DtypeReadings:
         self._depth -= 1
         if (row := self._rows.get(id(module))) is None:  # its call began before the reading did
             return
+        if not row["parameters"]:
+            self._read_parameters(module, row)
         for part, values in (("inputs", (args, kwargs)), ("outputs", output)):
             for tensor in _tensors(values):
                 row[part].add(_name(tensor))
@@ -72,8 +75,7 @@ class DtypeReadings:
 
     def _new_row(self, module: nn.Module) -> dict[str, Any]:
         self._modules.append(module)
-        own = list(module.parameters(recurse=False))
-        row: dict[str, Any] = {
+        return {
             "module": self._names.get(id(module), type(module).__name__),
             "type": type(module).__name__,
             "leaf": next(module.children(), None) is None,
@@ -81,14 +83,17 @@ class DtypeReadings:
             "calls": 0,
             **{part: set() for part in PARTS},
             "autocast": set(),
-            "devices": {p.device.type for p in own},
+            "devices": set(),
         }
-        row["parameters"] = set(map(_name, own))
-        for parameter in own:
+
+    def _read_parameters(self, module: nn.Module, row: dict[str, Any]) -> None:
+        """Once a module has run: a lazy one has no parameters before."""
+        for parameter in module.parameters(recurse=False):
+            row["parameters"].add(_name(parameter))
+            row["devices"].add(parameter.device.type)
             if parameter.requires_grad and parameter.is_leaf:
                 add = _adder(row["parameter_gradients"])
                 self._handles.append(parameter.register_post_accumulate_grad_hook(lambda p, add=add: add(p.grad)))
-        return row
 
     def _read_root(self, root: nn.Module) -> None:
         """Names for a module that nobody else called, and for all in it; those of a second one begin with its type."""

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cs_systems import cost, peaks, plugins, validity
 from cs_systems import device as devices
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
@@ -23,12 +25,14 @@ from cs_systems.probes import Probes
 from cs_systems.record import Caveat, Environment, Measurement, Row, RunRecord, Sample, make_key
 from cs_systems.timing import measure
 from cs_systems.workloads import CallableWorkload, Unavailable, Workload
+from cs_systems.workloads._module import ModuleStep
 
 Emit = Callable[[dict[str, Any]], None]
 # A resident workload that is visited again has compiled and allocated already; a step refills caches and clocks.
 REVISIT_WARMUP = 1
 # Residents may fill this share of the device by prediction; the rest is for what no formula knows.
 RESIDENT_SHARE = 0.8
+WITH_INPUTS = "name a factory (config, device) that returns (module, inputs), or (module, inputs, loss)"
 _COSTS = tuple(f.name for f in dataclasses.fields(cost.PhaseCost))
 
 
@@ -52,18 +56,27 @@ def _factory(config: RunConfig) -> Any:
 
 
 def _foreign_workload(made: Any, config: RunConfig, device: Device) -> Workload:
-    """A foreign name is a factory `(config, device) -> Workload | step`, or a step, which needs no argument."""
+    """A foreign name is a factory `(config, device) -> Workload | step | (module, inputs[, loss])`, or a step, which
+    needs no argument."""
     name = config.workload
     if not callable(made):
         raise ConfigError(f"{name} is of type {type(made).__name__}: name a factory (config, device) or a step")
+    if isinstance(made, torch.nn.Module):
+        raise ConfigError(f"{name} is a module alone: {WITH_INPUTS}")
     if not isinstance(made, type) and _takes(made):
         return CallableWorkload(made, takes_config=False)
     if not _takes(made, config, device):
         raise ConfigError(f"{name} takes other arguments: write a factory (config, device), or a step without")
     result = made(config, device)
+    if isinstance(result, tuple) and len(result) in (2, 3):
+        return ModuleStep(config, device, *result)
+    if isinstance(result, torch.nn.Module):
+        raise ConfigError(f"{name} returned a module alone: {WITH_INPUTS}")
     if not callable(result) and not hasattr(result, "step"):
         found = type(result).__name__
-        raise ConfigError(f"{name} returned an object of type {found}: return a Workload, or a step to call")
+        raise ConfigError(
+            f"{name} returned an object of type {found}: return a Workload, a step to call, or (module, inputs)"
+        )
     return result if hasattr(result, "step") else CallableWorkload(result)
 
 

@@ -190,7 +190,7 @@ def test_a_step_is_told_from_a_factory(tmp_path: Any, name: str, phase: str, tak
     ("name", "text"),
     [
         ("three", "takes other arguments: write a factory (config, device), or a step without"),
-        ("nothing", "returned an object of type int: return a Workload, or a step to call"),
+        ("nothing", "returned an object of type int: return a Workload, a step to call, or (module, inputs)"),
         ("number", "is of type int: name a factory (config, device) or a step"),
     ],
 )

@@ -1,6 +1,7 @@
 """What a lower precision changes. `--dtypes`: the dtype of parameters, of what each module takes and gives, of logits,
 loss and gradients, under each precision, and an error with its cause where the step did not run in it. The model may be
-`toy` (fc1 → relu → LayerNorm → fc2), a preset, or a step of your own that calls any module.
+`toy` (fc1 → relu → LayerNorm → fc2), a preset, or your own: a factory (config, device) that returns (module, inputs),
+or a function that makes a whole step.
 
 `--accumulation`: what sums lose, with the ulp that explains it. `--normalization`: which step of LayerNorm, RMSNorm and
 softmax breaks in low precision, and at which size of the input.
@@ -41,7 +42,7 @@ class PrecisionOptions:
     dtypes: Annotated[bool, flag("the dtype of everything, as a table")] = False
     accumulation: Annotated[bool, flag("sums in low precision: 0.01 many times, and random ones")] = False
     normalization: Annotated[bool, flag("LayerNorm, RMSNorm, softmax: one step at a time in low precision")] = False
-    model: Annotated[Names, arg(help=f"toy, {', '.join(PRESETS)}, or package.module:step")] = (TOY,)
+    model: Annotated[Names, arg(help=f"toy, {', '.join(PRESETS)}, or package.module:name")] = (TOY,)
     precision: Annotated[Names, arg(help="fp32, bf16, fp16 (autocast), bf16-pure")] = ("bf16",)
     attention: Annotated[Names, arg(help="of a preset: attention backends, or path.py:function")] = ("naive",)
     mode: Annotated[str, arg(help="forward, forward-backward, train-step")] = "train-step"
@@ -140,6 +141,9 @@ def dtypes_text(record: RunRecord, format: str = "terminal") -> str:
     if not rows:
         return f"{title(record)}: {record.status}: {record.reason}\n"
     shown = [{name: short(value, SHORT) for name, value in row.items()} for row in collapsed(rows)]
+    for row in shown:
+        if str(row["what"]).rpartition(".")[2].isdigit():  # a place in an nn.Sequential says nothing
+            row["what"] = f"{row['what']} {row['type']}"
     notes = [note for name, note in NOTES.items() if any(row[name] for row in rows)]
     notes += [f"{record.status}: {record.reason}"] if record.reason else []
     return table_text(title(record), shown if format != "csv" else rows, HEADINGS, notes, format)

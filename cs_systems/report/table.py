@@ -168,7 +168,7 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
     named = [_named(c, v) for c, v in said.items() if v not in layout.SILENT_VALUES]
     parts = [what]
     if named:
-        parts.append(f"constant: {', '.join(named)}")
+        parts.append(f"constant: {', '.join(dict.fromkeys(named))}")
     counts = rows["n"].dropna()
     if len(counts):
         span = f"{counts.min()}" if counts.nunique() == 1 else f"{counts.min()} to {counts.max()}"

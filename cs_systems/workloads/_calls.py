@@ -17,13 +17,18 @@ COMPUTE_DTYPES = {
 }
 
 
+def check_precision(config: RunConfig, device: Device) -> None:
+    """Raises Unavailable where the device has no such precision."""
+    if config.precision is Precision.TF32 and (not device.is_cuda or (device.capability() or (0, 0)) < (8, 0)):
+        raise Unavailable("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32")
+
+
 def check_backend(config: RunConfig, device: Device, call: AttentionCall) -> AttentionBackend | None:
     """The config's backend once it has said that it takes `call`; None for somebody's function, which declares nothing.
 
     Raises Unavailable with the reason and the remedy.
     """
-    if config.precision is Precision.TF32 and (not device.is_cuda or (device.capability() or (0, 0)) < (8, 0)):
-        raise Unavailable("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32")
+    check_precision(config, device)
     backend = plugins.get("attention", config.attention)
     if not isinstance(backend, AttentionBackend):
         return None
