@@ -77,21 +77,19 @@ def _as_one(same: list[Row]) -> list[tuple[Row, Row]]:
 
 def contradiction(precision: Precision, modules: Sequence[Row], contexts: Sequence[Row]) -> str | None:
     """Why a step did not run in the precision that was asked for, with the remedy; None where it did."""
-    in_effect = {name for row in modules for name in row["autocast"] if name != "off"}
-    devices = sorted({device for row in modules for device in row["devices"]})
-    asked = AUTOCAST.get(precision)
+    in_effect = sorted({name for row in modules for name in row["autocast"] if name != "off"})
+    device = max((device for row in modules for device in row["devices"]), default="cpu")  # a mask may be on the cpu
+    asked, name = AUTOCAST.get(precision), _first_root(modules)
     if asked is None:
-        if own := sorted(name for name in in_effect if name.split()[0] in devices):
+        if own := [name for name in in_effect if name.split()[0] == device]:
             return f"asked for {precision.value}, but the step ran under autocast ({own[0]}): name that --precision"
         return _not_pure(modules) if precision is Precision.BF16_PURE else None
-    if any(f"{device} {asked}" in in_effect for device in devices):
+    if f"{device} {asked}" in in_effect:
         return None
-    device = devices[0] if devices else "cpu"
-    name = _first_root(modules)
     fix = f'call {name} inside torch.autocast("{device}", torch.{asked})'
-    for other in sorted(in_effect):
+    for other in in_effect:
         found, dtype = other.split()
-        if found in devices:
+        if found == device:
             return f"asked for {asked}, but autocast runs in {dtype}: {fix}, or name another --precision"
         return (
             f"autocast is on for {found}, but {name}'s tensors are on {device}: it casts the operations of its own "

@@ -136,14 +136,26 @@ ALL_STEPS, TORCH, WIDE = "all steps, sums ", "as torch does it", "fp32, result r
 GOOD_ENOUGH = 2.0  # unit roundoffs: what fp32 inside leaves is half of one, and nobody would see the difference
 
 
-def verdicts(record: RunRecord) -> list[str]:
-    """Whether an operation can do without fp32 inside, in a sentence for each operation and input."""
-    precision, said = record.config["precision"], []
-    cases: dict[tuple[str, str], dict[str, Row]] = {}
+Steps = dict[str, Row]  # of one operation on one kind of input, by the step that was low
+
+
+def _cases(record: RunRecord) -> dict[tuple[str, str], Steps]:
+    cases: dict[tuple[str, str], Steps] = {}
     for row in record.results.get("normalization", ()):
         cases.setdefault((row["operation"], row["case"]), {})[row["step"]] = row
-    for (operation, case), steps in cases.items():
-        whole = {name.removeprefix(ALL_STEPS): row for name, row in steps.items() if name.startswith(ALL_STEPS)}
+    return cases
+
+
+def _whole(steps: Steps) -> Steps:
+    """Every step low, by the order of the sums."""
+    return {name.removeprefix(ALL_STEPS): row for name, row in steps.items() if name.startswith(ALL_STEPS)}
+
+
+def verdicts(record: RunRecord) -> list[str]:
+    """Whether an operation can do without fp32 inside: for all together, then for each operation and input."""
+    precision, said = record.config["precision"], _answer(record)
+    for (operation, case), steps in _cases(record).items():
+        whole = _whole(steps)
         single = {name: row for name, row in steps.items() if not name.startswith((ALL_STEPS, TORCH, WIDE))}
         enough = [how for how, row in whole.items() if _roundoffs(row) <= GOOD_ENOUGH]
         need = f"does without fp32, with {' or '.join(enough)} sums" if enough else "needs fp32 inside"
@@ -159,6 +171,19 @@ def verdicts(record: RunRecord) -> list[str]:
             f"{', '.join(parts)}{best}"
         )
     return said + _range_verdicts(record)
+
+
+def _answer(record: RunRecord) -> list[str]:
+    """Does this dtype still need fp32 inside? In one sentence; none where nothing was measured."""
+    need: dict[str, list[str]] = {}
+    for (operation, case), steps in _cases(record).items():
+        for how, row in _whole(steps).items():
+            if _roundoffs(row) > GOOD_ENOUGH:
+                need.setdefault(how, []).append(f"{operation} ({case})")
+    if not need:
+        return []
+    parts = "; ".join(f"with {how} sums {', '.join(names)}" for how, names in need.items())
+    return [f"{record.config['precision']}, to come within {GOOD_ENOUGH:g} unit roundoffs, needs fp32 inside: {parts}"]
 
 
 def _range_verdicts(record: RunRecord) -> list[str]:

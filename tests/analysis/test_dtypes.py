@@ -36,6 +36,8 @@ FIX = ': call Net inside torch.autocast("cpu", torch.bfloat16)'
         ("bf16", [module()], [context("cuda")], "autocast was entered for cuda, but Net's tensors are on cpu" + FIX),
         ("bf16", [module()], [context("cuda", enabled=False)], "(and switched off by torch, with a warning)" + FIX),
         ("bf16", [module(autocast="cuda bfloat16")], [context("cuda")], "on for cuda, but Net's tensors are on" + FIX),
+        ("bf16", [module(autocast="cuda bfloat16", devices=["cpu", "cuda"])], [context("cuda")], None),
+        ("bf16", [module(autocast="cpu bfloat16", devices=["cpu", "cuda"])], [], "autocast is on for cpu, but Net's"),
         ("bf16", [module(autocast="cpu float16")], [], "asked for bfloat16, but autocast runs in float16" + FIX),
         ("fp32", [module(autocast="cpu bfloat16")], [], "but the step ran under autocast (cpu bfloat16): name that"),
         ("bf16-pure", [module()], [], "there are parameters in float32: use model.bfloat16()"),

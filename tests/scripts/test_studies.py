@@ -161,6 +161,34 @@ def test_c1_names_what_made_the_first_step_slow(skeleton: Any, builders: Any) ->
     assert "compile and autotune 1.50 s; 40 cudaMalloc" in said
 
 
+def test_c6_holds_the_reports_sums_against_what_arithmetic_says(skeleton: Any) -> None:
+    records, _ = read_records(ROOT / "profiles" / "c6_accumulation" / "cpu")
+    said = explained(skeleton, "c6", records)
+    assert "of the report's four sums 4 come out the same here" in said
+    assert "arithmetic on ulps gives 21 of 21 sums to the bit" in said
+    rows = records[0].results["accumulation"]
+    other = replace(records[0], results={"accumulation": [row | {"sum": row["sum"] + 1} for row in rows]})
+    said = explained(skeleton, "c6", [other])
+    assert "of the report's four sums 0 come out the same here" in said
+    assert "gives 0 of 3 sums" in said
+
+
+def test_c7_names_each_mistake_and_answers_the_question(skeleton: Any) -> None:
+    records, _ = read_records(ROOT / "profiles" / "c7_autocast_dtypes" / "cpu")
+    cells = skeleton.cells(records)
+    tables = "\n".join(study("c7").tables(cells, "markdown")).replace("\\", "")
+    for cause in ("entered for cuda (and switched off", "called outside of it", "the step enters no autocast"):
+        assert cause in tables
+    said = "\n".join(study("c7").explain(cells))
+    assert "under bf16 autocast: parameters fp32, fc1 gives bf16" in said
+    assert re.search(
+        r"bf16, .*, needs fp32 inside: with sequential sums .*; with pairwise sums LayerNorm \(mean 16 σ\)$",
+        said,
+        re.MULTILINE,
+    )
+    assert "fp16 LayerNorm: overflows from σ = 8 (sum of squares)" in said
+
+
 def test_l1_computes_what_one_bad_sample_does_to_a_mean(skeleton: Any, builders: Any) -> None:
     config = study("l1").full()[0]
     record = builders.ok(config, 0.13e-3, 1e6, 10**6)
