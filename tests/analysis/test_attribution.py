@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from cs_systems.analysis.read import read
 from cs_systems.analysis.trace import Recording
 from cs_systems.config import ConfigError
 
-from .conftest import AUTOGRAD, MAIN
+from .conftest import AUTOGRAD, DATA, MAIN
 
 Event = dict[str, Any]
 Trace = Callable[[Sequence[Event]], Path]
@@ -60,9 +61,15 @@ def test_layers_and_parts_of_forward_are_those_of_nsys(nsys_recording: Recording
     assert found == by_nsys_rule(nsys_path, name) > 0
 
 
-def test_both_profilers_give_the_same(nsys_recording: Recording, kineto_recording: Recording) -> None:
-    """One program recorded twice: kernels of each phase in every steady step, by name of the kernel's family too."""
-    a, b = profile(nsys_recording), profile(kineto_recording)
+@pytest.mark.parametrize("step", ["step", "small2"])
+def test_both_profilers_give_the_same(step: str, tmp_path: Path) -> None:
+    """One program recorded twice: kernels of every steady step, and the phases' shares of their time.
+
+    step: somebody's training loop; small2: ours, two layers of `small` in bf16 by `cs-systems profile`.
+    """
+    export = tmp_path / "export.sqlite"
+    export.write_bytes(gzip.decompress((DATA / f"nsys_h200_{step}.sqlite.gz").read_bytes()))
+    a, b = profile(read(export)), profile(read(DATA / f"kineto_h200_{step}.json.gz"))
     assert [s.calls for s in a.by_step.values()] == [s.calls for s in b.by_step.values()]
     shares = [
         {
@@ -73,6 +80,16 @@ def test_both_profilers_give_the_same(nsys_recording: Recording, kineto_recordin
     ]
     assert shares[0] == pytest.approx(shares[1], abs=0.05)
     assert min(shares[0].values()) > 0.05
+    if step == "small2":
+        assert min(p.phase_coverage for p in (a, b)) == 1
+        assert min(p.layer_coverage for p in (a, b)) > 0.98
+
+
+def test_the_layers_of_our_own_recording_are_right_by_sequence_number() -> None:
+    recording = read(DATA / "kineto_h200_small2.json.gz")
+    found = check(recording, attribute(recording))
+    assert found.wrong_share == 0
+    assert found.checked_kernels > 700
 
 
 PHASES = ("forward", "backward", "optimizer")
