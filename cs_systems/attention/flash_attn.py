@@ -1,6 +1,7 @@
 """The flash-attn package, the newest generation that is installed: FlashAttention-4, -3 or -2. `describe` says which.
 
-CUDA only, float16 and bfloat16, d_head a multiple of 8; grouped heads. Causal from the lower right when seq_q ≠ seq_k.
+CUDA only, float16 and bfloat16, d_head a multiple of 8 (for FlashAttention-4's backward on Hopper of 32); grouped heads.
+Causal from the lower right when seq_q ≠ seq_k.
 """
 
 from __future__ import annotations
@@ -90,6 +91,10 @@ def _unavailable(call: AttentionCall) -> str | None:
     largest = 128 if generation.distribution == "flash-attn-4" and capability >= (10, 0) else 256
     if call.d_head % 8 or call.d_head > largest:
         return f"{generation.name} takes d_head 8, 16, … {largest}, not {call.d_head}: use sdpa_math or naive"
+    if call.needs_backward and generation.distribution == "flash-attn-4" and capability[0] == 9 and call.d_head % 32:
+        # On an H200, 4.0.0b36: dq off by 0.2 to 1.2 of its size at d_head 16 and 80; the tile is rounded to 16, the
+        # buffer to 32 (github.com/Dao-AILab/flash-attention/pull/2896).
+        return f"{generation.name} gets the gradient of q wrong on Hopper at d_head {call.d_head}: use sdpa_flash there"
     if has_two_readings(call) and call.align == "upper_left":
         return "flash-attn is causal from the lower right where seq_q ≠ seq_k: use align=lower_right, or sdpa_efficient"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,23 @@ def test_an_empty_flash_attn_package_is_not_taken_for_one(monkeypatch: pytest.Mo
     for module in ("flash_attn", "flash_attn.cute", "flash_attn_interface"):
         monkeypatch.setitem(sys.modules, module, type(sys)(module))
     assert flash_attn._installed.__wrapped__() is None
+
+
+@pytest.mark.parametrize(("d_head", "refused"), [(16, True), (80, True), (64, False), (96, False)])
+def test_a_wrong_gradient_of_flash_attention_4_is_refused(
+    monkeypatch: pytest.MonkeyPatch, d_head: int, refused: bool
+) -> None:
+    """Seen on one H200: its dq was off by its own size wherever d_head is no multiple of 32, and all else was right."""
+    generation = flash_attn._GENERATIONS[0]
+    monkeypatch.setattr(flash_attn, "no_cuda", lambda: None)
+    monkeypatch.setattr(flash_attn, "_installed", lambda: (generation, None))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    call = Case(130, d_head=d_head).call("cuda", "bfloat16")
+    reason = backend("flash_attn").unavailable(call)
+    assert (reason is not None) == refused
+    if refused:
+        assert f"gets the gradient of q wrong on Hopper at d_head {d_head}: use sdpa_flash there" in str(reason)
+    assert backend("flash_attn").unavailable(replace(call, needs_backward=False)) is None
 
 
 def test_flash_attn_is_called_in_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ CASES = {
     "packed": Case(40, batch=2, causal=True, layout="packed"),
     "expanded-gradient": Case(40, batch=2, causal=True, grad="expanded"),
     "d-head-64": Case(40, d_head=64, causal=True),
+    "d-head-64-tiles": Case(300, d_head=64, causal=True),
     "d-head-80": Case(40, d_head=80, causal=True),
     "d-head-128": Case(40, d_head=128),
     "d-head-20": Case(40, d_head=20, causal=True),
