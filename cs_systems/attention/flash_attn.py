@@ -1,7 +1,7 @@
 """The flash-attn package, the newest generation that is installed: FlashAttention-4, -3 or -2. `describe` says which.
 
-CUDA only, float16 and bfloat16, d_head a multiple of 8 (for FlashAttention-4's backward on Hopper of 32); grouped heads.
-Causal from the lower right when seq_q ≠ seq_k.
+CUDA only, float16 and bfloat16, d_head a multiple of 8 (of 32 for FlashAttention-4's backward on Hopper); grouped
+heads. Causal from the lower right when seq_q ≠ seq_k.
 """
 
 from __future__ import annotations
