@@ -121,7 +121,11 @@ def torch_adamw(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimiz
     return torch.optim.AdamW(parameters, foreach=False)
 
 
-@pytest.fixture(scope="module", params=[(torch_adamw, keep), (optim.AdamW, keep), (torch_adamw, recompute)], ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[(torch_adamw, keep), (optim.AdamW, keep), (torch_adamw, recompute)],
+    ids=["torch's AdamW", "our AdamW", "recomputed"],
+)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Attribution, Truth]:
     recorded, truth = train(*request.param)
     path = tmp_path_factory.mktemp("step") / "made.pickle"
