@@ -66,7 +66,7 @@ class _NotForCaches(CustomGraphModulePass):
         raise BypassFxGraphCache("the code has ranges for a profiler")
 
 
-class MarkingWrapper(PythonWrapperCodegen):  # type: ignore[misc]
+class MarkingWrapper(PythonWrapperCodegen):
     """Writes the Python function of a graph, with marks."""
 
     def __init__(self) -> None:

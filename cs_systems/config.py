@@ -139,7 +139,7 @@ class ModelConfig:
 
 
 def _preset(name: str, d_model: int, d_ff: int, num_layers: int, num_heads: int, **rest: int) -> ModelConfig:
-    return ModelConfig(name, d_model, d_ff, num_layers, num_heads, **rest)  # type: ignore[arg-type]
+    return ModelConfig(name, d_model, d_ff, num_layers, num_heads, **rest)
 
 
 PRESETS: dict[str, ModelConfig] = {

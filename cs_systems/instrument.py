@@ -166,7 +166,7 @@ class BackwardToo:
         """Leave open in this thread what `label` says: close what is not in it, open what is missing."""
         open_here = self._thread.backward
         if label and not open_here.now:  # who opens the first one sees to it that the last one is closed
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._switch(()))  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._switch(()))
         open_here.switch(label, self._ranges)
 
     def _close(self) -> None:
@@ -217,7 +217,7 @@ def nodes_below(roots: Iterable[Node]) -> list[tuple[int, Node]]:
             if child is not None and child not in seen:
                 seen.add(child)
                 waiting.append(child)
-    numbered = [(node._sequence_nr(), node) for node in seen]  # type: ignore[attr-defined]
+    numbered = [(node._sequence_nr(), node) for node in seen]
     return sorted((made for made in numbered if made[0] < _ACCUMULATES), key=itemgetter(0), reverse=True)
 
 
@@ -225,12 +225,12 @@ class _InBackward(torch.autograd.Function):
     """The identity, whose backward runs a function and ends there."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, run: Callable[[], None]) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, run: Callable[[], None]) -> Tensor:
         ctx.run = run
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
         ctx.run()
         return None, None
 

@@ -75,4 +75,4 @@ def _times(profile: Profile, by: str) -> Counter[str]:
     for (function, place), total in profile.groups.items():
         name = family(function.name) if by == "family" else getattr(place, by)
         times[name] += total.time_s / len(profile.steps)
-    return Counter(times)  # type: ignore[arg-type]
+    return Counter(times)
