@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -141,6 +142,19 @@ def test_a_planted_violation_is_found(module: str, source: str, complaint: str) 
 )
 def test_what_is_not_imported_on_loading_is_no_violation(source: str) -> None:
     assert violations("stats", source) == []
+
+
+def test_contributing_tells_the_same_floors() -> None:
+    header, *rows = re.findall(r"^\| (\w+) \| (.+) \| (.+) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert header == ("floor", "what", "may import")
+    told = {floor: ({*re.findall(r"`([^`]+)`", what)}, {*may.split(", ")}) for floor, what, may in rows}
+    kept = {floor: {p.removesuffix("*") for p in FLOORS[floor] if "__" not in p and p != "version"} for floor in FLOORS}
+    assert told == {floor: (kept[floor], MAY_IMPORT[floor]) for floor in FLOORS}
+
+
+def test_the_map_of_analysis_names_every_file_once() -> None:
+    named = re.findall(r"`(\w+)`", ast.get_docstring(ast.parse((PACKAGE / "analysis/__init__.py").read_text())) or "")
+    assert sorted(named) == [file.stem for file in FILES if file.parent.name == "analysis" and file.stem != "__init__"]
 
 
 def test_the_package_is_two_deep() -> None:
