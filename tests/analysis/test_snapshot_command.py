@@ -115,8 +115,9 @@ def test_the_phases_are_shown_around_the_peak(snapshot_path: Path, capsys: pytes
 
 
 def test_two_are_held_against_each_other(
-    snapshot_path: Path, write_snapshot: Write, capsys: pytest.CaptureFixture[str]
+    snapshot_path: Path, write_snapshot: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "500")  # a path may be longer than a terminal is wide
     allocator = CachingAllocator(recording=True)
     allocator.alloc(1024)
     other = write_snapshot(allocator.snapshot())
