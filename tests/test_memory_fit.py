@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_told_what_to_change_first() -> None:
 def test_a_shorter_context_is_the_last_thing_to_change() -> None:
     config = RunConfig(model=preset("small", context_length=8192), batch_size=16, device="cuda")
     fit = fits(config, 8 * GIB)
-    assert [c.what for c in fit.changes if c.fits] == ["--context-length 308"]
+    assert [c.what for c in fit.changes if c.fits] == ["--context-length 297"]
     assert [c.what.split()[0] for c in fit.first] == ["--attention", "--checkpoint", "--precision", "--batch-size"]
     assert fit.first[-1].fits
     assert not any(change.fits for change in fit.first[:-1])

@@ -10,7 +10,7 @@ import pytest
 
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, RunConfig
-from cs_systems.memory_fit import algorithm_of
+from cs_systems.memory_fit import CONTEXT_BYTES, algorithm_of
 from cs_systems.memory_model import step_memory
 from cs_systems.record import RunRecord, read_records
 
@@ -70,9 +70,9 @@ def test_what_fits_is_said_without_running_anything(capsys: pytest.CaptureFixtur
         "2.7B ctx 2048 batch 4 · naive · fp32 · train-step: 173 GiB with the CUDA context, does not fit 80.0 GiB"
         in said
     )
-    assert "largest that fits: batch 1, or context 887" in said
+    assert "largest that fits: batch 1, or context 884" in said
     assert "change first: --attention flash_triton --checkpoint selective:matmul" in said
-    assert "small ctx 2048 batch 4 · naive · fp32 · train-step: 20.5 GiB with the CUDA context, fits 80.0 GiB" in said
+    assert "small ctx 2048 batch 4 · naive · fp32 · train-step: 20.8 GiB with the CUDA context, fits 80.0 GiB" in said
     assert main(["memory", "--size", "8B", "--fits", "24GiB"]) == 0
     assert "nothing of this is enough: shard it over several devices" in capsys.readouterr().out
 
@@ -105,7 +105,7 @@ def test_a_snapshot_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_cheapest_checkpoint_is_found_and_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = RunConfig(model=PRESETS["tiny"], batch_size=64, attention="sdpa_flash", device="cpu")
     needed = step_memory(plain, algorithm_of(plain)).peak_bytes
-    budget = 512 * 2**20 + needed * 3 // 4
+    budget = CONTEXT_BYTES + needed * 3 // 4
     words = ["--batch-size", "64", "--attention", "sdpa_flash", "--best-checkpoint", "--budget", str(budget)]
     assert main([*TINY, *words, "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
