@@ -11,8 +11,8 @@ from cs_systems.config import ConfigError, Mode, Precision, RunConfig
 from cs_systems.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm, recomputed_flops
 from cs_systems.memory_model import MIB, step_memory
 
-# The CUDA context of a process with its modules loaded: memory of the device that no allocator gave out. Measured on one
-# H200 with CUDA 13.0 in each of seven cells: profiles/c17_reconciling.
+# The CUDA context of a process with its modules loaded: memory of the device that no allocator gave out. Measured
+# on one H200 with CUDA 13.0 in each of seven cells: profiles/c17_reconciling.
 CONTEXT_BYTES = 751 * MIB
 TILED = AttentionAlgorithm(block_q=128, block_k=128, backward_matmuls=5)
 TILED_WITH_ACCUMULATOR = replace(TILED, dq_accumulator_bytes=4)
