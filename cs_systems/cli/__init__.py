@@ -44,12 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         return _dispatch(one_of("command", words[0], COMMANDS), words[1:])
-    except (ConfigError, FileNotFoundError) as error:
-        return _fail(str(error), EXIT_MALFORMED)
     except BrokenPipeError:  # the reader of our output (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (OSError, RuntimeError) as error:
+    except (ConfigError, OSError, RuntimeError) as error:
         return _fail(str(error), EXIT_MALFORMED)
     except KeyboardInterrupt:
         return _fail("interrupted; what was measured is kept, the same command goes on with the rest", EXIT_INTERRUPTED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from cs_systems.cli._tables import Part, document_text, table_text
 from cs_systems.record import Row
@@ -39,10 +40,10 @@ SHOWN: dict[str, tuple[dict[str, str], str]] = {
 ALONE = "each kernel ran several times, alone and on cold caches: its time is for these counters only"
 
 
-def counters_text(heading: str, rows: Sequence[Row], format: str = "terminal") -> list[str]:
+def counters_text(heading: str, rows: Sequence[Row], format: str = "terminal", output: Path | None = None) -> list[str]:
     """The rows of `analysis.ncu.read` as tables, in CSV as one; a person is shown the innermost of the ranges."""
     if format == "csv":
         return [table_text("", rows, {}, (), format)]
     readable = [row | {"inside": row["ranges"].rpartition(" > ")[2] or None} for row in rows]
     parts: list[Part] = [(caption, readable, titles, [note]) for caption, (titles, note) in SHOWN.items()]
-    return document_text(format, [heading, ALONE], parts)
+    return document_text(format, [heading, ALONE], parts, output)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -54,17 +53,6 @@ def optional(metavar: str, help: str, default: str = "") -> Any:
 def flag(help: str) -> Any:
     """A switch that is off by default: `(default: False)` says nothing."""
     return arg(help=help, help_behavior_hint="")
-
-
-@contextmanager
-def writing(file: Path) -> Iterator[None]:
-    """Makes the file's folder where it is missing; what cannot be written is malformed input."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        why = f"{error.strerror} ({error.filename})" if error.filename else str(error)
-        raise ConfigError(f"cannot write {file}: {why}: name a file in a folder that you may write to") from error
 
 
 @dataclass(frozen=True)

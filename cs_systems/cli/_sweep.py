@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from cs_systems.cli._options import Sweep
+from cs_systems.cli._output import terminal_width
 from cs_systems.config import RunConfig, describe
 from cs_systems.record import NO_TIMING, RunRecord, read_records, records_path
 from cs_systems.runner import Progress, preflight, sweep
@@ -39,8 +39,8 @@ def run_and_report(
     if show:
         for record in records:
             show(record)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(render(records, width=width, color=sys.stdout.isatty()))
+    width = terminal_width()
+    print(render(records, width=width, color=width is not None))
     print(f"records: {records_path(folder)}")
     print(f"report:  cs-systems report {folder} --format html --output {folder / 'report.html'}")
     return exit_status(records)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
+from cs_systems.cli._output import Format, terminal_width
+from cs_systems.config import ConfigError, one_of
 from cs_systems.record import Row
 from cs_systems.report.profile_tables import says_something
 
@@ -14,18 +15,37 @@ Part = tuple[str, list[Row], dict[str, str], list[str]]  # caption, rows, column
 BESIDE_NAME = 52  # columns of a terminal that the rest of the kernels' table takes
 
 
+def chosen_tables(
+    given: Sequence[str], known: Collection[str], compares: bool, format: Format, top: int | None
+) -> list[str]:
+    """The tables that --table names, all without it. Raises ConfigError where they do not go with --format or --top."""
+    tables = [one_of("table of a comparison" if compares else "table", name, known) for name in given or known]
+    if format == "csv" and len(tables) != 1:
+        raise ConfigError(f"CSV holds one table: choose it with --table {', '.join(tables)}")
+    if top is not None and top < 1:
+        raise ConfigError(f"--top {top}: it must be at least 1")
+    return tables
+
+
 def table_text(
-    caption: str, rows: Sequence[Row], titles: Mapping[str, str], notes: Sequence[str], format: str = "terminal"
+    caption: str,
+    rows: Sequence[Row],
+    titles: Mapping[str, str],
+    notes: Sequence[str],
+    format: str = "terminal",
+    output: Path | None = None,
 ) -> str:
-    """One table in a format of `report.rows.render_rows`; CSV has every column, the others those of `titles`."""
+    """One table in a format of `report.rows.render_rows`; CSV has every column, the others those of `titles`.
+
+    output: the file that it is for; None for the terminal.
+    """
     from cs_systems.report.rows import render_rows
 
     if format == "csv":
         return render_rows(rows, "csv")
     if not rows:
         rows, titles = [{"": "nothing to show"}], {"": ""}
-    seen = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if seen else None
+    width = terminal_width(output)
     shown = {c: title for c, title in titles.items() if says_something(c, rows)}
     readable = [{column: row[column] for column in shown} for row in rows]
     if "kernel" in shown:
@@ -33,22 +53,22 @@ def table_text(
 
         room = max(24, (width or 80) - BESIDE_NAME) if format == "terminal" else 200
         readable = [row | {"kernel": _within(short_name(row["kernel"]), room)} for row in readable]
-    return render_rows(readable, format, caption, notes, shown, width, color=seen)
+    return render_rows(readable, format, caption, notes, shown, width, color=width is not None)
 
 
-def document_text(format: str, heading: Sequence[str], parts: Sequence[Part]) -> list[str]:
+def document_text(format: str, heading: Sequence[str], parts: Sequence[Part], output: Path | None) -> list[str]:
     """The tables under the heading: as lines of its own on a terminal, else as notes, which every format escapes."""
     from cs_systems.report.columns import plain
     from cs_systems.report.formats import DEFAULT_WIDTH
 
     if format == "terminal":
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else DEFAULT_WIDTH
+        width = terminal_width(output) or DEFAULT_WIDTH
         lines = [plain(heading[0]), *(textwrap.fill(plain(line), width) for line in heading[1:])]
-        return ["\n".join(lines) + "\n", *(table_text(*part, format=format) for part in parts)]
+        return ["\n".join(lines) + "\n", *(table_text(*part, format, output) for part in parts)]
     first, *rest = parts
     return [
-        table_text(*first[:3], [*heading, *first[3]], format=format),
-        *(table_text(*part, format=format) for part in rest),
+        table_text(*first[:3], [*heading, *first[3]], format, output),
+        *(table_text(*part, format, output) for part in rest),
     ]
 
 

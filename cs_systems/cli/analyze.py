@@ -7,23 +7,22 @@ Times under a profiler tell shares and causes; to know how long a step takes, us
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, writing
-from cs_systems.cli._tables import Part, document_text
-from cs_systems.config import ConfigError, one_of
+from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional
+from cs_systems.cli._output import Format, deliver
+from cs_systems.cli._tables import Part, chosen_tables, document_text
+from cs_systems.config import ConfigError
 from cs_systems.report.profile_tables import CAPTIONS, SHOWN
 
 if TYPE_CHECKING:
     from cs_systems.analysis.profile import Profile
 
-Format = Literal["terminal", "markdown", "latex", "typst", "csv", "html"]
 COMPARED = {"phases": "phase", "families": "family", "layers": "layer"}
 
 
@@ -47,22 +46,13 @@ ARGS = Analyze
 def run(args: Analyze) -> int:
     """Exit status 0. Raises ConfigError for a malformed request, or a file from which no true table can be made."""
     text = _counters(args) if args.file.suffix == ".ncu-rep" else _recording(args)
-    if args.output:
-        with writing(args.output):
-            args.output.write_text(text, encoding="utf-8")
-        print(f"{args.format}: {args.output}", file=sys.stderr)
-    else:
-        sys.stdout.write(text)
+    deliver(text, args.format, args.output)
     return 0
 
 
 def _recording(args: Analyze) -> str:
     known = COMPARED if args.other else SHOWN
-    tables = [one_of("table of a comparison" if args.other else "table", name, known) for name in args.table or known]
-    if args.format == "csv" and len(tables) != 1:
-        raise ConfigError(f"CSV holds one table: choose it with --table {', '.join(tables)}")
-    if args.top is not None and args.top < 1:
-        raise ConfigError(f"--top {args.top}: it must be at least 1")
+    tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.format == "html" and (args.other or args.table or args.top):
         raise ConfigError("an HTML page shows every table of one recording: leave out FILE2, --table and --top")
     return _text(args, tables)
@@ -90,7 +80,7 @@ def _counters(args: Analyze) -> str:
             f"{args.file} holds counters of single kernels: it takes --format (but html) and --output alone"
         )
     rows = read(args.file)
-    return "\n".join(counters_text(f"{args.file} · ncu · {len(rows)} kernels", rows, args.format))
+    return "\n".join(counters_text(f"{args.file} · ncu · {len(rows)} kernels", rows, args.format, args.output))
 
 
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
@@ -110,7 +100,7 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
             said.append(f"{len(rows) - top} more {name}: show more with --top")
         rows = rows[:top] if name in ("kernels", "steps", "ranges") else rows
         parts.append((CAPTIONS[name], rows, SHOWN[name], said))
-    return document_text(args.format, _heading(profile), parts)
+    return document_text(args.format, _heading(profile), parts, args.output)
 
 
 def _heading(profile: Profile) -> list[str]:
@@ -133,4 +123,4 @@ def _comparison(args: Analyze, tables: Sequence[str], a: Profile, b: Profile) ->
         titles = {by: by, "a_s": "A", "b_s": "B", "difference_s": "B − A", "share": "of A's time"}
         parts.append((f"kernel time of a step by {by}, B against A", difference(a, b, by), titles, []))
     parts[-1][-1].extend(doubts(a, b))
-    return document_text(args.format, [f"A: {a.recording.source}", f"B: {b.recording.source}"], parts)
+    return document_text(args.format, [f"A: {a.recording.source}", f"B: {b.recording.source}"], parts, args.output)

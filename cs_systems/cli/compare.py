@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +10,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import Names
+from cs_systems.cli._output import terminal_width
 from cs_systems.config import one_of
 from cs_systems.record import Row
 
@@ -51,8 +50,7 @@ def run(args: Compare) -> int:
     rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
     if all(row.get("interval") == UNKNOWN for row in rows):
         rows = [{name: value for name, value in row.items() if name != "interval"} for row in rows]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print(render_rows(rows, args.format, caption, notes, width=width), end="")
+    print(render_rows(rows, args.format, caption, notes, width=terminal_width()), end="")
     return 0
 
 

@@ -7,8 +7,6 @@ first; `--best-checkpoint --budget 40GiB` finds the cheapest checkpoints that fi
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeText, ModelCells, Steps, Sweep, flag, optional, parse_bytes
+from cs_systems.cli._output import terminal_width
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.record import Row, RunRecord
 
@@ -148,9 +147,8 @@ def by_phase(rows: Sequence[Row]) -> list[Row]:
 def _print(rows: Sequence[Row], caption: str, notes: Sequence[str], titles: dict[str, str]) -> None:
     from cs_systems.report.rows import render_rows
 
-    seen = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if seen else None
-    print(render_rows(rows, "terminal", caption, notes, titles, width, color=seen))
+    width = terminal_width()
+    print(render_rows(rows, "terminal", caption, notes, titles, width, color=width is not None))
 
 
 def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:

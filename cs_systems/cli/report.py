@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybePath, MaybeText, optional, writing
+from cs_systems.cli._options import MaybePath, MaybeText, optional
+from cs_systems.cli._output import Format, deliver, terminal_width, writing
 from cs_systems.config import ConfigError
 from cs_systems.record import RunRecord, read_records
-
-Format = Literal["terminal", "markdown", "latex", "typst", "csv", "html"]
 
 
 @dataclass(frozen=True)
@@ -58,12 +56,7 @@ def run(args: Report) -> int:
         if not args.output:
             return 0
     text = _text(args, records)
-    if args.output:
-        with writing(args.output):
-            args.output.write_text(text, encoding="utf-8")
-        print(f"{args.format}: {args.output}", file=sys.stderr)
-    else:
-        sys.stdout.write(text)
+    deliver(text, args.format, args.output)
     return 0
 
 
@@ -74,9 +67,9 @@ def _text(args: Report, records: list[RunRecord]) -> str:
         return html.render(records)
     from cs_systems.report.table import render
 
-    seen = args.output is None and sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if seen else None
-    return render(records, args.format, _names(args.columns), args.pivot, _names(args.phase), width, color=seen)
+    width = terminal_width(args.output)
+    columns, phases = _names(args.columns), _names(args.phase)
+    return render(records, args.format, columns, args.pivot, phases, width, color=width is not None)
 
 
 def _names(text: str | None) -> list[str] | None:

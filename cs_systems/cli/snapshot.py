@@ -7,17 +7,17 @@ torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_sn
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, writing
-from cs_systems.cli._tables import Part, document_text
-from cs_systems.config import PRESETS, ConfigError, one_of
+from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional
+from cs_systems.cli._output import Format, deliver
+from cs_systems.cli._tables import Part, chosen_tables, document_text
+from cs_systems.config import PRESETS, ConfigError
 from cs_systems.record import Row
 from cs_systems.report.snapshot_tables import CAPTIONS, DIFFERENT, LONG, SHOWN
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from cs_systems.analysis.memory_categories import Attribution
     from cs_systems.analysis.tensor_names import TensorNames
 
-Format = Literal["terminal", "markdown", "latex", "typst", "csv", "html"]
 MOST_ROWS_OF_PAGE = 100
 
 
@@ -47,23 +46,14 @@ ARGS = SnapshotArgs
 def run(args: SnapshotArgs) -> int:
     """Exit status 0. Raises ConfigError for a malformed request, or a file that is no snapshot."""
     known = DIFFERENT if args.other else SHOWN
-    tables = [one_of("table of a comparison" if args.other else "table", name, known) for name in args.table or known]
-    if args.format == "csv" and len(tables) != 1:
-        raise ConfigError(f"CSV holds one table: choose it with --table {', '.join(tables)}")
-    if args.top is not None and args.top < 1:
-        raise ConfigError(f"--top {args.top}: it must be at least 1")
+    tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.format == "html" and (args.other or args.table):
         raise ConfigError("an HTML page shows every table of one snapshot: leave out FILE2 and --table")
     from cs_systems.analysis.trace import without_collector
 
     with without_collector():
         text = _text(args, tables)
-    if args.output:
-        with writing(args.output):
-            args.output.write_text(text, encoding="utf-8")
-        print(f"{args.format}: {args.output}", file=sys.stderr)
-    else:
-        sys.stdout.write(text)
+    deliver(text, args.format, args.output)
     return 0
 
 
@@ -91,7 +81,7 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution) -> li
     for name in tables:
         rows, said = _table(name, found, names, args.top or (None if args.format == "csv" else 10))
         parts.append((CAPTIONS[name], rows, SHOWN[name], said))
-    return document_text(args.format, heading(found, names), parts)
+    return document_text(args.format, heading(found, names), parts, args.output)
 
 
 def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[list[Row], list[str]]:
@@ -139,4 +129,4 @@ def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: At
             "a_allocations": "count of A", "b_allocations": "count of B",
         }  # fmt: skip
         parts.append((f"memory at the peak by {name}, B against A", rows[:top], titles, said))
-    return document_text(args.format, difference_heading(a, b), parts)
+    return document_text(args.format, difference_heading(a, b), parts, args.output)
