@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from cs_systems.analysis.compare import compare
+from cs_systems.analysis.difference import difference_of_records
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig, preset
-from cs_systems.record import Caveat, Measurement, RunRecord, Sample, append_record
+from cs_systems.record import Caveat, Measurement, RunRecord, Sample, append_record, read_records
 from tests.test_record import ENVIRONMENT
 
 BASE = RunConfig(model=PRESETS["tiny"], rounds=4, steps=20)
@@ -126,3 +127,45 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     header, line = capsys.readouterr().out.splitlines()
     assert header.split(",")[:3] == ["cell", "phase", "a_median_s"]
     assert ",slower," in line
+
+
+@pytest.fixture(scope="module")
+def profiled() -> dict[str, list[RunRecord]]:
+    """Profiles of `large` on one H200 by precision."""
+    records, _ = read_records(Path(__file__).parent.parent / "profiles" / "c4_top_kernels")
+    chosen = [
+        r for r in records if "families" in r.results and r.run_config.model == preset("large", context_length=256)
+    ]
+    return {name: [r for r in chosen if r.config["precision"] == name] for name in ("fp32", "bf16")}
+
+
+def test_profiled_cells_are_split_by_phase_family_and_layer(
+    profiled: dict[str, list[RunRecord]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, records in profiled.items():
+        (tmp_path / name).mkdir()
+        for record in records:
+            append_record(tmp_path / name, record)
+    assert main(["compare", str(tmp_path / "fp32"), str(tmp_path / "bf16")]) == 0
+    said = capsys.readouterr().out
+    assert "large ctx 256 batch 4 · naive · train-step" in said
+    assert [said.count(f"kernel time of a step by {by}, B against A") for by in ("phase", "family", "layer")] == [3] * 3
+    assert "29 more, which differ by less" in said.replace("\n", " ")
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("by", ["phase", "family", "layer"])
+def test_parts_of_a_difference_add_up_to_the_whole(profiled: dict[str, list[RunRecord]], by: str) -> None:
+    for a, b in zip(profiled["fp32"], profiled["bf16"], strict=True):
+        *rows, whole = difference_of_records(a, b, by)
+        assert sum(row["difference_s"] for row in rows) == pytest.approx(whole["difference_s"])
+        assert sum(row["share"] for row in rows) == pytest.approx(whole["share"])
+        assert whole["a_s"] == pytest.approx(a.results["coverage"][0]["kernel_s"] / a.results["coverage"][0]["steps"])
+
+
+def test_two_recordings_of_profilers_are_compared_as_analyze_does(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(Path(__file__).parent / "analysis" / "data" / "kineto_h200_small2.json.gz")
+    assert main(["compare", trace, trace]) == 0
+    compared = capsys.readouterr().out
+    assert main(["analyze", trace, trace]) == 0
+    assert compared == capsys.readouterr().out

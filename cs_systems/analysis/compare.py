@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any
 
@@ -45,8 +45,7 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
     if not a or not b:
         raise ConfigError(
             "one of the recordings has only times under a profiler or with a loss that is NaN, which are no timings: "
-            "measure with cs-systems time, or hold the profiles themselves against each other: cs-systems analyze "
-            "A.sqlite B.sqlite"
+            "measure with cs-systems time"
         )
     compared = _compared(a, b)
     cells_a, cells_b = _cells(a, compared), _cells(b, compared)
@@ -62,6 +61,18 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
             "no cell of one recording matches a cell of the other: compare recordings of the same sizes and modes"
         )
     return Comparison(compared, rows, [*left_out, *_unmatched(cells_a, cells_b), *_differences(a, b)])
+
+
+def profiled_pairs(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[tuple[str, RunRecord, RunRecord]]:
+    """The cells that both recordings hold with a profile's tables: (what they have in common, of A, of B)."""
+    a, b = ([r for r in side if "families" in r.results] for side in (a, b))
+    compared = _compared(a, b)
+    cells_a, cells_b = _cells(a, compared), _cells(b, compared)
+    return [
+        (describe(replace(records[0].run_config, profiler="none"), compared), records[-1], cells_b[identity][-1])
+        for identity, records in cells_a.items()
+        if identity in cells_b
+    ]
 
 
 def _clean(records: Sequence[RunRecord]) -> list[RunRecord]:

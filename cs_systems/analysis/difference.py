@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from cs_systems.analysis.families import family
-from cs_systems.analysis.names import UNATTRIBUTED
+from cs_systems.analysis.names import SPLITS, UNATTRIBUTED
 from cs_systems.analysis.profile import Profile
 from cs_systems.config import ConfigError, Phase
-from cs_systems.record import Row
+from cs_systems.record import Row, RunRecord
 
+ALL = "all"
 UNEQUAL = 0.05  # of kernel time: above, the two sides' layers are not known equally well
 
 
@@ -25,7 +26,21 @@ def difference(a: Profile, b: Profile, by: str) -> list[Row]:
     for profile in (a, b):
         if not profile.recording.kernels:
             raise ConfigError(f"{profile.recording.source} holds no kernel, so that there is no kernel time to compare")
-    times_a, times_b = _times(a, by), _times(b, by)
+    return _rows(_times(a, by), _times(b, by), by)
+
+
+def difference_of_records(a: RunRecord, b: RunRecord, by: str) -> list[Row]:
+    """As `difference`, from the tables in the records of two profiled cells; empty where one lacks the table."""
+    name = next(table for table, of in SPLITS.items() if of == by)
+    left, right = (record.results.get(name, []) for record in (a, b))
+    return _rows(_recorded(left, by), _recorded(right, by), by) if left and right else []
+
+
+def _recorded(rows: Iterable[Row], by: str) -> Counter[str]:
+    return Counter({row[by]: row["time_s"] for row in rows if by != "phase" or row["family"] == ALL})
+
+
+def _rows(times_a: Counter[str], times_b: Counter[str], by: str) -> list[Row]:
     whole_a, whole_b = times_a.total(), times_b.total()
     names = sorted({*times_a, *times_b}, key=lambda name: -abs(times_b[name] - times_a[name]))
     rows = []
@@ -37,7 +52,7 @@ def difference(a: Profile, b: Profile, by: str) -> list[Row]:
         share = None if change is None else change / whole_a
         rows.append({by: name, "a_s": left, "b_s": right, "difference_s": change, "share": share})
     change = whole_b - whole_a
-    return [*rows, {by: "all", "a_s": whole_a, "b_s": whole_b, "difference_s": change, "share": change / whole_a}]
+    return [*rows, {by: ALL, "a_s": whole_a, "b_s": whole_b, "difference_s": change, "share": change / whole_a}]
 
 
 def _marked(layers: Collection[str]) -> bool:

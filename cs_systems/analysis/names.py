@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cs_systems.config import Phase
 
 UNATTRIBUTED = "unattributed"
+SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → what each of its rows is of
 FUSED = "fused ("  # begins the range of a compiled kernel with operators of several layers, which it names
 STEPS = ("step", "ProfilerStep#*")  # globs: what a step is called, unless told otherwise
 

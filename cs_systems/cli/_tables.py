@@ -56,6 +56,12 @@ def table_text(
     return render_rows(readable, format, caption, notes, shown, width, color=width is not None)
 
 
+def difference_part(by: str, rows: list[Row]) -> Part:
+    """The rows of `analysis.difference` as a table."""
+    titles = {by: by, "a_s": "A", "b_s": "B", "difference_s": "B − A", "share": "of A's time"}
+    return f"kernel time of a step by {by}, B against A", rows, titles, []
+
+
 def document_text(format: str, heading: Sequence[str], parts: Sequence[Part], output: Path | None) -> list[str]:
     """The tables under the heading: as lines of its own on a terminal, else as notes, which every format escapes."""
     from cs_systems.report.columns import plain

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from cs_systems.analysis.names import SPLITS
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional
 from cs_systems.cli._output import Format, deliver
-from cs_systems.cli._tables import Part, chosen_tables, document_text
+from cs_systems.cli._tables import Part, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
 from cs_systems.report.profile_tables import CAPTIONS, SHOWN
 
 if TYPE_CHECKING:
     from cs_systems.analysis.profile import Profile
-
-COMPARED = {"phases": "phase", "families": "family", "layers": "layer"}
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def run(args: Analyze) -> int:
 
 
 def _recording(args: Analyze) -> str:
-    known = COMPARED if args.other else SHOWN
+    known = SPLITS if args.other else SHOWN
     tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.format == "html" and (args.other or args.table or args.top):
         raise ConfigError("an HTML page shows every table of one recording: leave out FILE2, --table and --top")
@@ -118,9 +117,6 @@ def _heading(profile: Profile) -> list[str]:
 def _comparison(args: Analyze, tables: Sequence[str], a: Profile, b: Profile) -> list[str]:
     from cs_systems.analysis.difference import difference, doubts
 
-    parts: list[Part] = []
-    for by in (COMPARED[name] for name in tables):
-        titles = {by: by, "a_s": "A", "b_s": "B", "difference_s": "B − A", "share": "of A's time"}
-        parts.append((f"kernel time of a step by {by}, B against A", difference(a, b, by), titles, []))
+    parts = [difference_part(by, difference(a, b, by)) for by in (SPLITS[name] for name in tables)]
     parts[-1][-1].extend(doubts(a, b))
     return document_text(args.format, [f"A: {a.recording.source}", f"B: {b.recording.source}"], parts, args.output)

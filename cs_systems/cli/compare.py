@@ -1,4 +1,7 @@
-"""Hold recording B against recording A: for each cell the ratio of the times, its interval, and a verdict."""
+"""Hold recording B against recording A: for each cell the ratio of the times, its interval, and a verdict; for each
+cell that both hold profiled, the kernel time's difference by phase, family and layer. Of two files of a profiler
+(.sqlite, .nsys-rep, .json, .json.gz), that difference.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,66 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from cs_systems.analysis.names import SPLITS
 from cs_systems.cli._options import Names
 from cs_systems.cli._output import terminal_width
-from cs_systems.config import one_of
-from cs_systems.record import Row
+from cs_systems.config import describe, one_of
+from cs_systems.record import Row, RunRecord
 
 
 @dataclass(frozen=True)
 class Compare:
-    a: Annotated[Positional[Path], arg(help="folder or records.jsonl of the baseline")]
-    b: Annotated[Positional[Path], arg(help="folder or records.jsonl held against it")]
+    a: Annotated[Positional[Path], arg(help="folder, records.jsonl or file of a profiler: the baseline")]
+    b: Annotated[Positional[Path], arg(help="what is held against it, of the same kind")]
     phase: Annotated[Names, arg(help="step (wall clock), forward, loss, backward, optimizer")] = ("step",)
     format: Annotated[str, arg(help="terminal, markdown, latex, typst, csv")] = "terminal"
 
 
 ARGS = Compare
 UNKNOWN = "–"
+RECORDINGS = (".sqlite", ".nsys-rep", ".json", ".json.gz")
+TOP = 10  # rows of a difference, the sum apart
+PROFILED = "times of kernels under a profiler: for shares and causes, not to be quoted as timings"
 # Where not even a doubling would have been found, "no difference" would be read as more than it is.
 HOPELESS = 1.0
 
 
 def run(args: Compare) -> int:
-    from cs_systems.analysis.compare import compare
+    if all(path.is_file() and path.name.endswith(RECORDINGS) for path in (args.a, args.b)):
+        from cs_systems.cli import analyze
+
+        return analyze.run(analyze.Analyze(args.a, args.b, format=args.format))  # type: ignore[arg-type]
+    from cs_systems.analysis.compare import profiled_pairs
     from cs_systems.record import read_records
-    from cs_systems.report.rows import render_rows
 
     (a, torn_a), (b, torn_b) = read_records(args.a), read_records(args.b)
+    pairs = profiled_pairs(a, b)
+    if not pairs or args.format == "csv" or any(r.config.get("profiler", "none") == "none" for r in a):
+        _timings(args, a, b, [*torn_a, *torn_b])
+    if args.format != "csv":
+        for cell, left, right in pairs:
+            _profiles(args, cell, left, right)
+    return 0
+
+
+def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> None:
+    from cs_systems.analysis.difference import difference_of_records
+    from cs_systems.cli._tables import difference_part, document_text
+
+    found = [(by, difference_of_records(a, b, by)) for by in SPLITS.values()]
+    parts = [difference_part(by, rows) for by, rows in found if rows]
+    for _, rows, _, said in parts:
+        if more := rows[TOP:-1]:
+            said.append(f"{len(more)} more, which differ by less: the records have all")
+            del rows[TOP:-1]
+    sides = " · ".join(f"{side}: {describe(r.run_config)}" for side, r in (("A", a), ("B", b)))
+    print("\n" + "\n".join(document_text(args.format, [cell, sides, PROFILED], parts, None)), end="")
+
+
+def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[str]) -> None:
+    from cs_systems.analysis.compare import compare
+    from cs_systems.report.rows import render_rows
+
     known = {name for r in (*a, *b) if r.measurement for name in r.measurement.phase_names()}
     for phase in args.phase:
         one_of("phase", phase, ["step", *sorted(known)])
@@ -46,12 +83,11 @@ def run(args: Compare) -> int:
         blind.setdefault(re.sub(r"[\d.]+%", "%", text), {})[text] = None
     unseen = [f"not seen: {'e.g. ' if len(texts) > 1 else ''}{next(iter(texts))}" for texts in blind.values()]
     legend = "finds: the smallest slowdown that would have been called one"
-    notes = [legend, *unseen, *torn_a, *torn_b, *comparison.doubts]
+    notes = [legend, *unseen, *torn, *comparison.doubts]
     rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
     if all(row.get("interval") == UNKNOWN for row in rows):
         rows = [{name: value for name, value in row.items() if name != "interval"} for row in rows]
     print(render_rows(rows, args.format, caption, notes, width=terminal_width()), end="")
-    return 0
 
 
 def _readable(row: Row) -> Row:
