@@ -3,7 +3,6 @@ ran in the precision that it was asked for. Works for every step that calls modu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.analysis.dtypes import contradiction, table
 from cs_systems.profilers import Collected, ProfileLost, Profiler
+from cs_systems.profilers._readings import leave, take
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
     from cs_systems.device import Device
-
-
-def readings_path(out: Path) -> Path:
-    return Path(f"{out}.dtypes.json")
 
 
 @contextmanager
@@ -28,16 +24,11 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     readings = DtypeReadings()
     with reading(readings):
         yield
-    found = {"modules": readings.rows, "loss": readings.loss, "contexts": readings.contexts}
-    readings_path(out).write_text(json.dumps(found))
+    leave(out, {"modules": readings.rows, "loss": readings.loss, "contexts": readings.contexts})
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    path = readings_path(out)
-    if not path.is_file():
-        raise ProfileLost("no dtype was read: is there room on the disk?")
-    found = json.loads(path.read_text())
-    path.unlink()
+    found = take(out, "no dtype was read")
     if not found["modules"]:
         raise ProfileLost("the step called no module: name a step that calls one, and leave torch.compile out")
     results = {"dtypes": table(found["modules"], found["loss"]), "autocast_contexts": found["contexts"]}

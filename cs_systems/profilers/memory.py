@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.config import ConfigError
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.cost import AttentionAlgorithm
 from cs_systems.memory_fit import algorithm_of
 from cs_systems.memory_model import PhaseMemory, phase_memory
-from cs_systems.profilers import Collected, ProfileLost, Profiler
+from cs_systems.profilers import Collected, Profiler
+from cs_systems.profilers._readings import leave, take
 from cs_systems.record import Row, RunRecord
 
 if TYPE_CHECKING:
     from cs_systems.device import Device
-
-
-def readings_path(out: Path) -> Path:
-    return Path(f"{out}.memory.json")
 
 
 @contextmanager
@@ -33,16 +30,11 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
         with listening(readings):
             yield
     finally:
-        found = {"phases": readings.rows, "parts": parts_of_used_memory(device)}
-        readings_path(out).write_text(json.dumps(found))
+        leave(out, {"phases": readings.rows, "parts": parts_of_used_memory(device)})
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    path = readings_path(out)
-    if not path.is_file():
-        raise ProfileLost("no memory was read: is there room on the disk?")
-    found = json.loads(path.read_text())
-    path.unlink()
+    found = take(out, "no memory was read")
     predicted = closed_form(record)
     results = {
         "memory_phases": [_with_prediction(row, predicted, record.run_config.warmup) for row in found["phases"]],
@@ -53,14 +45,20 @@ def collect(out: Path, record: RunRecord) -> Collected:
 
 def closed_form(record: RunRecord) -> list[PhaseMemory]:
     """By formula, for the device that the record is of; none for somebody's workload or attention."""
+    known = known_by_formula(record)
+    return [] if known is None else phase_memory(*known)
+
+
+def known_by_formula(record: RunRecord) -> tuple[RunConfig, AttentionAlgorithm] | None:
+    """(the config on the device that the record is of, its attention); None for somebody's workload or attention."""
     config = record.run_config
     if config.workload != "train_step" or record.environment is None:
-        return []
+        return None
     config = replace(config, device="cpu" if record.environment.device == "cpu" else "cuda")
     try:
-        return phase_memory(config, algorithm_of(config))
+        return config, algorithm_of(config)
     except ConfigError:
-        return []
+        return None
 
 
 def components(predicted: list[PhaseMemory]) -> list[Row]:

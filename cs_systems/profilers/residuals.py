@@ -3,18 +3,17 @@ block's backward gives and frees."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.config import ConfigError, RunConfig
+from cs_systems.config import RunConfig
 from cs_systems.cost import PARAMETER_BYTES
-from cs_systems.memory_fit import algorithm_of
 from cs_systems.memory_model import kept_by_a_block
-from cs_systems.profilers import Collected, ProfileLost, Profiler
+from cs_systems.profilers import Collected, Profiler
+from cs_systems.profilers._readings import leave, take
+from cs_systems.profilers.memory import known_by_formula
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
@@ -35,10 +34,6 @@ def gradients_of_a_block(config: RunConfig) -> int:
     return weights * PARAMETER_BYTES[config.precision] + residual_stream_bytes(config)
 
 
-def rows_path(out: Path) -> Path:
-    return Path(f"{out}.residuals.json")
-
-
 @contextmanager
 def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     from cs_systems.memory_readings import backward_of_blocks
@@ -50,15 +45,11 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     ):
         yield
     tables = {"residuals": summed(found.rows), "residual_blocks": by_block(found.rows), "backward_blocks": backward}
-    rows_path(out).write_text(json.dumps(tables))
+    leave(out, tables)
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    path = rows_path(out)
-    if not path.is_file():
-        raise ProfileLost("no saved tensor was listed: is there room on the disk?")
-    results = json.loads(path.read_text())
-    path.unlink()
+    results = take(out, "no saved tensor was listed")
     if record.config["workload"] == "train_step":
         results["residual_stream"] = [{"bytes": residual_stream_bytes(record.run_config)}]
     kept = _kept_by_a_block(record)
@@ -73,14 +64,8 @@ def collect(out: Path, record: RunRecord) -> Collected:
 
 def _kept_by_a_block(record: RunRecord) -> int | None:
     """By the closed form of eager code without checkpoints; None for anything else."""
-    config = record.run_config
-    if config.workload != "train_step" or config.checkpoint != "none" or record.environment is None:
-        return None
-    config = replace(config, device="cpu" if record.environment.device == "cpu" else "cuda")
-    try:
-        return kept_by_a_block(config, algorithm_of(config))
-    except ConfigError:
-        return None
+    known = known_by_formula(record)
+    return None if known is None or record.run_config.checkpoint != "none" else kept_by_a_block(*known)
 
 
 PROFILER = Profiler(region=region, collect=collect)

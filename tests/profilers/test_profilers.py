@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ from cs_systems.analysis.compare import compare
 from cs_systems.cli import main
 from cs_systems.cli.profile import print_profile
 from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig
-from cs_systems.profilers import Profiler
+from cs_systems.profilers import ProfileLost, Profiler
 from cs_systems.record import RunRecord, read_records
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=1, steps=3)
@@ -47,6 +48,24 @@ def test_a_profiler_exports_its_parts_without_torch(name: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+LEAVES_NOTHING = {
+    "dtypes": "no dtype was read: is there room on the disk?",
+    "kineto": "torch.profiler left no trace: is there room on the disk?",
+    "memory": "no memory was read: is there room on the disk?",
+    "memory_snapshot": "PyTorch left no snapshot: is there room on the disk?",
+    "ncu": "ncu left no report: no message",
+    "nsys": "nsys left no report: worker.log beside the records has its last words",
+    "residuals": "no saved tensor was listed: is there room on the disk?",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in plugins.names("profilers") if name != "none"])
+def test_a_profiler_that_left_nothing_is_told_so(name: str, tmp_path: Path) -> None:
+    record = RunRecord("key", replace(TINY, profiler=name).to_dict(), "ok")
+    with pytest.raises(ProfileLost, match=f"^{re.escape(LEAVES_NOTHING[name])}$"):
+        plugins.get("profilers", name).collect(tmp_path / "cell", record)
 
 
 def test_a_profiled_cell_says_so_and_keeps_its_recording(folder: Path, records: list[RunRecord]) -> None:
