@@ -74,8 +74,8 @@ def analyze(export: Path, page: Path, *options: str) -> None:
 
 def photograph(picture: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        export, page = Path(folder) / "nsys_h200_step.sqlite", Path(folder) / "page.html"
-        export.write_bytes(gzip.decompress((DATA / "nsys_h200_step.sqlite.gz").read_bytes()))
+        export, page = Path(folder) / "small2.sqlite", Path(folder) / "page.html"
+        export.write_bytes(gzip.decompress((DATA / "nsys_h200_small2.sqlite.gz").read_bytes()))
         analyze(export, page)
         shot = ("--hide-scrollbars", "--window-size=1280,1290", f"--screenshot={picture.absolute()}", page.as_uri())
         command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder}/profile", *shot]
