@@ -109,6 +109,10 @@ class Device:
     def total_memory_bytes(self) -> int | None:
         return torch.cuda.get_device_properties(self.torch).total_memory if self.is_cuda else None
 
+    def uuid(self) -> str:
+        """The GPU's name for NVML and nvidia-smi, whose numbers are not torch's under CUDA_VISIBLE_DEVICES."""
+        return f"GPU-{torch.cuda.get_device_properties(self.torch).uuid}"
+
     def capability(self) -> tuple[int, int] | None:
         return torch.cuda.get_device_capability(self.torch) if self.is_cuda else None
 

@@ -65,6 +65,12 @@ def sm_clock_hz(device: Device) -> float | None:
     return _Gpu.of(device).sm_clock_hz()
 
 
+def other_processes_bytes(device: Device) -> int | None:
+    """Memory of the GPU that other processes have; None where NVML is not there or does not tell each one's, as in a
+    container."""
+    return _Gpu.of(device).ask(_other_processes_bytes)  # type: ignore[no-any-return]
+
+
 @cache
 def code_version() -> str:
     """A hash over the sources that measure: changes when a number may change, with or without git."""
@@ -110,6 +116,14 @@ def _other_processes(nvml: Any, handle: Any) -> int:
     return sum(process.pid != os.getpid() for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
 
 
+def _other_processes_bytes(nvml: Any, handle: Any) -> int | None:
+    processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    if len(processes) < 2:  # this one, by whatever number it goes outside its container; none are hidden ones
+        return 0 if processes else None
+    used = [process.usedGpuMemory for process in processes if process.pid != os.getpid()]
+    return None if None in used else sum(used)
+
+
 class _Gpu:
     """What NVML says of one GPU; None for all that cannot be asked (no GPU, no nvidia-ml-py, not permitted)."""
 
@@ -121,9 +135,7 @@ class _Gpu:
             import pynvml
 
             pynvml.nvmlInit()
-            # With CUDA_VISIBLE_DEVICES torch's index is not NVML's; the UUID is the same for both.
-            uuid = f"GPU-{torch.cuda.get_device_properties(device.torch).uuid}"
-            self.handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            self.handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid())
             self.nvml = pynvml
         except Exception:  # no library, no driver, no permission: without the library its errors have no name either
             self.nvml = None

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from cs_systems.device import Device
-
-Row = dict[str, Any]
+from cs_systems.environment import other_processes_bytes
+from cs_systems.record import Row
 
 
 class MemoryReadings:
@@ -127,7 +127,7 @@ def parts_of_used_memory(device: Device) -> list[Row]:
     workspaces = (before["allocated_bytes"] or 0) - torch.cuda.memory_allocated(device.torch)
     requested, allocated = stats["requested_bytes.all.current"], stats["allocated_bytes.all.current"]
     reserved, split = stats["reserved_bytes.all.current"], stats["inactive_split_bytes.all.current"]
-    used, others = before["device_used_bytes"] or 0, _other_processes_bytes(device)
+    used, others = before["device_used_bytes"] or 0, other_processes_bytes(device)
     parts: list[tuple[str, int | None, bool]] = [
         ("tensors", requested - workspaces, False),
         ("cuBLAS workspaces", workspaces, False),
@@ -145,30 +145,12 @@ def parts_of_used_memory(device: Device) -> list[Row]:
     return [{"part": part, "bytes": size, "total": total} for part, size, total in parts]
 
 
-def _other_processes_bytes(device: Device) -> int | None:
-    """None where NVML is not there or does not tell each process's memory, as in a container."""
-    import os
-
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device.torch).uuid}")
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        if len(processes) < 2:  # this one, by whatever number it goes outside its container; none are hidden ones
-            return 0 if processes else None
-        return sum(int(p.usedGpuMemory) for p in processes if p.pid != os.getpid())
-    except Exception:  # no library, no driver, no permission: without the library its errors have no name either
-        return None
-
-
 def _nvidia_smi_bytes(device: Device) -> int | None:
     """What nvidia-smi shows for the whole device; None where it cannot be asked."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
-    uuid = f"GPU-{torch.cuda.get_device_properties(device.torch).uuid}"
-    words = [program, "-i", uuid, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    words = [program, "-i", device.uuid(), "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
         return int(done.stdout.strip()) * 2**20

@@ -19,8 +19,7 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from cs_systems.instrument import BackwardRoots, nodes_below
-
-Row = dict[str, Any]
+from cs_systems.record import Row
 
 
 class SavedTensors:
