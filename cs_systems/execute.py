@@ -22,7 +22,7 @@ from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.device import Device, DeviceUnavailable
 from cs_systems.environment import environment
 from cs_systems.probes import Probes
-from cs_systems.record import Caveat, Environment, Measurement, Row, RunRecord, Sample, make_key
+from cs_systems.record import Environment, Measurement, Row, RunRecord, Sample, make_key
 from cs_systems.timing import measure
 from cs_systems.workloads import CallableWorkload, Unavailable, Workload
 from cs_systems.workloads._module import ModuleStep
@@ -221,9 +221,9 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     measurement = Measurement(device.clock, tuple(cell.samples), cell.setup_s, *peaks)
     after = environment(device)
     description = cell.workload.describe()
-    warnings = validity.profiled(cell.config.profiler) + validity.caveats(measurement, cell.before, after)
-    if (loss := description.get("loss")) is not None and loss != loss:
-        warnings += (Caveat("nan-loss", "the loss is NaN", "lower the learning rate or use another precision"),)
+    warnings = validity.caveats(
+        measurement, cell.before, after, profiler=cell.config.profiler, loss=description.get("loss")
+    )
     rounds = {"rounds": cell.config.rounds, "resident": resident if cell.config.rounds > 1 else None}
     return RunRecord(
         key=make_key(cell.config, repeat, after),

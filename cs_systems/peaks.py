@@ -23,8 +23,8 @@ class Peak:
 
 
 @dataclass(frozen=True)
-class Device:
-    """What the data sheet says: rates in TFLOP/s (dense; a precision that the chip lacks is absent), bandwidth in
+class DataSheet:
+    """Of one kind of device: rates in TFLOP/s (dense; a precision that the chip lacks is absent), bandwidth in
     TB/s."""
 
     names: tuple[str, ...]  # as torch and nvidia-smi print them, without "NVIDIA ", "GeForce " and "Tesla "
@@ -46,30 +46,30 @@ _HOPPER_NVL = _rates(60, 417.5, 835.5, 835.5, 1670.5)
 _VOLTA_SXM = _rates(15.7, None, None, 125)
 _VOLTA_PCIE = _rates(14, None, None, 112)
 
-DEVICES = (
-    Device(("T4",), "NVIDIA T4 data sheet", 0.32, _rates(8.1, None, None, 65)),
-    Device(("V100-SXM2-16GB", "V100-SXM2-32GB"), "NVIDIA V100 data sheet, SXM2", 0.9, _VOLTA_SXM),
-    Device(("V100-PCIE-16GB", "V100-PCIE-32GB"), "NVIDIA V100 data sheet, PCIe", 0.9, _VOLTA_PCIE),
-    Device(("V100S-PCIE-32GB",), "NVIDIA V100 data sheet, V100S", 1.134, _rates(16.4, None, None, 130)),
-    Device(("A100-SXM4-40GB",), "NVIDIA A100 data sheet, 40 GB SXM, dense", 1.555, _AMPERE),
-    Device(("A100-SXM4-80GB",), "NVIDIA A100 data sheet, 80 GB SXM, dense", 2.039, _AMPERE),
-    Device(("A100-PCIE-40GB",), "NVIDIA A100 data sheet, 40 GB PCIe, dense", 1.555, _AMPERE),
-    Device(("A100 80GB PCIe",), "NVIDIA A100 data sheet, 80 GB PCIe, dense", 1.935, _AMPERE),
-    Device(("A10",), "NVIDIA A10 data sheet, dense", 0.6, _rates(31.2, 62.5, 125, 125)),
-    Device(("H100 80GB HBM3",), "NVIDIA H100 data sheet, SXM, dense", 3.35, _HOPPER_SXM),
-    Device(("H100 PCIe",), "NVIDIA H100 data sheet, PCIe, dense", 2.0, _rates(51, 378, 756, 756, 1513)),
-    Device(("H100 NVL",), "NVIDIA H100 data sheet, NVL, dense", 3.9, _HOPPER_NVL),
-    Device(("H200",), "NVIDIA H200 data sheet, SXM, dense", 4.8, _HOPPER_SXM),
-    Device(("H200 NVL",), "NVIDIA H200 data sheet, NVL, dense", 4.8, _HOPPER_NVL),
-    Device(("B200",), "NVIDIA HGX B200 data sheet, dense, an eighth", 7.7, _rates(75, 1125, 2250, 2250, 4500)),
-    Device(("GB200",), "NVIDIA GB200 data sheet, dense, half a superchip", 8.0, _rates(80, 1250, 2500, 2500, 5000)),
-    Device(("L4",), "NVIDIA L4 data sheet, dense", 0.3, _rates(30.3, 60, 121, 121, 242.5)),
-    Device(("L40S",), "NVIDIA L40S data sheet, dense", 0.864, _rates(91.6, 183, 362.05, 362.05, 733)),
-    Device(("RTX 3090",), "NVIDIA GA102 white paper, dense, fp32 accumulate", 0.936, _rates(35.6, 35.6, 71, 71)),
-    Device(
+DATA_SHEETS = (
+    DataSheet(("T4",), "NVIDIA T4 data sheet", 0.32, _rates(8.1, None, None, 65)),
+    DataSheet(("V100-SXM2-16GB", "V100-SXM2-32GB"), "NVIDIA V100 data sheet, SXM2", 0.9, _VOLTA_SXM),
+    DataSheet(("V100-PCIE-16GB", "V100-PCIE-32GB"), "NVIDIA V100 data sheet, PCIe", 0.9, _VOLTA_PCIE),
+    DataSheet(("V100S-PCIE-32GB",), "NVIDIA V100 data sheet, V100S", 1.134, _rates(16.4, None, None, 130)),
+    DataSheet(("A100-SXM4-40GB",), "NVIDIA A100 data sheet, 40 GB SXM, dense", 1.555, _AMPERE),
+    DataSheet(("A100-SXM4-80GB",), "NVIDIA A100 data sheet, 80 GB SXM, dense", 2.039, _AMPERE),
+    DataSheet(("A100-PCIE-40GB",), "NVIDIA A100 data sheet, 40 GB PCIe, dense", 1.555, _AMPERE),
+    DataSheet(("A100 80GB PCIe",), "NVIDIA A100 data sheet, 80 GB PCIe, dense", 1.935, _AMPERE),
+    DataSheet(("A10",), "NVIDIA A10 data sheet, dense", 0.6, _rates(31.2, 62.5, 125, 125)),
+    DataSheet(("H100 80GB HBM3",), "NVIDIA H100 data sheet, SXM, dense", 3.35, _HOPPER_SXM),
+    DataSheet(("H100 PCIe",), "NVIDIA H100 data sheet, PCIe, dense", 2.0, _rates(51, 378, 756, 756, 1513)),
+    DataSheet(("H100 NVL",), "NVIDIA H100 data sheet, NVL, dense", 3.9, _HOPPER_NVL),
+    DataSheet(("H200",), "NVIDIA H200 data sheet, SXM, dense", 4.8, _HOPPER_SXM),
+    DataSheet(("H200 NVL",), "NVIDIA H200 data sheet, NVL, dense", 4.8, _HOPPER_NVL),
+    DataSheet(("B200",), "NVIDIA HGX B200 data sheet, dense, an eighth", 7.7, _rates(75, 1125, 2250, 2250, 4500)),
+    DataSheet(("GB200",), "NVIDIA GB200 data sheet, dense, half a superchip", 8.0, _rates(80, 1250, 2500, 2500, 5000)),
+    DataSheet(("L4",), "NVIDIA L4 data sheet, dense", 0.3, _rates(30.3, 60, 121, 121, 242.5)),
+    DataSheet(("L40S",), "NVIDIA L40S data sheet, dense", 0.864, _rates(91.6, 183, 362.05, 362.05, 733)),
+    DataSheet(("RTX 3090",), "NVIDIA GA102 white paper, dense, fp32 accumulate", 0.936, _rates(35.6, 35.6, 71, 71)),
+    DataSheet(
         ("RTX 4090",), "NVIDIA Ada white paper, dense, fp32 accumulate", 1.008, _rates(82.6, 82.6, 165.2, 165.2, 330.3)
     ),
-    Device(
+    DataSheet(
         ("RTX 5090",),
         "NVIDIA RTX Blackwell white paper, dense, fp32 accumulate",
         1.792,
@@ -80,30 +80,20 @@ DEVICES = (
 
 def peak_flops(device_name: str, precision: Precision | str) -> Peak | None:
     """Dense FLOP/s of `precision` ("fp8" too); None for a device that is not known and a precision that it lacks."""
-    device = _find(device_name)
-    rate = device.tflops.get(str(precision).removesuffix("-pure")) if device else None
-    return Peak(rate * TERA, device.source) if device and rate else None
+    sheet = _find(device_name)
+    rate = sheet.tflops.get(str(precision).removesuffix("-pure")) if sheet else None
+    return Peak(rate * TERA, sheet.source) if sheet and rate else None
 
 
 def peak_bandwidth(device_name: str) -> Peak | None:
     """Bytes/s of the device's memory; None for a device that is not known."""
-    device = _find(device_name)
-    return Peak(device.bandwidth * TERA, device.source) if device else None
+    sheet = _find(device_name)
+    return Peak(sheet.bandwidth * TERA, sheet.source) if sheet else None
 
 
-def mfu(flops: int | None, seconds: float | None, peak: Peak | None) -> float | None:
-    """The share of the peak that `flops` in `seconds` amount to: MFU for model FLOPs, HFU for hardware FLOPs.
-
-    None where one of the three is not known.
-    """
-    if flops is None or not seconds or peak is None:
-        return None
-    return flops / seconds / peak.per_s
-
-
-def _find(device_name: str) -> Device | None:
+def _find(device_name: str) -> DataSheet | None:
     """By the whole name: a laptop's RTX 4090, an A10G or a MIG slice is another device and so not known."""
     name = device_name.strip()
     for brand in ("NVIDIA ", "GeForce ", "Tesla "):
         name = name.removeprefix(brand)
-    return next((device for device in DEVICES if name in device.names), None)
+    return next((sheet for sheet in DATA_SHEETS if name in sheet.names), None)

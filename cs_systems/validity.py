@@ -5,6 +5,7 @@ The limits are constants here, with their reasons; a caveat never changes a numb
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from statistics import median
 
@@ -17,19 +18,36 @@ LAUNCH_BOUND_LAG = 0.10
 CLOCK_LIMIT = 0.97
 
 
-def caveats(measurement: Measurement, before: Environment, after: Environment) -> tuple[Caveat, ...]:
-    """All doubts about a measurement that was taken between two looks at its environment."""
-    return tuple(
-        caveat for check in (_unstable, _launch_bound, _recompiled, _allocated) for caveat in check(measurement)
-    ) + tuple(_machine(measurement, before, after))
+def caveats(
+    measurement: Measurement,
+    before: Environment,
+    after: Environment,
+    *,
+    profiler: str = "none",
+    loss: float | None = None,
+) -> tuple[Caveat, ...]:
+    """All doubts about a measurement that was taken between two looks at its environment.
+
+    loss: of the last step, None where there is none.
+    """
+    return (
+        *_profiled(profiler),
+        *(caveat for check in (_unstable, _launch_bound, _recompiled, _allocated) for caveat in check(measurement)),
+        *_machine(measurement, before, after),
+        *_nan(loss),
+    )
 
 
-def profiled(profiler: str) -> tuple[Caveat, ...]:
+def _profiled(profiler: str) -> Iterator[Caveat]:
     """A timing that was taken under a profiler is no timing."""
-    if profiler == "none":
-        return ()
-    remedy = "quote the times of cs-systems time; those of a profile are for shares and causes"
-    return (Caveat("profiled", f"timed under {profiler}, whose own cost is in the times", remedy),)
+    if profiler != "none":
+        remedy = "quote the times of cs-systems time; those of a profile are for shares and causes"
+        yield Caveat("profiled", f"timed under {profiler}, whose own cost is in the times", remedy)
+
+
+def _nan(loss: float | None) -> Iterator[Caveat]:
+    if loss is not None and math.isnan(loss):
+        yield Caveat("nan-loss", "the loss is NaN", "lower the learning rate or use another precision")
 
 
 def _unstable(m: Measurement) -> Iterator[Caveat]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cs_systems import cost
 from cs_systems.config import PRESETS, AttentionShape, Mode, ModelConfig, Precision, preset
 from cs_systems.cost import FULL_MATRIX, AttentionAlgorithm
-from cs_systems.peaks import DEVICES, mfu, peak_bandwidth, peak_flops
+from cs_systems.peaks import DATA_SHEETS, peak_bandwidth, peak_flops
 
 ODD = ModelConfig(d_model=48, d_ff=100, num_layers=3, num_heads=3, vocab_size=77, context_length=64)
 TILED = AttentionAlgorithm(block_q=16, block_k=16, backward_matmuls=5)
@@ -182,7 +182,7 @@ def test_a_peak_is_never_guessed() -> None:
 
 
 def test_every_device_is_known_once_and_faster_in_narrower_types() -> None:
-    names = [name for device in DEVICES for name in device.names]
+    names = [name for sheet in DATA_SHEETS for name in sheet.names]
     assert len(names) == len(set(names))
     for name in names:
         rates = [peak_flops(name, p) for p in ("fp32", "tf32", "bf16", "fp8")]
@@ -191,11 +191,3 @@ def test_every_device_is_known_once_and_faster_in_narrower_types() -> None:
         bandwidth = peak_bandwidth(name)
         assert bandwidth is not None
         assert 1e11 < bandwidth.per_s < 1e13
-
-
-def test_mfu_is_a_share_of_the_peak_or_unknown() -> None:
-    peak = peak_flops("NVIDIA H200", Precision.BF16)
-    assert mfu(989_500_000_000_000, 2.0, peak) == pytest.approx(0.5)
-    assert mfu(1, 1.0, None) is None
-    assert mfu(None, 1.0, peak) is None
-    assert mfu(1, None, peak) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,14 @@ def test_clean_samples_have_none() -> None:
 )
 def test_each_doubt_has_its_code(measurement: Measurement, code: str) -> None:
     assert codes(measurement) == [code]
+
+
+def test_a_profiler_and_a_loss_that_is_no_number_are_doubts() -> None:
+    assert caveats(samples(), CLEAN, CLEAN, loss=2.5) == ()
+    assert [c.code for c in caveats(samples(), CLEAN, CLEAN, profiler="nsys", loss=math.nan)] == [
+        "profiled",
+        "nan-loss",
+    ]
 
 
 def test_launch_bound_names_the_phase() -> None:

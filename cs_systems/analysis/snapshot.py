@@ -67,7 +67,6 @@ class Segment(NamedTuple):
     bytes: int
     pool: str  # "small" or "large"
     stream: int
-    expandable: bool
     private: bool  # of a memory pool of its own, as a CUDA graph has
     blocks: tuple[Block, ...]
 
@@ -233,7 +232,6 @@ def _segment(segment: Mapping[str, Any], stacks: _Stacks) -> Segment:
         bytes=_count(segment["total_size"]),
         pool=str(segment.get("segment_type", "large")),
         stream=_count(segment.get("stream", 0)),
-        expandable=bool(segment.get("is_expandable", False)),
         private=tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0),
         blocks=tuple(blocks),
     )

@@ -98,8 +98,8 @@ def kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
                 "family": family(name),
                 **_per_step(profile, total),
                 "mean_s": total.time_s / total.calls,
-                "grid": _extent(main.grid),
-                "block": _extent(main.block),
+                "grid": extent(main.grid),
+                "block": extent(main.block),
                 "registers": main.registers,
                 "shared_bytes": main.shared_bytes,
                 "shapes": len(shapes[name]),
@@ -352,5 +352,6 @@ def _per_step(profile: Profile, total: Sum) -> Row:
     }
 
 
-def _extent(extent: tuple[int, int, int] | None) -> str | None:
-    return None if extent is None else "×".join(map(str, extent))
+def extent(shape: tuple[int, int, int] | None) -> str | None:
+    """`8×4×1`: of a grid in blocks or of a block in threads."""
+    return None if shape is None else "×".join(map(str, shape))

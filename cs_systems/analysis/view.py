@@ -13,7 +13,7 @@ from cs_systems.analysis.attribution import Place, main_thread
 from cs_systems.analysis.families import FAMILIES, family, short_name
 from cs_systems.analysis.names import UNATTRIBUTED, meaning
 from cs_systems.analysis.profile import Profile
-from cs_systems.analysis.tables import NO_COSTS, TABLES, Costs, notes
+from cs_systems.analysis.tables import NO_COSTS, TABLES, Costs, extent, notes
 from cs_systems.analysis.trace import Call, Copy, Function, Kernel, Range, Step, steps_of
 from cs_systems.record import Row
 
@@ -84,8 +84,8 @@ def view(profile: Profile) -> View:
         },
         "functions": {
             "name": of_functions,
-            "grid": [_extent(function.grid) for function in functions],
-            "block": [_extent(function.block) for function in functions],
+            "grid": [extent(function.grid) for function in functions],
+            "block": [extent(function.block) for function in functions],
             "registers": [function.registers for function in functions],
             "shared_bytes": [function.shared_bytes for function in functions],
         },
@@ -203,7 +203,3 @@ def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
-
-
-def _extent(extent: tuple[int, int, int] | None) -> str | None:
-    return None if extent is None else "×".join(map(str, extent))
