@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from html import escape
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,17 @@ function answer(seen) {
   probe.textContent = JSON.stringify(seen);
   top.document.body.append(probe);
 }
+"""
+# What a hand does on a canvas of a page, and what it is told.
+HAND = """
+const byName = (id) => document.getElementById(id);
+const event = (canvas, kind, x, y, more = {}) => {
+  const box = canvas.getBoundingClientRect(), Kind = kind === "wheel" ? WheelEvent : PointerEvent;
+  canvas.dispatchEvent(new Kind(kind, { clientX: box.left + x, clientY: box.top + y, cancelable: true, ...more }));
+};
+const key = (canvas, name) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, cancelable: true }));
+const told = () => (byName("tip").hidden ? null : [...byName("tip").children].map((line) => line.textContent));
+const range = (canvas) => [Number(canvas.dataset.from), Number(canvas.dataset.to)];
 """
 
 
@@ -48,6 +59,25 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if not self._silent:
             self.text += data
+
+
+def data_of(page: str, name: str) -> Any:
+    """The data that a page draws. Holds the page to needing nothing else, and to showing names as data."""
+    read = Page(page)
+    assert [tag for tag, _ in read.tags if tag in ("link", "iframe", "img", "object", "embed", "base")] == []
+    for _, attributes in read.tags:
+        assert not {"src", "href", "srcset", "action"} & attributes.keys()
+        assert not [attribute for attribute in attributes if attribute.startswith("on")]
+    assert [attributes.get("type") for tag, attributes in read.tags if tag == "script"] == ["application/json", None]
+    ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    (data,) = re.findall(rf'<script type="application/json" id="{name}">(.*?)</script>', page, re.DOTALL)
+    return json.loads(data)
+
+
+def lines_of(page: str) -> set[str]:
+    """What stands between two tags, in lower case."""
+    return {line.strip().lower() for line in re.sub(r"<[^>]*>", "\n", unescape(page)).splitlines()}
 
 
 def browse(
