@@ -16,8 +16,13 @@ from typing import Any
 
 from cs_systems.config import ConfigError, one_of
 
-CONSTANTS = {"attention": "BACKEND", "workloads": "WORKLOAD", "profilers": "PROFILER"}
-_KINDS = {"attention": "attention backend", "workloads": "workload", "profilers": "profiler"}
+CONSTANTS = {"attention": "BACKEND", "workloads": "WORKLOAD", "profilers": "PROFILER", "parallel": "STRATEGY"}
+_KINDS = {
+    "attention": "attention backend",
+    "workloads": "workload",
+    "profilers": "profiler",
+    "parallel": "parallel strategy",
+}
 
 
 def names(package: str) -> list[str]:

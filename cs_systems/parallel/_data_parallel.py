@@ -1,0 +1,202 @@
+"""Data parallelism: a copy of the model on every rank, whose gradients are averaged (Li et al. 2020, PyTorch DDP).
+
+The four `ddp_*` strategies are this class with other buckets, sent at another time. A bucket is what one all-reduce
+carries. All of them average Ψ bytes of gradients, 2 Ψ (N−1)/N sent by each rank, and one byte a parameter that tells
+who had a gradient.
+
+Deadlocks. Collectives match by order, and the ranks need not agree on which parameters a batch uses. So buckets are
+sent in one order on all ranks: one that is ready waits for those before it, and what backward leaves is sent when it is
+finished, with zeros where there is no gradient. A parameter that had one on no rank keeps `None`, as in one process, so
+that the optimizer leaves it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cs_systems.config import ConfigError
+from cs_systems.parallel._collectives import average, broadcast, maximum
+
+Bucket = list[nn.Parameter]
+
+
+def sent_bytes(parameter_bytes: int, world_size: int) -> float:
+    """Of one averaging of the gradients, by formula: 2 Ψ (N−1)/N."""
+    return 2 * parameter_bytes * (world_size - 1) / world_size
+
+
+def one_each(params: Sequence[nn.Parameter]) -> list[Bucket]:
+    """A bucket a parameter, the last registered first: backward reaches it first."""
+    return [[p] for p in reversed(params)]
+
+
+def by_size(params: Sequence[nn.Parameter], size_bytes: float) -> list[Bucket]:
+    """Buckets of one dtype and device, closed by the parameter that fills them, the last registered first."""
+    done: list[Bucket] = []
+    open_buckets: dict[Any, Bucket] = {}
+    for p in reversed(params):
+        bucket = open_buckets.setdefault((p.dtype, p.device), [])
+        bucket.append(p)
+        if sum(q.nbytes for q in bucket) >= size_bytes:
+            done.append(open_buckets.pop((p.dtype, p.device)))
+    return done + list(open_buckets.values())
+
+
+def check_same_parameters(module: nn.Module) -> None:
+    """Raise ConfigError on every rank if one has other parameters or buffers than rank 0, naming the first of them."""
+    mine = [
+        f"{kind} {name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}{'' if x.requires_grad else ' frozen'}"
+        for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
+        for name, x in named
+    ]
+    all_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(all_ranks, mine)
+    for rank, theirs in enumerate(all_ranks):
+        for here, there in zip_longest(all_ranks[0], theirs, fillvalue="nothing"):
+            if here != there:
+                raise ConfigError(
+                    f"rank {rank} has another model than rank 0: {there} ({len(theirs)} tensors) where rank 0 has "
+                    f"{here} ({len(all_ranks[0])} tensors): build the same model, in the same order, on every rank"
+                )
+
+
+@torch.no_grad()
+def broadcast_from_rank_0(module: nn.Module) -> None:
+    """Every rank starts with the parameters and buffers of rank 0."""
+    for x in [*module.parameters(), *module.buffers()]:
+        dense = x.detach().contiguous()
+        broadcast(dense, 0).wait()
+        if dense.data_ptr() != x.data_ptr():
+            x.copy_(dense)
+
+
+class DataParallel(nn.Module):
+    """`module` with its gradients averaged over the ranks. Every rank calls this, and then the same methods in order.
+
+    buckets: how the trainable parameters are shared out to all-reduces, in the order of sending.
+    overlap: send a bucket as soon as backward has filled it, else all when backward is finished.
+
+    The first backward teaches the order in which buckets become ready on rank 0; later steps send in that order.
+    Raises ConfigError where the ranks have different models.
+    """
+
+    def __init__(
+        self, module: nn.Module, buckets: Callable[[Sequence[nn.Parameter]], list[Bucket]], *, overlap: bool
+    ) -> None:
+        super().__init__()
+        check_same_parameters(module)
+        broadcast_from_rank_0(module)
+        self.module = module
+        self._params = [p for p in module.parameters() if p.requires_grad]
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
+        self._buckets = buckets(self._params)
+        self._order = list(range(len(self._buckets)))
+        self._order_is_learned = not overlap
+        self._syncing = True
+        self._everything = torch.ones(len(self._params), dtype=torch.uint8, device=self._device())
+        self._forget()
+        if overlap:
+            for index, bucket in enumerate(self._buckets):
+                for p in bucket:
+                    p.register_post_accumulate_grad_hook(lambda p, index=index: self._gradient_is_ready(index))
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return self.module(*inputs, **options)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward inside adds to each rank's own gradients and sends nothing (gradient accumulation)."""
+        before, self._syncing = self._syncing, False
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self) -> None:
+        """Send what is not sent yet and wait: then `.grad` of every parameter is the mean over the ranks.
+
+        Raises RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now.
+        """
+        if any(p.requires_grad for p in self._frozen):
+            raise RuntimeError("a parameter was unfrozen after the model was wrapped: wrap the model again")
+        absent = [p for p in self._params if p.grad is None]
+        present = self._presence(absent)
+        while self._sent < len(self._order):
+            self._send(self._order[self._sent])
+        # Last on every rank: a rank that used all parameters sent its buckets during backward.
+        told = maximum(present) if len(present) else None
+        for handle, _ in self._in_flight:
+            handle.wait()
+        if told is not None:
+            told.wait()
+        if absent:  # alone a rank that lacks a gradient reads the answer: reading waits for the device
+            used = dict(zip(self._params, present.tolist(), strict=True))
+            for p in absent:
+                p.grad = p.grad if used[p] else None
+        if not self._order_is_learned:
+            self._learn_order()
+        self._forget()
+
+    def _device(self) -> torch.device:
+        return next((p.device for p in self._params), torch.device("cpu"))
+
+    def _presence(self, absent: list[nn.Parameter]) -> Tensor:
+        """(parameters,) uint8: 1 where this rank has a gradient. All ones stay all ones under a maximum: kept."""
+        if not absent:
+            return self._everything
+        missing = set(absent)
+        return torch.tensor([p not in missing for p in self._params], dtype=torch.uint8, device=self._device())
+
+    def _forget(self) -> None:
+        self._pending = [len(bucket) for bucket in self._buckets]
+        self._ready: list[int] = []
+        self._sent = 0
+        self._in_flight: list[tuple[Any, Tensor]] = []
+
+    def _gradient_is_ready(self, index: int) -> None:
+        if not self._syncing:
+            return
+        self._pending[index] -= 1
+        if self._pending[index] < 0:
+            raise RuntimeError(
+                "a second backward before finish_gradient_synchronization(): the gradients of the first are being "
+                "averaged; run every backward but the last under no_sync()"
+            )
+        if self._pending[index] == 0:
+            self._ready.append(index)
+        while self._sent < len(self._order) and self._pending[self._order[self._sent]] == 0:
+            self._send(self._order[self._sent])
+
+    def _send(self, index: int) -> None:
+        """Start the mean of one bucket. Its gradients become views of what is sent: nothing is copied back."""
+        bucket = self._buckets[index]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        if len(grads) == 1 and grads[0].is_contiguous():
+            flat = grads[0].view(-1)
+        else:
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
+        for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            p.grad = part.view(p.shape)
+        self._in_flight.append((average(flat), flat))
+        self._sent += 1
+
+    def _learn_order(self) -> None:
+        late = [index for index in self._order if index not in set(self._ready)]
+        order = torch.tensor(self._ready + late, device=self._device())
+        broadcast(order, 0).wait()
+        self._order = order.tolist()
+        self._order_is_learned = True
+
+
+def finish_gradients(model: nn.Module) -> None:
+    """The hook of ParallelStrategy."""
+    assert isinstance(model, DataParallel)
+    model.finish_gradient_synchronization()

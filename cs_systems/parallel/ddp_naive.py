@@ -1,0 +1,18 @@
+"""One all-reduce a parameter, after backward (the naive scheme of Li et al. 2020, section 3.2.1).
+
+2 Ψ (N−1)/N bytes, all of them exposed, and the latency of a collective as often as there are parameters.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from cs_systems.parallel import ParallelStrategy
+from cs_systems.parallel._data_parallel import DataParallel, finish_gradients, one_each, sent_bytes
+
+
+def wrap(model: nn.Module) -> DataParallel:
+    return DataParallel(model, one_each, overlap=False)
+
+
+STRATEGY = ParallelStrategy(wrap=wrap, finish_gradients=finish_gradients, sent_bytes=sent_bytes)

@@ -1,0 +1,22 @@
+"""One process that trains alone: the baseline of every comparison. Nothing is sent."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import nn
+
+from cs_systems.config import ConfigError
+from cs_systems.parallel import ParallelStrategy
+
+
+def wrap(model: nn.Module) -> nn.Module:
+    """The model as it is. Raises ConfigError where more than one process was started: they would not train together."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        raise ConfigError(
+            f"single trains one process, {dist.get_world_size()} were started: "
+            "use --world-size 1, or a strategy such as ddp_bucketed"
+        )
+    return model
+
+
+STRATEGY = ParallelStrategy(splits=frozenset(), wrap=wrap, sent_bytes=lambda parameter_bytes, world_size: 0)

@@ -1,0 +1,40 @@
+"""PyTorch's DistributedDataParallel with its own defaults, to compare with (Li et al. 2020).
+
+2 Ψ (N−1)/N bytes. By its default it refuses a batch that leaves a parameter without a gradient; with
+`find_unused_parameters=True` it takes it, and walks the graph in each step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cs_systems.parallel import ParallelStrategy
+from cs_systems.parallel._data_parallel import check_same_parameters, sent_bytes
+
+
+def wrap(
+    model: nn.Module,
+    bucket_size_mb: float | None = None,
+    gradient_as_bucket_view: bool = False,
+    find_unused_parameters: bool = False,
+) -> nn.Module:
+    """bucket_size_mb: torch's `bucket_cap_mb`; None is torch's default of 25 with a first bucket of 1."""
+    check_same_parameters(model)
+    size: dict[str, Any] = {} if bucket_size_mb is None else {"bucket_cap_mb": bucket_size_mb}
+    return DistributedDataParallel(
+        model,
+        gradient_as_bucket_view=gradient_as_bucket_view,
+        find_unused_parameters=find_unused_parameters,
+        **size,
+    )
+
+
+STRATEGY = ParallelStrategy(
+    wrap=wrap,
+    sent_bytes=sent_bytes,
+    options=("bucket_size_mb", "gradient_as_bucket_view", "find_unused_parameters"),
+    for_unused={"find_unused_parameters": True},
+)

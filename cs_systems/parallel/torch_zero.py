@@ -1,0 +1,27 @@
+"""PyTorch's ZeroRedundancyOptimizer, to compare with `zero1`: whole-parameter owners (Rajbhandari et al. 2020, P_os).
+
+Ψ (N−1)/N bytes more than the averaging of the gradients: every owner broadcasts its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from cs_systems.parallel import ParallelStrategy
+
+
+def make_optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # compiles torch's scripted optimizers as it is loaded
+
+    return ZeroRedundancyOptimizer(list(params), optimizer_class=cls, **options)
+
+
+STRATEGY = ParallelStrategy(
+    splits=frozenset({"optimizer"}),
+    make_optimizer=make_optimizer,
+    sent_bytes=lambda parameter_bytes, world_size: parameter_bytes * (world_size - 1) / world_size,
+    one_dtype=True,
+)

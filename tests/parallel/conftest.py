@@ -1,0 +1,42 @@
+"""The processes of each world size are started once; the tests read what they did."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parallel.launch import launch
+from tests.parallel.ranks import run_rank
+
+LIMIT_S = 50.0
+
+
+class Ranks:
+    """The results of all ranks of one world size."""
+
+    def __init__(self, world_size: int, folder: Path) -> None:
+        self.world_size = world_size
+        launch(run_rank, world_size, folder, limit_s=LIMIT_S)
+        self._results = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
+
+    def of(self, key: str) -> list[Any]:
+        """What each rank returned; a rank's exception fails the test with its traceback."""
+        found = [results[key] for results in self._results]
+        for rank, result in enumerate(found):
+            assert not isinstance(result, str), f"rank {rank}: {result}"
+        return found
+
+
+@pytest.fixture(scope="session")
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """world size → its Ranks, started when first asked for."""
+
+    @cache
+    def start(world_size: int) -> Ranks:
+        return Ranks(world_size, tmp_path_factory.mktemp(f"world{world_size}"))
+
+    return start

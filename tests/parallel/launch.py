@@ -1,0 +1,33 @@
+"""Starts N processes and never leaves one behind: what hangs or dies ends all of them. No torch in here."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def launch(target: Callable[..., None], world_size: int, folder: Path, *, limit_s: float) -> None:
+    """Run `target(rank, world_size, folder)` in N processes; AssertionError for a rank that fails or takes longer."""
+    spawn = multiprocessing.get_context("spawn")
+    ranks: list[Any] = [
+        spawn.Process(target=target, args=(rank, world_size, folder), daemon=True) for rank in range(world_size)
+    ]
+    end = time.monotonic() + limit_s
+    try:
+        for process in ranks:
+            process.start()
+        while any(process.is_alive() for process in ranks):
+            failed = {rank: p.exitcode for rank, p in enumerate(ranks) if p.exitcode}
+            assert not failed, f"exit codes by rank: {failed}"
+            alive = [rank for rank, p in enumerate(ranks) if p.is_alive()]
+            assert time.monotonic() < end, f"ranks {alive} still ran after {limit_s} s"
+            time.sleep(0.05)
+        assert [p.exitcode for p in ranks] == [0] * world_size
+    finally:
+        for process in ranks:
+            if process.pid is not None:
+                process.kill()
+                process.join()

@@ -1,0 +1,68 @@
+"""What starts the ranks leaves none behind, and a composition that makes no sense is told before any is started."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cs_systems.config import ConfigError
+from cs_systems.parallel import check, compose
+from tests.parallel.launch import launch
+
+
+def hang(rank: int, world_size: int, folder: Path) -> None:
+    time.sleep(3600)
+
+
+def die(rank: int, world_size: int, folder: Path) -> None:
+    if rank == 1:
+        sys.exit(7)
+    time.sleep(3600)
+
+
+def test_ranks_that_hang_are_ended(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"ranks \[0, 1\] still ran after 0.5 s"):
+        launch(hang, 2, tmp_path, limit_s=0.5)
+    assert multiprocessing.active_children() == []
+
+
+def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"exit codes by rank: \{1: 7\}"):
+        launch(die, 2, tmp_path, limit_s=50)
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("ddp_bucket", "unknown parallel strategy 'ddp_bucket': did you mean ddp_bucketed"),
+        ("ddp_bucketed+", "unknown parallel strategy ''"),
+        (
+            "ddp_flat+ddp_naive",
+            "ddp_flat+ddp_naive makes no sense: ddp_flat and ddp_naive both split the batch: take one",
+        ),
+        ("ddp_flat+zero1+torch_zero", "zero1 and torch_zero both split the optimizer: take one"),
+        ("ddp_flat+ddp_flat", "ddp_flat+ddp_flat names a strategy twice: name each once"),
+        ("ddp_flat+single", "single shares nothing, leave it out"),
+        ("zero1", "zero1 leaves the gradients of the ranks different: write ddp_bucketed+zero1"),
+    ],
+)
+def test_a_composition_without_sense_is_refused(name: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(name)
+    assert complaint in str(caught.value)
+
+
+def test_an_option_that_no_part_knows_is_refused() -> None:
+    with pytest.raises(ConfigError, match="ddp_bucketed\\+zero1 has no option 'bucket': it knows bucket_size_mb"):
+        compose("ddp_bucketed+zero1", bucket=3)
+
+
+def test_names_are_checked_without_torch() -> None:
+    assert check("ddp_flat+zero1") == ["ddp_flat", "zero1"]
+    with pytest.raises(ConfigError, match="unknown parallel strategy 'ddp'"):
+        check("ddp+zero1")

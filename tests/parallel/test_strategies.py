@@ -1,0 +1,112 @@
+"""Every strategy, by being a file, against one process: parameters, optimizer state; and the bytes that it sends."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from cs_systems.parallel import compose
+from tests.parallel.ranks import cases, strategies
+from tests.parallel.training import OPTIMIZER, OPTIONS, Case, Model, groups, tensors, train_in_parts, train_whole
+
+# Relative to one process on the whole batch: sums of the same numbers in another order.
+_LOW = {"rtol": 3e-2, "atol": 3e-3}
+TOLERANCE = {"fp32": {"rtol": 1e-4, "atol": 1e-6}, "bf16": _LOW, "mixed": _LOW}
+
+every_run = pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name in strategies() for case in cases(name)], ids=str
+)
+every_world = pytest.mark.parametrize("world_size", [2, 3])
+
+whole, in_parts = cache(train_whole), cache(train_in_parts)
+
+
+def same(got: Any, expected: Any, what: str, **tolerance: float) -> None:
+    torch.testing.assert_close(got, expected, msg=lambda text: f"{what}: {text}", **tolerance)
+
+
+@every_run
+@every_world
+def test_it_trains_to_the_parameters_of_one_process(worlds: Any, name: str, world_size: int, case: Case) -> None:
+    first, *others = worlds(world_size).of(f"{name}-{case}")
+    for other in others:
+        same(other["tensors"], first["tensors"], "ranks differ", rtol=0, atol=0)
+    reference, _ = whole(Case(case.precision), world_size)
+    same(first["tensors"], dict(tensors(reference)), "against the whole batch", **TOLERANCE[case.precision])
+    if world_size == 2:  # a + b is b + a: the same arithmetic, to the bit
+        same(first["tensors"], dict(tensors(in_parts(case, 2)[0])), "against its parts", rtol=0, atol=0)
+
+
+@every_run
+def test_its_optimizer_is_saved_as_that_of_one_process(worlds: Any, name: str, case: Case) -> None:
+    """Loaded into one process it is the state that one process reached, and steps go on from it."""
+    first, *_ = worlds(2).of(f"{name}-{case}")
+    model = Model(case.precision)
+    model.load_state_dict(first["tensors"])
+    loaded = OPTIMIZER(groups(model), **OPTIONS)
+    loaded.load_state_dict(first["state"])
+    _, reference = in_parts(case, 2)
+    mine, expected = loaded.state_dict(), reference.state_dict()
+    assert mine["state"].keys() == expected["state"].keys()
+    same(mine["state"], expected["state"], "state", rtol=0, atol=0)
+    for group, expected_group in zip(mine["param_groups"], expected["param_groups"], strict=True):
+        assert {key: group[key] for key in expected_group} == expected_group
+
+
+def test_the_training_uses_what_it_says() -> None:
+    """The proof is empty unless parameters move, one is frozen, one is rare, one is never used and two are one."""
+    before, after = Model(), whole(Case(), 2)[0]
+    moved = {name for name, x in after.named_parameters() if not torch.equal(x, before.get_parameter(name))}
+    still = {name for name, _ in after.named_parameters()} - moved
+    assert still == {"never.weight", "never.bias", "lm.layers.0.ln1.weight"}
+    assert "lm.lm_head.weight" not in moved
+    assert after.lm.lm_head.weight is after.lm.token_embeddings.weight
+
+
+def parameter_bytes(case: Case) -> int:
+    return sum(p.nbytes for p in Model(case.precision).parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("name", [name for name in strategies() if "torch_" not in name])
+@every_world
+def test_it_sends_the_bytes_of_its_formula(worlds: Any, name: str, world_size: int) -> None:
+    """Counted as ours are sent (torch's send past us), and a byte a parameter more at most: who had a gradient."""
+    predicted = compose(name).sent_bytes
+    assert predicted is not None
+    case = cases(name)[-1]
+    for rank in worlds(world_size).of(f"{name}-{case}"):
+        sent = sum(call.sent_bytes(world_size) for call in rank["calls"])
+        more = sent - predicted(parameter_bytes(case), world_size)
+        assert 0 <= more <= 2 * len(list(Model().parameters()))
+
+
+@pytest.mark.parametrize(
+    ("name", "some"), [("ddp_naive", False), ("ddp_flat", False), ("ddp_overlap", True), ("ddp_bucketed", False)]
+)
+def test_what_overlaps_sends_during_backward(worlds: Any, name: str, some: bool) -> None:
+    """In the last step, with `never` unused: the one bucket of 25 MB waits for it, single parameters do not."""
+    for rank in worlds(2).of(f"{name}-{cases(name)[0]}"):
+        assert (rank["during_backward"] > 0) == some
+
+
+@every_world
+@pytest.mark.parametrize(
+    ("what", "answer"),
+    [
+        ("shape", "parameter 1.weight (5, 3) float32 (4 tensors) where rank 0 has parameter 1.weight (4, 3) float32"),
+        ("count", "nothing (2 tensors) where rank 0 has parameter 1.weight (2, 2) float32 (4 tensors)"),
+        ("order", "parameter b.weight (2, 2) float32 (4 tensors) where rank 0 has parameter a.weight (2, 2) float32"),
+        ("dtype", "parameter weight (2, 2) bfloat16 (2 tensors) where rank 0 has parameter weight (2, 2) float32"),
+        (
+            "frozen",
+            "parameter weight (2, 2) float32 frozen (2 tensors) where rank 0 has parameter weight (2, 2) float32",
+        ),
+    ],
+)
+def test_ranks_with_different_models_are_told(worlds: Any, world_size: int, what: str, answer: str) -> None:
+    for answers in worlds(world_size).of("mismatches"):
+        assert answers[what].startswith(f"rank {world_size - 1} has another model than rank 0: {answer}")
+        assert answers[what].endswith("build the same model, in the same order, on every rank")

@@ -1,0 +1,170 @@
+"""One small training, by one process or by N ranks, and what is compared: the parameters after a few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cs_systems.config import ModelConfig
+from cs_systems.model import BasicTransformerLM
+from cs_systems.parallel import ParallelStrategy
+from cs_systems.parallel._collectives import counting
+
+VOCABULARY, STEPS = 24, 4
+CONFIG = ModelConfig("test", d_model=16, d_ff=24, num_layers=2, num_heads=2, vocab_size=VOCABULARY, context_length=8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """precision: fp32; bf16; or mixed, bf16 with the norms in fp32. micro_batches: of each rank's part."""
+
+    precision: str = "fp32"
+    micro_batches: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.precision}-{self.micro_batches}"
+
+
+class Model(nn.Module):
+    """A language model with tied embeddings, a frozen norm, `rare` used by some rows only, and `never` used by none."""
+
+    def __init__(self, precision: str = "fp32", seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.never = nn.Linear(3, 3)
+        self.lm = BasicTransformerLM(CONFIG)
+        self.lm.lm_head.weight = self.lm.token_embeddings.weight
+        self.lm.layers[0].ln1.weight.requires_grad_(False)  # type: ignore[union-attr]
+        self.rare = nn.Linear(VOCABULARY, VOCABULARY)
+        self.register_buffer("temperature", torch.tensor([1.0 + seed]))
+        if precision != "fp32":
+            self.bfloat16()
+        if precision == "mixed":
+            for module in self.modules():
+                if type(module).__name__ == "RMSNorm":
+                    module.float()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = self.lm(tokens)
+        rows = tokens[:, 0] == 0  # rows that begin with token 0 pass through `rare`
+        if rows.any():
+            logits = logits + rows[:, None, None] * self.rare(logits)
+        return (logits / self.temperature).float()
+
+
+def batch(step: int, rows: int) -> Tensor:
+    """(rows, 9) token ids. In step 0 no row begins with token 0, in step 1 every one, later the first row alone."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(1, VOCABULARY, (rows, 9), generator=generator)
+    if step == 1:
+        tokens[:, 0] = 0
+    if step > 1:
+        tokens[0, 0] = 0
+    return tokens
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    """Matrices decay; the rest does not, and has another learning rate. The frozen parameter is in the second."""
+    params = list(model.parameters())
+    return [
+        {"params": [p for p in params if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in params if p.ndim <= 1], "weight_decay": 0.0, "lr": 5e-3},
+    ]
+
+
+OPTIMIZER = torch.optim.AdamW
+# With this eps a step is a smooth function of the gradient: rounding errors of tiny gradients do not flip its sign.
+OPTIONS: dict[str, Any] = {"lr": 1e-2, "eps": 1e-2}
+
+
+def backward(model: nn.Module, tokens: Tensor, case: Case) -> None:
+    """The gradients of the mean loss over these rows (in micro-batches, synchronised with the last of them)."""
+    parts = tokens.chunk(case.micro_batches)
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        with nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync():
+            logits = model(part[:, :-1])
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten())
+            (loss / len(parts)).backward()
+
+
+def rows_of(rank: int, world_size: int, step: int) -> Tensor:
+    return batch(step, 4 * world_size).chunk(world_size)[rank]
+
+
+def gathered(optimizer: Any) -> dict[str, Any]:
+    """What one process would save, on every rank. torch's own gathers it on one rank, when asked."""
+    if not hasattr(optimizer, "consolidate_state_dict"):
+        return optimizer.state_dict()  # type: ignore[no-any-return]
+    optimizer.consolidate_state_dict(to=0)
+    told = [optimizer.state_dict() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(told, 0)
+    return told[0]  # type: ignore[return-value]
+
+
+def train_rank(strategy: ParallelStrategy, case: Case, rank: int, world_size: int) -> dict[str, Any]:
+    """The steps of one rank. Ranks begin with different parameters; halfway the optimizer is saved and loaded.
+
+    Returns tensors, the optimizer's state, and what was sent in the last step, before it was finished and in all.
+    """
+    model = strategy.wrap(Model(case.precision, seed=rank))
+    optimizer = strategy.make_optimizer(groups(model), OPTIMIZER, **OPTIONS)
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            saved = gathered(optimizer)
+            optimizer = strategy.make_optimizer(groups(model), OPTIMIZER, lr=0.5)  # what is loaded must replace this
+            optimizer.load_state_dict(saved)
+        optimizer.zero_grad()
+        with counting() as calls:
+            backward(model, rows_of(rank, world_size, step), case)
+            during_backward = len(calls)
+            strategy.finish_gradients(model)
+            optimizer.step()
+    return {
+        "tensors": dict(tensors(model)),
+        "state": gathered(optimizer),
+        "during_backward": during_backward,
+        "calls": calls,
+    }
+
+
+def train_whole(case: Case, world_size: int) -> tuple[Model, torch.optim.Optimizer]:
+    """One process, the whole batch at once."""
+    model = Model(case.precision)
+    optimizer = OPTIMIZER(groups(model), **OPTIONS)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        backward(model, batch(step, 4 * world_size), Case(case.precision))
+        optimizer.step()
+    return model, optimizer
+
+
+def train_in_parts(case: Case, world_size: int) -> tuple[Model, torch.optim.Optimizer]:
+    """One process that takes the ranks' rows one after the other and averages: the arithmetic of two ranks exactly."""
+    model = Model(case.precision)
+    optimizer = OPTIMIZER(groups(model), **OPTIONS)
+    for step in range(STEPS):
+        means: dict[nn.Parameter, Tensor] = {}
+        for rank in range(world_size):
+            optimizer.zero_grad()
+            backward(model, rows_of(rank, world_size, step), case)
+            for p in model.parameters():
+                if p.grad is not None:
+                    part = p.grad / world_size
+                    means[p] = means[p] + part if p in means else part
+        for p in model.parameters():
+            p.grad = means.get(p)
+        optimizer.step()
+    return model, optimizer
+
+
+def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers, by the names that they have without any wrapper."""
+    inner = getattr(model, "module", model)
+    return ((name, x.detach().clone()) for name, x in inner.state_dict().items())
