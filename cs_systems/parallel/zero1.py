@@ -55,7 +55,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             group.setdefault(key, value)  # what optimizer_cls has by default, where a scheduler looks for it
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step the owned parameters, then make all ranks' the same. Returns what `closure` returns, else None."""
         loss = None
         if closure is not None:
