@@ -44,7 +44,7 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) · g over the last dimension, in fp32 (Zhang & Sennrich 2019, eq. 4)."""
+    """x / sqrt(mean(x²) + eps) · g over the last dimension, in fp32 or wider (Zhang & Sennrich 2019, eq. 4)."""
 
     def __init__(self, d: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
+        wide = x if x.dtype is torch.float64 else x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (wide * scale * self.weight).to(x.dtype)
 

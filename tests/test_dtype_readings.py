@@ -178,7 +178,7 @@ def test_a_step_in_bf16_learns_what_torchs_own_autocast_around_the_model_does() 
         logits = twin.model(twin.tokens)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), twin.targets.flatten())
     loss.backward()
-    assert torch.equal(loss, made._loss)
+    assert torch.equal(loss, made.loss)
     assert all(torch.equal(p.grad, ours[name]) for name, p in twin.model.named_parameters())
 
 

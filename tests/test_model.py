@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cs_systems.config import PRESETS, ConfigError, preset
 from cs_systems.cost import parameter_count
-from cs_systems.model import BasicTransformerLM
+from cs_systems.model import BasicTransformerLM, RMSNorm
 
 TINY = PRESETS["tiny"]
 
@@ -118,3 +118,10 @@ def test_initialisation_is_a_truncated_normal() -> None:
     std = (2 / sum(weight.shape)) ** 0.5
     assert weight.abs().max() <= 3 * std
     assert abs(float(weight.detach().std()) / std - 1) < 0.05
+
+
+def test_rmsnorm_of_float64_is_computed_in_float64() -> None:
+    norm = RMSNorm(16).double()
+    x = torch.randn(4, 16, dtype=torch.float64)
+    exact = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(norm(x), exact, rtol=1e-12, atol=1e-12)

@@ -23,7 +23,7 @@ COMMANDS = {
     "attention": "time attention alone: backends × shapes, with TFLOP/s and peak memory",
     "profile": "run the same steps under nsys or torch.profiler: kernels, phases, layers, idle time",
     "memory": "what takes the memory, phase by phase; what would fit, and how to make it fit",
-    "precision": "what low precision changes: every dtype under autocast; what sums and softmax lose",
+    "precision": "what a lower precision gains, why, and what it costs; every dtype; what sums and softmax lose",
     "report": "show what was recorded: terminal, markdown, LaTeX, Typst, CSV, figures, one HTML page",
     "compare": "hold two recordings against each other: ratio, confidence interval, verdict",
     "analyze": "read what nsys or torch.profiler recorded: kernels, phases, layers, idle time",

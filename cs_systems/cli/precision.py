@@ -1,4 +1,7 @@
-"""What a lower precision changes. `--dtypes`: the dtype of parameters, of what each module takes and gives, of logits,
+"""What a lower precision gains and what it costs: steps of fp32 and of others, timed in turn, and how far their numbers
+are from float64's. `--train-steps`: whether it still learns the same. `--explain`: from profiles, why it gains that.
+
+`--dtypes`: the dtype of parameters, of what each module takes and gives, of logits,
 loss and gradients, under each precision, and an error with its cause where the step did not run in it. The model may be
 `toy` (fc1 → relu → LayerNorm → fc2), a preset, or your own: a factory (config, device) that returns (module, inputs),
 or a function that makes a whole step.
@@ -12,16 +15,19 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import MaybeInt, Names, Sweep, flag, optional
-from cs_systems.config import PRESETS, ConfigError, RunConfig, describe, grid, one_of, preset
+from cs_systems.cli._options import Names, Numbers, Sweep, flag
+from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
 from cs_systems.record import Row, RunRecord
 
 TOY = "toy"
+PRECISIONS = "fp32, tf32, bf16, fp16 (autocast; fp16 with a gradient scaler), bf16-pure"
+TABLES = ("bf16",)  # the precision of --dtypes, --accumulation and --normalization where none is named
 HEADINGS = {
     "what": "module",
     "parameters": "param",
@@ -42,22 +48,27 @@ class PrecisionOptions:
     dtypes: Annotated[bool, flag("the dtype of everything, as a table")] = False
     accumulation: Annotated[bool, flag("sums in low precision: 0.01 many times, and random ones")] = False
     normalization: Annotated[bool, flag("LayerNorm, RMSNorm, softmax: one step at a time in low precision")] = False
-    model: Annotated[Names, arg(help=f"toy, {', '.join(PRESETS)}, or package.module:name")] = (TOY,)
-    precision: Annotated[Names, arg(help="fp32, bf16, fp16 (autocast), bf16-pure")] = ("bf16",)
+    explain: Annotated[bool, flag("profile each as well, on a GPU, and say why; or read the profiles in --out")] = False
+    size: Annotated[Names, arg(help=f"presets to compare precisions of: {', '.join(PRESETS)}")] = ("small",)
+    model: Annotated[Names, arg(help=f"of --dtypes: toy, {', '.join(PRESETS)}, or package.module:name")] = (TOY,)
+    precision: Annotated[Names, arg(help=PRECISIONS, help_behavior_hint="(default: all; of the tables bf16)")] = ()
     attention: Annotated[Names, arg(help="of a preset: attention backends, or path.py:function")] = ("naive",)
     mode: Annotated[str, arg(help="forward, forward-backward, train-step")] = "train-step"
-    context_length: Annotated[MaybeInt, optional("INT", "of a preset: tokens a sequence", "the preset's")] = None
+    context_length: Annotated[
+        Numbers, arg(help="of a preset: tokens a sequence", help_behavior_hint="(default: the preset's)")
+    ] = ()
     batch_size: Annotated[int, arg(help="of a preset: sequences a step")] = 4
+    train_steps: Annotated[int, arg(help="train so many steps on the same data in each precision")] = 0
+    warmup: Annotated[int, arg(help="untimed steps before the timed ones")] = 3
+    steps: Annotated[int, arg(help="timed steps")] = 10
+    rounds: Annotated[int, arg(help="visit the precisions in turn so many times")] = 5
+    seed: Annotated[int, arg(help="of parameters and data")] = 0
     device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
     format: Annotated[str, arg(help="terminal, markdown, latex, typst, csv")] = "terminal"
     sweep: Sweep = field(default_factory=Sweep)
 
 
 ARGS = PrecisionOptions
-OFFERED = (
-    "precision offers --dtypes, --accumulation and --normalization today: name one; for what a precision gains in time "
-    "and memory: cs-systems time --precision fp32 bf16 --rounds 5 --interleave"
-)
 NUMERICS = ("accumulation", "normalization")
 
 
@@ -68,13 +79,13 @@ def run(args: PrecisionOptions) -> int:
     from cs_systems.report.formats import FORMATS
 
     one_of("format", args.format, FORMATS)
+    if not (args.dtypes or args.accumulation or args.normalization):
+        return compared(args)
     configs = [config for model in args.model if args.dtypes for config in _configs(model, args)]
     once = RunConfig(warmup=0, steps=1, device=args.device)
     for workload in NUMERICS:
         if getattr(args, workload):
-            configs += grid(once, workload=[workload], precision=args.precision)
-    if not configs:
-        raise ConfigError(OFFERED)
+            configs += grid(once, workload=[workload], precision=args.precision or TABLES)
     if args.sweep.dry_run:
         return print_cells(configs, args.sweep.timeout_s)
     folder, records = measured(configs, args.sweep, "precision", 0)
@@ -86,12 +97,77 @@ def run(args: PrecisionOptions) -> int:
     return EXIT_NOTHING if any(record.status == "error" for record in records) else exit_status(records)
 
 
+def compared(args: PrecisionOptions) -> int:
+    """fp32 and the chosen precisions, timed in turn; then, apart from the timing, their errors, curves and profiles."""
+    from cs_systems.cli._precision_tables import comparison_texts
+    from cs_systems.cli._sweep import EXIT_NOTHING, exit_status, measured, print_cells
+    from cs_systems.record import read_records, records_path
+
+    file = records_path(args.sweep.out) if args.sweep.out and args.explain else None
+    if file and file.is_file() and not args.sweep.fresh:
+        from cs_systems.analysis.precision_causes import pairs
+
+        records = read_records(file)[0]
+        if pairs(records):
+            print(*comparison_texts(records, args.format), sep="\n", end="")
+            return 0
+    timed, apart = comparison_configs(args)
+    if args.sweep.dry_run:
+        return print_cells([*timed, *apart], args.sweep.timeout_s)
+    options = replace(args.sweep, interleave=True, out=args.sweep.folder("precision"))
+    folder, _ = measured(timed, options, "precision", args.seed)
+    folder, records = measured(
+        apart, replace(options, interleave=False, fresh=False, repeats=1), "precision", args.seed
+    )
+    print(*comparison_texts(records, args.format), sep="\n", end="")
+    if args.train_steps:
+        _draw_curves(records, folder / "training.svg", args.format)
+    print(f"records: {records_path(folder)}", file=sys.stdout if args.format == "terminal" else sys.stderr)
+    return EXIT_NOTHING if all(r.measurement is None for r in records) else exit_status(records)
+
+
+def _draw_curves(records: Sequence[RunRecord], file: Path, format: str) -> None:
+    from cs_systems.analysis.precision import CURVES
+    from cs_systems.report import plot
+
+    drawn = [record for record in records if record.config["workload"] == CURVES]
+    if "curves" in plot.kinds(drawn):
+        plot.save(drawn, file, "curves")
+        print(f"figure:  {file}", file=sys.stdout if format == "terminal" else sys.stderr)
+
+
+def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[RunConfig]]:
+    """(what is timed in turn, what is not a timing). fp32, which the others are held against, is always there."""
+    from cs_systems.analysis.precision import BASELINE, CURVES, ERRORS
+
+    chosen = [one_of("precision", name, Precision) for name in args.precision] or list(Precision)
+    axes: dict[str, Sequence[object]] = {
+        "size": args.size,
+        "batch_size": [args.batch_size],
+        "attention": args.attention,
+    }
+    axes |= {"context_length": args.context_length} if args.context_length else {}
+    axes |= {"precision": [*dict.fromkeys([BASELINE, *map(Precision, chosen)])]}
+    if args.train_steps < 0:
+        raise ConfigError(f"--train-steps is {args.train_steps}: it must be 0, for none, or more")
+    base = RunConfig(device=args.device, seed=args.seed, mode=Mode(one_of("mode", args.mode, Mode)), warmup=args.warmup)
+    timed = grid(replace(base, steps=args.steps, rounds=args.rounds), **axes)
+    once = replace(base, mode=Mode.TRAIN_STEP, warmup=0, steps=1)
+    apart = grid(replace(once, workload=ERRORS), **axes)
+    if args.train_steps:
+        apart += grid(replace(once, workload=CURVES, steps=args.train_steps), **axes)
+    if args.explain:  # a CPU's recording has no kernels
+        device = "cuda" if args.device == "auto" else args.device
+        apart += grid(replace(base, profiler="kineto", device=device, warmup=5, steps=3), **axes)
+    return timed, apart
+
+
 def _configs(model: str, args: PrecisionOptions) -> list[RunConfig]:
     base = RunConfig(profiler="dtypes", warmup=0, steps=1, device=args.device)
-    axes: dict[str, Sequence[object]] = {"mode": [args.mode], "precision": args.precision}
+    axes: dict[str, Sequence[object]] = {"mode": [args.mode], "precision": args.precision or TABLES}
     if model in PRESETS:
-        context = {} if args.context_length is None else {"context_length": args.context_length}
-        axes |= {"model": [preset(model, **context)], "batch_size": [args.batch_size], "attention": args.attention}
+        axes |= {"context_length": args.context_length} if args.context_length else {}
+        axes |= {"model": [preset(model)], "batch_size": [args.batch_size], "attention": args.attention}
         return grid(base, **axes)
     workload = model if ":" in model else one_of("model", model, [TOY, *PRESETS])
     return grid(base, workload=[workload], **axes)

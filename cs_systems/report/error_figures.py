@@ -1,11 +1,13 @@
-"""Figures of errors in low precision, from the tables of `accumulation` and `normalization`. Called by `figures`."""
+"""Figures of low precision, of the tables `accumulation`, `normalization`, `training_curve`. Called by `figures`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from cs_systems.config import Precision, describe
 from cs_systems.record import RunRecord
 from cs_systems.report.figures import COLORS, INK, MARKERS, WIDTH, with_legend
 
@@ -72,3 +74,32 @@ def steps(records: Sequence[RunRecord]) -> Figure:
         axes.grid(axis="x")
     panels[-1].set_xlabel("relative error with this step alone in low precision, in unit roundoffs (dashed: 1)")
     return with_legend(drawn, panels[0])
+
+
+def curves(records: Sequence[RunRecord]) -> Figure:
+    """The loss of every training step on the same data, a curve for each precision, a panel for each model; below it
+    how far each is from fp32's, where that is there."""
+    from matplotlib.figure import Figure
+
+    cells: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        if rows := record.results.get("training_curve"):
+            cell = describe(replace(record.run_config, workload="train_step"), {"precision", "mode"})
+            cells.setdefault(cell, {})[record.config["precision"]] = [row["loss"] for row in rows]
+    drawn = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    panels = drawn.subplots(2, len(cells), sharex="col", squeeze=False, height_ratios=(3, 1))
+    names = dict.fromkeys(name for curves_of in cells.values() for name in curves_of)
+    looks = dict(zip(names, cycle(COLORS), strict=False))
+    for (above, below), (cell, found) in zip(panels.T, cells.items(), strict=True):
+        baseline = found.get(Precision.FP32.value)
+        for name, losses in found.items():
+            above.plot(losses, color=looks[name], linewidth=1.2, label=name)
+            if baseline and losses is not baseline:
+                below.plot([a - b for a, b in zip(losses, baseline, strict=False)], color=looks[name], linewidth=1.2)
+        above.set_title(cell, fontsize=10)
+        below.set_xlabel("training step")
+        for axes in (above, below):
+            axes.grid()
+    panels[0][0].set_ylabel("loss")
+    panels[1][0].set_ylabel("less fp32's")
+    return with_legend(drawn, max(panels[0], key=lambda axes: len(axes.lines)))

@@ -243,6 +243,7 @@ def _error_figure(name: str) -> Callable[[Sequence[RunRecord], pd.DataFrame], Fi
 KINDS = {
     "sums": Kind("error of a sum against its length", _filled_by("accumulation"), _error_figure("sums")),
     "steps": Kind("error by the step in low precision", _filled_by("normalization"), _error_figure("steps")),
+    "curves": Kind("loss in training", _filled_by("training_curve"), _error_figure("curves"), table="training_curve"),
     "families": Kind("kernel time by family", lambda data: True, families, table="families"),
     "phases": Kind("where a step's time goes", _has_parts, phases),
     "rate": Kind("model FLOP/s under the ceiling", _has_ceiling, rate),

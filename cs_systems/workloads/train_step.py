@@ -47,8 +47,8 @@ class TrainStep:
         if config.mode is Mode.TRAIN_STEP:
             self.optimizer_name = "adamw_fused" if config.optimizer == "default" else config.optimizer
             self.optimizer = make_optimizer(self.optimizer_name, self.model.parameters())
-        self._logits: Tensor | None = None
-        self._loss: Tensor | None = None
+        self.logits: Tensor | None = None
+        self.loss: Tensor | None = None
 
     @staticmethod
     def preflight(config: RunConfig, device: Device) -> int | None:
@@ -60,7 +60,7 @@ class TrainStep:
         return memory_model.step_memory(resolved, backend.algorithm(call)).peak_bytes if backend else None
 
     def prepare(self) -> None:
-        self._logits = self._loss = None
+        self.logits = self.loss = None
         self.model.zero_grad(set_to_none=True)
         if self.config.compile in ("reduce-overhead", "max-autotune"):
             torch.compiler.cudagraph_mark_step_begin()
@@ -76,16 +76,16 @@ class TrainStep:
     def _forward(self) -> None:
         keep_graph = self.config.keep_graph or self.config.mode is not Mode.FORWARD
         with torch.set_grad_enabled(keep_graph), self.device.autocast(self.config.precision):
-            self._logits = self.run_model(self.tokens)
+            self.logits = self.run_model(self.tokens)
 
     def _compute_loss(self) -> None:
-        assert self._logits is not None
+        assert self.logits is not None
         with self.device.autocast(self.config.precision):
-            self._loss = cross_entropy(self._logits, self.targets)
+            self.loss = cross_entropy(self.logits, self.targets)
 
     def _backward(self) -> None:
-        assert self._loss is not None
-        self.scaler.scale(self._loss).backward()
+        assert self.loss is not None
+        self.scaler.scale(self.loss).backward()
 
     def _update(self) -> None:
         assert self.optimizer is not None
@@ -109,7 +109,7 @@ class TrainStep:
             "optimizer": self.optimizer_name,
             "tokens": self.tokens.numel(),
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            "loss": None if self._loss is None else float(self._loss.detach()),
+            "loss": None if self.loss is None else float(self.loss.detach()),
         }
 
 

@@ -72,10 +72,41 @@ def test_what_sums_and_normalisations_lose(tmp_path: Path, capsys: pytest.Captur
     assert [r.status for r in read_records(tmp_path)[0]].count("ok") == 3
 
 
+def test_precisions_against_fp32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--size", "tiny", "--context-length", "8", "--precision", "tf32", "bf16", "--device", "cpu"]
+    steps = ["--warmup", "1", "--steps", "4", "--rounds", "2", "--train-steps", "3"]
+    assert main(["precision", *words, *steps, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.split("figure:")[0].splitlines())) <= 80
+    assert re.search(r"^bf16 .*\d× +\d.*–\d", printed, re.MULTILINE)
+    said = " ".join(printed.split())
+    assert said.count("tf32: unavailable: tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32") == 3
+    assert "relative error against float64 of the same parameters and batch" in said
+    records = read_records(tmp_path)[0]
+    timed = [r for r in records if r.config["workload"] == "train_step"]
+    assert sorted(r.config["precision"] for r in timed) == ["bf16", "fp32", "tf32"]
+    rounds = [[s.round for s in r.measurement.timed] for r in timed if r.measurement]
+    assert rounds == [[0, 0, 1, 1]] * 2, "the precisions were visited in turn"
+    assert "<svg" in (tmp_path / "training.svg").read_text()
+
+
+def test_profiles_of_a_gpu_are_explained_without_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(__file__).parent.parent.parent / "profiles" / "c4_top_kernels"
+    before = (folder / "records.jsonl").read_bytes()
+    assert main(["precision", "--explain", "--out", str(folder)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "train-step, bf16: 1.26× fp32's speed: 67% of the step is launch-bound; matrix products take 12 ms" in said
+    assert (folder / "records.jsonl").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "precision offers --dtypes, --accumulation and --normalization today: name one"),
+        (["--size", "smal"], "unknown size 'smal': did you mean small?"),
+        (["--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
+        (["--mode", "train"], "unknown mode 'train': did you mean train-step?"),
+        (["--train-steps", "-1"], "--train-steps is -1: it must be 0, for none, or more"),
+        (["--steps", "2"], "2 steps cannot be split over 5 rounds: raise steps"),
         (["--dtypes", "--model", "tinny"], "unknown model 'tinny': did you mean tiny or toy?"),
         (["--dtypes", "--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
         (["--dtypes", "--model", "nowhere:step"], "there is no module 'nowhere'"),

@@ -1,0 +1,128 @@
+"""What a lower precision gains and costs, for a person: times, errors, training and causes, a table each."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+
+from cs_systems.analysis import precision, precision_causes
+from cs_systems.record import Row, RunRecord
+
+UNKNOWN = "–"
+Part = tuple[str, list[Row], Callable[[Row], Row], dict[str, str], list[str]]  # rows, and how a person reads each
+GAINS = {
+    "precision": "precision", "forward_s": "fwd", "loss_s": "loss", "backward_s": "bwd", "optimizer_s": "opt",
+    "step_s": "step", "gain": "gain", "interval": "interval", "tokens_per_s": "tokens/s", "mfu": "MFU",
+    "peak_allocated_bytes": "peak",
+}  # fmt: skip
+ERRORS = {
+    "precision": "precision", "logits": "logits", "loss": "loss", "gradients": "gradients",
+    "worst": "worst parameter's", "underflow": "underflow", "not finite": "not finite",
+}  # fmt: skip
+LEARNING = {
+    "precision": "precision", "steps": "steps", "first": "first loss", "last": "last 10%", "apart": "largest deviation",
+    "loss_scale": "loss scale", "skipped": "skipped",
+}  # fmt: skip
+INTERVAL = "gain: fp32's step over this one's, and its 95% interval over the rounds; MFU: of each one's own peak"
+UNDERFLOW = (
+    "underflow: gradients' elements that are 0 where the reference's are not; worst parameter's: of its gradient"
+)
+SCALED = "loss scale: what fp16's loss is multiplied by; skipped: steps whose gradients overflowed"
+
+
+def comparison_texts(records: Sequence[RunRecord], format: str) -> list[str]:
+    """The tables of each cell that the records fill, and the sentences of what was profiled."""
+    from cs_systems.report.rows import render_rows
+
+    texts = []
+    for caption, rows, readable, titles, notes in _parts(records):
+        if format == "csv":
+            texts.append(render_rows(rows, "csv"))
+        else:
+            texts.append(_text(caption, list(map(readable, rows)), titles, notes, format))
+    sentences = [precision_causes.sentence(row) for row in precision_causes.explained(records)]
+    texts += ["".join(f"{sentence}\n" for sentence in sentences)] if sentences and format != "csv" else []
+    return [*texts, *_unprofiled(records, format)]
+
+
+def _parts(records: Sequence[RunRecord]) -> list[Part]:
+    parts: list[Part] = []
+    for cell, found in precision.by_cell(records, precision.TIMED).items():
+        rows = precision.gains(found)
+        parts.append((f"{precision.name_of(cell)}: time of a step", rows, _gain, GAINS, [INTERVAL, *_whys(rows)]))
+    for cell, found in precision.by_cell(records, precision.ERRORS).items():
+        rows = precision.errors(found)
+        references = ", ".join(dict.fromkeys(row["reference"] for row in rows if row["reference"])) or UNKNOWN
+        caption = f"{precision.name_of(cell)}: relative error against {references} of the same parameters and batch"
+        parts.append((caption, rows, _error, ERRORS, [UNDERFLOW, *_whys(rows)]))
+    for cell, found in precision.by_cell(records, precision.CURVES).items():
+        rows = precision.learning(found)
+        scaled = [SCALED] if any(row["loss_scale"] for row in rows) else []
+        parts.append(
+            (f"{precision.name_of(cell)}: training on the same data", rows, _lesson, LEARNING, scaled + _whys(rows))
+        )
+    return parts
+
+
+def _text(caption: str, rows: list[Row], titles: dict[str, str], notes: list[str], format: str) -> str:
+    from cs_systems.report.rows import render_rows
+
+    shown = [name for name in titles if any(row[name] not in (None, UNKNOWN) for row in rows)]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    plain = [{name: row[name] for name in shown} for row in rows]
+    return render_rows(plain, format, caption, notes, titles, width, color=sys.stdout.isatty())
+
+
+def _whys(rows: Sequence[Row]) -> list[str]:
+    return [f"{r['precision']}: {r['status']}: {r['reason']}" for r in rows if r["status"] != "ok" or r["reason"]]
+
+
+def _gain(row: Row) -> Row:
+    low, high = row["speedup_low"], row["speedup_high"]
+    interval = f"{low:.2f}–{high:.2f}" if low and high else None
+    gain = None if row["speedup"] is None else f"{row['speedup']:.2f}×"
+    return row | {"gain": gain, "interval": interval}
+
+
+def _error(row: Row) -> Row:
+    scale = row["loss_scale"]
+    name = row["precision"] if scale is None else f"{row['precision']}, loss × {scale:,.0f}"
+    lost = row["nonfinite_share"]
+    return {
+        "precision": name,
+        "logits": _relative(row["logits_error"]),
+        "loss": _relative(row["loss_error"]),
+        "gradients": _relative(row["gradient_error"]),
+        "worst": _relative(row["worst_parameter_error"]),
+        "underflow": _share(row["underflow_share"]),
+        "not finite": _share(lost) if lost else None,
+    }
+
+
+def _relative(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1e}"
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2%}" if value >= 1e-4 or not value else f"{100 * value:.1g}%"
+
+
+def _lesson(row: Row) -> Row:
+    first, last, apart = row["first_loss"], row["last_loss"], row["largest_deviation"]
+    return {
+        **{name: row[name] for name in ("precision", "steps", "loss_scale", "skipped")},
+        "first": None if first is None else f"{first:.4f}",
+        "last": None if last is None else f"{last:.4f}",
+        "apart": None if apart is None else f"{apart:.2g} at step {row['at_step']}",
+    }
+
+
+def _unprofiled(records: Sequence[RunRecord], format: str) -> list[str]:
+    """Why there is no sentence of what was to be profiled."""
+    failed = dict.fromkeys(
+        record.reason or "the recording holds no kernel: profile on a GPU"
+        for record in records
+        if record.config["profiler"] == "kineto" and not record.results.get("families")
+    )
+    return [f"not explained: {why}\n" for why in failed] if format != "csv" else []

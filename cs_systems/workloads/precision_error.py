@@ -1,0 +1,164 @@
+"""How far logits, loss and gradients of a low precision are from those of float64: one step, not a timing.
+
+Table `precision_error`: of the same fp32 parameters, batch and loss, against naive attention in float64, or in fp32
+where float64 would not fit the memory (`reference` says which): ‖x − x₆₄‖ / ‖x₆₄‖ of the logits and of all gradients
+together, the parameter whose gradient is the farthest off, |l − l₆₄| / l₆₄ of the loss; `underflow_share`, how many of
+the gradients' elements are 0 where the reference's are not; `nonfinite_share`, how many are no number. bf16-pure rounds
+the parameters themselves, which is part of its error. fp16 has two rows: without a loss scale, and with the largest
+power of 2 from GradScaler's first downwards at which no gradient overflows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from cs_systems import device as devices
+from cs_systems.config import Mode, Precision, RunConfig
+from cs_systems.device import Device
+from cs_systems.record import Row
+from cs_systems.workloads import Unavailable
+from cs_systems.workloads._low_precision import run_parts, used
+from cs_systems.workloads.train_step import TrainStep
+
+FIRST_LOSS_SCALE = 2.0**16  # of torch.amp.GradScaler
+SHARE_FOR_FLOAT64 = 0.8  # of the memory; the rest is for what no formula knows
+BYTES_OF_FLOAT64 = 8
+
+
+class PrecisionError:
+    def __init__(self, config: RunConfig, device: Device) -> None:
+        self.config = replace(config, mode=Mode.FORWARD_BACKWARD)
+        self.device = device
+        self.preflight(config, device)
+        self.reference_dtype = _reference_dtype(self.config, device)
+        self.logits = self.loss = torch.empty(0)
+        self.gradients: dict[str, Tensor] = {}
+        self.rows: list[Row] = []
+        self.tokens = config.batch_size * config.tokens_per_sequence
+        self.low_loss: float | None = None
+
+    @staticmethod
+    def preflight(config: RunConfig, device: Device) -> int | None:
+        """Raises Unavailable, also where fp32 would be held against itself."""
+        config = replace(config, mode=Mode.FORWARD_BACKWARD)
+        low = TrainStep.preflight(config, device)
+        dtype = _reference_dtype(config, device)
+        if dtype is torch.float32 and config.precision is Precision.FP32:
+            raise Unavailable("float64 does not fit here, so that others are held against fp32: take a smaller batch")
+        return None if low is None else max(low + _gradient_bytes(config), _reference_bytes(config, device, dtype))
+
+    def prepare(self) -> None:
+        self.rows = []
+
+    def step(self) -> Iterator[tuple[str, Callable[[], None]]]:
+        yield "reference", self._reference
+        yield self.config.precision.value, self._low
+
+    def _reference(self) -> None:
+        devices.set_float32_matmul(Precision.FP32)  # where the cell is tf32, and the reference fp32
+        exact = TrainStep(_exact(self.config), self.device)
+        exact.model.to(self.reference_dtype)
+        run_parts(exact)
+        assert exact.logits is not None
+        assert exact.loss is not None
+        self.logits, self.loss = exact.logits.detach(), exact.loss.detach()
+        self.gradients = {n: p.grad for n, p in exact.model.named_parameters() if p.grad is not None}
+        devices.set_float32_matmul(self.config.precision)
+
+    def _low(self) -> None:
+        low = TrainStep(self.config, self.device)
+        if self.config.precision is not Precision.FP16:
+            self.rows = [self._errors(low, None)]
+            return
+        self.rows, scale = [self._errors(low, 1.0)], FIRST_LOSS_SCALE
+        while (row := self._errors(low, scale))["nonfinite_share"] and scale > 1:
+            scale /= 2  # as GradScaler does, a step later
+        self.rows.append(row)
+
+    def _errors(self, low: TrainStep, scale: float | None) -> Row:
+        """The row of one step; scale: what the loss is multiplied by before backward, and gradients divided by."""
+        if scale is not None:
+            low.scaler = torch.amp.GradScaler(self.device.torch.type, init_scale=scale)
+        run_parts(low)
+        assert low.logits is not None
+        assert low.loss is not None
+        self.low_loss = float(low.loss.detach())
+        found = {n: p.grad for n, p in low.model.named_parameters() if p.grad is not None}
+        distances, norms = {}, {}
+        lost = exact = nonfinite = elements = 0
+        for name, reference in self.gradients.items():
+            gradient = found[name].to(reference.dtype) / (scale or 1.0)
+            distances[name], norms[name] = _norm(gradient - reference), _norm(reference)
+            lost += int(((gradient == 0) & (reference != 0)).sum())
+            exact += int((reference != 0).sum())
+            nonfinite += int((~gradient.isfinite()).sum())
+            elements += reference.numel()
+        of_each = {name: distances[name] / norms[name] for name in norms if norms[name]}
+        worst = max(of_each, key=lambda name: of_each[name], default=None)
+        return {
+            "reference": str(self.reference_dtype).removeprefix("torch."),
+            "loss_scale": scale,
+            "logits_error": _known(_norm(low.logits.detach().to(self.logits.dtype) - self.logits), _norm(self.logits)),
+            "loss_error": _known(abs(self.low_loss - float(self.loss)), float(self.loss)),
+            "gradient_error": _known(_whole(distances.values()), _whole(norms.values())),
+            "worst_parameter": worst,
+            "worst_parameter_error": worst and _known(of_each[worst], 1.0),
+            "underflow_share": lost / exact if exact else None,
+            "nonfinite_share": nonfinite / elements,
+        }
+
+    def cost(self) -> None:
+        return None
+
+    def tables(self) -> dict[str, list[Row]]:
+        return {"precision_error": self.rows}
+
+    def describe(self) -> Row:
+        return {"tokens": self.tokens, "loss": self.low_loss, **used(self.config)}
+
+
+def _exact(config: RunConfig) -> RunConfig:
+    return replace(config, precision=Precision.FP32, attention="naive", compile="none", checkpoint="none")
+
+
+def _gradient_bytes(config: RunConfig) -> int:
+    """Of the reference's gradients, at most."""
+    m = config.model
+    block = 4 * m.d_model**2 + 3 * m.d_model * m.d_ff + 2 * m.d_model
+    return BYTES_OF_FLOAT64 * (2 * m.vocab_size * m.d_model + m.num_layers * block + m.d_model)
+
+
+def _reference_bytes(config: RunConfig, device: Device, dtype: torch.dtype) -> int:
+    """A step in float64 has every tensor of one in fp32 at twice the size."""
+    predicted = TrainStep.preflight(_exact(config), device)
+    assert predicted is not None, "naive declares its memory"
+    return predicted * (2 if dtype is torch.float64 else 1)
+
+
+def _reference_dtype(config: RunConfig, device: Device) -> torch.dtype:
+    limit = config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
+    if limit is None or _reference_bytes(config, device, torch.float64) <= SHARE_FOR_FLOAT64 * limit:
+        return torch.float64
+    return torch.float32
+
+
+def _norm(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x))
+
+
+def _whole(norms: Iterable[float]) -> float:
+    return math.hypot(*norms)
+
+
+def _known(error: float, size: float) -> float | None:
+    """The relative error, None where it is no number: an overflow."""
+    ratio = error / size if size else error
+    return ratio if ratio < float("inf") else None
+
+
+WORKLOAD = PrecisionError

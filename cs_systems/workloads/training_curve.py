@@ -1,0 +1,75 @@
+"""Does it still learn the same? `config.steps` training steps on seeded data, the same for every precision.
+
+Each token has SUCCESSORS that may follow it, equally likely, so that there is something to learn, and a loss that no
+model gets below: ln SUCCESSORS. Every step has a new batch. Table `training_curve`: {step, loss, loss_scale, skipped}:
+the loss before the step's update; of fp16 the scale of that step's loss, and whether the update was skipped because a
+gradient overflowed. What a precision takes in time is measured elsewhere: here the loss is read after every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cs_systems.config import Mode, RunConfig
+from cs_systems.device import Device
+from cs_systems.record import Row
+from cs_systems.workloads._low_precision import used
+from cs_systems.workloads.train_step import TrainStep
+
+ALPHABET, SUCCESSORS = 64, 4
+
+
+class TrainingCurve:
+    def __init__(self, config: RunConfig, device: Device) -> None:
+        self.config = replace(config, mode=Mode.TRAIN_STEP)
+        self.train = TrainStep(self.config, device)
+        self.device = device
+        self.random = torch.Generator().manual_seed(config.seed)
+        self.alphabet = min(ALPHABET, config.model.vocab_size)
+        self.successors = torch.rand(self.alphabet, self.alphabet, generator=self.random).argsort()[:, :SUCCESSORS]
+        self.rows: list[Row] = []
+
+    @staticmethod
+    def preflight(config: RunConfig, device: Device) -> int | None:
+        return TrainStep.preflight(replace(config, mode=Mode.TRAIN_STEP), device)
+
+    def prepare(self) -> None:
+        batch = self.batch().to(self.device.torch)
+        self.train.tokens, self.train.targets = batch[:, :-1], batch[:, 1:]
+        self.train.prepare()
+
+    def batch(self) -> Tensor:
+        """The next (B, S + 1) tokens, from the CPU's generator: the same on every device."""
+        shape = (self.config.batch_size, self.config.tokens_per_sequence + 1)
+        tokens = torch.empty(shape, dtype=torch.int64)
+        tokens[:, 0] = torch.randint(self.alphabet, shape[:1], generator=self.random)
+        chosen = torch.randint(SUCCESSORS, shape, generator=self.random)
+        for i in range(1, shape[1]):
+            tokens[:, i] = self.successors[tokens[:, i - 1], chosen[:, i]]
+        return tokens
+
+    def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        scaler = self.train.scaler
+        scale = scaler.get_scale() if scaler.is_enabled() else None
+        yield from self.train.step()
+        assert self.train.loss is not None
+        row = {"step": len(self.rows), "loss": float(self.train.loss.detach()), "loss_scale": scale}
+        self.rows.append(row | {"skipped": scale is not None and scaler.get_scale() < scale})
+
+    def cost(self) -> None:
+        return None
+
+    def tables(self) -> dict[str, list[Row]]:
+        return {"training_curve": self.rows}
+
+    def describe(self) -> Row:
+        loss = self.rows[-1]["loss"] if self.rows else None
+        return {"tokens": self.train.tokens.numel(), "loss": loss, **used(self.config)}
+
+
+WORKLOAD = TrainingCurve

@@ -1,0 +1,130 @@
+"""How far a precision's numbers are from float64's, and whether it still learns the same."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import cs_systems
+from cs_systems.config import ModelConfig, Precision, RunConfig
+from cs_systems.device import Device, resolve
+from cs_systems.record import Row, RunRecord
+from cs_systems.report import plot
+from cs_systems.workloads import Unavailable, precision_error
+from cs_systems.workloads._low_precision import run_parts
+from cs_systems.workloads.precision_error import PrecisionError
+from cs_systems.workloads.training_curve import ALPHABET, SUCCESSORS, TrainingCurve
+
+MODEL = ModelConfig("custom", d_model=16, d_ff=32, num_layers=2, num_heads=2, vocab_size=80, context_length=8)
+CONFIG = RunConfig(model=MODEL, batch_size=2, warmup=0, steps=1, device="cpu")
+STEPS = 6
+
+
+def measured(workload: str, precision: Precision, **rest: Any) -> RunRecord:
+    record = cs_systems.run(replace(CONFIG, workload=workload, precision=precision, **rest), in_process=True)
+    assert record.status == "ok", record.reason
+    return record
+
+
+def errors(precision: Precision) -> list[Row]:
+    return measured("precision_error", precision).results["precision_error"]
+
+
+def test_errors_are_of_the_size_of_the_roundoff() -> None:
+    (fp32,), (bf16,), (pure,), (_, fp16) = map(
+        errors, (Precision.FP32, Precision.BF16, Precision.BF16_PURE, Precision.FP16)
+    )
+    for name in ("logits_error", "gradient_error", "worst_parameter_error"):
+        assert 0 < fp32[name] < 1e-5
+        assert 2**-13 < fp16[name] < bf16[name] < 2**-4, "fp16 has three bits more"
+        assert 2**-10 < pure[name] < 2**-4
+    assert {row["reference"] for row in (fp32, bf16, pure, fp16)} == {"float64"}
+    assert fp32["underflow_share"] == fp32["nonfinite_share"] == 0
+    assert (fp32["loss_scale"], fp16["loss_scale"]) == (None, 2**16)
+
+
+def test_what_underflows_without_a_loss_scale_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = precision_error.TrainStep._compute_loss
+
+    def tiny(step: Any) -> None:
+        loss(step)
+        step.loss = step.loss * 2**-18
+
+    monkeypatch.setattr(precision_error.TrainStep, "_compute_loss", tiny)
+    without, scaled = errors(Precision.FP16)
+    assert (without["loss_scale"], scaled["loss_scale"]) == (1, 2**16)
+    assert without["underflow_share"] > 0.2
+    assert scaled["underflow_share"] < without["underflow_share"] / 2
+
+
+def test_a_scale_at_which_gradients_overflow_is_halved_as_the_scaler_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision_error, "FIRST_LOSS_SCALE", 2.0**30)
+    _, scaled = errors(Precision.FP16)
+    assert 1 < scaled["loss_scale"] < 2**30
+    assert scaled["nonfinite_share"] == 0
+    assert scaled["gradient_error"] < 2**-4
+
+
+def test_where_float64_does_not_fit_fp32_is_the_reference_and_has_no_error_itself() -> None:
+    class Small(Device):
+        def total_memory_bytes(self) -> int:
+            return 1000
+
+    small = Small(torch.device("cpu"))
+    made = PrecisionError(replace(CONFIG, precision=Precision.BF16), small)
+    run_parts(made)  # type: ignore[arg-type]
+    assert made.tables()["precision_error"][0]["reference"] == "float32"
+    with pytest.raises(Unavailable, match=r"float64 does not fit here, .*: take a smaller batch"):
+        PrecisionError.preflight(CONFIG, small)
+    with pytest.raises(Unavailable, match="tf32 needs an NVIDIA GPU"):
+        PrecisionError.preflight(replace(CONFIG, precision=Precision.TF32), resolve("cpu"))
+
+
+@pytest.fixture(scope="module")
+def curves() -> dict[Precision, RunRecord]:
+    chosen = (Precision.FP32, Precision.BF16, Precision.FP16)
+    return {precision: measured("training_curve", precision, steps=STEPS) for precision in chosen}
+
+
+def test_every_precision_trains_on_the_same_data_and_one_step_differs_by_its_rounding(
+    curves: dict[Precision, RunRecord],
+) -> None:
+    tables = {precision: record.results["training_curve"] for precision, record in curves.items()}
+    assert {len(rows) for rows in tables.values()} == {STEPS}
+    firsts = {precision: rows[0]["loss"] for precision, rows in tables.items()}
+    assert firsts[Precision.BF16] == pytest.approx(firsts[Precision.FP32], rel=1e-2)
+    assert firsts[Precision.BF16] != firsts[Precision.FP32]
+    assert tables[Precision.FP32][-1]["loss"] < firsts[Precision.FP32]
+    assert {row["loss_scale"] for row in tables[Precision.FP16]} == {2**16}
+    assert {row["loss_scale"] for row in tables[Precision.FP32]} == {None}
+    assert "curves" in plot.kinds(list(curves.values()))
+    assert "<svg" in plot.svg(list(curves.values()), "curves")
+
+
+def test_the_data_can_be_learned() -> None:
+    made = TrainingCurve(CONFIG, resolve("cpu"))
+    followers: dict[int, set[int]] = {}
+    for _ in range(100):
+        for row in made.batch().tolist():
+            for token, after in itertools.pairwise(row):
+                followers.setdefault(token, set()).add(after)
+    assert ALPHABET / 2 < len(followers) <= ALPHABET
+    assert {len(found) for found in followers.values()} <= set(range(1, SUCCESSORS + 1))
+
+
+def test_a_step_whose_gradients_overflow_is_skipped_and_training_recovers() -> None:
+    made = TrainingCurve(replace(CONFIG, precision=Precision.FP16), resolve("cpu"))
+    made.train.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    before = made.train.model.lm_head.weight.clone()
+    run_parts(made)  # type: ignore[arg-type]
+    assert made.rows[0] == {"step": 0, "loss": made.rows[0]["loss"], "loss_scale": 2.0**30, "skipped": True}
+    assert torch.equal(made.train.model.lm_head.weight, before)
+    while made.rows[-1]["skipped"]:
+        run_parts(made)  # type: ignore[arg-type]
+    assert made.rows[-1]["loss_scale"] < 2.0**30
+    assert not torch.equal(made.train.model.lm_head.weight, before)
+    assert made.train.model.lm_head.weight.isfinite().all()
