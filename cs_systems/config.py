@@ -53,6 +53,10 @@ class Precision(StrEnum):
     FP16 = "fp16"
     BF16_PURE = "bf16-pure"
 
+    @property
+    def is_autocast(self) -> bool:
+        return self in (Precision.BF16, Precision.FP16)
+
 
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "aot_eager")
 # What Inductor compiles to kernels that are launched one by one: a profile of it has layers.

@@ -116,6 +116,11 @@ def parameter_count(model: ModelConfig) -> int:
     return sum(parameters_by_component(model).values())
 
 
+def block_parameter_count(model: ModelConfig) -> int:
+    """Elements of the parameters of one block: its linear layers and its two norms."""
+    return 4 * model.d_model**2 + 3 * model.d_model * model.d_ff + 2 * model.d_model
+
+
 def matmul_weights(model: ModelConfig) -> int:
     """Elements of the parameters that every token is multiplied with: all but the embedding and the norms."""
     components = parameters_by_component(model)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from cs_systems.checkpoint_plan import Segment, items, segments
-from cs_systems.config import Mode, Phase, Precision, RunConfig
+from cs_systems.config import Mode, Phase, RunConfig
 from cs_systems.cost import (
     COMPUTE_BYTES,
     PARAMETER_BYTES,
@@ -152,7 +152,7 @@ class _Step:
     def __init__(self, config: RunConfig, algorithm: AttentionAlgorithm) -> None:
         model, precision, length = config.model, config.precision, config.tokens_per_sequence
         self.config, self.model = config, model
-        self.autocast = precision in (Precision.BF16, Precision.FP16)
+        self.autocast = precision.is_autocast
         element, self.parameter = COMPUTE_BYTES[precision], PARAMETER_BYTES[precision]
         tokens = config.batch_size * length
 

@@ -27,6 +27,7 @@ def test_parameter_count_is_the_models(name: str) -> None:
     with torch.device("meta"):
         model = BasicTransformerLM(config, attention=lambda q, k, v, **_: v)
     assert cost.parameter_count(config) == sum(p.numel() for p in model.parameters())
+    assert cost.block_parameter_count(config) == sum(p.numel() for p in model.layers[0].parameters())
 
 
 def test_components_are_all_of_the_parameters() -> None:

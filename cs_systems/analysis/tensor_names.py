@@ -19,7 +19,7 @@ from cs_systems.analysis.memory_categories import (
     Attributed,
     Attribution,
 )
-from cs_systems.config import PRESETS, ConfigError, ModelConfig, Precision, RunConfig, one_of
+from cs_systems.config import PRESETS, ConfigError, ModelConfig, RunConfig, one_of
 
 ELEMENT_BYTES = (4, 2)
 _OF_PARAMETERS = {
@@ -105,7 +105,7 @@ def _fits(model: ModelConfig, element: int, sizes: Collection[int]) -> bool:
 
 def _names(model: ModelConfig, elements: Iterable[int], config: RunConfig | None, note: str) -> TensorNames:
     activations = _by_size(activation_shapes(config), ELEMENT_BYTES) if config else {}
-    if config and config.precision in (Precision.BF16, Precision.FP16):
+    if config and config.precision.is_autocast:
         copies = _by_size(parameter_shapes(model), [2])
         activations = {size: f"autocast's copy of {name}" for size, name in copies.items()} | activations
     return TensorNames(_by_size(parameter_shapes(model), elements), activations, note)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import RunConfig
-from cs_systems.cost import PARAMETER_BYTES
+from cs_systems.cost import PARAMETER_BYTES, block_parameter_count
 from cs_systems.memory_model import kept_by_a_block
 from cs_systems.profilers import Collected, Profiler
 from cs_systems.profilers._readings import leave, take
@@ -29,9 +29,7 @@ def residual_stream_bytes(config: RunConfig) -> int:
 def gradients_of_a_block(config: RunConfig) -> int:
     """The gradients that a block's backward emits: of its weights and norms, and the residual stream's, which it hands
     on while the one that it was given is still alive. Bytes."""
-    model = config.model
-    weights = 4 * model.d_model**2 + 3 * model.d_model * model.d_ff + 2 * model.d_model
-    return weights * PARAMETER_BYTES[config.precision] + residual_stream_bytes(config)
+    return block_parameter_count(config.model) * PARAMETER_BYTES[config.precision] + residual_stream_bytes(config)
 
 
 @contextmanager
