@@ -14,6 +14,7 @@ A memory snapshot goes its own way: `snapshot` reads the file, through `unpickle
 `memory_categories` what each allocation is, `tensor_names` what a person calls it; `memory_tables` and `memory_view`
 are what is shown.
 
-Records alone are enough for `compare` (two sets of them), `precision` (each against fp32) and `precision_causes` (of two
-that were profiled), `warmup` (the first steps of one), `dtypes` (of a step, under autocast), and `numerics`, which explains sums by the arithmetic of `rounding`.
+Records alone are enough for `compare` (two sets of them), `precision` (each precision against fp32), `precision_causes`
+(two precisions that were profiled), `warmup` (the first steps of one), `dtypes` (of a step, under autocast), and
+`numerics`, which explains sums by the arithmetic of `rounding`.
 """
