@@ -120,7 +120,10 @@ def reading(readings: DtypeReadings) -> Iterator[None]:
     with ExitStack() as undo:
         undo.callback(readings.close)
         undo.callback(hooks.register_module_forward_pre_hook(readings.read_call).remove)
-        undo.callback(hooks.register_module_forward_hook(readings.read_result, with_kwargs=True).remove)
+        result = hooks.register_module_forward_hook(readings.read_result, with_kwargs=True)
+        undo.callback(result.remove)
+        # The handle leaves this behind, and torch.compile would warn of hooks on all modules from then on.
+        undo.callback(hooks._global_forward_hooks_with_kwargs.pop, result.id, None)
         undo.callback(setattr, torch.autograd, "backward", backward)
         undo.callback(setattr, torch.autocast, "__enter__", enter)
         torch.autograd.backward = watched_backward

@@ -145,6 +145,7 @@ def test_nothing_of_it_stays_behind() -> None:
     with pytest.raises(ZeroDivisionError), reading(readings):
         fail()
     assert (torch.autocast.__enter__, torch.autograd.backward) == (enter, backward)
+    assert not torch.nn.modules.module._has_any_global_hook()
     before = readings.rows
     read_step(made)
     for _, run in made.step():
