@@ -131,7 +131,8 @@ def sweep(
                 if shuffle_seed is not None:
                     missing = random.Random(shuffle_seed + repeat).sample(missing, len(missing))
                 if len(missing) < len(configs):
-                    report(note=f"{len(configs) - len(missing)} cells are recorded already")
+                    done = len(configs) - len(missing)
+                    report(note=f"{done} {'cell is' if done == 1 else 'cells are'} recorded already")
                 for record in crew.measure(missing, repeat, interleave, skip_oom, on_visit=lambda c: report(config=c)):
                     if folder is not None:
                         append_record(folder, record)

@@ -42,6 +42,7 @@ MALFORMED = {
     "time --memory-limit lots": "'lots' is not an amount of memory: write 8GiB, 24GB or a number of bytes",
     "time --memory-limit 0": "memory_limit_bytes is 0: it must be at least 1",
     "attention --d-head 0": "d_head is 0: it must be at least 1",
+    "attention --batch-size 0 --context-length 8": "batch is 0: it must be at least 1",
     "report nowhere": "there are no records at nowhere/records.jsonl: give the folder that a run printed as 'records:'",
 }
 
@@ -54,6 +55,35 @@ def test_malformed_input_stops_before_any_cell(
     assert main(line.split()) == 2
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []  # no folder, so no worker and no cell
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    {
+        "time --size": "give it a value, or leave it out",
+        "time --size ,": "give it a value, or leave it out",
+        "time --context-length abc": "'abc' is no whole number",
+        "compare a b --phase": "give it a value, or leave it out",
+    }.items(),
+)
+def test_an_option_without_a_value_of_its_kind_stops_before_any_cell(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(line.split())
+    assert stopped.value.code == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("line", ["--size tiny,small --batch-size 1,2", "--size tiny small --batch-size 1 2"])
+def test_values_stand_between_spaces_or_commas(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plans = "none blocks:0,1"
+    assert main(["memory", *line.split(), "--checkpoint", *plans.split(), "--fits", "80GiB"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("tiny ctx 64") == said.count("small ctx 512") == 4
+    assert said.count("blocks:0,1") == 4
 
 
 def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

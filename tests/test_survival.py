@@ -177,7 +177,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_resumes(tmp_path: P
     resumed = subprocess.run(command(out), capture_output=True, text=True, env=surroundings, timeout=60)
     assert resumed.returncode == 0
     assert "records.jsonl:2 is torn (the run was cut while writing it): skipped" in resumed.stderr
-    assert "1 cells are recorded already" in resumed.stderr
+    assert "1 cell is recorded already" in resumed.stderr
     assert [line[:5] for line in resumed.stderr.splitlines() if line.startswith("[")] == ["[2/3]", "[3/3]"]
     records, complaints = read_records(out)
     assert [r.config["mode"] for r in records] == ["forward", "forward-backward", "train-step"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -23,12 +23,29 @@ MaybeText = Optional[str]  # noqa: UP045
 MaybePath = Optional[Path]  # noqa: UP045
 
 
-def _several(kind: type, metavar: str) -> PrimitiveConstructorSpec[tuple[Any, ...]]:
-    """An option that takes any number of words."""
+def _whole(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is no whole number") from None
+
+
+def _several(
+    kind: type, read: Callable[[str], Any], metavar: str, commas: bool = True, empty: bool = False
+) -> PrimitiveConstructorSpec[tuple[Any, ...]]:
+    """An option that takes one word or more, with spaces or commas between them."""
+
+    def values(words: list[str]) -> tuple[Any, ...]:
+        if commas:
+            words = [part.strip() for word in words for part in word.split(",") if part.strip()]
+        if not words and not empty:
+            raise ValueError("give it a value, or leave it out")
+        return tuple(map(read, words))
+
     return PrimitiveConstructorSpec(
         nargs="*",
-        metavar=f"[{metavar} [{metavar} ...]]",
-        instance_from_str=lambda words: tuple(map(kind, words)),
+        metavar=f"{metavar} [{metavar} ...]",
+        instance_from_str=values,
         is_instance=lambda value: isinstance(value, tuple) and all(isinstance(v, kind) for v in value),
         str_from_instance=lambda values: [str(v) for v in values],
     )
@@ -37,10 +54,14 @@ def _several(kind: type, metavar: str) -> PrimitiveConstructorSpec[tuple[Any, ..
 if TYPE_CHECKING:
     Names = tuple[str, ...]
     Numbers = tuple[int, ...]
+    Plans = tuple[str, ...]
+    MaybeNames = tuple[str, ...]
     Repeated = tuple[str, ...]
 else:
-    Names = Annotated[object, _several(str, "STR")]
-    Numbers = Annotated[object, _several(int, "INT")]
+    Names = Annotated[object, _several(str, str, "STR")]
+    Numbers = Annotated[object, _several(int, _whole, "INT")]
+    Plans = Annotated[object, _several(str, str, "STR", commas=False)]  # a comma is part of blocks:0,2
+    MaybeNames = Annotated[object, _several(str, str, "STR", empty=True)]  # the option alone means something
     # One word each time that the option is given: words with -- in front cannot follow one another.
     Repeated = UseAppendAction[tuple]
 
@@ -66,7 +87,7 @@ class ModelCells:
     attention: Annotated[Names, arg(help="attention backends, or path.py:function")] = ("naive",)
     mode: Annotated[Names, arg(help="forward, forward-backward, train-step")] = ("train-step",)
     compile: Annotated[Names, arg(help=f"torch.compile: {', '.join(COMPILE_MODES)}")] = ("none",)
-    checkpoint: Annotated[Names, arg(help=f"activation checkpointing: {FORMS}")] = ("none",)
+    checkpoint: Annotated[Plans, arg(help=f"activation checkpointing: {FORMS}")] = ("none",)
     optimizer: Annotated[str, optional("STR", ", ".join(OPTIMIZERS[1:]), "adamw_fused")] = "default"
     keep_graph: Annotated[bool, flag("let mode forward record the graph for backward")] = False
     d_model: Annotated[MaybeInt, optional("INT", "override of the preset")] = None

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import Names, Numbers, Steps, Sweep, flag
+from cs_systems.cli._options import MaybeNames, Names, Numbers, Steps, Sweep, flag
 from cs_systems.config import Mode, RunConfig, grid, one_of
 
 CAUSAL = {"false": (False,), "true": (True,), "both": (False, True)}
@@ -23,14 +23,14 @@ class AttentionCells:
     """Which attention calls: every combination of what is given."""
 
     attention: Annotated[Names, arg(help="backends, or path.py:function")] = ("naive", "sdpa_flash")
-    batch: Annotated[Numbers, arg(help="sequences")] = (8,)
+    batch: Annotated[Numbers, arg(aliases=["--batch-size"], help="sequences")] = (8,)
     heads: Annotated[Numbers, arg(help="query heads")] = (16,)
     heads_kv: Annotated[Numbers, arg(help="key and value heads", help_behavior_hint="(default: as many)")] = ()
-    seq: Annotated[Numbers, arg(help="queries a sequence")] = (1024,)
+    seq: Annotated[Numbers, arg(aliases=["--context-length"], help="queries a sequence")] = (1024,)
     seq_k: Annotated[Numbers, arg(help="keys a sequence", help_behavior_hint="(default: as many)")] = ()
     d_head: Annotated[Numbers, arg(help="size of a head")] = (64,)
     precision: Annotated[Names, arg(aliases=["--dtype"], help="the tensors' dtype: bf16, fp16, fp32, tf32")] = ("bf16",)
-    causal: Annotated[Names, arg(metavar="[false|true|both]", help="alone, it means true")] = ("false",)
+    causal: Annotated[MaybeNames, arg(metavar="[false|true|both]", help="alone, it means true")] = ("false",)
     align: Annotated[str, arg(help="of the causal mask where seq and seq-k differ: upper_left, lower_right")] = (
         "upper_left"
     )

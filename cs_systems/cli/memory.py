@@ -161,7 +161,9 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
         fit = fits(replace(config, device="cuda"), device_bytes)
         verdict = "with the CUDA context, " + ("fits" if fit.fits else "does not fit")
         print(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
-        print(f"  largest that fits: batch {fit.largest_batch or '–'}, or context {fit.largest_context or '–'}")
+        batch = f"batch {fit.largest_batch}" if fit.largest_batch else "no batch"
+        context = f"context {fit.largest_context}" if fit.largest_context else "no context"
+        print(f"  largest that fits: {batch}, or {context}")
         if not fit.fits:
             first = " ".join(change.what for change in fit.first)
             print(f"  change first: {first or 'nothing of this is enough: shard it over several devices'}")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybePath, MaybeText, optional
+from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
 from cs_systems.cli._output import Format, deliver, terminal_width, writing
 from cs_systems.config import ConfigError
 from cs_systems.record import RunRecord, read_records
@@ -20,12 +20,18 @@ class Report:
     dir: Annotated[Positional[Path], arg(metavar="DIR", help="a run's folder, or its records.jsonl")]
     format: Annotated[Format, arg(help="what to write")] = "terminal"
     columns: Annotated[
-        MaybeText, optional("A,B,…", "columns to show: size,median_ms,backward.median_ms,range_s,mfu,note")
-    ] = None
+        Names,
+        arg(
+            help="columns to show: size median_ms backward.median_ms range_s mfu note",
+            help_behavior_hint="(default: those that tell the rows apart)",
+        ),
+    ] = ()
     pivot: Annotated[
         MaybeText, optional("ROWS:COLUMNS:VALUE", "cross table: size,context_length:attention:median_ms")
     ] = None
-    phase: Annotated[MaybeText, optional("A,B,…", "show these phases, a row each", "step, the whole")] = None
+    phase: Annotated[
+        Names, arg(help="show these phases, a row each", help_behavior_hint="(default: step, the whole)")
+    ] = ()
     output: Annotated[MaybePath, optional("FILE", "write there instead of to the terminal")] = None
     figure: Annotated[MaybePath, optional("FILE", "draw a figure: FILE.svg, .png or .pdf")] = None
     figure_kind: Annotated[MaybeText, optional("KIND", "phases, rate, time, memory or warmup", "the most telling")] = (
@@ -68,9 +74,5 @@ def _text(args: Report, records: list[RunRecord]) -> str:
     from cs_systems.report.table import render
 
     width = terminal_width(args.output)
-    columns, phases = _names(args.columns), _names(args.phase)
+    columns, phases = args.columns or None, args.phase or None
     return render(records, args.format, columns, args.pivot, phases, width, color=width is not None)
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]

@@ -38,7 +38,12 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
         _console(out, _room(columns, console.width), color).print(_rich(table, columns))
         if left_out:
             hidden = ", ".join(c.heading for c in left_out)
-            console.print(Text(f"no room for {hidden}: widen the terminal or give --columns", style="dim"))
+            console.print(
+                Text(
+                    f"no room for {hidden}: widen the terminal, or name columns: cs-systems report DIR --columns",
+                    style="dim",
+                )
+            )
         for note in _notes(table, columns):
             console.print(Text(note, style="dim"))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"

@@ -22,7 +22,11 @@ def test_a_table_is_printed_at_80_columns(folder: Path, capsys: pytest.CaptureFi
 
 def test_options_reach_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(folder), "--columns", "size,mfu", "--phase", "forward,backward", "--format", "csv"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "size,mfu"
+    commas = capsys.readouterr().out
+    assert commas.splitlines()[0] == "size,mfu"
+    spaces = ["--columns", "size", "mfu", "--phase", "forward", "backward", "--format", "csv"]
+    assert main(["report", str(folder), *spaces]) == 0
+    assert capsys.readouterr().out == commas
     assert main(["report", str(folder), "--pivot", "size,context_length:attention:median_ms"]) == 0
     assert "sdpa_flash" in capsys.readouterr().out
 

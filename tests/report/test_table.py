@@ -27,7 +27,7 @@ def test_a_training_table_reads_at_80_columns(train_records: list[RunRecord]) ->
     (oom,) = (line for line in lines if "oom: predicted" in line)
     assert oom.split() == ["large", "1024", "naive", "–", "–", "–", "–", "–", "oom:", "predicted", "151", "GiB"]
     assert "no room for loss (ms)" in text
-    assert "widen the terminal or give --columns" in text.replace("\n", " ")
+    assert "widen the terminal, or name columns: cs-systems report DIR --columns" in text.replace("\n", " ")
 
 
 def test_an_attention_table_reads_at_80_columns(attention_records: list[RunRecord]) -> None:
