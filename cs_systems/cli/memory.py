@@ -173,38 +173,46 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
 
 
 def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int) -> int:
-    """Run each config under the cheapest checkpoint that fits by prediction, and under the next one where that fails:
-    what the allocator cannot piece together is known to no formula."""
-    from cs_systems.cli._sweep import exit_status, measured
-    from cs_systems.memory_fit import CONTEXT_BYTES, cheapest_plan
-    from cs_systems.report.units import human
+    from cs_systems.cli._sweep import exit_status
     from cs_systems.runner import preflight
 
     on_gpu = args.steps.device != "cpu" and preflight([replace(configs[0], device="cuda")])[0]["reason"] is None
-    limit = budget_bytes - CONTEXT_BYTES if on_gpu else None
-    sweep, last = replace(args.sweep, out=args.sweep.folder("memory")), []
-    for config in configs:
-        config, ceiling = replace(config, device=config.device if on_gpu else "cpu"), budget_bytes
-        while best := cheapest_plan(replace(config, device="cuda" if on_gpu else "cpu"), ceiling):
-            planned = replace(config, checkpoint=best.config.checkpoint, memory_limit_bytes=limit)
-            print(f"{describe(config)}: {best.what}: {human(best.needed_bytes, 'bytes')} by prediction, ", end="")
-            print(f"{_more_flops(best.config):.1%} more FLOPs", flush=True)
-            if args.sweep.dry_run:
-                break
-            folder, records = measured(_watched(args, [planned]), sweep, "memory", args.steps.seed)
-            last = [r for r in records if r.config["checkpoint"] == planned.checkpoint]
-            for record in last:
-                print_memory(record, folder)
-            print(_proof(last[0], budget_bytes))
-            if last[0].status != "oom":
-                break
-            ceiling = best.needed_bytes - budget_bytes // 50
-        else:
-            raise ConfigError(
-                f"{describe(config)}: no checkpoint makes it fit {human(budget_bytes, 'bytes')}: "
-                f"--fits {budget_bytes} says what would"
-            )
-    return 0 if args.sweep.dry_run else exit_status(last)
+    args = replace(args, sweep=replace(args.sweep, out=args.sweep.folder("memory")))
+    records = [record for config in configs for record in _proven(args, config, budget_bytes, on_gpu=on_gpu)]
+    return 0 if args.sweep.dry_run else exit_status(records)
+
+
+def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool) -> list[RunRecord]:
+    """Run a config under the cheapest checkpoint that fits by prediction, and under the next one where that fails:
+    what the allocator cannot piece together is known to no formula. The last run's records; none of a dry run.
+
+    Raises ConfigError where nothing makes it fit.
+    """
+    from cs_systems.cli._sweep import measured
+    from cs_systems.memory_fit import CONTEXT_BYTES, cheapest_plan
+    from cs_systems.report.units import human
+
+    limit, ceiling = budget_bytes - CONTEXT_BYTES if on_gpu else None, budget_bytes
+    while best := cheapest_plan(replace(config, device="cuda" if on_gpu else "cpu"), ceiling):
+        device = config.device if on_gpu else "cpu"
+        planned = replace(config, device=device, checkpoint=best.config.checkpoint, memory_limit_bytes=limit)
+        print(f"{describe(config)}: {best.what}: {human(best.needed_bytes, 'bytes')} by prediction, ", end="")
+        print(f"{_more_flops(best.config):.1%} more FLOPs", flush=True)
+        if args.sweep.dry_run:
+            return []
+        watched = _watched(args, [planned])
+        folder, records = measured(watched, args.sweep, "memory", args.steps.seed)
+        own = [record for record in records if record.run_config in watched]  # the folder holds other cells too
+        for record in own:
+            print_memory(record, folder)
+        print(_proof(own[0], budget_bytes))
+        if own[0].status != "oom":
+            return own
+        ceiling = best.needed_bytes - budget_bytes // 50
+    raise ConfigError(
+        f"{describe(config)}: no checkpoint makes it fit {human(budget_bytes, 'bytes')}: "
+        f"--fits {budget_bytes} says what would"
+    )
 
 
 def _more_flops(config: RunConfig) -> float:

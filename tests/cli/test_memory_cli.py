@@ -102,6 +102,13 @@ def test_a_snapshot_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "unavailable: a snapshot is of CUDA memory" in capsys.readouterr().out
 
 
+def test_each_cell_is_proven_by_its_own_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--batch-size", "1", "2", "--mode", "forward", "--best-checkpoint", "--budget", "40GiB", "--steps", "1"]
+    assert main([*TINY, *words, "--out", str(tmp_path)]) == 0
+    proofs = [line for line in capsys.readouterr().out.splitlines() if "only a GPU proves" in line]
+    assert [re.findall(r"batch \d", line) for line in proofs] == [["batch 1"], ["batch 2"]]
+
+
 def test_the_cheapest_checkpoint_is_found_and_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = RunConfig(model=PRESETS["tiny"], batch_size=64, attention="sdpa_flash", device="cpu")
     needed = step_memory(plain, algorithm_of(plain)).peak_bytes
