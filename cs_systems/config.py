@@ -65,7 +65,8 @@ OPTIMIZERS = ("default", "adamw", "adamw_foreach", "adamw_fused")
 ALIGNMENTS = ("upper_left", "lower_right")
 L2_STATES = ("clear", "warm")
 # Every field that says what is run counts in these workloads; any other says by itself which of them it uses.
-CONFIGURED = ("train_step", "attention")
+CONFIGURED = ("train_step", "attention", "precision_error", "training_curve")
+_UNNAMED = ("train_step", "attention")  # of them, those that go without saying
 
 
 def one_of(what: str, value: str, known: Iterable[str]) -> str:
@@ -351,7 +352,7 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         default = RunConfig()
         silent |= _same(config, default) | {f"model.{name}" for name in _same(config.model, default.model)}
         silent -= {"seq_len"} - {*without}  # None is the model's context length, which is asked by itself
-    else:
+    elif config.workload in _UNNAMED:
         silent.add("workload")
     said = {
         "workload": config.workload,

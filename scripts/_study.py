@@ -33,7 +33,7 @@ SCRIPTS = Path(__file__).parent
 # The most telling first: what a budget leaves out is at the end.
 ORDER = (
     *("c2", "c18", "c3", "c4", "c5", "l7", "a3", "l1", "l2", "l3", "l4", "l5", "l6", "c1", "c11"),
-    *("c7", "c6"),
+    *("c8", "c7", "c6"),
     *("c9", "a2", "c17", "c10", "a1"),
 )
 SCALES = ("auto", "full", "small")
@@ -79,7 +79,7 @@ class Study:
 
     tables: (cells, format) → the tables as texts. explain: what the cells say, in sentences, all from the records.
     figure: a kind of report.plot, of the cells that are `drawn`; of all where none is.
-    fresh_process: each cell in a worker of its own.
+    fresh_process: each cell in a worker of its own. interleave: all clean cells in turn, round by round.
     drops: tables of a profile that the study does not use: its records, which are committed, go without them.
     """
 
@@ -92,6 +92,7 @@ class Study:
     figure: str
     drawn: Callable[[Cell], bool] = lambda cell: True
     fresh_process: bool = False
+    interleave: bool = False
     drops: tuple[str, ...] = ()
 
     @property
@@ -199,6 +200,7 @@ def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadlin
             group,
             out=out,
             timeout_s=CELL_TIMEOUT_S,
+            interleave=study.interleave,
             fresh=fresh and number == 0,
             skip_oom=scale == "small",  # what does not fit a host takes the host down with it
             on_progress=partial(print_progress, before=number, total=len(configs)),

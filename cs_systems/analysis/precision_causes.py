@@ -14,6 +14,8 @@ from cs_systems.record import Row, RunRecord
 
 PRODUCTS = ("matmul", "attention")  # what a tensor core computes
 CASTS = "copy"  # a cast is a copy into another dtype
+# What may differ beside the precision.
+FIELDS = ("attention", "compile", "optimizer", "checkpoint", "mode", "batch_size", "model")
 UNCHANGED = 0.05  # kernels' times that are as close as this are told as one
 
 
@@ -56,9 +58,9 @@ def causes(a: RunRecord, b: RunRecord, clean: tuple[RunRecord, RunRecord] | None
     times_a, times_b = _families(a), _families(b)
     whole_a, whole_b = sum(times_a.values()), sum(times_b.values())
     config_a, config_b = a.run_config, b.run_config
-    names = ("attention", "compile", "optimizer", "checkpoint", "mode", "batch_size", "model")
+    differs = [name for name in FIELDS if getattr(config_a, name) != getattr(config_b, name)]
     return {
-        "cell": describe(config_b, {"precision", "profiler", "attention"}),
+        "cell": describe(config_b, {"precision", "profiler", *differs}),
         "precision": config_b.precision.value,
         "speedup": speedup([clean[0]], [clean[1]])["speedup"] if clean else None,
         "kernel_speedup": whole_a / whole_b,
@@ -71,7 +73,7 @@ def causes(a: RunRecord, b: RunRecord, clean: tuple[RunRecord, RunRecord] | None
         "b_rest_s": whole_b - _of(times_b, (*PRODUCTS, CASTS)),
         "a_kernel_s": whole_a,
         "b_kernel_s": whole_b,
-        "differs": [name for name in names if getattr(config_a, name) != getattr(config_b, name)],
+        "differs": differs,
     }
 
 
@@ -116,14 +118,13 @@ def sentence(row: Row) -> str:
     rest = f"all other kernels take {_ms(row['b_rest_s'])} instead of {_ms(row['a_rest_s'])}"
     if math.isclose(row["a_rest_s"], row["b_rest_s"], rel_tol=UNCHANGED):
         rest = f"all other kernels take {_ms(row['b_rest_s'])} as before"
-    others = [name for name in row["differs"] if name != "precision"]
     says = [
         gain,
         f"{row['products']} take {_ms(products_b)} instead of {_ms(products_a)}"
         + (f" ({products_a / products_b:.1f}×)" if products_b else ""),
         f"casts and other copies {'add' if casts >= 0 else 'save'} {_ms(abs(casts))}",
         rest,
-        *([f"not of the precision alone: {', '.join(others)} differs too"] if others else []),
+        *([f"not of the precision alone: {', '.join(row['differs'])} differs too"] if row["differs"] else []),
     ]
     return f"{row['cell']}, {row['precision']}: {'; '.join(says)}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -95,11 +96,15 @@ def curves(records: Sequence[RunRecord]) -> Figure:
         for name, losses in found.items():
             above.plot(losses, color=looks[name], linewidth=1.2, label=name)
             if baseline and losses is not baseline:
-                below.plot([a - b for a, b in zip(losses, baseline, strict=False)], color=looks[name], linewidth=1.2)
+                apart = [abs(a - b) or math.nan for a, b in zip(losses, baseline, strict=False)]
+                below.plot(apart, color=looks[name], linewidth=1.2)
         above.set_title(cell, fontsize=10)
         below.set_xlabel("training step")
+        below.set_yscale("log")
+        below.minorticks_off()
+        below.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         for axes in (above, below):
             axes.grid()
     panels[0][0].set_ylabel("loss")
-    panels[1][0].set_ylabel("less fp32's")
+    panels[1][0].set_ylabel("off fp32's")
     return with_legend(drawn, max(panels[0], key=lambda axes: len(axes.lines)))

@@ -21,8 +21,7 @@ from cs_systems import device as devices
 from cs_systems.config import Mode, Precision, RunConfig
 from cs_systems.device import Device
 from cs_systems.record import Row
-from cs_systems.workloads import Unavailable
-from cs_systems.workloads._low_precision import run_parts, used
+from cs_systems.workloads import Unavailable, Workload
 from cs_systems.workloads.train_step import TrainStep
 
 FIRST_LOSS_SCALE = 2.0**16  # of torch.amp.GradScaler
@@ -119,7 +118,14 @@ class PrecisionError:
         return {"precision_error": self.rows}
 
     def describe(self) -> Row:
-        return {"tokens": self.tokens, "loss": self.low_loss, **used(self.config)}
+        return {"tokens": self.tokens, "loss": self.low_loss}
+
+
+def run_parts(step: Workload) -> None:
+    """One whole step, without a clock."""
+    step.prepare()
+    for _, part in step.step():
+        part()
 
 
 def _exact(config: RunConfig) -> RunConfig:

@@ -18,7 +18,6 @@ from torch import Tensor
 from cs_systems.config import Mode, RunConfig
 from cs_systems.device import Device
 from cs_systems.record import Row
-from cs_systems.workloads._low_precision import used
 from cs_systems.workloads.train_step import TrainStep
 
 ALPHABET, SUCCESSORS = 64, 4
@@ -69,7 +68,7 @@ class TrainingCurve:
 
     def describe(self) -> Row:
         loss = self.rows[-1]["loss"] if self.rows else None
-        return {"tokens": self.train.tokens.numel(), "loss": loss, **used(self.config)}
+        return {"tokens": self.train.tokens.numel(), "loss": loss}
 
 
 WORKLOAD = TrainingCurve

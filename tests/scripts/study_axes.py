@@ -58,6 +58,13 @@ AXES: dict[str, dict[str, set[Any]]] = {
         | {f"scripts/_autocast_mistakes.py:{name}" for name in ("other_device", "outside", "no_context")},
         "precision": {"fp32", "fp16", "bf16", "bf16-pure"},
     },
+    "c8": {
+        "size": {"small", "medium", "large", "xl"},
+        "ctx": {256},
+        "precision": {"fp32", "bf16"},
+        "profiler": {"none", "kineto"},
+        "mode": {"train-step"},
+    },
     "c18": {"size": SIZES, "mode": {"forward-backward"}},
     "l1": {"seq": {8, 16, 32, 64, 128, 256, 512}, "batch": {32}, "heads": {32}, "d_head": {64}, "causal": {True}},
     "l2": {"seq": {8, 16, 32, 64, 128, 256, 512, 2048}, "causal": {True, False}},

@@ -249,3 +249,18 @@ def test_the_headline_holds_timings_alone(builders: Any, tmp_path: Path) -> None
         readme._belongs(replace(r, config=replace(r.run_config, model=at_512).to_dict())) for r in (clean, watched)
     ]
     assert belongs == [True, False]
+
+
+def test_c8_says_what_bf16_gains_and_why_it_is_not_more(skeleton: Any) -> None:
+    c8 = importlib.import_module("c8_fp32_against_bf16")
+    assert {c.rounds for c in c8.full() if c.profiler == "none"} == {c8.ROUNDS}
+    records, _ = read_records(ROOT / "profiles" / "c4_top_kernels")
+    cells = skeleton.cells([r for r in records if r.config["mode"] == Mode.TRAIN_STEP])
+    said = c8.explain(cells)
+    assert "bf16: 1.26× fp32's speed: 67% of the step is launch-bound; matrix products take 12 ms instead of" in said[0]
+    assert "bf16 is 1.26× as fast as fp32 (0.75 … 2.12): no difference; its fp32 products ran as ieee" in said[1]
+    (row,) = c8.decomposed(cells)
+    assert row["products_s"] < row["fp32 products_s"] / 10
+    assert row["casts, more_s"] > 0
+    alone = skeleton.cells([r for r in records if r.config["profiler"] == "none"])
+    assert c8.decomposed(alone) == []

@@ -15,8 +15,7 @@ from cs_systems.device import Device, resolve
 from cs_systems.record import Row, RunRecord
 from cs_systems.report import plot
 from cs_systems.workloads import Unavailable, precision_error
-from cs_systems.workloads._low_precision import run_parts
-from cs_systems.workloads.precision_error import PrecisionError
+from cs_systems.workloads.precision_error import PrecisionError, run_parts
 from cs_systems.workloads.training_curve import ALPHABET, SUCCESSORS, TrainingCurve
 
 MODEL = ModelConfig("custom", d_model=16, d_ff=32, num_layers=2, num_heads=2, vocab_size=80, context_length=8)
@@ -76,7 +75,7 @@ def test_where_float64_does_not_fit_fp32_is_the_reference_and_has_no_error_itsel
 
     small = Small(torch.device("cpu"))
     made = PrecisionError(replace(CONFIG, precision=Precision.BF16), small)
-    run_parts(made)  # type: ignore[arg-type]
+    run_parts(made)
     assert made.tables()["precision_error"][0]["reference"] == "float32"
     with pytest.raises(Unavailable, match=r"float64 does not fit here, .*: take a smaller batch"):
         PrecisionError.preflight(CONFIG, small)
@@ -120,11 +119,11 @@ def test_a_step_whose_gradients_overflow_is_skipped_and_training_recovers() -> N
     made = TrainingCurve(replace(CONFIG, precision=Precision.FP16), resolve("cpu"))
     made.train.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
     before = made.train.model.lm_head.weight.clone()
-    run_parts(made)  # type: ignore[arg-type]
+    run_parts(made)
     assert made.rows[0] == {"step": 0, "loss": made.rows[0]["loss"], "loss_scale": 2.0**30, "skipped": True}
     assert torch.equal(made.train.model.lm_head.weight, before)
     while made.rows[-1]["skipped"]:
-        run_parts(made)  # type: ignore[arg-type]
+        run_parts(made)
     assert made.rows[-1]["loss_scale"] < 2.0**30
     assert not torch.equal(made.train.model.lm_head.weight, before)
     assert made.train.model.lm_head.weight.isfinite().all()

@@ -1,0 +1,125 @@
+"""C8: how much faster is a training step in bf16 than in fp32, and what keeps it from being more?
+
+Question: of small to xl at context 256, what does bf16 autocast gain over fp32, and where is the rest of what a tensor
+    core could gain?
+Method: the training step in fp32 and under bf16 autocast, naive attention, batch 4, each timed in five rounds, in turn,
+    and a second time under torch.profiler. The gain is of the clean times, with its interval over the rounds; the
+    kernels are classed by family: matrix products, which gain; copies, which hold the casts; all others, which stay;
+    and the part of the step in which the device waited for launches.
+Output: times, gains with their intervals, the time by family in both, a sentence for each size; a figure of the
+    families. Each row says whether fp32's products ran as TF32.
+The report found "no significant effect". A step that waits for its launches cannot gain, and the casts cost.
+
+    python scripts/c8_fp32_against_bf16.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from _kernels import BY_KERNEL_AND_LAYER, clean, profiled, unknown
+from _numerics import not_measured
+from _study import Cell, Study, bounded, row_table, run
+
+from cs_systems.analysis.precision import TIMED, by_cell, gains, name_of
+from cs_systems.analysis.precision_causes import explained, sentence
+from cs_systems.config import Precision, RunConfig, grid
+from cs_systems.record import Row
+from cs_systems.report.table import render
+
+PRECISIONS = (Precision.FP32, Precision.BF16)
+SIZES = ("small", "medium", "large", "xl")
+CONTEXT = 256
+ROUNDS = 5
+BASE = RunConfig(warmup=5, steps=30)
+
+
+def full() -> list[RunConfig]:
+    timed = bounded(grid(BASE, size=SIZES, context_length=(CONTEXT,), precision=PRECISIONS))
+    return [*in_rounds(timed), *profiled(timed, "kineto")]
+
+
+def small() -> list[RunConfig]:
+    return in_rounds(grid(RunConfig(warmup=2, steps=10), size=["tiny"], context_length=(32, 64), precision=PRECISIONS))
+
+
+def in_rounds(configs: list[RunConfig]) -> list[RunConfig]:
+    return [replace(config, rounds=min(ROUNDS, config.steps)) for config in configs]
+
+
+def gained(cells: list[Cell]) -> list[Row]:
+    """One row a size and precision: the step, the gain over fp32, and how fp32's products were computed."""
+    records = [cell.record for cell in cells]
+    matmul = {r.config["precision"]: r.environment.float32_matmul for r in records if r.environment and r.measurement}
+    return [
+        {
+            "cell": name_of(cell),
+            "precision": row["precision"],
+            "step_s": row["step_s"],
+            "gain": row["speedup"] and f"{row['speedup']:.2f}×",
+            "95% interval": row["speedup_low"] and f"{row['speedup_low']:.2f} … {row['speedup_high']:.2f}",
+            "verdict": row["verdict"],
+            "fp32 products": matmul.get(row["precision"]),
+        }
+        for cell, found in by_cell(records, TIMED).items()
+        for row in gains(found)
+        if row["step_s"]
+    ]
+
+
+def decomposed(cells: list[Cell]) -> list[Row]:
+    """One row a size: the kernels of a step in fp32 and in bf16, by what a lower precision does to them."""
+    return [
+        {
+            "cell": row["cell"],
+            "fp32 kernels_s": row["a_kernel_s"],
+            f"{row['precision']} kernels_s": row["b_kernel_s"],
+            "fp32 products_s": row["a_products_s"],
+            "products_s": row["b_products_s"],
+            "casts, more_s": row["casts_s"],
+            "fp32 others_s": row["a_rest_s"],
+            "others_s": row["b_rest_s"],
+            "launch-bound": f"{row['launch_bound_share']:.0%}",
+        }
+        for row in explained([cell.record for cell in cells])
+    ]
+
+
+def tables(cells: list[Cell], format: str) -> list[str]:
+    return [
+        render([cell.record for cell in clean(cells)], format),
+        *row_table(gained(cells), "gain over fp32: fp32's step over this one's", format),
+        *row_table(decomposed(cells), "kernels of a step in fp32 and in bf16; launch-bound: of bf16's step", format),
+        *not_measured(cells, format),
+    ]
+
+
+def explain(cells: list[Cell]) -> list[str]:
+    return [*map(sentence, explained([cell.record for cell in cells])), *_gains(cells), *unknown(cells)]
+
+
+def _gains(cells: list[Cell]) -> list[str]:
+    """By the clock alone."""
+    return [
+        f"{row['cell']}: {row['precision']} is {row['gain']} as fast as fp32 ({row['95% interval'] or 'no interval'}): "
+        f"{row['verdict']}; its fp32 products ran as {row['fp32 products'] or 'unknown'}"
+        for row in gained(cells)
+        if row["gain"]
+    ]
+
+
+STUDY = Study(
+    __file__,
+    __doc__,
+    full,
+    small,
+    tables,
+    explain,
+    figure="families",
+    drawn=lambda cell: cell.profiled,
+    interleave=True,
+    drops=BY_KERNEL_AND_LAYER,
+)
+
+if __name__ == "__main__":
+    raise SystemExit(run(STUDY))
