@@ -29,8 +29,8 @@ def small() -> list[RunRecord]:
 def test_the_sentence_of_a_step_that_was_timed_and_profiled(large: list[RunRecord]) -> None:
     assert sentence(explained(large)[-1]) == (
         "large ctx 256 batch 4 · naive · train-step, bf16: 1.26× fp32's speed: 67% of the step is launch-bound; "
-        "matrix products take 12 ms instead of 149 ms (12.3×); casts and other copies add 8.7 ms; all other kernels take "
-        "22 ms as before"
+        "matrix products take 12 ms instead of 149 ms (12.3×); casts and other copies add 8.7 ms; "
+        "all other kernels take 22 ms as before"
     )
     assert [row["cell"].rpartition(" ")[2] for row in explained(large)] == ["forward", "forward-backward", "train-step"]
 
