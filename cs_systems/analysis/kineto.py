@@ -64,7 +64,9 @@ def read(path: Path, process: int | None = None) -> Recording:
                 f"{path} is damaged: the number of a thread, device or stream is none: record again"
             ) from None
         except UnicodeDecodeError:
-            raise ConfigError(f"{path} is not text: it is no trace of torch.profiler") from None
+            raise ConfigError(
+                f"{path} is not text, so no trace of torch.profiler: gunzip an export of nsys first"
+            ) from None
 
 
 def _open(path: Path) -> IO[str]:

@@ -15,6 +15,7 @@ from cs_systems.config import Phase
 UNATTRIBUTED = "unattributed"
 SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → what each of its rows is of
 FUSED = "fused ("  # begins the range of a compiled kernel with operators of several layers, which it names
+RECORDINGS = (".sqlite", ".nsys-rep", ".json", ".json.gz")  # ends of the files that profilers leave
 STEPS = ("step", "ProfilerStep#*")  # globs: what a step is called, unless told otherwise
 
 PHASES = {

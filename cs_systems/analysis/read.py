@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cs_systems.analysis import kineto, nsys
+from cs_systems.analysis.names import RECORDINGS
 from cs_systems.analysis.trace import Recording
 from cs_systems.config import ConfigError
 
@@ -15,8 +16,12 @@ SQLITE_MAGIC = b"SQLite format 3\0"
 def read(path: Path, process: int | None = None) -> Recording:
     """What nsys (.sqlite, .nsys-rep) or torch.profiler (.json, .json.gz) recorded. Raises ConfigError, which says what
     is missing and how to record it. `process`: the one to read, where there are several."""
+    if path.is_dir():
+        inside = sorted(file for file in path.iterdir() if file.name.endswith((*RECORDINGS, ".ncu-rep")))
+        given = "one of " + ", ".join(map(str, inside)) if inside else "the file of a recording"
+        raise ConfigError(f"{path} is a folder: give {given}")
     if not path.is_file():
-        raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give the file of a recording")
+        raise ConfigError(f"{path} is not there: give the file of a recording")
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(SQLITE_MAGIC):
@@ -30,5 +35,5 @@ def read(path: Path, process: int | None = None) -> Recording:
         raise ConfigError(f"{path} is empty: the recording was not written; was there room on the disk?")
     raise ConfigError(
         f"{path} is no recording: it must be an SQLite export or .nsys-rep of nsys, or a Chrome trace (.json, "
-        ".json.gz) of torch.profiler"
+        ".json.gz) of torch.profiler, or a .ncu-rep of ncu"
     )

@@ -25,11 +25,11 @@ def run_and_report(
     options: Sweep,
     command: str,
     seed: int,
-    show: Callable[[RunRecord], None] | None = None,
+    show: Callable[[RunRecord, Path], None] | None = None,
 ) -> int:
     """Measure the cells (or list them, with --dry-run), print the table, and return the exit status.
 
-    show: prints something of each record before the table.
+    show: prints something of each record, and of the folder that holds it, before the table.
     """
     from cs_systems.report.table import render
 
@@ -38,7 +38,7 @@ def run_and_report(
     folder, records = measured(configs, options, command, seed)
     if show:
         for record in records:
-            show(record)
+            show(record, folder)
     width = terminal_width()
     print(render(records, width=width, color=width is not None))
     print(f"records: {records_path(folder)}")
@@ -88,7 +88,7 @@ def print_cells(configs: Sequence[RunConfig], timeout_s: float | None = None) ->
     return 0
 
 
-def print_warmup(record: RunRecord) -> None:
+def print_warmup(record: RunRecord, _folder: Path) -> None:
     """Every step of a run from the first, with the cause of the slow ones."""
     from rich.console import Console
     from rich.table import Table

@@ -12,7 +12,7 @@ from cs_systems.record import Row
 from cs_systems.report.profile_tables import says_something
 
 Part = tuple[str, list[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
-BESIDE_NAME = 52  # columns of a terminal that the rest of the kernels' table takes
+BESIDE = {"kernel": 52, "range": 55}  # columns of a terminal that the rest of such a table takes
 
 
 def chosen_tables(
@@ -43,16 +43,19 @@ def table_text(
 
     if format == "csv":
         return render_rows(rows, "csv")
-    if not rows:
+    if not rows and format == "terminal":
+        notes = ["nothing to show", *notes]
+    elif not rows:
         rows, titles = [{"": "nothing to show"}], {"": ""}
     width = terminal_width(output)
-    shown = {c: title for c, title in titles.items() if says_something(c, rows)}
+    shown = {c: title for c, title in titles.items() if rows and says_something(c, rows)}
     readable = [{column: row[column] for column in shown} for row in rows]
-    if "kernel" in shown:
+    for column in BESIDE.keys() & shown.keys():
         from cs_systems.analysis.families import short_name
 
-        room = max(24, (width or 80) - BESIDE_NAME) if format == "terminal" else 200
-        readable = [row | {"kernel": _within(short_name(row["kernel"]), room)} for row in readable]
+        room = max(24, (width or 80) - BESIDE[column]) if format == "terminal" else 200
+        short = short_name if column == "kernel" else str
+        readable = [row | {column: _within(short(row[column]), room)} for row in readable]
     return render_rows(readable, format, caption, notes, shown, width, color=width is not None)
 
 

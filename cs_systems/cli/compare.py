@@ -12,7 +12,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.analysis.names import SPLITS
+from cs_systems.analysis.names import RECORDINGS, SPLITS
 from cs_systems.cli._options import Names
 from cs_systems.cli._output import terminal_width
 from cs_systems.config import describe, one_of
@@ -29,7 +29,6 @@ class Compare:
 
 ARGS = Compare
 UNKNOWN = "–"
-RECORDINGS = (".sqlite", ".nsys-rep", ".json", ".json.gz")
 TOP = 10  # rows of a difference, the sum apart
 PROFILED = "times of kernels under a profiler: for shares and causes, not to be quoted as timings"
 # Where not even a doubling would have been found, "no difference" would be read as more than it is.

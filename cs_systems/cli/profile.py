@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import arg
@@ -81,18 +82,18 @@ def _options(args: Profile) -> tuple[str, ...]:
     return (*chosen(args.kernel, args.range), *args.ncu_arg)
 
 
-def print_profile(record: RunRecord) -> None:
-    """The tables of one record, each with what must be said under it, and where the recording is."""
+def print_profile(record: RunRecord, folder: Path) -> None:
+    """The tables of one record of that folder, each with what must be said under it, and where the recording is."""
     results = record.results
     if "counters" in results:
         print(*counters_text(describe(record.run_config), results["counters"]), sep="\n")
-        _print_artifacts(record)
+        _print_artifacts(record, folder)
         return
     print(*(overhead(record, row) for row in results.get("overhead", ())), sep="\n")
     if "coverage" not in results:  # the caveat says why
         if "ranges" in results:
             print(table_text(CAPTIONS["ranges"], results["ranges"][:TOP], SHOWN["ranges"], []))
-        _print_artifacts(record)
+        _print_artifacts(record, folder)
         return
     said = results["notes"]
     print(*(note["note"] for note in said if note["table"] is None), sep="\n")
@@ -103,11 +104,11 @@ def print_profile(record: RunRecord) -> None:
             rest = sum(row["share"] for row in rows[TOP:])
             notes.append(f"{len(rows) - TOP} more kernel(s) take {rest:.1%} of the time: the record has all")
         print(table_text(CAPTIONS[name], rows[:TOP] if name == "kernels" else rows, SHOWN[name], notes))
-    _print_artifacts(record)
+    _print_artifacts(record, folder)
 
 
-def _print_artifacts(record: RunRecord) -> None:
-    print(*(f"{what}: {file} in the folder of the records" for what, file in record.artifacts.items()), sep="\n")
+def _print_artifacts(record: RunRecord, folder: Path) -> None:
+    print(*(f"{what}: {folder / file}" for what, file in record.artifacts.items()), sep="\n")
 
 
 def overhead(record: RunRecord, row: Row) -> str:

@@ -35,7 +35,8 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
         if number:
             console.print()
         console.print(Text(table.caption, style="bold"))
-        _console(out, _room(columns, console.width), color).print(_rich(table, columns))
+        if columns:
+            _console(out, _room(columns, console.width), color).print(_rich(table, columns))
         if left_out:
             hidden = ", ".join(c.heading for c in left_out)
             console.print(

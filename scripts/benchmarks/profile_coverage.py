@@ -93,7 +93,7 @@ def main() -> None:
     records = read_records(args.out)[0]
     if args.tables:
         for record in records:
-            print_profile(record)
+            print_profile(record, args.out)
     print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
     for record in records:
         print("| " + " | ".join(row(record, args.out)) + " |")

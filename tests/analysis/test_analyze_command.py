@@ -124,3 +124,12 @@ def test_it_needs_neither_torch_nor_pandas(nsys_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, str(nsys_path)], capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_the_tables_of_a_step_without_modules_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parent / "data" / "kineto_h200_step.json.gz"
+    assert analyze(path, "--table", "parts", "ranges") == 0
+    shown = capsys.readouterr().out
+    assert "parts of the blocks, all blocks together, per step\nnothing to show\nof the kernel time" in shown
+    assert "Optimizer.ze…mW.zero_grad" in shown
+    assert max(map(len, shown.splitlines()[1:])) <= 80  # the first names the file

@@ -142,11 +142,11 @@ def test_the_counters_join_the_record_and_are_printed(
     (tmp_path / "a.ncu-rep").touch()
     found = profiled.with_profile(record(), tmp_path / "a", keep=True)
     assert (found.results["counters"], found.artifacts) == ([row], {"ncu": "a.ncu-rep"})
-    print_profile(RunRecord.from_dict(json.loads(found.to_json())))
+    print_profile(RunRecord.from_dict(json.loads(found.to_json())), tmp_path)
     shown = capsys.readouterr().out
     assert "under ncu" in shown
     assert "occupancy and efficiency" in shown
-    assert shown.endswith("ncu: a.ncu-rep in the folder of the records\n")
+    assert shown.endswith(f"ncu: {tmp_path / 'a.ncu-rep'}\n")
 
 
 @pytest.mark.gpu

@@ -102,7 +102,7 @@ def test_a_recording_without_kernels_is_kept_and_has_the_host_s_times(
     assert {("forward", "block 0"), ("backward", "block 0"), ("optimizer", "optimizer")} <= {
         (row["phase"], row["range"]) for row in records[1].results["ranges"]
     }
-    print_profile(records[1])
+    print_profile(records[1], Path("runs"))
     assert "ranges by the host's time, per step" in capsys.readouterr().out
 
 

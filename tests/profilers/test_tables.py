@@ -81,20 +81,20 @@ def test_the_record_and_its_tables_survive_json_and_are_printed(
 ) -> None:
     results = tables(recording, record(), tmp_path / "page.html").results
     full = replace(record(), results=record().results | results, artifacts={"sqlite": "a.sqlite"})
-    print_profile(RunRecord.from_dict(json.loads(full.to_json())))
+    print_profile(RunRecord.from_dict(json.loads(full.to_json())), tmp_path)
     shown = capsys.readouterr().out
     assert "under nsys: 2.20 s a step while recorded, 1.10 s before: +100.0%" in shown
     for what in ("phases by kernel family", "kernels by time", "inside attention", "time without a kernel", "TFLOP/s"):
         assert what in shown
     assert "belongs to a phase" in shown
-    assert shown.endswith("sqlite: a.sqlite in the folder of the records\n")
+    assert shown.endswith(f"sqlite: {tmp_path / 'a.sqlite'}\n")
 
 
 def test_overhead_is_unknown_without_enough_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert overhead(record())[0]["recorded_to_not_recorded"] == pytest.approx(2.0)
     cold = record(warmup=(9.0, 1.0))
     assert overhead(cold)[0]["not_recorded_s"] is None
-    print_profile(replace(cold, results={"overhead": overhead(cold)}))
+    print_profile(replace(cold, results={"overhead": overhead(cold)}), Path("runs"))
     assert "without at least 3 warm-up steps, what that cost is unknown" in capsys.readouterr().out
 
 
