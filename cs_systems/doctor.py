@@ -1,8 +1,4 @@
-"""What works on this machine as far as torch can tell, and what would fix the rest. Floor 3; a worker answers with it.
-
-A row is {"check", "state", "found", "remedy"}; the state is `ok`, `missing` (an option that is not there) or `problem`
-(something that is there and is in the way). The remedy is a command where there is one, None where nothing is amiss.
-"""
+"""What works here as far as torch can tell, and what would fix the rest. Floor 3: a worker answers with it."""
 
 from __future__ import annotations
 
@@ -18,13 +14,10 @@ from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._refusals import cannot_compile
 from cs_systems.device import Device, resolve
 from cs_systems.environment import environment
+from cs_systems.finding import finding
 from cs_systems.record import Row
 
 INSTALL_CUDA_TORCH = "install a CUDA build of torch, as pytorch.org/get-started says for this driver"
-
-
-def check(name: str, found: str, state: str = "ok", remedy: str | None = None) -> Row:
-    return {"check": name, "state": state, "found": found, "remedy": remedy}
 
 
 def checks() -> list[Row]:
@@ -38,15 +31,15 @@ def _torch() -> Row:
     found = f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'built for the CPU'}, {torch.get_num_threads()} threads"
     has_driver = Path("/proc/driver/nvidia/version").exists()
     if has_driver and cuda is None:
-        return check("torch", f"{found}, although there is an NVIDIA driver", "problem", INSTALL_CUDA_TORCH)
+        return finding("torch", f"{found}, although there is an NVIDIA driver", "problem", INSTALL_CUDA_TORCH)
     if has_driver and not torch.cuda.is_available():
-        return check("torch", f"{found}, sees no GPU although there is a driver", "problem", INSTALL_CUDA_TORCH)
-    return check("torch", found)
+        return finding("torch", f"{found}, sees no GPU although there is a driver", "problem", INSTALL_CUDA_TORCH)
+    return finding("torch", found)
 
 
 def _gpu(device: Device) -> Iterator[Row]:
     if not device.is_cuda:
-        yield check("GPU", f"none; everything runs on the CPU ({device.name})", "missing")
+        yield finding("GPU", f"none; everything runs on the CPU ({device.name})", "missing")
         return
     now = environment(device)
     for index in range(torch.cuda.device_count()):
@@ -54,22 +47,22 @@ def _gpu(device: Device) -> Iterator[Row]:
         memory = f"{properties.total_memory / 2**30:.0f} GiB"
         capability = f"compute capability {properties.major}.{properties.minor}"
         driver = f", driver {now.driver}" if now.driver else ""
-        yield check(f"GPU {index}", f"{properties.name}, {memory}, {capability}{driver}")
+        yield finding(f"GPU {index}", f"{properties.name}, {memory}, {capability}{driver}")
     unseen = "clocks, throttling and other processes cannot be seen"
     if _version("pynvml", "nvidia-ml-py") is None:
-        yield check("nvidia-ml-py", f"not installed: {unseen}", "missing", "pip install 'cs-systems[gpu]'")
+        yield finding("nvidia-ml-py", f"not installed: {unseen}", "missing", "pip install 'cs-systems[gpu]'")
         return
     if now.sm_clock_max_hz is None:
         remedy = "nvidia-smi tells what the driver objects to"
-        yield check("nvidia-ml-py", f"the driver does not answer: {unseen}", "problem", remedy)
+        yield finding("nvidia-ml-py", f"the driver does not answer: {unseen}", "problem", remedy)
         return
-    yield check("nvidia-ml-py", "clocks, throttling and other processes are seen")
+    yield finding("nvidia-ml-py", "clocks, throttling and other processes are seen")
     yield _clocks(now.throttle_reasons, now.sm_clock_hz, now.sm_clock_max_hz)
     if now.other_processes:
         remedy = "nvidia-smi shows them: stop them, or choose another --device cuda:N"
-        yield check("GPU's other users", f"{now.other_processes} other process(es) on it", "problem", remedy)
+        yield finding("GPU's other users", f"{now.other_processes} other process(es) on it", "problem", remedy)
     else:
-        yield check("GPU's other users", "none")
+        yield finding("GPU's other users", "none")
 
 
 def _clocks(reasons: tuple[str, ...] | None, clock_hz: float | None, highest_hz: float) -> Row:
@@ -77,18 +70,21 @@ def _clocks(reasons: tuple[str, ...] | None, clock_hz: float | None, highest_hz:
     found = f"SM at {now} of {highest_hz / 1e6:.0f} MHz"
     if reasons:
         remedy = "let the card cool, look at its power limit (nvidia-smi -q -d PERFORMANCE), measure with --rounds"
-        return check("clocks", f"{found}, held back by: {', '.join(reasons)}", "problem", remedy)
-    return check("clocks", found)
+        return finding("clocks", f"{found}, held back by: {', '.join(reasons)}", "problem", remedy)
+    return finding("clocks", found)
 
 
 def _packages(device: Device) -> Iterator[Row]:
     triton = _version("triton")
     if triton is None:
-        yield check("triton", "not installed", "missing", "pip install 'cs-systems[triton]'")
+        yield finding("triton", "not installed", "missing", "pip install 'cs-systems[triton]'")
     else:
-        yield check("triton", triton)
+        yield finding("triton", triton)
     reason, remedy = _split(cannot_compile(device.torch.type))
-    yield check("torch.compile", reason, "missing", remedy) if reason else check("torch.compile", "can generate code")
+    if reason:
+        yield finding("torch.compile", reason, "missing", remedy)
+    else:
+        yield finding("torch.compile", "can generate code")
 
 
 def _backends(device: Device) -> Iterator[Row]:
@@ -105,10 +101,12 @@ def _backend(name: str, call: AttentionCall) -> Row:
         backend: AttentionBackend = plugins.get("attention", name)
         reason, remedy = _split(backend.unavailable(call))
     except Exception as error:  # a broken package is what a doctor is for
-        return check(title, f"{type(error).__name__}: {error}", "problem", "reinstall what it names, or choose another")
+        return finding(
+            title, f"{type(error).__name__}: {error}", "problem", "reinstall what it names, or choose another"
+        )
     if reason:
-        return check(title, reason, "missing", remedy)
-    return check(title, backend.describe() or f"{call.dtype}, d_head {call.d_head}, on {call.device}")
+        return finding(title, reason, "missing", remedy)
+    return finding(title, backend.describe() or f"{call.dtype}, d_head {call.d_head}, on {call.device}")
 
 
 def _split(refusal: str | None) -> tuple[str, str | None]:

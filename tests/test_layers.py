@@ -21,7 +21,7 @@ FLOORS = {
     "0": [
         "__init__", "version", "config", "record", "stats", "cost", "checkpoint_plan",
         "memory_model", "attention_memory", "memory_fit",
-        "peaks", "plugins", "validity",
+        "peaks", "plugins", "validity", "finding",
         "attention/__init__", "workloads/__init__", "parallel/__init__", "profilers/__init__",
     ],
     "report": ["report/*"],

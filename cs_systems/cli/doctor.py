@@ -17,6 +17,7 @@ from typing import Annotated
 
 from cs_systems import __version__
 from cs_systems.cli._options import flag
+from cs_systems.finding import finding
 from cs_systems.record import Row
 
 LITTLE_SPACE_BYTES = 1 << 30
@@ -57,12 +58,8 @@ def _show(rows: list[Row]) -> None:
     Console(highlight=False).print(table)
 
 
-def _row(name: str, found: str, state: str = "ok", remedy: str | None = None) -> Row:
-    return {"check": name, "state": state, "found": found, "remedy": remedy}
-
-
 def _python() -> Row:
-    return _row("python", f"{platform.python_version()}, cs-systems {__version__}")
+    return finding("python", f"{platform.python_version()}, cs-systems {__version__}")
 
 
 def _asked_of_a_worker() -> Iterator[Row]:
@@ -72,13 +69,13 @@ def _asked_of_a_worker() -> Iterator[Row]:
     try:
         worker = Worker()
     except RuntimeError as error:
-        yield _row("worker", str(error), "problem", "pip install --force-reinstall 'torch>=2.11'")
+        yield finding("worker", str(error), "problem", "pip install --force-reinstall 'torch>=2.11'")
         return
     try:
         [answer] = worker.request(ANSWER_TIMEOUT_S, op="doctor")
         yield from answer["rows"]
     except RuntimeError as error:
-        yield _row("worker", str(error), "problem", "its last words say what to reinstall")
+        yield finding("worker", str(error), "problem", "its last words say what to reinstall")
     finally:
         worker.close()
 
@@ -91,21 +88,21 @@ def _nvtx(found_nsys: Row) -> Row:
     try:
         found = version("nvtx")
     except PackageNotFoundError:
-        return _row("nvtx", "not installed: ranges without a GPU have no names", "missing", remedy)
+        return finding("nvtx", "not installed: ranges without a GPU have no names", "missing", remedy)
     if found_nsys["state"] != "ok":
-        return _row("nvtx", found)
+        return finding("nvtx", found)
     if reason := nsys.loses_ranges():
-        return _row("nvtx", f"{found} does not work with nsys {found_nsys['found']}: {reason}", "problem", remedy)
-    return _row("nvtx", f"{found}, recorded by nsys")
+        return finding("nvtx", f"{found} does not work with nsys {found_nsys['found']}: {reason}", "problem", remedy)
+    return finding("nvtx", f"{found}, recorded by nsys")
 
 
 def _folder(folder: Path) -> Row:
     """Where records go unless told otherwise: the nearest folder that exists must take files."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        return _row(f"{folder}/", f"{there} cannot be written", "problem", "cd elsewhere, or give --out DIR")
+        return finding(f"{folder}/", f"{there} cannot be written", "problem", "cd elsewhere, or give --out DIR")
     free = shutil.disk_usage(there).free
     found = f"can be written, {free / 2**30:.1f} GiB free"
     if free < LITTLE_SPACE_BYTES:
-        return _row(f"{folder}/", found, "problem", "make room: a trace takes hundreds of MiB")
-    return _row(f"{folder}/", found)
+        return finding(f"{folder}/", found, "problem", "make room: a trace takes hundreds of MiB")
+    return finding(f"{folder}/", found)

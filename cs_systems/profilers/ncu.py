@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.analysis import ncu as reports
 from cs_systems.config import ConfigError
+from cs_systems.finding import finding
 from cs_systems.profilers import Collected, ProfileLost, Profiler, nsys
 from cs_systems.record import Row, RunRecord
 
@@ -59,22 +60,18 @@ def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
 
 
 def check() -> Row:
-    """Whether ncu can count here: {check, state, found, remedy}, as `doctor` has them."""
+    """Whether ncu can count here: a row of `doctor`."""
     path = shutil.which("ncu")
     if path is None:
-        return _row("not on PATH: no counters of kernels with Nsight Compute", "missing", _REMEDY)
+        return finding("ncu", "not on PATH: no counters of kernels with Nsight Compute", "missing", _REMEDY)
     found = nsys.version_of(path)
     if importlib.util.find_spec("ncu_report") is None:
-        return _row(f"{found}, without the package that reads its reports", "missing", reports.INSTALL)
+        return finding("ncu", f"{found}, without the package that reads its reports", "missing", reports.INSTALL)
     for_root_alone = _DRIVER_PARAMETERS.exists() and "RmProfilingAdminOnly: 1" in _DRIVER_PARAMETERS.read_text()
     if for_root_alone and os.geteuid() != 0:
         remedy = "run ncu as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
-        return _row(f"{found}, but the driver gives counters to root alone", "problem", remedy)
-    return _row(found)
-
-
-def _row(found: str, state: str = "ok", remedy: str | None = None) -> Row:
-    return {"check": "ncu", "state": state, "found": found, "remedy": remedy}
+        return finding("ncu", f"{found}, but the driver gives counters to root alone", "problem", remedy)
+    return finding("ncu", found)
 
 
 def problem() -> str | None:

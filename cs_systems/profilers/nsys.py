@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.analysis.nsys import EXPORT, PUSH_POP
+from cs_systems.finding import finding
 from cs_systems.profilers import Collected, ProfileLost, Profiler
 from cs_systems.profilers._tables import tables
 from cs_systems.record import Row, RunRecord
@@ -46,23 +47,21 @@ _REMEDY = "install Nsight Systems: apt install nsight-systems-cli, from NVIDIA's
 
 
 def check() -> Row:
-    """Whether nsys can record, import and export here: {check, state, found, remedy}, as `doctor` has them."""
+    """Whether nsys can record, import and export here: a row of `doctor`."""
     path = shutil.which("nsys")
     if path is None:
-        return _row("not on PATH: no profile with Nsight Systems", "missing", _REMEDY)
+        return finding("nsys", "not on PATH: no profile with Nsight Systems", "missing", _REMEDY)
     found = version_of(path)
     release = re.match(r"(\d+)\.(\d+)", found)
     if release and (int(release[1]), int(release[2])) < OLDEST:
-        return _row(f"{found}, older than {'.'.join(map(str, OLDEST))}: its exports lack columns", "problem", _REMEDY)
+        return finding(
+            "nsys", f"{found}, older than {'.'.join(map(str, OLDEST))}: its exports lack columns", "problem", _REMEDY
+        )
     folder = Path(path).resolve().parent.parent
     if not any(folder.glob("host-linux-*/QdstrmImporter")):
         remedy = f"ln -s the host-linux-x64 folder of the same nsys to {folder}/host-linux-x64"
-        return _row(f"{found}, without its importer: no .nsys-rep is written", "problem", remedy)
-    return _row(found)
-
-
-def _row(found: str, state: str = "ok", remedy: str | None = None) -> Row:
-    return {"check": "nsys", "state": state, "found": found, "remedy": remedy}
+        return finding("nsys", f"{found}, without its importer: no .nsys-rep is written", "problem", remedy)
+    return finding("nsys", found)
 
 
 def version_of(program: str) -> str:
