@@ -52,10 +52,27 @@ def average(flat: Tensor) -> Any:
     NCCL divides as it sums. Elsewhere we divide before: fp16 would overflow in a sum that is divided afterwards.
     """
     _note("all_reduce", flat.nbytes)
+    return dist.all_reduce(flat, _divided(flat), async_op=True)
+
+
+def average_shard(flat: Tensor, shard: Tensor) -> Any:
+    """Start the mean of `flat` over the ranks, of which this rank gets its N-th part in `shard`; `flat` is used up."""
+    _note("reduce_scatter", flat.nbytes)
+    return dist.reduce_scatter_tensor(shard, flat, _divided(flat), async_op=True)
+
+
+def gather_shards(flat: Tensor, shard: Tensor) -> Any:
+    """Start to fill `flat` with the shards of all ranks, one after the other; `shard` may be this rank's part of it."""
+    _note("all_gather", flat.nbytes)
+    return dist.all_gather_into_tensor(flat, shard, async_op=True)
+
+
+def _divided(flat: Tensor) -> Any:
+    """The operation after which the sum of what `flat` holds now is a mean."""
     if dist.get_backend() == "nccl":
-        return dist.all_reduce(flat, dist.ReduceOp.AVG, async_op=True)
+        return dist.ReduceOp.AVG
     flat.div_(dist.get_world_size())
-    return dist.all_reduce(flat, async_op=True)
+    return dist.ReduceOp.SUM
 
 
 def maximum(flat: Tensor) -> Any:

@@ -127,20 +127,20 @@ class DataParallel(nn.Module):
         """
         if any(p.requires_grad for p in self._frozen):
             raise RuntimeError("a parameter was unfrozen after the model was wrapped: wrap the model again")
-        absent = [p for p in self._params if p.grad is None]
-        present = self._presence(absent)
         while self._sent < len(self._order):
             self._send(self._order[self._sent])
+        present = self._presence()
         # Last on every rank: a rank that used all parameters sent its buckets during backward.
         told = maximum(present) if len(present) else None
         for handle, _ in self._in_flight:
             handle.wait()
         if told is not None:
             told.wait()
-        if absent:  # alone a rank that lacks a gradient reads the answer: reading waits for the device
+        if self._absent:  # alone a rank that lacks a gradient reads the answer: reading waits for the device
             used = dict(zip(self._params, present.tolist(), strict=True))
-            for p in absent:
-                p.grad = p.grad if used[p] else None
+            for p in self._absent:
+                if not used[p]:
+                    self._drop(p)
         if not self._order_is_learned:
             self._learn_order()
         self._forget()
@@ -148,17 +148,18 @@ class DataParallel(nn.Module):
     def _device(self) -> torch.device:
         return next((p.device for p in self._params), torch.device("cpu"))
 
-    def _presence(self, absent: list[nn.Parameter]) -> Tensor:
-        """(parameters,) uint8: 1 where this rank has a gradient. All ones stay all ones under a maximum: kept."""
-        if not absent:
+    def _presence(self) -> Tensor:
+        """(parameters,) uint8: 1 where this rank had a gradient. All ones stay all ones under a maximum: kept."""
+        if not self._absent:
             return self._everything
-        missing = set(absent)
+        missing = set(self._absent)
         return torch.tensor([p not in missing for p in self._params], dtype=torch.uint8, device=self._device())
 
     def _forget(self) -> None:
         self._pending = [len(bucket) for bucket in self._buckets]
         self._ready: list[int] = []
         self._sent = 0
+        self._absent: list[nn.Parameter] = []  # those for which zeros were sent
         self._in_flight: list[tuple[Any, Tensor]] = []
 
     def _gradient_is_ready(self, index: int) -> None:
@@ -176,17 +177,26 @@ class DataParallel(nn.Module):
             self._send(self._order[self._sent])
 
     def _send(self, index: int) -> None:
-        """Start the mean of one bucket. Its gradients become views of what is sent: nothing is copied back."""
         bucket = self._buckets[index]
+        self._absent += [p for p in bucket if p.grad is None]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        self._in_flight.append(self._start(index, grads))
+        self._sent += 1
+
+    def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor]:
+        """Start the mean of one bucket: (handle, what is sent). Its gradients become views of that: no copy back."""
+        bucket = self._buckets[index]
         if len(grads) == 1 and grads[0].is_contiguous():
             flat = grads[0].view(-1)
         else:
             flat = torch.cat([grad.reshape(-1) for grad in grads])
         for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
             p.grad = part.view(p.shape)
-        self._in_flight.append((average(flat), flat))
-        self._sent += 1
+        return average(flat), flat
+
+    def _drop(self, p: nn.Parameter) -> None:
+        """Take back the gradient of a parameter that no rank used."""
+        p.grad = None
 
     def _learn_order(self) -> None:
         late = [index for index in self._order if index not in set(self._ready)]

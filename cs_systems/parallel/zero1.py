@@ -41,11 +41,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """As torch's. The largest parameters find owners first, each the rank that owns the fewest bytes so far."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        for p in sorted(group["params"], key=lambda p: -p.nbytes):  # the sort is stable: the same on every rank
-            rank = self._owned_bytes.index(min(self._owned_bytes))
-            self._owner[p] = rank
-            self._owned_bytes[rank] += p.nbytes if p.requires_grad else 0  # a frozen parameter has no state
-        local_group = {**group, "params": [p for p in group["params"] if self._owner[p] == dist.get_rank()]}
+        self._assign(group["params"])
+        local_group = {**group, "params": [part for p in group["params"] if (part := self._part(p)) is not None]}
         if self._local is None:
             self._local = self._cls([local_group], **self._options)
         else:
@@ -61,8 +58,30 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        local = self._follow()
-        local.step()
+        assert self._local is not None
+        for group, local_group in zip(self.param_groups, self._local.param_groups, strict=True):
+            local_group.update({key: value for key, value in group.items() if key != "params"})
+        self._local.step()
+        self._share()
+        return loss
+
+    def _assign(self, params: list[nn.Parameter]) -> None:
+        """Find an owner for each."""
+        for p in sorted(params, key=lambda p: -p.nbytes):  # the sort is stable: the same on every rank
+            rank = self._owned_bytes.index(min(self._owned_bytes))
+            self._owner[p] = rank
+            self._owned_bytes[rank] += p.nbytes if p.requires_grad else 0  # a frozen parameter has no state
+
+    def _part(self, p: nn.Parameter) -> Tensor | None:
+        """What this rank steps of `p`."""
+        return p if self._owner[p] == dist.get_rank() else None
+
+    def _part_of_state(self, p: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
+        """What this rank keeps of the whole state of `p`."""
+        return state
+
+    def _share(self) -> None:
+        """Make the stepped parameters the same on all ranks."""
         sent = []
         for p, owner in self._owner.items():
             if p.requires_grad and p.numel():
@@ -72,27 +91,27 @@ class ShardedOptimizer(torch.optim.Optimizer):
             handle.wait()
             if dense.data_ptr() != p.data_ptr():
                 p.copy_(dense)
-        return loss
 
     def state_dict(self) -> dict[str, Any]:
         """That of `optimizer_cls` in one process, its tensors in host memory, on every rank. All ranks call it."""
         params = [p for group in self.param_groups for p in group["params"]]
         number = {p: i for i, p in enumerate(params)}
-        mine = {number[p]: {key: _small(value) for key, value in self.state[p].items()} for p in self.state}
-        parts: list[dict[int, dict[str, Any]]] = [{} for _ in self._owned_bytes]
-        dist.all_gather_object(parts, mine)
+        groups = [{**group, "params": [number[p] for p in group["params"]]} for group in self.param_groups]
+        return {"state": dict(sorted(self._whole_state(params).items())), "param_groups": groups}
+
+    def _whole_state(self, params: list[nn.Parameter]) -> dict[int, dict[str, Any]]:
+        """Number of a parameter → its whole state, gathered from the ranks."""
+        own = {i: self.state[p] for i, p in enumerate(params) if p in self.state}
+        parts: list[dict[int, dict[str, Any]]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(parts, {i: {k: _small(v) for k, v in values.items()} for i, values in own.items()})
         state = {i: values for part in parts for i, values in part.items()}
         for i in sorted(state):
-            owner, device = self._owner[params[i]], params[i].device
             for key, value in state[i].items():
                 if isinstance(value, _Large):
-                    on_owner = owner == dist.get_rank()
-                    tensor = self.state[params[i]][key] if on_owner else value.empty(device)
-                    tensor = tensor.to(device).contiguous()
-                    broadcast(tensor, owner).wait()
+                    tensor = own[i][key].contiguous() if i in own else value.empty(params[i].device)
+                    broadcast(tensor, self._owner[params[i]]).wait()
                     state[i][key] = tensor.cpu().clone()
-        groups = [{**group, "params": [number[p] for p in group["params"]]} for group in self.param_groups]
-        return {"state": dict(sorted(state.items())), "param_groups": groups}
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take this rank's part of a state_dict of one process (or of any number of ranks).
@@ -105,26 +124,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 f"the state has groups of {theirs} parameters, this optimizer of {ours}: make it alike first"
             )
         assert self._local is not None
-        state, groups, rank = {}, [], dist.get_rank()
-        count = 0
+        state, groups, count = {}, [], 0
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             start = count
             for index, p in zip(saved["params"], group["params"], strict=True):
-                if self._owner[p] == rank:
+                if self._part(p) is not None:
                     if index in state_dict["state"]:
-                        state[count] = state_dict["state"][index]
+                        state[count] = self._part_of_state(p, state_dict["state"][index])
                     count += 1
             groups.append({**saved, "params": list(range(start, count))})
             group.update({key: value for key, value in saved.items() if key != "params"})
         self._local.load_state_dict({"state": state, "param_groups": groups})
         self.state = self._local.state
-
-    def _follow(self) -> torch.optim.Optimizer:
-        """The local optimizer, with the learning rates and other settings that the groups have now."""
-        assert self._local is not None
-        for group, local_group in zip(self.param_groups, self._local.param_groups, strict=True):
-            local_group.update({key: value for key, value in group.items() if key != "params"})
-        return self._local
 
 
 class _Large:

@@ -39,6 +39,13 @@ def strategies() -> list[str]:
     return alone + joined
 
 
+def options(name: str) -> dict[str, Any]:
+    """Several small buckets, of which some are ready in the midst of backward; and what unused parameters need."""
+    strategy = compose(name)
+    size = {"bucket_size_mb": 0.002} if "bucket_size_mb" in strategy.options else {}
+    return {**size, **strategy.for_unused}
+
+
 def attempt(work: Callable[[], Any]) -> Any:
     try:
         return work()
@@ -58,8 +65,7 @@ def run_rank(rank: int, world_size: int, folder: Path) -> None:
     results: dict[str, Any] = {}
     for name in strategies():
         for case in cases(name):
-            strategy = compose(name)
-            strategy = compose(name, **strategy.for_unused)
+            strategy = compose(name, **options(name))
             results[f"{name}-{case}"] = attempt(lambda s=strategy, c=case: train_rank(s, c, rank, world_size))
     for scenario in SCENARIOS:
         results[scenario.__name__] = attempt(lambda s=scenario: s(rank, world_size))

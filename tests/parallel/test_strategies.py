@@ -73,21 +73,21 @@ def parameter_bytes(case: Case) -> int:
 @pytest.mark.parametrize("name", [name for name in strategies() if "torch_" not in name])
 @every_world
 def test_it_sends_the_bytes_of_its_formula(worlds: Any, name: str, world_size: int) -> None:
-    """Counted as ours are sent (torch's send past us), and a byte a parameter more at most: who had a gradient."""
+    """Counted as ours are sent. Beside the formula a byte a parameter, for who had a gradient, and padding."""
     predicted = compose(name).sent_bytes
     assert predicted is not None
     case = cases(name)[-1]
     for rank in worlds(world_size).of(f"{name}-{case}"):
         sent = sum(call.sent_bytes(world_size) for call in rank["calls"])
-        more = sent - predicted(parameter_bytes(case), world_size)
-        assert 0 <= more <= 2 * len(list(Model().parameters()))
+        formula = predicted(parameter_bytes(case), world_size)
+        assert formula <= sent <= 1.05 * formula
 
 
 @pytest.mark.parametrize(
-    ("name", "some"), [("ddp_naive", False), ("ddp_flat", False), ("ddp_overlap", True), ("ddp_bucketed", False)]
+    ("name", "some"), [("ddp_naive", False), ("ddp_flat", False), ("ddp_overlap", True), ("ddp_bucketed", True)]
 )
 def test_what_overlaps_sends_during_backward(worlds: Any, name: str, some: bool) -> None:
-    """In the last step, with `never` unused: the one bucket of 25 MB waits for it, single parameters do not."""
+    """In the last step, with `never` unused: what waits for it, waits until backward is finished."""
     for rank in worlds(2).of(f"{name}-{cases(name)[0]}"):
         assert (rank["during_backward"] > 0) == some
 

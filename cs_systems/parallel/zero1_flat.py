@@ -1,0 +1,171 @@
+"""ZeRO stage 1 with flat shards (Rajbhandari et al. 2020, P_os, section 7.2.1): 2 Ψ (N−1)/N bytes, as averaging alone.
+
+Parameters lie side by side in buckets, and each rank has the N-th part of every bucket, cut without regard to where a
+parameter ends. Backward's gradients are reduce-scattered bucket by bucket as they become ready, Ψ (N−1)/N; each rank
+steps its part, and alone keeps its state, 1/N of one process's; an all-gather makes the parameters whole again,
+Ψ (N−1)/N. Each parameter begins at a multiple of ALIGNMENT bytes, and a bucket is filled up to a multiple of N parts.
+
+For optimizers that treat each element by itself (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor). After
+finish_gradient_synchronization() a rank has the averaged gradients of its part alone, and `.grad` of the model's
+parameters is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from cs_systems.config import ConfigError
+from cs_systems.parallel import ParallelStrategy
+from cs_systems.parallel._collectives import average_shard, gather_shards
+from cs_systems.parallel._data_parallel import Bucket, DataParallel, by_size, finish_gradients, sent_bytes
+from cs_systems.parallel.zero1 import ShardedOptimizer
+
+ALIGNMENT = 16  # bytes: what a GPU loads at once; kernels are slower, and may sum in another order, beside it
+
+
+@dataclass
+class Part:
+    """What a rank has of one parameter: elements `start` to `stop`, from `in_shard` on in its shard of the bucket."""
+
+    start: int
+    stop: int
+    in_shard: int
+    flat: FlatBucket
+    values: nn.Parameter  # (stop − start,), a view of the bucket
+
+
+class FlatBucket:
+    """The parameters of a bucket in one tensor, which they are views of from now on."""
+
+    def __init__(self, params: Bucket) -> None:
+        world_size, rank = dist.get_world_size(), dist.get_rank()
+        unit = ALIGNMENT // params[0].element_size()
+        self._gaps = [-p.numel() % unit for p in params]
+        length = sum(p.numel() + gap for p, gap in zip(params, self._gaps, strict=True))
+        size = -(-length // (unit * world_size)) * unit  # of a shard
+        self._gaps[-1] += size * world_size - length
+        self.values = self.lined_up([p.detach() for p in params])
+        self.shard = self.values[rank * size : (rank + 1) * size]
+        offset = 0
+        for p, gap in zip(params, self._gaps, strict=True):
+            p.data = self.values[offset : offset + p.numel()].view(p.shape)
+            start = min(max(rank * size - offset, 0), p.numel())
+            stop = min(max((rank + 1) * size - offset, 0), p.numel())
+            in_shard = max(offset - rank * size, 0)
+            _parts[p] = Part(start, stop, in_shard, self, nn.Parameter(p.data.view(-1)[start:stop]))
+            offset += p.numel() + gap
+
+    def lined_up(self, tensors: list[Tensor]) -> Tensor:
+        """Tensors of the parameters' shapes as one, with the gaps."""
+        pieces = []
+        for tensor, gap in zip(tensors, self._gaps, strict=True):
+            pieces += [tensor.reshape(-1), tensor.new_zeros(gap)] if gap else [tensor.reshape(-1)]
+        return torch.cat(pieces)
+
+
+_parts: Any = WeakTensorKeyDictionary()  # parameter → its Part: wrap leaves it for the optimizer, which sees no module
+
+
+class FlatShards(DataParallel):
+    """DataParallel that reduce-scatters its buckets."""
+
+    def __init__(self, module: nn.Module, bucket_size_mb: float) -> None:
+        super().__init__(module, partial(by_size, size_bytes=bucket_size_mb * 2**20), overlap=True)
+        with torch.no_grad():
+            self._flat = [FlatBucket(bucket) for bucket in self._buckets]
+
+    def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor]:
+        own = self._flat[index]
+        flat, shard = own.lined_up(grads), torch.empty_like(own.shard)
+        for p in self._buckets[index]:
+            part, p.grad = _parts[p], None
+            part.values.grad = shard[part.in_shard : part.in_shard + part.stop - part.start]
+        return average_shard(flat, shard), flat
+
+    def _drop(self, p: nn.Parameter) -> None:
+        _parts[p].values.grad = None
+
+
+class FlatShardedOptimizer(ShardedOptimizer):
+    """A ShardedOptimizer over this rank's part of each bucket of a model that this strategy has wrapped."""
+
+    def _assign(self, params: list[nn.Parameter]) -> None:
+        if any(p.requires_grad and p not in _parts for p in params):
+            raise ConfigError("a parameter of the optimizer is not of a wrapped model: wrap the model first")
+
+    def _part(self, p: nn.Parameter) -> Tensor | None:
+        part = _parts.get(p)
+        return None if part is None or part.start == part.stop else part.values
+
+    def _part_of_state(self, p: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
+        part = _parts[p]
+        return {
+            key: value.flatten()[part.start : part.stop] if _is_element_wise(value, p.numel()) else value
+            for key, value in state.items()
+        }
+
+    def _share(self) -> None:
+        flats = {id(part.flat): part.flat for p in self._all() if (part := _parts.get(p)) is not None}
+        for handle in [gather_shards(flat.values, flat.shard) for flat in flats.values()]:
+            handle.wait()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for p in self._all():
+            if (values := self._part(p)) is not None:
+                values.grad = None
+
+    def _whole_state(self, params: list[nn.Parameter]) -> dict[int, dict[str, Any]]:
+        own = {}
+        for i, p in enumerate(params):
+            values = self._part(p)
+            if values is not None and values in self.state:
+                own[i] = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in self.state[values].items()}
+        ranks: list[dict[int, dict[str, Any]]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(ranks, own)
+        state: dict[int, dict[str, Any]] = {}
+        for i, p in enumerate(params):
+            found = [theirs[i] for theirs in ranks if i in theirs]  # in the order of the ranks, so of the elements
+            for key, value in (found[0] if found else {}).items():
+                whole = value
+                if _is_element_wise(value, _length(found[0])):
+                    whole = torch.cat([theirs[key] for theirs in found]).view(p.shape)
+                state.setdefault(i, {})[key] = whole
+        return state
+
+    def _all(self) -> Iterable[nn.Parameter]:
+        return (p for group in self.param_groups for p in group["params"])
+
+
+def _length(state: dict[str, Any]) -> int:
+    return max((value.numel() for value in state.values() if isinstance(value, Tensor)), default=0)
+
+
+def _is_element_wise(value: Any, length: int) -> bool:
+    """Whether it has a number for each element, as moments have; a step count, without dimensions, has not."""
+    return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == length
+
+
+def wrap(model: nn.Module, bucket_size_mb: float = 25.0) -> FlatShards:
+    """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes."""
+    if not bucket_size_mb > 0:
+        raise ConfigError(f"bucket_size_mb is {bucket_size_mb}: it must be above 0")
+    return FlatShards(model, bucket_size_mb)
+
+
+STRATEGY = ParallelStrategy(
+    splits=frozenset({"batch", "optimizer"}),
+    wrap=wrap,
+    finish_gradients=finish_gradients,
+    make_optimizer=FlatShardedOptimizer,
+    sent_bytes=sent_bytes,
+    options=("bucket_size_mb",),
+)
