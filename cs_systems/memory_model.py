@@ -69,18 +69,9 @@ _NOTHING = _Kept()
 def step_memory(config: RunConfig, algorithm: AttentionAlgorithm) -> MemoryPrediction:
     """What a step of `config` (a training step of BasicTransformerLM, or its first phases) needs at its peak."""
     step = _Step(config, algorithm)
-    if config.mode is Mode.FORWARD and not config.keep_graph:
-        moments = step.forward_without_graph()
-    else:
-        moments = step.forward_with_graph()
-    if config.mode is not Mode.FORWARD:
-        moments |= {"loss": step.loss()} | step.backward()
-    if config.mode is Mode.TRAIN_STEP:
-        moments["optimizer"] = step.update()
     threads = 1 if config.mode is Mode.FORWARD else 2
-    return MemoryPrediction(
-        {name: step.on_device(alive, threads) for name, alive in moments.items()}, step.largest_allocation()
-    )
+    moments = {name: step.on_device(alive, threads) for name, alive in step.moments().items()}
+    return MemoryPrediction(moments, step.largest_allocation())
 
 
 @dataclass(frozen=True)
@@ -108,7 +99,8 @@ def phase_memory(config: RunConfig, algorithm: AttentionAlgorithm, steps: int = 
 
     AdamW makes its state in its first step; backward's thread has a workspace from its first backward on.
     """
-    step, moments = _Step(config, algorithm), step_memory(config, algorithm).moments
+    step = _Step(config, algorithm)
+    moments = step.moments()
     found = [PhaseMemory(0, "built", built := step.on_device(step.stateless, 0), sum(built.values()))]
     for number in range(1, steps + 1):
         for phase, ended in step.ends().items():
@@ -204,6 +196,18 @@ class _Step:
         state = {"optimizer_state": 2 * self.weights} if config.mode is Mode.TRAIN_STEP else {}
         self.always = self.stateless | state
 
+    def moments(self) -> dict[str, Components]:
+        """What is alive at each moment that may be the peak, in order; the name begins with the phase."""
+        if self.config.mode is Mode.FORWARD and not self.config.keep_graph:
+            moments = self.forward_without_graph()
+        else:
+            moments = self.forward_with_graph()
+        if self.config.mode is not Mode.FORWARD:
+            moments |= {"loss": self.loss()} | self.backward()
+        if self.config.mode is Mode.TRAIN_STEP:
+            moments["optimizer"] = self.update()
+        return moments
+
     def ends(self) -> dict[Phase, Components]:
         """What is alive when each phase has ended; the logits stay with the workload until the next step."""
         if self.config.mode is Mode.FORWARD and not self.config.keep_graph:
@@ -236,7 +240,7 @@ class _Step:
         return {
             "cublas_workspaces": threads * CUBLAS_WORKSPACE_BYTES,
             "rounding": beside,
-            **{name: size for name, size in alive.items() if name not in ("cublas_workspaces", "rounding")},
+            **alive,
         }
 
     def forward_without_graph(self) -> dict[str, Components]:
