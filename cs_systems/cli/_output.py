@@ -11,6 +11,7 @@ from typing import Literal
 
 from cs_systems.config import ConfigError
 
+TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv"]
 Format = Literal["terminal", "markdown", "latex", "typst", "csv", "html"]
 
 

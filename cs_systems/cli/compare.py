@@ -13,8 +13,8 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.analysis.names import RECORDINGS, SPLITS
-from cs_systems.cli._options import Names
-from cs_systems.cli._output import terminal_width
+from cs_systems.cli._options import MaybePath, Names, optional
+from cs_systems.cli._output import TableFormat, deliver, terminal_width
 from cs_systems.config import describe, one_of
 from cs_systems.record import Row, RunRecord
 
@@ -24,7 +24,8 @@ class Compare:
     a: Annotated[Positional[Path], arg(help="folder, records.jsonl or file of a profiler: the baseline")]
     b: Annotated[Positional[Path], arg(help="what is held against it, of the same kind")]
     phase: Annotated[Names, arg(help="step (wall clock), forward, loss, backward, optimizer")] = ("step",)
-    format: Annotated[str, arg(help="terminal, markdown, latex, typst, csv")] = "terminal"
+    format: Annotated[TableFormat, arg(help="what to write")] = "terminal"
+    output: Annotated[MaybePath, optional("FILE", "write there instead of to the terminal")] = None
 
 
 ARGS = Compare
@@ -39,21 +40,22 @@ def run(args: Compare) -> int:
     if all(path.is_file() and path.name.endswith(RECORDINGS) for path in (args.a, args.b)):
         from cs_systems.cli import analyze
 
-        return analyze.run(analyze.Analyze(args.a, args.b, format=args.format))  # type: ignore[arg-type]
+        return analyze.run(analyze.Analyze(args.a, args.b, format=args.format, output=args.output))
     from cs_systems.analysis.compare import profiled_pairs
     from cs_systems.record import read_records
 
     (a, torn_a), (b, torn_b) = read_records(args.a), read_records(args.b)
     pairs = profiled_pairs(a, b)
+    texts = []
     if not pairs or args.format == "csv" or any(r.config.get("profiler", "none") == "none" for r in a):
-        _timings(args, a, b, [*torn_a, *torn_b])
+        texts.append(_timings(args, a, b, [*torn_a, *torn_b]))
     if args.format != "csv":
-        for cell, left, right in pairs:
-            _profiles(args, cell, left, right)
+        texts += [_profiles(args, *pair) for pair in pairs]
+    deliver("\n".join(texts), args.format, args.output)
     return 0
 
 
-def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> None:
+def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
     from cs_systems.analysis.difference import difference_of_records
     from cs_systems.cli._tables import difference_part, document_text
 
@@ -64,10 +66,10 @@ def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> None:
             said.append(f"{len(more)} more, which differ by less: the records have all")
             del rows[TOP:-1]
     sides = " · ".join(f"{side}: {describe(r.run_config)}" for side, r in (("A", a), ("B", b)))
-    print("\n" + "\n".join(document_text(args.format, [cell, sides, PROFILED], parts, None)), end="")
+    return "\n".join(document_text(args.format, [cell, sides, PROFILED], parts, args.output))
 
 
-def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[str]) -> None:
+def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[str]) -> str:
     from cs_systems.analysis.compare import compare
     from cs_systems.report.rows import render_rows
 
@@ -86,7 +88,10 @@ def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[s
     rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
     if all(row.get("interval") == UNKNOWN for row in rows):
         rows = [{name: value for name, value in row.items() if name != "interval"} for row in rows]
-    print(render_rows(rows, args.format, caption, notes, width=terminal_width()), end="")
+    width = terminal_width(args.output)
+    return render_rows(
+        rows, args.format, caption, notes, width=width, alike=() if args.format == "csv" else ("A_s", "B_s")
+    )
 
 
 def _readable(row: Row) -> Row:

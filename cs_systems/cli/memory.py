@@ -123,11 +123,11 @@ def _print_residuals(rows: Sequence[Row], results: dict[str, list[Row]], title: 
         for (size, like), names in alike.items()
     ]
     titles = {"bytes": "kept", "predicted_bytes": "predicted"}
-    _print(blocks, "kept by each block", ["predicted: by the closed form"], titles)
+    _print(blocks, "kept by each block", ["predicted: by the closed form"], titles, alike=list(titles))
     if rows := results.get("backward_blocks", []):
         note = "predicted: the gradients that a block's backward emits, less what the block kept"
         titles = {"change_bytes": "allocated", "gradient_bytes": "gradients", "predicted_bytes": "predicted"}
-        _print(rows, "change of what is allocated during each block's backward", [note], titles)
+        _print(rows, "change of what is allocated during each block's backward", [note], titles, alike=list(titles))
 
 
 def by_phase(rows: Sequence[Row]) -> list[Row]:
@@ -144,11 +144,13 @@ def by_phase(rows: Sequence[Row]) -> list[Row]:
     return [*made, {"component": "all", **total}]
 
 
-def _print(rows: Sequence[Row], caption: str, notes: Sequence[str], titles: dict[str, str]) -> None:
+def _print(
+    rows: Sequence[Row], caption: str, notes: Sequence[str], titles: dict[str, str], alike: Sequence[str] = ()
+) -> None:
     from cs_systems.report.rows import render_rows
 
     width = terminal_width()
-    print(render_rows(rows, "terminal", caption, notes, titles, width, color=width is not None))
+    print(render_rows(rows, "terminal", caption, notes, titles, width, color=width is not None, alike=alike))
 
 
 def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:

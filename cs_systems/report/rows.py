@@ -23,24 +23,37 @@ def render_rows(
     titles: dict[str, str] | None = None,
     width: int | None = None,
     color: bool = False,
+    alike: Sequence[str] = (),
 ) -> str:
-    """The rows as one table, of the first one's columns. `titles`: column → heading, where names are not enough."""
+    """The rows as one table, of the first one's columns. `titles`: column → heading, where names are not enough.
+
+    `alike`: columns that one compares with each other, so they get one unit.
+    """
     write = FORMATS[one_of("format", format, FORMATS)]
-    return write([table_of(rows, caption, notes, titles)], width, color)
+    return write([table_of(rows, caption, notes, titles, alike)], width, color)
 
 
 def table_of(
-    rows: Sequence[Row], caption: str = "", notes: Sequence[str] = (), titles: dict[str, str] | None = None
+    rows: Sequence[Row],
+    caption: str = "",
+    notes: Sequence[str] = (),
+    titles: dict[str, str] | None = None,
+    alike: Sequence[str] = (),
 ) -> Table:
     """The rows of plain values as what every format is made from."""
     names = list(rows[0]) if rows else []
-    columns = tuple(_column(name, (titles or {}).get(name, name), rows) for name in names)
+    shared = [row[name] for row in rows for name in alike]
+    columns = tuple(
+        _column(name, (titles or {}).get(name, name), rows, shared if name in alike else [row[name] for row in rows])
+        for name in names
+    )
     return Table(caption, columns, tuple(notes), ("ok",) * len(rows))
 
 
-def _column(name: str, title: str, rows: Sequence[Row]) -> Column:
+def _column(name: str, title: str, rows: Sequence[Row], scale: Sequence[object]) -> Column:
+    """`scale`: the values whose size decides the unit."""
     values = tuple(row[name] for row in rows)
-    numbers = [float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    numbers = [float(v) for v in scale if isinstance(v, int | float) and not isinstance(v, bool)]
     suffix = units.base_suffix(name)
     unit = units.best_unit(units.SCALES[suffix], numbers) if suffix and numbers else None
     cells = tuple(text(v, unit) for v in values)
