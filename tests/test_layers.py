@@ -145,8 +145,8 @@ def test_what_is_not_imported_on_loading_is_no_violation(source: str) -> None:
 
 
 def test_contributing_tells_the_same_floors() -> None:
-    header, *rows = re.findall(r"^\| (\w+) \| (.+) \| (.+) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-    assert header == ("floor", "what", "may import")
+    _, _, below = (ROOT / "CONTRIBUTING.md").read_text().partition("| floor | what | may import |")
+    rows = re.findall(r"^\| (\w+) \| (.+) \| (.+) \|$", below.partition("\n\n")[0], re.MULTILINE)
     told = {floor: ({*re.findall(r"`([^`]+)`", what)}, {*may.split(", ")}) for floor, what, may in rows}
     kept = {floor: {p.removesuffix("*") for p in FLOORS[floor] if "__" not in p and p != "version"} for floor in FLOORS}
     assert told == {floor: (kept[floor], MAY_IMPORT[floor]) for floor in FLOORS}
