@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from tests.parallel.launch import launch
-from tests.parallel.ranks import run_rank
+from tests.parallel.ranks import run_gpu_rank, run_rank
 
 LIMIT_S = 50.0
 
@@ -18,9 +19,8 @@ LIMIT_S = 50.0
 class Ranks:
     """The results of all ranks of one world size."""
 
-    def __init__(self, world_size: int, folder: Path) -> None:
-        self.world_size = world_size
-        launch(run_rank, world_size, folder, limit_s=LIMIT_S)
+    def __init__(self, world_size: int, folder: Path, target: Callable[..., None] = run_rank) -> None:
+        launch(target, world_size, folder, limit_s=LIMIT_S)
         self._results = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
 
     def of(self, key: str) -> list[Any]:
@@ -40,3 +40,11 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return Ranks(world_size, tmp_path_factory.mktemp(f"world{world_size}"))
 
     return start
+
+
+@pytest.fixture(scope="session")
+def two_gpus(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """The training by two ranks, with NCCL and a GPU each."""
+    if (count := torch.cuda.device_count()) < 2:
+        pytest.skip(f"needs 2 CUDA devices, there is {count}")
+    return Ranks(2, tmp_path_factory.mktemp("gpus"), run_gpu_rank)

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from cs_systems import plugins
-from cs_systems.parallel import compose
+from cs_systems.parallel import ParallelStrategy, compose
+from tests.parallel.scenarios import SCENARIOS
 from tests.parallel.training import Case, train_rank
 
 COLLECTIVE_LIMIT_S = 20
@@ -39,11 +39,11 @@ def strategies() -> list[str]:
     return alone + joined
 
 
-def options(name: str) -> dict[str, Any]:
-    """Several small buckets, of which some are ready in the midst of backward; and what unused parameters need."""
+def _composed(name: str) -> ParallelStrategy:
+    """With several small buckets, of which some are ready in the midst of backward; and what unused parameters need."""
     strategy = compose(name)
     size = {"bucket_size_mb": 0.002} if "bucket_size_mb" in strategy.options else {}
-    return {**size, **strategy.for_unused}
+    return compose(name, **size, **strategy.for_unused)
 
 
 def attempt(work: Callable[[], Any]) -> Any:
@@ -54,42 +54,40 @@ def attempt(work: Callable[[], Any]) -> Any:
 
 
 def run_rank(rank: int, world_size: int, folder: Path) -> None:
+    """On CPUs, everything."""
+    _join("gloo", rank, world_size, folder)
+    results = _train(rank, world_size, "cpu")
+    for scenario in SCENARIOS:
+        results[scenario.__name__] = attempt(lambda s=scenario: s(rank, world_size))
+    _leave(results, rank, folder)
+
+
+def run_gpu_rank(rank: int, world_size: int, folder: Path) -> None:
+    """On a GPU each, the training."""
+    torch.cuda.set_device(rank)
+    _join("nccl", rank, world_size, folder)
+    _leave(_train(rank, world_size, f"cuda:{rank}"), rank, folder)
+
+
+def _join(backend: str, rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo",
+        backend,
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=COLLECTIVE_LIMIT_S),
     )
-    results: dict[str, Any] = {}
-    for name in strategies():
-        for case in cases(name):
-            strategy = compose(name, **options(name))
-            results[f"{name}-{case}"] = attempt(lambda s=strategy, c=case: train_rank(s, c, rank, world_size))
-    for scenario in SCENARIOS:
-        results[scenario.__name__] = attempt(lambda s=scenario: s(rank, world_size))
+
+
+def _train(rank: int, world_size: int, device: str) -> dict[str, Any]:
+    return {
+        f"{name}-{case}": attempt(lambda n=name, c=case: train_rank(_composed(n), c, rank, world_size, device))
+        for name in strategies()
+        for case in cases(name)
+    }
+
+
+def _leave(results: dict[str, Any], rank: int, folder: Path) -> None:
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
-
-
-def mismatches(rank: int, world_size: int) -> dict[str, str]:
-    """What the last rank's other model is answered with, on this rank."""
-    last = rank == world_size - 1
-    models: dict[str, Callable[[], nn.Module]] = {
-        "shape": lambda: nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5 if last else 4)),
-        "count": lambda: nn.Sequential(nn.Linear(2, 2), *[nn.Linear(2, 2)] * (not last)),
-        "order": lambda: nn.ModuleDict({k: nn.Linear(2, 2) for k in ("ba" if last else "ab")}),
-        "dtype": lambda: nn.Linear(2, 2).to(torch.bfloat16 if last else torch.float32),
-        "frozen": lambda: nn.Linear(2, 2).requires_grad_(not last),
-    }
-    answers = {}
-    for what, build in models.items():
-        try:
-            compose("ddp_flat").wrap(build())
-        except ValueError as error:
-            answers[what] = str(error)
-    return answers
-
-
-SCENARIOS = [mismatches]

@@ -40,6 +40,15 @@ def test_it_trains_to_the_parameters_of_one_process(worlds: Any, name: str, worl
         same(first["tensors"], dict(tensors(in_parts(case, 2)[0])), "against its parts", rtol=0, atol=0)
 
 
+@pytest.mark.gpu
+@every_run
+def test_on_two_gpus_it_trains_to_the_parameters_of_one_process(two_gpus: Any, name: str, case: Case) -> None:
+    """Against one process on a CPU, whose sums have another order too."""
+    reference, _ = whole(Case(case.precision), 2)
+    for rank in two_gpus.of(f"{name}-{case}"):
+        same(rank["tensors"], dict(tensors(reference)), "against the whole batch", **TOLERANCE[case.precision])
+
+
 @every_run
 def test_its_optimizer_is_saved_as_that_of_one_process(worlds: Any, name: str, case: Case) -> None:
     """Loaded into one process it is the state that one process reached, and steps go on from it."""
@@ -110,3 +119,36 @@ def test_ranks_with_different_models_are_told(worlds: Any, world_size: int, what
     for answers in worlds(world_size).of("mismatches"):
         assert answers[what].startswith(f"rank {world_size - 1} has another model than rank 0: {answer}")
         assert answers[what].endswith("build the same model, in the same order, on every rank")
+
+
+@pytest.mark.parametrize(
+    ("what", "answer"),
+    [
+        ("single", "single trains one process, 2 were started: use --world-size 1, or a strategy such as ddp_bucketed"),
+        ("backward twice", "a second backward before finish_gradient_synchronization(): the gradients of the first"),
+        ("unfrozen", "a parameter was unfrozen after the model was wrapped: wrap the model again"),
+        ("another state", "the state has groups of [2] parameters, this optimizer of [3]: make it alike first"),
+        ("not wrapped", "a parameter of the optimizer is not of a wrapped model: wrap the model first"),
+        ("no bucket", "bucket_size_mb is 0: it must be above 0"),
+    ],
+)
+def test_misuse_is_told(worlds: Any, what: str, answer: str) -> None:
+    for answers in worlds(2).of("misuses"):
+        assert answers[what].startswith(answer)
+
+
+def test_buckets_are_sent_in_the_order_in_which_backward_fills_them(worlds: Any) -> None:
+    """Layers that run in the reverse of their registration: the first step waits for the last, the second for none."""
+    for first, second in worlds(2).of("learned_order"):
+        assert first == [0, 0, 3]
+        assert second == [1, 2, 3]
+
+
+@every_world
+def test_a_sharded_optimizer_takes_closures_schedules_and_groups(worlds: Any, world_size: int) -> None:
+    ranks = worlds(world_size).of("sharding")
+    for rank in ranks:
+        same(rank["mine"], rank["expected"], "parameters", rtol=0, atol=0)
+        assert rank["losses"][:3] == rank["losses"][3:]
+    # 30 | 10 + 10 + 10, then 7 to either; of three ranks 30 | 10 + 10 | 10 + 7: in fp32, a momentum each
+    assert sorted(rank["state_bytes"] for rank in ranks) == {2: [120, 148], 3: [68, 80, 120]}[world_size]

@@ -108,12 +108,14 @@ def gathered(optimizer: Any) -> dict[str, Any]:
     return told[0]  # type: ignore[return-value]
 
 
-def train_rank(strategy: ParallelStrategy, case: Case, rank: int, world_size: int) -> dict[str, Any]:
+def train_rank(
+    strategy: ParallelStrategy, case: Case, rank: int, world_size: int, device: str = "cpu"
+) -> dict[str, Any]:
     """The steps of one rank. Ranks begin with different parameters; halfway the optimizer is saved and loaded.
 
     Returns tensors, the optimizer's state, and what was sent in the last step, before it was finished and in all.
     """
-    model = strategy.wrap(Model(case.precision, seed=rank))
+    model = strategy.wrap(Model(case.precision, seed=rank).to(device))
     optimizer = strategy.make_optimizer(groups(model), OPTIMIZER, **OPTIONS)
     for step in range(STEPS):
         if step == STEPS // 2:
@@ -122,7 +124,7 @@ def train_rank(strategy: ParallelStrategy, case: Case, rank: int, world_size: in
             optimizer.load_state_dict(saved)
         optimizer.zero_grad()
         with counting() as calls:
-            backward(model, rows_of(rank, world_size, step), case)
+            backward(model, rows_of(rank, world_size, step).to(device), case)
             during_backward = len(calls)
             strategy.finish_gradients(model)
             optimizer.step()
@@ -167,4 +169,4 @@ def train_in_parts(case: Case, world_size: int) -> tuple[Model, torch.optim.Opti
 def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers, by the names that they have without any wrapper."""
     inner = getattr(model, "module", model)
-    return ((name, x.detach().clone()) for name, x in inner.state_dict().items())
+    return ((name, x.detach().cpu().clone()) for name, x in inner.state_dict().items())

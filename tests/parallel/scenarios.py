@@ -1,0 +1,129 @@
+"""What else a rank does, once, beside training: each returns what the tests compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cs_systems.parallel import compose
+from cs_systems.parallel._collectives import counting
+from cs_systems.parallel.zero1 import ShardedOptimizer
+
+
+def message(work: Callable[[], Any]) -> str:
+    """What the error says; nothing where there is none."""
+    try:
+        work()
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def mismatches(rank: int, world_size: int) -> dict[str, str]:
+    """What the last rank's other model is answered with, on this rank."""
+    last = rank == world_size - 1
+    models: dict[str, Callable[[], nn.Module]] = {
+        "shape": lambda: nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5 if last else 4)),
+        "count": lambda: nn.Sequential(nn.Linear(2, 2), *[nn.Linear(2, 2)] * (not last)),
+        "order": lambda: nn.ModuleDict({k: nn.Linear(2, 2) for k in ("ba" if last else "ab")}),
+        "dtype": lambda: nn.Linear(2, 2).to(torch.bfloat16 if last else torch.float32),
+        "frozen": lambda: nn.Linear(2, 2).requires_grad_(not last),
+    }
+    return {what: message(lambda build=build: compose("ddp_flat").wrap(build())) for what, build in models.items()}
+
+
+def misuses(rank: int, world_size: int) -> dict[str, str]:
+    """What is answered to calls that would train something else than was meant."""
+
+    def backward_twice() -> None:
+        model: Any = compose("ddp_overlap").wrap(nn.Linear(2, 2))
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+
+    def unfreeze() -> None:
+        model: Any = compose("ddp_flat").wrap(nn.Linear(2, 2).requires_grad_(False))
+        model.module.weight.requires_grad_(True)
+        model.finish_gradient_synchronization()
+
+    def load_another() -> None:
+        params = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+        state = torch.optim.SGD(params[:2], lr=0.1).state_dict()
+        ShardedOptimizer(params, torch.optim.SGD, lr=0.1).load_state_dict(state)
+
+    def step_unwrapped() -> None:
+        compose("zero1_flat").make_optimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
+
+    return {
+        "single": message(lambda: compose("single").wrap(nn.Linear(2, 2))),
+        "backward twice": message(backward_twice),
+        "unfrozen": message(unfreeze),
+        "another state": message(load_another),
+        "not wrapped": message(step_unwrapped),
+        "no bucket": message(lambda: compose("ddp_bucketed", bucket_size_mb=0).wrap(nn.Linear(2, 2))),
+    }
+
+
+class Backwards(nn.Module):
+    """Layers that run in the reverse order of their registration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in reversed(self.layers):
+            x = layer(x)
+        return x
+
+
+def learned_order(rank: int, world_size: int) -> list[list[int]]:
+    """Per step: how many buckets were sent before each layer's gradient was ready, in the order of backward."""
+    model: Any = compose("ddp_overlap").wrap(Backwards())
+    seen: list[list[int]] = []
+    for layer in model.module.layers:
+        layer.weight.register_post_accumulate_grad_hook(lambda p: seen[-1].append(len(calls)))
+    for _ in range(2):
+        seen.append([])
+        with counting() as calls:
+            model(torch.ones(1, 4)).sum().backward()
+            model.finish_gradient_synchronization()
+    return seen
+
+
+def sharding(rank: int, world_size: int) -> dict[str, Any]:
+    """A ShardedOptimizer that is stepped with a closure, follows a scheduler and is given a group later."""
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(n)) for n in (30, 10, 10, 10, 7)]
+    twins = [nn.Parameter(p.detach().clone()) for p in params]
+    losses = []
+    for made, mine in ((ShardedOptimizer, params), (None, twins)):
+        build: Any = made or (lambda params, cls, **options: cls(params, **options))
+        optimizer = build(mine[:4], torch.optim.SGD, lr=0.1, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        for step in range(3):
+            if step == 1:
+                optimizer.add_param_group({"params": mine[4:], "lr": 0.3})
+
+            def closure(mine: list[nn.Parameter] = mine, optimizer: Any = optimizer) -> Tensor:
+                optimizer.zero_grad()
+                loss = sum((p**2).sum() for p in mine)
+                loss.backward()  # type: ignore[union-attr]
+                return loss  # type: ignore[return-value]
+
+            losses.append(float(optimizer.step(closure)))
+            scheduler.step()
+        if made:
+            state_bytes = sum(x.nbytes for s in optimizer.state.values() for x in s.values() if x is not None)
+    return {
+        "mine": [p.detach() for p in params],
+        "expected": [p.detach() for p in twins],
+        "losses": losses,
+        "state_bytes": state_bytes,
+    }
+
+
+SCENARIOS = [mismatches, misuses, learned_order, sharding]
