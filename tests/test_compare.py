@@ -113,6 +113,20 @@ def test_noise_leaves_a_table_of_80_columns(tmp_path: Path, capsys: pytest.Captu
     assert max(map(len, printed.splitlines())) <= 80
 
 
+def test_both_sides_are_in_one_unit_and_may_go_into_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seconds in (("a", 0.9), ("b", 1.2)):
+        (tmp_path / name).mkdir()
+        append_record(tmp_path / name, record(BASE, seconds, noise=1e-5))
+    page = tmp_path / "new" / "ratio.md"
+    sides = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(["compare", *sides, "--format", "markdown", "--output", str(page)]) == 0
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"markdown: {page}\n")
+    heading = page.read_text().splitlines()[2]
+    assert ("A (s)" in heading) == ("B (s)" in heading)
+    assert ("A (ms)" in heading) == ("B (ms)" in heading)
+
+
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, seconds in (("a", 1.0), ("b", 1.2)):
         (tmp_path / name).mkdir()

@@ -88,10 +88,8 @@ def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[s
     rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
     if all(row.get("interval") == UNKNOWN for row in rows):
         rows = [{name: value for name, value in row.items() if name != "interval"} for row in rows]
-    width = terminal_width(args.output)
-    return render_rows(
-        rows, args.format, caption, notes, width=width, alike=() if args.format == "csv" else ("A_s", "B_s")
-    )
+    alike = [name for name in ("A_s", "B_s") if rows and name in rows[0]]
+    return render_rows(rows, args.format, caption, notes, width=terminal_width(args.output), alike=alike)
 
 
 def _readable(row: Row) -> Row:
