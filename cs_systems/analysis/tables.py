@@ -150,10 +150,8 @@ def layers(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     order = [form.split(" {}")[0] for form in (*_EMBEDDING_FIRST, UNATTRIBUTED)]
 
     def position(name: str) -> tuple[int, int]:
-        number = name.rsplit(" ", 1)[-1]
-        return order.index(name.removesuffix(f" {number}") if number.isdigit() else name), int(
-            number
-        ) if number.isdigit() else 0
+        layer, _, number = name.rpartition(" ")
+        return (order.index(layer), int(number)) if number.isdigit() else (order.index(name), 0)
 
     return _by_phase(profile, "layer", lambda place: place.layer, position)
 

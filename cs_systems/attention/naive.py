@@ -40,9 +40,8 @@ def attention(
         scores = (q * scale) @ k.transpose(-2, -1)
         if causal:
             hidden = hidden_keys(seq_q, seq_k, align, q.device)
-            scores.masked_fill_(
-                hidden, -math.inf
-            )  # matmul's backward needs its inputs, not its output: in place is safe
+            # Matmul's backward needs its inputs, not its output: in place is safe.
+            scores.masked_fill_(hidden, -math.inf)
     with annotate("softmax"):
         weights = torch.softmax(scores, dim=-1)
         if causal and causal_offset(seq_q, seq_k, align) < 0:
