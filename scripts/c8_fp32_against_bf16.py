@@ -21,7 +21,7 @@ from _kernels import BY_KERNEL_AND_LAYER, clean, profiled, unknown
 from _numerics import not_measured
 from _study import Cell, Study, bounded, row_table, run
 
-from cs_systems.analysis.precision import TIMED, by_cell, gains, name_of
+from cs_systems.analysis.precision import TIMED, by_cell, gains, interval, name_of
 from cs_systems.analysis.precision_causes import explained, sentence
 from cs_systems.config import Precision, RunConfig, grid
 from cs_systems.record import Row
@@ -57,7 +57,7 @@ def gained(cells: list[Cell]) -> list[Row]:
             "precision": row["precision"],
             "step_s": row["step_s"],
             "gain": row["speedup"] and f"{row['speedup']:.2f}×",
-            "95% interval": row["speedup_low"] and f"{row['speedup_low']:.2f} … {row['speedup_high']:.2f}",
+            "95% interval": interval(row),
             "verdict": row["verdict"],
             "fp32 products": matmul.get(row["precision"]),
         }
@@ -101,7 +101,7 @@ def explain(cells: list[Cell]) -> list[str]:
 def _gains(cells: list[Cell]) -> list[str]:
     """By the clock alone."""
     return [
-        f"{row['cell']}: {row['precision']} is {row['gain']} as fast as fp32 ({row['95% interval'] or 'no interval'}): "
+        f"{row['cell']}: {row['precision']} is {row['gain']} as fast as fp32 ({row['95% interval']}): "
         f"{row['verdict']}; its fp32 products ran as {row['fp32 products'] or 'unknown'}"
         for row in gained(cells)
         if row["gain"]

@@ -14,6 +14,7 @@ from cs_systems.record import Row, RunRecord
 BASELINE = Precision.FP32
 PHASES = ("forward", "loss", "backward", "optimizer", "step")
 ITSELF: Row = dict.fromkeys(("speedup", "speedup_low", "speedup_high", "verdict"))  # fp32 is no faster than fp32
+HOPELESS = 1.0  # where not even a doubling would have been found, an interval says nothing
 TIMED, ERRORS, CURVES = "train_step", "precision_error", "training_curve"
 
 
@@ -72,18 +73,25 @@ def _median(records: Sequence[RunRecord], phase: str) -> float | None:
 
 
 def speedup(baseline: Sequence[RunRecord], timed: Sequence[RunRecord]) -> Row:
-    """{speedup, speedup_low, speedup_high, verdict} of a step, from clean records of one cell; None where there are
-    none."""
+    """{speedup, speedup_low, speedup_high, verdict} of a step, from clean records of one cell; all None where there are
+    none, the interval where the times are too noisy to tell a doubling."""
     if not timed or not baseline:
         return ITSELF
     (found,) = compare(baseline, timed).rows
-    low, high = found["ratio_low"], found["ratio_high"]
+    noisy = found["resolution"] is not None and found["resolution"] > HOPELESS
+    low, high = (None, None) if noisy else (found["ratio_low"], found["ratio_high"])
     return {
         "speedup": 1 / found["ratio"],
         "speedup_low": high and 1 / high,
         "speedup_high": low and 1 / low,
-        "verdict": found["verdict"],
+        "verdict": "too noisy" if noisy else found["verdict"],
     }
+
+
+def interval(row: Row) -> str | None:
+    """The speed-up's interval in words; None where nothing was held against fp32."""
+    low, high = row["speedup_low"], row["speedup_high"]
+    return f"{low:.2f}–{high:.2f}" if low and high else row["verdict"]
 
 
 def _only(record: RunRecord, table: str) -> Row:

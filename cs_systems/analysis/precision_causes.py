@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import median
 
 from cs_systems.analysis.gaps import LAUNCH
-from cs_systems.analysis.precision import BASELINE, speedup
+from cs_systems.analysis.precision import BASELINE, interval, speedup
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.record import Row, RunRecord
 
@@ -30,9 +30,9 @@ def _apart(record: RunRecord) -> RunConfig:
     return replace(record.run_config, precision=BASELINE)
 
 
-def clean_twin(record: RunRecord, records: Iterable[RunRecord]) -> RunRecord | None:
-    """The same cell by the clock alone, where it is among the records."""
-    return next((r for r in records if r.is_timing and _what(r) == _what(record) and _is_clean(r)), None)
+def clean_twins(record: RunRecord, records: Iterable[RunRecord]) -> list[RunRecord]:
+    """The same cell by the clock alone, each repeat of it."""
+    return [r for r in records if r.is_timing and _is_clean(r) and _what(r) == _what(record)]
 
 
 def _is_clean(record: RunRecord) -> bool:
@@ -43,8 +43,8 @@ def _what(record: RunRecord) -> RunConfig:
     return replace(record.run_config, profiler="none", profiler_args=(), warmup=0, warmup_s=0.0, steps=1, rounds=1)
 
 
-def causes(a: RunRecord, b: RunRecord, clean: tuple[RunRecord, RunRecord] | None = None) -> Row:
-    """What B's precision changes of a step of A, both profiled: {cell, precision, speedup, kernel_speedup,
+def causes(a: RunRecord, b: RunRecord, clean_a: Sequence[RunRecord] = (), clean_b: Sequence[RunRecord] = ()) -> Row:
+    """What B's precision changes of a step of A, both profiled: {cell, precision, those of `speedup`, kernel_speedup,
     launch_bound_share, products (in words), a_products_s, b_products_s, casts_s,
     a_rest_s, b_rest_s, a_kernel_s, b_kernel_s, differs}.
 
@@ -62,9 +62,9 @@ def causes(a: RunRecord, b: RunRecord, clean: tuple[RunRecord, RunRecord] | None
     return {
         "cell": describe(config_b, {"precision", "profiler", *differs}),
         "precision": config_b.precision.value,
-        "speedup": speedup([clean[0]], [clean[1]])["speedup"] if clean else None,
+        **speedup(clean_a, clean_b),
         "kernel_speedup": whole_a / whole_b,
-        "launch_bound_share": _launch_bound(b, _step_s(clean[1]) if clean else None),
+        "launch_bound_share": _launch_bound(b, _step_s(clean_b) if clean_a else None),
         "products": "matrix products" + (" and fused attention" if "attention" in {*times_a, *times_b} else ""),
         "a_products_s": _of(times_a, PRODUCTS),
         "b_products_s": _of(times_b, PRODUCTS),
@@ -77,8 +77,9 @@ def causes(a: RunRecord, b: RunRecord, clean: tuple[RunRecord, RunRecord] | None
     }
 
 
-def _step_s(record: RunRecord) -> float | None:
-    return median(record.measurement.durations_s("step")) if record.measurement else None
+def _step_s(records: Sequence[RunRecord]) -> float | None:
+    durations = [duration for r in records if r.measurement for duration in r.measurement.durations_s("step")]
+    return median(durations) if durations else None
 
 
 def _families(record: RunRecord) -> dict[str, float]:
@@ -110,7 +111,7 @@ def sentence(row: Row) -> str:
     """One row of `causes`, to paste into a report."""
     share = f"{row['launch_bound_share']:.0%} of the step"
     if row["speedup"] is not None:
-        gain = f"{row['speedup']:.2f}× fp32's speed: {share} is launch-bound"
+        gain = f"{row['speedup']:.2f}× fp32's speed ({interval(row)}): {share} is launch-bound"
     else:
         gain = f"kernels {row['kernel_speedup']:.2f}× as fast as fp32's: {share} as recorded under the profiler is "
         gain += "launch-bound"
@@ -135,8 +136,4 @@ def _ms(seconds: float) -> str:
 
 def explained(records: Sequence[RunRecord]) -> list[Row]:
     """`causes` of every pair among the records, by the clock where both are timed as well."""
-    rows = []
-    for a, b in pairs(records):
-        twins = clean_twin(a, records), clean_twin(b, records)
-        rows.append(causes(a, b, (twins[0], twins[1]) if twins[0] and twins[1] else None))
-    return rows
+    return [causes(a, b, clean_twins(a, records), clean_twins(b, records)) for a, b in pairs(records)]

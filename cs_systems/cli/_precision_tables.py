@@ -24,7 +24,8 @@ LEARNING = {
     "precision": "precision", "steps": "steps", "first": "first loss", "last": "last 10%", "apart": "largest deviation",
     "loss_scale": "loss scale", "skipped": "skipped",
 }  # fmt: skip
-INTERVAL = "gain: fp32's step over this one's, and its 95% interval over the rounds; MFU: of each one's own peak"
+INTERVAL = "gain: fp32's step over this one's, and its 95% interval over the rounds"
+OWN_PEAK = "MFU: of each one's own peak"
 UNDERFLOW = (
     "underflow: gradients' elements that are 0 where the reference's are not; worst parameter's: of its gradient"
 )
@@ -50,7 +51,8 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
     parts: list[Part] = []
     for cell, found in precision.by_cell(records, precision.TIMED).items():
         rows = precision.gains(found)
-        parts.append((f"{precision.name_of(cell)}: time of a step", rows, _gain, GAINS, [INTERVAL, *_whys(rows)]))
+        notes = [INTERVAL, *([OWN_PEAK] if any(row["mfu"] for row in rows) else []), *_whys(rows)]
+        parts.append((f"{precision.name_of(cell)}: time of a step", rows, _gain, GAINS, notes))
     for cell, found in precision.by_cell(records, precision.ERRORS).items():
         rows = precision.errors(found)
         references = ", ".join(dict.fromkeys(row["reference"] for row in rows if row["reference"])) or UNKNOWN
@@ -79,10 +81,8 @@ def _whys(rows: Sequence[Row]) -> list[str]:
 
 
 def _gain(row: Row) -> Row:
-    low, high = row["speedup_low"], row["speedup_high"]
-    interval = f"{low:.2f}–{high:.2f}" if low and high else None
     gain = None if row["speedup"] is None else f"{row['speedup']:.2f}×"
-    return row | {"gain": gain, "interval": interval}
+    return row | {"gain": gain, "interval": precision.interval(row)}
 
 
 def _error(row: Row) -> Row:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cs_systems import device as devices
 from cs_systems.config import Mode, Precision, RunConfig
+from cs_systems.cost import parameter_count
 from cs_systems.device import Device
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable, Workload
@@ -49,7 +50,7 @@ class PrecisionError:
         dtype = _reference_dtype(config, device)
         if dtype is torch.float32 and config.precision is Precision.FP32:
             raise Unavailable("float64 does not fit here, so that others are held against fp32: take a smaller batch")
-        return None if low is None else max(low + _gradient_bytes(config), _reference_bytes(config, device, dtype))
+        return None if low is None else max(low + _kept_bytes(config), _reference_bytes(config, device, dtype))
 
     def prepare(self) -> None:
         self.rows = []
@@ -132,11 +133,10 @@ def _exact(config: RunConfig) -> RunConfig:
     return replace(config, precision=Precision.FP32, attention="naive", compile="none", checkpoint="none")
 
 
-def _gradient_bytes(config: RunConfig) -> int:
-    """Of the reference's gradients, at most."""
-    m = config.model
-    block = 4 * m.d_model**2 + 3 * m.d_model * m.d_ff + 2 * m.d_model
-    return BYTES_OF_FLOAT64 * (2 * m.vocab_size * m.d_model + m.num_layers * block + m.d_model)
+def _kept_bytes(config: RunConfig) -> int:
+    """Of the reference's gradients and logits, at most."""
+    logits = config.batch_size * config.tokens_per_sequence * config.model.vocab_size
+    return BYTES_OF_FLOAT64 * (parameter_count(config.model) + logits)
 
 
 def _reference_bytes(config: RunConfig, device: Device, dtype: torch.dtype) -> int:

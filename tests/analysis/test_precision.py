@@ -28,8 +28,8 @@ def small() -> list[RunRecord]:
 
 def test_the_sentence_of_a_step_that_was_timed_and_profiled(large: list[RunRecord]) -> None:
     assert sentence(explained(large)[-1]) == (
-        "large ctx 256 batch 4 · naive · train-step, bf16: 1.26× fp32's speed: 67% of the step is launch-bound; "
-        "matrix products take 12 ms instead of 149 ms (12.3×); casts and other copies add 8.7 ms; "
+        "large ctx 256 batch 4 · naive · train-step, bf16: 1.26× fp32's speed (0.75–2.12): 67% of the step is "
+        "launch-bound; matrix products take 12 ms instead of 149 ms (12.3×); casts and other copies add 8.7 ms; "
         "all other kernels take 22 ms as before"
     )
     assert [row["cell"].rpartition(" ")[2] for row in explained(large)] == ["forward", "forward-backward", "train-step"]
@@ -105,3 +105,13 @@ def test_what_is_said_of_curves(large: list[RunRecord]) -> None:
     assert (fp16["loss_scale"], fp16["skipped"]) == ("8; 4 from step 1", 1)
     assert bf16["reason"] == "the loss is no number from step 1 on"
     assert bf16["last_loss"] is None
+
+
+def test_times_that_cannot_tell_a_doubling_are_too_noisy_for_an_interval(large: list[RunRecord]) -> None:
+    found = timed(large)
+    (bf16,) = found[Precision.BF16]
+    assert bf16.measurement is not None
+    samples = tuple(replace(s, wall_s=s.wall_s * 30 ** (i % 3)) for i, s in enumerate(bf16.measurement.samples))
+    noisy = replace(bf16, measurement=replace(bf16.measurement, samples=samples))
+    row = precision.gains({**found, Precision.BF16: [noisy]})[1]
+    assert (row["speedup_low"], row["verdict"], precision.interval(row)) == (None, "too noisy", "too noisy")

@@ -127,3 +127,13 @@ def test_a_step_whose_gradients_overflow_is_skipped_and_training_recovers() -> N
     assert made.rows[-1]["loss_scale"] < 2.0**30
     assert not torch.equal(made.train.model.lm_head.weight, before)
     assert made.train.model.lm_head.weight.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", Precision)
+def test_errors_and_curves_on_a_gpu(precision: Precision) -> None:
+    for row in measured("precision_error", precision, device="cuda").results["precision_error"]:
+        assert row["reference"] == "float64"
+        assert 0 < row["gradient_error"] < (1e-5 if precision is Precision.FP32 else 2**-4)
+    rows = measured("training_curve", precision, device="cuda", steps=STEPS).results["training_curve"]
+    assert rows[-1]["loss"] < rows[0]["loss"]
