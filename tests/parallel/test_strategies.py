@@ -10,7 +10,17 @@ import torch
 
 from cs_systems.parallel import compose
 from tests.parallel.ranks import cases, strategies
-from tests.parallel.training import OPTIMIZER, OPTIONS, Case, Model, groups, tensors, train_in_parts, train_whole
+from tests.parallel.training import (
+    OPTIMIZER,
+    OPTIONS,
+    Case,
+    Model,
+    groups,
+    tensors,
+    train_in_parts,
+    train_rank,
+    train_whole,
+)
 
 # Relative to one process on the whole batch: sums of the same numbers in another order.
 _LOW = {"rtol": 3e-2, "atol": 3e-3}
@@ -29,15 +39,22 @@ def same(got: Any, expected: Any, what: str, **tolerance: float) -> None:
 
 
 @every_run
-@every_world
+@pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_it_trains_to_the_parameters_of_one_process(worlds: Any, name: str, world_size: int, case: Case) -> None:
     first, *others = worlds(world_size).of(f"{name}-{case}")
     for other in others:
         same(other["tensors"], first["tensors"], "ranks differ", rtol=0, atol=0)
     reference, _ = whole(Case(case.precision), world_size)
     same(first["tensors"], dict(tensors(reference)), "against the whole batch", **TOLERANCE[case.precision])
-    if world_size == 2:  # a + b is b + a: the same arithmetic, to the bit
-        same(first["tensors"], dict(tensors(in_parts(case, 2)[0])), "against its parts", rtol=0, atol=0)
+    if world_size <= 2:  # a + b is b + a: the same arithmetic, to the bit
+        same(first["tensors"], dict(tensors(in_parts(case, world_size)[0])), "against its parts", rtol=0, atol=0)
+
+
+def test_single_is_one_process() -> None:
+    case = Case(micro_batches=2)
+    alone = train_rank(compose("single"), case, 0, 1)
+    same(alone["tensors"], dict(tensors(in_parts(case, 1)[0])), "alone", rtol=0, atol=0)
+    assert alone["calls"] == []
 
 
 @pytest.mark.gpu
