@@ -1,8 +1,14 @@
-"""What holds for every test: a GPU test says why it is skipped, and a run in which nothing passed is no success."""
+"""What holds for every test: one that needs a GPU or nsys says why it is skipped, and a run in which nothing passed is
+no success."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +23,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not _has_cuda():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def alone_with_nsys(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test marked nsys runs the real one, and two of those at a time lose their connections to what they record."""
+    if request.node.get_closest_marker("nsys") is None:
+        yield
+        return
+    if reason := _nsys_problem():
+        pytest.skip(f"no nsys that works: {reason}")
+    with (Path(tempfile.gettempdir()) / "cs_systems-nsys.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@cache
+def _nsys_problem() -> str | None:
+    from cs_systems.profilers import nsys
+
+    return nsys.problem()
 
 
 def _has_cuda() -> bool:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -161,7 +162,8 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_resumes(tmp_path: P
     gate, out = tmp_path / "gate", tmp_path / "out"
     gate.touch()
     surroundings = os.environ | {"TEST_GATE": str(gate)}
-    process = subprocess.Popen(command(out), stderr=subprocess.PIPE, text=True, env=surroundings)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs in the background inherits deaf ears
+    process = subprocess.Popen(command(out), stderr=subprocess.PIPE, text=True, env=surroundings, preexec_fn=heard)
     assert process.stderr is not None
     assert process.stderr.readline().startswith("[1/3] ")
     process.send_signal(signal.SIGINT)

@@ -128,10 +128,7 @@ def test_a_report_that_cannot_be_exported(fake: Path, tmp_path: Path) -> None:
         nsys.collect(tmp_path / "a", RunRecord("key", TINY.to_dict(), "ok"))
 
 
-needs_nsys = pytest.mark.skipif(nsys.problem() is not None, reason=f"no nsys that works: {nsys.problem()}")
-
-
-@needs_nsys
+@pytest.mark.nsys
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_real_recording_has_the_ranges_of_the_timed_steps_and_is_analysed(
     compiled: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -167,7 +164,7 @@ def test_a_real_recording_has_the_ranges_of_the_timed_steps_and_is_analysed(
     assert ("backward", "block 1") in calls or compiled
 
 
-@needs_nsys
+@pytest.mark.nsys
 def test_the_command_that_is_shown_works_in_a_shell(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("nvtx", reason="ranges without a GPU need the package nvtx")
     out = tmp_path / "not there yet"
@@ -182,7 +179,7 @@ def test_the_command_that_is_shown_works_in_a_shell(tmp_path: Path, capfd: pytes
         assert Counter(name for (name,) in names)["step"] == 3
 
 
-@needs_nsys
+@pytest.mark.nsys
 def test_an_option_that_nsys_does_not_know_is_told_in_its_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,7 +190,7 @@ def test_an_option_that_nsys_does_not_know_is_told_in_its_words(
     assert "--nonsense" in said
 
 
-@needs_nsys
+@pytest.mark.nsys
 def test_a_cell_that_hangs_under_nsys_is_given_up(tmp_path: Path) -> None:
     """Killing nsys alone would leave the worker, which has a session of its own there."""
     script = tmp_path / "hang.py"
