@@ -243,7 +243,9 @@ def _missing(study: Study, records: Sequence[RunRecord]) -> Iterator[str]:
 
 def run(study: Study, argv: Sequence[str] | None = None) -> int:
     """The command line of one study; returns the exit status, as cs-systems' commands do."""
-    parser = argparse.ArgumentParser(description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--out", type=Path, help="folder (default: profiles/NAME; of the small size runs/NAME)")
     parser.add_argument("--format", choices=[f for f in FORMATS if f != "terminal"], default="markdown")
     parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: what this machine can run")
@@ -297,7 +299,9 @@ def run_all(out_root: Path | None, budget_s: float, scale: str) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--all", action="store_true", help="run every study")
     parser.add_argument("--out-root", type=Path, help="folder of the studies' folders (default: profiles, or runs)")
     parser.add_argument("--budget-s", type=float, default=inf, help="begin no cell after so many seconds")

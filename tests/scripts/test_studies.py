@@ -361,3 +361,17 @@ def test_one_failing_study_does_not_end_the_others(
     monkeypatch.setattr(skeleton, "measure", fails)
     assert skeleton.run_all(tmp_path, 60.0, "small") == 2
     assert capsys.readouterr().out.count("the device disappeared") == len(NAMES)
+
+
+@pytest.mark.parametrize("script", ["_study.py", "c7_autocast_dtypes.py"])
+def test_a_shortened_option_is_refused(script: str, tmp_path: Path) -> None:
+    shortened = "--al" if script == "_study.py" else "--dry"
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parents[2] / "scripts" / script), shortened],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert f"unrecognized arguments: {shortened}" in done.stderr
