@@ -171,7 +171,6 @@ def test_the_command_that_is_shown_works_in_a_shell(tmp_path: Path, capfd: pytes
     words = ["profile", "--with", "nsys", "--size", "tiny", "--device", "cpu", "--warmup", "0", "--show-command"]
     assert main([*words, "--out", str(out)]) == 0
     subprocess.run(["sh", "-c", capfd.readouterr().out], check=True)
-    assert "ok" in capfd.readouterr().out.split()  # nsys may be in the middle of a line of its own
     (report,) = out.iterdir()
     assert report.suffix == ".nsys-rep"
     with exported(report) as database, closing(sqlite3.connect(database)) as connection:
