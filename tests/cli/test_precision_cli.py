@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cs_systems.cli import main
-from cs_systems.record import read_records
+from cs_systems.cli import _sweep, main
+from cs_systems.config import RunConfig
+from cs_systems.record import RunRecord, read_records
 
 STEPS = """
 import torch
@@ -72,7 +75,16 @@ def test_what_sums_and_normalisations_lose(tmp_path: Path, capsys: pytest.Captur
     assert [r.status for r in read_records(tmp_path)[0]].count("ok") == 3
 
 
-def test_precisions_against_fp32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_precisions_against_fp32(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps, sweep = [], _sweep.sweep
+
+    def noted(configs: Sequence[RunConfig], **options: Any) -> Iterator[RunRecord]:
+        sweeps.append(({config.workload for config in configs}, options["interleave"]))
+        return sweep(configs, **options)
+
+    monkeypatch.setattr(_sweep, "sweep", noted)
     words = ["--size", "tiny", "--context-length", "8", "--precision", "tf32", "bf16", "--device", "cpu"]
     steps = ["--warmup", "1", "--steps", "4", "--rounds", "2", "--train-steps", "3"]
     assert main(["precision", *words, *steps, "--out", str(tmp_path)]) == 0
@@ -86,7 +98,8 @@ def test_precisions_against_fp32(tmp_path: Path, capsys: pytest.CaptureFixture[s
     timed = [r for r in records if r.config["workload"] == "train_step"]
     assert sorted(r.config["precision"] for r in timed) == ["bf16", "fp32", "tf32"]
     rounds = [[s.round for s in r.measurement.timed] for r in timed if r.measurement]
-    assert rounds == [[0, 0, 1, 1]] * 2, "the precisions were visited in turn"
+    assert rounds == [[0, 0, 1, 1]] * 2
+    assert sweeps == [({"train_step"}, True), ({"precision_error", "training_curve"}, False)]
     assert "<svg" in (tmp_path / "training.svg").read_text()
 
 
