@@ -65,9 +65,13 @@ def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """n of y ~ c + xⁿ: from the slopes between neighbours, in which a constant part does not count."""
-    slopes = [(y_b - y_a) / (x_b - x_a) for (x_a, y_a), (x_b, y_b) in pairwise(zip(xs, ys, strict=True))]
-    return 1 + exponent(xs[1:], slopes)
+    """n of y ~ c + xⁿ: from the slopes between neighbours, in which a constant part does not count.
+
+    Where y does not grow from one to the next there is no slope to take; 0 where it grows in fewer than two places.
+    """
+    points = pairwise(zip(xs, ys, strict=True))
+    slopes = {x_b: (y_b - y_a) / (x_b - x_a) for (x_a, y_a), (x_b, y_b) in points if y_b > y_a}
+    return 1 + exponent([*slopes], [*slopes.values()]) if len(slopes) > 1 else 0.0
 
 
 def rate(cell: Cell, kind: str = "model") -> str:

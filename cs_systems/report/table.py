@@ -112,7 +112,7 @@ def _sort_key(column: pd.Series) -> pd.Series:
         return column
     names = [*dict.fromkeys(column)]
     if column.name == "size":
-        names.sort(key=_size_rank)
+        names.sort(key=lambda name: _size_rank(str(name)))  # a record that ran nothing may state no size
     return column.map({name: rank for rank, name in enumerate(names)})
 
 

@@ -3,10 +3,12 @@ import io
 import json
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from cs_systems.config import ConfigError, RunConfig, preset
 from cs_systems.record import RunRecord
+from cs_systems.report import table
 from cs_systems.report.formats import FORMATS
 from cs_systems.report.rows import render_rows
 from cs_systems.report.table import render, tables
@@ -53,6 +55,12 @@ def test_rows_go_from_small_to_large_whatever_the_order_of_the_run(train_records
     keys = list(zip(*(table.columns[i].values for i in (0, 1)), strict=True))
     assert [k for k, _ in keys] == ["small"] * 4 + ["medium"] * 4 + ["large"] * 4
     assert [v for _, v in keys] == [256, 256, 1024, 1024] * 3
+
+
+def test_a_record_without_a_size_comes_last() -> None:
+    """An unavailable cell of somebody's own workload ran nothing that could state one."""
+    sizes = pd.Series([float("nan"), "xl", "small+num_layers=2", "small"], name="size")
+    assert table._sort_key(sizes).tolist() == [3, 2, 1, 0]
 
 
 def test_caveats_follow_once_with_count_and_remedy(train_records: list[RunRecord]) -> None:

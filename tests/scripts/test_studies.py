@@ -375,3 +375,11 @@ def test_a_shortened_option_is_refused(script: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert f"unrecognized arguments: {shortened}" in done.stderr
+
+
+def test_memory_that_does_not_grow_everywhere_has_an_exponent_still() -> None:
+    growth = importlib.import_module("_attention").growth
+    lengths = [128, 256, 512, 1024, 2048]
+    assert growth(lengths, [7 + n**2 for n in lengths]) == pytest.approx(2, abs=0.01)
+    assert growth([64, *lengths], [7 + 128**2, *(7 + n**2 for n in lengths)]) == pytest.approx(2, abs=0.01)
+    assert growth(lengths, [5] * 5) == 0
