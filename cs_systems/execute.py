@@ -149,7 +149,10 @@ def _all_fit(cells: list[_Cell], emit: Emit) -> bool:
             emit({"event": "visit", "cell": cell.index})  # if this kills or hangs the process, it was this cell
             device = devices.resolve(cell.config.device)
             limit = cell.config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
-            predicted = preflight(cell.config, device)
+            try:
+                predicted = preflight(cell.config, device)
+            except Unavailable:  # it takes no memory: its first visit is its last
+                continue
             if predicted is None or limit is None:
                 return False
             total += predicted

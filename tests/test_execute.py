@@ -89,6 +89,14 @@ def test_cells_are_visited_in_turn_and_stay_resident() -> None:
         assert rounds == [0, 0, 0, 1, 1]
 
 
+def test_a_cell_that_cannot_run_here_does_not_put_the_others_out_of_memory() -> None:
+    config = replace(TINY, steps=2, rounds=2)
+    (refused, measured), visits = together(replace(config, precision=Precision.TF32), config)
+    assert visits == [0, 1, 1]
+    assert refused.status == "unavailable"
+    assert measured.results["ran"][0]["resident"] is True
+
+
 def test_cells_that_do_not_fit_together_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cs_systems.execute.RESIDENT_SHARE", 1e-9)
     config = replace(TINY, steps=2, rounds=2)
