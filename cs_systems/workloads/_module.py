@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cs_systems.config import ConfigError, Mode, Phase, Precision, RunConfig
+from cs_systems.config import ConfigError, Mode, Precision, RunConfig
 from cs_systems.device import Device
-from cs_systems.optim import make_optimizer
 from cs_systems.record import Row
 from cs_systems.workloads._calls import check_precision
+from cs_systems.workloads._training import Training
 
 Loss = Callable[[Any], Tensor]
 
@@ -25,26 +25,19 @@ def mean_square(output: Any) -> Tensor:
     return output.square().mean()
 
 
-class ModuleStep:
-    """`config.mode` says how many of the phases run. Of the rest it uses precision, optimizer and device.
+class ModuleStep(Training):
+    """Of the config it uses mode, precision, optimizer and device.
 
     inputs: a tensor, or a tuple of what the module is called with. loss: of what it gives, a scalar.
     """
 
     def __init__(self, config: RunConfig, device: Device, model: nn.Module, inputs: Any, loss: Loss = mean_square):
         check_precision(config, device)
-        self.config, self.device, self.loss_of = config, device, loss
+        self.loss_of = loss
         pure = config.precision is Precision.BF16_PURE
-        self.model = (model.bfloat16() if pure else model).to(device.torch)
+        super().__init__(config, device, (model.bfloat16() if pure else model).to(device.torch))
         self.inputs = tuple(self._placed(x, pure) for x in (inputs if isinstance(inputs, tuple) else (inputs,)))
-        self.scaler = torch.amp.GradScaler(device.torch.type, enabled=config.precision is Precision.FP16)
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.optimizer_name: str | None = None
-        if config.mode is Mode.TRAIN_STEP:
-            self.optimizer_name = "adamw_fused" if config.optimizer == "default" else config.optimizer
-            self.optimizer = make_optimizer(self.optimizer_name, self.model.parameters())
         self.output: Any = None
-        self.loss: Tensor | None = None
 
     def _placed(self, value: Any, pure: bool) -> Any:
         if not isinstance(value, Tensor):
@@ -55,14 +48,6 @@ class ModuleStep:
         self.output = self.loss = None
         self.model.zero_grad(set_to_none=True)
 
-    def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        yield Phase.FORWARD, self._forward
-        if self.config.mode is not Mode.FORWARD:
-            yield Phase.LOSS, self._compute_loss
-            yield Phase.BACKWARD, self._backward
-        if self.config.mode is Mode.TRAIN_STEP:
-            yield Phase.OPTIMIZER, self._update
-
     def _forward(self) -> None:
         with torch.set_grad_enabled(self.config.mode is not Mode.FORWARD), self.device.autocast(self.config.precision):
             self.output = self.model(*self.inputs)
@@ -70,15 +55,6 @@ class ModuleStep:
     def _compute_loss(self) -> None:
         with self.device.autocast(self.config.precision):
             self.loss = self.loss_of(self.output)
-
-    def _backward(self) -> None:
-        assert self.loss is not None
-        self.scaler.scale(self.loss).backward()
-
-    def _update(self) -> None:
-        assert self.optimizer is not None
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
 
     def cost(self) -> None:
         return None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,42 +12,35 @@ from cs_systems import cost, memory_model, plugins
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.checkpointing import apply_checkpointing
 from cs_systems.checkpointing import unavailable as checkpointing_unavailable
-from cs_systems.config import Mode, Phase, Precision, RunConfig
+from cs_systems.config import Mode, Precision, RunConfig
 from cs_systems.device import Device
 from cs_systems.losses import cross_entropy
 from cs_systems.model import BasicTransformerLM
-from cs_systems.optim import make_optimizer
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
+from cs_systems.workloads._training import Training
 
 
-class TrainStep:
-    """`config.mode` says how many of the phases run. Parameters, tokens and targets come from `config.seed`."""
+class TrainStep(Training):
+    """Parameters, tokens and targets come from `config.seed`."""
 
     def __init__(self, config: RunConfig, device: Device) -> None:
-        self.config, self.device = config, device
         self.preflight(config, device)
         self.backend = plugins.get("attention", config.attention)
         torch.manual_seed(config.seed)
         with device.torch:
-            self.model = BasicTransformerLM(config.model, self.backend)
+            model = BasicTransformerLM(config.model, self.backend)
             shape = (config.batch_size, config.tokens_per_sequence)
             self.tokens = torch.randint(config.model.vocab_size, shape)
             self.targets = torch.randint(config.model.vocab_size, shape)
         if config.precision is Precision.BF16_PURE:
-            for parameter in self.model.parameters():
+            for parameter in model.parameters():
                 parameter.data = parameter.data.bfloat16()
-        apply_checkpointing(self.model, config.checkpoint)
-        self.run_model = _compiled(self.model, config.compile)
-        self.scaler = torch.amp.GradScaler(device.torch.type, enabled=config.precision is Precision.FP16)
-        self.optimizer: torch.optim.Optimizer | None = None
-        self.optimizer_name: str | None = None
-        if config.mode is Mode.TRAIN_STEP:
-            self.optimizer_name = "adamw_fused" if config.optimizer == "default" else config.optimizer
-            self.optimizer = make_optimizer(self.optimizer_name, self.model.parameters())
+        apply_checkpointing(model, config.checkpoint)
+        self.run_model = _compiled(model, config.compile)
+        super().__init__(config, device, model)
         self.logits: Tensor | None = None
-        self.loss: Tensor | None = None
 
     @staticmethod
     def preflight(config: RunConfig, device: Device) -> int | None:
@@ -65,14 +57,6 @@ class TrainStep:
         if self.config.compile in ("reduce-overhead", "max-autotune"):
             torch.compiler.cudagraph_mark_step_begin()
 
-    def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        yield Phase.FORWARD, self._forward
-        if self.config.mode is not Mode.FORWARD:
-            yield Phase.LOSS, self._compute_loss
-            yield Phase.BACKWARD, self._backward
-        if self.config.mode is Mode.TRAIN_STEP:
-            yield Phase.OPTIMIZER, self._update
-
     def _forward(self) -> None:
         keep_graph = self.config.keep_graph or self.config.mode is not Mode.FORWARD
         with torch.set_grad_enabled(keep_graph), self.device.autocast(self.config.precision):
@@ -82,15 +66,6 @@ class TrainStep:
         assert self.logits is not None
         with self.device.autocast(self.config.precision):
             self.loss = cross_entropy(self.logits, self.targets)
-
-    def _backward(self) -> None:
-        assert self.loss is not None
-        self.scaler.scale(self.loss).backward()
-
-    def _update(self) -> None:
-        assert self.optimizer is not None
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
 
     def cost(self) -> Mapping[str, cost.PhaseCost] | None:
         if not isinstance(self.backend, AttentionBackend):
