@@ -77,18 +77,18 @@ def profiled_pairs(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[tuple
 
 def _clean(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Those that no profiler disturbed, and whose steps computed numbers."""
-    return [record for record in _undisturbed(records) if record.is_timing or record.measurement is None]
+    return [record for record in undisturbed(records) if record.is_timing or record.measurement is None]
 
 
-def _undisturbed(records: Sequence[RunRecord]) -> list[RunRecord]:
+def undisturbed(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in records if record.config.get("profiler", "none") == "none"]
 
 
 def _left_out(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
     for side, records in (("A", a), ("B", b)):
-        if count := len(records) - len(_undisturbed(records)):
+        if count := len(records) - len(undisturbed(records)):
             yield f"{count} record(s) of {side} were timed under a profiler and are left out: such times are no timings"
-        if count := len(_undisturbed(records)) - len(_clean(records)):
+        if count := len(undisturbed(records)) - len(_clean(records)):
             yield f"{count} record(s) of {side} have a loss that is NaN and are left out: such times are no timings"
 
 

@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable
 from cs_systems.analysis.families import family
 from cs_systems.analysis.names import SPLITS, UNATTRIBUTED
 from cs_systems.analysis.profile import Profile
+from cs_systems.analysis.tables import ALL
 from cs_systems.config import ConfigError, Phase
 from cs_systems.record import Row, RunRecord
 
-ALL = "all"
 UNEQUAL = 0.05  # of kernel time: above, the two sides' layers are not known equally well
 
 

@@ -41,13 +41,13 @@ def run(args: Compare) -> int:
         from cs_systems.cli import analyze
 
         return analyze.run(analyze.Analyze(args.a, args.b, format=args.format, output=args.output))
-    from cs_systems.analysis.compare import profiled_pairs
+    from cs_systems.analysis.compare import profiled_pairs, undisturbed
     from cs_systems.record import read_records
 
     (a, torn_a), (b, torn_b) = read_records(args.a), read_records(args.b)
     pairs = profiled_pairs(a, b)
     texts = []
-    if not pairs or args.format == "csv" or any(r.config.get("profiler", "none") == "none" for r in a):
+    if not pairs or args.format == "csv" or undisturbed(a):
         texts.append(_timings(args, a, b, [*torn_a, *torn_b]))
     if args.format != "csv":
         texts += [_profiles(args, *pair) for pair in pairs]
