@@ -15,38 +15,19 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import platform
-import re
-import shutil
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from html import unescape
 from pathlib import Path
 from statistics import median
 
+from _browser import command, opened
 from analyze_speed import DATA, repeat_nsys
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1280,900")
 STEP = "all kernels"
-PROBE = """<script>
-const frames = [];
-for (let span = timeline.end; span > timeline.end / 1000; span *= 0.8) {
-  timeline.show(timeline.end / 3, timeline.end / 3 + span);
-  const before = performance.now();
-  timeline.draw();
-  timeline.canvas.getContext("2d").getImageData(0, 0, 1, 1); // waits until it is drawn
-  frames.push(performance.now() - before);
-}
-const told = document.createElement("pre");
-told.id = "told";
-told.textContent = JSON.stringify({ ...document.documentElement.dataset, kernels: step.kernels, frames });
-document.body.append(told);
-</script></body>"""
 
 
 def make(folder: Path, kernels: int) -> tuple[Path, float]:
@@ -78,25 +59,7 @@ def photograph(picture: Path) -> None:
         export.write_bytes(gzip.decompress((DATA / "nsys_h200_small2.sqlite.gz").read_bytes()))
         analyze(export, page)
         shot = ("--hide-scrollbars", "--window-size=1280,1290", f"--screenshot={picture.absolute()}", page.as_uri())
-        command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder}/profile", *shot]
-        subprocess.run(command, check=True, capture_output=True)
-
-
-def opened(page: Path, folder: Path) -> dict[str, object]:
-    """What the page said of itself."""
-    copy = folder / "opened.html"
-    copy.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
-    with tempfile.TemporaryDirectory() as profile:
-        done = subprocess.run(
-            [str(CHROMIUM), *FLAGS, f"--user-data-dir={profile}", "--dump-dom", copy.as_uri()],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout)
-    if found is None:
-        raise SystemExit(f"the page did not answer: {done.stderr}")
-    return dict(json.loads(unescape(found[1])))
+        subprocess.run([*command(Path(folder) / "profile"), *shot], check=True, capture_output=True)
 
 
 def main() -> None:
@@ -105,18 +68,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=7, help="times that each page is opened")
     parser.add_argument("--picture", type=Path, help="a PNG of the page of the export as it is")
     args = parser.parse_args()
-    if CHROMIUM is None:
-        raise SystemExit("Chromium is not installed: apt-get install chromium")
     if args.picture:
         photograph(args.picture)
-    version = subprocess.run([CHROMIUM, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    version = subprocess.run(
+        [*command(Path()), "--version"], capture_output=True, text=True, check=True
+    ).stdout.split()[1]
     print(f"Chromium {version}, headless, without a GPU; Python {platform.python_version()}; medians of {args.runs}\n")
     print("| kernels | page MB | ready ms | of it script ms | frame ms, median | frame ms, worst | made in s |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     for kernels in args.kernels:
         with tempfile.TemporaryDirectory() as folder:
             page, took_s = make(Path(folder), kernels)
-            told = [opened(page, Path(folder)) for _ in range(args.runs)]
+            told = [opened(page, deepest=1000, factor=0.8, also="{ kernels: step.kernels }") for _ in range(args.runs)]
             ready, build = (median(float(str(t[name])) for t in told) for name in ("readyMs", "buildMs"))
             frames = [float(f) for t in told for f in t["frames"]]  # type: ignore[attr-defined]
             numbers = (f"{ready:.0f}", f"{build:.0f}", f"{median(frames):.1f}", f"{max(frames):.1f}", f"{took_s:.1f}")

@@ -14,37 +14,19 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import os
 import pickle
 import platform
-import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from html import unescape
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--window-size=1280,900")
-PROBE = """<script>
-const frames = [];
-for (let span = timeline.end; span > timeline.end / 1e6; span *= 0.5) {
-  timeline.show(timeline.end / 3, timeline.end / 3 + span);
-  const before = performance.now();
-  timeline.draw();
-  timeline.canvas.getContext("2d").getImageData(0, 0, 1, 1); // waits until it is drawn
-  frames.push(performance.now() - before);
-}
-const told = document.createElement("pre");
-told.id = "told";
-told.textContent = JSON.stringify({ ...document.documentElement.dataset, frames });
-document.body.append(told);
-</script></body>"""
+from _browser import opened
+
 DATA = Path(__file__).parents[2] / "tests" / "analysis" / "data" / "snapshot_h200_step.pickle.gz"
 
 
@@ -85,19 +67,6 @@ def measure(*words: str) -> tuple[float, float, float]:
     return time.monotonic() - start, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
 
 
-def opened(page: Path) -> dict[str, Any]:
-    """What the page says of itself in a browser that never saw it."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "opened.html"
-        copy.write_text(page.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
-        command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={folder}/profile", "--dump-dom", copy.as_uri()]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout)
-    if found is None:
-        raise SystemExit(f"the page did not answer: {done.stderr}")
-    return dict(json.loads(unescape(found[1])))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=100_000)
@@ -115,9 +84,7 @@ def main() -> None:
             numbers = zip(*(measure(str(path), *words) for _ in range(args.runs)), strict=True)
             wall, cpu, peak = map(median, numbers)
             print(f"| {name} | {wall:.1f} | {cpu:.1f} | {peak:.0f} |", flush=True)
-        if CHROMIUM is None:
-            raise SystemExit("Chromium is not installed: apt-get install chromium")
-        told = [opened(page) for _ in range(args.runs)]
+        told = [opened(page, deepest=1e6, factor=0.5) for _ in range(args.runs)]
         frames = [frame for each in told for frame in each["frames"]]
         print("\n| page MB | ready ms | of it script ms | frame ms, median | frame ms, worst |")
         print("| ---: | ---: | ---: | ---: | ---: |")
