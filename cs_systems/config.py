@@ -7,23 +7,21 @@ worker process, into the record, and into the key under which a sweep resumes.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import itertools
 import json
-import math
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from cs_systems.checkpoint_plan import segments
-
-
-class ConfigError(ValueError):
-    """Malformed input; the message names the remedy. The command line exits with status 2."""
+from cs_systems.checks import ConfigError as ConfigError
+from cs_systems.checks import counts, number, whole
+from cs_systems.checks import one_of as one_of
+from cs_systems.collectives import CollectiveShape
 
 
 class Phase(StrEnum):
@@ -69,36 +67,6 @@ CONFIGURED = ("train_step", "attention", "precision_error", "training_curve")
 _UNNAMED = ("train_step", "attention")  # of them, those that go without saying
 
 
-def one_of(what: str, value: str, known: Iterable[str]) -> str:
-    """Return `value` if known, else raise a ConfigError that names the nearest valid names."""
-    known = list(known)
-    if value in known:
-        return value
-    near = difflib.get_close_matches(value, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise ConfigError(f"unknown {what} {value!r}: {hint}known: {', '.join(known)}")
-
-
-def _whole(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ConfigError(f"{name} is {value!r}: it must be a whole number")
-
-
-def _number(config: Any, name: str) -> None:
-    value = getattr(config, name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ConfigError(f"{name} is {value!r}: it must be a number")
-
-
-def _counts(config: Any, *names: str) -> None:
-    _whole(config, *names)
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name} is {getattr(config, name)}: it must be at least 1")
-
-
 @dataclass(frozen=True)
 class ModelConfig:
     """A BasicTransformerLM. Lengths in tokens; `context_length` is the longest sequence that the model takes."""
@@ -113,8 +81,8 @@ class ModelConfig:
     rope_theta: float = 10_000.0
 
     def __post_init__(self) -> None:
-        _counts(self, "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length")
-        _number(self, "rope_theta")
+        counts(self, "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length")
+        number(self, "rope_theta")
         if self.rope_theta <= 0:
             raise ConfigError(f"rope_theta is {self.rope_theta}: it must be above 0")
         if self.d_model % self.num_heads:
@@ -184,10 +152,10 @@ class AttentionShape:
     align: str = "upper_left"
 
     def __post_init__(self) -> None:
-        _counts(self, "batch", "heads", "seq", "d_head")
+        counts(self, "batch", "heads", "seq", "d_head")
         for name in ("heads_kv", "seq_k"):
             if getattr(self, name) is not None:
-                _counts(self, name)
+                counts(self, name)
         one_of("alignment", self.align, ALIGNMENTS)
         if self.heads % self.kv_heads:
             fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
@@ -207,11 +175,13 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One cell of a sweep. `model` is what `train_step` measures, `shape` what `attention` measures."""
+    """One cell of a sweep. `model` is what `train_step` measures, `shape` what `attention`, `collective` what
+    `collective` measures."""
 
     workload: str = "train_step"
     model: ModelConfig = PRESETS["small"]
     shape: AttentionShape | None = None
+    collective: CollectiveShape | None = None
     batch_size: int = 4
     seq_len: int | None = None  # tokens; None: the model's context length
     mode: Mode = Mode.TRAIN_STEP
@@ -239,9 +209,9 @@ class RunConfig:
             if not isinstance(value, kind):
                 one_of(name, value, kind)
                 object.__setattr__(self, name, kind(value))
-        _counts(self, "batch_size", "steps", "rounds")
-        _whole(self, "warmup", "seed")
-        _number(self, "warmup_s")
+        counts(self, "batch_size", "steps", "rounds")
+        whole(self, "warmup", "seed")
+        number(self, "warmup_s")
         if self.warmup < 0 or self.warmup_s < 0:
             raise ConfigError(f"warm-up is {self.warmup} steps and {self.warmup_s} s: neither may be negative")
         one_of("compile mode", self.compile, COMPILE_MODES)
@@ -256,16 +226,18 @@ class RunConfig:
         if self.profiler != "none" and self.rounds > 1:
             raise ConfigError(f"a profile is of one visit to a cell, not of {self.rounds} rounds: leave --rounds at 1")
         if self.seq_len is not None:
-            _counts(self, "seq_len")
+            counts(self, "seq_len")
             if self.seq_len > self.model.context_length:
                 raise ConfigError(
                     f"sequence length {self.seq_len} is beyond the model's context length {self.model.context_length}: "
                     f"give --context-length {self.seq_len} or a shorter sequence"
                 )
         if self.memory_limit_bytes is not None:
-            _counts(self, "memory_limit_bytes")
+            counts(self, "memory_limit_bytes")
         if self.workload == "attention" and self.shape is None:
             object.__setattr__(self, "shape", AttentionShape())
+        if self.workload == "collective" and self.collective is None:
+            object.__setattr__(self, "collective", CollectiveShape())
         if self.workload != "attention" and ":" not in self.workload and self.mode is Mode.BACKWARD:
             raise ConfigError("mode backward alone is for the attention workload: use forward-backward")
         if self.workload == "attention" and self.checkpoint != "none":
@@ -356,7 +328,7 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         silent.add("workload")
     said = {
         "workload": config.workload,
-        "": _shape_words(config.shape, silent) if config.shape else _model_words(config, silent),
+        "": _words(config, silent),
         "attention": config.attention,
         "precision": config.precision.value,
         "mode": config.mode.value,
@@ -369,6 +341,12 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
 
 def _same(a: Any, b: Any) -> set[str]:
     return {f.name for f in dataclasses.fields(a) if getattr(a, f.name) == getattr(b, f.name)}
+
+
+def _words(config: RunConfig, silent: Collection[str]) -> str:
+    if config.collective:
+        return str(config.collective)
+    return _shape_words(config.shape, silent) if config.shape else _model_words(config, silent)
 
 
 def _model_words(config: RunConfig, silent: Collection[str]) -> str:

@@ -19,7 +19,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # The first pattern that fits a file says on which floor it is. A new file that fits none belongs into one of them.
 FLOORS = {
     "0": [
-        "__init__", "version", "config", "record", "stats", "cost", "checkpoint_plan",
+        "__init__", "version", "checks", "config", "record", "stats", "cost", "checkpoint_plan",
+        "collectives", "latency_bandwidth",
         "memory_model", "attention_memory", "memory_fit",
         "peaks", "plugins", "validity", "finding",
         "attention/__init__", "workloads/__init__", "parallel/__init__", "profilers/__init__",

@@ -1,0 +1,45 @@
+"""How malformed input is told: one error, and the checks that raise it. Floor 0: no torch."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """Malformed input; the message names the remedy. The command line exits with status 2."""
+
+
+def one_of(what: str, value: str, known: Iterable[str]) -> str:
+    """Return `value` if known, else raise a ConfigError that names the nearest valid names."""
+    known = list(known)
+    if value in known:
+        return value
+    near = difflib.get_close_matches(value, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ConfigError(f"unknown {what} {value!r}: {hint}known: {', '.join(known)}")
+
+
+def whole(config: Any, *names: str) -> None:
+    """Raise ConfigError for a field of `config` that is no whole number."""
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r}: it must be a whole number")
+
+
+def number(config: Any, name: str) -> None:
+    """Raise ConfigError for a field of `config` that is no finite number."""
+    value = getattr(config, name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ConfigError(f"{name} is {value!r}: it must be a number")
+
+
+def counts(config: Any, *names: str) -> None:
+    """Raise ConfigError for a field of `config` that is no whole number of at least 1."""
+    whole(config, *names)
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name} is {getattr(config, name)}: it must be at least 1")
