@@ -1,0 +1,228 @@
+"""Communication against computation on one rank, and waiting against transfer between ranks. Floor 0.
+
+Of one rank's recording, by interval arithmetic: hidden is the time in which a collective ran beside something that
+computes (a kernel, a copy), exposed the time in which it ran alone. With idle, when neither ran, they make up the step:
+
+    step = compute + exposed + idle
+
+so that the difference between a step on N ranks and the same step on one is explained to the last microsecond by what
+is exposed, what computing takes longer beside communication (the collective's kernels take multiprocessors and memory
+bandwidth from it, and some strategies copy), and what the device waits longer for the host (`reconcile`).
+
+Of all ranks' recordings: a collective ends on all ranks at once and lasts on each from when that rank came to it. The
+last to come waits for nobody, so its time is the transfer, and what another rank's lasts longer it has waited. Clocks
+differ between ranks, durations do not (`waiting`).
+
+A CPU records no kernels: there gloo's ranges are the communication, and the phases of the step, but `synchronize`, the
+computation, although within one a rank may wait for a collective too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from cs_systems.analysis.families import family
+from cs_systems.analysis.names import meaning
+from cs_systems.analysis.profile import find_steps
+from cs_systems.analysis.trace import Floats, Ranges, Recording, Step, steps_of
+from cs_systems.config import ConfigError
+from cs_systems.record import Row
+
+GLOO = "gloo:"  # begins the range of each of its collectives
+SYNCHRONIZE = "synchronize"
+
+
+class Intervals(NamedTuple):
+    """Sorted and apart from each other: (count,) each, in s."""
+
+    start_s: Floats
+    end_s: Floats
+
+    @property
+    def length_s(self) -> float:
+        return float((self.end_s - self.start_s).sum())
+
+
+def union(start_s: Floats, end_s: Floats) -> Intervals:
+    """What any of the intervals covers, whatever their order; those of no length cover nothing."""
+    lasting = end_s > start_s
+    order = np.argsort(start_s[lasting], kind="stable")
+    start_s, end_s = start_s[lasting][order], end_s[lasting][order]
+    reached = np.maximum.accumulate(end_s)
+    begins = np.ones(len(start_s), bool)
+    begins[1:] = start_s[1:] > reached[:-1]
+    first = np.flatnonzero(begins)
+    return Intervals(start_s[first], reached[np.append(first[1:], len(start_s)) - 1] if len(first) else end_s[:0])
+
+
+def intersection(a: Intervals, b: Intervals) -> Intervals:
+    """What both cover."""
+    edges = np.unique(np.concatenate([*a, *b]))
+    inside = _covers(a, edges[:-1]) & _covers(b, edges[:-1])
+    return union(edges[:-1][inside], edges[1:][inside])
+
+
+def _covers(intervals: Intervals, time_s: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """For each time whether an interval has begun by then and not ended."""
+    begun, ended = (np.searchsorted(edges, time_s, "right") for edges in intervals)
+    return np.asarray(begun > ended)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What ran in one step on one device: the collectives in order, and what computed. Times from the step's start."""
+
+    step: Step
+    collectives: Intervals  # not merged: of each its start and its end
+    names: tuple[str, ...]
+    computing: Intervals
+
+    @property
+    def communicating(self) -> Intervals:
+        return union(*self.collectives)
+
+    def row(self) -> Row:
+        """{step_s, compute_s, communication_s, hidden_s, exposed_s, idle_s, collectives}."""
+        step_s = self.step.end_s - self.step.start_s
+        compute_s, communication_s = self.computing.length_s, self.communicating.length_s
+        hidden_s = intersection(self.communicating, self.computing).length_s
+        exposed_s = communication_s - hidden_s
+        return {
+            "step_s": step_s,
+            "compute_s": compute_s,
+            "communication_s": communication_s,
+            "hidden_s": hidden_s,
+            "exposed_s": exposed_s,
+            "idle_s": step_s - compute_s - exposed_s,
+            "collectives": len(self.names),
+        }
+
+
+def streams(recording: Recording, steps: str | None = None) -> list[Streams]:
+    """Both streams of each step of one rank. Raises ConfigError where no step is found, as `find_steps` does."""
+    chosen, _ = find_steps(recording, steps)
+    if len(recording.kernels):
+        return _of_kernels(recording, chosen)
+    ranges = recording.ranges
+    gloo = ranges.take(ranges.name.codes_where(lambda name: name.startswith(GLOO)))
+    phases = ranges.take(ranges.name.codes_where(lambda name: meaning(name).phase and name != SYNCHRONIZE))
+    return [_cut(step, _within(gloo, step), _within(phases, step)) for step in chosen]
+
+
+def _of_kernels(recording: Recording, chosen: Sequence[Step]) -> list[Streams]:
+    kernels = recording.kernels
+    number, inside = steps_of(kernels.launched_s, chosen)
+    collective = kernels.function.codes_where(lambda function: family(function.name) == "collective")
+    found = []
+    for index, step in enumerate(chosen):
+        own = inside & (number == index)
+        found.append(
+            _cut(
+                step,
+                (
+                    kernels.start_s[own & collective],
+                    kernels.end_s[own & collective],
+                    [function.name for function in kernels.function.take(own & collective)],
+                ),
+                _with_copies(recording, step, kernels.start_s[own & ~collective], kernels.end_s[own & ~collective]),
+            )
+        )
+    return found
+
+
+def _with_copies(recording: Recording, step: Step, start_s: Floats, end_s: Floats) -> tuple[Floats, Floats, list[str]]:
+    """What computed, with the memcpys and memsets of the step: they hold up a stream as kernels do."""
+    copies = [copy for copy in recording.copies if step.start_s <= copy.start_s < step.end_s]
+    return (
+        np.append(start_s, [copy.start_s for copy in copies]),
+        np.append(end_s, [copy.end_s for copy in copies]),
+        [],
+    )
+
+
+def _within(ranges: Ranges, step: Step) -> tuple[Floats, Floats, list[str]]:
+    """The ranges that began in the step."""
+    own = ranges.take((ranges.start_s >= step.start_s) & (ranges.start_s < step.end_s))
+    return own.start_s, own.end_s, list(own.name)
+
+
+def _cut(
+    step: Step, collective: tuple[Floats, Floats, list[str]], computing: tuple[Floats, Floats, list[str]]
+) -> Streams:
+    """The device may end after the host's range does: the step lasts until both have."""
+    start, end, names = collective
+    order = np.argsort(start, kind="stable")
+    last = max([step.end_s, *end.tolist(), *computing[1].tolist()])
+    return Streams(
+        step._replace(end_s=last),
+        Intervals(start[order] - step.start_s, end[order] - step.start_s),
+        tuple(names[i] for i in order.tolist()),
+        union(computing[0] - step.start_s, computing[1] - step.start_s),
+    )
+
+
+class Waiting(NamedTuple):
+    """Of the collectives of all ranks: (collectives,) what each takes when all are there; (ranks, collectives) how long
+    each rank waited in it for the others."""
+
+    transfer_s: Floats
+    wait_s: Floats
+
+
+def waiting(durations_s: Sequence[Floats]) -> Waiting:
+    """Transfer and waiting of the collectives, of which each rank has the durations in one order.
+
+    Raises ConfigError where the ranks have not the same number of them.
+    """
+    counts = [len(own) for own in durations_s]
+    if len(set(counts)) > 1:
+        raise ConfigError(f"the ranks ran {', '.join(map(str, counts))} collectives: recordings of different steps?")
+    table = np.stack(durations_s)
+    transfer_s = table.min(axis=0)
+    return Waiting(transfer_s, table - transfer_s)
+
+
+def skew_rows(ranks: Sequence[Sequence[Streams]]) -> list[Row]:
+    """A row for each rank, per step: {rank, transfer_s, waiting_s}, from the streams of all ranks.
+
+    Raises ConfigError where they are not of the same steps.
+    """
+    durations = [np.concatenate([s.collectives.end_s - s.collectives.start_s for s in own]) for own in ranks]
+    found, steps = waiting(durations), max(len(ranks[0]), 1)
+    return [
+        {
+            "rank": rank,
+            "transfer_s": float(found.transfer_s.sum()) / steps,
+            "waiting_s": float(own.sum()) / steps,
+        }
+        for rank, own in enumerate(found.wait_s)
+    ]
+
+
+def median_row(found: Sequence[Streams]) -> Row:
+    """Of the steps of one rank the one whose duration is the median: a sum of medians would be no step's."""
+    rows = sorted((one.row() for one in found), key=lambda row: row["step_s"])
+    return rows[(len(rows) - 1) // 2]
+
+
+def reconcile(several: Row, alone: Row, several_s: float, alone_s: float) -> Row:
+    """Why a step on several ranks takes `several_s` where the same step on one takes `alone_s`, both timed cleanly.
+
+    several, alone: `median_row` of a recorded step of each. All in s, and they add up:
+    difference_s = exposed_s + slower_compute_s + waits_longer_s + recorder_s, the last what the recorder changed.
+    """
+    exposed_s = several["exposed_s"] - alone["exposed_s"]
+    slower_s = several["compute_s"] - alone["compute_s"]
+    idle_s = several["idle_s"] - alone["idle_s"]
+    difference_s = several_s - alone_s
+    return {
+        "difference_s": difference_s,
+        "exposed_s": exposed_s,
+        "slower_compute_s": slower_s,
+        "waits_longer_s": idle_s,
+        "recorder_s": difference_s - exposed_s - slower_s - idle_s,
+    }
