@@ -30,6 +30,7 @@ class Phase(StrEnum):
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
+    SYNCHRONIZE = "synchronize"  # what backward has left of making the gradients of all ranks one
     OPTIMIZER = "optimizer"
 
 
@@ -176,7 +177,10 @@ class AttentionShape:
 @dataclass(frozen=True)
 class RunConfig:
     """One cell of a sweep. `model` is what `train_step` measures, `shape` what `attention`, `collective` what
-    `collective` measures."""
+    `collective` measures.
+
+    `batch_size` is what one rank computes, whatever `world_size` is: weak scaling, as a batch per GPU means it.
+    """
 
     workload: str = "train_step"
     model: ModelConfig = PRESETS["small"]
@@ -199,6 +203,9 @@ class RunConfig:
     l2: str = "warm"
     memory_limit_bytes: int | None = None
     seed: int = 0
+    world_size: int = 1  # ranks, each with a device of its own
+    strategy: str = "single"  # how the ranks train together: of `parallel`, several joined by +
+    bucket_size_mb: float | None = None  # 2²⁰ bytes, of a strategy that has buckets; None: its default
     profiler: str = "none"
     profiler_args: tuple[str, ...] = ()  # more options for the profiler's own command
 
@@ -244,9 +251,15 @@ class RunConfig:
             raise ConfigError("one attention call has no blocks to checkpoint: leave --checkpoint out")
         if self.workload == "attention" and self.mode is Mode.TRAIN_STEP:
             raise ConfigError("attention has no train-step: use forward, backward or forward-backward")
+        _check_ranks(self)
         numbered = self.device.startswith("cuda:") and self.device[5:].isdigit()
         if self.device not in ("auto", "cpu", "cuda") and not numbered:
             raise ConfigError(f"unknown device {self.device!r}: use auto, cpu, cuda or cuda:N")
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether it runs on ranks that torch's launcher starts: one rank may try a strategy too, as its baseline."""
+        return self.world_size > 1 or self.strategy != "single"
 
     @property
     def tokens_per_sequence(self) -> int:
@@ -265,6 +278,24 @@ class RunConfig:
         """A hash of every field that differs from its default, so that a new field does not change old keys."""
         text = json.dumps(_without_defaults(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _check_ranks(config: RunConfig) -> None:
+    """What strategies are there, and which of them have buckets, `runner.check` asks."""
+    counts(config, "world_size")
+    if config.bucket_size_mb is not None:
+        number(config, "bucket_size_mb")
+        if config.bucket_size_mb <= 0:
+            raise ConfigError(f"bucket_size_mb is {config.bucket_size_mb}: it must be above 0")
+    if config.strategy == "single" and config.world_size > 1 and config.workload == "train_step":
+        raise ConfigError(
+            f"single trains one process, world_size is {config.world_size}: "
+            "take a strategy such as ddp_bucketed, or world_size 1"
+        )
+    if config.strategy != "single" and config.workload != "train_step" and ":" not in config.workload:
+        raise ConfigError(f"{config.workload} trains no model on several ranks: leave strategy {config.strategy} out")
+    if config.is_distributed and config.device.startswith("cuda:"):
+        raise ConfigError(f"{config.device} is one device, and each rank has its own: use cuda")
 
 
 def _without_defaults(config: Any) -> dict[str, Any]:
@@ -334,6 +365,9 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         "mode": config.mode.value,
         "compile": "" if config.compile == "none" else f"compile={config.compile}",
         "checkpoint": "" if config.checkpoint == "none" else f"checkpoint={config.checkpoint}",
+        "strategy": "" if config.strategy == "single" else config.strategy,
+        "bucket_size_mb": "" if config.bucket_size_mb is None else f"buckets of {config.bucket_size_mb:g} MB",
+        "world_size": "" if config.world_size == 1 else f"{config.world_size} ranks",
         "profiler": "" if config.profiler == "none" else f"under {config.profiler}",
     }
     return " · ".join(text for name, text in said.items() if text and name not in silent)

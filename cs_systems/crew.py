@@ -16,6 +16,7 @@ from typing import Any
 from cs_systems import profiled
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.process import ANSWER_TIMEOUT_S, Event, Worker, WorkerDied, WorkerTimeout, run_request
+from cs_systems.ranks import Kind, Ranks
 from cs_systems.record import DONE, Environment, Row, RunRecord, make_key, read_records, records_path
 
 
@@ -24,7 +25,9 @@ class Crew:
 
     def __init__(self, folder: Path | None = None, timeout_s: float | None = None) -> None:
         self._folder, self._timeout_s = folder, timeout_s
-        self._worker: Worker | None = None
+        self._worker: Worker | Ranks | None = None
+        self._kind: Kind | None = None  # of ranks; None: one worker
+        self._refusals: dict[Kind, str | None] = {}
         self._first_hello: Event | None = None
         self._environments: dict[str, Environment] = {}
 
@@ -38,12 +41,23 @@ class Crew:
         if self._worker is not None:
             self._worker.close()
 
-    def _ready(self) -> Worker:
-        if self._worker is None or not self._worker.alive:
-            self._worker = Worker(self._log)
+    def _ready(self, kind: Kind | None = None) -> Worker | Ranks:
+        """The worker, or ranks of that kind. One or the other: idle processes would hold memory and be in the way."""
+        if self._worker is not None and (kind != self._kind or not self._worker.alive):
+            self._dismiss()
+            self._worker = None
+        if self._worker is None:
+            self._worker, self._kind = Ranks(kind, self._log) if kind else Worker(self._log), kind
             self._first_hello = self._first_hello or self._worker.hello
             same_device(self._first_hello, self._worker.hello)
         return self._worker
+
+    def _refusal(self, kind: Kind) -> str | None:
+        """Why ranks of that kind cannot run here, asked before they are started."""
+        if kind not in self._refusals:
+            self.environment(kind.device)  # known when they are lost
+            self._refusals[kind] = self._ask(op="fits", device=kind.device, world_size=kind.world_size)["reason"]
+        return self._refusals[kind]
 
     @property
     def _log(self) -> Path | None:
@@ -124,8 +138,8 @@ class Crew:
             )
             configs = [c for c, row in zip(configs, rows, strict=True) if not _does_not_fit(row)]
         together = [c for c in configs if interleave and c.profiler == "none"]
-        if together:
-            yield from self._measure_group(together, repeat, on_visit)
+        for kind in dict.fromkeys(map(Kind.of, together)):
+            yield from self._measure_group([c for c in together if Kind.of(c) == kind], repeat, on_visit)
         for config in configs:
             if config.profiler != "none":
                 yield self._profile(config, repeat, on_visit)
@@ -138,7 +152,8 @@ class Crew:
             out = profiled.prefix(Path(folder), config, repeat)
             launch = profiled.launcher(config, out, on_cuda=self.on_cuda(config))
             self._dismiss()  # it would be another process on the GPU
-            self._worker = Worker(self._log, launch)
+            if not config.is_distributed:
+                self._worker, self._kind = Worker(self._log, launch), None
             [record] = self._measure_group([config], repeat, on_visit, out)
             self._dismiss()
             return profiled.with_profile(record, out, keep=self._folder is not None)
@@ -158,11 +173,15 @@ class Crew:
         on_visit: Callable[[RunConfig], None],
         out: Path | None = None,
     ) -> Iterator[RunRecord]:
-        waiting = list(configs)
+        """Cells of one kind."""
+        waiting, kind = list(configs), Kind.of(configs[0])
+        if kind and (reason := self._refusal(kind)):
+            yield from (self._record(config, repeat, "unavailable", reason) for config in configs)
+            return
         while waiting:
             asked, current = list(waiting), waiting[0]
             try:
-                for event in self._ready().request(self._timeout_s, **run_request(asked, repeat, out)):
+                for event in self._ready(kind).request(self._timeout_s, **run_request(asked, repeat, out)):
                     current = asked[event["cell"]]
                     if event["event"] == "visit":
                         on_visit(current)
@@ -178,7 +197,8 @@ class Crew:
     def _casualty(self, config: RunConfig, repeat: int, error: Exception) -> RunRecord:
         if isinstance(error, WorkerTimeout):
             return self._record(config, repeat, "timeout", f"{error}: raise --timeout-s")
-        return self._record(config, repeat, "killed", f"the worker was lost: {error}")
+        lost = error if config.is_distributed else f"the worker was lost: {error}"
+        return self._record(config, repeat, "killed", str(lost))
 
     def _record(self, config: RunConfig, repeat: int, status: str, reason: str, **results: list[Row]) -> RunRecord:
         environment = self.environment(config.device)

@@ -161,7 +161,10 @@ def _resident_bytes() -> int | None:
 
 
 def resolve(name: str) -> Device:
-    """The device that `auto`, `cpu`, `cuda` or `cuda:N` means here. Raises DeviceUnavailable."""
+    """The device that `auto`, `cpu`, `cuda` or `cuda:N` means here. Raises DeviceUnavailable.
+
+    Of the ranks that torch's launcher starts on a machine, each has the GPU of its LOCAL_RANK.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
@@ -169,11 +172,21 @@ def resolve(name: str) -> Device:
     if not torch.cuda.is_available():
         why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
         raise DeviceUnavailable(f"no CUDA: {why}; run with --device cpu, or `cs-systems doctor` for what is missing")
-    index = int(name[5:]) if name.startswith("cuda:") else 0
+    index = int(name[5:]) if name.startswith("cuda:") else int(os.environ.get("LOCAL_RANK", 0))
     if index >= torch.cuda.device_count():
         raise DeviceUnavailable(f"there is no {name}: torch sees {torch.cuda.device_count()} GPU(s)")
     torch.cuda.set_device(index)
     return Device(torch.device("cuda", index))
+
+
+def too_few(name: str, world_size: int) -> str | None:
+    """Why so many ranks cannot have a device each on this machine, with the remedy; None where they can."""
+    if world_size == 1 or not resolve(name).is_cuda or (count := torch.cuda.device_count()) >= world_size:
+        return None
+    return (
+        f"{world_size} ranks need a GPU each, torch sees {count}: use a world size up to {count}, "
+        "or --device cpu, or torchrun on several machines"
+    )
 
 
 def resolve_or_cpu(name: str) -> Device:

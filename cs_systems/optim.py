@@ -51,8 +51,14 @@ class AdamW(torch.optim.Optimizer):
         return loss
 
 
-def make_optimizer(name: str, params: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
-    """The optimizer `name` of config.OPTIMIZERS but `default`, which the caller resolves."""
+def optimizer_class(name: str) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
+    """What makes the optimizer `name` of config.OPTIMIZERS but `default`, which the caller resolves: class, options."""
     if name == "adamw":
-        return AdamW(params, **options)
-    return torch.optim.AdamW(params, fused=name == "adamw_fused", foreach=name == "adamw_foreach", **options)
+        return AdamW, {}
+    return torch.optim.AdamW, {"fused": name == "adamw_fused", "foreach": name == "adamw_foreach"}
+
+
+def make_optimizer(name: str, params: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+    """The optimizer of that name for one process."""
+    cls, own = optimizer_class(name)
+    return cls(params, **own, **options)

@@ -7,6 +7,7 @@ name somebody else's code and work wherever a built-in name does.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -64,6 +65,31 @@ def get(package: str, name: str) -> Any:
     if not hasattr(module, attribute):
         raise ConfigError(f"cannot load {name!r}: {source} has no {attribute!r}")
     return getattr(module, attribute)
+
+
+def declared(package: str, name: str) -> dict[str, Any]:
+    """What the file of a built-in plug-in gives its constant by name and written out (`options=("size",)`,
+    `splits=frozenset({"batch"})`), read without importing it."""
+    source = (Path(__file__).parent / package / f"{check(package, name)}.py").read_text()
+    constant = CONSTANTS[package]
+    made = (
+        node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [constant]
+    )
+    call = next(made, None)
+    if not isinstance(call, ast.Call):
+        return {}
+    found = {}
+    for keyword in call.keywords:
+        value = keyword.value
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "frozenset":
+            value = value.args[0] if value.args else ast.Tuple([])
+        try:
+            found[str(keyword.arg)] = ast.literal_eval(value)
+        except ValueError:  # computed: only importing it tells
+            continue
+    return found
 
 
 def provenance(name: str) -> dict[str, str] | None:

@@ -46,6 +46,24 @@ def run_request(configs: Sequence[RunConfig], repeat: int, out: Path | None) -> 
     return {"op": "run", "cells": [c.to_dict() for c in configs], "repeat": repeat, "out": out and str(out)}
 
 
+class Log:
+    """Where a process's output goes: a file that others write to as well, or one that is gone with it."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.stream: IO[bytes] = tempfile.TemporaryFile() if path is None else path.open("ab+")  # noqa: SIM115
+        self.begin = self.stream.seek(0, os.SEEK_END)  # of what is this process's, and then this visit's
+
+    def tail(self, size_bytes: int) -> str:
+        end = self.stream.seek(0, os.SEEK_END)
+        self.stream.seek(max(self.begin, end - size_bytes))
+        return self.stream.read().decode(errors="replace")
+
+    def last_words(self) -> str:
+        lines = [line for line in self.tail(4096).splitlines() if line.strip()]
+        last = " | ".join(lines[-3:])[-500:]
+        return f"; its last words: {last}" if last else ""
+
+
 class Worker:
     """One `python -m cs_systems.worker`, started on creation and killed on `close`.
 
@@ -53,16 +71,15 @@ class Worker:
     """
 
     def __init__(self, log: Path | None = None, wrap: Callable[[list[str]], list[str]] = list) -> None:
-        self._log: IO[bytes] = tempfile.TemporaryFile() if log is None else log.open("ab+")  # noqa: SIM115
-        self._begin = self._log.seek(0, os.SEEK_END)  # of what is this worker's, and then this visit's
+        self._log = Log(log)
         request_read, self._requests = os.pipe()
         self._replies, reply_write = os.pipe()
         self._buffer = b""
         self._process = subprocess.Popen(
             wrap(worker_command(request_read, reply_write)),
             stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
+            stdout=self._log.stream,
+            stderr=self._log.stream,
             pass_fds=(request_read, reply_write),
             start_new_session=True,  # Ctrl-C in the terminal is for the parent alone
         )
@@ -97,7 +114,7 @@ class Worker:
 
     def finish(self) -> None:
         """Let the worker end by itself, and whatever wraps it finish its own work."""
-        if self._log.closed:
+        if self._log.stream.closed:
             return
         os.close(self._requests)
         self._requests = os.open(os.devnull, os.O_WRONLY)
@@ -107,14 +124,14 @@ class Worker:
 
     def close(self) -> None:
         """Kill the process and all that it started; once only, for its number may be another's by then."""
-        if self._log.closed:
+        if self._log.stream.closed:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # a worker under a wrapper ends with its parent
         self._process.wait()
         for descriptor in (self._requests, self._replies):
             os.close(descriptor)
-        self._log.close()
+        self._log.stream.close()
 
     def _read(self, timeout_s: float | None) -> Event:
         deadline = time.monotonic() + (timeout_s or 0.0)
@@ -128,7 +145,7 @@ class Worker:
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         event: Event = json.loads(line)
-        self._begin = event.get("log_bytes", self._begin)
+        self._log.begin = event.get("log_bytes", self._log.begin)
         return event
 
     def _obituary(self) -> str:
@@ -136,15 +153,13 @@ class Worker:
         try:
             status = self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            return f"it closed its pipes and went on for {GRACE_S:g} s without them{self._last_words()}"
-        how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-        if status == -signal.SIGKILL:
-            how += " (by hand, or by the system when memory ran out)"
-        return how + self._last_words()
+            return f"it closed its pipes and went on for {GRACE_S:g} s without them{self._log.last_words()}"
+        return how_it_ended(status) + self._log.last_words()
 
-    def _last_words(self) -> str:
-        end = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(self._begin, end - 4096))
-        lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
-        last = " | ".join(lines[-3:])[-500:]
-        return f"; its last words: {last}" if last else ""
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words; negative it is a signal's number."""
+    if status >= 0:
+        return f"exited with status {status}"
+    by = " (by hand, or by the system when memory ran out)" if status == -signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-status).name}{by}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cs_systems import plugins, profiled
+from cs_systems import parallel, plugins, profiled
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.crew import Crew
 from cs_systems.process import Event
@@ -42,7 +42,8 @@ OnProgress = Callable[[Progress], None]
 
 
 def check(configs: Sequence[RunConfig]) -> None:
-    """Raise ConfigError for a name that no plug-in has, or a profiler that cannot work here, before anything runs."""
+    """Raise ConfigError for a name that no plug-in has, strategies that do not go together, or a profiler that cannot
+    work here, before anything runs."""
     for name in {c.profiler for c in configs}:
         profiler: Profiler = plugins.get("profilers", name)
         if reason := profiler.problem():
@@ -51,6 +52,8 @@ def check(configs: Sequence[RunConfig]) -> None:
         plugins.check("workloads", name)
     for name in {c.attention for c in configs}:
         plugins.check("attention", name)
+    for name, has_buckets in {(c.strategy, c.bucket_size_mb is not None) for c in configs}:
+        parallel.check(name, ["bucket_size_mb"] if has_buckets else [])
 
 
 def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None = None) -> RunRecord:

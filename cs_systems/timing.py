@@ -7,6 +7,8 @@ too: how long it took to submit a phase, and how far the device was behind when 
 A workload with `hides_launches` asks for kernels without the launches before them: the device is then kept busy after
 the first synchronisation until the host has submitted the step, and the step is timed by the device alone. A CUDA graph
 would hide launches too, but would run other code than the caller's, and what synchronises or tunes cannot be captured.
+
+On N ranks each measures itself; they begin a step together, after a barrier.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
+from cs_systems import world
 from cs_systems.annotate import STEP, annotate
 from cs_systems.device import Device
 from cs_systems.probes import Probes
@@ -51,7 +54,9 @@ def measure(
     started, warmed, timed = clock(), 0, 0
     with ExitStack() as watched:
         while timed < steps:
-            is_warmup = warmed < warmup or clock() - started < warmup_s
+            is_warmup = warmed < warmup
+            if warmup_s and not is_warmup:
+                is_warmup = world.agreed(clock() - started < warmup_s, device)
             if not is_warmup and timed == 0:
                 watched.enter_context(region())
             sample = _sample(workload, device, probes, clock, hold_s, round=round, warmup=is_warmup)
@@ -67,7 +72,7 @@ def _sample(
     workload.prepare()
     before = probes.read()
     names: list[str] = []
-    device.synchronize()
+    world.wait_for_all(device)
     with _no_garbage_collection(), annotate(STEP):
         host, start = [clock()], device.mark()
         marks = [start if hold_s is None else _hold(device, hold_s)]

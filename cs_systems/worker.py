@@ -10,8 +10,17 @@ First comes {"event": "ready", "device": what `auto` means here}; then, for each
         → {"event": "preflight", "row": {"reason", "predicted_peak_bytes", "device_memory_bytes"}}…
     {"op": "environment", "device": "auto"}
         → {"event": "environment", "environment": …}
+    {"op": "fits", "device": "auto", "world_size": 2}
+        → {"event": "fits", "reason": why so many ranks cannot have a device each, or null}
     {"op": "doctor"}
         → {"event": "doctor", "rows": [{"check", "state", "found", "remedy"}…]}
+
+As one of N ranks, which torch's launcher starts, it takes the path of a socket instead of pipes, and says in "ready"
+which rank it is, its pid and what it is on. The first request is then
+
+    {"op": "join", "device": "auto", "patience_s": 25}
+
+and every rank gets the same requests and answers each.
 
 Without pipes it takes one `run` request as its argument, for a profiler that a person starts by hand:
 `python -m cs_systems.worker '{"op": "run", …}'`.
@@ -19,21 +28,22 @@ Without pipes it takes one `run` request as its argument, for a profiler that a 
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any, TextIO
 
 from cs_systems import device as devices
-from cs_systems import doctor
+from cs_systems import doctor, world
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.device import DeviceUnavailable
 from cs_systems.environment import environment
 from cs_systems.execute import preflight, run_cells
+from cs_systems.lifeline import die_with_parent
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 
@@ -52,7 +62,14 @@ def _preflight_row(config: RunConfig) -> Row:
     return row
 
 
-def serve(requests: TextIO, replies: TextIO) -> None:
+def _too_few(device: str, world_size: int) -> str | None:
+    try:
+        return devices.too_few(device, world_size)
+    except DeviceUnavailable as error:
+        return str(error)
+
+
+def serve(requests: TextIO, replies: TextIO, introduction: dict[str, Any]) -> None:
     """Answer requests until the pipe closes, or until CUDA is lost in this process."""
 
     def emit(event: dict[str, Any]) -> None:
@@ -62,7 +79,7 @@ def serve(requests: TextIO, replies: TextIO) -> None:
         replies.write(json.dumps(event) + "\n")
         replies.flush()
 
-    emit({"event": "ready", "device": devices.resolve("auto").name})
+    emit({"event": "ready", **introduction})
     for line in requests:
         request = json.loads(line)
         configs = [RunConfig.from_dict(cell) for cell in request.get("cells", ())]
@@ -76,20 +93,15 @@ def serve(requests: TextIO, replies: TextIO) -> None:
         elif request["op"] == "environment":
             device = devices.resolve_or_cpu(request["device"])
             emit({"event": "environment", "environment": dataclasses.asdict(environment(device))})
+        elif request["op"] == "fits":
+            emit({"event": "fits", "reason": _too_few(request["device"], request["world_size"])})
+        elif request["op"] == "join":
+            world.join(devices.resolve(request["device"]), request["patience_s"])
         elif request["op"] == "doctor":
             emit({"event": "doctor", "rows": doctor.checks()})
         emit({"event": "done", "usable": usable})
         if not usable:
             return
-
-
-def _die_with_parent() -> None:
-    """A killed parent must not leave a worker that goes on measuring for nobody (Linux only)."""
-    pr_set_pdeathsig = 1
-    try:
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    except (OSError, AttributeError):
-        return
 
 
 def run_once(request: dict[str, Any]) -> int:
@@ -108,13 +120,26 @@ def run_once(request: dict[str, Any]) -> int:
 
 
 def main() -> None:
-    if len(sys.argv) == 2:
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         sys.exit(run_once(json.loads(sys.argv[1])))
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    if len(sys.argv) == 2:
+        _serve_as_rank(sys.argv[1])
+        return
     request_fd, reply_fd = int(sys.argv[1]), int(sys.argv[2])
     with os.fdopen(request_fd) as requests, os.fdopen(reply_fd, "w") as replies:
-        serve(requests, replies)
+        serve(requests, replies, {"device": devices.resolve("auto").name})
+
+
+def _serve_as_rank(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.connect(path)
+        device = devices.resolve("auto")
+        which = {"rank": int(os.environ["RANK"]), "pid": os.getpid(), "device": device.name}
+        with channel.makefile("r") as requests, channel.makefile("w") as replies:
+            serve(requests, replies, which)
+    world.leave()
 
 
 if __name__ == "__main__":

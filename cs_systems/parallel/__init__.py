@@ -46,7 +46,8 @@ def _plain_optimizer(
 class ParallelStrategy:
     """One way to share the work of a step. Each hook is the identity unless given, so that strategies compose.
 
-    splits: what each rank has only a part of: "batch", "optimizer", "gradients", "parameters".
+    splits: what each rank has only a part of: "batch", "optimizer", "gradients", "parameters". Written out as it is
+        here, like `options`: a process without torch reads both from the file.
     wrap: `(model, **options) -> model`, before the optimizer is made.
     finish_gradients: `(wrapped model)`, after backward and before the optimizer's step.
     make_optimizer: `(params, cls, **kw)` makes what steps like `cls(params, **kw)`.
@@ -66,22 +67,27 @@ class ParallelStrategy:
     for_unused: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check(name: str) -> list[str]:
-    """The parts of `"ddp_bucketed+zero1"`; ConfigError for an unknown one. Imports none of them, and no torch."""
-    return [plugins.check("parallel", part) for part in name.split("+")]
+def check(name: str, options: Iterable[str] = ()) -> list[str]:
+    """The parts of `"ddp_bucketed+zero1"`. Reads their files, and imports none of them, nor torch.
+
+    Raises ConfigError for an unknown strategy or option and for a composition that makes no sense.
+    """
+    parts = [plugins.check("parallel", part) for part in name.split("+")]
+    declared = {part: plugins.declared("parallel", part) for part in parts}
+    _check_sense(name, {part: frozenset(said.get("splits", {"batch"})) for part, said in declared.items()})
+    known = [option for said in declared.values() for option in said.get("options", ())]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{name} has no option {option!r}: it knows {', '.join(known) or 'none'}")
+    return parts
 
 
 def compose(name: str, **options: Any) -> ParallelStrategy:
     """The strategy of that name, or several joined by `+`; `options` go to the wrap of the part that knows them.
 
-    Raises ConfigError for an unknown strategy or option and for a composition that makes no sense.
+    Raises ConfigError as `check` does.
     """
-    parts: dict[str, ParallelStrategy] = {part: plugins.get("parallel", part) for part in check(name)}
-    _check_sense(name, parts)
-    known = [option for part in parts.values() for option in part.options]
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"{name} has no option {option!r}: it knows {', '.join(known) or 'none'}")
+    parts: dict[str, ParallelStrategy] = {part: plugins.get("parallel", part) for part in check(name, options)}
     volumes = [part.sent_bytes for part in parts.values()]
 
     def wrap(model: nn.Module) -> nn.Module:
@@ -103,21 +109,21 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
         finish_gradients=finish_gradients,
         make_optimizer=makers[0] if makers else _plain_optimizer,
         sent_bytes=None if None in volumes else sent_bytes,
-        options=tuple(known),
+        options=tuple(option for part in parts.values() for option in part.options),
         one_dtype=any(part.one_dtype for part in parts.values()),
         for_unused={key: value for part in parts.values() for key, value in part.for_unused.items()},
     )
 
 
-def _check_sense(name: str, parts: Mapping[str, ParallelStrategy]) -> None:
+def _check_sense(name: str, parts: Mapping[str, frozenset[str]]) -> None:
     """Every quantity is split once, and the batch is: else nobody would average the gradients."""
     if len(parts) < name.count("+") + 1:
         raise ConfigError(f"{name} names a strategy twice: name each once")
     owners: dict[str, str] = {}
-    for part, strategy in parts.items():
-        if not strategy.splits and len(parts) > 1:
+    for part, splits in parts.items():
+        if not splits and len(parts) > 1:
             raise ConfigError(f"{name} makes no sense: {part} shares nothing, leave it out")
-        for thing in sorted(strategy.splits):
+        for thing in sorted(splits):
             if thing in owners:
                 raise ConfigError(f"{name} makes no sense: {owners[thing]} and {part} both split the {thing}: take one")
             owners[thing] = part

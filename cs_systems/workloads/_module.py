@@ -46,11 +46,11 @@ class ModuleStep(Training):
 
     def prepare(self) -> None:
         self.output = self.loss = None
-        self.model.zero_grad(set_to_none=True)
+        self.wrapped.zero_grad(set_to_none=True)
 
     def _forward(self) -> None:
         with torch.set_grad_enabled(self.config.mode is not Mode.FORWARD), self.device.autocast(self.config.precision):
-            self.output = self.model(*self.inputs)
+            self.output = self.wrapped(*self.inputs)
 
     def _compute_loss(self) -> None:
         with self.device.autocast(self.config.precision):

@@ -11,23 +11,29 @@ from torch import Tensor, nn
 
 from cs_systems.config import Mode, Phase, Precision, RunConfig
 from cs_systems.device import Device
-from cs_systems.optim import make_optimizer
+from cs_systems.optim import optimizer_class
+from cs_systems.parallel import compose
 
 
 class Training:
     """`config.mode` says how many of the phases run; forward and loss are the subclass's own.
 
+    model, wrapped: as it was given, and as `config.strategy` wraps it, which is what a step calls.
     optimizer, optimizer_name: None where nothing is updated. loss: of the last step, a scalar.
     """
 
     def __init__(self, config: RunConfig, device: Device, model: nn.Module) -> None:
         self.config, self.device, self.model = config, device, model
+        buckets = {} if config.bucket_size_mb is None else {"bucket_size_mb": config.bucket_size_mb}
+        self.strategy = compose(config.strategy, **buckets)
+        self.wrapped = self.strategy.wrap(model)
         self.scaler = torch.amp.GradScaler(device.torch.type, enabled=config.precision is Precision.FP16)
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizer_name: str | None = None
         if config.mode is Mode.TRAIN_STEP:
             self.optimizer_name = "adamw_fused" if config.optimizer == "default" else config.optimizer
-            self.optimizer = make_optimizer(self.optimizer_name, model.parameters())
+            cls, options = optimizer_class(self.optimizer_name)
+            self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), cls, **options)
         self.loss: Tensor | None = None
 
     def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -35,6 +41,8 @@ class Training:
         if self.config.mode is not Mode.FORWARD:
             yield Phase.LOSS, self._compute_loss
             yield Phase.BACKWARD, self._backward
+            if self.strategy.splits:
+                yield Phase.SYNCHRONIZE, self._synchronize
         if self.config.mode is Mode.TRAIN_STEP:
             yield Phase.OPTIMIZER, self._update
 
@@ -47,6 +55,9 @@ class Training:
     def _backward(self) -> None:
         assert self.loss is not None
         self.scaler.scale(self.loss).backward()
+
+    def _synchronize(self) -> None:
+        self.strategy.finish_gradients(self.wrapped)
 
     def _update(self) -> None:
         assert self.optimizer is not None

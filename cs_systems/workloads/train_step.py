@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cs_systems import cost, memory_model, plugins
+from cs_systems import cost, memory_model, plugins, world
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.checkpointing import apply_checkpointing
 from cs_systems.checkpointing import unavailable as checkpointing_unavailable
@@ -23,7 +23,7 @@ from cs_systems.workloads._training import Training
 
 
 class TrainStep(Training):
-    """Parameters, tokens and targets come from `config.seed`."""
+    """Parameters, tokens and targets come from `config.seed`; of N ranks each has tokens of its own."""
 
     def __init__(self, config: RunConfig, device: Device) -> None:
         self.preflight(config, device)
@@ -32,14 +32,17 @@ class TrainStep(Training):
         with device.torch:
             model = BasicTransformerLM(config.model, self.backend)
             shape = (config.batch_size, config.tokens_per_sequence)
+            if world.rank():
+                torch.manual_seed(config.seed + world.rank())
             self.tokens = torch.randint(config.model.vocab_size, shape)
             self.targets = torch.randint(config.model.vocab_size, shape)
         if config.precision is Precision.BF16_PURE:
             for parameter in model.parameters():
                 parameter.data = parameter.data.bfloat16()
         apply_checkpointing(model, config.checkpoint)
-        self.run_model = _compiled(model, config.compile)
+        self.parameters = sum(p.numel() for p in model.parameters())
         super().__init__(config, device, model)
+        self.run_model = _compiled(self.wrapped, config.compile)
         self.logits: Tensor | None = None
 
     @staticmethod
@@ -48,12 +51,14 @@ class TrainStep(Training):
         backend = check_backend(config, device, call)
         if reason := checkpointing_unavailable(config.checkpoint, config.attention):
             raise Unavailable(reason)
+        if config.is_distributed:
+            return None  # the formulas are of one process
         resolved = replace(config, device=device.torch.type)
         return memory_model.step_memory(resolved, backend.algorithm(call)).peak_bytes if backend else None
 
     def prepare(self) -> None:
         self.logits = self.loss = None
-        self.model.zero_grad(set_to_none=True)
+        self.wrapped.zero_grad(set_to_none=True)
         if self.config.compile in ("reduce-overhead", "max-autotune"):
             torch.compiler.cudagraph_mark_step_begin()
 
@@ -83,7 +88,7 @@ class TrainStep(Training):
             "checkpoint": self.config.checkpoint,
             "optimizer": self.optimizer_name,
             "tokens": self.tokens.numel(),
-            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "parameters": self.parameters,
             "loss": None if self.loss is None else float(self.loss.detach()),
         }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cs_systems import plugins
 from cs_systems.config import ConfigError
 from cs_systems.parallel import check, compose
 from tests.parallel.launch import launch
@@ -60,6 +61,13 @@ def test_a_composition_without_sense_is_refused(name: str, complaint: str) -> No
 def test_an_option_that_no_part_knows_is_refused() -> None:
     with pytest.raises(ConfigError, match="ddp_bucketed\\+zero1 has no option 'bucket': it knows bucket_size_mb"):
         compose("ddp_bucketed+zero1", bucket=3)
+
+
+@pytest.mark.parametrize("name", plugins.names("parallel"))
+def test_what_is_read_from_a_file_is_what_it_exports(name: str) -> None:
+    declared, strategy = plugins.declared("parallel", name), plugins.get("parallel", name)
+    assert frozenset(declared.get("splits", {"batch"})) == strategy.splits
+    assert declared.get("options", ()) == strategy.options
 
 
 def test_names_are_checked_without_torch() -> None:

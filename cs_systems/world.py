@@ -1,0 +1,59 @@
+"""This process as one of N ranks, or alone: then nothing here does anything. Floor 1.
+
+Steps of N ranks begin together, behind a barrier that no time counts. What a rank then takes longer than its peers in
+one phase, they wait for in the next one that needs all of them: see `slowest`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from cs_systems.device import Device
+
+
+def join(device: Device, patience_s: float) -> None:
+    """Join the ranks that torch's launcher has started: by NCCL on GPUs, by gloo on CPUs.
+
+    patience_s: for how long a collective waits for a rank that does not come, before it fails.
+    """
+    dist.init_process_group(
+        "nccl" if device.is_cuda else "gloo",
+        timeout=timedelta(seconds=patience_s),
+        device_id=device.torch if device.is_cuda else None,
+    )
+
+
+def leave() -> None:
+    if joined():
+        dist.destroy_process_group()
+
+
+def joined() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def size() -> int:
+    return dist.get_world_size() if joined() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if joined() else 0
+
+
+def wait_for_all(device: Device) -> None:
+    """Go on when every rank is here, and what was asked of the device is done."""
+    if joined():
+        dist.barrier(device_ids=[device.torch.index] if device.is_cuda else None)
+    device.synchronize()
+
+
+def agreed(answer: bool, device: Device) -> bool:
+    """What rank 0 answers, on every rank: clocks differ, and ranks that took other ways would wait for each other."""
+    if size() == 1:
+        return answer
+    told = torch.tensor(answer, device=device.torch)
+    dist.broadcast(told, 0)
+    return bool(told)

@@ -1,0 +1,84 @@
+"""Cells on N ranks: started by torch's launcher, measured together, one record each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cs_systems import sweep
+from cs_systems.config import PRESETS, ConfigError, RunConfig
+from cs_systems.record import RunRecord
+from cs_systems.runner import check
+from tests.test_survival import WORKLOADS
+
+TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=1, steps=3)
+CELLS = {
+    "ddp_flat": replace(TINY, strategy="ddp_flat", world_size=2),
+    "composed": replace(TINY, strategy="ddp_bucketed+zero1", world_size=2, bucket_size_mb=0.1, warmup_s=0.05),
+    "any workload": replace(TINY, workload=f"{WORKLOADS}:fine", world_size=2),
+    "one rank": replace(TINY, strategy="ddp_flat"),
+}
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[str, RunRecord]:
+    found = list(sweep(list(CELLS.values())))
+    return dict(zip(CELLS, found, strict=True))
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell_on_ranks_is_one_record(records: dict[str, RunRecord], name: str) -> None:
+    record = records[name]
+    assert (record.status, record.reason) == ("ok", None)
+    assert record.run_config == CELLS[name]
+    assert record.measurement is not None
+    assert len(record.measurement.timed) == 3
+
+
+def test_gradients_are_made_one_in_a_phase_of_its_own(records: dict[str, RunRecord]) -> None:
+    phases = ("forward", "loss", "backward", "synchronize", "optimizer")
+    assert [m.phase_names() for name in ("ddp_flat", "one rank") if (m := records[name].measurement)] == [phases] * 2
+
+
+def test_each_rank_is_kept_beside_the_slowest(records: dict[str, RunRecord]) -> None:
+    record = records["ddp_flat"]
+    phases = ["forward", "loss", "backward", "synchronize", "optimizer", "step"]
+    rows = record.results["ranks"]
+    assert [(row["rank"], row["phase"]) for row in rows] == [(rank, p) for rank in (0, 1) for p in phases]
+    assert record.measurement is not None
+    for phase in phases:
+        medians = [row["median_s"] for row in rows if row["phase"] == phase]
+        assert max(medians) <= max(record.measurement.durations_s(phase))
+    assert record.results["ran"][0]["tokens"] == 64  # of one rank
+
+
+def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
+    record, harmless = sweep([replace(CELLS["ddp_flat"], device="cuda", world_size=999), TINY])
+    assert record.status == "unavailable"
+    assert record.reason is not None
+    assert "999 ranks need a GPU each" in record.reason or "no CUDA" in record.reason
+    assert harmless.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"strategy": "ddp_bucket"}, "unknown parallel strategy 'ddp_bucket': did you mean ddp_bucketed"),
+        ({"strategy": "ddp_flat+ddp_naive"}, "ddp_flat and ddp_naive both split the batch: take one"),
+        ({"strategy": "zero1"}, "zero1 leaves the gradients of the ranks different: write ddp_bucketed\\+zero1"),
+        ({"strategy": "ddp_flat", "bucket_size_mb": 2}, "ddp_flat has no option 'bucket_size_mb': it knows none"),
+        ({"world_size": 1, "bucket_size_mb": 2}, "single has no option 'bucket_size_mb'"),
+        ({"strategy": "ddp_flat", "bucket_size_mb": 0}, "bucket_size_mb is 0: it must be above 0"),
+        ({"world_size": 0, "strategy": "ddp_flat"}, "world_size is 0: it must be at least 1"),
+        ({}, "single trains one process, world_size is 2: take a strategy such as ddp_bucketed"),
+        ({"strategy": "ddp_flat", "device": "cuda:1"}, "cuda:1 is one device, and each rank has its own: use cuda"),
+        (
+            {"strategy": "ddp_flat", "workload": "attention", "mode": "forward"},
+            "attention trains no model on several ranks: leave strategy ddp_flat out",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_any_process_starts(fields: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check([replace(TINY, **{"world_size": 2, **fields})])  # type: ignore[arg-type]
