@@ -288,10 +288,8 @@ def _check_ranks(config: RunConfig) -> None:
         if config.bucket_size_mb <= 0:
             raise ConfigError(f"bucket_size_mb is {config.bucket_size_mb}: it must be above 0")
     if config.strategy == "single" and config.world_size > 1 and config.workload == "train_step":
-        raise ConfigError(
-            f"single trains one process, world_size is {config.world_size}: "
-            "take a strategy such as ddp_bucketed, or world_size 1"
-        )
+        remedy = "take a strategy such as ddp_bucketed, or world_size 1"
+        raise ConfigError(f"single trains one process, world_size is {config.world_size}: {remedy}")
     if config.strategy != "single" and config.workload != "train_step" and ":" not in config.workload:
         raise ConfigError(f"{config.workload} trains no model on several ranks: leave strategy {config.strategy} out")
     if config.is_distributed and config.device.startswith("cuda:"):
