@@ -4,24 +4,28 @@ A strategy trains one model on N ranks, each with its part of the batch, to the 
 the whole batch. Each rank calls
 
     strategy = compose("ddp_bucketed+zero1", bucket_size_mb=25)
+    part, parts = strategy.part_of_batch(rank, world_size)
     model = strategy.wrap(model)
     optimizer = strategy.make_optimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
-    loss(model(part of the batch)).backward()
+    loss(model(batch.chunk(parts)[part])).backward()
     strategy.finish_gradients(model)
     optimizer.step()
 
-after `torch.distributed.init_process_group` (NCCL on GPUs, gloo on CPUs). Ψ below is the bytes of all trainable
-parameters; volumes are bytes that a rank sends in a step, in rings.
+after `torch.distributed.init_process_group` (NCCL on GPUs, gloo on CPUs). `fsdp+tp` arranges the ranks in two
+dimensions: `tp_degree` neighbours take the same rows and divide the blocks, the others take other rows. Ψ below is the
+bytes of all trainable parameters; volumes, in `parallel_cost`, are bytes that a rank sends in a step, in rings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cs_systems import plugins
 from cs_systems.config import ConfigError
+from cs_systems.parallel_cost import Payload
 
 if TYPE_CHECKING:
     import torch
@@ -46,52 +50,87 @@ def _plain_optimizer(
 class ParallelStrategy:
     """One way to share the work of a step. Each hook is the identity unless given, so that strategies compose.
 
-    splits: what each rank has only a part of: "batch", "optimizer", "gradients", "parameters". Written out as it is
-        here, like `options`: a process without torch reads both from the file.
+    splits: what each rank has only a part of: "batch", "optimizer", "gradients", "parameters", "features" (of each
+        block heads and d_ff: tensor parallelism). Written out as it is here, like `options`: a process without torch
+        reads both from the file.
     wrap: `(model, **options) -> model`, before the optimizer is made.
     finish_gradients: `(wrapped model)`, after backward and before the optimizer's step.
     make_optimizer: `(params, cls, **kw)` makes what steps like `cls(params, **kw)`.
-    sent_bytes: `(Ψ in bytes, world size)` → bytes that a rank sends in a step by formula; None where it is not known.
+    sent_bytes: `(payload of a rank's rows, world size)` → bytes that a rank sends in a step by formula; None where it
+        is not known.
     options: what `wrap` can be told, by name.
     one_dtype: whether it takes only models whose parameters share one dtype.
     for_unused: the options that it needs where a batch may leave a parameter without a gradient.
+    tp_degree: how many neighbouring ranks take the same rows; None: all.
     """
 
     splits: frozenset[str] = frozenset({"batch"})
     wrap: Callable[..., nn.Module] = _unchanged
     finish_gradients: Callable[[nn.Module], None] = _nothing
     make_optimizer: Callable[..., torch.optim.Optimizer] = _plain_optimizer
-    sent_bytes: Callable[[int, int], float] | None = None
+    sent_bytes: Callable[[Payload, int], float] | None = None
     options: tuple[str, ...] = ()
     one_dtype: bool = False
     for_unused: Mapping[str, Any] = field(default_factory=dict)
+    tp_degree: int | None = 1
+
+    def part_of_batch(self, rank: int, world_size: int) -> tuple[int, int]:
+        """(which, of how many) equal parts of the batch's rows that rank takes."""
+        degree = check_tp_degree(world_size, self.tp_degree)
+        return rank // degree, world_size // degree
 
 
-def check(name: str, options: Iterable[str] = ()) -> list[str]:
+def check(name: str, options: Collection[str] = ()) -> list[str]:
     """The parts of `"ddp_bucketed+zero1"`. Reads their files, and imports none of them, nor torch.
 
     Raises ConfigError for an unknown strategy or option and for a composition that makes no sense.
     """
     parts = [plugins.check("parallel", part) for part in name.split("+")]
     declared = {part: plugins.declared("parallel", part) for part in parts}
-    _check_sense(name, {part: frozenset(said.get("splits", {"batch"})) for part, said in declared.items()})
-    known = [option for said in declared.values() for option in said.get("options", ())]
+    splits = {part: frozenset(said.get("splits", {"batch"})) for part, said in declared.items()}
+    known = {part: tuple(said.get("options", ())) for part, said in declared.items()}
+    any_of = list(dict.fromkeys(option for of_part in known.values() for option in of_part))
     for option in options:
-        if option not in known:
-            raise ConfigError(f"{name} has no option {option!r}: it knows {', '.join(known) or 'none'}")
+        if option not in any_of:
+            raise ConfigError(f"{name} has no option {option!r}: it knows {', '.join(any_of) or 'none'}")
+    _check_mesh(name, splits, known, has_degree="tp_degree" in options)
+    _check_sense(name, splits)
     return parts
 
 
+def check_tp_degree(world_size: int, tp_degree: int | None) -> int:
+    """How many ranks divide the blocks; None is all. ConfigError where the ranks cannot be arranged so. No torch."""
+    degree = world_size if tp_degree is None else tp_degree
+    if degree < 1 or world_size % degree:
+        fitting = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
+        raise ConfigError(f"tp_degree {degree} does not divide {world_size} ranks: choose it among {fitting}")
+    return degree
+
+
+def check_division(num_heads: int, d_ff: int, tp_degree: int) -> None:
+    """ConfigError where `tp_degree` ranks cannot have equal parts of heads and d_ff. No torch."""
+    for what, count in (("num_heads", num_heads), ("d_ff", d_ff)):
+        if count % tp_degree:
+            common = math.gcd(num_heads, d_ff)
+            fitting = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
+            raise ConfigError(
+                f"{what} {count} does not divide over {tp_degree} ranks: choose tp_degree among {fitting}"
+            )
+
+
 def compose(name: str, **options: Any) -> ParallelStrategy:
-    """The strategy of that name, or several joined by `+`; `options` go to the wrap of the part that knows them.
+    """The strategy of that name, or several joined by `+`; `options` go to the wrap of each part that knows them.
 
     Raises ConfigError as `check` does.
     """
     parts: dict[str, ParallelStrategy] = {part: plugins.get("parallel", part) for part in check(name, options)}
-    volumes = [part.sent_bytes for part in parts.values()]
+    # What divides the blocks comes first: the others shard, average and step what it leaves on a rank.
+    inside_out = sorted(parts.values(), key=lambda part: "features" not in part.splits)
+    splits = frozenset[str]().union(*(part.splits for part in parts.values()))
+    tp_degree = options.get("tp_degree") if "features" in splits else 1
 
     def wrap(model: nn.Module) -> nn.Module:
-        for part in parts.values():
+        for part in inside_out:
             model = part.wrap(model, **{key: value for key, value in options.items() if key in part.options})
         return model
 
@@ -99,24 +138,44 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
         for part in parts.values():
             part.finish_gradients(model)
 
-    def sent_bytes(parameter_bytes: int, world_size: int) -> float:
-        return sum(volume(parameter_bytes, world_size) for volume in volumes if volume is not None)
+    def make_optimizer(
+        params: Iterable[Any], cls: Callable[..., torch.optim.Optimizer], **options: Any
+    ) -> torch.optim.Optimizer:
+        for part in reversed(inside_out):
+            if part.make_optimizer is not _plain_optimizer:
+                cls = _making(part.make_optimizer, cls)
+        return cls(params, **options)
 
-    makers = [part.make_optimizer for part in parts.values() if part.make_optimizer is not _plain_optimizer]
+    def sent_bytes(payload: Payload, world_size: int) -> float:
+        degree = check_tp_degree(world_size, tp_degree)
+        volume = 0.0
+        for part in parts.values():
+            assert part.sent_bytes is not None
+            if "features" in part.splits:
+                volume += part.sent_bytes(payload, degree)
+            else:
+                volume += part.sent_bytes(payload.on_tensor_rank(degree), world_size // degree)
+        return volume
+
     return ParallelStrategy(
-        splits=frozenset().union(*(part.splits for part in parts.values())),
+        splits=splits,
         wrap=wrap,
         finish_gradients=finish_gradients,
-        make_optimizer=makers[0] if makers else _plain_optimizer,
-        sent_bytes=None if None in volumes else sent_bytes,
-        options=tuple(option for part in parts.values() for option in part.options),
+        make_optimizer=make_optimizer,
+        sent_bytes=None if any(part.sent_bytes is None for part in parts.values()) else sent_bytes,
+        options=tuple(dict.fromkeys(option for part in parts.values() for option in part.options)),
         one_dtype=any(part.one_dtype for part in parts.values()),
         for_unused={key: value for part in parts.values() for key, value in part.for_unused.items()},
+        tp_degree=tp_degree,
     )
 
 
+def _making(make: Callable[..., Any], cls: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda params, **options: make(params, cls, **options)
+
+
 def _check_sense(name: str, parts: Mapping[str, frozenset[str]]) -> None:
-    """Every quantity is split once, and the batch is: else nobody would average the gradients."""
+    """Every quantity is split once, and the batch is, or each block: else nobody would make the gradients the same."""
     if len(parts) < name.count("+") + 1:
         raise ConfigError(f"{name} names a strategy twice: name each once")
     owners: dict[str, str] = {}
@@ -127,5 +186,23 @@ def _check_sense(name: str, parts: Mapping[str, frozenset[str]]) -> None:
             if thing in owners:
                 raise ConfigError(f"{name} makes no sense: {owners[thing]} and {part} both split the {thing}: take one")
             owners[thing] = part
-    if owners and "batch" not in owners:
+    if owners and "batch" not in owners and set(owners) != {"features"}:
         raise ConfigError(f"{name} leaves the gradients of the ranks different: write ddp_bucketed+{name}")
+
+
+def _check_mesh(
+    name: str, splits: Mapping[str, frozenset[str]], known: Mapping[str, tuple[str, ...]], has_degree: bool
+) -> None:
+    """Who shares the ranks with what divides the blocks must know that there are two dimensions of them."""
+    divider = next((part for part, things in splits.items() if "features" in things), None)
+    if divider is None:
+        if has_degree:
+            raise ConfigError(
+                f"tp_degree says over how many ranks blocks are divided, {name} divides none: use {name}+tp"
+            )
+        return
+    for part, options in known.items():
+        if "tp_degree" not in options:
+            raise ConfigError(f"{name} makes no sense: {part} cannot share the ranks with {divider}: use fsdp or ddp_*")
+    if len(splits) > 1 and not has_degree:
+        raise ConfigError(f"{name} needs tp_degree: how many neighbouring ranks divide a block")

@@ -1,7 +1,7 @@
 """The collectives of our own strategies, started here and nowhere else, so that what they send can be counted.
 
-Bytes sent by a rank, of n bytes in the whole tensor and N ranks in a ring (Patarasuk & Yuan 2009, which is optimal):
-all-reduce 2 n (N−1)/N; reduce-scatter and all-gather n (N−1)/N; broadcast n (N−1)/N in the mean over the ranks.
+What a rank sends of them is counted in rings, as `parallel_cost` says. `group`: the ranks that take part, all by
+default; the rank of a source is its rank in the group.
 """
 
 from __future__ import annotations
@@ -13,18 +13,23 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from cs_systems.parallel_cost import all_reduce_bytes, shard_bytes
 
 
 @dataclass(frozen=True)
 class Call:
-    """One collective: its name and the bytes of the whole tensor, on all ranks together."""
+    """One collective: its name, the bytes of the whole tensor, on all ranks together, and how many ranks took part."""
 
     collective: str
     whole_bytes: int
+    ranks: int
 
-    def sent_bytes(self, world_size: int) -> float:
-        share = (world_size - 1) / world_size * self.whole_bytes
-        return 2 * share if self.collective == "all_reduce" else share
+    @property
+    def sent_bytes(self) -> float:
+        volume = all_reduce_bytes if self.collective == "all_reduce" else shard_bytes
+        return volume(self.whole_bytes, self.ranks)
 
 
 _listeners: list[list[Call]] = []
@@ -41,47 +46,53 @@ def counting() -> Iterator[list[Call]]:
         _listeners.remove(calls)
 
 
-def _note(collective: str, whole_bytes: int) -> None:
+def _note(collective: str, whole: Tensor, group: ProcessGroup | None) -> None:
     for calls in _listeners:
-        calls.append(Call(collective, whole_bytes))
+        calls.append(Call(collective, whole.nbytes, dist.get_world_size(group)))
 
 
-def average(flat: Tensor) -> Any:
+def average(flat: Tensor, group: ProcessGroup | None = None) -> Any:
     """Start the mean of `flat` over the ranks, in place; the handle's `wait()` ends it.
 
     NCCL divides as it sums. Elsewhere we divide before: fp16 would overflow in a sum that is divided afterwards.
     """
-    _note("all_reduce", flat.nbytes)
-    return dist.all_reduce(flat, _divided(flat), async_op=True)
+    _note("all_reduce", flat, group)
+    return dist.all_reduce(flat, _divided(flat, group), group, async_op=True)
 
 
-def average_shard(flat: Tensor, shard: Tensor) -> Any:
+def average_shard(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:
     """Start the mean of `flat` over the ranks, of which this rank gets its N-th part in `shard`; `flat` is used up."""
-    _note("reduce_scatter", flat.nbytes)
-    return dist.reduce_scatter_tensor(shard, flat, _divided(flat), async_op=True)
+    _note("reduce_scatter", flat, group)
+    return dist.reduce_scatter_tensor(shard, flat, _divided(flat, group), group, async_op=True)
 
 
-def gather_shards(flat: Tensor, shard: Tensor) -> Any:
+def gather_shards(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:
     """Start to fill `flat` with the shards of all ranks, one after the other; `shard` may be this rank's part of it."""
-    _note("all_gather", flat.nbytes)
-    return dist.all_gather_into_tensor(flat, shard, async_op=True)
+    _note("all_gather", flat, group)
+    return dist.all_gather_into_tensor(flat, shard, group, async_op=True)
 
 
-def _divided(flat: Tensor) -> Any:
+def _divided(flat: Tensor, group: ProcessGroup | None) -> Any:
     """The operation after which the sum of what `flat` holds now is a mean."""
-    if dist.get_backend() == "nccl":
+    if dist.get_backend(group) == "nccl":
         return dist.ReduceOp.AVG
-    flat.div_(dist.get_world_size())
+    flat.div_(dist.get_world_size(group))
     return dist.ReduceOp.SUM
 
 
-def maximum(flat: Tensor) -> Any:
+def total(tensor: Tensor, group: ProcessGroup | None = None) -> Any:
+    """Start the sum of `tensor` over the ranks, in place."""
+    _note("all_reduce", tensor, group)
+    return dist.all_reduce(tensor, dist.ReduceOp.SUM, group, async_op=True)
+
+
+def maximum(flat: Tensor, group: ProcessGroup | None = None) -> Any:
     """Start the element-wise maximum of `flat` over the ranks, in place."""
-    _note("all_reduce", flat.nbytes)
-    return dist.all_reduce(flat, dist.ReduceOp.MAX, async_op=True)
+    _note("all_reduce", flat, group)
+    return dist.all_reduce(flat, dist.ReduceOp.MAX, group, async_op=True)
 
 
-def broadcast(tensor: Tensor, source: int) -> Any:
+def broadcast(tensor: Tensor, source: int, group: ProcessGroup | None = None) -> Any:
     """Start to overwrite `tensor` (contiguous) with that of rank `source`."""
-    _note("broadcast", tensor.nbytes)
-    return dist.broadcast(tensor, source, async_op=True)
+    _note("broadcast", tensor, group)
+    return dist.broadcast(tensor, group=group, group_src=source, async_op=True)

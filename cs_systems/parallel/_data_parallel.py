@@ -20,16 +20,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from cs_systems.config import ConfigError
 from cs_systems.parallel._collectives import average, broadcast, maximum
 
 Bucket = list[nn.Parameter]
-
-
-def sent_bytes(parameter_bytes: int, world_size: int) -> float:
-    """Of one averaging of the gradients, by formula: 2 Ψ (N−1)/N."""
-    return 2 * parameter_bytes * (world_size - 1) / world_size
 
 
 def one_each(params: Sequence[nn.Parameter]) -> list[Bucket]:
@@ -49,15 +45,18 @@ def by_size(params: Sequence[nn.Parameter], size_bytes: float) -> list[Bucket]:
     return done + list(open_buckets.values())
 
 
-def check_same_parameters(module: nn.Module) -> None:
-    """Raise ConfigError on every rank if one has other parameters or buffers than rank 0, naming the first of them."""
+def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) -> None:
+    """Raise ConfigError on every rank if one has other parameters or buffers than rank 0, naming the first of them.
+
+    group: the ranks that are compared, numbered as they are in it; all by default.
+    """
     mine = [
         f"{kind} {name} {tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}{'' if x.requires_grad else ' frozen'}"
         for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
         for name, x in named
     ]
-    all_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(all_ranks, mine)
+    all_ranks: list[list[str]] = [[] for _ in range(dist.get_world_size(group))]
+    dist.all_gather_object(all_ranks, mine, group)
     for rank, theirs in enumerate(all_ranks):
         for here, there in zip_longest(all_ranks[0], theirs, fillvalue="nothing"):
             if here != there:
@@ -68,11 +67,11 @@ def check_same_parameters(module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def broadcast_from_rank_0(module: nn.Module) -> None:
+def broadcast_from_rank_0(module: nn.Module, group: ProcessGroup | None = None) -> None:
     """Every rank starts with the parameters and buffers of rank 0."""
     for x in [*module.parameters(), *module.buffers()]:
         dense = x.detach().contiguous()
-        broadcast(dense, 0).wait()
+        broadcast(dense, 0, group).wait()
         if dense.data_ptr() != x.data_ptr():
             x.copy_(dense)
 
@@ -82,17 +81,24 @@ class DataParallel(nn.Module):
 
     buckets: how the trainable parameters are shared out to all-reduces, in the order of sending.
     overlap: send a bucket as soon as backward has filled it, else all when backward is finished.
+    group: the ranks that average; all by default.
 
     The first backward teaches the order in which buckets become ready on rank 0; later steps send in that order.
     Raises ConfigError where the ranks have different models.
     """
 
     def __init__(
-        self, module: nn.Module, buckets: Callable[[Sequence[nn.Parameter]], list[Bucket]], *, overlap: bool
+        self,
+        module: nn.Module,
+        buckets: Callable[[Sequence[nn.Parameter]], list[Bucket]],
+        *,
+        overlap: bool,
+        group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
-        check_same_parameters(module)
-        broadcast_from_rank_0(module)
+        check_same_parameters(module, group)
+        broadcast_from_rank_0(module, group)
+        self._group = group
         self.module = module
         self._params = [p for p in module.parameters() if p.requires_grad]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
@@ -131,7 +137,7 @@ class DataParallel(nn.Module):
             self._send(self._order[self._sent])
         present = self._presence()
         # Last on every rank: a rank that used all parameters sent its buckets during backward.
-        told = maximum(present) if len(present) else None
+        told = maximum(present, self._group) if len(present) else None
         for handle, _ in self._in_flight:
             handle.wait()
         if told is not None:
@@ -192,7 +198,7 @@ class DataParallel(nn.Module):
             flat = torch.cat([grad.reshape(-1) for grad in grads])
         for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
             p.grad = part.view(p.shape)
-        return average(flat), flat
+        return average(flat, self._group), flat
 
     def _drop(self, p: nn.Parameter) -> None:
         """Take back the gradient of a parameter that no rank used."""
@@ -201,7 +207,7 @@ class DataParallel(nn.Module):
     def _learn_order(self) -> None:
         late = [index for index in self._order if index not in set(self._ready)]
         order = torch.tensor(self._ready + late, device=self._device())
-        broadcast(order, 0).wait()
+        broadcast(order, 0, self._group).wait()
         self._order = order.tolist()
         self._order_is_learned = True
 

@@ -12,16 +12,20 @@ from torch import nn
 
 from cs_systems.config import ConfigError
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.parallel._data_parallel import DataParallel, by_size, finish_gradients, sent_bytes
+from cs_systems.parallel._data_parallel import DataParallel, by_size, finish_gradients
+from cs_systems.parallel._mesh import data_group
+from cs_systems.parallel_cost import averaging_bytes
 
 
-def wrap(model: nn.Module, bucket_size_mb: float = 25.0) -> DataParallel:
+def wrap(model: nn.Module, bucket_size_mb: float = 25.0, tp_degree: int = 1) -> DataParallel:
     """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes as in PyTorch's DDP."""
     if not bucket_size_mb > 0:
         raise ConfigError(f"bucket_size_mb is {bucket_size_mb}: it must be above 0")
-    return DataParallel(model, partial(by_size, size_bytes=bucket_size_mb * 2**20), overlap=True)
+    return DataParallel(
+        model, partial(by_size, size_bytes=bucket_size_mb * 2**20), overlap=True, group=data_group(tp_degree)
+    )
 
 
 STRATEGY = ParallelStrategy(
-    wrap=wrap, finish_gradients=finish_gradients, sent_bytes=sent_bytes, options=("bucket_size_mb",)
+    wrap=wrap, finish_gradients=finish_gradients, sent_bytes=averaging_bytes, options=("bucket_size_mb", "tp_degree")
 )

@@ -9,11 +9,15 @@ from __future__ import annotations
 from torch import nn
 
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.parallel._data_parallel import DataParallel, finish_gradients, one_each, sent_bytes
+from cs_systems.parallel._data_parallel import DataParallel, finish_gradients, one_each
+from cs_systems.parallel._mesh import data_group
+from cs_systems.parallel_cost import averaging_bytes
 
 
-def wrap(model: nn.Module) -> DataParallel:
-    return DataParallel(model, one_each, overlap=True)
+def wrap(model: nn.Module, tp_degree: int = 1) -> DataParallel:
+    return DataParallel(model, one_each, overlap=True, group=data_group(tp_degree))
 
 
-STRATEGY = ParallelStrategy(wrap=wrap, finish_gradients=finish_gradients, sent_bytes=sent_bytes)
+STRATEGY = ParallelStrategy(
+    wrap=wrap, finish_gradients=finish_gradients, sent_bytes=averaging_bytes, options=("tp_degree",)
+)

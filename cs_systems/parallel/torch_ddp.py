@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.parallel._data_parallel import check_same_parameters, sent_bytes
+from cs_systems.parallel._data_parallel import check_same_parameters
+from cs_systems.parallel_cost import averaging_bytes
 
 
 def wrap(
@@ -34,7 +35,7 @@ def wrap(
 
 STRATEGY = ParallelStrategy(
     wrap=wrap,
-    sent_bytes=sent_bytes,
+    sent_bytes=averaging_bytes,
     options=("bucket_size_mb", "gradient_as_bucket_view", "find_unused_parameters"),
     for_unused={"find_unused_parameters": True},
 )

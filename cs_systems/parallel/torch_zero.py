@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cs_systems.parallel import ParallelStrategy
+from cs_systems.parallel_cost import owners_bytes
 
 
 def make_optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
@@ -22,6 +23,6 @@ def make_optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer], **op
 STRATEGY = ParallelStrategy(
     splits=frozenset({"optimizer"}),
     make_optimizer=make_optimizer,
-    sent_bytes=lambda parameter_bytes, world_size: parameter_bytes * (world_size - 1) / world_size,
+    sent_bytes=owners_bytes,
     one_dtype=True,
 )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import broadcast
+from cs_systems.parallel_cost import owners_bytes
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -157,5 +158,5 @@ def _small(value: Any) -> Any:
 STRATEGY = ParallelStrategy(
     splits=frozenset({"optimizer"}),
     make_optimizer=ShardedOptimizer,
-    sent_bytes=lambda parameter_bytes, world_size: parameter_bytes * (world_size - 1) / world_size,
+    sent_bytes=owners_bytes,
 )

@@ -25,8 +25,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from cs_systems.config import ConfigError
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import average_shard, gather_shards
-from cs_systems.parallel._data_parallel import Bucket, DataParallel, by_size, finish_gradients, sent_bytes
+from cs_systems.parallel._data_parallel import Bucket, DataParallel, by_size, finish_gradients
 from cs_systems.parallel.zero1 import ShardedOptimizer
+from cs_systems.parallel_cost import averaging_bytes
 
 ALIGNMENT = 16  # bytes: what a GPU loads at once; kernels are slower, and may sum in another order, beside it
 
@@ -166,6 +167,6 @@ STRATEGY = ParallelStrategy(
     wrap=wrap,
     finish_gradients=finish_gradients,
     make_optimizer=FlatShardedOptimizer,
-    sent_bytes=sent_bytes,
+    sent_bytes=averaging_bytes,
     options=("bucket_size_mb",),
 )

@@ -43,8 +43,13 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
-def two_gpus(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """The training by two ranks, with NCCL and a GPU each."""
-    if (count := torch.cuda.device_count()) < 2:
-        pytest.skip(f"needs 2 CUDA devices, there is {count}")
-    return Ranks(2, tmp_path_factory.mktemp("gpus"), run_gpu_rank)
+def gpu_worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """world size → the training by its Ranks, with NCCL and a GPU each."""
+
+    @cache
+    def start(world_size: int) -> Ranks:
+        if (count := torch.cuda.device_count()) < world_size:
+            pytest.skip(f"needs {world_size} CUDA devices, there are {count}")
+        return Ranks(world_size, tmp_path_factory.mktemp(f"gpus{world_size}"), run_gpu_rank)
+
+    return start

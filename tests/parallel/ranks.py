@@ -21,29 +21,36 @@ COLLECTIVE_LIMIT_S = 20
 
 def cases(name: str) -> list[Case]:
     """Compositions have fewer: their parts are tried alone too."""
-    low = Case("bf16" if compose(name).one_dtype else "mixed", micro_batches=2)
+    low = Case("bf16" if composed(name).one_dtype else "mixed", micro_batches=2)
     return [Case("fp32", micro_batches=2), low] if "+" in name else [Case("fp32"), Case("fp32", 2), Case("bf16"), low]
 
 
-def strategies() -> list[str]:
-    """Every strategy that averages gradients, alone and with each that leaves that to another."""
+TP_DEGREE = 2
+
+
+def strategies(world_size: int) -> list[str]:
+    """Every strategy that trains by itself, and with each that needs another; of 4 ranks, those in two dimensions."""
+    if world_size == 2 * TP_DEGREE:
+        found = {name: plugins.get("parallel", name) for name in plugins.names("parallel")}
+        return [f"{name}+tp" for name, it in found.items() if "tp_degree" in it.options and "batch" in it.splits]
     parts = {name: plugins.get("parallel", name).splits for name in plugins.names("parallel")}
-    alone = [name for name, splits in parts.items() if "batch" in splits]
+    alone = [name for name, splits in parts.items() if {"batch", "features"} & splits]
     joined = [
         f"{first}+{second}"
         for second, splits in parts.items()
-        if splits and "batch" not in splits
+        if splits and not {"batch", "features"} & splits
         for first in alone
-        if not parts[first] & splits
+        if "batch" in parts[first] and not parts[first] & splits
     ]
     return alone + joined
 
 
-def _composed(name: str) -> ParallelStrategy:
+def composed(name: str) -> ParallelStrategy:
     """With several small buckets, of which some are ready in the midst of backward; and what unused parameters need."""
-    strategy = compose(name)
+    mesh = {"tp_degree": TP_DEGREE} if "+tp" in name else {}
+    strategy = compose(name, **mesh)
     size = {"bucket_size_mb": 0.002} if "bucket_size_mb" in strategy.options else {}
-    return compose(name, **size, **strategy.for_unused)
+    return compose(name, **mesh, **size, **strategy.for_unused)
 
 
 def attempt(work: Callable[[], Any]) -> Any:
@@ -57,7 +64,7 @@ def run_rank(rank: int, world_size: int, folder: Path) -> None:
     """On CPUs, everything."""
     _join("gloo", rank, world_size, folder)
     results = _train(rank, world_size, "cpu")
-    for scenario in SCENARIOS:
+    for scenario in SCENARIOS if world_size < 2 * TP_DEGREE else []:
         results[scenario.__name__] = attempt(lambda s=scenario: s(rank, world_size))
     _leave(results, rank, folder)
 
@@ -82,8 +89,8 @@ def _join(backend: str, rank: int, world_size: int, folder: Path) -> None:
 
 def _train(rank: int, world_size: int, device: str) -> dict[str, Any]:
     return {
-        f"{name}-{case}": attempt(lambda n=name, c=case: train_rank(_composed(n), c, rank, world_size, device))
-        for name in strategies()
+        f"{name}-{case}": attempt(lambda n=name, c=case: train_rank(composed(n), c, rank, world_size, device))
+        for name in strategies(world_size)
         for case in cases(name)
     }
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import compose
 from cs_systems.parallel._collectives import counting
 from cs_systems.parallel.zero1 import ShardedOptimizer
+from tests.parallel.training import CONFIG
 
 
 def message(work: Callable[[], Any]) -> str:
@@ -126,4 +129,66 @@ def sharding(rank: int, world_size: int) -> dict[str, Any]:
     }
 
 
-SCENARIOS = [mismatches, misuses, learned_order, sharding]
+def _small(**sizes: int) -> Any:
+    torch.manual_seed(0)
+    return BasicTransformerLM(replace(CONFIG, **sizes))
+
+
+def indivisible(rank: int, world_size: int) -> dict[str, str]:
+    """What tensor parallelism answers where it has nothing to divide, or cannot."""
+
+    def twice() -> None:
+        tp = compose("tp")
+        tp.wrap(tp.wrap(_small()))
+
+    def tied_outside() -> None:
+        model = _small()
+        model.lm_head.weight = model.layers[0].ffn.w1.weight
+        compose("tp").wrap(model)
+
+    return {
+        "foreign": message(lambda: compose("tp").wrap(nn.Linear(2, 2))),
+        "heads": message(lambda: compose("tp").wrap(_small(d_model=30, num_heads=5, d_ff=30))),
+        "d_ff": message(lambda: compose("tp").wrap(_small(d_ff=7))),
+        "twice": message(twice),
+        "tied outside": message(tied_outside),
+        "degree": message(lambda: compose("tp", tp_degree=7).wrap(_small())),
+    }
+
+
+def tensor_parallel(rank: int, world_size: int) -> dict[str, Any]:
+    """A model whose two layers share w1, under autocast, beside the same on one process; saved, spoiled and loaded."""
+
+    def build() -> Any:
+        model = _small()
+        model.layers[1].ffn.w1.weight = model.layers[0].ffn.w1.weight
+        return model
+
+    def backward(model: nn.Module) -> None:
+        tokens = torch.arange(16).view(2, 8)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(tokens).float().logsumexp(-1).mean().backward()
+
+    mine, alone = compose("tp").wrap(build()), build()
+    with counting() as calls:
+        backward(mine)
+    backward(alone)
+    kept = {name: mine.get_parameter(f"layers.0.{name}.weight") for name in ("attn.q_proj", "ffn.w2")}
+    whole = ("layers.0.ln1.weight", "token_embeddings.weight", "lm_head.weight")
+    saved = {name: x.clone() for name, x in mine.state_dict().items()}
+    for p in mine.parameters():
+        p.data.zero_()
+    mine.load_state_dict(saved)
+    return {
+        "kept": {name.split(".")[1]: tuple(p.shape) for name, p in kept.items()}
+        | {"lm_head": tuple(mine.lm_head.weight.shape)},  # type: ignore[union-attr]
+        "tied": mine.layers[0].ffn.w1.weight is mine.layers[1].ffn.w1.weight,  # type: ignore[index,union-attr]
+        "calls": calls,
+        "gradients": {name: mine.get_parameter(name).grad for name in whole},
+        "expected": {name: alone.get_parameter(name).grad for name in whole},
+        "saved": saved,
+        "loaded": mine.state_dict(),
+    }
+
+
+SCENARIOS = [mismatches, misuses, learned_order, sharding, indivisible, tensor_parallel]

@@ -11,7 +11,7 @@ import pytest
 
 from cs_systems import plugins
 from cs_systems.config import ConfigError
-from cs_systems.parallel import check, compose
+from cs_systems.parallel import check, check_division, compose
 from tests.parallel.launch import launch
 
 
@@ -49,6 +49,9 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
         ("ddp_flat+zero1+torch_zero", "zero1 and torch_zero both split the optimizer: take one"),
         ("ddp_flat+ddp_flat", "ddp_flat+ddp_flat names a strategy twice: name each once"),
         ("ddp_flat+single", "single shares nothing, leave it out"),
+        ("ddp_flat+tp", "ddp_flat+tp needs tp_degree: how many neighbouring ranks divide a block"),
+        ("zero1+tp", "zero1+tp makes no sense: zero1 cannot share the ranks with tp: use fsdp or ddp_*"),
+        ("tp+tp", "tp+tp names a strategy twice: name each once"),
         ("zero1", "zero1 leaves the gradients of the ranks different: write ddp_bucketed+zero1"),
     ],
 )
@@ -68,6 +71,26 @@ def test_what_is_read_from_a_file_is_what_it_exports(name: str) -> None:
     declared, strategy = plugins.declared("parallel", name), plugins.get("parallel", name)
     assert frozenset(declared.get("splits", {"batch"})) == strategy.splits
     assert declared.get("options", ()) == strategy.options
+
+
+def test_a_degree_needs_tensor_parallelism() -> None:
+    with pytest.raises(ConfigError, match="blocks are divided, ddp_flat divides none: use ddp_flat\\+tp"):
+        compose("ddp_flat", tp_degree=2)
+
+
+def test_neighbours_take_the_same_rows() -> None:
+    strategy = compose("ddp_flat+tp", tp_degree=2)
+    assert [strategy.part_of_batch(rank, 4) for rank in range(4)] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert [compose("tp").part_of_batch(rank, 2) for rank in range(2)] == [(0, 1), (0, 1)]
+    assert [compose("ddp_flat").part_of_batch(rank, 2) for rank in range(2)] == [(0, 2), (1, 2)]
+    with pytest.raises(ConfigError, match="tp_degree 2 does not divide 3 ranks: choose it among 1, 3"):
+        strategy.part_of_batch(0, 3)
+
+
+def test_what_cannot_be_divided_is_told_before_any_process() -> None:
+    check_division(num_heads=12, d_ff=30, tp_degree=6)
+    with pytest.raises(ConfigError, match="d_ff 30 does not divide over 4 ranks: choose tp_degree among 1, 2, 3, 6"):
+        check_division(num_heads=12, d_ff=30, tp_degree=4)
 
 
 def test_names_are_checked_without_torch() -> None:

@@ -17,7 +17,7 @@ from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import counting
 
 VOCABULARY, STEPS = 24, 4
-CONFIG = ModelConfig("test", d_model=16, d_ff=24, num_layers=2, num_heads=2, vocab_size=VOCABULARY, context_length=8)
+CONFIG = ModelConfig("test", d_model=24, d_ff=24, num_layers=2, num_heads=6, vocab_size=VOCABULARY, context_length=8)
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,11 @@ def backward(model: nn.Module, tokens: Tensor, case: Case) -> None:
             (loss / len(parts)).backward()
 
 
-def rows_of(rank: int, world_size: int, step: int) -> Tensor:
-    return batch(step, 4 * world_size).chunk(world_size)[rank]
+ROWS = 4  # in the whole batch, for each rank
+
+
+def rows_of(part: int, parts: int, world_size: int, step: int) -> Tensor:
+    return batch(step, ROWS * world_size).chunk(parts)[part]
 
 
 def gathered(optimizer: Any) -> dict[str, Any]:
@@ -115,6 +118,7 @@ def train_rank(
 
     Returns tensors, the optimizer's state, and what was sent in the last step, before it was finished and in all.
     """
+    part, parts = strategy.part_of_batch(rank, world_size)
     model = strategy.wrap(Model(case.precision, seed=rank).to(device))
     optimizer = strategy.make_optimizer(groups(model), OPTIMIZER, **OPTIONS)
     for step in range(STEPS):
@@ -124,7 +128,7 @@ def train_rank(
             optimizer.load_state_dict(saved)
         optimizer.zero_grad()
         with counting() as calls:
-            backward(model, rows_of(rank, world_size, step).to(device), case)
+            backward(model, rows_of(part, parts, world_size, step).to(device), case)
             during_backward = len(calls)
             strategy.finish_gradients(model)
             optimizer.step()
@@ -142,7 +146,7 @@ def train_whole(case: Case, world_size: int) -> tuple[Model, torch.optim.Optimiz
     optimizer = OPTIMIZER(groups(model), **OPTIONS)
     for step in range(STEPS):
         optimizer.zero_grad()
-        backward(model, batch(step, 4 * world_size), Case(case.precision))
+        backward(model, batch(step, ROWS * world_size), Case(case.precision))
         optimizer.step()
     return model, optimizer
 
@@ -155,7 +159,7 @@ def train_in_parts(case: Case, world_size: int) -> tuple[Model, torch.optim.Opti
         means: dict[nn.Parameter, Tensor] = {}
         for rank in range(world_size):
             optimizer.zero_grad()
-            backward(model, rows_of(rank, world_size, step), case)
+            backward(model, rows_of(rank, world_size, world_size, step), case)
             for p in model.parameters():
                 if p.grad is not None:
                     part = p.grad / world_size

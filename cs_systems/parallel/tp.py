@@ -1,0 +1,232 @@
+"""Tensor parallelism of attention and feed-forward (Shoeybi et al. 2019, Megatron-LM, section 3).
+
+Every rank takes the same rows. Of each block it has a part of the heads and of d_ff: q, k, v, w1 and w3 are divided by
+their outputs, output_proj and w2 by their inputs, so that between the two no rank needs another's features. What goes
+in is the same on all ranks, and its gradient is summed over them in backward (the paper's f); what comes out is summed
+in forward (g): 4 all-reduces a block and step, 8 b·s·d (N−1)/N elements in the dtype of compute, all of them exposed.
+Under autocast the input is cast before it is shared, so that its gradient is sent in the low precision too.
+
+Embedding, norms and head are whole on every rank: so any loss takes the logits, tied embeddings stay tied, and b·s·d is
+all that is sent. The price is that their memory, and the head's FLOPs, are not divided. Their gradients are the same on
+all ranks, because what flows into them is; so nothing averages them.
+
+`state_dict()` of the model and of the optimizer are those of one process, on every rank; all ranks call it. For
+optimizers that treat each element by itself (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from cs_systems.config import ConfigError
+from cs_systems.model import Linear, SelfAttention, SwiGLU
+from cs_systems.parallel import ParallelStrategy, check_division, check_tp_degree
+from cs_systems.parallel._collectives import gather_shards, total
+from cs_systems.parallel._data_parallel import broadcast_from_rank_0, check_same_parameters
+from cs_systems.parallel._mesh import tensor_group
+from cs_systems.parallel_cost import tensor_parallel_bytes
+
+BY_OUTPUT, BY_INPUT = 0, 1  # dimensions of a weight (out, in)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Along which dimension a tensor is divided, and over which ranks."""
+
+    dim: int
+    group: ProcessGroup | None
+
+    def part(self, whole: Tensor) -> Tensor:
+        """A copy of what this rank has of it."""
+        return whole.chunk(dist.get_world_size(self.group), self.dim)[dist.get_rank(self.group)].clone()
+
+    def whole(self, part: Tensor) -> Tensor:
+        shard = part.detach().movedim(self.dim, 0).contiguous()
+        flat = shard.new_empty(shard.shape[0] * dist.get_world_size(self.group), *shard.shape[1:])
+        gather_shards(flat, shard, self.group).wait()
+        return flat.movedim(0, self.dim).contiguous()
+
+    def has_whole(self, value: Any, part: Tensor) -> bool:
+        """Whether `value` has a number for each element of the whole of which this rank has `part`."""
+        sizes = list(part.shape)
+        sizes[self.dim] *= dist.get_world_size(self.group)
+        return isinstance(value, Tensor) and list(value.shape) == sizes
+
+
+_cuts: Any = WeakTensorKeyDictionary()  # parameter → its Cut: wrap leaves it for the optimizer, which sees no module
+
+
+class _Share(torch.autograd.Function):
+    """f: the input of all ranks, whose gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.group, ctx.dtype = group, x.dtype
+        autocasts = torch.is_autocast_enabled(x.device.type) and x.is_floating_point()
+        return x.to(torch.get_autocast_dtype(x.device.type)) if autocasts else x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        grad = grads[0].clone(memory_format=torch.contiguous_format)  # what comes in may be another's too
+        total(grad, ctx.group).wait()
+        return grad.to(ctx.dtype), None
+
+
+class _Sum(torch.autograd.Function):
+    """g: the sum of what the ranks have, in place; its gradient goes to each as it is."""
+
+    @staticmethod
+    def forward(ctx: Any, partial_sum: Tensor, group: ProcessGroup | None) -> Tensor:
+        ctx.mark_dirty(partial_sum)
+        total(partial_sum, group).wait()
+        return partial_sum
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+def _share_input(module: nn.Module, inputs: tuple[Any, ...], *, group: ProcessGroup | None) -> tuple[Any, ...]:
+    return (_Share.apply(inputs[0], group), *inputs[1:])
+
+
+def _sum_output(module: nn.Module, inputs: tuple[Any, ...], output: Tensor, *, group: ProcessGroup | None) -> Tensor:
+    summed: Tensor = _Sum.apply(output, group)
+    return summed
+
+
+def wrap(model: nn.Module, tp_degree: int | None = None) -> nn.Module:
+    """The model itself, with its blocks divided; every rank calls this with the same model.
+
+    tp_degree: over how many neighbouring ranks; None: all.
+    Raises ConfigError for a model without blocks of BasicTransformerLM, or whose heads or d_ff do not divide.
+    """
+    check_same_parameters(model)
+    world_size = dist.get_world_size()
+    degree = check_tp_degree(world_size, tp_degree)
+    blocks = _divisible(model)
+    heads = math.gcd(*(block.num_heads for block in blocks if isinstance(block, SelfAttention)))
+    d_ff = math.gcd(*(block.w1.weight.shape[0] for block in blocks if isinstance(block, SwiGLU)))
+    _check_alone(model, blocks)
+    check_division(heads, d_ff, degree)
+    broadcast_from_rank_0(model)
+    group = tensor_group(degree)
+    for block in blocks:
+        _divide(block, group, degree)
+    return model
+
+
+def _divisible(model: nn.Module) -> list[SelfAttention | SwiGLU]:
+    found = [module for module in model.modules() if isinstance(module, SelfAttention | SwiGLU)]
+    if not found:
+        raise ConfigError(
+            f"tp divides the attention and feed-forward of a BasicTransformerLM, {type(model).__name__} has neither: "
+            "use fsdp or ddp_bucketed"
+        )
+    return found
+
+
+def _linears(block: SelfAttention | SwiGLU) -> dict[Linear, int]:
+    """Each linear layer and the dimension along which its weight is divided."""
+    if isinstance(block, SelfAttention):
+        return dict.fromkeys((block.q_proj, block.k_proj, block.v_proj), BY_OUTPUT) | {block.output_proj: BY_INPUT}
+    return {block.w1: BY_OUTPUT, block.w3: BY_OUTPUT, block.w2: BY_INPUT}
+
+
+def _check_alone(model: nn.Module, blocks: list[SelfAttention | SwiGLU]) -> None:
+    """What is divided must be a weight without bias, not divided yet, and nothing else's parameter."""
+    dims: dict[nn.Module, int] = {linear: dim for block in blocks for linear, dim in _linears(block).items()}
+    taken: dict[nn.Parameter, int | None] = {}
+    for name, module in model.named_modules():
+        for kind, p in module.named_parameters(prefix=name, recurse=False):
+            dim = dims.get(module)
+            if taken.setdefault(p, dim) != dim:
+                raise ConfigError(f"{kind} is tied to a weight that tp divides in another way: untie them, or use fsdp")
+            if dim is not None and (p.ndim != 2 or p in _cuts):
+                why = "is divided already" if p in _cuts else "is no weight of a linear layer without bias"
+                raise ConfigError(f"tp cannot divide {kind}: it {why}")
+
+
+def _divide(block: SelfAttention | SwiGLU, group: ProcessGroup | None, degree: int) -> None:
+    if isinstance(block, SelfAttention):
+        block.num_heads //= degree
+    for linear, dim in _linears(block).items():
+        weight = linear.get_parameter("weight")
+        if weight not in _cuts:  # a tied weight is divided once
+            _cuts[weight] = Cut(dim, group)
+            weight.data = _cuts[weight].part(weight.data)
+        linear.register_state_dict_post_hook(_gather_weight)
+        linear.register_load_state_dict_pre_hook(_cut_weight)
+    block.register_forward_pre_hook(partial(_share_input, group=group))
+    block.register_forward_hook(partial(_sum_output, group=group))
+
+
+def _gather_weight(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    weight = module.get_parameter("weight")
+    state[f"{prefix}weight"] = _cuts[weight].whole(weight)
+
+
+def _cut_weight(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    weight = module.get_parameter("weight")
+    if _cuts[weight].has_whole(given := state.get(f"{prefix}weight"), weight):
+        state[f"{prefix}weight"] = _cuts[weight].part(given)
+
+
+def make_optimizer(
+    params: Iterable[Any], cls: Callable[..., torch.optim.Optimizer], **options: Any
+) -> torch.optim.Optimizer:
+    """`cls(params, **options)`, whose state_dict is whole and which takes its part of a whole one."""
+    optimizer = cls(params, **options)
+    optimizer.register_state_dict_post_hook(_gather_state)
+    optimizer.register_load_state_dict_pre_hook(_cut_state, prepend=True)
+    return optimizer
+
+
+def _with_cut(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> Iterator[tuple[int, Tensor, Cut]]:
+    """(its number in `groups`, parameter, Cut) of each that is divided."""
+    numbers = chain.from_iterable(group["params"] for group in groups)
+    for number, p in zip(numbers, chain.from_iterable(g["params"] for g in optimizer.param_groups), strict=False):
+        if p in _cuts:
+            yield number, p, _cuts[p]
+
+
+def _gather_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    state = dict(saved["state"])
+    for number, p, cut in _with_cut(optimizer, saved["param_groups"]):
+        if number in state:
+            state[number] = {
+                key: cut.whole(value) if isinstance(value, Tensor) and value.shape == p.shape else value
+                for key, value in state[number].items()
+            }
+    return {**saved, "state": state}
+
+
+def _cut_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    state = dict(saved["state"])
+    for number, p, cut in _with_cut(optimizer, saved["param_groups"]):
+        if number in state:
+            state[number] = {
+                key: cut.part(value) if cut.has_whole(value, p) else value for key, value in state[number].items()
+            }
+    return {**saved, "state": state}
+
+
+STRATEGY = ParallelStrategy(
+    splits=frozenset({"features"}),
+    wrap=wrap,
+    make_optimizer=make_optimizer,
+    sent_bytes=tensor_parallel_bytes,
+    options=("tp_degree",),
+    tp_degree=None,
+)
