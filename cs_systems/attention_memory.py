@@ -6,17 +6,26 @@ from operator import itemgetter
 
 from cs_systems.config import AttentionShape, Mode
 from cs_systems.cost import AttentionAlgorithm
+from cs_systems.cuda_allocator import CUBLAS_WORKSPACE_BYTES
 from cs_systems.memory_model import MemoryPrediction
 
 
 def attention_memory(
-    shape: AttentionShape, mode: Mode, dtype_bytes: int, algorithm: AttentionAlgorithm, *, packed: bool = False
+    shape: AttentionShape,
+    mode: Mode,
+    dtype_bytes: int,
+    algorithm: AttentionAlgorithm,
+    *,
+    packed: bool = False,
+    cuda: bool = False,
 ) -> MemoryPrediction:
     """What one attention call needs at its peak, its inputs included, outside autocast.
 
     mode: `forward` keeps no graph; `backward` runs over a graph that it retains.
     packed: q, k and v are views of one (batch, seq, 3, heads, d_head) tensor: products over a full matrix copy them,
         and their gradients are gathered into one tensor at the end.
+    cuda: with the workspaces of cuBLAS, where the algorithm calls that: forward's, and one of backward's thread, each
+        held from its first call on.
     """
     rows = shape.batch * shape.heads * shape.seq
     q = rows * shape.d_head * dtype_bytes
@@ -53,5 +62,8 @@ def attention_memory(
             "gradients": inputs,
             "workspace": max(inputs if packed else 0, 0 if tiled else q + matrix),  # or the scaled query's gradient
         }
+    if cuda and algorithm.torch_matmul:
+        for name, moment in moments.items():
+            moment["cublas_workspaces"] = (1 if name == "forward" else 2) * CUBLAS_WORKSPACE_BYTES
     candidates = {"attention scores": 0 if tiled else matrix, "qkv" if packed else "q": inputs if packed else q}
     return MemoryPrediction(moments, max(candidates.items(), key=itemgetter(1)))

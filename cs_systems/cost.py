@@ -19,7 +19,7 @@ The memory that a step needs is in `memory_model`, the peaks of known devices in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cs_systems.checkpoint_plan import Segment, segments
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Phase, Precision
@@ -39,6 +39,9 @@ class AttentionAlgorithm:
         fp32 (one such matrix counts as two); None: the same, as for an implementation that autocast sees as one.
     dq_accumulator_bytes: of a buffer in which backward sums the query's gradient, for each element of it (4 where it
         is fp32, as in FlashAttention-2); 0: there is none.
+    output_by_position: the output lies in memory as (batch, seq, heads, d_head), so that a model's output projection
+        reads it as it is; else as the query does, and a model copies it, heads behind positions.
+    torch_matmul: its products are torch.matmul's: on CUDA cuBLAS's, which takes a workspace.
     """
 
     block_q: int | None = None
@@ -48,13 +51,15 @@ class AttentionAlgorithm:
     score_matrices: tuple[float, float, float] = (0, 0, 0)
     autocast_score_matrices: tuple[float, float, float] | None = None
     dq_accumulator_bytes: int = 0
+    output_by_position: bool = False
+    torch_matmul: bool = False
 
 
 # Forward holds scores and weights, keeps the weights; backward holds the weights and the gradients of both. Autocast
 # adds an fp32 copy of the scores and fp32 weights, of which a copy in the compute dtype goes on; both weights are kept.
-FULL_MATRIX = AttentionAlgorithm(score_matrices=(2, 1, 3), autocast_score_matrices=(5, 3, 6))
+FULL_MATRIX = AttentionAlgorithm(score_matrices=(2, 1, 3), autocast_score_matrices=(5, 3, 6), torch_matmul=True)
 # CUDA's softmax backward makes a matrix of its own for gradient × weights, before it writes the gradient of the scores.
-FULL_MATRIX_CUDA = AttentionAlgorithm(score_matrices=(2, 1, 4), autocast_score_matrices=(5, 3, 8))
+FULL_MATRIX_CUDA = replace(FULL_MATRIX, score_matrices=(2, 1, 4), autocast_score_matrices=(5, 3, 8))
 
 COMPUTE_BYTES = {
     Precision.FP32: 4,

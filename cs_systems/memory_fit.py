@@ -9,13 +9,15 @@ from cs_systems import plugins
 from cs_systems.checkpoint_plan import ONE_OPERATOR
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig
 from cs_systems.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm, recomputed_flops
-from cs_systems.memory_model import MIB, step_memory
+from cs_systems.cuda_allocator import MIB
+from cs_systems.memory_model import step_memory
 
 # The CUDA context of a process with its modules loaded: memory of the device that no allocator gave out. Measured
 # on one H200 with CUDA 13.0 in each of seven cells: profiles/c17_reconciling.
 CONTEXT_BYTES = 751 * MIB
 TILED = AttentionAlgorithm(block_q=128, block_k=128, backward_matmuls=5)
 TILED_WITH_ACCUMULATOR = replace(TILED, dq_accumulator_bytes=4)
+TILED_BY_POSITION = replace(TILED, output_by_position=True)
 HALF = (Precision.BF16, Precision.FP16, Precision.BF16_PURE)
 _MOST = 1 << 20  # sequences of a batch, tokens of a context: no answer is beyond
 
@@ -29,11 +31,15 @@ def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
     if name == "naive":
         return full
     if name == "compiled":
-        return AttentionAlgorithm(score_matrices=(2, 1, 2))
+        return AttentionAlgorithm(score_matrices=(2, 1, 2), torch_matmul=True)
     if name == "sdpa_math":
         wide = 2 if config.precision in HALF else 1
         forward, kept, backward = (wide * count for count in full.score_matrices)
-        return AttentionAlgorithm(score_matrices=(forward, kept, backward))
+        return AttentionAlgorithm(score_matrices=(forward, kept, backward), torch_matmul=True)
+    if name == "flash_torch":
+        return replace(TILED, torch_matmul=True)
+    if name == "sdpa_efficient":
+        return TILED_BY_POSITION
     sums_in_float = name == "flash_attn" or (name == "sdpa_flash" and config.device != "cpu")
     return TILED_WITH_ACCUMULATOR if sums_in_float else TILED
 

@@ -14,19 +14,10 @@ from operator import itemgetter
 
 from cs_systems.checkpoint_plan import Segment, items, segments
 from cs_systems.config import Mode, Phase, RunConfig
-from cs_systems.cost import (
-    COMPUTE_BYTES,
-    PARAMETER_BYTES,
-    TARGET_BYTES,
-    AttentionAlgorithm,
-    parameter_count,
-)
+from cs_systems.cost import COMPUTE_BYTES, PARAMETER_BYTES, TARGET_BYTES, AttentionAlgorithm, parameter_count
+from cs_systems.cuda_allocator import CUBLAS_WORKSPACE_BYTES, rounding
 
 Components = dict[str, int]
-MIB = 2**20
-# PyTorch gives cuBLAS so much for each thread that calls it on a GPU of compute capability 9.0 or newer, and 8.1 MiB on
-# older ones (aten/src/ATen/cuda/CublasHandlePool.cpp). Forward and backward run in a thread each.
-CUBLAS_WORKSPACE_BYTES = 32 * MIB
 
 
 @dataclass(frozen=True)
@@ -104,32 +95,23 @@ def phase_memory(config: RunConfig, algorithm: AttentionAlgorithm, steps: int = 
     found = [PhaseMemory(0, "built", built := step.on_device(step.stateless, 0), sum(built.values()))]
     for number in range(1, steps + 1):
         for phase, ended in step.ends().items():
-            has_state = number > 1 or phase == Phase.OPTIMIZER
-            threads = 1 if number == 1 and phase in (Phase.FORWARD, Phase.LOSS) else 2
-            if config.mode is Mode.FORWARD:
-                threads = 1
+            within = {moment: alive for moment, alive in moments.items() if moment.split(":")[0] == phase}
+            if number == 1 and phase != Phase.OPTIMIZER:
+                within = {moment: step.without_state(alive) for moment, alive in within.items()}
+                ended = step.without_state(ended)
             peak = max(
-                sum(step.on_device(alive if has_state else step.without_state(alive), threads).values())
-                for moment, alive in moments.items()
-                if moment.split(":")[0] == phase
+                sum(step.on_device(alive, _threads(config, number, moment)).values())
+                for moment, alive in within.items()
             )
-            components = step.on_device(ended if has_state else step.without_state(ended), threads)
+            components = step.on_device(ended, _threads(config, number, phase))
             found.append(PhaseMemory(number, phase, components, peak))
     return found
 
 
-def rounding(size: int, count: int) -> int:
-    """Bytes that the caching allocator counts beyond `count` tensors of `size` bytes, each in memory fresh from CUDA.
-
-    c10/cuda/CUDACachingAllocator.cpp: from 10 MiB a tensor gets a block of its own, rounded up to 2 MiB; from 1 MiB
-    tensors share blocks of 20 MiB; what is left of a block is split off if it is more than 1 MiB. Below that 512 bytes
-    are the unit.
-    """
-    if size <= MIB:
-        return -size % 512 * count
-    shared = 20 * MIB // size if size < 10 * MIB else 1
-    left = 20 * MIB - shared * size if size < 10 * MIB else -size % (2 * MIB)
-    return left * (count // shared) if left <= MIB else 0
+def _threads(config: RunConfig, step: int, moment: str) -> int:
+    """How many have called cuBLAS by then: backward's own does so after the loss, in which it multiplies nothing."""
+    begun = step > 1 or (moment.startswith(("backward", "optimizer")) and moment != "backward: loss")
+    return 2 if begun and config.mode is not Mode.FORWARD else 1
 
 
 class _Step:
@@ -152,14 +134,19 @@ class _Step:
         self.residual = tokens * model.d_model * self.parameter
         self.wide = tokens * model.d_ff * element  # the output of w1
         self.logits = tokens * model.vocab_size * element
-        self.log_softmax = tokens * model.vocab_size * (4 if self.autocast else element)
+        self.wide_logits = tokens * model.vocab_size * (4 if self.autocast else element)
+        # CUDA's autocast leaves the log-softmax in the dtype of the logits, for cross_entropy names it, and widens a
+        # copy of it for nll_loss: both are kept for backward. The CPU's widens the logits.
+        self.widens_log_softmax = self.autocast and config.device != "cpu"
+        self.kept_by_loss = self.wide_logits + (self.logits if self.widens_log_softmax else 0)
 
         counts, widened = algorithm.score_matrices, algorithm.autocast_score_matrices
-        if self.autocast and config.device != "cpu" and widened:
+        self.widens_scores = self.autocast and config.device != "cpu" and widened is not None
+        if self.widens_scores and widened:
             counts = widened
         matrix = config.batch_size * model.num_heads * length**2 * element
         mask = length**2 if any(counts) else 0
-        widest = 4 if counts is widened else element
+        widest = 4 if self.widens_scores else element
         self.score_matrix = matrix // element * widest if any(counts) else 0
         self.scores_in_forward, self.scores_kept, self.scores_in_backward = (
             round(count * matrix) + mask for count in counts
@@ -171,8 +158,9 @@ class _Step:
         # A norm keeps its input and the normalised input in fp32, and a factor for each token.
         norm = tokens * (8 * model.d_model + 4)
         readers = (3, 2) if self.autocast else (1, 1)  # of the two norms, each with a cast of its own
-        # q, k, v and the input of output_proj; a tiled attention keeps its output too, which is laid out by heads.
-        qkv_and_output = (5 if self.tiled else 4) * self.hidden
+        # q, k, v and the input of output_proj; a tiled attention keeps its output too, unless that is the same tensor.
+        self.copies_output = self.tiled and not algorithm.output_by_position
+        qkv_and_output = (5 if self.copies_output else 4) * self.hidden
         self.kept_by_attention = norm + readers[0] * self.hidden + qkv_and_output + self.log_sum_exp
         self.kept_by_feed_forward = norm + readers[1] * self.hidden + 4 * self.wide
         self.kept_by_head = norm + self.hidden
@@ -214,7 +202,7 @@ class _Step:
             return {Phase.FORWARD: self.always | {"logits_and_loss": self.logits}}
         ends = {Phase.FORWARD: self._all_kept() | {"logits_and_loss": self.logits}}
         if self.config.mode is not Mode.FORWARD:
-            ends[Phase.LOSS] = self._all_kept() | {"logits_and_loss": self.logits + self.log_softmax}
+            ends[Phase.LOSS] = self._all_kept() | {"logits_and_loss": self.logits + self.kept_by_loss}
             done = self.always | {"gradients": self.weights, "logits_and_loss": self.logits}
             ends[Phase.BACKWARD] = done
             if self.config.mode is Mode.TRAIN_STEP:
@@ -250,7 +238,7 @@ class _Step:
             "forward: head": self.always
             | {
                 "weight_copies": copies + self._copies(self.head_weight),
-                "activations": 2 * self.residual,
+                "activations": 2 * self.residual + (self.hidden if self.autocast else 0),
                 "logits_and_loss": self.logits,
             },
         }
@@ -271,18 +259,31 @@ class _Step:
                     "attention_scores": kept.scores - self.scores_kept + self.scores_in_forward,
                 }
             }
-        head = self._all_kept() | {"logits_and_loss": self.logits}
-        return in_last | {"forward: head": head | {"weight_copies": copies + self._copies(self.head_weight)}}
+        head = self._all_kept()
+        cast = self.residual if self.autocast else 0  # the normalised input beside its copy for lm_head
+        return in_last | {
+            "forward: head": head
+            | {
+                "weight_copies": copies + self._copies(self.head_weight),
+                "activations": head["activations"] + cast,
+                "logits_and_loss": self.logits,
+            }
+        }
 
     def loss(self) -> Components:
-        """The log-softmax beside the logits, which under autocast are widened for it first."""
-        widened = self.log_softmax if self.autocast else 0
-        return self._all_kept() | {"logits_and_loss": self.logits + widened + self.log_softmax}
+        """The log-softmax beside the logits, which the CPU's autocast widens for it first."""
+        widened = self.wide_logits if self.autocast and not self.widens_log_softmax else 0
+        return self._all_kept() | {"logits_and_loss": self.logits + widened + self.kept_by_loss}
 
     def backward(self) -> dict[str, Components]:
-        """Activations go while gradients come; each block's checkpoint has been computed again when its turn comes."""
+        """Activations go while gradients come; each block's checkpoint has been computed again when its turn comes.
+
+        In the loss: what it kept, the gradient of the log-softmax, and where that needs no cast the one of the logits.
+        """
+        gradients = (1 if self.widens_log_softmax else 2) * self.wide_logits
+        loss = self._all_kept() | {"logits_and_loss": self.logits + self.kept_by_loss + gradients}
         moments = {
-            "backward: loss": self._all_kept() | {"logits_and_loss": self.logits + 3 * self.log_softmax},
+            "backward: loss": loss,
             "backward: embedding": self.always
             | {"gradients": self.weights, "logits_and_loss": self.logits, "workspace": self.residual},
         }
@@ -307,14 +308,16 @@ class _Step:
             "ffn.w1.weight": self.feed_forward_weights // 3,
             "ffn.w1 output": self.wide,
             "attention scores": self.score_matrix,
-            "logits": max(self.logits, self.log_softmax if self.config.mode is not Mode.FORWARD else 0),
+            "logits": max(self.logits, self.wide_logits if self.config.mode is not Mode.FORWARD else 0),
         }
         return max(candidates.items(), key=itemgetter(1))
 
     def _alone(self, phase: str, before: _Kept) -> dict[str, Components]:
         """A block that keeps nothing for backward, with `before` (its own input in it) alive."""
-        # q, k, v, both rotated; then the output and, over a full matrix, a copy of v with the heads outermost.
-        rotated_and_output = (6 if self.tiled else 7) * self.hidden + self.log_sum_exp
+        # q, k, v, both rotated; then the output and, over a full matrix, a copy of v with the heads outermost; where
+        # autocast widens the softmax, most scores are alive before that.
+        beside_rotated = 1 if self.tiled else 0 if self.widens_scores else 2
+        rotated_and_output = (5 + beside_rotated) * self.hidden + self.log_sum_exp
         return {
             f"{phase}: attention": self.always
             | {
@@ -324,38 +327,40 @@ class _Step:
             },
             f"{phase}: feed-forward": self.always
             | {
-                "weight_copies": before.copies,
+                "weight_copies": before.copies - self._copies(self.feed_forward_weights // 3),  # w2 comes later
                 "activations": before.activations + 2 * self.residual + 3 * self.wide,
                 "attention_scores": before.scores,
             },
         }
 
     def _feed_forward_backward(self, layer: int, kept: _Kept) -> Components:
-        """The gradients of w3's and w1's outputs and of their product, once its saved copy is gone."""
+        """The gradients of the residual, of both factors of the product, and of the product, once that is gone, with
+        w2's copy."""
         later = self.model.num_layers - 1 - layer
         return self.always | {
-            "weight_copies": kept.copies + self.block.copies,
+            "weight_copies": kept.copies + self.block.copies - self._copies(self.feed_forward_weights // 3),
             "gradients": self.head_weight + later * self.layer_weights + self.feed_forward_weights // 3,
             "activations": kept.activations + self.block.activations,
             "attention_scores": kept.scores + self.scores_kept,
             "logits_and_loss": self.logits,
-            "workspace": 2 * self.wide + 2 * self.residual,
+            "workspace": 2 * self.wide + self.residual,
         }
 
     def _attention_backward(self, layer: int, kept: _Kept) -> Components:
         """Beside the scores: the gradients of the residual and of what attention has given back by then.
 
         Over a full matrix that is the value's, and the saved value and output are gone; a tiled backward holds all that
-        it saved, the output's gradient and three new ones.
+        it saved, the output's gradient (in the place of the copy that output_proj read, if any) and three new ones.
         """
         later = self.model.num_layers - 1 - layer
+        hidden = (3 if self.copies_output else 4) if self.tiled else -1
         return self.always | {
-            "weight_copies": kept.copies + self.block.copies,
+            "weight_copies": kept.copies + self._copies(self.layer_weights - self.feed_forward_weights),
             "gradients": self.head_weight + later * self.layer_weights + self.feed_forward_weights,
             "activations": kept.activations + self.kept_by_attention,
             "attention_scores": kept.scores + self.scores_in_backward,
             "logits_and_loss": self.logits,
-            "workspace": self.residual + (3 if self.tiled else -1) * self.hidden + self.dq_accumulator,
+            "workspace": self.residual + hidden * self.hidden + self.dq_accumulator,
         }
 
     def _backward_order(self, run: Iterable[int | Segment], kept: _Kept = _NOTHING) -> Iterator[tuple[int, _Kept]]:

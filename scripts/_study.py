@@ -14,18 +14,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
 
 from _kernels import CLEAN, add_kernel_times, clean, drop_tables, possible
 
-from cs_systems.cli._sweep import print_cells, print_progress
+from cs_systems.cli._sweep import print_cells
 from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, describe
 from cs_systems.cost import FULL_MATRIX, attention_cost, step_cost
 from cs_systems.record import RECORDS_FILE, Row, RunRecord, read_records
 from cs_systems.report.formats import FORMATS
+from cs_systems.report.progress import progress_lines
 from cs_systems.report.rows import render_rows
 from cs_systems.runner import preflight, sweep
 
@@ -203,7 +203,7 @@ def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadlin
             interleave=study.interleave,
             fresh=fresh and number == 0,
             skip_oom=scale == "small",  # what does not fit a host takes the host down with it
-            on_progress=partial(print_progress, before=number, total=len(configs)),
+            on_progress=lambda p, before=number: sys.stderr.writelines(progress_lines(p, before, len(configs))),
         ):
             if time.monotonic() > deadline:
                 return

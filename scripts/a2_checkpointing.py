@@ -77,6 +77,11 @@ def explain(cells: list[Cell]) -> list[str]:
                 best = min(known, key=lambda name: known[name])
                 said.append(f"{size}: of equal groups {best} needs least as {what}: {human(known[best], 'bytes')}")
         said += _prices(size, same)
+        if waits := [name for name, cell in same.items() if "launch-bound" in {w.code for w in cell.record.warnings}]:
+            said.append(
+                f"{size}: under {', '.join(waits)} the device waited for the host, so this time is Python's: "
+                "checkpoints cost calls, and a selective one asks Python about every operator"
+            )
     return said
 
 

@@ -34,7 +34,6 @@ COLUMNS = (
     "forward.median_ms",
     "backward.median_ms",
     "peak_allocated_mib",
-    "predicted_peak_mib",
     "note",
 )
 
@@ -56,15 +55,18 @@ def alive(cells: Sequence[Cell]) -> list[Row]:
         assert config.shape
         element = COMPUTE_BYTES[config.precision]
         matrix = config.shape.batch * config.shape.heads * config.shape.seq**2 * element
-        moments = attention_memory(config.shape, config.mode, element, FULL_MATRIX_CUDA).moments
+        on_cuda = cell.record.environment is not None and cell.record.environment.device != "cpu"
+        prediction = attention_memory(config.shape, config.mode, element, FULL_MATRIX_CUDA, cuda=on_cuda)
+        forward = prediction.moments["forward"]
+        workspace = forward.get("cublas_workspaces", 0)
         rows.append(
             {
                 "d_head": config.shape.d_head,
                 "seq": config.shape.seq,
                 "score_matrix_bytes": matrix,
-                "forward_bytes": sum(moments["forward"].values()),
-                "kept_bytes": sum(moments["forward"].values()) - matrix,
-                "backward_bytes": sum(moments["backward"].values()),
+                "forward_bytes": sum(forward.values()),
+                "kept_bytes": sum(forward.values()) - matrix - workspace,
+                "backward_bytes": prediction.peak_bytes,
                 "measured_bytes": cell["peak_allocated_bytes"],
                 "failed_allocation_bytes": cell["failed_allocation_bytes"],
                 "result": cell["status"],

@@ -21,7 +21,7 @@ FLOORS = {
     "0": [
         "__init__", "version", "checks", "config", "record", "stats", "cost", "checkpoint_plan",
         "collectives", "latency_bandwidth",
-        "memory_model", "attention_memory", "memory_fit",
+        "memory_model", "attention_memory", "cuda_allocator", "memory_fit",
         "bucket_size", "parallel_cost", "parallel_memory",
         "peaks", "plugins", "validity", "finding", "slowest", "lifeline",
         "attention/__init__", "workloads/__init__", "parallel/__init__", "profilers/__init__",

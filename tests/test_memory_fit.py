@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import pytest
 from hypothesis import given
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from cs_systems import plugins
 from cs_systems.attention import AttentionCall
+from cs_systems.attention_memory import attention_memory
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig, preset
-from cs_systems.cost import recomputed_flops
+from cs_systems.cost import COMPUTE_BYTES, recomputed_flops
+from cs_systems.cuda_allocator import CUBLAS_WORKSPACE_BYTES, rounding
 from cs_systems.memory_fit import algorithm_of, cheapest_plan, fits, needed_bytes, plans
-from cs_systems.memory_model import CUBLAS_WORKSPACE_BYTES, phase_memory, rounding, step_memory
+from cs_systems.memory_model import phase_memory, step_memory
 from cs_systems.record import read_records
 
 MIB, GIB = 2**20, 2**30
@@ -42,7 +45,8 @@ def test_it_counts_less_than_a_mebibyte_a_tensor(size: int) -> None:
 
 
 def test_the_prediction_holds_on_everything_that_was_measured() -> None:
-    """The committed records of one H200: eager steps of every size, precision and context within 5%."""
+    """The committed records of one H200: eager steps of every size, precision and context within 5%, half of them
+    within 0.1%."""
     checked, off = 0, {}
     for record in (record for file in MEASURED for record in read_records(file)[0]):
         config = record.run_config
@@ -53,9 +57,24 @@ def test_the_prediction_holds_on_everything_that_was_measured() -> None:
             on_gpu = replace(config, device="cuda")
             predicted = step_memory(on_gpu, algorithm_of(on_gpu)).peak_bytes
             checked, off[config] = checked + 1, abs(predicted / peak - 1)
-    assert checked >= 70
+    assert checked >= 250
+    assert median(off.values()) < 0.001
     worst = max(off, key=lambda config: off[config])
     assert off[worst] < 0.05, worst
+
+
+def test_an_attention_over_the_whole_matrix_was_measured_as_predicted() -> None:
+    """Its tensors are few and large: the committed records of one H200 differ by less than 1 MiB."""
+    checked = 0
+    for record in (record for file in MEASURED for record in read_records(file)[0]):
+        config = record.run_config
+        peak = record.measurement and record.measurement.peak_allocated_bytes
+        if config.workload == "attention" and config.attention == "naive" and config.shape and peak:
+            algorithm, element = algorithm_of(replace(config, device="cuda")), COMPUTE_BYTES[config.precision]
+            predicted = attention_memory(config.shape, config.mode, element, algorithm, cuda=True).peak_bytes
+            assert abs(predicted - peak) < MIB, config
+            checked += 1
+    assert checked >= 60
 
 
 @pytest.mark.parametrize("precision", list(Precision))
@@ -67,7 +86,8 @@ def test_what_backends_keep_is_known_without_loading_them(name: str, device: str
     call = AttentionCall(device, COMPUTE_DTYPES[precision], 64, 512, 512, 8, 8, causal=True)
     declared = plugins.get("attention", name).algorithm(call)
     known = algorithm_of(RunConfig(attention=name, precision=precision, device=device))
-    for field in ("score_matrices", "autocast_score_matrices", "dq_accumulator_bytes"):
+    kept = ("score_matrices", "autocast_score_matrices", "dq_accumulator_bytes", "output_by_position", "torch_matmul")
+    for field in kept:
         assert getattr(known, field) == getattr(declared, field), field
     assert (known.block_q is None) == (declared.block_q is None)
 

@@ -18,6 +18,7 @@ from cs_systems.attention_memory import attention_memory
 from cs_systems.checkpointing import apply_checkpointing
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Precision, RunConfig, preset
 from cs_systems.cost import FULL_MATRIX, AttentionAlgorithm
+from cs_systems.cuda_allocator import CUBLAS_WORKSPACE_BYTES
 from cs_systems.device import Device
 from cs_systems.losses import cross_entropy
 from cs_systems.memory_model import phase_memory, step_memory
@@ -59,7 +60,9 @@ class LiveBytes(TorchDispatchMode):
         return sum(size for _, size in self.storages.values())
 
 
-def measured_step(config: RunConfig, attention: Callable[..., Tensor]) -> int:
+def measured_step(
+    config: RunConfig, attention: Callable[..., Tensor], loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+) -> int:
     """The peak of one step (for train-step the second, when the optimizer's state exists), as `train_step` runs it."""
     with LiveBytes() as live:
         model = BasicTransformerLM(config.model, attention)
@@ -81,7 +84,7 @@ def measured_step(config: RunConfig, attention: Callable[..., Tensor]) -> int:
                 logits = model(tokens)
             if config.mode is not Mode.FORWARD:
                 with autocast:
-                    loss = cross_entropy(logits, targets)
+                    loss = loss_of(logits, targets)
                 loss.backward()
             if optimizer:
                 optimizer.step()
@@ -157,9 +160,11 @@ def test_peak_of_a_forward_that_keeps_its_graph() -> None:
     assert step_memory(config, FULL_MATRIX).peak_bytes == pytest.approx(measured_step(config, naive.BACKEND), rel=0.02)
 
 
-@pytest.mark.parametrize("size", ["wide", "long"])
-def test_autocast_on_cuda_widens_the_softmax(size: str) -> None:
-    """CUDA's autocast runs softmax in fp32, the CPU's does not: written out here, the CPU keeps what CUDA would."""
+@pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.FORWARD_BACKWARD])
+@pytest.mark.parametrize("size", SIZES)
+def test_autocast_on_cuda_widens_the_softmax(size: str, mode: Mode) -> None:
+    """CUDA's autocast runs softmax in fp32, and of the loss nll_loss alone; the CPU's does the opposite: written out
+    here, the CPU keeps what CUDA would."""
 
     def attention(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
         scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
@@ -167,13 +172,15 @@ def test_autocast_on_cuda_widens_the_softmax(size: str) -> None:
         weights = torch.softmax(scores.float(), dim=-1)
         return weights @ v
 
+    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+        log_softmax = torch.log_softmax(logits.flatten(0, -2), -1, dtype=torch.bfloat16)
+        return torch.nn.functional.nll_loss(log_softmax.float(), targets.flatten())
+
     model, batch, seq = SIZES[size]
-    config = RunConfig(
-        model=model, batch_size=batch, seq_len=seq, precision=Precision.BF16, mode=Mode.FORWARD_BACKWARD, device="cuda"
-    )
+    config = RunConfig(model=model, batch_size=batch, seq_len=seq, precision=Precision.BF16, mode=mode, device="cuda")
     predicted = step_memory(config, FULL_MATRIX)
     tensors = predicted.peak_bytes - predicted.components["cublas_workspaces"] - predicted.components["rounding"]
-    assert tensors == pytest.approx(measured_step(config, attention), rel=0.02)
+    assert tensors == pytest.approx(measured_step(config, attention, loss_of), rel=0.02)
 
 
 def test_what_backward_keeps() -> None:
@@ -255,6 +262,18 @@ def measured_attention(shape: AttentionShape, mode: Mode, attention: Callable[..
 def test_peak_of_an_attention_call(attention: str, shape: AttentionShape, mode: Mode, packed: bool) -> None:
     predicted = attention_memory(shape, mode, 2, ALGORITHMS[attention], packed=packed)
     assert predicted.peak_bytes == pytest.approx(measured_attention(shape, mode, BACKENDS[attention], packed), rel=0.02)
+
+
+def test_the_workspaces_of_cublas_are_there_for_who_calls_it() -> None:
+    shape = AttentionShape(8, 1, 1024, 16)
+
+    def peak(algorithm: AttentionAlgorithm, mode: Mode, *, cuda: bool) -> int:
+        return attention_memory(shape, mode, 4, algorithm, cuda=cuda).peak_bytes
+
+    for mode, threads in ((Mode.FORWARD, 1), (Mode.BACKWARD, 2), (Mode.FORWARD_BACKWARD, 2)):
+        beside = peak(FULL_MATRIX, mode, cuda=True) - peak(FULL_MATRIX, mode, cuda=False)
+        assert beside == threads * CUBLAS_WORKSPACE_BYTES
+        assert peak(TILED, mode, cuda=True) == peak(TILED, mode, cuda=False)
 
 
 @pytest.mark.parametrize("shape", [AttentionShape(2, 4, 100, 16, seq_k=60), AttentionShape(2, 4, 200, 16, heads_kv=2)])

@@ -20,5 +20,5 @@ def _unavailable(call: AttentionCall) -> str | None:
 BACKEND = AttentionBackend(
     compile_each_shape(attention),
     unavailable=_unavailable,
-    algorithm=lambda call: AttentionAlgorithm(score_matrices=(2, 1, 2)),
+    algorithm=lambda call: AttentionAlgorithm(score_matrices=(2, 1, 2), torch_matmul=True),
 )

@@ -164,5 +164,7 @@ def attention(
 
 
 BACKEND = AttentionBackend(
-    attention, cannot_run, algorithm=lambda call: AttentionAlgorithm(B_Q, B_K, backward_matmuls=5)
+    attention,
+    cannot_run,
+    algorithm=lambda call: AttentionAlgorithm(B_Q, B_K, backward_matmuls=5, torch_matmul=True),
 )

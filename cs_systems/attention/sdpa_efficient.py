@@ -12,8 +12,9 @@ from cs_systems.cost import AttentionAlgorithm
 def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     """The tiles that the forward kernels carry in their names (fmha_cutlassF_f16_aligned_64x128_rf_sm80)."""
     if call.d_head <= 64:
-        return AttentionAlgorithm(64, 64, backward_matmuls=5)
-    return AttentionAlgorithm(32 if call.dtype == "float32" else 64, 128, backward_matmuls=5)
+        return AttentionAlgorithm(64, 64, backward_matmuls=5, output_by_position=True)
+    block_q = 32 if call.dtype == "float32" else 64
+    return AttentionAlgorithm(block_q, 128, backward_matmuls=5, output_by_position=True)
 
 
 BACKEND = sdpa_backend(SDPBackend.EFFICIENT_ATTENTION, _algorithm, ("float32", "float16", "bfloat16"))

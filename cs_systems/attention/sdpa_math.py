@@ -13,7 +13,7 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     """Scores, weights and their gradients, as in naive; half precision is computed in float32, in twice the bytes."""
     matrices = (FULL_MATRIX_CUDA if call.device == "cuda" else FULL_MATRIX).score_matrices
     forward, kept, backward = (2 * m if call.dtype in ("float16", "bfloat16") else m for m in matrices)
-    return AttentionAlgorithm(score_matrices=(forward, kept, backward))
+    return AttentionAlgorithm(score_matrices=(forward, kept, backward), torch_matmul=True)
 
 
 BACKEND = sdpa_backend(SDPBackend.MATH, _algorithm, ("float64", "float32", "float16", "bfloat16"))

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from statistics import median
 from types import TracebackType
 from typing import Any
 
 from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import terminal_width
 from cs_systems.config import RunConfig, describe
-from cs_systems.record import NO_TIMING, RunRecord, read_records, records_path
+from cs_systems.record import RunRecord, read_records, records_path
+from cs_systems.report.progress import outcome, progress_lines
 from cs_systems.runner import Progress, preflight, sweep
 
 EXIT_NOTHING = 3
@@ -112,34 +112,12 @@ def _progress() -> _Lines | _Bar:
     return _Bar() if sys.stderr.isatty() else _Lines()
 
 
-def outcome(record: RunRecord) -> str:
-    """What became of a cell, in a few words."""
-    from cs_systems.report.units import human
-
-    if record.measurement is None:
-        return f"{record.status}: {record.reason}"
-    if not record.is_timing:
-        return "; ".join(f"{w.message}: no timing [{w.code}]" for w in record.warnings if w.code in NO_TIMING)
-    duration = median(record.measurement.durations_s("step"))
-    marks = "".join(f" [{w.code}]" for w in record.warnings)
-    return f"{human(duration, 's')} a step{marks}"
-
-
-def print_progress(progress: Progress, before: int = 0, total: int | None = None) -> None:
-    """Plain lines on standard error; `before` and `total` place a sweep that is one part of several."""
-    if progress.note:
-        print(progress.note, file=sys.stderr)
-    if progress.record:
-        place = f"[{before + progress.done}/{total or progress.total}]"
-        cell = describe(progress.record.run_config)
-        print(f"{place} {cell}: {outcome(progress.record)}", file=sys.stderr, flush=True)
-
-
 class _Lines(AbstractContextManager["_Lines"]):
     """For logs and pipes."""
 
     def tell(self, progress: Progress) -> None:
-        print_progress(progress)
+        sys.stderr.writelines(progress_lines(progress))
+        sys.stderr.flush()
 
     def __exit__(self, *_: object) -> None:
         return

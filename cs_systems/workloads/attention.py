@@ -154,7 +154,7 @@ def _predicted_peak_bytes(config: RunConfig, device: Device, algorithm: Attentio
     """The cell's closed form, with the buffer that clears the L2 cache where there is one."""
     shape, element = shape_of(config), cost.COMPUTE_BYTES[config.precision]
     mode = Mode.FORWARD_BACKWARD if config.keep_graph and config.mode is Mode.FORWARD else config.mode
-    prediction = attention_memory(shape, mode, element, algorithm, packed=packed)
+    prediction = attention_memory(shape, mode, element, algorithm, packed=packed, cuda=device.is_cuda)
     # With --keep-graph forward keeps what backward would need, and backward never comes.
     only_forward = sum(prediction.moments["forward"].values())
     peak = only_forward if config.mode is Mode.FORWARD else prediction.peak_bytes

@@ -14,6 +14,7 @@ Output: a markdown table on standard output; the records with all tables under -
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,10 @@ import cs_systems
 from cs_systems.analysis.attribution import attribute
 from cs_systems.analysis.check import check
 from cs_systems.analysis.read import read
-from cs_systems.cli._sweep import print_progress
 from cs_systems.cli.profile import print_profile
 from cs_systems.config import COMPILE_MODES, RunConfig, describe, preset
 from cs_systems.record import RunRecord, read_records
+from cs_systems.report.progress import progress_lines
 
 COLUMNS = (
     *("cell", "profiler", "kernels/step", "kernel ms/step", "of a phase", "of a layer", "of several"),
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="print the tables of every recording too")
     args = parser.parse_args()
     configs = cells(args.size, args.context_length, args.steps, args.profilers, args.modes)
-    for _ in cs_systems.sweep(configs, out=args.out, on_progress=print_progress):
+    for _ in cs_systems.sweep(configs, out=args.out, on_progress=lambda p: sys.stderr.writelines(progress_lines(p))):
         pass
     records = read_records(args.out)[0]
     if args.tables:

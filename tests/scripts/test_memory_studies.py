@@ -77,7 +77,6 @@ def test_the_predictions_benchmark_names_the_worst_and_what_it_did_not_foresee(b
         record = builders.ok(config, 0.1, 1e12, predicted * 100 // (104 if config.model.name == "xl" else 101))
         if not fits:
             record = builders.failed(config, "oom", "out of memory", predicted=predicted)
-        record.results["memory"] = [{"predicted_peak_bytes": predicted}]
         records.append(replace(record, environment=replace(record.environment, device_memory_bytes=device)))
     said = "\n".join(benchmark.explain(records))
     assert "cells within 5%" in said
@@ -85,6 +84,8 @@ def test_the_predictions_benchmark_names_the_worst_and_what_it_did_not_foresee(b
     assert "+4.00%" in said
     assert "not predicted: xl ctx 512" in said or "not predicted: small ctx 512" in said
     assert "0 cells that were predicted not to fit did fit" in said
+    done = {record.run_config for record in records}
+    assert benchmark.missing(records) == [config for config in benchmark.cells() if config not in done]
     rows = benchmark.rows(records)
     assert {row["held out"] for row in rows} == {"yes", "no"}
     assert all(row["error"] is None for row in rows if row["result"] == "oom")

@@ -10,12 +10,12 @@ import torch
 
 import cs_systems
 from cs_systems.analysis.compare import compare
-from cs_systems.cli._sweep import outcome
 from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig
 from cs_systems.device import resolve
 from cs_systems.record import RunRecord, append_record, read_records
 from cs_systems.report import html
 from cs_systems.report.plot import kinds
+from cs_systems.report.progress import outcome
 from cs_systems.report.table import render
 from cs_systems.workloads.train_step import TrainStep
 

@@ -1,0 +1,34 @@
+"""How far a sweep is: a line as each cell is done, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import TYPE_CHECKING
+
+from cs_systems.config import describe
+from cs_systems.record import NO_TIMING, RunRecord
+from cs_systems.report.units import human
+
+if TYPE_CHECKING:
+    from cs_systems.runner import Progress
+
+
+def outcome(record: RunRecord) -> str:
+    """What became of a cell, in a few words."""
+    if record.measurement is None:
+        return f"{record.status}: {record.reason}"
+    if not record.is_timing:
+        return "; ".join(f"{w.message}: no timing [{w.code}]" for w in record.warnings if w.code in NO_TIMING)
+    duration = median(record.measurement.durations_s("step"))
+    marks = "".join(f" [{w.code}]" for w in record.warnings)
+    return f"{human(duration, 's')} a step{marks}"
+
+
+def progress_lines(progress: Progress, before: int = 0, total: int | None = None) -> Iterator[str]:
+    """Lines for a log, each with its end; `before` and `total` place a sweep that is one part of several."""
+    if progress.note:
+        yield f"{progress.note}\n"
+    if progress.record:
+        place = f"[{before + progress.done}/{total or progress.total}]"
+        yield f"{place} {describe(progress.record.run_config)}: {outcome(progress.record)}\n"
