@@ -60,13 +60,16 @@ class CollectiveShape:
         one_of("dtype", self.dtype, ELEMENT_BYTES)
         counts(self, "size_bytes", "calls")
 
+    def unit_bytes(self, world_size: int) -> int:
+        """A size is a multiple of this: of one element, for each rank where all have equal parts."""
+        return ELEMENT_BYTES[self.dtype] * (world_size if self.collective in DIVIDED else 1)
+
     def check(self, world_size: int) -> None:
-        """Raise ConfigError where `world_size` ranks cannot have equal parts of whole elements."""
-        parts = world_size if self.collective in DIVIDED else 1
-        unit = parts * ELEMENT_BYTES[self.dtype]
+        """Raise ConfigError for a size that is no multiple of the unit."""
+        unit = self.unit_bytes(world_size)
         if rest := self.size_bytes % unit:
             near = [size for size in (self.size_bytes - rest, self.size_bytes - rest + unit) if size]
-            between = f" for each of {parts} ranks" if parts > 1 else ""
+            between = f" for each of {world_size} ranks" if self.collective in DIVIDED else ""
             raise ConfigError(
                 f"{self.collective} of {self.size_bytes:,} bytes is no whole number of {self.dtype}{between}: "
                 f"give {' or '.join(f'{size:,}' for size in near)} bytes"
@@ -88,7 +91,7 @@ class CollectiveShape:
 
 def calls_for(size_bytes: int) -> int:
     """How many calls of this size make a sample that is neither lost in the clock nor needlessly long."""
-    return min(MOST_CALLS, max(1, BYTES_A_SAMPLE // size_bytes))
+    return min(MOST_CALLS, max(1, BYTES_A_SAMPLE // max(1, size_bytes)))
 
 
 def algbw(size_bytes: int, seconds: float) -> float:

@@ -65,7 +65,7 @@ ALIGNMENTS = ("upper_left", "lower_right")
 L2_STATES = ("clear", "warm")
 # Every field that says what is run counts in these workloads; any other says by itself which of them it uses.
 CONFIGURED = ("train_step", "attention", "precision_error", "training_curve")
-_UNNAMED = ("train_step", "attention")  # of them, those that go without saying
+_UNNAMED = ("train_step", "attention", "collective")  # what else is said of a cell tells these
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One cell of a sweep. `model` is what `train_step` measures, `shape` what `attention`, `collective` what
-    `collective` measures.
+    """One cell of a sweep: `train_step` measures `model`, `attention` measures `shape`, `collective` its namesake.
 
     `batch_size` is what one rank computes, whatever `world_size` is: weak scaling, as a batch per GPU means it.
     """
@@ -258,8 +257,8 @@ class RunConfig:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether it runs on ranks that torch's launcher starts: one rank may try a strategy too, as its baseline."""
-        return self.world_size > 1 or self.strategy != "single"
+        """Whether it runs on ranks that torch's launcher starts: one alone may be a baseline of several."""
+        return self.world_size > 1 or self.strategy != "single" or self.collective is not None
 
     @property
     def tokens_per_sequence(self) -> int:
@@ -283,6 +282,8 @@ class RunConfig:
 def _check_ranks(config: RunConfig) -> None:
     """What strategies are there, and which of them have buckets, `runner.check` asks."""
     counts(config, "world_size")
+    if config.collective is not None:
+        config.collective.check(config.world_size)
     if config.bucket_size_mb is not None:
         number(config, "bucket_size_mb")
         if config.bucket_size_mb <= 0:
@@ -353,7 +354,7 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         default = RunConfig()
         silent |= _same(config, default) | {f"model.{name}" for name in _same(config.model, default.model)}
         silent -= {"seq_len"} - {*without}  # None is the model's context length, which is asked by itself
-    elif config.workload in _UNNAMED:
+    if config.workload in _UNNAMED:
         silent.add("workload")
     said = {
         "workload": config.workload,

@@ -225,7 +225,12 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     after = environment(device)
     description = cell.workload.describe()
     warnings = validity.caveats(
-        measurement, cell.before, after, profiler=cell.config.profiler, loss=description.get("loss")
+        measurement,
+        cell.before,
+        after,
+        profiler=cell.config.profiler,
+        loss=description.get("loss"),
+        phase=getattr(cell.workload, "judged_phase", None),
     )
     rounds = {"rounds": cell.config.rounds, "resident": resident if cell.config.rounds > 1 else None}
     return RunRecord(

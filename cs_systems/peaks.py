@@ -24,13 +24,17 @@ class Peak:
 
 @dataclass(frozen=True)
 class DataSheet:
-    """Of one kind of device: rates in TFLOP/s (dense; a precision that the chip lacks is absent), bandwidth in
-    TB/s."""
+    """Of one kind of device: rates in TFLOP/s (dense; a precision that the chip lacks is absent), bandwidth in TB/s.
+
+    nvlink: TB/s of a GPU's NVLinks in both directions together, as data sheets print it, where each reaches every other
+        GPU of the board; None where a bridge, which may be absent, joins some of them, and where there is none.
+    """
 
     names: tuple[str, ...]  # as torch and nvidia-smi print them, without "NVIDIA ", "GeForce " and "Tesla "
     source: str
     bandwidth: float
     tflops: dict[str, float]
+    nvlink: float | None = None
 
 
 def _rates(
@@ -48,21 +52,23 @@ _VOLTA_PCIE = _rates(14, None, None, 112)
 
 DATA_SHEETS = (
     DataSheet(("T4",), "NVIDIA T4 data sheet", 0.32, _rates(8.1, None, None, 65)),
-    DataSheet(("V100-SXM2-16GB", "V100-SXM2-32GB"), "NVIDIA V100 data sheet, SXM2", 0.9, _VOLTA_SXM),
+    DataSheet(("V100-SXM2-16GB", "V100-SXM2-32GB"), "NVIDIA V100 data sheet, SXM2", 0.9, _VOLTA_SXM, 0.3),
     DataSheet(("V100-PCIE-16GB", "V100-PCIE-32GB"), "NVIDIA V100 data sheet, PCIe", 0.9, _VOLTA_PCIE),
     DataSheet(("V100S-PCIE-32GB",), "NVIDIA V100 data sheet, V100S", 1.134, _rates(16.4, None, None, 130)),
-    DataSheet(("A100-SXM4-40GB",), "NVIDIA A100 data sheet, 40 GB SXM, dense", 1.555, _AMPERE),
-    DataSheet(("A100-SXM4-80GB",), "NVIDIA A100 data sheet, 80 GB SXM, dense", 2.039, _AMPERE),
+    DataSheet(("A100-SXM4-40GB",), "NVIDIA A100 data sheet, 40 GB SXM, dense", 1.555, _AMPERE, 0.6),
+    DataSheet(("A100-SXM4-80GB",), "NVIDIA A100 data sheet, 80 GB SXM, dense", 2.039, _AMPERE, 0.6),
     DataSheet(("A100-PCIE-40GB",), "NVIDIA A100 data sheet, 40 GB PCIe, dense", 1.555, _AMPERE),
     DataSheet(("A100 80GB PCIe",), "NVIDIA A100 data sheet, 80 GB PCIe, dense", 1.935, _AMPERE),
     DataSheet(("A10",), "NVIDIA A10 data sheet, dense", 0.6, _rates(31.2, 62.5, 125, 125)),
-    DataSheet(("H100 80GB HBM3",), "NVIDIA H100 data sheet, SXM, dense", 3.35, _HOPPER_SXM),
+    DataSheet(("H100 80GB HBM3",), "NVIDIA H100 data sheet, SXM, dense", 3.35, _HOPPER_SXM, 0.9),
     DataSheet(("H100 PCIe",), "NVIDIA H100 data sheet, PCIe, dense", 2.0, _rates(51, 378, 756, 756, 1513)),
     DataSheet(("H100 NVL",), "NVIDIA H100 data sheet, NVL, dense", 3.9, _HOPPER_NVL),
-    DataSheet(("H200",), "NVIDIA H200 data sheet, SXM, dense", 4.8, _HOPPER_SXM),
+    DataSheet(("H200",), "NVIDIA H200 data sheet, SXM, dense", 4.8, _HOPPER_SXM, 0.9),
     DataSheet(("H200 NVL",), "NVIDIA H200 data sheet, NVL, dense", 4.8, _HOPPER_NVL),
-    DataSheet(("B200",), "NVIDIA HGX B200 data sheet, dense, an eighth", 7.7, _rates(75, 1125, 2250, 2250, 4500)),
-    DataSheet(("GB200",), "NVIDIA GB200 data sheet, dense, half a superchip", 8.0, _rates(80, 1250, 2500, 2500, 5000)),
+    DataSheet(("B200",), "NVIDIA HGX B200 data sheet, dense, an eighth", 7.7, _rates(75, 1125, 2250, 2250, 4500), 1.8),
+    DataSheet(
+        ("GB200",), "NVIDIA GB200 data sheet, dense, half a superchip", 8.0, _rates(80, 1250, 2500, 2500, 5000), 1.8
+    ),
     DataSheet(("L4",), "NVIDIA L4 data sheet, dense", 0.3, _rates(30.3, 60, 121, 121, 242.5)),
     DataSheet(("L40S",), "NVIDIA L40S data sheet, dense", 0.864, _rates(91.6, 183, 362.05, 362.05, 733)),
     DataSheet(("RTX 3090",), "NVIDIA GA102 white paper, dense, fp32 accumulate", 0.936, _rates(35.6, 35.6, 71, 71)),
@@ -89,6 +95,13 @@ def peak_bandwidth(device_name: str) -> Peak | None:
     """Bytes/s of the device's memory; None for a device that is not known."""
     sheet = _find(device_name)
     return Peak(sheet.bandwidth * TERA, sheet.source) if sheet else None
+
+
+def peak_link(device_name: str) -> Peak | None:
+    """Bytes/s that a GPU sends to the others of its board: its NVLinks in one direction; None where that is not
+    known."""
+    sheet = _find(device_name)
+    return Peak(sheet.nvlink / 2 * TERA, f"{sheet.source}, NVLink, one direction") if sheet and sheet.nvlink else None
 
 
 def _find(device_name: str) -> DataSheet | None:

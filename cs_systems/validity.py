@@ -6,7 +6,7 @@ The limits are constants here, with their reasons; a caveat never changes a numb
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from statistics import median
 
 from cs_systems import stats
@@ -25,14 +25,18 @@ def caveats(
     *,
     profiler: str = "none",
     loss: float | None = None,
+    phase: str | None = None,
 ) -> tuple[Caveat, ...]:
     """All doubts about a measurement that was taken between two looks at its environment.
 
     loss: of the last step, None where there is none.
+    phase: the one that counts, where the others only prepare it; None: the step does, and all of its phases.
     """
     return (
         *_profiled(profiler),
-        *(caveat for check in (_unstable, _launch_bound, _recompiled, _allocated) for caveat in check(measurement)),
+        *_unstable(measurement, phase or "step"),
+        *_launch_bound(measurement, [phase] if phase else measurement.phase_names()),
+        *(caveat for check in (_recompiled, _allocated) for caveat in check(measurement)),
         *_machine(measurement, before, after),
         *_nan(loss),
     )
@@ -50,8 +54,8 @@ def _nan(loss: float | None) -> Iterator[Caveat]:
         yield Caveat("nan-loss", "the loss is NaN", "lower the learning rate or use another precision")
 
 
-def _unstable(m: Measurement) -> Iterator[Caveat]:
-    durations = m.durations_s("step")
+def _unstable(m: Measurement, phase: str) -> Iterator[Caveat]:
+    durations = m.durations_s(phase)
     if len(durations) < 3:
         yield Caveat("few-samples", f"{len(durations)} timed steps show no spread", "raise --steps to 10 or more")
         return
@@ -63,9 +67,9 @@ def _unstable(m: Measurement) -> Iterator[Caveat]:
         )
 
 
-def _launch_bound(m: Measurement) -> Iterator[Caveat]:
+def _launch_bound(m: Measurement, phases: Iterable[str]) -> Iterator[Caveat]:
     bound = []
-    for phase in m.phase_names():
+    for phase in phases:
         shares = [s.lag_s[phase] / s.phases_s[phase] for s in m.timed if s.lag_s and s.phases_s[phase] > 0]
         if shares and median(shares) < LAUNCH_BOUND_LAG:
             bound.append(phase)

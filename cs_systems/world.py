@@ -6,6 +6,7 @@ one phase, they wait for in the next one that needs all of them: see `slowest`.
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import torch
@@ -13,17 +14,27 @@ import torch.distributed as dist
 
 from cs_systems.device import Device
 
+_join_s: float | None = None
+
 
 def join(device: Device, patience_s: float) -> None:
     """Join the ranks that torch's launcher has started: by NCCL on GPUs, by gloo on CPUs.
 
     patience_s: for how long a collective waits for a rank that does not come, before it fails.
     """
+    global _join_s
+    started = time.perf_counter()
     dist.init_process_group(
         "nccl" if device.is_cuda else "gloo",
         timeout=timedelta(seconds=patience_s),
         device_id=device.torch if device.is_cuda else None,
     )
+    _join_s = time.perf_counter() - started
+
+
+def join_s() -> float | None:
+    """How long `join` took, on a GPU with the communicator that it makes; None where nobody joined."""
+    return _join_s
 
 
 def leave() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cs_systems import cost
 from cs_systems.config import PRESETS, AttentionShape, Mode, ModelConfig, Precision, preset
 from cs_systems.cost import FULL_MATRIX, AttentionAlgorithm
-from cs_systems.peaks import DATA_SHEETS, peak_bandwidth, peak_flops
+from cs_systems.peaks import DATA_SHEETS, peak_bandwidth, peak_flops, peak_link
 
 ODD = ModelConfig(d_model=48, d_ff=100, num_layers=3, num_heads=3, vocab_size=77, context_length=64)
 TILED = AttentionAlgorithm(block_q=16, block_k=16, backward_matmuls=5)
@@ -172,6 +172,22 @@ def test_peaks_are_the_data_sheets_dense_rates(name: str, precision: Precision, 
     assert peak is not None
     assert peak.per_s == pytest.approx(tflops * 1e12)
     assert "NVIDIA" in peak.source
+
+
+@pytest.mark.parametrize(
+    ("name", "gb_per_s"),
+    [("NVIDIA H200", 450), ("NVIDIA H100 80GB HBM3", 450), ("NVIDIA A100-SXM4-80GB", 300), ("NVIDIA B200", 900)],
+)
+def test_a_link_carries_in_one_direction_half_of_what_data_sheets_print(name: str, gb_per_s: float) -> None:
+    link = peak_link(name)
+    assert link is not None
+    assert link.per_s == pytest.approx(gb_per_s * 1e9)
+    assert link.source.endswith("NVLink, one direction")
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200 NVL", "NVIDIA A100 80GB PCIe", "NVIDIA GeForce RTX 4090", "AMD EPYC"])
+def test_a_link_that_may_be_absent_is_not_known(name: str) -> None:
+    assert peak_link(name) is None
 
 
 def test_a_peak_is_never_guessed() -> None:

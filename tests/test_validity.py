@@ -66,6 +66,12 @@ def test_launch_bound_names_the_phase() -> None:
     assert caveat.message == "the device waited for the host in: backward"
 
 
+def test_of_a_phase_that_counts_alone_the_others_raise_no_doubt() -> None:
+    doubtful = samples(spread=0.5, lag=0.01)  # of the step, and of backward
+    assert caveats(doubtful, CLEAN, CLEAN, phase="forward") == ()
+    assert [c.code for c in caveats(doubtful, CLEAN, CLEAN, phase="backward")] == ["launch-bound"]
+
+
 def test_warm_up_steps_raise_no_doubt() -> None:
     clean = samples()
     warm = tuple(replace(s, warmup=True, wall_s=99.0, compiles=5, device_mallocs=5) for s in clean.samples)

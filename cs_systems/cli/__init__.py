@@ -24,6 +24,7 @@ COMMANDS = {
     "profile": "run the same steps under nsys or torch.profiler: kernels, phases, layers, idle time",
     "memory": "what takes the memory, phase by phase; what would fit, and how to make it fit",
     "precision": "what a lower precision gains, why, and what it costs; every dtype; what sums and softmax lose",
+    "comm": "what a collective costs between ranks: latency, bandwidth, waiting and set-up",
     "report": "show what was recorded: terminal, markdown, LaTeX, Typst, CSV, figures, one HTML page",
     "compare": "hold two recordings against each other: ratio, confidence interval, verdict",
     "analyze": "read what nsys or torch.profiler recorded: kernels, phases, layers, idle time",

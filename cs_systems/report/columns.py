@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.collectives import readable_bytes
 from cs_systems.config import one_of
 from cs_systems.report import layout, units
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS
@@ -98,6 +99,8 @@ def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[
     made = []
     for spec, column in zip(specs, found, strict=True):
         unit = spec.unit or _shared_unit(spec, column, largest[spec.suffix])
+        if spec.column == "size_bytes" and spec.unit is None:  # a message's, from KiB to GiB: each in its own unit
+            unit, column = None, [None if v is None else readable_bytes(v) for v in column]
         cells = tuple(text(v, unit) for v in column)
         numeric = any(isinstance(v, int | float | tuple) and not isinstance(v, bool) for v in column)
         label = unit.label if unit else ""
@@ -139,10 +142,12 @@ def _title(spec: Spec, shown_phases: list[str]) -> str:
 
 def _legend(column: str, rows: pd.DataFrame) -> str:
     legend = layout.LEGENDS.get(column, "")
-    ceilings = rows[["ceiling_flops_per_s", "ceiling_source"]].dropna().drop_duplicates()
-    if column in ("mfu", "hfu") and len(ceilings) == 1:
+    of = "link" if column == "link_share" else "ceiling"
+    rate = "link_bytes_per_s" if column == "link_share" else "ceiling_flops_per_s"
+    ceilings = rows[[rate, f"{of}_source"]].dropna().drop_duplicates()
+    if column in ("mfu", "hfu", "link_share") and len(ceilings) == 1:
         peak, source = ceilings.iloc[0]
-        legend += f", {units.human(peak, 'flops_per_s')} ({source})"
+        legend += f", {units.human(peak, rate)} ({source})"
     return legend
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -12,6 +13,7 @@ from cs_systems.config import Mode
 from cs_systems.record import RunRecord, Sample
 from cs_systems.report import columns as cols
 from cs_systems.report import layout, units
+from cs_systems.report.collectives import WORKLOAD as COLLECTIVE
 from cs_systems.report.frame import STEP
 from cs_systems.report.table import in_order, varying
 
@@ -218,6 +220,8 @@ def _runs_along(data: pd.DataFrame, column: str) -> bool:
 
 def _has_parts(data: pd.DataFrame) -> bool:
     """Whether steps have several phases, and these are not measured one by one as well."""
+    if data["workload"].iloc[0] == COLLECTIVE:  # what they measure is one of them
+        return False
     one_by_one = data["workload"].iloc[0] == "attention" and set(data["mode"]) != {Mode.FORWARD_BACKWARD}
     return not one_by_one and len(cols.phases_of(data)) > 2
 
@@ -230,20 +234,23 @@ def _filled_by(workload: str) -> Callable[[pd.DataFrame], bool]:
     return lambda data: data["workload"].iloc[0] == workload and _measured(data)
 
 
-def _error_figure(name: str) -> Callable[[Sequence[RunRecord], pd.DataFrame], Figure]:
-    def draw(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-        from cs_systems.report import error_figures  # it draws with what stands here
+def _of(module: str, name: str) -> Callable[[Sequence[RunRecord], pd.DataFrame], Figure]:
+    """A figure that stands in another file, which draws with what stands here."""
 
-        drawn: Figure = getattr(error_figures, name)(records)
+    def draw(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
+        drawn: Figure = getattr(importlib.import_module(f"cs_systems.report.{module}"), name)(records)
         return drawn
 
     return draw
 
 
 KINDS = {
-    "sums": Kind("error of a sum against its length", _filled_by("accumulation"), _error_figure("sums")),
-    "steps": Kind("error by the step in low precision", _filled_by("normalization"), _error_figure("steps")),
-    "curves": Kind("loss in training", _filled_by("training_curve"), _error_figure("curves"), table="training_curve"),
+    "collectives": Kind("time and bus bandwidth of a call", _filled_by(COLLECTIVE), _of("collective_figures", "calls")),
+    "sums": Kind("error of a sum against its length", _filled_by("accumulation"), _of("error_figures", "sums")),
+    "steps": Kind("error by the step in low precision", _filled_by("normalization"), _of("error_figures", "steps")),
+    "curves": Kind(
+        "loss in training", _filled_by("training_curve"), _of("error_figures", "curves"), table="training_curve"
+    ),
     "families": Kind("kernel time by family", lambda data: True, families, table="families"),
     "phases": Kind("where a step's time goes", _has_parts, phases),
     "rate": Kind("model FLOP/s under the ceiling", _has_ceiling, rate),

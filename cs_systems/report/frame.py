@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import CONFIGURED, ConfigError, ModelConfig
 from cs_systems.record import DONE, Measurement, Row, RunRecord, read_records
+from cs_systems.report import collectives
 from cs_systems.stats import interval, summary
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ _RUN_FIELDS = {
     "l2": TEXT,
     "memory_limit_bytes": INTEGER,
     "seed": INTEGER,
+    "world_size": INTEGER,
     "profiler": TEXT,
 }
 _MODEL_FIELDS = {
@@ -108,6 +110,7 @@ CELL_COLUMNS: dict[str, str] = {
     "predicted_peak_bytes": INTEGER,
     "ceiling_flops_per_s": REAL,
     "ceiling_source": TEXT,
+    **collectives.CELL_COLUMNS,
 }
 # What was measured in one phase of it.
 PHASE_COLUMNS: dict[str, str] = {
@@ -133,6 +136,7 @@ PHASE_COLUMNS: dict[str, str] = {
     "bytes_per_s": REAL,
     "mfu": REAL,
     "hfu": REAL,
+    **collectives.STEP_COLUMNS,
 }
 
 
@@ -245,6 +249,7 @@ def _cell(index: int, record: RunRecord) -> Row:
         "ceiling_flops_per_s": ceiling.get("peak_flops_per_s"),
         "ceiling_source": ceiling.get("source"),
         "ceiling_precision": ceiling.get("precision"),
+        **collectives.cell(record),
     }
     if config["workload"] not in CONFIGURED:  # what it says itself counts for more than what it was asked for
         fitting = {name: _FITTING[kind] for name, kind in _STEP_FIELDS.items()}
@@ -315,7 +320,7 @@ def _phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
             **_rates(costs.get(phase, {}), durations.median, peak),
         }
         if phase == STEP:
-            row["tokens_per_s"] = _ratio(tokens, durations.median)
+            row |= {"tokens_per_s": _ratio(tokens, durations.median), **collectives.step(record)}
         yield row
 
 

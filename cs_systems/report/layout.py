@@ -9,11 +9,13 @@ from dataclasses import dataclass
 class Layout:
     """identity: what tells the cells apart, in this order; constant ones move to the caption.
     measured: what follows the phases' times. leaves: what goes first where the terminal is too narrow.
+    has_times: whether a row shows the step's time and its phases'.
     """
 
     identity: tuple[str, ...]
     measured: tuple[str, ...]
     leaves: tuple[str, ...]
+    has_times: bool = True
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -42,6 +44,12 @@ LAYOUTS = {
         leaves=_names(
             "forward.median_s backward.median_s hardware_flops_per_s mfu range_s peak_allocated_bytes model_flops_per_s"
         ),
+    ),
+    "collective": Layout(
+        identity=(*_names("collective dtype world_size size_bytes calls"), *ENDING),
+        measured=_names("call_s algbw_bytes_per_s busbw_bytes_per_s link_share skew.median_s note"),
+        leaves=_names("calls dtype skew.median_s algbw_bytes_per_s"),
+        has_times=False,  # a step is a meeting and several calls
     ),
 }
 OTHER = Layout(
@@ -85,6 +93,13 @@ TITLES = {
     "ceiling_flops_per_s": "ceiling",
     "mfu": "MFU",
     "hfu": "HFU",
+    "world_size": "ranks",
+    "size_bytes": "size",
+    "call_s": "a call",
+    "algbw_bytes_per_s": "algbw",
+    "busbw_bytes_per_s": "busbw",
+    "link_share": "of the link",
+    "skew.median_s": "skew",
     "peak_allocated_bytes": "peak",
     "peak_reserved_bytes": "reserved",
     "predicted_peak_bytes": "predicted",
@@ -96,6 +111,9 @@ LEGENDS = {
     "model_flops_per_s": "model FLOP/s: credited by formula, causal halved",
     "hardware_flops_per_s": "executed FLOP/s: what tiles, padding and recomputation really compute",
     "mfu": "MFU: model FLOP/s over the device's peak at that precision",
+    "call_s": "a call: the median of the samples, of several calls in a row, on the slowest rank, after all ranks met",
+    "algbw_bytes_per_s": "algbw: size over time; busbw: algbw × 2(n−1)/n for all_reduce, 1 for broadcast, else (n−1)/n",
+    "link_share": "of the link: busbw over what a GPU's links carry in one direction",
     "hfu": "HFU: executed FLOP/s over the device's peak at that precision",
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cs_systems.config import describe
 from cs_systems.record import NO_TIMING, RunRecord
+from cs_systems.report import collectives
 from cs_systems.report.units import human
 
 if TYPE_CHECKING:
@@ -20,9 +21,10 @@ def outcome(record: RunRecord) -> str:
         return f"{record.status}: {record.reason}"
     if not record.is_timing:
         return "; ".join(f"{w.message}: no timing [{w.code}]" for w in record.warnings if w.code in NO_TIMING)
-    duration = median(record.measurement.durations_s("step"))
     marks = "".join(f" [{w.code}]" for w in record.warnings)
-    return f"{human(duration, 's')} a step{marks}"
+    if of_call := collectives.call_s(record):
+        return f"{human(of_call, 's')} a call{marks}"
+    return f"{human(median(record.measurement.durations_s('step')), 's')} a step{marks}"
 
 
 def progress_lines(progress: Progress, before: int = 0, total: int | None = None) -> Iterator[str]:

@@ -147,7 +147,8 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
         apart.append("phase")
     phases = [p for p in cols.phases_of(whole) if p != STEP]
     beside = [f"{p}.median_s" for p in phases] if shown == [STEP] and len(phases) > 1 else []
-    names = [*asked] if asked else [*apart, *beside, "median_s", *chosen.measured]
+    times = [*beside, "median_s"] if chosen.has_times else []
+    names = [*asked] if asked else [*apart, *times, *chosen.measured]
     made = cols.make(names, rows, whole)
     if not asked:  # a default of which nothing is known is noise; what was asked for is shown empty
         made = [c for c in made if c.name in apart or not c.says_nothing]

@@ -3,7 +3,8 @@
 A workload holds no timing, printing or JSON: it says what a step consists of, and what that must cost by formula. A
 factory may have `preflight(config, device) -> int | None`: it raises `Unavailable` for a cell that cannot run here,
 without building it, and returns the bytes of device memory that the cell's peak should take. A workload whose kernels
-are shorter than their launches may have `hides_launches = True`: see `timing`. One with a `model`, an `nn.Module`, has
+are shorter than their launches may have `hides_launches = True`: see `timing`. One that is measured for the sake of one
+of its phases may have `judged_phase`, its name: caveats are then of that one. One with a `model`, an `nn.Module`, has
 its modules annotated under a profiler: see `instrument`. One that computes something to be looked at may have
 `tables() -> dict[str, list[Row]]`: small plain tables that join its record's results.
 """

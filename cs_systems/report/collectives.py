@@ -1,0 +1,142 @@
+"""What records of collectives say: the frame's columns of them, the fits over their sizes, and what set-up took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from cs_systems.collectives import BUS_FACTORS, algbw, busbw
+from cs_systems.latency_bandwidth import Fit, fit
+from cs_systems.record import Row, RunRecord
+
+WORKLOAD = "collective"
+TRANSFER = "transfer"
+# The frame's columns of a cell and of its step, with pandas' types. `call_s` is of one call on the slowest rank.
+CELL_COLUMNS = {
+    "collective": "object",
+    "size_bytes": "Int64",
+    "dtype": "object",
+    "calls": "Int64",
+    "backend": "object",
+    "link_bytes_per_s": "float64",
+    "link_source": "object",
+    "init_process_group_s": "float64",
+    "new_group_s": "float64",
+    "first_call_s": "float64",
+}
+STEP_COLUMNS = {
+    "call_s": "float64",
+    "algbw_bytes_per_s": "float64",
+    "busbw_bytes_per_s": "float64",
+    "link_share": "float64",
+}
+
+
+class Line(NamedTuple):
+    """What one fit is of: the calls of one collective and dtype between so many ranks, by their size."""
+
+    collective: str
+    dtype: str
+    world_size: int
+
+
+def cell(record: RunRecord) -> Row:
+    """The CELL_COLUMNS of a record; nothing of one that ran something else."""
+    shape = record.config.get("collective")
+    if not shape:
+        return {}
+    ran, link, setup = (next(iter(record.results.get(name, ())), {}) for name in ("ran", "link", "setup"))
+    return {
+        **{name: shape[name] for name in ("collective", "size_bytes", "dtype", "calls")},
+        "backend": ran.get("backend"),
+        "link_bytes_per_s": link.get("peak_bytes_per_s"),
+        "link_source": link.get("source"),
+        **{name: setup.get(name) for name in ("init_process_group_s", "new_group_s", "first_call_s")},
+    }
+
+
+def step(record: RunRecord) -> Row:
+    """The STEP_COLUMNS of a record; nothing of one that ran something else or was not measured."""
+    shape, seconds = record.config.get("collective"), call_s(record)
+    if not shape or not seconds:
+        return {}
+    bus = busbw(shape["collective"], shape["size_bytes"], world_size(record), seconds)
+    link = cell(record)["link_bytes_per_s"]
+    return {
+        "call_s": seconds,
+        "algbw_bytes_per_s": algbw(shape["size_bytes"], seconds),
+        "busbw_bytes_per_s": bus,
+        "link_share": bus / link if bus and link else None,
+    }
+
+
+def call_s(record: RunRecord) -> float | None:
+    """The median duration of one call, of which a sample holds several."""
+    measurement, shape = record.measurement, record.config.get("collective")
+    if measurement is None or not shape or TRANSFER not in measurement.phase_names() or not measurement.timed:
+        return None
+    return median(measurement.durations_s(TRANSFER)) / int(shape["calls"])
+
+
+def world_size(record: RunRecord) -> int:
+    return int(record.config.get("world_size", 1))
+
+
+def lines(records: Iterable[RunRecord]) -> dict[Line, list[RunRecord]]:
+    """The measured clean records of each line, by size."""
+    found: dict[Line, list[RunRecord]] = {}
+    for record in records:
+        if call_s(record) and record.config.get("profiler", "none") == "none":
+            shape = record.config["collective"]
+            found.setdefault(Line(shape["collective"], shape["dtype"], world_size(record)), []).append(record)
+    return {line: sorted(of, key=_size) for line, of in found.items()}
+
+
+def fitted(records: Sequence[RunRecord]) -> Fit | None:
+    """t(n) = α + n/β through the calls of one line; None for fewer than 3 sizes."""
+    return fit([_size(record) for record in records], [call_s(record) or 0.0 for record in records])
+
+
+def fits(records: Iterable[RunRecord]) -> list[Row]:
+    """A row a line that has a fit: α, β as algbw and as busbw, α β, and how well it fits."""
+    rows = []
+    for line, found in lines(records).items():
+        if (through := fitted(found)) is None:
+            continue
+        bandwidth = through.bandwidth_bytes_per_s
+        factor = BUS_FACTORS[line.collective](line.world_size)
+        rows.append(
+            {
+                **line._asdict(),
+                "sizes": through.sizes,
+                "latency_s": through.latency_s,
+                "algbw_bytes_per_s": bandwidth,
+                "busbw_bytes_per_s": bandwidth * factor if bandwidth and line.world_size > 1 else None,
+                "half_bandwidth_bytes": through.half_bandwidth_bytes,
+                "r_squared": through.r_squared,
+                "worst_residual_share": through.worst_relative_residual,
+            }
+        )
+    return rows
+
+
+def setups(records: Iterable[RunRecord]) -> list[Row]:
+    """A row a line: what its process took to join the others, a further group, and the first call of the smallest size
+    beside a steady one."""
+    rows = []
+    for line, found in lines(records).items():
+        first: Mapping[str, object] = cell(found[0])
+        rows.append(
+            {
+                **line._asdict(),
+                "size_bytes": first["size_bytes"],
+                **{name: first[name] for name in ("init_process_group_s", "new_group_s", "first_call_s")},
+                "call_s": call_s(found[0]),
+            }
+        )
+    return rows
+
+
+def _size(record: RunRecord) -> int:
+    return int(record.config["collective"]["size_bytes"])

@@ -1,0 +1,177 @@
+"""`cs-systems comm`: words to calls, calls of two gloo ranks to tables and a figure, and what wrong words are told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.cli._options import Steps
+from cs_systems.cli.comm import CommCells, parse_sizes
+from cs_systems.collectives import COLLECTIVES, CollectiveShape
+from cs_systems.config import RunConfig
+from cs_systems.record import RunRecord, read_records
+from cs_systems.report import collectives, frame
+
+MIB = 2**20
+WORDS = ("--size", "1KiB:16KiB", "--dtype", "fp32", "fp8", "--device", "cpu", "--warmup", "1", "--steps", "3")
+
+
+def cells(**given: object) -> list[RunConfig]:
+    return CommCells(**given).configs(Steps())  # type: ignore[arg-type]
+
+
+def shapes(**given: object) -> list[CollectiveShape]:
+    return [config.collective for config in cells(**given) if config.collective]
+
+
+def test_the_defaults_are_all_collectives_from_1_kib_to_1_gib_on_two_ranks() -> None:
+    configs = cells()
+    assert {(c.workload, c.world_size) for c in configs} == {("collective", 2)}
+    expected = [(name, 2**k) for name in COLLECTIVES for k in range(10, 31, 2)]
+    assert [(shape.collective, shape.size_bytes) for shape in shapes()] == expected
+
+
+def test_every_axis_multiplies_and_large_calls_come_alone() -> None:
+    found = cells(collective=("broadcast",), size=("1KiB", "1GiB"), dtype=("bf16", "int8"), world_size=(1, 2, 4))
+    assert len({config.key() for config in found}) == 2 * 2 * 3
+    assert {(s.size_bytes, s.calls) for s in (c.collective for c in found) if s} == {(1024, 20), (2**30, 1)}
+    assert {shape.calls for shape in shapes(calls=3)} == {3}
+
+
+def test_a_range_is_rounded_to_what_the_ranks_can_share_and_a_size_is_not() -> None:
+    three = shapes(collective=("all_reduce", "all_to_all"), size=("1KiB:4KiB",), world_size=(3,))
+    assert [shape.size_bytes for shape in three] == [1024, 4096, 1020, 4092]
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [("4KiB", [4096]), ("1KiB:16KiB", [1024, 4096, 16384]), ("1MiB:5MiB:2", [MIB, 2 * MIB, 4 * MIB]), ("7:7", [7])],
+)
+def test_sizes_are_one_or_a_range(text: str, sizes: list[int]) -> None:
+    assert parse_sizes(text) == sizes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--size", "1KiB:2KiB:1"), "'1KiB:2KiB:1' is no range of sizes: write 1KiB:1GiB, or 1KiB:1GiB:2 to double"),
+        (("--size", "2KiB:1KiB"), "'2KiB:1KiB' is no range of sizes: begin above 0, and end at or after the first"),
+        (("--size", "many"), "'many' is not an amount of memory"),
+        (("--size", "0"), "size_bytes is 0: it must be at least 1"),
+        (("--size", "1KiB", "--world-size", "3"), "all_gather of 1,024 bytes is no whole number of fp32 for each of 3"),
+        (("--collective", "allreduce"), "unknown collective 'allreduce': did you mean all_reduce"),
+        (("--dtype", "fp12"), "unknown dtype 'fp12': did you mean"),
+        (("--world-size", "0"), "world_size is 0: it must be at least 1"),
+        (("--calls", "0"), "calls is 0: it must be at least 1"),
+        (("--device", "cuda:1"), "cuda:1 is one device, and each rank has its own: use cuda"),
+    ],
+)
+def test_wrong_words_end_before_any_process_starts(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["comm", *words, "--out", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@dataclass(frozen=True)
+class Ran:
+    folder: Path
+    out: str
+    records: list[RunRecord]
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "cs_systems", "comm", *words]
+    environment = {**os.environ, "COLUMNS": "80"}
+    return subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder = tmp_path_factory.mktemp("comm")
+    done = command(*WORDS, "--out", str(folder))
+    assert done.returncode == 0, done.stderr
+    return Ran(folder, done.stdout, read_records(folder)[0])
+
+
+def test_each_call_is_a_row_within_80_columns(ran: Ran) -> None:
+    assert max(map(len, ran.out.splitlines()[:-1])) <= 80
+    for collective in COLLECTIVES:
+        rows = [line.split() for line in ran.out.splitlines() if line.startswith(collective) and "KiB" in line]
+        measured = [row for row in rows if "unavailable" not in row and row[1] == "fp32"]
+        assert [row[2] for row in measured] == ["1", "4", "16"]
+
+
+def test_what_gloo_lacks_is_a_row_with_its_reason(ran: Ran) -> None:
+    refused = [record for record in ran.records if record.status != "ok"]
+    assert {(r.status, r.config["collective"]["dtype"]) for r in refused} == {("unavailable", "fp8")}
+    assert len(refused) == 3 * len(COLLECTIVES)
+    for record in refused:
+        name = record.config["collective"]["collective"]
+        assert record.reason == f"gloo has no {name} of fp8: choose another --dtype"
+
+
+def test_the_record_holds_set_up_skew_and_transfer_apart(ran: Ran) -> None:
+    for record in ran.records:
+        if record.measurement is None:
+            continue
+        assert record.measurement.phase_names() == ("skew", "transfer")
+        assert set(record.results["setup"][0]) == {"init_process_group_s", "new_group_s", "first_call_s"}
+        assert all(value > 0 for value in record.results["setup"][0].values())
+        ranks = {(row["rank"], row["phase"]) for row in record.results["ranks"]}
+        assert {(rank, phase) for rank in (0, 1) for phase in ("skew", "transfer")} <= ranks
+        (told,) = record.results["ran"]
+        shape = record.run_config.collective
+        assert shape is not None
+        assert max(told["sent_bytes"], told["received_bytes"]) == shape.size_bytes
+        assert (told["backend"], told["world_size"], told["calls"]) == ("gloo", 2, 20)
+
+
+def test_the_frame_has_the_rates_of_one_call(ran: Ran) -> None:
+    data = frame.frame(ran.records)
+    steps = data[data["phase"] == "step"]
+    assert len(steps) == 3 * len(COLLECTIVES)
+    for row in steps.to_dict("records"):
+        transfer = data[(data["record"] == row["record"]) & (data["phase"] == "transfer")]["median_s"].item()
+        factor = {"all_reduce": 1.0, "broadcast": 1.0}.get(row["collective"], 0.5)
+        assert row["call_s"] == pytest.approx(transfer / 20)
+        assert row["algbw_bytes_per_s"] == pytest.approx(row["size_bytes"] / row["call_s"])
+        assert row["busbw_bytes_per_s"] == pytest.approx(factor * row["algbw_bytes_per_s"])
+        assert row["link_share"] != row["link_share"], "the link of a CPU is not known"
+
+
+def test_each_line_has_a_fit_and_its_set_up(ran: Ran) -> None:
+    fits, setups = collectives.fits(ran.records), collectives.setups(ran.records)
+    assert [(r["collective"], r["dtype"], r["world_size"]) for r in fits] == [(n, "fp32", 2) for n in COLLECTIVES]
+    assert all(r["sizes"] == 3 for r in fits)
+    assert [r["size_bytes"] for r in setups] == [1024] * len(COLLECTIVES)
+    assert "t(n) = α + n/β" in ran.out
+    assert "before the first sample" in ran.out
+
+
+def test_the_figure_stands_beside_the_records(ran: Ran) -> None:
+    assert (ran.folder / "figure.svg").read_text().startswith("<?xml")
+    assert f"figure:  {ran.folder / 'figure.svg'}" in ran.out
+
+
+def test_it_is_resumed_and_written_in_other_formats(ran: Ran) -> None:
+    file = ran.folder / "calls.csv"
+    again = command(*WORDS, "--out", str(ran.folder), "--format", "csv", "--output", str(file))
+    assert again.returncode == 0, again.stderr
+    assert "30 cells are recorded already" in again.stderr
+    assert file.read_text().splitlines()[0].endswith("call_s,algbw_bytes_per_s,busbw_bytes_per_s,link_share")
+    assert read_records(ran.folder)[0] == ran.records
+
+
+def test_report_shows_calls_and_not_steps(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(ran.folder), "--format", "markdown"]) == 0
+    heading = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| collective"))
+    titles = [title.partition("(")[0].strip() for title in heading.strip("|").split("|")]
+    assert titles == ["collective", "dtype", "size", "a call", "algbw", "busbw", "skew", "note"]

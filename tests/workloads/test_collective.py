@@ -1,0 +1,140 @@
+"""The collective workload on 3 gloo processes: what it names is what runs, and who comes late costs skew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cs_systems.collectives import COLLECTIVES, DIVIDED, ELEMENT_BYTES, CollectiveShape
+from cs_systems.config import RunConfig
+from cs_systems.device import Device
+from cs_systems.timing import measure
+from cs_systems.workloads import Unavailable
+from tests.parallel.launch import launch
+from tests.parallel.ranks import _join
+
+RANKS = 3
+SIZE = 3 * 8 * 16
+LATE_S = 0.5
+
+
+def run_rank(rank: int, world_size: int, folder: Path) -> None:
+    """Everything that the tests look at, in processes started once."""
+    _join("gloo", rank, world_size, folder)
+    device = Device(torch.device("cpu"))
+    found: dict[str, Any] = {}
+    for collective in COLLECTIVES:
+        for dtype in ELEMENT_BYTES:
+            found[f"{collective}-{dtype}"] = _tried(CollectiveShape(collective, SIZE, dtype), device)
+        found[f"{collective}-late"] = _late(CollectiveShape(collective, SIZE, calls=5), device)
+    torch.save(found, folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def _workload(shape: CollectiveShape, device: Device) -> Any:
+    from cs_systems.workloads.collective import Collective
+
+    return Collective(RunConfig(workload="collective", collective=shape), device)
+
+
+def _tried(shape: CollectiveShape, device: Device) -> Any:
+    """What a call makes of the ranks' numbers, and what the workload says of itself."""
+    try:
+        workload = _workload(shape, device)
+    except Unavailable as error:
+        return str(error)
+    rank, elements = torch.distributed.get_rank(), workload.sent.numel()
+    workload.sent.copy_(torch.arange(elements) % 5 + 10 * rank)
+    workload.call()
+    return {**workload.describe(), **workload.tables(), "received": workload.received.double().tolist()}
+
+
+def _late(shape: CollectiveShape, device: Device) -> Any:
+    """Phases of steps of which the last rank begins every one late."""
+    workload = _workload(shape, device)
+    on_time = workload.step
+
+    def step() -> Iterator[tuple[str, Callable[[], Any]]]:
+        is_last = torch.distributed.get_rank() == RANKS - 1
+        yield "late", lambda: time.sleep(LATE_S if is_last else 0)
+        yield from on_time()
+
+    workload.step = step
+    return [sample.phases_s for sample in measure(workload, device, warmup=0, steps=1)]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("collectives")
+    launch(run_rank, RANKS, folder, limit_s=50)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(RANKS)]
+
+
+def given(rank: int, elements: int) -> list[float]:
+    return [i % 5 + 10.0 * rank for i in range(elements)]
+
+
+def expected(collective: str, elements: int, rank: int) -> list[float]:
+    """What `rank` must have, from the definition of the collective; `elements` of the whole."""
+    part = elements // RANKS
+    mine = slice(part * rank, part * (rank + 1))
+    whole = [given(r, elements) for r in range(RANKS)]
+    if collective == "all_gather":
+        return [x for r in range(RANKS) for x in given(r, part)]
+    if collective == "broadcast":
+        return whole[0]
+    if collective == "all_to_all":
+        return [x for of in whole for x in of[mine]]
+    total = [sum(column) for column in zip(*whole, strict=True)]
+    return total if collective == "all_reduce" else total[mine]
+
+
+NAMED = [f"{collective}-{dtype}" for collective in COLLECTIVES for dtype in ELEMENT_BYTES if dtype != "fp8"]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_collective_that_is_named_is_what_runs(name: str, ranks: list[dict[str, Any]]) -> None:
+    collective, dtype = name.split("-")
+    elements = SIZE // ELEMENT_BYTES[dtype]
+    for rank, found in enumerate(ranks):
+        assert found[name]["received"] == expected(collective, elements, rank)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_tensors_have_the_bytes_that_were_asked_for(name: str, ranks: list[dict[str, Any]]) -> None:
+    collective = name.split("-")[0]
+    part = SIZE // RANKS if collective in DIVIDED else SIZE
+    whole = (part if collective == "all_gather" else SIZE, part if collective == "reduce_scatter" else SIZE)
+    for found in ranks:
+        assert (found[name]["sent_bytes"], found[name]["received_bytes"]) == whole
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_dtype_that_gloo_lacks_is_unavailable(collective: str, ranks: list[dict[str, Any]]) -> None:
+    reason = f"gloo has no {collective} of fp8 (Invalid scalar type): choose another --dtype"
+    assert [found[f"{collective}-fp8"] for found in ranks] == [reason] * RANKS
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_rank_that_comes_late_costs_skew_and_no_transfer(collective: str, ranks: list[dict[str, Any]]) -> None:
+    """The others wait for it, it waits for nobody, and the calls last on all as long as they do without it."""
+    for number, found in enumerate(ranks):
+        for phases in found[f"{collective}-late"]:
+            assert list(phases) == ["late", "skew", "transfer"]
+            assert (phases["skew"] > 0.9 * LATE_S) == (number != RANKS - 1)
+            assert phases["transfer"] < 0.5 * LATE_S
+
+
+def test_set_up_is_told_apart_and_the_link_of_a_cpu_is_not_known(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        (setup,) = found["all_reduce-fp32"]["setup"]
+        assert setup["init_process_group_s"] is None  # these processes joined by themselves
+        assert setup["new_group_s"] > 0
+        assert setup["first_call_s"] > 0
+        assert setup == ranks[0]["all_reduce-fp32"]["setup"][0]
+        assert found["all_reduce-fp32"]["link"] == [{"peak_bytes_per_s": None, "source": None}]
