@@ -101,7 +101,9 @@ def peak_link(device_name: str) -> Peak | None:
     """Bytes/s that a GPU sends to the others of its board: its NVLinks in one direction; None where that is not
     known."""
     sheet = _find(device_name)
-    return Peak(sheet.nvlink / 2 * TERA, f"{sheet.source}, NVLink, one direction") if sheet and sheet.nvlink else None
+    if sheet is None or sheet.nvlink is None:
+        return None
+    return Peak(sheet.nvlink / 2 * TERA, f"{sheet.source.removesuffix(', dense')}: NVLink, one direction")
 
 
 def _find(device_name: str) -> DataSheet | None:

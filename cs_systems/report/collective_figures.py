@@ -65,9 +65,9 @@ def _ceilings(axes: Axes, records: Sequence[RunRecord], unit: units.Unit) -> Non
     known = dict.fromkeys((c["link_bytes_per_s"], c["link_source"]) for c in cells if c.get("link_bytes_per_s"))
     for peak, source in known:
         axes.axhline(peak / unit.factor, color=INK, linewidth=1.2, linestyle="--")
-        said = f"{units.significant(peak / unit.factor)} {unit.label} ({source})"
+        said = "\n".join([f"{units.significant(peak / unit.factor)} {unit.label}", *str(source).split(": ")])
         at = axes.get_yaxis_transform()
-        axes.annotate(said, (0, peak / unit.factor), (2, 4), at, "offset points", va="bottom", fontsize=7)
+        axes.annotate(said, (0, peak / unit.factor), (3, -4), at, "offset points", va="top", fontsize=8)
 
 
 def _log_log(axes: Axes, sizes: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from cs_systems.report import collectives, frame, plot, table
 from tests.test_record import ENVIRONMENT
 
 ALPHA_S, BETA = 10e-6, 300e9
-LINK = {"peak_bytes_per_s": 450e9, "source": "NVIDIA H200 data sheet, SXM, dense, NVLink, one direction"}
+LINK = {"peak_bytes_per_s": 450e9, "source": "NVIDIA H200 data sheet, SXM: NVLink, one direction"}
 SETUP = {"init_process_group_s": 0.9, "new_group_s": 0.2, "first_call_s": 0.05}
 
 
@@ -88,7 +88,7 @@ def test_the_table_says_each_size_in_its_unit_and_names_the_ceiling() -> None:
     text = table.render(RECORDS, "markdown")
     assert all(f"| {size} " in text for size in ("1 KiB", "16 KiB", "256 KiB", "4 MiB", "64 MiB", "1 GiB"))
     assert "of the link (%)" in text
-    assert "450 GB/s (NVIDIA H200 data sheet, SXM, dense, NVLink, one direction)" in text
+    assert "450 GB/s (NVIDIA H200 data sheet, SXM: NVLink, one direction)" in text
     assert "constant: dtype fp32, ranks 2, calls 20" in text
 
 
@@ -97,7 +97,7 @@ def test_the_figure_draws_calls_fits_and_the_ceiling() -> None:
     times, rates = plot.figure(RECORDS).axes
     assert [line.get_linestyle() for line in times.lines] == ["-", ":"] * 2
     assert rates.lines[-1].get_ydata()[0] == 450
-    assert [text.get_text() for text in rates.texts] == [f"450 GB/s ({LINK['source']})"]
+    assert [text.get_text() for text in rates.texts] == ["450 GB/s\nNVIDIA H200 data sheet, SXM\nNVLink, one direction"]
 
 
 def test_a_record_of_something_else_has_none_of_it() -> None:
