@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from cs_systems.config import ConfigError
 from cs_systems.parallel_cost import all_reduce_bytes, shard_bytes
 
 
@@ -58,6 +60,47 @@ def average(flat: Tensor, group: ProcessGroup | None = None) -> Any:
     """
     _note("all_reduce", flat, group)
     return dist.all_reduce(flat, _divided(flat, group), group, async_op=True)
+
+
+def average_each(tensors: list[Tensor], group: ProcessGroup | None = None) -> Any:
+    """Start the means of `tensors` (contiguous, alike in dtype and device) over the ranks, in place, as one collective.
+
+    NCCL takes them in one launch from where they lie, so that nothing is copied; gloo copies them into one tensor.
+    """
+    if len(tensors) == 1:
+        return average(tensors[0].view(-1), group)
+    group = group or dist.group.WORLD
+    assert group is not None
+    for tensor in tensors:
+        _note("all_reduce", tensor, group)
+    options: Any = dist.AllreduceCoalescedOptions()
+    options.reduceOp = dist.ReduceOp.AVG
+    if dist.get_backend(group) != "nccl":
+        torch._foreach_div_(tensors, dist.get_world_size(group))
+        options.reduceOp = dist.ReduceOp.SUM
+    return group.allreduce_coalesced(tensors, options)
+
+
+def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority: bool) -> ProcessGroup | None:
+    """The ranks of `group`, whose collectives run as told; `group` itself where nothing is.
+
+    max_ctas: how many thread blocks, of which each takes a multiprocessor, NCCL may use at most. high_priority: its
+    blocks go before those of kernels that wait for a multiprocessor too.
+
+    Raises ConfigError where it is not NCCL that sends.
+    """
+    if max_ctas is None and not high_priority:
+        return group
+    if dist.get_backend(group) != "nccl":
+        raise ConfigError("max_ctas and high_priority are NCCL's: leave them out on a CPU")
+    options: Any = dist.ProcessGroupNCCL.Options(is_high_priority_stream=high_priority)
+    if max_ctas is not None:
+        if max_ctas < 1:
+            raise ConfigError(f"max_ctas is {max_ctas}: it must be at least 1")
+        options.config.max_ctas = max_ctas
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    made: ProcessGroup = dist.new_group(ranks, backend="nccl", pg_options=options, use_local_synchronization=True)
+    return made
 
 
 def average_shard(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:

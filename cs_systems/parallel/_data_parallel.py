@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from cs_systems.config import ConfigError
-from cs_systems.parallel._collectives import average, broadcast, maximum
+from cs_systems.parallel._collectives import average_each, broadcast, maximum
 
 Bucket = list[nn.Parameter]
 
@@ -166,7 +166,7 @@ class DataParallel(nn.Module):
         self._ready: list[int] = []
         self._sent = 0
         self._absent: list[nn.Parameter] = []  # those for which zeros were sent
-        self._in_flight: list[tuple[Any, Tensor]] = []
+        self._in_flight: list[tuple[Any, Any]] = []
 
     def _gradient_is_ready(self, index: int) -> None:
         if not self._syncing:
@@ -189,16 +189,12 @@ class DataParallel(nn.Module):
         self._in_flight.append(self._start(index, grads))
         self._sent += 1
 
-    def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor]:
-        """Start the mean of one bucket: (handle, what is sent). Its gradients become views of that: no copy back."""
-        bucket = self._buckets[index]
-        if len(grads) == 1 and grads[0].is_contiguous():
-            flat = grads[0].view(-1)
-        else:
-            flat = torch.cat([grad.reshape(-1) for grad in grads])
-        for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-            p.grad = part.view(p.shape)
-        return average(flat, self._group), flat
+    def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Any]:
+        """Start the mean of one bucket where its gradients lie: (handle, what must live until it has ended)."""
+        grads = [grad.contiguous() for grad in grads]
+        for p, grad in zip(self._buckets[index], grads, strict=True):
+            p.grad = grad
+        return average_each(grads, self._group), grads
 
     def _drop(self, p: nn.Parameter) -> None:
         """Take back the gradient of a parameter that no rank used."""

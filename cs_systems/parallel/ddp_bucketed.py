@@ -1,6 +1,7 @@
 """Gradients in buckets, each sent as soon as backward has filled it (Li et al. 2020, sections 3.2.2 and 3.2.3).
 
-2 Ψ (N−1)/N bytes, most of them behind the rest of backward; as many latencies as buckets; a copy of Ψ bytes. Buckets
+2 Ψ (N−1)/N bytes, most of them behind the rest of backward, and as many latencies as buckets. A bucket is a group of
+tensors that NCCL takes in one launch from where backward has left them: nothing is copied, neither in nor out. Buckets
 hold parameters in reverse order of registration, which is about the order in which backward reaches them.
 """
 
@@ -8,24 +9,45 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import nn
 
-from cs_systems.config import ConfigError
+from cs_systems.config import ConfigError, one_of
 from cs_systems.parallel import ParallelStrategy
+from cs_systems.parallel._collectives import communicator
 from cs_systems.parallel._data_parallel import DataParallel, by_size, finish_gradients
 from cs_systems.parallel._mesh import data_group
+from cs_systems.parallel._narrowed import NarrowedDataParallel
 from cs_systems.parallel_cost import averaging_bytes
 
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-def wrap(model: nn.Module, bucket_size_mb: float = 25.0, tp_degree: int = 1) -> DataParallel:
-    """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes as in PyTorch's DDP."""
+
+def wrap(
+    model: nn.Module,
+    bucket_size_mb: float = 25.0,
+    comm_dtype: str | None = None,
+    max_ctas: int | None = None,
+    high_priority: bool = False,
+    tp_degree: int = 1,
+) -> DataParallel:
+    """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes as in PyTorch's DDP.
+
+    comm_dtype: bf16 or fp16, in which the gradients travel; None: in their own. The rest as in `communicator`.
+    """
     if not bucket_size_mb > 0:
         raise ConfigError(f"bucket_size_mb is {bucket_size_mb}: it must be above 0")
-    return DataParallel(
-        model, partial(by_size, size_bytes=bucket_size_mb * 2**20), overlap=True, group=data_group(tp_degree)
-    )
+    buckets = partial(by_size, size_bytes=bucket_size_mb * 2**20)
+    group = communicator(data_group(tp_degree), max_ctas, high_priority)
+    if comm_dtype is None:
+        return DataParallel(model, buckets, overlap=True, group=group)
+    dtype = DTYPES[one_of("comm_dtype", comm_dtype, DTYPES)]
+    return NarrowedDataParallel(model, buckets, overlap=True, group=group, dtype=dtype)
 
 
 STRATEGY = ParallelStrategy(
-    wrap=wrap, finish_gradients=finish_gradients, sent_bytes=averaging_bytes, options=("bucket_size_mb", "tp_degree")
+    wrap=wrap,
+    finish_gradients=finish_gradients,
+    sent_bytes=averaging_bytes,
+    options=("bucket_size_mb", "comm_dtype", "max_ctas", "high_priority", "tp_degree"),
 )

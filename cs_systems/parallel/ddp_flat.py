@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from cs_systems.parallel import ParallelStrategy
+from cs_systems.parallel._collectives import average
 from cs_systems.parallel._data_parallel import DataParallel, by_size, finish_gradients
 from cs_systems.parallel._mesh import data_group
 from cs_systems.parallel_cost import averaging_bytes
 
 
+class OneTensor(DataParallel):
+    """DataParallel that copies a bucket into one tensor, of which its gradients are views from then on."""
+
+    def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor]:
+        bucket, flat = self._buckets[index], torch.cat([grad.reshape(-1) for grad in grads])
+        for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            p.grad = part.view(p.shape)
+        return average(flat, self._group), flat
+
+
 def wrap(model: nn.Module, tp_degree: int = 1) -> DataParallel:
-    return DataParallel(model, partial(by_size, size_bytes=math.inf), overlap=False, group=data_group(tp_degree))
+    return OneTensor(model, partial(by_size, size_bytes=math.inf), overlap=False, group=data_group(tp_degree))
 
 
 STRATEGY = ParallelStrategy(

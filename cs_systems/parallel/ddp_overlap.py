@@ -9,15 +9,23 @@ from __future__ import annotations
 from torch import nn
 
 from cs_systems.parallel import ParallelStrategy
+from cs_systems.parallel._collectives import communicator
 from cs_systems.parallel._data_parallel import DataParallel, finish_gradients, one_each
 from cs_systems.parallel._mesh import data_group
 from cs_systems.parallel_cost import averaging_bytes
 
 
-def wrap(model: nn.Module, tp_degree: int = 1) -> DataParallel:
-    return DataParallel(model, one_each, overlap=True, group=data_group(tp_degree))
+def wrap(
+    model: nn.Module, max_ctas: int | None = None, high_priority: bool = False, tp_degree: int = 1
+) -> DataParallel:
+    """max_ctas, high_priority: as in `communicator`."""
+    group = communicator(data_group(tp_degree), max_ctas, high_priority)
+    return DataParallel(model, one_each, overlap=True, group=group)
 
 
 STRATEGY = ParallelStrategy(
-    wrap=wrap, finish_gradients=finish_gradients, sent_bytes=averaging_bytes, options=("tp_degree",)
+    wrap=wrap,
+    finish_gradients=finish_gradients,
+    sent_bytes=averaging_bytes,
+    options=("max_ctas", "high_priority", "tp_degree"),
 )

@@ -66,6 +66,8 @@ def misuses(rank: int, world_size: int) -> dict[str, str]:
         "another state": message(load_another),
         "not wrapped": message(step_unwrapped),
         "no bucket": message(lambda: compose("ddp_bucketed", bucket_size_mb=0).wrap(nn.Linear(2, 2))),
+        "no such dtype": message(lambda: compose("ddp_bucketed", comm_dtype="fp8").wrap(nn.Linear(2, 2))),
+        "not NCCL": message(lambda: compose("ddp_overlap", max_ctas=8).wrap(nn.Linear(2, 2))),
     }
 
 
@@ -95,6 +97,26 @@ def learned_order(rank: int, world_size: int) -> list[list[int]]:
             model(torch.ones(1, 4)).sum().backward()
             model.finish_gradient_synchronization()
     return seen
+
+
+def narrowed(rank: int, world_size: int) -> dict[str, Any]:
+    """Gradients that travel as bf16 in two buckets, and what they would be as one mean."""
+    torch.manual_seed(0)
+    model: Any = compose("ddp_bucketed", comm_dtype="bf16", bucket_size_mb=1e-4).wrap(Backwards())
+    torch.manual_seed(rank)
+    x = torch.randn(5, 4)
+    with model.no_sync():
+        model(x).square().sum().backward()
+    own = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with counting() as calls:
+        model(x).square().sum().backward()
+        model.finish_gradient_synchronization()
+    return {
+        "own": own,
+        "mean": [p.grad for p in model.parameters()],
+        "sent": sum(call.whole_bytes for call in calls if call.collective == "all_reduce"),
+    }
 
 
 def sharding(rank: int, world_size: int) -> dict[str, Any]:
@@ -191,4 +213,4 @@ def tensor_parallel(rank: int, world_size: int) -> dict[str, Any]:
     }
 
 
-SCENARIOS = [mismatches, misuses, learned_order, sharding, indivisible, tensor_parallel]
+SCENARIOS = [mismatches, misuses, learned_order, narrowed, sharding, indivisible, tensor_parallel]

@@ -171,6 +171,8 @@ def test_ranks_with_different_models_are_told(worlds: Any, world_size: int, what
         ("another state", "the state has groups of [2] parameters, this optimizer of [3]: make it alike first"),
         ("not wrapped", "a parameter of the optimizer is not of a wrapped model: wrap the model first"),
         ("no bucket", "bucket_size_mb is 0: it must be above 0"),
+        ("no such dtype", "unknown comm_dtype 'fp8': did you mean fp16? known: bf16, fp16"),
+        ("not NCCL", "max_ctas and high_priority are NCCL's: leave them out on a CPU"),
     ],
 )
 def test_misuse_is_told(worlds: Any, what: str, answer: str) -> None:
@@ -183,6 +185,20 @@ def test_buckets_are_sent_in_the_order_in_which_backward_fills_them(worlds: Any)
     for first, second in worlds(2).of("learned_order"):
         assert first == [0, 0, 3]
         assert second == [1, 2, 3]
+
+
+@every_world
+def test_gradients_that_travel_narrowed_are_rounded_means(worlds: Any, world_size: int) -> None:
+    """In their own dtype at the end, off the exact mean by bf16's rounding, not to the bit, and half as many bytes."""
+    ranks = worlds(world_size).of("narrowed")
+    exact = [torch.stack(own).mean(0) for own in zip(*(rank["own"] for rank in ranks), strict=True)]
+    largest = max(float(x.abs().max()) for rank in ranks for x in rank["own"])
+    for rank in ranks:
+        assert [x.dtype for x in rank["mean"]] == [torch.float32] * 3
+        same(rank["mean"], ranks[0]["mean"], "ranks differ", rtol=0, atol=0)
+        same(rank["mean"], exact, "mean", rtol=0, atol=2**-7 * largest)  # two roundings of 8 bits
+        assert any(not torch.equal(mean, x) for mean, x in zip(rank["mean"], exact, strict=True))
+        assert rank["sent"] == 2 * 3 * 16 + 3  # and a byte a parameter, for who had a gradient
 
 
 @every_world
