@@ -16,7 +16,7 @@ from typing import Any
 from cs_systems import profiled
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.process import ANSWER_TIMEOUT_S, Event, Worker, WorkerDied, WorkerTimeout, run_request
-from cs_systems.ranks import Kind, Ranks
+from cs_systems.ranks import Kind, NotStarted, Ranks
 from cs_systems.record import DONE, Environment, Row, RunRecord, make_key, read_records, records_path
 
 
@@ -51,6 +51,9 @@ class Crew:
             self._first_hello = self._first_hello or self._worker.hello
             same_device(self._first_hello, self._worker.hello)
         return self._worker
+
+    def _kind_of(self, config: RunConfig) -> Kind | None:
+        return Kind.of(config, self._timeout_s)
 
     def _refusal(self, kind: Kind) -> str | None:
         """Why ranks of that kind cannot run here, asked before they are started."""
@@ -138,8 +141,8 @@ class Crew:
             )
             configs = [c for c, row in zip(configs, rows, strict=True) if not _does_not_fit(row)]
         together = [c for c in configs if interleave and c.profiler == "none"]
-        for kind in dict.fromkeys(map(Kind.of, together)):
-            yield from self._measure_group([c for c in together if Kind.of(c) == kind], repeat, on_visit)
+        for kind in dict.fromkeys(map(self._kind_of, together)):
+            yield from self._measure_group([c for c in together if self._kind_of(c) == kind], repeat, on_visit)
         for config in configs:
             if config.profiler != "none":
                 yield self._profile(config, repeat, on_visit)
@@ -174,7 +177,7 @@ class Crew:
         out: Path | None = None,
     ) -> Iterator[RunRecord]:
         """Cells of one kind."""
-        waiting, kind = list(configs), Kind.of(configs[0])
+        waiting, kind = list(configs), self._kind_of(configs[0])
         if kind and (reason := self._refusal(kind)):
             yield from (self._record(config, repeat, "unavailable", reason) for config in configs)
             return
@@ -188,7 +191,7 @@ class Crew:
                     else:
                         waiting.remove(current)
                         yield RunRecord.from_dict(event["record"])
-            except (WorkerDied, WorkerTimeout) as error:
+            except (WorkerDied, WorkerTimeout, NotStarted) as error:
                 self.close()
                 if current in waiting:  # else it died of what it had told already
                     waiting.remove(current)
@@ -197,6 +200,8 @@ class Crew:
     def _casualty(self, config: RunConfig, repeat: int, error: Exception) -> RunRecord:
         if isinstance(error, WorkerTimeout):
             return self._record(config, repeat, "timeout", f"{error}: raise --timeout-s")
+        if isinstance(error, NotStarted):
+            return self._record(config, repeat, "error", str(error))
         lost = error if config.is_distributed else f"the worker was lost: {error}"
         return self._record(config, repeat, "killed", str(lost))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from cs_systems import cost, peaks, plugins, validity
+from cs_systems import cost, peaks, plugins, validity, world
 from cs_systems import device as devices
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.device import Device, DeviceUnavailable
@@ -112,7 +112,8 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
 
     out: what the names of a profiler's files begin with; a cell with a profiler comes alone.
 
-    Each cell ends in one `record` event. A cell that fails leaves the others untouched.
+    Each cell ends in one `record` event, which says of a failure on N ranks whether it is only that of a peer. A cell
+    that fails leaves the others untouched.
     """
     cells = [_Cell(i, c) for i, c in enumerate(configs)]
     resident = _all_fit(cells, emit)
@@ -122,16 +123,18 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
             if round >= cell.config.rounds:
                 continue
             emit({"event": "visit", "cell": cell.index, "round": round})
-            record, usable = None, True
+            record, usable, of_peers = None, True, False
             try:
                 _visit(cell, round, out)
                 if round + 1 == cell.config.rounds:
                     record = _success(cell, repeat, resident and len(cells) > 1)
             except Exception as error:  # the error boundary of a cell: whatever it raised becomes its record
                 record, usable = _failure(cell, repeat, error), not devices.is_poisoned(error)
+                of_peers = world.is_of_peers(error)
             if record is not None:
                 alive.remove(cell)
-                emit({"event": "record", "cell": cell.index, "record": dataclasses.asdict(record)})
+                told = {"cell": cell.index, "record": dataclasses.asdict(record), "of_peers": of_peers}
+                emit({"event": "record", **told})
             if not usable:
                 return False  # nothing more can be asked of the device, not even to free what is left on it
             if record is not None or not resident:

@@ -1,9 +1,10 @@
-"""No process outlives the one that it measures for. Floor 0."""
+"""What ties workers to the process that they measure for: who ends with whom, which files they share. Floor 0."""
 
 from __future__ import annotations
 
 import ctypes
 import signal
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -14,3 +15,13 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):
         return
+
+
+def rank_log(log: Path, rank: int) -> Path:
+    """What one rank prints, beside the log of what started it."""
+    return log.with_name(f"{log.stem}-rank{rank}{log.suffix}")
+
+
+def stack_file(address: Path, rank: int) -> Path:
+    """Where a rank writes, at each SIGUSR1, which functions it is in; beside the socket."""
+    return address.with_name(f"stack-{rank}")

@@ -1,8 +1,12 @@
 """N worker processes that torch's elastic launcher starts, each with a device and a socket to here. No torch in here.
 
 All ranks get the same requests and answer each for itself; what they measured becomes one record (`slowest`). The
-launcher hands no pipe on to what it starts, therefore a socket, whose path the ranks are told. It chooses a free port
-for the ranks' own rendezvous.
+launcher hands no pipe on to what it starts, therefore a socket, whose path the ranks are told. It takes a free port for
+the ranks' own rendezvous.
+
+A cell that fails on a rank ends within `SETTLE_S`, and the record names the rank, its device and its error. A rank
+that dies closes its socket. One that hangs shows in its peers: their collectives fail after the kind's patience; then,
+or when the time allowed is over, each rank is asked where in the code it is.
 """
 
 from __future__ import annotations
@@ -25,23 +29,27 @@ from pathlib import Path
 from typing import Any
 
 from cs_systems.config import RunConfig
-from cs_systems.lifeline import die_with_parent
+from cs_systems.lifeline import die_with_parent, rank_log, stack_file
 from cs_systems.process import GRACE_S, START_TIMEOUT_S, Event, Log, WorkerDied, WorkerTimeout, how_it_ended
-from cs_systems.record import RunRecord
-from cs_systems.slowest import merged
+from cs_systems.slowest import failed, verdict
 
 PATIENCE_S = 25.0
 COMPILING_PATIENCE_S = 600.0
-_TICK_S = 0.2  # how often somebody looks whether the launcher lives while ranks are awaited
+SETTLE_S = 2.0  # for the peers of a rank that failed to say what they know
+_TICK_S = 0.2  # how often somebody looks whether the launcher lives, and how long a rank may take to say where it is
+# What would send the launcher's ranks to somebody else's rendezvous, or change its options.
+_NOT_OURS = re.compile("PET_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_")
+# NCCL's watchdog ends the process whose collective failed; it has waited for a peer.
+_NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
 
 
 @dataclass(frozen=True)
 class Kind:
     """What ranks are started for; cells of one kind run on the same ones.
 
-    patience_s: how long a rank waits for its peers in a collective. One that comes later counts as hung, so that not
-    every cell needs a timeout: they do the same work, and a slow step is slow on all of them. Where each compiles for
-    itself it is longer.
+    patience_s: how long a rank waits for its peers in a collective; who comes later has hung. It need not be as long
+    as a step, which is slow on all ranks alike: that is why a hang is found where nobody gave a timeout. A timeout
+    that is longer is the patience too, for cells whose ranks drift apart; as is, where each compiles, a longer one.
     """
 
     world_size: int
@@ -49,12 +57,16 @@ class Kind:
     patience_s: float
 
     @classmethod
-    def of(cls, config: RunConfig) -> Kind | None:
+    def of(cls, config: RunConfig, timeout_s: float | None = None) -> Kind | None:
         """None for a cell that one process measures."""
         if not config.is_distributed:
             return None
-        patience_s = PATIENCE_S if config.compile == "none" else COMPILING_PATIENCE_S
-        return cls(config.world_size, config.device, patience_s)
+        least_s = PATIENCE_S if config.compile == "none" else COMPILING_PATIENCE_S
+        return cls(config.world_size, config.device, max(least_s, timeout_s or 0.0))
+
+
+class NotStarted(RuntimeError):
+    """There are no ranks to measure with; the message tells why."""
 
 
 def launcher_command(world_size: int, *arguments: object) -> list[str]:
@@ -65,11 +77,14 @@ def launcher_command(world_size: int, *arguments: object) -> list[str]:
 
 
 class _Rank:
-    """This end of one rank's socket; `pid` and `name` as it introduced itself."""
+    """This end of one rank's socket, and what it has told of itself: its number, its pid, its device."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel, self._buffer = channel, b""
         self.hello: Event = {}
+        self.device = ""
+        self.gone = False  # then its pid may be another's
+        self.log: Log | None = None
 
     @property
     def number(self) -> int:
@@ -77,45 +92,49 @@ class _Rank:
 
     @property
     def name(self) -> str:
-        return f"rank {self.number} ({self.hello['device']})"
+        return f"rank {self.number} on {self.device}" if self.device else f"rank {self.number}"
 
-    def events(self) -> list[Event] | None:
-        """What has arrived; to be called when something has. None: the rank is gone."""
-        try:
+    def events(self) -> list[Event]:
+        """What has arrived; to be called when something has. Marks a rank that is gone."""
+        chunk = b""
+        with contextlib.suppress(ConnectionError):
             chunk = self.channel.recv(1 << 16)
-        except ConnectionError:
-            chunk = b""
-        if not chunk:
-            return None
+        self.gone = not chunk
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.hello["pid"], signal.SIGKILL)
+    def signal(self, number: int) -> None:
+        if not self.gone:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.hello["pid"], number)
 
 
 class Ranks:
-    """Like `process.Worker`, of N processes: started on creation, killed on `close`."""
+    """Like `process.Worker`, of N processes: started on creation, killed on `close`. Raises NotStarted.
+
+    log: the launcher's; each rank has its own beside it, `worker-rank1.log`.
+    """
 
     def __init__(self, kind: Kind, log: Path | None = None) -> None:
         self._kind = kind
         self._log = Log(log)
+        self._folder = tempfile.TemporaryDirectory(prefix="cs-ranks-")
+        self._logs = log or Path(self._folder.name) / "worker.log"
         self._ranks: list[_Rank] = []
-        self._gone: set[_Rank] = set()
         self._selector = selectors.DefaultSelector()
         self._heard: list[tuple[_Rank, Event]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="cs-ranks-")
-        address = str(Path(self._folder.name) / "socket")
+        self._answers: dict[int, dict[int, Event]] = {}  # cell → rank → its record
+        self._done: dict[int, bool] = {}  # rank → whether it is of further use
+        self._address = Path(self._folder.name) / "socket"
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(address)
+            listener.bind(str(self._address))
             listener.listen(kind.world_size)
             self._launcher = subprocess.Popen(
-                launcher_command(kind.world_size, address),
+                launcher_command(kind.world_size, self._address, self._logs),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log.stream,
                 stderr=self._log.stream,
-                env=os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(_threads(kind)))},
+                env={name: value for name, value in os.environ.items() if not _NOT_OURS.match(name)} | _own(kind),
                 start_new_session=True,  # Ctrl-C in the terminal is for the parent alone
                 preexec_fn=die_with_parent,
             )
@@ -125,7 +144,7 @@ class Ranks:
                     pass
             except (WorkerDied, WorkerTimeout) as error:
                 self.close()
-                raise RuntimeError(f"{kind.world_size} ranks did not start: {error}") from error
+                raise NotStarted(f"{kind.world_size} ranks did not start: {error}") from error
         self.hello = self._ranks[0].hello
 
     def _greet(self, listener: socket.socket) -> None:
@@ -135,23 +154,21 @@ class Ranks:
         while len(self._ranks) < self._kind.world_size:
             with contextlib.suppress(TimeoutError):
                 self._ranks.append(_Rank(listener.accept()[0]))
-            self._check_launcher()
+            if (status := self._launcher.poll()) is not None:
+                raise WorkerDied(f"the launcher {how_it_ended(status)}{self._log.last_words()}")
             if time.monotonic() > deadline:
                 raise WorkerTimeout(f"{len(self._ranks)} of them came within {START_TIMEOUT_S:g} s")
         for rank in self._ranks:
             rank.channel.settimeout(START_TIMEOUT_S)
             while not rank.hello:
                 said = rank.events()
-                if said is None:
+                if rank.gone:
                     raise WorkerDied(f"one ended before it said which it is{self._log.last_words()}")
                 rank.hello = said[0] if said else {}
             rank.channel.settimeout(None)
+            rank.log = Log(rank_log(self._logs, rank.number))
             self._selector.register(rank.channel, selectors.EVENT_READ, rank)
         self._ranks.sort(key=lambda rank: rank.number)
-
-    def _check_launcher(self) -> None:
-        if (status := self._launcher.poll()) is not None:
-            raise WorkerDied(f"the launcher {how_it_ended(status)}{self._log.last_words()}")
 
     def request(self, timeout_s: float | None = None, **request: Any) -> Iterator[Event]:
         """Send one request to all ranks and yield what they answer as one worker would, up to `done`.
@@ -159,59 +176,72 @@ class Ranks:
         A visit is told when rank 0 begins it, a record when all ranks have theirs, or one has failed. `timeout_s` is
         allowed from one of these to the next. Raises WorkerDied or WorkerTimeout; the ranks are of no use then.
         """
+        self._answers.clear()
         line = json.dumps(request).encode() + b"\n"
         for rank in self._ranks:
             try:
                 rank.channel.sendall(line)
             except ConnectionError:
-                raise WorkerDied(self._obituary(rank)) from None
-        records: dict[int, dict[int, Event]] = {}
-        done: dict[int, bool] = {}
+                raise self._death(rank) from None
+        self._done.clear()
         deadline = _deadline(timeout_s)
-        while len(done) < len(self._ranks):
-            rank, event = self._next(deadline, timeout_s)
-            if event["event"] == "done":
-                done[rank.number] = event["usable"]
-            elif event["event"] == "record":
-                of_cell = records.setdefault(event["cell"], {})
-                of_cell[rank.number] = event["record"]
-                if (record := self._together(of_cell)) is not None:
-                    yield {"event": "record", "cell": event["cell"], "record": dataclasses.asdict(record)}
-                    deadline = _deadline(timeout_s)
-                    if record.status not in ("ok", "unavailable"):
-                        self.close()  # its peers may wait for it, and what they share may be broken
-                        raise WorkerDied(f"the cell failed on rank {rank.number}")
-            elif rank.number == 0:
-                self._log.begin = event.get("log_bytes", self._log.begin)
+        while len(self._done) < len(self._ranks):
+            if (heard := self._next(deadline)) is None:
+                raise WorkerTimeout(f"no answer within {timeout_s:g} s: {self._whereabouts(self._ranks)}")
+            rank, event = heard
+            if event["event"] == "visit" and rank.number == 0:
                 yield event
                 deadline = _deadline(timeout_s)
-        if not all(done.values()):
+            if event["event"] != "record":
+                continue
+            answers = self._answers[event["cell"]]
+            if failed(event):
+                self._settle(answers)
+            if failed(event) or len(answers) == len(self._ranks):
+                record = verdict(answers, [r.name for r in self._ranks])
+                yield {"event": "record", "cell": event["cell"], "record": dataclasses.asdict(record)}
+                if len(answers) < len(self._ranks) or any(a["of_peers"] for a in answers.values()):
+                    raise WorkerDied("its peers wait for a rank that has failed")
+                deadline = _deadline(timeout_s)
+        if not all(self._done.values()):
             self.close()
 
-    def _together(self, of_cell: dict[int, Event]) -> RunRecord | None:
-        """The record of a cell, of those that its ranks have sent so far; None as long as some are missing."""
-        records = {number: RunRecord.from_dict(record) for number, record in sorted(of_cell.items())}
-        for number, record in records.items():
-            if record.status not in ("ok", "unavailable"):
-                return dataclasses.replace(record, reason=f"{self._ranks[number].name}: {record.reason}")
-        if len(records) < len(self._ranks):
-            return None
-        refused = next((r for r in records.values() if r.status == "unavailable"), None)
-        return refused or merged(list(records.values()))
+    def _settle(self, answers: dict[int, Event]) -> None:
+        """After a failure: wait a little until all ranks have said what became of the cell, or one that explains it.
 
-    def _next(self, deadline: float | None, timeout_s: float | None) -> tuple[_Rank, Event]:
-        """The next event of any rank. Raises WorkerTimeout, or WorkerDied once what the dead had said is told."""
+        Raises WorkerDied for a rank that has died, and WorkerTimeout where some only waited for others.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        while len(answers) < len(self._ranks) and self._next(deadline) is not None:
+            pass
+        late = [rank for rank in self._ranks if rank.number not in answers]
+        if late and all(answer["of_peers"] for answer in answers.values() if failed(answer)):
+            raise self._hang(late)
+
+    def _next(self, deadline: float | None) -> tuple[_Rank, Event] | None:
+        """Note and return the next event of any rank; None at the deadline.
+
+        Raises WorkerDied or WorkerTimeout for a rank that is gone, once all is told that it had said.
+        """
         while not self._heard:
+            if gone := [rank for rank in self._ranks if rank.gone]:
+                raise self._death(*gone)
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = [key.data for key, _ in self._selector.select(left)]
+            ready: list[_Rank] = [key.data for key, _ in self._selector.select(left)]
             if not ready:
-                raise WorkerTimeout(f"no answer within {timeout_s:g} s")
+                return None
             for rank in ready:
-                said = rank.events()
-                if said is None:
-                    raise WorkerDied(self._obituary(rank))
-                self._heard += [(rank, event) for event in said]
-        return self._heard.pop(0)
+                self._heard += [(rank, event) for event in rank.events()]
+        rank, event = self._heard.pop(0)
+        if event["event"] == "joined":
+            rank.device = event["device"]
+        elif event["event"] == "visit" and rank.log is not None:
+            rank.log.begin = event["log_bytes"]
+        elif event["event"] == "record":
+            self._answers.setdefault(event["cell"], {})[rank.number] = event
+        elif event["event"] == "done":
+            self._done[rank.number] = event["usable"]
+        return rank, event
 
     @property
     def alive(self) -> bool:
@@ -229,42 +259,83 @@ class Ranks:
         self.close()
 
     def close(self) -> None:
-        """Kill the ranks and their launcher, which is left to the last: it reaps them."""
+        """Kill the ranks, then their launcher, which has reaped them; once only."""
         if self._log.stream.closed:
             return
-        for rank in self._ranks:
-            if rank in self._gone:
-                continue  # its number may be another's by now
-            rank.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(GRACE_S if self._ranks else 0.0)
+        self._kill()
         self._launcher.kill()
         self._launcher.wait()
         self._selector.close()
         for rank in self._ranks:
             rank.channel.close()
+            if rank.log is not None:
+                rank.log.stream.close()
         self._log.stream.close()
         self._folder.cleanup()
 
-    def _obituary(self, rank: _Rank) -> str:
-        """How a rank ended, as the launcher tells once all of them have."""
-        words = self._log.last_words()  # before the launcher's own
-        self._gone.add(rank)
-        for other in self._ranks:
-            if other not in self._gone:
-                other.kill()
-                self._gone.add(other)
+    def _kill(self) -> None:
+        for rank in self._ranks:
+            rank.signal(signal.SIGKILL)
+            rank.gone = True
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(GRACE_S)
+            self._launcher.wait(GRACE_S if self._ranks else 0.0)
+
+    def _death(self, *gone: _Rank) -> WorkerDied | WorkerTimeout:
+        """What a rank died of, as the launcher tells once all of them have ended."""
+        waited = [rank for rank in gone if rank.log and _NCCL_GAVE_UP in rank.log.tail(1 << 16)]
+        if len(waited) == len(gone) and (late := [rank for rank in self._ranks if not rank.gone]):
+            return self._hang(late)
+        deadline = time.monotonic() + SETTLE_S
+        while any(map(_exists, gone)) and time.monotonic() < deadline:
+            time.sleep(_TICK_S / 10)  # the launcher is to see how it ends before anything else does
+        self._kill()
+        ends = {rank: self._exit_status(rank) for rank in gone}
+        # The launcher ends the peers of a rank that it has seen dead: they are not the cause.
+        cause = next((rank for rank, status in ends.items() if status != -signal.SIGTERM), gone[0])
+        status = ends[cause]
+        how = "closed its socket and went on" if status is None else how_it_ended(status)
+        return WorkerDied(f"{cause.name} {how}{cause.log.last_words() if cause.log else ''}")
+
+    def _exit_status(self, rank: _Rank) -> int | None:
+        """As the launcher prints it at its end; None where it has not seen the rank end."""
         told = re.findall(rf"rank\s*: {rank.number} \(local_rank.*\s+exitcode\s*: (-?\d+)", self._log.tail(1 << 16))
-        how = how_it_ended(int(told[-1])) if told else "closed its socket and went on"
-        return f"{rank.name} {how}{words}"
+        return int(told[-1]) if told else None
+
+    def _hang(self, late: list[_Rank]) -> WorkerTimeout:
+        who = ", ".join(rank.name for rank in late)
+        return WorkerTimeout(
+            f"{who} kept the others waiting for {self._kind.patience_s:g} s: {self._whereabouts(late)}"
+        )
+
+    def _whereabouts(self, ranks: list[_Rank]) -> str:
+        """Where in the code these ranks are, those in one place together; Python's handler of SIGUSR1 writes it."""
+        for rank in ranks:
+            rank.signal(signal.SIGUSR1)
+        time.sleep(_TICK_S)
+        places: dict[str, list[str]] = {}
+        for rank in ranks:
+            file = stack_file(self._address, rank.number)
+            told = re.findall(r'File "(.*)", line (\d+) in (.+)', file.read_text()) if file.exists() else []
+            place = f"{told[0][2]} ({Path(told[0][0]).name}:{told[0][1]})" if told else "a place that it does not tell"
+            places.setdefault(place, []).append(rank.name)
+        return "; ".join(f"{', '.join(names)} is in {place}" for place, names in places.items())
+
+
+def _exists(rank: _Rank) -> bool:
+    """Whether a rank that has closed its socket still ends, or has ended unseen by the launcher."""
+    try:
+        os.kill(rank.hello["pid"], 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _deadline(timeout_s: float | None) -> float | None:
     return None if timeout_s is None else time.monotonic() + timeout_s
 
 
-def _threads(kind: Kind) -> int:
+def _own(kind: Kind) -> dict[str, str]:
     """Of a CPU's cores each rank gets its share: all of them on every rank would be in each other's way."""
-    return max(1, (os.cpu_count() or 1) // kind.world_size) if kind.device == "cpu" else os.cpu_count() or 1
+    cores = os.cpu_count() or 1
+    threads = max(1, cores // kind.world_size) if kind.device == "cpu" else cores
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}

@@ -48,6 +48,8 @@ def check(configs: Sequence[RunConfig]) -> None:
         profiler: Profiler = plugins.get("profilers", name)
         if reason := profiler.problem():
             raise ConfigError(reason)
+        if profiler.launch is not Profiler.launch and any(c.is_distributed for c in configs if c.profiler == name):
+            raise ConfigError(f"{name} watches one process, not the ranks of a world: use kineto")
     for name in {c.workload for c in configs}:
         plugins.check("workloads", name)
     for name in {c.attention for c in configs}:

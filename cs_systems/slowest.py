@@ -10,12 +10,35 @@ last one waits so long in it for its peers, if it is one that needs them all (`s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from cs_systems.record import Caveat, Measurement, Row, RunRecord, Sample
+
+
+def failed(answer: Mapping[str, Any]) -> bool:
+    """Whether a rank's answer is the record of a failure."""
+    return answer["record"]["status"] not in ("ok", "unavailable")
+
+
+def verdict(answers: Mapping[int, Mapping[str, Any]], names: Sequence[str]) -> RunRecord:
+    """What became of a cell: rank → {"record", "of_peers": whether it failed only because it waited for another}, in
+    the order in which they came; all ranks', unless one failed.
+
+    Of failures the first counts that is a rank's own. It is told as that rank's, unless all ranks have the same.
+    """
+    records = {rank: RunRecord.from_dict(answer["record"]) for rank, answer in answers.items()}
+    failures = [rank for rank, answer in answers.items() if failed(answer)]
+    if failures:
+        rank = next((rank for rank in failures if not answers[rank]["of_peers"]), failures[0])
+        record = records[rank]
+        if len(records) == len(names) and len({r.reason for r in records.values()}) == 1:
+            return record
+        return replace(record, reason=f"{names[rank]}: {record.reason}")
+    in_order = [records[rank] for rank in range(len(names))]
+    return next((r for r in in_order if r.status == "unavailable"), None) or merged(in_order)
 
 
 def merged(records: Sequence[RunRecord]) -> RunRecord:

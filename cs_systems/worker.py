@@ -15,12 +15,12 @@ First comes {"event": "ready", "device": what `auto` means here}; then, for each
     {"op": "doctor"}
         → {"event": "doctor", "rows": [{"check", "state", "found", "remedy"}…]}
 
-As one of N ranks, which torch's launcher starts, it takes the path of a socket instead of pipes, and says in "ready"
-which rank it is, its pid and what it is on. The first request is then
+As one of N ranks, which torch's launcher starts, it takes the path of a socket instead of pipes, and of a log, beside
+which is its own. "ready" says which rank it is, and its pid; every rank gets the same requests and answers each. The
+first is
 
     {"op": "join", "device": "auto", "patience_s": 25}
-
-and every rank gets the same requests and answers each.
+        → {"event": "joined", "device": "cuda:1"}
 
 Without pipes it takes one `run` request as its argument, for a profiler that a person starts by hand:
 `python -m cs_systems.worker '{"op": "run", …}'`.
@@ -29,6 +29,7 @@ Without pipes it takes one `run` request as its argument, for a profiler that a 
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import json
 import os
 import signal
@@ -43,7 +44,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.device import DeviceUnavailable
 from cs_systems.environment import environment
 from cs_systems.execute import preflight, run_cells
-from cs_systems.lifeline import die_with_parent
+from cs_systems.lifeline import die_with_parent, rank_log, stack_file
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 
@@ -60,6 +61,11 @@ def _preflight_row(config: RunConfig) -> Row:
     except Exception as error:  # whatever somebody's file raises when it is loaded: its own cell's matter
         row["reason"] = f"{type(error).__name__}: {error}"
     return row
+
+
+def _files(out: str) -> Path:
+    """What a profiler's files of this process begin with: those of rank 0 are the cell's."""
+    return Path(out if world.rank() == 0 else f"{out}-rank{world.rank()}")
 
 
 def _too_few(device: str, world_size: int) -> str | None:
@@ -85,7 +91,7 @@ def serve(requests: TextIO, replies: TextIO, introduction: dict[str, Any]) -> No
         configs = [RunConfig.from_dict(cell) for cell in request.get("cells", ())]
         usable = True
         if request["op"] == "run":
-            out = Path(request["out"]) if request.get("out") else None
+            out = _files(request["out"]) if request.get("out") else None
             usable = run_cells(configs, repeat=request["repeat"], out=out, emit=emit)
         elif request["op"] == "preflight":
             for config in configs:
@@ -96,7 +102,9 @@ def serve(requests: TextIO, replies: TextIO, introduction: dict[str, Any]) -> No
         elif request["op"] == "fits":
             emit({"event": "fits", "reason": _too_few(request["device"], request["world_size"])})
         elif request["op"] == "join":
-            world.join(devices.resolve(request["device"]), request["patience_s"])
+            device = devices.resolve(request["device"])
+            world.join(device, request["patience_s"])
+            emit({"event": "joined", "device": str(device.torch)})
         elif request["op"] == "doctor":
             emit({"event": "doctor", "rows": doctor.checks()})
         emit({"event": "done", "usable": usable})
@@ -124,21 +132,26 @@ def main() -> None:
         sys.exit(run_once(json.loads(sys.argv[1])))
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    if len(sys.argv) == 2:
-        _serve_as_rank(sys.argv[1])
+    if not sys.argv[1].isdigit():
+        _serve_as_rank(Path(sys.argv[1]), Path(sys.argv[2]))
         return
     request_fd, reply_fd = int(sys.argv[1]), int(sys.argv[2])
     with os.fdopen(request_fd) as requests, os.fdopen(reply_fd, "w") as replies:
         serve(requests, replies, {"device": devices.resolve("auto").name})
 
 
-def _serve_as_rank(path: str) -> None:
-    with socket.socket(socket.AF_UNIX) as channel:
-        channel.connect(path)
-        device = devices.resolve("auto")
-        which = {"rank": int(os.environ["RANK"]), "pid": os.getpid(), "device": device.name}
+def _serve_as_rank(address: Path, log: Path) -> None:
+    rank = int(os.environ["RANK"])
+    with rank_log(log, rank).open("ab") as stream:
+        for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
+            os.dup2(stream.fileno(), descriptor)
+    with socket.socket(socket.AF_UNIX) as channel, stack_file(address, rank).open("w") as stack:
+        faulthandler.register(signal.SIGUSR1, stack, all_threads=False)  # answers even where no Python runs
+        channel.connect(str(address))
         with channel.makefile("r") as requests, channel.makefile("w") as replies:
-            serve(requests, replies, which)
+            introduction = {"rank": rank, "pid": os.getpid(), "device": devices.resolve("auto").name}
+            serve(requests, replies, introduction)
+        faulthandler.unregister(signal.SIGUSR1)
     world.leave()
 
 

@@ -6,6 +6,7 @@ one phase, they wait for in the next one that needs all of them: see `slowest`.
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import timedelta
 
@@ -68,3 +69,12 @@ def agreed(answer: bool, device: Device) -> bool:
     told = torch.tensor(answer, device=device.torch)
     dist.broadcast(told, 0)
     return bool(told)
+
+
+# What gloo raises as a plain RuntimeError.
+_LOST_A_PEER = re.compile(r"gloo/transport|Application timeout caused pair closure|Connection (closed|reset) by peer")
+
+
+def is_of_peers(error: BaseException) -> bool:
+    """Whether a collective failed because another rank was lost or did not come: the cause is there."""
+    return isinstance(error, dist.DistError) or (joined() and _LOST_A_PEER.search(str(error)) is not None)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from cs_systems.config import Mode, RunConfig
 
@@ -93,3 +94,42 @@ def hangs_at_the_gate(config: RunConfig, device: Any) -> Callable[[], None]:
             time.sleep(0.01)
 
     return step
+
+
+def _on_rank_1(what: Callable[[], None]) -> Callable[[], None]:
+    """A step in which rank 1 does that while the others wait for it."""
+
+    def step() -> None:
+        if os.environ["RANK"] == "1":
+            what()
+        dist.barrier()
+
+    return step
+
+
+rank_1_is_killed = _on_rank_1(is_killed)
+rank_1_exits = _on_rank_1(exits)
+rank_1_raises = _on_rank_1(raises)
+rank_1_hangs = _on_rank_1(hangs)
+rank_1_runs_out_of_memory = _on_rank_1(torch_runs_out_of_memory)
+
+
+def every_rank_another_shape(config: RunConfig, device: Any) -> tuple[torch.nn.Module, torch.Tensor]:
+    width = 3 + int(os.environ["RANK"])
+    return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Linear(width, 2)), torch.ones(1, 4)
+
+
+class Disordered(torch.nn.Module):
+    """The layers a and b, on rank 1 b and a; b comes first where it runs, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in "ab" if os.environ["RANK"] == "0" else "ba":
+            self.add_module(name, torch.nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(self.b(x))  # type: ignore[no-any-return]
+
+
+def every_rank_another_order(config: RunConfig, device: Any) -> tuple[torch.nn.Module, torch.Tensor]:
+    return Disordered(), torch.ones(1, 4)
