@@ -6,16 +6,18 @@ one phase, they wait for in the next one that needs all of them: see `slowest`.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from cs_systems.device import Device
 
-_join_s: float | None = None
+_set_up: dict[str, float | None] = {"start_s": None, "init_process_group_s": None}
 
 
 def join(device: Device, patience_s: float) -> None:
@@ -23,19 +25,30 @@ def join(device: Device, patience_s: float) -> None:
 
     patience_s: for how long a collective waits for a rank that does not come, before it fails.
     """
-    global _join_s
     started = time.perf_counter()
+    _set_up["start_s"] = _alive_s()
     dist.init_process_group(
         "nccl" if device.is_cuda else "gloo",
         timeout=timedelta(seconds=patience_s),
         device_id=device.torch if device.is_cuda else None,
     )
-    _join_s = time.perf_counter() - started
+    _set_up["init_process_group_s"] = time.perf_counter() - started
 
 
-def join_s() -> float | None:
-    """How long `join` took, on a GPU with the communicator that it makes; None where nobody joined."""
-    return _join_s
+def set_up() -> dict[str, float | None]:
+    """What it took until this process was a rank: `start_s` from its start on (Python, torch, the device), then
+    `init_process_group_s`, on a GPU with the communicator. None where nobody joined or the system does not tell."""
+    return dict(_set_up)
+
+
+def _alive_s() -> float | None:
+    """Seconds since this process was started; known on Linux."""
+    try:
+        words = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(words[19]) / os.sysconf("SC_CLK_TCK")  # field 22, in ticks since the machine's start
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (OSError, AttributeError, ValueError, IndexError):
+        return None
 
 
 def leave() -> None:

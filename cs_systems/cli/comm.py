@@ -33,12 +33,13 @@ FIT_NOTES = [
     "one line describes all sizes",
 ]
 SETUPS = {
-    "collective": "collective", "dtype": "dtype", "world_size": "ranks", "init_process_group_s": "init",
-    "new_group_s": "new group", "size_bytes": "size", "first_call_s": "first call", "call_s": "a call",
+    "collective": "collective", "dtype": "dtype", "world_size": "ranks", "start_s": "start",
+    "init_process_group_s": "init", "new_group_s": "new group", "size_bytes": "size", "first_call_s": "first call",
+    "call_s": "a call",
 }  # fmt: skip
 SETUP_NOTES = [
-    "init: init_process_group, on GPUs with its communicator; new group: a further one of the same ranks; both once a "
-    "process, on the slowest rank, and in none of the times above"
+    "start: of a rank's process, until it joins the others; init: init_process_group, on GPUs with its communicator; "
+    "new group: a further one of the same ranks; once a process, of the slowest rank, and in none of the times above"
 ]
 
 

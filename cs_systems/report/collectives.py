@@ -12,6 +12,7 @@ from cs_systems.record import Row, RunRecord
 
 WORKLOAD = "collective"
 TRANSFER = "transfer"
+SET_UP = ("start_s", "init_process_group_s", "new_group_s", "first_call_s")
 # The frame's columns of a cell and of its step, with pandas' types. `call_s` is of one call on the slowest rank.
 CELL_COLUMNS = {
     "collective": "object",
@@ -21,9 +22,7 @@ CELL_COLUMNS = {
     "backend": "object",
     "link_bytes_per_s": "float64",
     "link_source": "object",
-    "init_process_group_s": "float64",
-    "new_group_s": "float64",
-    "first_call_s": "float64",
+    **dict.fromkeys(SET_UP, "float64"),
 }
 STEP_COLUMNS = {
     "call_s": "float64",
@@ -52,7 +51,7 @@ def cell(record: RunRecord) -> Row:
         "backend": ran.get("backend"),
         "link_bytes_per_s": link.get("peak_bytes_per_s"),
         "link_source": link.get("source"),
-        **{name: setup.get(name) for name in ("init_process_group_s", "new_group_s", "first_call_s")},
+        **{name: setup.get(name) for name in SET_UP},
     }
 
 
@@ -65,7 +64,7 @@ def step(record: RunRecord) -> Row:
     link = cell(record)["link_bytes_per_s"]
     return {
         "call_s": seconds,
-        "algbw_bytes_per_s": algbw(shape["size_bytes"], seconds),
+        "algbw_bytes_per_s": algbw(shape["size_bytes"], seconds) if bus else None,
         "busbw_bytes_per_s": bus,
         "link_share": bus / link if bus and link else None,
     }
@@ -94,7 +93,9 @@ def lines(records: Iterable[RunRecord]) -> dict[Line, list[RunRecord]]:
 
 
 def fitted(records: Sequence[RunRecord]) -> Fit | None:
-    """t(n) = α + n/β through the calls of one line; None for fewer than 3 sizes."""
+    """t(n) = α + n/β through the calls of one line; None for fewer than 3 sizes, and for one rank: it sends nothing."""
+    if world_size(records[0]) == 1:
+        return None
     return fit([_size(record) for record in records], [call_s(record) or 0.0 for record in records])
 
 
@@ -112,7 +113,7 @@ def fits(records: Iterable[RunRecord]) -> list[Row]:
                 "sizes": through.sizes,
                 "latency_s": through.latency_s,
                 "algbw_bytes_per_s": bandwidth,
-                "busbw_bytes_per_s": bandwidth * factor if bandwidth and line.world_size > 1 else None,
+                "busbw_bytes_per_s": bandwidth * factor if bandwidth else None,
                 "half_bandwidth_bytes": through.half_bandwidth_bytes,
                 "r_squared": through.r_squared,
                 "worst_residual_share": through.worst_relative_residual,
@@ -131,7 +132,7 @@ def setups(records: Iterable[RunRecord]) -> list[Row]:
             {
                 **line._asdict(),
                 "size_bytes": first["size_bytes"],
-                **{name: first[name] for name in ("init_process_group_s", "new_group_s", "first_call_s")},
+                **{name: first[name] for name in SET_UP},
                 "call_s": call_s(found[0]),
             }
         )

@@ -63,8 +63,7 @@ class Collective:
         self.shape.check(self.ranks)
         self.sent, self.received = self._buffers()
         self._token = torch.zeros(1, device=device.torch)
-        self.setup: dict[str, float | None] = {"init_process_group_s": world.join_s()}
-        self.setup["new_group_s"] = _new_group_s(device)
+        self.setup = {**world.set_up(), "new_group_s": _new_group_s(device)}
         self.meet()
         self.setup["first_call_s"] = _once_s(self._first_call, device)
 
@@ -119,7 +118,7 @@ class Collective:
         }
 
     def tables(self) -> dict[str, list[Row]]:
-        """`setup`: of the slowest rank; the first two of its process, the third of this cell. `link`: the ceiling, of
+        """`setup`: of the slowest rank; `first_call_s` of this cell, the others of its process. `link`: the ceiling, of
         GPUs on one board."""
         on_one_machine = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks)) == self.ranks
         peak = peaks.peak_link(self.device.name) if on_one_machine and self.device.is_cuda else None

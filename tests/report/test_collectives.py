@@ -14,7 +14,7 @@ from tests.test_record import ENVIRONMENT
 
 ALPHA_S, BETA = 10e-6, 300e9
 LINK = {"peak_bytes_per_s": 450e9, "source": "NVIDIA H200 data sheet, SXM: NVLink, one direction"}
-SETUP = {"init_process_group_s": 0.9, "new_group_s": 0.2, "first_call_s": 0.05}
+SETUP = {"start_s": 4.0, "init_process_group_s": 0.9, "new_group_s": 0.2, "first_call_s": 0.05}
 
 
 def record(shape: CollectiveShape, ranks: int = 2, device: str = "NVIDIA H200") -> RunRecord:
@@ -76,10 +76,11 @@ def test_lines_do_not_mix() -> None:
     assert len(collectives.fits([*others, *RECORDS[: len(SIZES)]])) == 1, "two sizes are no fit"
 
 
-def test_with_one_rank_there_is_no_bus() -> None:
+def test_with_one_rank_nothing_is_moved() -> None:
     alone = [record(CollectiveShape("all_reduce", n), ranks=1) for n in SIZES]
-    assert {collectives.step(r)["busbw_bytes_per_s"] for r in alone} == {None}
-    assert collectives.fits(alone)[0]["busbw_bytes_per_s"] is None
+    for r in alone:
+        assert (collectives.step(r)["algbw_bytes_per_s"], collectives.step(r)["busbw_bytes_per_s"]) == (None, None)
+    assert collectives.fits(alone) == []
     assert "collectives" in plot.kinds(alone)
     plot.figure(alone, "collectives")
 

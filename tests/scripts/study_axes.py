@@ -65,6 +65,12 @@ AXES: dict[str, dict[str, set[Any]]] = {
         "profiler": {"none", "kineto"},
         "mode": {"train-step"},
     },
+    "c13": {
+        "collective": {"all_reduce"},
+        "size_bytes": {4**k * 2**20 for k in range(6)},
+        "dtype": {"fp32"},
+        "world_size": {1, 2, 4, 6},
+    },
     "c18": {"size": SIZES, "mode": {"forward-backward"}},
     "l1": {"seq": {8, 16, 32, 64, 128, 256, 512}, "batch": {32}, "heads": {32}, "d_head": {64}, "causal": {True}},
     "l2": {"seq": {8, 16, 32, 64, 128, 256, 512, 2048}, "causal": {True, False}},

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = ROOT / "scripts"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("[acl][0-9]*_*.py"))
 IDS = {"a1", "a2", "a3", "c9", "c10", "c17"} | {
-    *("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c11", "c18", "l1", "l2", "l3", "l4", "l5", "l6", "l7")
+    *("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c11", "c13", "c18", "l1", "l2", "l3", "l4", "l5", "l6", "l7")
 }
 
 
@@ -42,6 +42,8 @@ def trait(config: RunConfig, name: str) -> Any:
         return shape and shape.heads * shape.d_head
     if name in ("batch", "heads", "seq", "d_head", "causal"):
         return getattr(shape, name) if shape else None
+    if config.collective and name in ("collective", "size_bytes", "dtype"):
+        return getattr(config.collective, name)
     return getattr(config, name)
 
 
@@ -187,6 +189,16 @@ def test_c7_names_each_mistake_and_answers_the_question(skeleton: Any) -> None:
         re.MULTILINE,
     )
     assert "fp16 LayerNorm: overflows from σ = 8 (sum of squares)" in said
+
+
+def test_c13_sets_what_one_stopwatch_shows_beside_what_a_call_takes(skeleton: Any, builders: Any) -> None:
+    said = explained(skeleton, "c13", [invented(builders, config) for config in study("c13").full()])
+    assert (
+        "2 ranks, from 1 MiB to 1 GiB: a call takes 25.2 µs to 5.39 ms, 213 times as much; "
+        "one stopwatch around start, init, first call and a call reads 3.55 s to 3.56 s, 1.0 times as much" in said
+    )
+    assert "4 ranks: α 20.0 µs, β 200 GB/s (algbw); R² 1.000, at worst 0% off" in said
+    assert "busbw at 1 GiB: 199 GB/s on 2 ranks, 44% of the link; 299 GB/s on 4 ranks, 66% of the link" in said
 
 
 def test_l1_computes_what_one_bad_sample_does_to_a_mean(skeleton: Any, builders: Any) -> None:

@@ -1,0 +1,32 @@
+"""The benchmark of bus bandwidth runs on two ranks and tells both methods' figures of the same call."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmarks" / "busbw.py"
+
+
+def test_both_methods_tell_the_same_calls_in_one_run() -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
+    words = ["--device", "cpu", "--size", "3KiB", "6KiB", "--dtype", "bf16", "--collective", "all_gather"]
+    done = subprocess.run(
+        [*launcher, *words, "--rounds", "3", "--samples", "2", "--json"], capture_output=True, text=True, timeout=55
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["size_bytes"], row["dtype"], row["world_size"]) for row in rows] == [
+        (3072, "bf16", 2),
+        (6144, "bf16", 2),
+    ]
+    for row in rows:
+        for who in ("bare", "own"):  # half of an all-gather's bytes cross the link
+            rate = 0.5 * row["size_bytes"] / row[f"{who}_call_s"]
+            assert row[f"{who}_busbw_bytes_per_s"] == pytest.approx(rate)
+        assert 0 < row["launch_s"] <= row["bare_call_s"] * 1.0001
+        assert row["ratio_ci_low"] <= row["ratio_median"] <= row["ratio_ci_high"]
