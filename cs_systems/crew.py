@@ -140,6 +140,9 @@ class Crew:
                 if _does_not_fit(row)
             )
             configs = [c for c, row in zip(configs, rows, strict=True) if not _does_not_fit(row)]
+        for kind in dict.fromkeys(map(self._kind_of, configs)):
+            if kind:
+                self._refusal(kind)  # while there is one worker to ask: ranks take its place
         together = [c for c in configs if interleave and c.profiler == "none"]
         for kind in dict.fromkeys(map(self._kind_of, together)):
             yield from self._measure_group([c for c in together if self._kind_of(c) == kind], repeat, on_visit)

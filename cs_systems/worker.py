@@ -55,6 +55,7 @@ def _preflight_row(config: RunConfig) -> Row:
         device = devices.resolve(config.device)
         of_device = device.total_memory_bytes() or devices.host_memory_bytes()
         row["device_memory_bytes"] = config.memory_limit_bytes or of_device
+        row["reason"] = devices.too_few(config.device, config.world_size)
         row["predicted_peak_bytes"] = preflight(config, device)
     except (Unavailable, DeviceUnavailable, ConfigError) as error:
         row["reason"] = str(error)
