@@ -24,8 +24,9 @@ _ATTENTION = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-# A linear layer without bias is one `mm`. Attention's products over the scores are `bmm`: as large as the scores.
-_KEPT = {"attention": _ATTENTION, "matmul": ("mm",)}
+# A linear layer without bias is one `mm`, in fp8 one `_scaled_mm`. Attention's products over the scores are `bmm`: as
+# large as the scores.
+_KEPT = {"attention": _ATTENTION, "matmul": ("mm", "_scaled_mm")}
 
 
 def unavailable(written: str, attention: str) -> str | None:

@@ -44,17 +44,19 @@ class Mode(StrEnum):
 
 
 class Precision(StrEnum):
-    """`FP32` means TF32 off. `BF16` and `FP16` are autocast over fp32 parameters; `BF16_PURE` has bf16 parameters."""
+    """`FP32` means TF32 off. `BF16` and `FP16` are autocast over fp32 parameters; `BF16_PURE` has bf16 parameters;
+    `FP8` is `BF16` with the products of the blocks' linear layers in fp8."""
 
     FP32 = "fp32"
     TF32 = "tf32"
     BF16 = "bf16"
     FP16 = "fp16"
     BF16_PURE = "bf16-pure"
+    FP8 = "fp8"
 
     @property
     def is_autocast(self) -> bool:
-        return self in (Precision.BF16, Precision.FP16)
+        return self in (Precision.BF16, Precision.FP16, Precision.FP8)
 
 
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "aot_eager")

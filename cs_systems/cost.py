@@ -67,8 +67,12 @@ COMPUTE_BYTES = {
     Precision.BF16: 2,
     Precision.FP16: 2,
     Precision.BF16_PURE: 2,
+    Precision.FP8: 2,
 }
-"""Bytes of an element that a matrix product reads."""
+"""Bytes of an element that a matrix product writes, and reads where it is not one of the blocks' linear layers."""
+
+OPERAND_BYTES = COMPUTE_BYTES | {Precision.FP8: 1}
+"""Bytes of an element that a product of the blocks' linear layers reads."""
 
 PARAMETER_BYTES = {precision: 2 if precision is Precision.BF16_PURE else 4 for precision in Precision}
 """Bytes of an element of the parameters, and so of their gradients and of both of AdamW's moments."""
@@ -153,14 +157,15 @@ def step_cost(
     tokens, layers, element = batch_size * seq_len, model.num_layers, COMPUTE_BYTES[precision]
     shape = AttentionShape(batch_size, model.num_heads, seq_len, model.d_head, causal=True)
     weights = matmul_weights(model)
-    inputs_and_outputs = layers * (4 * 2 * model.d_model + 3 * (model.d_model + model.d_ff))
-    inputs_and_outputs += model.d_model + model.vocab_size
+    operands = layers * (block_parameter_count(model) - 2 * model.d_model + tokens * (6 * model.d_model + model.d_ff))
+    results = layers * tokens * (5 * model.d_model + 2 * model.d_ff)
+    head = model.d_model * model.vocab_size + tokens * (model.d_model + model.vocab_size)
 
     linear_flops = 2 * tokens * weights
     model_flops = linear_flops + layers * credited_attention_flops(shape)
     score_product = layers * score_product_flops(shape, algorithm)
     scores_moved = layers * attention_bytes(shape, algorithm, element)
-    moved = element * (weights + tokens * inputs_and_outputs) + scores_moved
+    moved = OPERAND_BYTES[precision] * operands + element * (results + head) + scores_moved
     again = recomputed_flops(model, batch_size, seq_len, algorithm, checkpoint)
     scores_again = recomputed_flops(model, batch_size, seq_len, algorithm, checkpoint, scores_only=True)
     backward_scores = algorithm.backward_matmuls * score_product

@@ -144,8 +144,9 @@ class Device:
         return buffer.zero_
 
     def autocast(self, precision: Precision) -> AbstractContextManager[Any]:
-        dtype = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}.get(precision)
-        return nullcontext() if dtype is None else torch.autocast(self.torch.type, dtype)
+        if not precision.is_autocast:
+            return nullcontext()
+        return torch.autocast(self.torch.type, torch.float16 if precision is Precision.FP16 else torch.bfloat16)
 
 
 # Of each device, the peaks of the parts before the one that is counted now.

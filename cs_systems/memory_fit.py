@@ -18,7 +18,7 @@ CONTEXT_BYTES = 751 * MIB
 TILED = AttentionAlgorithm(block_q=128, block_k=128, backward_matmuls=5)
 TILED_WITH_ACCUMULATOR = replace(TILED, dq_accumulator_bytes=4)
 TILED_BY_POSITION = replace(TILED, output_by_position=True)
-HALF = (Precision.BF16, Precision.FP16, Precision.BF16_PURE)
+HALF = (Precision.BF16, Precision.FP16, Precision.BF16_PURE, Precision.FP8)
 _MOST = 1 << 20  # sequences of a batch, tokens of a context: no answer is beyond
 
 

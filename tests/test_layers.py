@@ -35,7 +35,7 @@ FLOORS = {
         "device", "memory_readings", "dtype_readings", "saved_tensors", "annotate", "instrument", "compiled_ranges",
         "probes", "timing", "environment", "world",
     ],
-    "2": ["model", "optim", "losses", "checkpointing", "attention/*", "kernels/*", "parallel/*"],
+    "2": ["model", "optim", "losses", "fp8", "checkpointing", "attention/*", "kernels/*", "parallel/*"],
     "3": ["workloads/*", "execute", "worker", "doctor"],
 }  # fmt: skip
 MAY_IMPORT = {

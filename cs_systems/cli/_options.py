@@ -83,7 +83,7 @@ class ModelCells:
     size: Annotated[Names, arg(help=f"presets: {', '.join(PRESETS)}")] = ("small",)
     context_length: Annotated[Numbers, arg(help="tokens a sequence", help_behavior_hint="(default: the preset's)")] = ()
     batch_size: Annotated[Numbers, arg(help="sequences a step")] = (4,)
-    precision: Annotated[Names, arg(help="fp32 (TF32 off), tf32, bf16, fp16 (autocast), bf16-pure")] = ("fp32",)
+    precision: Annotated[Names, arg(help="fp32 (TF32 off), tf32, bf16, fp16 (autocast), bf16-pure, fp8")] = ("fp32",)
     attention: Annotated[Names, arg(help="attention backends, or path.py:function")] = ("naive",)
     mode: Annotated[Names, arg(help="forward, forward-backward, train-step")] = ("train-step",)
     compile: Annotated[Names, arg(help=f"torch.compile: {', '.join(COMPILE_MODES)}")] = ("none",)

@@ -26,7 +26,9 @@ from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, 
 from cs_systems.record import Row, RunRecord
 
 TOY = "toy"
-PRECISIONS = "fp32, tf32, bf16, fp16 (autocast; fp16 with a gradient scaler), bf16-pure"
+PRECISIONS = (
+    "fp32, tf32, bf16, fp16 (autocast; fp16 with a gradient scaler), bf16-pure, fp8 (of the blocks' linear layers)"
+)
 TABLES = ("bf16",)  # the precision of --dtypes, --accumulation and --normalization where none is named
 HEADINGS = {
     "what": "module",

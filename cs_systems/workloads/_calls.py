@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cs_systems import plugins
+from cs_systems import fp8, plugins
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.config import Precision, RunConfig
 from cs_systems.device import Device
@@ -14,6 +14,7 @@ COMPUTE_DTYPES = {
     Precision.BF16: "bfloat16",
     Precision.FP16: "float16",
     Precision.BF16_PURE: "bfloat16",
+    Precision.FP8: "bfloat16",  # fp8 is of linear layers alone
 }
 
 
@@ -21,6 +22,8 @@ def check_precision(config: RunConfig, device: Device) -> None:
     """Raises Unavailable where the device has no such precision."""
     if config.precision is Precision.TF32 and (not device.is_cuda or (device.capability() or (0, 0)) < (8, 0)):
         raise Unavailable("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32")
+    if config.precision is Precision.FP8 and (reason := fp8.unavailable(device)):
+        raise Unavailable(reason)
 
 
 def check_backend(config: RunConfig, device: Device, call: AttentionCall) -> AttentionBackend | None:

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cs_systems import fp8
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig
 from cs_systems.device import Device
 from cs_systems.record import Row
+from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import check_precision
 from cs_systems.workloads._training import Training
 
@@ -26,13 +28,18 @@ def mean_square(output: Any) -> Tensor:
 
 
 class ModuleStep(Training):
-    """Of the config it uses mode, precision, optimizer and device.
+    """Of the config it uses mode, precision, optimizer and device. In fp8 are the linear layers whose sizes allow it.
 
     inputs: a tensor, or a tuple of what the module is called with. loss: of what it gives, a scalar.
     """
 
     def __init__(self, config: RunConfig, device: Device, model: nn.Module, inputs: Any, loss: Loss = mean_square):
         check_precision(config, device)
+        if config.precision is Precision.FP8 and not fp8.use_fp8(model):
+            raise Unavailable(
+                f"fp8 products take multiples of {fp8.MULTIPLE}, and no nn.Linear within the module has such sizes: "
+                "widen its layers, or use bf16"
+            )
         self.loss_of = loss
         pure = config.precision is Precision.BF16_PURE
         super().__init__(config, device, (model.bfloat16() if pure else model).to(device.torch))

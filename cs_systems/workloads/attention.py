@@ -18,7 +18,7 @@ from torch import Tensor
 from cs_systems import cost, plugins
 from cs_systems.attention import AttentionCall
 from cs_systems.attention_memory import attention_memory
-from cs_systems.config import AttentionShape, Mode, Phase, RunConfig
+from cs_systems.config import AttentionShape, Mode, Phase, Precision, RunConfig
 from cs_systems.cost import AttentionAlgorithm
 from cs_systems.device import Device
 from cs_systems.record import Row
@@ -58,6 +58,8 @@ class Attention:
     def preflight(config: RunConfig, device: Device, *, packed: bool = False) -> int | None:
         if config.compile != "none":
             raise Unavailable("--compile is for models: compile an attention call with the backend compiled")
+        if config.precision is Precision.FP8:
+            raise Unavailable("no attention backend here computes in fp8, which is of linear layers: use bf16")
         if config.l2 == "clear" and not device.is_cuda:
             raise Unavailable("nothing clears the cache of a CPU: use --l2 warm")
         call = attention_call(config, device)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cs_systems import cost, memory_model, plugins, world
+from cs_systems import cost, fp8, memory_model, plugins, world
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.checkpointing import apply_checkpointing
 from cs_systems.checkpointing import unavailable as checkpointing_unavailable
@@ -39,6 +39,8 @@ class TrainStep(Training):
         if config.precision is Precision.BF16_PURE:
             for parameter in model.parameters():
                 parameter.data = parameter.data.bfloat16()
+        if config.precision is Precision.FP8:  # not lm_head, whose rounding is the logits' own, as is common practice
+            fp8.use_fp8(model.layers)
         apply_checkpointing(model, config.checkpoint)
         self.parameters = sum(p.numel() for p in model.parameters())
         super().__init__(config, device, model)
@@ -51,6 +53,10 @@ class TrainStep(Training):
         backend = check_backend(config, device, call)
         if reason := checkpointing_unavailable(config.checkpoint, config.attention):
             raise Unavailable(reason)
+        if config.precision is Precision.FP8:
+            sizes = {"d_model": config.model.d_model, "d_ff": config.model.d_ff}
+            if reason := fp8.misfit(sizes | {"batch × context": config.batch_size * config.tokens_per_sequence}):
+                raise Unavailable(reason)
         if config.is_distributed:
             return None  # the formulas are of one process
         resolved = replace(config, device=device.torch.type)

@@ -134,6 +134,7 @@ def test_a_step_whose_gradients_overflow_is_skipped_and_training_recovers() -> N
 def test_errors_and_curves_on_a_gpu(precision: Precision) -> None:
     for row in measured("precision_error", precision, device="cuda").results["precision_error"]:
         assert row["reference"] == "float64"
-        assert 0 < row["gradient_error"] < (1e-5 if precision is Precision.FP32 else 2**-4)
+        most = {Precision.FP32: 1e-5, Precision.FP8: 2**-2}.get(precision, 2**-4)
+        assert 0 < row["gradient_error"] < most
     rows = measured("training_curve", precision, device="cuda", steps=STEPS).results["training_curve"]
     assert rows[-1]["loss"] < rows[0]["loss"]
