@@ -21,7 +21,9 @@ from cs_systems.config import ConfigError, RunConfig
 SCHEMA_VERSION = 1
 RECORDS_FILE = "records.jsonl"
 DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
-NO_TIMING = frozenset({"nan-loss"})  # codes of caveats: such a step may be faster or slower than one that computes
+NO_TIMING = frozenset(
+    {"nan-loss", "inf-loss"}
+)  # codes of caveats: such a step may be faster or slower than one that computes
 Row = dict[str, Any]
 
 

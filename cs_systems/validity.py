@@ -38,7 +38,7 @@ def caveats(
         *_launch_bound(measurement, [phase] if phase else measurement.phase_names()),
         *(caveat for check in (_recompiled, _allocated) for caveat in check(measurement)),
         *_machine(measurement, before, after),
-        *_nan(loss),
+        *_no_number(loss),
     )
 
 
@@ -49,9 +49,10 @@ def _profiled(profiler: str) -> Iterator[Caveat]:
         yield Caveat("profiled", f"timed under {profiler}, whose own cost is in the times", remedy)
 
 
-def _nan(loss: float | None) -> Iterator[Caveat]:
-    if loss is not None and math.isnan(loss):
-        yield Caveat("nan-loss", "the loss is NaN", "lower the learning rate or use another precision")
+def _no_number(loss: float | None) -> Iterator[Caveat]:
+    if loss is not None and not math.isfinite(loss):
+        code, what = ("nan-loss", "NaN") if math.isnan(loss) else ("inf-loss", "infinite")
+        yield Caveat(code, f"the loss is {what}", "lower the learning rate or use another precision")
 
 
 def _unstable(m: Measurement, phase: str) -> Iterator[Caveat]:

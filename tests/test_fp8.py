@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import cs_systems
+from cs_systems.analysis.dtypes import contradiction
 from cs_systems.config import PRESETS, ConfigError, Mode, ModelConfig, Precision, RunConfig
 from cs_systems.device import Device, resolve
+from cs_systems.dtype_readings import DtypeReadings, reading
 from cs_systems.fp8 import E4M3, E5M2, Fp8Linear, Fp8Product, quantize, unavailable, use_fp8
 from cs_systems.model import BasicTransformerLM
 from cs_systems.workloads.precision_error import run_parts
@@ -177,6 +179,20 @@ def test_a_compiled_step_computes_the_same() -> None:
     plain, compiled = gradients(TINY), gradients(replace(TINY, compile="aot_eager"))
     for name, gradient in plain.items():
         assert torch.linalg.vector_norm(compiled[name] - gradient) <= 2**-6 * torch.linalg.vector_norm(gradient)
+
+
+def test_a_step_without_an_fp8_layer_is_not_what_was_asked_for() -> None:
+    def said(precision: Precision) -> str | None:
+        readings = DtypeReadings()
+        with reading(readings):
+            run_parts(TrainStep(replace(TINY, precision=precision), resolve("cpu")))
+        return contradiction(Precision.FP8, readings.rows, readings.contexts)
+
+    assert said(Precision.FP8) is None
+    assert said(Precision.BF16) == (
+        "asked for fp8, but no layer computes in it: use cs_systems.fp8.use_fp8(model), or name another --precision"
+    )
+    assert "asked for bfloat16, but the step enters no autocast" in str(said(Precision.FP32))
 
 
 class Old(Device):

@@ -59,6 +59,8 @@ def test_a_profiler_and_a_loss_that_is_no_number_are_doubts() -> None:
         "profiled",
         "nan-loss",
     ]
+    (infinite,) = caveats(samples(), CLEAN, CLEAN, loss=-math.inf)
+    assert (infinite.code, infinite.message) == ("inf-loss", "the loss is infinite")
 
 
 def test_launch_bound_names_the_phase() -> None:

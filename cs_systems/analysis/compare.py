@@ -38,14 +38,14 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
     """Hold B against A, one row a matched cell and phase.
 
     A row has {cell, phase, a_median_s, b_median_s, ratio, ratio_low, ratio_high, verdict, resolution, unseen}.
-    The ratio is B's time over A's. What was timed under a profiler, or has a loss that is NaN, is left out. Raises
-    ConfigError where no cell of A matches one of B.
+    The ratio is B's time over A's. What was timed under a profiler, or has a loss that is NaN or infinite, is left out.
+    Raises ConfigError where no cell of A matches one of B.
     """
     a, b, left_out = _clean(a), _clean(b), list(_left_out(a, b))
     if not a or not b:
         raise ConfigError(
-            "one of the recordings has only times under a profiler or with a loss that is NaN, which are no timings: "
-            "measure with cs-systems time"
+            "one of the recordings has only times under a profiler or with a loss that is NaN or infinite, which are "
+            "no timings: measure with cs-systems time"
         )
     compared = _compared(a, b)
     cells_a, cells_b = _cells(a, compared), _cells(b, compared)
@@ -89,7 +89,8 @@ def _left_out(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
         if count := len(records) - len(undisturbed(records)):
             yield f"{count} record(s) of {side} were timed under a profiler and are left out: such times are no timings"
         if count := len(undisturbed(records)) - len(_clean(records)):
-            yield f"{count} record(s) of {side} have a loss that is NaN and are left out: such times are no timings"
+            why = "have a loss that is NaN or infinite and are left out: such times are no timings"
+            yield f"{count} record(s) of {side} {why}"
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from cs_systems.config import Precision
 from cs_systems.record import Row
 
-AUTOCAST = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+AUTOCAST = {Precision.BF16: "bfloat16", Precision.FP16: "float16", Precision.FP8: "bfloat16"}
+FP8_LAYER = "Fp8Linear"  # of cs_systems.fp8
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
 COLUMNS = ("parameters", "inputs", "outputs", "output_gradients", "parameter_gradients")
 LOW = frozenset(AUTOCAST.values())
@@ -85,7 +86,7 @@ def contradiction(precision: Precision, modules: Sequence[Row], contexts: Sequen
             return f"asked for {precision.value}, but the step ran under autocast ({own[0]}): name that --precision"
         return _not_pure(modules) if precision is Precision.BF16_PURE else None
     if f"{device} {asked}" in in_effect:
-        return None
+        return _not_fp8(modules) if precision is Precision.FP8 else None
     fix = f'call {name} inside torch.autocast("{device}", torch.{asked})'
     for other in in_effect:
         found, dtype = other.split()
@@ -113,6 +114,12 @@ def _without_effect(asked: str, device: str, name: str, contexts: Sequence[Row])
 
 def _first_root(modules: Sequence[Row]) -> str:
     return str(next((row["module"] for row in modules if row["root"]), "the model"))
+
+
+def _not_fp8(modules: Sequence[Row]) -> str | None:
+    if any(row["type"] == FP8_LAYER for row in modules):
+        return None
+    return "asked for fp8, but no layer computes in it: use cs_systems.fp8.use_fp8(model), or name another --precision"
 
 
 def _not_pure(modules: Sequence[Row]) -> str | None:

@@ -39,7 +39,7 @@ def gains(found: dict[Precision, list[RunRecord]]) -> list[Row]:
     speedup, speedup_low, speedup_high, verdict, tokens_per_s, peak_allocated_bytes, mfu, status, reason}.
 
     The speed-up is fp32's step over this one's, with its interval (`stats.ratio_interval`); None where one of the two
-    is not timed, or has a loss that is NaN. MFU is of the peak of the row's own precision.
+    is not timed, or has a loss that is NaN or infinite. MFU is of the peak of the row's own precision.
     """
     return [_gain(precision, records, found.get(BASELINE, [])) for precision, records in found.items()]
 

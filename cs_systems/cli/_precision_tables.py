@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Callable, Sequence
+from textwrap import fill
 
 from cs_systems.analysis import precision, precision_causes
+from cs_systems.config import Precision
 from cs_systems.record import Row, RunRecord
+from cs_systems.report.formats import DEFAULT_WIDTH
 
 UNKNOWN = "–"
 Part = tuple[str, list[Row], Callable[[Row], Row], dict[str, str], list[str]]  # rows, and how a person reads each
@@ -26,13 +27,14 @@ LEARNING = {
 }  # fmt: skip
 INTERVAL = "gain: fp32's step over this one's, and its 95% interval over the rounds"
 OWN_PEAK = "MFU: of each one's own peak"
+MIXED = "fp8: linear layers of the blocks; attention and lm_head, which its MFU counts by fp8's peak too, are bf16"
 UNDERFLOW = (
     "underflow: gradients' elements that are 0 where the reference's are not; worst parameter's: of its gradient"
 )
 SCALED = "loss scale: what fp16's loss is multiplied by; skipped: steps whose gradients overflowed"
 
 
-def comparison_texts(records: Sequence[RunRecord], format: str) -> list[str]:
+def comparison_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """The tables of each cell that the records fill, and the sentences of what was profiled."""
     from cs_systems.report.rows import render_rows
 
@@ -41,7 +43,7 @@ def comparison_texts(records: Sequence[RunRecord], format: str) -> list[str]:
         if format == "csv":
             texts.append(render_rows(rows, "csv"))
         else:
-            texts.append(_text(caption, list(map(readable, rows)), titles, notes, format))
+            texts.append(_text(caption, list(map(readable, rows)), titles, notes, format, width))
     sentences = [precision_causes.sentence(row) for row in precision_causes.explained(records)]
     texts += ["".join(f"{sentence}\n" for sentence in sentences)] if sentences and format != "csv" else []
     return [*texts, *_unprofiled(records, format)]
@@ -51,7 +53,9 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
     parts: list[Part] = []
     for cell, found in precision.by_cell(records, precision.TIMED).items():
         rows = precision.gains(found)
-        notes = [INTERVAL, *([OWN_PEAK] if any(row["mfu"] for row in rows) else []), *_whys(rows)]
+        notes = [INTERVAL, *([OWN_PEAK] if any(row["mfu"] for row in rows) else [])]
+        notes += [MIXED] if any(row["precision"] == Precision.FP8 and row["step_s"] for row in rows) else []
+        notes += _whys(rows)
         parts.append((f"{precision.name_of(cell)}: time of a step", rows, _gain, GAINS, notes))
     for cell, found in precision.by_cell(records, precision.ERRORS).items():
         rows = precision.errors(found)
@@ -67,13 +71,14 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
     return parts
 
 
-def _text(caption: str, rows: list[Row], titles: dict[str, str], notes: list[str], format: str) -> str:
+def _text(
+    caption: str, rows: list[Row], titles: dict[str, str], notes: list[str], format: str, width: int | None
+) -> str:
     from cs_systems.report.rows import render_rows
 
     shown = [name for name in titles if any(row[name] not in (None, UNKNOWN) for row in rows)]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     plain = [{name: row[name] for name in shown} for row in rows]
-    return render_rows(plain, format, caption, notes, titles, width, color=sys.stdout.isatty())
+    return render_rows(plain, format, caption, notes, titles, width, color=width is not None)
 
 
 def _whys(rows: Sequence[Row]) -> list[str]:
@@ -125,4 +130,8 @@ def _unprofiled(records: Sequence[RunRecord], format: str) -> list[str]:
         for record in records
         if record.config["profiler"] == "kineto" and not record.results.get("families")
     )
-    return [f"not explained: {why}\n" for why in failed] if format != "csv" else []
+    return (
+        ["".join(f"{fill(f'not explained: {why}', DEFAULT_WIDTH)}\n" for why in failed)]
+        if failed and format != "csv"
+        else []
+    )

@@ -1,5 +1,6 @@
 """What a lower precision gains and what it costs: steps of fp32 and of others, timed in turn, and how far their numbers
 are from float64's. `--train-steps`: whether it still learns the same. `--explain`: from profiles, why it gains that.
+`--show --out DIR`: the same of what was recorded there; nothing is measured.
 
 `--dtypes`: the dtype of parameters, of what each module takes and gives, of logits,
 loss and gradients, under each precision, and an error with its cause where the step did not run in it. The model may be
@@ -12,7 +13,6 @@ softmax breaks in low precision, and at which size of the input.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,8 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import Names, Numbers, Sweep, flag
+from cs_systems.cli._options import MaybePath, Names, Numbers, Sweep, flag, optional
+from cs_systems.cli._output import TableFormat, deliver, terminal_width
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
 from cs_systems.record import Row, RunRecord
 
@@ -50,7 +51,8 @@ class PrecisionOptions:
     dtypes: Annotated[bool, flag("the dtype of everything, as a table")] = False
     accumulation: Annotated[bool, flag("sums in low precision: 0.01 many times, and random ones")] = False
     normalization: Annotated[bool, flag("LayerNorm, RMSNorm, softmax: one step at a time in low precision")] = False
-    explain: Annotated[bool, flag("profile each as well, on a GPU, and say why; or read the profiles in --out")] = False
+    explain: Annotated[bool, flag("profile each as well, on a GPU, and say why it gains what it gains")] = False
+    show: Annotated[bool, flag("say it of the records in --out: measure nothing")] = False
     size: Annotated[Names, arg(help=f"presets to compare precisions of: {', '.join(PRESETS)}")] = ("small",)
     model: Annotated[Names, arg(help=f"of --dtypes: toy, {', '.join(PRESETS)}, or package.module:name")] = (TOY,)
     precision: Annotated[Names, arg(help=PRECISIONS, help_behavior_hint="(default: all; of the tables bf16)")] = ()
@@ -66,7 +68,8 @@ class PrecisionOptions:
     rounds: Annotated[int, arg(help="visit the precisions in turn so many times")] = 5
     seed: Annotated[int, arg(help="of parameters and data")] = 0
     device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
-    format: Annotated[str, arg(help="terminal, markdown, latex, typst, csv")] = "terminal"
+    format: Annotated[TableFormat, arg(help="what to write")] = "terminal"
+    output: Annotated[MaybePath, optional("FILE", "write there instead of to the terminal")] = None
     sweep: Sweep = field(default_factory=Sweep)
 
 
@@ -76,13 +79,12 @@ NUMERICS = ("accumulation", "normalization")
 
 def run(args: PrecisionOptions) -> int:
     """The exit status of the sweep, 3 where a step did not run in its precision. Raises ConfigError."""
-    from cs_systems.cli._sweep import EXIT_NOTHING, exit_status, measured, print_cells
-    from cs_systems.record import records_path
-    from cs_systems.report.formats import FORMATS
-
-    one_of("format", args.format, FORMATS)
+    if args.show:
+        return _shown(args)
     if not (args.dtypes or args.accumulation or args.normalization):
         return compared(args)
+    from cs_systems.cli._sweep import EXIT_NOTHING, exit_status, measured, print_cells
+
     configs = [config for model in args.model if args.dtypes for config in _configs(model, args)]
     once = RunConfig(warmup=0, steps=1, device=args.device)
     for workload in NUMERICS:
@@ -91,51 +93,65 @@ def run(args: PrecisionOptions) -> int:
     if args.sweep.dry_run:
         return print_cells(configs, args.sweep.timeout_s)
     folder, records = measured(configs, args.sweep, "precision", 0)
-    for record in records:
-        if record.config["profiler"] == "dtypes" or record.status != "ok":
-            print(dtypes_text(record, args.format))
-    print(*numerics_texts(records, args.format), sep="\n", end="")
-    print(f"records: {records_path(folder)}", file=sys.stdout if args.format == "terminal" else sys.stderr)
+    _deliver(args, [record for record in records if record.run_config in configs], folder)
     return EXIT_NOTHING if any(record.status == "error" for record in records) else exit_status(records)
+
+
+def _shown(args: PrecisionOptions) -> int:
+    from cs_systems.record import read_records
+
+    if args.sweep.out is None:
+        raise ConfigError("--show shows what was recorded: name the folder with --out DIR")
+    records, complaints = read_records(args.sweep.out)
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    _deliver(args, records, args.sweep.out)
+    return 0
+
+
+def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path) -> None:
+    """Everything that the records say, in --format, to the terminal or into --output."""
+    from cs_systems.analysis.precision import CURVES
+    from cs_systems.cli._precision_tables import comparison_texts
+    from cs_systems.record import records_path
+    from cs_systems.report import plot
+
+    watched = [r for r in records if r.config["profiler"] == "dtypes"]
+    sums = [r for r in records if r.config["workload"] in NUMERICS]
+    rest = [r for r in records if r not in watched and r not in sums]
+    width = terminal_width(args.output)
+    texts = [dtypes_text(record, args.format, args.output) for record in watched]
+    texts += [f"{title(record)}: {record.status}: {record.reason}\n" for record in sums if record.status != "ok"]
+    texts += [*numerics_texts(sums, args.format, width), *comparison_texts(rest, args.format, width)]
+    if not texts:
+        raise ConfigError(f"{folder} holds nothing that compares precisions: measure with cs-systems precision")
+    deliver("\n".join(texts), args.format, args.output)
+    said = sys.stdout if args.format == "terminal" and args.output is None else sys.stderr
+    curves = [record for record in rest if record.config["workload"] == CURVES]
+    if not args.show and "curves" in plot.kinds(curves):
+        plot.save(curves, folder / "training.svg", "curves")
+        print(f"figure:  {folder / 'training.svg'}", file=said)
+    print(f"records: {records_path(folder)}", file=said)
 
 
 def compared(args: PrecisionOptions) -> int:
     """fp32 and the chosen precisions, timed in turn; then, apart from the timing, their errors, curves and profiles."""
-    from cs_systems.cli._precision_tables import comparison_texts
     from cs_systems.cli._sweep import EXIT_NOTHING, exit_status, measured, print_cells
-    from cs_systems.record import read_records, records_path
+    from cs_systems.record import records_path
 
-    file = records_path(args.sweep.out) if args.sweep.out and args.explain else None
-    if file and file.is_file() and not args.sweep.fresh:
-        from cs_systems.analysis.precision_causes import pairs
-
-        records = read_records(file)[0]
-        if pairs(records):
-            print(*comparison_texts(records, args.format), sep="\n", end="")
-            return 0
     timed, apart = comparison_configs(args)
     if args.sweep.dry_run:
         return print_cells([*timed, *apart], args.sweep.timeout_s)
+    if args.sweep.out and not records_path(args.sweep.out).is_file():
+        cells = len(timed) + len(apart)
+        print(f"{args.sweep.out} has no records yet: measuring {cells} cells; --show shows a folder's", file=sys.stderr)
     options = replace(args.sweep, interleave=True, out=args.sweep.folder("precision"))
     folder, _ = measured(timed, options, "precision", args.seed)
     folder, records = measured(
         apart, replace(options, interleave=False, fresh=False, repeats=1), "precision", args.seed
     )
-    print(*comparison_texts(records, args.format), sep="\n", end="")
-    if args.train_steps:
-        _draw_curves(records, folder / "training.svg", args.format)
-    print(f"records: {records_path(folder)}", file=sys.stdout if args.format == "terminal" else sys.stderr)
+    _deliver(args, records, folder)
     return EXIT_NOTHING if all(r.measurement is None for r in records) else exit_status(records)
-
-
-def _draw_curves(records: Sequence[RunRecord], file: Path, format: str) -> None:
-    from cs_systems.analysis.precision import CURVES
-    from cs_systems.report import plot
-
-    drawn = [record for record in records if record.config["workload"] == CURVES]
-    if "curves" in plot.kinds(drawn):
-        plot.save(drawn, file, "curves")
-        print(f"figure:  {file}", file=sys.stdout if format == "terminal" else sys.stderr)
 
 
 def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[RunConfig]]:
@@ -175,7 +191,7 @@ def _configs(model: str, args: PrecisionOptions) -> list[RunConfig]:
     return grid(base, workload=[workload], **axes)
 
 
-def numerics_texts(records: Sequence[RunRecord], format: str) -> list[str]:
+def numerics_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """The tables of sums and normalisations, those that the records fill, each with what it says."""
     from cs_systems.analysis import numerics
     from cs_systems.report.rows import render_rows
@@ -196,9 +212,8 @@ def numerics_texts(records: Sequence[RunRecord], format: str) -> list[str]:
             [sentence for record in records for sentence in numerics.verdicts(record)],
         ),
     ]
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return [
-        render_rows(rows, format, caption, notes, width=width, color=sys.stdout.isatty())
+        render_rows(rows, format, caption, notes, width=width, color=width is not None)
         for caption, rows, notes in parts
         if rows
     ]
@@ -210,9 +225,9 @@ def title(record: RunRecord) -> str:
     return f"{describe(config, {'precision', 'profiler'})} · {config.precision.value}{device}"
 
 
-def dtypes_text(record: RunRecord, format: str = "terminal") -> str:
+def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None = None) -> str:
     """The table of one record's dtypes; nothing but the reason where it has none."""
-    from cs_systems.analysis.dtypes import SHORT, collapsed
+    from cs_systems.analysis.dtypes import FP8_LAYER, SHORT, collapsed
     from cs_systems.cli._tables import table_text
 
     rows = record.results.get("dtypes", [])
@@ -223,8 +238,10 @@ def dtypes_text(record: RunRecord, format: str = "terminal") -> str:
         if str(row["what"]).rpartition(".")[2].isdigit():  # a place in an nn.Sequential says nothing
             row["what"] = f"{row['what']} {row['type']}"
     notes = [note for name, note in NOTES.items() if any(row[name] for row in rows)]
+    if low := sum(row["type"] == FP8_LAYER for row in rows):
+        notes.append(f"{low} linear layers ({FP8_LAYER}) multiply in e4m3, the gradient of their output in e5m2")
     notes += [f"{record.status}: {record.reason}"] if record.reason else []
-    return table_text(title(record), shown if format != "csv" else rows, HEADINGS, notes, format)
+    return table_text(title(record), shown if format != "csv" else rows, HEADINGS, notes, format, output)
 
 
 def short(value: object, names: dict[str, str]) -> object:

@@ -2,8 +2,8 @@
 
 One row is one (record, phase); phase `step` is the whole step by the wall clock, or by the device's where the device
 was held until the step was submitted (`held`). A record without a timing (oom, unavailable, timeout, killed, error, a
-loss that is NaN) is one row with phase None, so that it stands in every table with its status and reason. Columns hold
-base units, their names say which; unknown is null (NaN, NA or None), never 0.
+loss that is NaN or infinite) is one row with phase None, so that it stands in every table with its status and reason.
+Columns hold base units, their names say which; unknown is null (NaN, NA or None), never 0.
 """
 
 from __future__ import annotations

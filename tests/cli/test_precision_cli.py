@@ -85,10 +85,13 @@ def test_precisions_against_fp32(
         return sweep(configs, **options)
 
     monkeypatch.setattr(_sweep, "sweep", noted)
-    words = ["--size", "tiny", "--context-length", "8", "--precision", "tf32", "bf16", "--device", "cpu"]
+    words = ["--size", "tiny", "--context-length", "8", "--precision", "tf32", "bf16", "fp8", "--device", "cpu"]
     steps = ["--warmup", "1", "--steps", "4", "--rounds", "2", "--train-steps", "3"]
     assert main(["precision", *words, *steps, "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
+    printed, progress = capsys.readouterr()
+    assert f"{tmp_path} has no records yet: measuring 12 cells; --show shows a folder's" in progress
+    assert re.search(r"^fp8 .*\d× +", printed, re.MULTILINE)
+    assert "fp8: linear layers of the blocks; attention and lm_head" in " ".join(printed.split())
     assert max(map(len, printed.split("relative error")[1].split("figure:")[0].splitlines())) <= 80
     assert re.search(r"^bf16 .*\d× +(\d.*–\d|too noisy)", printed, re.MULTILINE)
     said = " ".join(printed.split())
@@ -96,23 +99,28 @@ def test_precisions_against_fp32(
     assert "relative error against float64 of the same parameters and batch" in said
     records = read_records(tmp_path)[0]
     timed = [r for r in records if r.config["workload"] == "train_step"]
-    assert sorted(r.config["precision"] for r in timed) == ["bf16", "fp32", "tf32"]
+    assert sorted(r.config["precision"] for r in timed) == ["bf16", "fp32", "fp8", "tf32"]
     rounds = [[s.round for s in r.measurement.timed] for r in timed if r.measurement]
-    assert rounds == [[0, 0, 1, 1]] * 2
+    assert rounds == [[0, 0, 1, 1]] * 3
     assert sweeps == [({"train_step"}, True), ({"precision_error", "training_curve"}, False)]
     assert "<svg" in (tmp_path / "training.svg").read_text()
 
 
-def test_profiles_of_a_gpu_are_explained_without_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(__file__).parent.parent.parent / "profiles" / "c4_top_kernels"
     before = (folder / "records.jsonl").read_bytes()
-    assert main(["precision", "--explain", "--out", str(folder)]) == 0
+    assert main(["precision", "--show", "--out", str(folder)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "train-step, bf16: 1.26× fp32's speed (0.75–2.12): 67% of the step is launch-bound; matrix products take 12 ms"
         in said
     )
     assert (folder / "records.jsonl").read_bytes() == before
+    assert main(["precision", "--show", "--out", str(folder), "--format", "csv", "--output", f"{tmp_path}/t.csv"]) == 0
+    assert (tmp_path / "t.csv").read_text().startswith("precision,forward_s,")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"csv: {tmp_path}/t.csv" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -126,7 +134,12 @@ def test_profiles_of_a_gpu_are_explained_without_measuring(capsys: pytest.Captur
         (["--dtypes", "--model", "tinny"], "unknown model 'tinny': did you mean tiny or toy?"),
         (["--dtypes", "--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
         (["--dtypes", "--model", "nowhere:step"], "there is no module 'nowhere'"),
-        (["--dtypes", "--format", "xml"], "unknown format 'xml'"),
+        (["--show"], "--show shows what was recorded: name the folder with --out DIR"),
+        (
+            ["--show", "--out", "no_such_folder"],
+            "there are no records at no_such_folder/records.jsonl: give the folder",
+        ),
+        (["--show", "--out", "profiles/l2_causal"], "holds nothing that compares precisions: measure with cs-systems"),
         (["--dtypes", "--mode", "backward"], "mode backward alone is for the attention workload"),
     ],
 )

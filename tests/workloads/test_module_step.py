@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import cs_systems
+from cs_systems.cli._sweep import outcome
 from cs_systems.config import Mode, Precision, RunConfig
 from cs_systems.record import RunRecord
 
@@ -17,6 +18,7 @@ from torch import nn
 
 def model(): return nn.Sequential(nn.Embedding(7, 4), nn.LayerNorm(4), nn.Linear(4, 3))
 def with_inputs(config, device): return model(), torch.arange(6)
+def with_infinite_loss(config, device): return model(), (torch.arange(6),), lambda out: out.float().sum() + float("inf")
 def with_loss(config, device): return model(), (torch.arange(6),), lambda out: out.float().sum() * float("nan")
 class Pair(nn.Module):
     def __init__(self):
@@ -64,7 +66,10 @@ def test_a_mode_is_its_phases(measure, mode: Mode, phases: tuple[str, ...]) -> N
 
 
 def test_its_loss_is_what_somebody_says(measure) -> None:  # type: ignore[no-untyped-def]
-    assert not measure("with_loss").is_timing
+    for name, said in (("with_loss", "the loss is NaN: no timing"), ("with_infinite_loss", "the loss is infinite: no")):
+        record = measure(name)
+        assert not record.is_timing
+        assert outcome(record).startswith(said)
 
 
 @pytest.mark.parametrize(
