@@ -80,7 +80,8 @@ class Study:
 
     tables: (cells, format) → the tables as texts. explain: what the cells say, in sentences, all from the records.
     figure: a kind of report.plot, of the cells that are `drawn`; of all where none is.
-    fresh_process: each cell in a worker of its own. interleave: all clean cells in turn, round by round.
+    fresh_process: each cell in a worker of its own. interleave: the clean cells of a model in turn, round by
+    round, and a profile of each, before the next model's: what a budget cuts short has whole models.
     drops: tables of a profile that the study does not use: its records, which are committed, go without them.
     """
 
@@ -195,21 +196,32 @@ def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadlin
     configs, left_out = possible(study.configs(scale))
     for why in left_out:
         print(why, file=sys.stderr)
-    groups = [[c] for c in configs] if study.fresh_process else [configs]
-    for number, group in enumerate(groups):
-        for _ in sweep(
-            group,
-            out=out,
-            timeout_s=CELL_TIMEOUT_S,
-            interleave=study.interleave,
-            fresh=fresh and number == 0,
-            skip_oom=scale == "small",  # what does not fit a host takes the host down with it
-            on_progress=lambda p, before=number: sys.stderr.writelines(progress_lines(p, before, len(configs))),
-        ):
-            if time.monotonic() > deadline:
-                return
-    if study.drops:
-        drop_tables(out, study.drops)
+    before = 0
+    try:
+        for group in _groups(study, configs):
+            for _ in sweep(
+                group,
+                out=out,
+                timeout_s=CELL_TIMEOUT_S,
+                interleave=study.interleave,
+                fresh=fresh and not before,
+                skip_oom=scale == "small",  # what does not fit a host takes the host down with it
+                on_progress=lambda p, before=before: sys.stderr.writelines(progress_lines(p, before, len(configs))),
+            ):
+                if time.monotonic() > deadline:
+                    return
+            before += len(group)
+    finally:  # cut short as well: these records may be committed
+        if study.drops and (out / RECORDS_FILE).is_file():
+            drop_tables(out, study.drops)
+
+
+def _groups(study: Study, configs: Sequence[RunConfig]) -> list[list[RunConfig]]:
+    """The cells that are measured together, a sweep each."""
+    if study.fresh_process:
+        return [[config] for config in configs]
+    models = {config.model: None for config in configs} if study.interleave else {}
+    return [[config for config in configs if config.model == model] for model in models] or [list(configs)]
 
 
 def publish(study: Study, out: Path, format: str = "markdown") -> int:

@@ -116,9 +116,10 @@ def sentence(row: Row) -> str:
         gain = f"kernels {row['kernel_speedup']:.2f}× as fast as fp32's: {share} as recorded under the profiler is "
         gain += "launch-bound"
     products_a, products_b, casts = row["a_products_s"], row["b_products_s"], row["casts_s"]
-    rest = f"all other kernels take {_ms(row['b_rest_s'])} instead of {_ms(row['a_rest_s'])}"
-    if math.isclose(row["a_rest_s"], row["b_rest_s"], rel_tol=UNCHANGED):
-        rest = f"all other kernels take {_ms(row['b_rest_s'])} as before"
+    rest = "all other kernels" + (" (those that find and apply fp8's scales too)" if row["precision"] == "fp8" else "")
+    rest += f" take {_ms(row['b_rest_s'])}"
+    same = math.isclose(row["a_rest_s"], row["b_rest_s"], rel_tol=UNCHANGED)
+    rest += " as before" if same else f" instead of {_ms(row['a_rest_s'])}"
     says = [
         gain,
         f"{row['products']} take {_ms(products_b)} instead of {_ms(products_a)}"

@@ -35,6 +35,11 @@ def test_the_sentence_of_a_step_that_was_timed_and_profiled(large: list[RunRecor
     assert [row["cell"].rpartition(" ")[2] for row in explained(large)] == ["forward", "forward-backward", "train-step"]
 
 
+def test_of_fp8_it_is_said_where_its_scales_are_found(large: list[RunRecord]) -> None:
+    row = explained(large)[-1] | {"precision": "fp8"}
+    assert "all other kernels (those that find and apply fp8's scales too) take 22 ms as before" in sentence(row)
+
+
 def test_families_add_up_to_the_kernel_time(large: list[RunRecord]) -> None:
     a, b = pairs(large)[-1]
     row = causes(a, b)

@@ -40,7 +40,12 @@ H200 = Environment(
 )
 CEILINGS = {
     precision: {"peak_flops_per_s": tera * 1e12, "source": "NVIDIA H200 data sheet, SXM, dense"}
-    for precision, tera in {Precision.FP32: 67.0, Precision.TF32: 494.5, Precision.BF16: 989.5}.items()
+    for precision, tera in {
+        Precision.FP32: 67.0,
+        Precision.TF32: 494.5,
+        Precision.BF16: 989.5,
+        Precision.FP8: 1979.0,
+    }.items()
 }
 MISSING = "flash_attn: the package is not installed: pip install cs-systems[flash-attn]"
 UNSTABLE = Caveat("unstable", "p90 is 1.31 × p10 of the step", "raise --steps, or lock the clocks with nvidia-smi -lgc")

@@ -59,9 +59,9 @@ AXES: dict[str, dict[str, set[Any]]] = {
         "precision": {"fp32", "fp16", "bf16", "bf16-pure"},
     },
     "c8": {
-        "size": {"small", "medium", "large", "xl"},
+        "size": {"small", "medium", "large", "xl", "2.7B", "8B"},
         "ctx": {256},
-        "precision": {"fp32", "bf16"},
+        "precision": {"fp32", "bf16", "fp8"},
         "profiler": {"none", "kineto"},
         "mode": {"train-step"},
     },

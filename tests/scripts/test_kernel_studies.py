@@ -251,9 +251,18 @@ def test_the_headline_holds_timings_alone(builders: Any, tmp_path: Path) -> None
     assert belongs == [True, False]
 
 
+def test_c8_finishes_one_model_before_the_next(skeleton: Any) -> None:
+    c8 = importlib.import_module("c8_fp32_against_bf16")
+    clean_first = sorted(c8.full(), key=lambda config: config.profiler != "none")
+    groups = skeleton._groups(c8.STUDY, clean_first)
+    assert [{config.model.name for config in group} for group in groups] == [{size} for size in c8.SIZES]
+    assert [config.profiler for config in groups[0]] == ["none"] * 3 + ["kineto"] * 3
+    assert sorted(map(repr, clean_first)) == sorted(repr(config) for group in groups for config in group)
+
+
 def test_c8_says_what_bf16_gains_and_why_it_is_not_more(skeleton: Any) -> None:
     c8 = importlib.import_module("c8_fp32_against_bf16")
-    assert {c.rounds for c in c8.full() if c.profiler == "none"} == {c8.ROUNDS}
+    assert min(c.rounds for c in c8.full() if c.profiler == "none") >= 3, "an interval is over rounds"
     records, _ = read_records(ROOT / "profiles" / "c4_top_kernels")
     cells = skeleton.cells([r for r in records if r.config["mode"] == Mode.TRAIN_STEP])
     said = c8.explain(cells)
