@@ -44,15 +44,14 @@ class Mode(StrEnum):
 
 
 class Precision(StrEnum):
-    """`FP32` means TF32 off. `BF16` and `FP16` are autocast over fp32 parameters; `BF16_PURE` has bf16 parameters;
-    `FP8` is `BF16` with the products of the blocks' linear layers in fp8."""
+    """`FP32` means TF32 off. `BF16` and `FP16` are autocast over fp32 parameters; `BF16_PURE` has bf16 parameters."""
 
     FP32 = "fp32"
     TF32 = "tf32"
     BF16 = "bf16"
     FP16 = "fp16"
     BF16_PURE = "bf16-pure"
-    FP8 = "fp8"
+    FP8 = "fp8"  # BF16, with the linear layers of the blocks in fp8
 
     @property
     def is_autocast(self) -> bool:
@@ -63,8 +62,7 @@ COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-auto
 # What Inductor compiles to kernels that are launched one by one: a profile of it has layers.
 MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 OPTIMIZERS = ("default", "adamw", "adamw_foreach", "adamw_fused")
-ALIGNMENTS = ("upper_left", "lower_right")
-L2_STATES = ("clear", "warm")
+ALIGNMENTS, L2_STATES = ("upper_left", "lower_right"), ("clear", "warm")
 # Every field that says what is run counts in these workloads; any other says by itself which of them it uses.
 CONFIGURED = ("train_step", "attention", "precision_error", "training_curve")
 _UNNAMED = ("train_step", "attention", "collective")  # what else is said of a cell tells these

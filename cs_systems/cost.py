@@ -156,16 +156,11 @@ def step_cost(
     """
     tokens, layers, element = batch_size * seq_len, model.num_layers, COMPUTE_BYTES[precision]
     shape = AttentionShape(batch_size, model.num_heads, seq_len, model.d_head, causal=True)
-    weights = matmul_weights(model)
-    operands = layers * (block_parameter_count(model) - 2 * model.d_model + tokens * (6 * model.d_model + model.d_ff))
-    results = layers * tokens * (5 * model.d_model + 2 * model.d_ff)
-    head = model.d_model * model.vocab_size + tokens * (model.d_model + model.vocab_size)
-
-    linear_flops = 2 * tokens * weights
+    linear_flops = 2 * tokens * matmul_weights(model)
     model_flops = linear_flops + layers * credited_attention_flops(shape)
     score_product = layers * score_product_flops(shape, algorithm)
     scores_moved = layers * attention_bytes(shape, algorithm, element)
-    moved = OPERAND_BYTES[precision] * operands + element * (results + head) + scores_moved
+    moved = _linear_bytes(model, tokens, precision) + scores_moved
     again = recomputed_flops(model, batch_size, seq_len, algorithm, checkpoint)
     scores_again = recomputed_flops(model, batch_size, seq_len, algorithm, checkpoint, scores_only=True)
     backward_scores = algorithm.backward_matmuls * score_product
@@ -182,6 +177,15 @@ def step_cost(
         Phase.OPTIMIZER: PhaseCost(0, 0, 7 * parameter_count(model) * PARAMETER_BYTES[precision], 0, 0),
     }
     return {phase.value: costs[phase] for phase in STEP_PHASES[mode]}
+
+
+def _linear_bytes(model: ModelConfig, tokens: int, precision: Precision) -> int:
+    """Least traffic of all linear layers' forward: operands and results of those in the blocks, and of lm_head."""
+    d, d_ff, vocabulary, layers = model.d_model, model.d_ff, model.vocab_size, model.num_layers
+    operands = layers * (block_parameter_count(model) - 2 * d + tokens * (6 * d + d_ff))
+    results = layers * tokens * (5 * d + 2 * d_ff)
+    head = d * vocabulary + tokens * (d + vocabulary)
+    return OPERAND_BYTES[precision] * operands + COMPUTE_BYTES[precision] * (results + head)
 
 
 def recomputed_flops(

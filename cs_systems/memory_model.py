@@ -3,7 +3,8 @@
 Counts the tensors that eager PyTorch holds, and of a step on CUDA what PyTorch's allocator counts beside them: cuBLAS's
 workspaces, and the rest of a block that is too small to be split off (`rounding`). No constant in here is fitted to a
 measurement. Left out: fragmentation (reserved but free), the CUDA context, and the moment inside a norm, which is below
-the loss's unless the vocabulary is smaller than the model is wide. torch.compile keeps less than is predicted here.
+the loss's unless the vocabulary is smaller than the model is wide. torch.compile keeps less than is predicted here,
+and so does fp8, which is counted as bf16.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from cs_systems.checkpoint_plan import Segment, items, segments
-from cs_systems.config import Mode, Phase, Precision, RunConfig
+from cs_systems.config import Mode, Phase, RunConfig
 from cs_systems.cost import COMPUTE_BYTES, PARAMETER_BYTES, TARGET_BYTES, AttentionAlgorithm, parameter_count
 from cs_systems.cuda_allocator import CUBLAS_WORKSPACE_BYTES, rounding
 
@@ -131,7 +132,6 @@ class _Step:
         tokens = config.batch_size * length
 
         self.hidden = tokens * model.d_model * element  # the output of a projection
-        self.narrower = 2 if precision is Precision.FP8 else 1  # what a block's linear layer keeps, by that factor
         self.residual = tokens * model.d_model * self.parameter
         self.wide = tokens * model.d_ff * element  # the output of w1
         self.logits = tokens * model.vocab_size * element
@@ -161,15 +161,13 @@ class _Step:
         readers = (3, 2) if self.autocast else (1, 1)  # of the two norms, each with a cast of its own
         # q, k, v and the input of output_proj; a tiled attention keeps its output too, unless that is the same tensor.
         self.copies_output = self.tiled and not algorithm.output_by_position
-        is_same = self.tiled and not self.copies_output and self.narrower == 1
-        inputs = (readers[0] + (not is_same)) * self.hidden // self.narrower
-        self.kept_by_attention = norm + inputs + (4 if self.tiled else 3) * self.hidden + self.log_sum_exp
-        self.kept_by_feed_forward = norm + (readers[1] * self.hidden + self.wide) // self.narrower + 3 * self.wide
+        qkv_and_output = (5 if self.copies_output else 4) * self.hidden
+        self.kept_by_attention = norm + readers[0] * self.hidden + qkv_and_output + self.log_sum_exp
+        self.kept_by_feed_forward = norm + readers[1] * self.hidden + 4 * self.wide
         self.kept_by_head = norm + self.hidden
 
         self.weights = parameter_count(model) * self.parameter
         self.head_weight = model.vocab_size * model.d_model * self.parameter
-        self.head_copy = self.head_weight // 2 if self.autocast else 0
         self.feed_forward_weights = 3 * model.d_model * model.d_ff * self.parameter
         self.matrices = (  # (bytes, how many)
             (self.head_weight, 2),
@@ -240,7 +238,7 @@ class _Step:
         return self._alone("forward", _Kept(self.residual, 0, copies)) | {
             "forward: head": self.always
             | {
-                "weight_copies": copies + self.head_copy,
+                "weight_copies": copies + self._copies(self.head_weight),
                 "activations": 2 * self.residual + (self.hidden if self.autocast else 0),
                 "logits_and_loss": self.logits,
             },
@@ -267,7 +265,7 @@ class _Step:
         return in_last | {
             "forward: head": head
             | {
-                "weight_copies": copies + self.head_copy,
+                "weight_copies": copies + self._copies(self.head_weight),
                 "activations": head["activations"] + cast,
                 "logits_and_loss": self.logits,
             }
@@ -346,7 +344,7 @@ class _Step:
             "activations": kept.activations + self.block.activations,
             "attention_scores": kept.scores + self.scores_kept,
             "logits_and_loss": self.logits,
-            "workspace": 2 * self.wide + self.residual + 2 * self.wide * (self.narrower - 1),  # fp8: x / s
+            "workspace": 2 * self.wide + self.residual,
         }
 
     def _attention_backward(self, layer: int, kept: _Kept) -> Components:
@@ -387,14 +385,14 @@ class _Step:
         return _Kept(self.residual + segment.blocks * beside)
 
     def _copies(self, weights: int) -> int:
-        """Bytes of the low precision's copies of the blocks' fp32 `weights` (bytes)."""
-        return weights // 2 // self.narrower if self.autocast else 0
+        """Bytes of the copies that autocast makes of fp32 `weights` (bytes)."""
+        return weights // 2 if self.autocast else 0
 
     def _all_kept(self) -> Components:
         """At the end of forward, but for the logits."""
         kept = self._kept_by_all()
         return self.always | {
-            "weight_copies": kept.copies + self.head_copy,
+            "weight_copies": kept.copies + self._copies(self.head_weight),
             "activations": kept.activations + self.kept_by_head,
             "attention_scores": kept.scores,
         }
