@@ -54,6 +54,7 @@ class ParallelStrategy:
         block heads and d_ff: tensor parallelism). Written out as it is here, like `options`: a process without torch
         reads both from the file.
     wrap: `(model, **options) -> model`, before the optimizer is made.
+    after_wrap: `(wrapped model)`, once every part of a composition has wrapped it.
     finish_gradients: `(wrapped model)`, after backward and before the optimizer's step.
     make_optimizer: `(params, cls, **kw)` makes what steps like `cls(params, **kw)`.
     sent_bytes: `(payload of a rank's rows, world size)` → bytes that a rank sends in a step by formula; None where it
@@ -66,6 +67,7 @@ class ParallelStrategy:
 
     splits: frozenset[str] = frozenset({"batch"})
     wrap: Callable[..., nn.Module] = _unchanged
+    after_wrap: Callable[[nn.Module], None] = _nothing
     finish_gradients: Callable[[nn.Module], None] = _nothing
     make_optimizer: Callable[..., torch.optim.Optimizer] = _plain_optimizer
     sent_bytes: Callable[[Payload, int], float] | None = None
@@ -132,6 +134,8 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
     def wrap(model: nn.Module) -> nn.Module:
         for part in inside_out:
             model = part.wrap(model, **{key: value for key, value in options.items() if key in part.options})
+        for part in inside_out:
+            part.after_wrap(model)
         return model
 
     def finish_gradients(model: nn.Module) -> None:

@@ -17,10 +17,10 @@ optimizers that treat each element by itself (SGD, Adam, AdamW; not LBFGS, Muon,
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -42,29 +42,36 @@ BY_OUTPUT, BY_INPUT = 0, 1  # dimensions of a weight (out, in)
 
 @dataclass(frozen=True)
 class Cut:
-    """Along which dimension a tensor is divided, and over which ranks."""
+    """How a tensor is divided: along `dim`, over the ranks of `group`, into parts of `shape`."""
 
     dim: int
+    shape: torch.Size
     group: ProcessGroup | None
 
     def part(self, whole: Tensor) -> Tensor:
         """A copy of what this rank has of it."""
-        return whole.chunk(dist.get_world_size(self.group), self.dim)[dist.get_rank(self.group)].clone()
+        ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        return whole.chunk(ranks, self.dim)[rank].clone(memory_format=torch.contiguous_format)
 
-    def whole(self, part: Tensor) -> Tensor:
-        shard = part.detach().movedim(self.dim, 0).contiguous()
+    def part_of(self, value: Any) -> Any:
+        """This rank's part of what has a number for each element of the whole, else the same."""
+        sizes = list(self.shape)
+        sizes[self.dim] *= dist.get_world_size(self.group)
+        return self.part(value) if isinstance(value, Tensor) and list(value.shape) == sizes else value
+
+    def whole_of(self, value: Any, device: torch.device) -> Any:
+        """What all ranks have together, where this is a part, else the same. device: where ranks can send from."""
+        if not isinstance(value, Tensor) or value.shape != self.shape:
+            return value
+        shard = value.detach().to(device).movedim(self.dim, 0).contiguous()
         flat = shard.new_empty(shard.shape[0] * dist.get_world_size(self.group), *shard.shape[1:])
         gather_shards(flat, shard, self.group).wait()
-        return flat.movedim(0, self.dim).contiguous()
-
-    def has_whole(self, value: Any, part: Tensor) -> bool:
-        """Whether `value` has a number for each element of the whole of which this rank has `part`."""
-        sizes = list(part.shape)
-        sizes[self.dim] *= dist.get_world_size(self.group)
-        return isinstance(value, Tensor) and list(value.shape) == sizes
+        return flat.movedim(0, self.dim).contiguous().to(value.device)
 
 
-_cuts: Any = WeakTensorKeyDictionary()  # parameter → its Cut: wrap leaves it for the optimizer, which sees no module
+# Parameter → its Cut, and the models of such: wrap leaves them for those who see another wrapper, or only parameters.
+_cuts: Any = WeakTensorKeyDictionary()
+_divided: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class _Share(torch.autograd.Function):
@@ -124,6 +131,8 @@ def wrap(model: nn.Module, tp_degree: int | None = None) -> nn.Module:
     group = tensor_group(degree)
     for block in blocks:
         _divide(block, group, degree)
+    _divided.add(model)
+    model.register_load_state_dict_pre_hook(_take_part)
     return model
 
 
@@ -162,25 +171,36 @@ def _divide(block: SelfAttention | SwiGLU, group: ProcessGroup | None, degree: i
     if isinstance(block, SelfAttention):
         block.num_heads //= degree
     for linear, dim in _linears(block).items():
-        weight = linear.get_parameter("weight")
-        if weight not in _cuts:  # a tied weight is divided once
-            _cuts[weight] = Cut(dim, group)
-            weight.data = _cuts[weight].part(weight.data)
-        linear.register_state_dict_post_hook(_gather_weight)
-        linear.register_load_state_dict_pre_hook(_cut_weight)
+        if (weight := linear.weight) not in _cuts:  # a tied weight is divided once
+            shape = list(weight.shape)
+            shape[dim] //= degree
+            _cuts[weight] = cut = Cut(dim, torch.Size(shape), group)
+            weight.data = cut.part(weight.data)
     block.register_forward_pre_hook(partial(_share_input, group=group))
     block.register_forward_hook(partial(_sum_output, group=group))
 
 
-def _gather_weight(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    weight = module.get_parameter("weight")
-    state[f"{prefix}weight"] = _cuts[weight].whole(weight)
+def save_whole(model: nn.Module) -> None:
+    """Let the state_dict of the model that was divided gather it, after all that another wrapper gathers first."""
+    for module in model.modules():
+        if module in _divided:
+            module.register_state_dict_post_hook(_gather)
 
 
-def _cut_weight(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    weight = module.get_parameter("weight")
-    if _cuts[weight].has_whole(given := state.get(f"{prefix}weight"), weight):
-        state[f"{prefix}weight"] = _cuts[weight].part(given)
+def _gather(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for key, p in _divided_in(model, prefix):
+        state[key] = _cuts[p].whole_of(state[key], p.device)
+
+
+def _take_part(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for key, p in _divided_in(model, prefix):
+        if key in state:
+            state[key] = _cuts[p].part_of(state[key])
+
+
+def _divided_in(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Parameter]]:
+    """(key in a state_dict, parameter); a tied parameter has several keys."""
+    return ((prefix + name, p) for name, p in model.named_parameters(remove_duplicate=False) if p in _cuts)
 
 
 def make_optimizer(
@@ -189,42 +209,35 @@ def make_optimizer(
     """`cls(params, **options)`, whose state_dict is whole and which takes its part of a whole one."""
     optimizer = cls(params, **options)
     optimizer.register_state_dict_post_hook(_gather_state)
-    optimizer.register_load_state_dict_pre_hook(_cut_state, prepend=True)
+    optimizer.register_load_state_dict_pre_hook(_take_part_of_state, prepend=True)
     return optimizer
 
 
-def _with_cut(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> Iterator[tuple[int, Tensor, Cut]]:
-    """(its number in `groups`, parameter, Cut) of each that is divided."""
-    numbers = chain.from_iterable(group["params"] for group in groups)
-    for number, p in zip(numbers, chain.from_iterable(g["params"] for g in optimizer.param_groups), strict=False):
-        if p in _cuts:
-            yield number, p, _cuts[p]
-
-
 def _gather_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    state = dict(saved["state"])
-    for number, p, cut in _with_cut(optimizer, saved["param_groups"]):
-        if number in state:
-            state[number] = {
-                key: cut.whole(value) if isinstance(value, Tensor) and value.shape == p.shape else value
-                for key, value in state[number].items()
-            }
-    return {**saved, "state": state}
+    return _with_state(optimizer, saved, lambda cut, p, value: cut.whole_of(value, p.device))
 
 
-def _cut_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+def _take_part_of_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    return _with_state(optimizer, saved, lambda cut, p, value: cut.part_of(value))
+
+
+def _with_state(
+    optimizer: torch.optim.Optimizer, saved: dict[str, Any], change: Callable[[Cut, Tensor, Any], Any]
+) -> dict[str, Any]:
+    """`saved` with the state of what is divided changed."""
+    numbers = (number for group in saved["param_groups"] for number in group["params"])
+    params = (p for group in optimizer.param_groups for p in group["params"])
     state = dict(saved["state"])
-    for number, p, cut in _with_cut(optimizer, saved["param_groups"]):
-        if number in state:
-            state[number] = {
-                key: cut.part(value) if cut.has_whole(value, p) else value for key, value in state[number].items()
-            }
+    for number, p in zip(numbers, params, strict=False):  # groups that differ are told by load_state_dict itself
+        if p in _cuts and number in state:
+            state[number] = {key: change(_cuts[p], p, value) for key, value in state[number].items()}
     return {**saved, "state": state}
 
 
 STRATEGY = ParallelStrategy(
     splits=frozenset({"features"}),
     wrap=wrap,
+    after_wrap=save_whole,
     make_optimizer=make_optimizer,
     sent_bytes=tensor_parallel_bytes,
     options=("tp_degree",),
