@@ -22,7 +22,7 @@ FLOORS = {
         "__init__", "version", "checks", "config", "record", "stats", "cost", "checkpoint_plan",
         "collectives", "latency_bandwidth",
         "memory_model", "attention_memory", "cuda_allocator", "memory_fit",
-        "bucket_size", "parallel_cost", "parallel_memory",
+        "bucket_size", "parallel_cost", "parallel_memory", "scaling", "streams",
         "peaks", "plugins", "validity", "finding", "slowest", "lifeline",
         "attention/__init__", "workloads/__init__", "parallel/__init__", "profilers/__init__",
     ],

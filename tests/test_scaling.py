@@ -1,0 +1,148 @@
+"""Steps on N GPUs: the simulation against its bounds and closed forms, and their volumes against `parallel_cost`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cs_systems.config import preset
+from cs_systems.parallel_cost import averaging_bytes, fully_sharded_bytes, payload, tensor_parallel_bytes
+from cs_systems.scaling import (
+    DATA,
+    TENSOR,
+    Cluster,
+    Layout,
+    Sharing,
+    Step,
+    binding_ranks,
+    binding_tensor_ranks,
+    one_gpu_s,
+    step,
+)
+
+CLUSTER = Cluster(400e12, 450e9, 400e9, 10e-6)
+AVERAGED, SHARDED = Sharing.AVERAGED, Sharing.SHARDED
+
+seconds = st.floats(0, 10).map(lambda x: round(x, 6))
+steps = st.builds(
+    Step,
+    blocks=st.integers(1, 12),
+    block_s=seconds,
+    head_s=seconds,
+    tensor_s=seconds,
+    gather_s=seconds,
+    gather_rest_s=seconds,
+    reduce_s=seconds,
+    reduce_head_s=seconds,
+    reduce_rest_s=seconds,
+    optimizer_s=seconds,
+)
+
+
+@given(steps)
+def test_the_simulation_lies_between_perfect_overlap_and_none(it: Step) -> None:
+    simulated = it.simulate().makespan_s
+    tensor = 2 * it.blocks * it.tensor_s
+    in_a_row = 3 * it.forward_s + tensor + sum(it.sent_s) + it.optimizer_s
+    assert it.closed_form_s() * (1 - 1e-9) <= simulated <= in_a_row * (1 + 1e-9)
+    assert simulated >= max(3 * it.forward_s + tensor + it.optimizer_s, sum(it.sent_s)) * (1 - 1e-9)
+
+
+@given(steps)
+def test_without_sending_it_is_computing_and_without_computing_sending(it: Step) -> None:
+    alone = Step(it.blocks, it.block_s, it.head_s, it.tensor_s, optimizer_s=it.optimizer_s)
+    assert alone.simulate().makespan_s == pytest.approx(alone.closed_form_s())
+    sends = replace(it, block_s=0.0, head_s=0.0, tensor_s=0.0, optimizer_s=0.0)
+    assert sends.simulate().makespan_s == pytest.approx(sum(it.sent_s)) == pytest.approx(sends.closed_form_s())
+
+
+@given(st.integers(1, 30), seconds, seconds)
+def test_averaging_of_equal_blocks_ends_with_the_last_or_never_rests(
+    blocks: int, computing: float, sent: float
+) -> None:
+    """f = max(Lb + c, b + Lc): the ends of the maximum of bucket_size, with one bucket a block."""
+    it = Step(blocks, computing / 2, 0.0, reduce_s=sent)
+    backward = max(blocks * computing + sent, computing + blocks * sent)
+    assert it.simulate().makespan_s == pytest.approx(blocks * computing / 2 + backward)
+
+
+@given(st.integers(1, 30), seconds, seconds)
+def test_a_gathering_hides_behind_the_block_before(blocks: int, computing: float, gather: float) -> None:
+    """Forward alone of a sharded model: the first is waited for; then each block takes the longer of the two."""
+    it = Step(blocks, computing, 0.0, gather_s=gather)
+    forward = gather + (blocks - 1) * max(computing, gather) + computing
+    line = it.simulate()
+    ends = {task.name: end for task, end in zip(line.tasks, line.ends_s, strict=True)}
+    assert ends["forward head"] == pytest.approx(forward)
+
+
+@pytest.mark.parametrize(("computing", "sent"), [(1.0, 0.5), (0.5, 1.0)])
+def test_with_many_blocks_the_ends_are_lost_in_the_closed_form(computing: float, sent: float) -> None:
+    for it in (Step(400, computing, 0.0, reduce_s=sent), Step(400, computing, 0.0, gather_s=sent, reduce_s=sent)):
+        assert it.simulate().makespan_s == pytest.approx(it.closed_form_s(), rel=0.01)
+
+
+def sent_bytes(line: Any, stream: str, bandwidth: float) -> float:
+    return line.busy_s(stream) * bandwidth  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("size", ["medium", "2.7B"])
+@pytest.mark.parametrize("layout", [Layout(s, d, t) for s in Sharing for d, t in ((4, 1), (2, 4), (1, 4))], ids=repr)
+def test_a_step_sends_the_bytes_of_the_formulas(size: str, layout: Layout) -> None:
+    """Within a node and without latency: time × bandwidth. The root of a sharded model is gathered once, not twice."""
+    model, cluster = preset(size), replace(CLUSTER, latency_s=0.0)
+    line = step(model, layout, 4, 512, cluster, parameter_bytes=4).simulate()
+    mine = payload(model, 4 * 512, 4, 2)
+    left = mine.on_tensor_rank(layout.tp)
+    data = averaging_bytes(left, layout.dp)
+    if layout.sharing is SHARDED:
+        rest = 4 * (2 * model.vocab_size + 1) * model.d_model
+        data = fully_sharded_bytes(left, layout.dp) - rest * (layout.dp - 1) / layout.dp
+    assert sent_bytes(line, DATA, cluster.link_bytes_per_s) == pytest.approx(data)
+    assert sent_bytes(line, TENSOR, cluster.link_bytes_per_s) == pytest.approx(tensor_parallel_bytes(mine, layout.tp))
+
+
+def test_one_rank_is_one_gpu() -> None:
+    model = preset("medium")
+    for sharing in Sharing:
+        it = step(model, Layout(sharing), 4, 512, CLUSTER, parameter_bytes=4)
+        assert it.simulate().makespan_s == pytest.approx(one_gpu_s(model, 4, 512, CLUSTER))
+
+
+def test_a_groups_bandwidth_is_the_link_in_a_node_and_its_share_of_the_network_beyond() -> None:
+    slow = replace(CLUSTER, network_bytes_per_s=50e9)
+    assert slow.bandwidth_bytes_per_s(8) == slow.bandwidth_bytes_per_s(2, 4) == 450e9
+    assert slow.bandwidth_bytes_per_s(16) == 50e9
+    assert slow.bandwidth_bytes_per_s(4, 4) == 12.5e9
+    assert slow.bandwidth_bytes_per_s(2, 16) == 6.25e9
+    assert slow.collective_s(50e9, 16) == pytest.approx(1 + 4 * slow.latency_s)
+    assert slow.collective_s(1e9, 1) == 0.0
+
+
+@pytest.mark.parametrize("layout", [Layout(AVERAGED), Layout(SHARDED), Layout(SHARDED, tp=4)], ids=repr)
+def test_communication_binds_where_the_closed_form_says(layout: Layout) -> None:
+    """Within a tenth of that many ranks a block's backward computes as long as it sends."""
+    model, cluster, rows = preset("2.7B"), replace(CLUSTER, latency_s=0.0), 2**14
+    ranks = binding_ranks(model, layout.tp, rows, 512, cluster, parameter_bytes=2)
+    it = step(model, replace(layout, dp=round(ranks)), rows / ranks, 512, cluster, parameter_bytes=2)
+    assert it.gather_s + it.reduce_s == pytest.approx(2 * it.block_s, rel=0.02)
+
+
+def test_all_reduces_of_tensor_parallelism_bind_where_the_closed_form_says() -> None:
+    model, cluster = preset("2.7B"), replace(CLUSTER, latency_s=0.0, gpus_per_node=64)
+    ranks = binding_tensor_ranks(model, 4, 512, cluster)
+    it = step(model, Layout(AVERAGED, tp=round(ranks)), 4, 512, cluster, parameter_bytes=2)
+    assert 2 * it.tensor_s == pytest.approx(3 * it.block_s, rel=0.05)
+    assert ranks == pytest.approx(binding_tensor_ranks(model, 16, 512, cluster))
+
+
+def test_a_layout_is_named_as_the_strategies_are() -> None:
+    assert [str(Layout(SHARDED, 4, 2)), str(Layout(AVERAGED, 1, 8)), str(Layout(AVERAGED, 8))] == [
+        "fsdp+tp",
+        "tp",
+        "ddp",
+    ]
