@@ -83,10 +83,11 @@ class Device:
         return torch.cuda.max_memory_allocated(self.torch), torch.cuda.max_memory_reserved(self.torch)
 
     def peak_allocated_bytes(self) -> int | None:
-        return max(self.part_peaks()[0] or 0, _parts_peaks.get(self.torch, (0, 0))[0]) if self.is_cuda else None
+        """None on a CPU, and where nothing counted: PYTORCH_NO_CUDA_MEMORY_CACHING leaves torch's counters at 0."""
+        return max(self.part_peaks()[0] or 0, _parts_peaks.get(self.torch, (0, 0))[0]) or None if self.is_cuda else None
 
     def peak_reserved_bytes(self) -> int | None:
-        return max(self.part_peaks()[1] or 0, _parts_peaks.get(self.torch, (0, 0))[1]) if self.is_cuda else None
+        return max(self.part_peaks()[1] or 0, _parts_peaks.get(self.torch, (0, 0))[1]) or None if self.is_cuda else None
 
     def memory(self) -> dict[str, int | None]:
         """Right now: what tensors have (`allocated_bytes`), what the allocator holds, what of the device is in use by

@@ -5,6 +5,7 @@ A recording of a profiler goes from its file to tables in this order:
 - `names` says what the name of a range means, `families` what the name of a kernel does, `stalls` what that of a call;
 - `attribution` gives each kernel its phase and layer, where no range does with the help of `sequence`, against which
   `check` holds the whole; `gaps` says why no kernel ran, `host` how long the host was in each range;
+- `memory_ranges` gives each call of cudaMalloc and cudaFree its phase and layer in the same way;
 - `overlap` holds communication against computation on a rank, and the ranks against each other;
 - `profile` puts that together for `tables`, for `difference` (of two), and for `view` (the page).
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from cs_systems.analysis.names import FUSED, UNATTRIBUTED, meaning, refined
 from cs_systems.analysis.sequence import SequenceRoute
-from cs_systems.analysis.trace import Categorical, Ints, Ranges, Recording, Timeline
+from cs_systems.analysis.trace import Categorical, Floats, Ints, Ranges, Recording, Timeline
 from cs_systems.config import Phase
 
 
@@ -35,23 +35,31 @@ NOTHING_OPEN: Timeline[str] = Timeline(np.empty(0), np.empty(0), ())
 
 def attribute(recording: Recording) -> Categorical[Place]:
     """A Place for each kernel of the recording, in its order."""
-    kernels, lines = recording.kernels, recording.ranges.timelines
-    main = main_timeline(recording.ranges)
+    kernels = recording.kernels
+    found = places_at(recording.ranges, kernels.thread, kernels.launch_start_s)
+    if not recording.ops:
+        return found
+    places = {place: n for n, place in enumerate(found.values)}
+    _layers_by_sequence(recording, places, found.codes)
+    return Categorical(list(places), found.codes)
+
+
+def places_at(ranges: Ranges, thread: Ints, time_s: Floats) -> Categorical[Place]:
+    """Where each call belongs that a thread made at a time; NOWHERE those of which no time is known (NaN)."""
+    lines, main = ranges.timelines, main_timeline(ranges)
     places = {NOWHERE: 0}
-    codes = np.zeros(len(kernels), np.int64)
-    launched = ~np.isnan(kernels.launch_start_s)
-    for thread in np.unique(kernels.thread[launched]).tolist():
-        mine = np.flatnonzero(launched & (kernels.thread == thread))
-        own = lines.get(thread, NOTHING_OPEN)
+    codes = np.zeros(len(thread), np.int64)
+    known = ~np.isnan(time_s)
+    for number in np.unique(thread[known]).tolist():
+        mine = np.flatnonzero(known & (thread == number))
+        own = lines.get(number, NOTHING_OPEN)
         outer = NOTHING_OPEN if own is main else main
-        # Kernels launched while the same was open share their place.
-        open_here, open_there = own.index(kernels.launch_start_s[mine]), outer.index(kernels.launch_start_s[mine])
+        # Calls that were made while the same was open share their place.
+        open_here, open_there = own.index(time_s[mine]), outer.index(time_s[mine])
         both, inverse = np.unique(open_here * len(outer.stacks) + open_there, return_inverse=True)
         found = (divmod(pair, len(outer.stacks)) for pair in both.tolist())
         of_pair = [place_of(own.stacks[here], outer.stacks[there]) for here, there in found]
         codes[mine] = np.array([places.setdefault(place, len(places)) for place in of_pair])[inverse]
-    if recording.ops:
-        _layers_by_sequence(recording, places, codes)
     return Categorical(list(places), codes)
 
 

@@ -23,6 +23,7 @@ from cs_systems.analysis.stalls import stalls
 from cs_systems.analysis.trace import (
     NO_KERNELS,
     UNKNOWN,
+    Allocations,
     Call,
     Categorical,
     Copy,
@@ -38,6 +39,8 @@ from cs_systems.config import ConfigError
 
 KERNELS, RUNTIME, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 COPIES = {"memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY", "memset": "CUPTI_ACTIVITY_KIND_MEMSET"}
+MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"  # with --cuda-memory-usage=true
+FREED, ON_THE_HOST = 1, "0, 1"  # of ENUM_CUDA_DEV_MEM_EVENT_OPER; of ENUM_CUDA_MEM_KIND: pageable, pinned
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 PUSH_POP, START_END = 59, 60
 NODES = "--cuda-graph-trace=node"
@@ -197,6 +200,7 @@ class _Reader:
             overheads=self._overheads(),
             ops=None,
             limitations=tuple(self.limitations),
+            allocations=self._allocations(),
         )
 
     def _of_process(self, table: str) -> str:
@@ -228,14 +232,21 @@ class _Reader:
 
     def _launches(self, correlation: Ints) -> tuple[Ints, Floats, Floats]:
         """(thread, start in s, end in s) of the call with each kernel's correlationId."""
-        fields = ("correlationId", "globalTid", "start", "end")
-        calls = self._read(RUNTIME, *fields, where="correlationId >= 0") if self._has(RUNTIME) else []
-        if not any(map(len, calls)):
+        found = self._calls_of(correlation)
+        if found is None:
             self.limitations.append(
                 "no CUDA call was recorded, so no kernel is tied to a phase: record with --trace=cuda,nvtx"
             )
             nowhere = np.full(len(correlation), np.nan)
             return np.full(len(correlation), UNKNOWN), nowhere, nowhere
+        return found
+
+    def _calls_of(self, correlation: Ints) -> tuple[Ints, Floats, Floats] | None:
+        """(thread, start in s, end in s) of the call with each correlationId; None where no call was recorded."""
+        fields = ("correlationId", "globalTid", "start", "end")
+        calls = self._read(RUNTIME, *fields, where="correlationId >= 0") if self._has(RUNTIME) else []
+        if not any(map(len, calls)):
+            return None
         # A call and the one inside it can carry one correlationId: the outer one, which begins first, counts.
         order = np.lexsort((calls[2], calls[0]))
         of, thread, start, end = (column[order] for column in calls)
@@ -268,6 +279,25 @@ class _Reader:
         fields = ("nameId", "start", "end", "globalTid")
         name, start, end, thread = self._read(RUNTIME, *fields, where=f"nameId IN ({waits})")
         return [Call(self.names[number], *row) for number, *row in _rows(name, _s(start), _s(end), thread)]
+
+    def _allocations(self) -> Allocations | None:
+        if MEMORY not in self.columns:
+            return None
+        fields = ("start", "bytes", "memoryOperationType", "address", self._column(MEMORY, "correlationId"))
+        columns = self._read(MEMORY, *fields, where=f"memKind NOT IN ({ON_THE_HOST})")
+        order = np.argsort(columns[0], kind="stable")
+        start, size, operation, address, correlation = (column[order] for column in columns)
+        calls = self._calls_of(correlation)
+        thread = np.full(len(start), UNKNOWN) if calls is None else calls[0]
+        known: dict[int, int] = {}
+        change = []
+        for number, bytes, place in _rows(operation, size, address):
+            if number == FREED:  # which may leave its size to the allocation
+                change.append(-(known.pop(place, 0) if bytes <= 0 else bytes))
+            else:
+                known[place] = bytes
+                change.append(bytes)
+        return Allocations(_s(start), thread, np.array(change, np.int64))
 
     def _ranges(self) -> Ranges:
         text, text_id = (self._column(NVTX, name) for name in ("text", "textId"))

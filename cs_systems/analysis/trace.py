@@ -157,6 +157,19 @@ _none, _never = np.empty(0, np.int64), np.empty(0)
 NO_KERNELS = Kernels(Categorical([], _none), _never, _never, _none, _none, _none, _never, _never, np.empty(0, bool))
 
 
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """Calls that took memory of a device or gave it back, in their order. change_bytes: negative where it was freed;
+    thread: UNKNOWN where the call was not recorded."""
+
+    time_s: Floats
+    thread: Ints
+    change_bytes: Ints
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+
 class Copy(NamedTuple):
     """A memcpy or a memset by the device."""
 
@@ -243,7 +256,8 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """`limitations` says in words what the file does not tell; `ops` is None where the profiler records none."""
+    """`limitations` says in words what the file does not tell; `ops`, `allocations` are None where the profiler records
+    none."""
 
     source: str
     profiler: str  # "nsys" or "kineto"
@@ -255,6 +269,7 @@ class Recording:
     overheads: list[tuple[float, float]]  # when the profiler itself stood in the way: (start, end) in s
     ops: list[Op] | None
     limitations: tuple[str, ...]
+    allocations: Allocations | None = None
 
 
 class Timeline(Generic[T]):

@@ -156,10 +156,13 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 def parse_bytes(text: str) -> int:
-    """`8GiB` → 8589934592. Raises ConfigError."""
-    match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?i?)b?", text.strip().lower())
+    """`8GiB` → 8589934592, `512B` → 512. Raises ConfigError, also for a number without a unit: 80 is no device's."""
+    match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?i?)(b?)", text.strip().lower())
     try:
         assert match is not None
-        return int(float(match[1]) * _UNITS[match[2]])
+        size = int(float(match[1]) * _UNITS[match[2]])
     except (AssertionError, KeyError, ValueError):
-        raise ConfigError(f"{text!r} is not an amount of memory: write 8GiB, 24GB or a number of bytes") from None
+        raise ConfigError(f"{text!r} is not an amount of memory: write 8GiB, 24GB or 512B") from None
+    if not match[2] and not match[3]:
+        raise ConfigError(f"{text!r} has no unit: write {text}GiB, {text}GB, or {text}B for bytes")
+    return size

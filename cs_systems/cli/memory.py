@@ -31,6 +31,7 @@ SHOWN = {
     "device_used_bytes": "device",
     "resident_bytes": "process",
 }
+COMPILED = "of a compiled model the compiler decides what it keeps"
 TOP = 5  # of what forward keeps; the record has all
 NOTES = {
     "residual_bytes": "residual: measured peak less the predicted one",
@@ -47,6 +48,10 @@ class Memory:
     workload: Annotated[str, arg(help="what a step is: train_step, or package.module:factory")] = "train_step"
     snapshot: Annotated[bool, flag("also dump PyTorch's memory history of the steps after --warmup")] = False
     residuals: Annotated[bool, flag("also list what forward keeps for backward, by block and operation")] = False
+    nsys: Annotated[bool, flag("also list what CUDA allocated in each phase and layer, by nsys")] = False
+    no_caching_allocator: Annotated[
+        bool, flag("with --nsys: let PyTorch ask CUDA for every tensor, or nsys sees its cache grow alone")
+    ] = False
     fits: Annotated[MaybeText, optional("SIZE", "by prediction: what fits a device of 24GiB; runs nothing")] = None
     best_checkpoint: Annotated[bool, flag("find the cheapest --checkpoint that fits --budget, and run it")] = False
     budget: Annotated[MaybeText, optional("SIZE", "what --best-checkpoint must fit, the CUDA context included")] = None
@@ -77,8 +82,23 @@ def run(args: Memory) -> int:
 
 
 def _watched(args: Memory, configs: Sequence[RunConfig]) -> list[RunConfig]:
-    profilers = (("memory", True), ("residuals", args.residuals), ("memory_snapshot", args.snapshot))
-    return [replace(config, profiler=name) for config in configs for name, wanted in profilers if wanted]
+    from cs_systems.profilers.nsys_memory import UNCACHED
+
+    if args.no_caching_allocator and not args.nsys:
+        raise ConfigError("--no-caching-allocator is for what nsys sees: add --nsys")
+    options = (UNCACHED,) if args.no_caching_allocator else ()
+    profilers = (
+        ("memory", True, ()),
+        ("residuals", args.residuals, ()),
+        ("memory_snapshot", args.snapshot, ()),
+        ("nsys_memory", args.nsys, options),
+    )
+    return [
+        replace(config, profiler=name, profiler_args=options)
+        for config in configs
+        for name, wanted, options in profilers
+        if wanted
+    ]
 
 
 def print_memory(record: RunRecord, folder: Path) -> None:
@@ -89,6 +109,8 @@ def print_memory(record: RunRecord, folder: Path) -> None:
     if rows := results.get("memory_phases"):
         shown = [name for name in SHOWN if name in ("step", "phase") or any(row[name] is not None for row in rows)]
         notes = [note for name, note in NOTES.items() if name in shown]
+        if record.run_config.compile != "none":
+            notes.append(f"not predicted: {COMPILED}")
         _print([{name: row[name] for name in shown} for row in rows], title, notes, SHOWN)
     if rows := results.get("memory_components"):
         _print(by_phase(rows), "by the closed form, after each phase of the second step", [], {})
@@ -97,6 +119,8 @@ def print_memory(record: RunRecord, folder: Path) -> None:
         _print(parts, "whose the device's memory is, after the last step", ["=: the sum so far"], {"bytes": "size"})
     if rows := results.get("residuals"):
         _print_residuals(rows, results, title)
+    if "memory_ranges" in results:
+        _print_ranges(results["memory_ranges"], title, results["memory_ranges_of"][0]["sees"])
     for what, file in record.artifacts.items():
         print(f"{what}: {folder / file}")
     if "snapshot" in record.artifacts:
@@ -130,6 +154,34 @@ def _print_residuals(rows: Sequence[Row], results: dict[str, list[Row]], title: 
         _print(rows, "change of what is allocated during each block's backward", [note], titles, alike=list(titles))
 
 
+def _print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:
+    """What CUDA allocated by phase and layer; layers of a phase in which the same happened are one row."""
+    if not rows:
+        print(
+            f"{title}: in no recorded step CUDA was asked for memory, for the allocator's cache held enough: add "
+            "--no-caching-allocator, or record the first steps with --warmup 0\n"
+        )
+        return
+    same = ("phase", "allocations", "allocated_bytes", "freed_bytes", "change_bytes", "predicted_bytes")
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in same), []).append(row)
+    shown = [
+        {"phase": key[0], "layer": members[0]["layer"] + (f" … {members[-1]['layer']}" if members[1:] else "")}
+        | dict(zip(same[1:], key[1:], strict=True))
+        | {"most_bytes": max(row["most_bytes"] for row in members)}
+        for key, members in groups.items()
+    ]
+    unknown = {name for name in shown[0] if all(row[name] is None for row in shown)}
+    titles = {name: name.removesuffix("_bytes") for name in shown[0] if name.endswith("_bytes") and name not in unknown}
+    notes = [f"cudaMalloc and cudaFree by nsys, which sees {sees}; most: in use meanwhile, above the step's begin"]
+    if sees != "tensors":
+        notes.append("what is freed stays in the allocator's cache: add --no-caching-allocator to see tensors")
+    known = [{name: value for name, value in row.items() if name not in unknown} for row in shown]
+    headings = titles | {"allocations": "calls"}
+    _print(known, f"{title}: the device's memory by range, a step", notes, headings, alike=list(titles))
+
+
 def by_phase(rows: Sequence[Row]) -> list[Row]:
     """A row for each component, a column for each phase of the last step, and the sum."""
     last = max(row["step"] for row in rows)
@@ -160,6 +212,8 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
     for config in configs:
         if config.workload != "train_step":
             raise ConfigError(f"the memory of {config.workload} is not known by formula: leave out --fits")
+        if config.compile != "none":
+            raise ConfigError(f"{COMPILED}: leave out --compile with --fits")
         fit = fits(replace(config, device="cuda"), device_bytes)
         verdict = "with the CUDA context, " + ("fits" if fit.fits else "does not fit")
         print(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
@@ -213,7 +267,7 @@ def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool)
         ceiling = best.needed_bytes - budget_bytes // 50
     raise ConfigError(
         f"{describe(config)}: no checkpoint makes it fit {human(budget_bytes, 'bytes')}: "
-        f"--fits {budget_bytes} says what would"
+        f"--fits {args.budget} says what would"
     )
 
 

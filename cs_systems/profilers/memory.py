@@ -44,15 +44,16 @@ def collect(out: Path, record: RunRecord) -> Collected:
 
 
 def closed_form(record: RunRecord) -> list[PhaseMemory]:
-    """By formula, for the device that the record is of; none for somebody's workload or attention."""
+    """By formula, for the device that the record is of; none where `known_by_formula` has none."""
     known = known_by_formula(record)
     return [] if known is None else phase_memory(*known)
 
 
 def known_by_formula(record: RunRecord) -> tuple[RunConfig, AttentionAlgorithm] | None:
-    """(the config on the device that the record is of, its attention); None for somebody's workload or attention."""
+    """(the config on the device that the record is of, its attention); None for somebody's workload or attention, and
+    for a compiled model, of which the compiler decides what it keeps."""
     config = record.run_config
-    if config.workload != "train_step" or record.environment is None:
+    if config.workload != "train_step" or config.compile != "none" or record.environment is None:
         return None
     config = replace(config, device="cpu" if record.environment.device == "cpu" else "cuda")
     try:

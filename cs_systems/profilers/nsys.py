@@ -132,13 +132,19 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
         torch.cuda.profiler.stop() if device.is_cuda else ranges.pop()
 
 
-def collect(out: Path, record: RunRecord) -> Collected:
+def export(out: Path) -> tuple[Path, Path]:
+    """(the report, its export). Raises ProfileLost."""
     report, database = Path(f"{out}.nsys-rep"), Path(f"{out}.sqlite")
     if not report.is_file():
         raise ProfileLost("nsys left no report: worker.log beside the records has its last words")
     done = subprocess.run([*EXPORT, "-o", database, report], capture_output=True, text=True)
     if done.returncode or not database.is_file():
         raise ProfileLost(f"nsys cannot export {report}: {last_line(done.stdout + done.stderr)}")
+    return report, database
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    report, database = export(out)
     found = tables(database, record, Path(f"{out}.page.html"))
     return replace(found, artifacts={"nsys": report, "sqlite": database, **found.artifacts})
 

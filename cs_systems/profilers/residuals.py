@@ -50,7 +50,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
     results = take(out, "no saved tensor was listed")
     if record.config["workload"] == "train_step":
         results["residual_stream"] = [{"bytes": residual_stream_bytes(record.run_config)}]
-    kept = _kept_by_a_block(record)
+    kept = kept_by_eager_block(record)
     for row in results["residual_blocks"]:
         row["predicted_bytes"] = kept if row["block"].startswith("block") else None
     for row in results["backward_blocks"]:
@@ -60,7 +60,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return Collected({}, results)
 
 
-def _kept_by_a_block(record: RunRecord) -> int | None:
+def kept_by_eager_block(record: RunRecord) -> int | None:
     """By the closed form of eager code without checkpoints; None for anything else."""
     known = known_by_formula(record)
     return None if known is None or record.run_config.checkpoint != "none" else kept_by_a_block(*known)

@@ -80,10 +80,14 @@ def test_what_fits_is_said_without_running_anything(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--fits", "much"], "'much' is not an amount of memory"),
+        (["--fits", "much"], "'much' is not an amount of memory: write 8GiB, 24GB or 512B"),
+        (["--fits", "80"], "'80' has no unit: write 80GiB, 80GB, or 80B for bytes"),
+        (["--best-checkpoint", "--budget", "40"], "'40' has no unit"),
+        (["--fits", "80GiB", "--compile", "default"], "of a compiled model the compiler decides what it keeps"),
+        (["--no-caching-allocator"], "--no-caching-allocator is for what nsys sees: add --nsys"),
         (["--budget", "40GiB"], "--best-checkpoint and --budget go together"),
         (["--best-checkpoint"], "--best-checkpoint and --budget go together"),
-        (["--best-checkpoint", "--budget", "1MiB"], "no checkpoint makes it fit 1.00 MiB: --fits"),
+        (["--best-checkpoint", "--budget", "1MiB"], "no checkpoint makes it fit 1.00 MiB: --fits 1MiB says what would"),
         (["--checkpoint", "evry:1"], "unknown checkpoint 'evry:1': did you mean every?"),
         (["--fits", "1GiB", "--attention", "json:loads"], "json:loads keeps in memory is not declared"),
         (["--fits", "1GiB", "--workload", "json:loads"], "the memory of json:loads is not known by formula"),
@@ -113,7 +117,7 @@ def test_the_cheapest_checkpoint_is_found_and_run(tmp_path: Path, capsys: pytest
     plain = RunConfig(model=PRESETS["tiny"], batch_size=64, attention="sdpa_flash", device="cpu")
     needed = step_memory(plain, algorithm_of(plain)).peak_bytes
     budget = CONTEXT_BYTES + needed * 3 // 4
-    words = ["--batch-size", "64", "--attention", "sdpa_flash", "--best-checkpoint", "--budget", str(budget)]
+    words = ["--batch-size", "64", "--attention", "sdpa_flash", "--best-checkpoint", "--budget", f"{budget}B"]
     assert main([*TINY, *words, "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     (record,) = read_records(tmp_path)[0]

@@ -20,8 +20,11 @@ import cs_systems
 from cs_systems.analysis.nsys import exported
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, RunConfig
-from cs_systems.profilers import ProfileLost, nsys
-from cs_systems.record import RunRecord
+from cs_systems.cost import FULL_MATRIX_CUDA
+from cs_systems.memory_model import kept_by_a_block
+from cs_systems.profilers import ProfileLost, nsys, nsys_memory
+from cs_systems.profilers.residuals import gradients_of_a_block
+from cs_systems.record import Row, RunRecord, read_records
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=1, steps=2, profiler="nsys")
 
@@ -55,6 +58,27 @@ def test_the_command_on_cuda_records_the_timed_steps_alone() -> None:
         "--cuda-graph-trace=node",
     ):
         assert option in command
+
+
+def test_memory_by_range_is_asked_of_nsys_and_a_worker_without_cache_of_its_own() -> None:
+    command = nsys_memory.launch(["python"], Path("8f-0"), [nsys_memory.UNCACHED], on_cuda=True)
+    assert command[-3:] == ["--cuda-memory-usage=true", "--env-var=PYTORCH_NO_CUDA_MEMORY_CACHING=1", "python"]
+    assert not any("cuda-memory" in word for word in nsys_memory.launch(["python"], Path("8f-0"), [], on_cuda=False))
+
+
+@pytest.mark.parametrize("options", [(), (nsys_memory.UNCACHED,)])
+def test_blocks_are_held_to_the_closed_form_where_nsys_sees_tensors(options: tuple[str, ...]) -> None:
+    config = replace(TINY, profiler="nsys_memory", profiler_args=options)
+    rows: list[Row] = [
+        {"phase": phase, "layer": layer}
+        for phase, layer in (("forward", "embedding"), ("forward", "block 0"), ("backward", "block 0"))
+    ]
+    measured = Path(__file__).parents[2] / "profiles" / "c10_attention_memory"
+    on_a_gpu = read_records(measured)[0][0].environment
+    found = nsys_memory.with_prediction(rows, RunRecord("key", config.to_dict(), "ok", environment=on_a_gpu))
+    kept = kept_by_a_block(replace(config, device="cuda"), FULL_MATRIX_CUDA)
+    expected = [None, kept, gradients_of_a_block(config) - kept] if options else [None] * 3
+    assert [row["predicted_bytes"] for row in found] == expected
 
 
 def test_the_command_on_a_cpu_needs_no_cuda() -> None:

@@ -57,6 +57,7 @@ LEAVES_NOTHING = {
     "memory_snapshot": "PyTorch left no snapshot: is there room on the disk?",
     "ncu": "ncu left no report: no message",
     "nsys": "nsys left no report: worker.log beside the records has its last words",
+    "nsys_memory": "nsys left no report: worker.log beside the records has its last words",
     "residuals": "no saved tensor was listed: is there room on the disk?",
 }
 
