@@ -99,9 +99,10 @@ def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[
     made = []
     for spec, column in zip(specs, found, strict=True):
         unit = spec.unit or _shared_unit(spec, column, largest[spec.suffix])
-        if spec.column == "size_bytes" and spec.unit is None:  # a message's, from KiB to GiB: each in its own unit
-            unit, column = None, [None if v is None else readable_bytes(v) for v in column]
-        cells = tuple(text(v, unit) for v in column)
+        if spec.column == "size_bytes" and spec.unit is None:  # messages go from KiB to GiB: each in its own unit
+            unit, cells = None, tuple(UNKNOWN if v is None else readable_bytes(v) for v in column)
+        else:
+            cells = tuple(text(v, unit) for v in column)
         numeric = any(isinstance(v, int | float | tuple) and not isinstance(v, bool) for v in column)
         label = unit.label if unit else ""
         numbers = tuple(_in_unit(v, spec.unit) for v in column)

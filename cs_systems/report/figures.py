@@ -9,6 +9,7 @@ from itertools import cycle
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.collectives import readable_bytes
 from cs_systems.config import Mode
 from cs_systems.record import RunRecord, Sample
 from cs_systems.report import columns as cols
@@ -375,6 +376,8 @@ def _labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
 def _spoken(name: Any, value: Any) -> str:
     if name == "causal":
         return "causal" if value else "full"
+    if name == "size_bytes":
+        return readable_bytes(value)
     shown = cols.plain(str(value))
     return f"{layout.title(name)} {shown}" if name in SPOKEN else shown
 

@@ -87,7 +87,10 @@ def test_with_one_rank_nothing_is_moved() -> None:
 
 def test_the_table_says_each_size_in_its_unit_and_names_the_ceiling() -> None:
     text = table.render(RECORDS, "markdown")
-    assert all(f"| {size} " in text for size in ("1 KiB", "16 KiB", "256 KiB", "4 MiB", "64 MiB", "1 GiB"))
+    assert all(f" {size} |" in text for size in ("1 KiB", "16 KiB", "256 KiB", "4 MiB", "64 MiB", "1 GiB"))
+    (shown,) = table.tables(RECORDS)
+    (sizes,) = (column for column in shown.columns if column.name == "size_bytes")
+    assert sizes.values == (*SIZES, *SIZES), "a page sorts by these"
     assert "of the link (%)" in text
     assert "450 GB/s (NVIDIA H200 data sheet, SXM: NVLink, one direction)" in text
     assert "constant: dtype fp32, ranks 2, calls 20" in text
