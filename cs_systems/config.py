@@ -22,6 +22,11 @@ from cs_systems.checks import ConfigError as ConfigError
 from cs_systems.checks import counts, number, whole
 from cs_systems.checks import one_of as one_of
 from cs_systems.collectives import CollectiveShape
+from cs_systems.shapes import ALIGNMENTS as ALIGNMENTS
+from cs_systems.shapes import PRESETS as PRESETS
+from cs_systems.shapes import AttentionShape as AttentionShape
+from cs_systems.shapes import ModelConfig as ModelConfig
+from cs_systems.shapes import preset as preset
 
 
 class Phase(StrEnum):
@@ -62,116 +67,10 @@ COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-auto
 # What Inductor compiles to kernels that are launched one by one: a profile of it has layers.
 MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 OPTIMIZERS = ("default", "adamw", "adamw_foreach", "adamw_fused")
-ALIGNMENTS, L2_STATES = ("upper_left", "lower_right"), ("clear", "warm")
+L2_STATES = ("clear", "warm")
 # Every field that says what is run counts in these workloads; any other says by itself which of them it uses.
 CONFIGURED = ("train_step", "attention", "precision_error", "training_curve")
 _UNNAMED = ("train_step", "attention", "collective")  # what else is said of a cell tells these
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """A BasicTransformerLM. Lengths in tokens; `context_length` is the longest sequence that the model takes."""
-
-    name: str = "custom"
-    d_model: int = 768
-    d_ff: int = 3072
-    num_layers: int = 12
-    num_heads: int = 12
-    vocab_size: int = 10_000
-    context_length: int = 512
-    rope_theta: float = 10_000.0
-
-    def __post_init__(self) -> None:
-        counts(self, "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length")
-        number(self, "rope_theta")
-        if self.rope_theta <= 0:
-            raise ConfigError(f"rope_theta is {self.rope_theta}: it must be above 0")
-        if self.d_model % self.num_heads:
-            fitting = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0 and (self.d_model // n) % 2 == 0]
-            near = sorted(fitting, key=lambda n: abs(n - self.num_heads))[:3]
-            raise ConfigError(
-                f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: "
-                f"choose num_heads among {', '.join(map(str, sorted(near)))}"
-            )
-        if self.d_head % 2:
-            raise ConfigError(f"d_head {self.d_head} is odd: rotary embeddings need an even d_model / num_heads")
-
-    @property
-    def d_head(self) -> int:
-        return self.d_model // self.num_heads
-
-    @property
-    def label(self) -> str:
-        """The preset's name, with what was changed in it: `large+num_layers=32`. The context length is told apart."""
-        return "+".join([self.name, *(f"{name}={value}" for name, value in self.changed().items())])
-
-    def changed(self) -> dict[str, Any]:
-        """The fields in which it differs from the preset of its name, but for the context length."""
-        preset = PRESETS.get(self.name, self)
-        names = (f.name for f in dataclasses.fields(self) if f.name not in ("name", "context_length"))
-        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(preset, name)}
-
-
-def _preset(name: str, d_model: int, d_ff: int, num_layers: int, num_heads: int, **rest: int) -> ModelConfig:
-    return ModelConfig(name, d_model, d_ff, num_layers, num_heads, **rest)
-
-
-PRESETS: dict[str, ModelConfig] = {
-    preset.name: preset
-    for preset in (
-        _preset("tiny", 64, 128, 2, 4, vocab_size=256, context_length=64),
-        _preset("small", 768, 3072, 12, 12),
-        _preset("medium", 1024, 4096, 24, 16),
-        _preset("large", 1280, 5120, 36, 20),
-        _preset("xl", 1600, 6400, 48, 25),
-        _preset("2.7B", 2560, 10240, 32, 32),
-        _preset("10B", 4608, 12288, 50, 36),
-        _preset("8B", 4096, 11008, 34, 32, vocab_size=151_936, context_length=32_768),
-    )
-}
-# The public course that made these names moved its `xl` to the 2.7B shape in 2026.
-PRESETS["xl-2026"] = PRESETS["2.7B"]
-
-
-def preset(name: str, **overrides: Any) -> ModelConfig:
-    """The preset `name` with fields replaced: `preset("large", num_layers=32)`."""
-    one_of("size", name, PRESETS)
-    return replace(PRESETS[name], **overrides)
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """One attention call: q is (batch, heads, seq, d_head); k and v are (batch, heads_kv, seq_k, d_head)."""
-
-    batch: int = 8
-    heads: int = 16
-    seq: int = 1024
-    d_head: int = 64
-    causal: bool = False
-    heads_kv: int | None = None
-    seq_k: int | None = None
-    align: str = "upper_left"
-
-    def __post_init__(self) -> None:
-        counts(self, "batch", "heads", "seq", "d_head")
-        for name in ("heads_kv", "seq_k"):
-            if getattr(self, name) is not None:
-                counts(self, name)
-        one_of("alignment", self.align, ALIGNMENTS)
-        if self.heads % self.kv_heads:
-            fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-            raise ConfigError(
-                f"heads {self.heads} is not a multiple of heads_kv {self.heads_kv}: "
-                f"choose heads_kv among {', '.join(map(str, fitting))}"
-            )
-
-    @property
-    def kv_heads(self) -> int:
-        return self.heads if self.heads_kv is None else self.heads_kv
-
-    @property
-    def key_length(self) -> int:
-        return self.seq if self.seq_k is None else self.seq_k
 
 
 @dataclass(frozen=True)
@@ -205,6 +104,7 @@ class RunConfig:
     world_size: int = 1  # ranks, each with a device of its own
     strategy: str = "single"  # how the ranks train together: of `parallel`, several joined by +
     bucket_size_mb: float | None = None  # 2²⁰ bytes, of a strategy that has buckets; None: its default
+    tp_degree: int | None = None  # of a strategy that divides blocks: over how many ranks; None: all
     profiler: str = "none"
     profiler_args: tuple[str, ...] = ()  # more options for the profiler's own command
 
@@ -261,6 +161,12 @@ class RunConfig:
         return self.world_size > 1 or self.strategy != "single" or self.collective is not None
 
     @property
+    def strategy_options(self) -> dict[str, Any]:
+        """Of those that strategies have, the ones that are given."""
+        options = {name: getattr(self, name) for name in ("bucket_size_mb", "tp_degree")}
+        return {name: value for name, value in options.items() if value is not None}
+
+    @property
     def tokens_per_sequence(self) -> int:
         return self.model.context_length if self.seq_len is None else self.seq_len
 
@@ -288,6 +194,8 @@ def _check_ranks(config: RunConfig) -> None:
         number(config, "bucket_size_mb")
         if config.bucket_size_mb <= 0:
             raise ConfigError(f"bucket_size_mb is {config.bucket_size_mb}: it must be above 0")
+    if config.tp_degree is not None:
+        counts(config, "tp_degree")
     if config.strategy == "single" and config.world_size > 1 and config.workload == "train_step":
         remedy = "take a strategy such as ddp_bucketed, or world_size 1"
         raise ConfigError(f"single trains one process, world_size is {config.world_size}: {remedy}")
@@ -366,6 +274,7 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         "checkpoint": "" if config.checkpoint == "none" else f"checkpoint={config.checkpoint}",
         "strategy": "" if config.strategy == "single" else config.strategy,
         "bucket_size_mb": "" if config.bucket_size_mb is None else f"buckets of {config.bucket_size_mb:g} MB",
+        "tp_degree": "" if config.tp_degree is None else f"tp_degree={config.tp_degree}",
         "world_size": "" if config.world_size == 1 else f"{config.world_size} ranks",
         "profiler": "" if config.profiler == "none" else f"under {config.profiler}",
     }

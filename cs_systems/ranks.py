@@ -285,7 +285,7 @@ class Ranks:
         waited = [rank for rank in gone if rank.log and _NCCL_GAVE_UP in rank.log.tail(1 << 16)]
         if len(waited) == len(gone) and (late := [rank for rank in self._ranks if not rank.gone]):
             return self._hang(late)
-        deadline = time.monotonic() + SETTLE_S
+        deadline = time.monotonic() + GRACE_S
         while any(map(_exists, gone)) and time.monotonic() < deadline:
             time.sleep(_TICK_S / 10)  # the launcher is to see how it ends before anything else does
         self._kill()

@@ -54,8 +54,9 @@ def check(configs: Sequence[RunConfig]) -> None:
         plugins.check("workloads", name)
     for name in {c.attention for c in configs}:
         plugins.check("attention", name)
-    for name, has_buckets in {(c.strategy, c.bucket_size_mb is not None) for c in configs}:
-        parallel.check(name, ["bucket_size_mb"] if has_buckets else [])
+    for config in configs:
+        if config.strategy != "single" or config.strategy_options:
+            parallel.check_config(config)
 
 
 def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None = None) -> RunRecord:

@@ -16,6 +16,7 @@ TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=1, st
 CELLS = {
     "ddp_flat": replace(TINY, strategy="ddp_flat", world_size=2),
     "composed": replace(TINY, strategy="ddp_bucketed+zero1", world_size=2, bucket_size_mb=0.1, warmup_s=0.05),
+    "tensor parallel": replace(TINY, strategy="tp", world_size=2),
     "any workload": replace(TINY, workload=f"{WORKLOADS}:fine", world_size=2),
     "one rank": replace(TINY, strategy="ddp_flat"),
 }
@@ -50,7 +51,10 @@ def test_each_rank_is_kept_beside_the_slowest(records: dict[str, RunRecord]) -> 
     for phase in phases:
         medians = [row["median_s"] for row in rows if row["phase"] == phase]
         assert max(medians) <= max(record.measurement.durations_s(phase))
-    assert record.results["ran"][0]["tokens"] == 64  # of one rank
+    (ran,), (divided,) = record.results["ran"], records["tensor parallel"].results["ran"]
+    assert (ran["tokens"], ran["world_tokens"]) == (64, 128)
+    assert (divided["tokens"], divided["world_tokens"]) == (64, 64)
+    assert "cost" not in records["tensor parallel"].results
 
 
 def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
@@ -67,11 +71,16 @@ def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
         ({"strategy": "ddp_bucket"}, "unknown parallel strategy 'ddp_bucket': did you mean ddp_bucketed"),
         ({"strategy": "ddp_flat+ddp_naive"}, "ddp_flat and ddp_naive both split the batch: take one"),
         ({"strategy": "zero1"}, "zero1 leaves the gradients of the ranks different: write ddp_bucketed\\+zero1"),
-        ({"strategy": "ddp_flat", "bucket_size_mb": 2}, "ddp_flat has no option 'bucket_size_mb': it knows none"),
+        ({"strategy": "ddp_flat", "bucket_size_mb": 2}, "ddp_flat has no option 'bucket_size_mb': it knows "),
         ({"world_size": 1, "bucket_size_mb": 2}, "single has no option 'bucket_size_mb'"),
         ({"strategy": "ddp_flat", "bucket_size_mb": 0}, "bucket_size_mb is 0: it must be above 0"),
         ({"world_size": 0, "strategy": "ddp_flat"}, "world_size is 0: it must be at least 1"),
         ({}, "single trains one process, world_size is 2: take a strategy such as ddp_bucketed"),
+        (
+            {"strategy": "tp", "world_size": 3},
+            "num_heads 4 does not divide over 3 ranks: choose tp_degree among 1, 2, 4",
+        ),
+        ({"strategy": "ddp_flat+tp", "tp_degree": 3}, "tp_degree 3 does not divide 2 ranks: choose it among 1, 2"),
         ({"strategy": "ddp_flat", "device": "cuda:1"}, "cuda:1 is one device, and each rank has its own: use cuda"),
         (
             {"strategy": "ddp_flat", "workload": "attention", "mode": "forward"},

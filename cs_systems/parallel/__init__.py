@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cs_systems import plugins
-from cs_systems.config import ConfigError
+from cs_systems.config import ConfigError, RunConfig
 from cs_systems.parallel_cost import Payload
 
 if TYPE_CHECKING:
@@ -98,6 +98,14 @@ def check(name: str, options: Collection[str] = ()) -> list[str]:
     _check_mesh(name, splits, known, has_degree="tp_degree" in options)
     _check_sense(name, splits)
     return parts
+
+
+def check_config(config: RunConfig) -> None:
+    """As `check`, of a cell's strategy, and whether its ranks and its model divide as that wants. No torch."""
+    parts = check(config.strategy, config.strategy_options)
+    if any("features" in plugins.declared("parallel", part).get("splits", ()) for part in parts):
+        degree = check_tp_degree(config.world_size, config.tp_degree)
+        check_division(config.model.num_heads, config.model.d_ff, degree)
 
 
 def check_tp_degree(world_size: int, tp_degree: int | None) -> int:

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from cs_systems.config import Mode, Phase, Precision, RunConfig
 from cs_systems.device import Device
 from cs_systems.optim import optimizer_class
-from cs_systems.parallel import compose
+from cs_systems.parallel import ParallelStrategy, compose
+
+
+def strategy_of(config: RunConfig) -> ParallelStrategy:
+    return compose(config.strategy, **config.strategy_options)
 
 
 class Training:
@@ -24,8 +28,7 @@ class Training:
 
     def __init__(self, config: RunConfig, device: Device, model: nn.Module) -> None:
         self.config, self.device, self.model = config, device, model
-        buckets = {} if config.bucket_size_mb is None else {"bucket_size_mb": config.bucket_size_mb}
-        self.strategy = compose(config.strategy, **buckets)
+        self.strategy = strategy_of(config)
         self.wrapped = self.strategy.wrap(model)
         self.scaler = torch.amp.GradScaler(device.torch.type, enabled=config.precision is Precision.FP16)
         self.optimizer: torch.optim.Optimizer | None = None

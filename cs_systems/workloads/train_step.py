@@ -19,11 +19,14 @@ from cs_systems.model import BasicTransformerLM
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
-from cs_systems.workloads._training import Training
+from cs_systems.workloads._training import Training, strategy_of
 
 
 class TrainStep(Training):
-    """Parameters, tokens and targets come from `config.seed`; of N ranks each has tokens of its own."""
+    """Parameters, tokens and targets come from `config.seed`.
+
+    Of N ranks each has tokens of its own, but those alike that divide the blocks of one model among themselves.
+    """
 
     def __init__(self, config: RunConfig, device: Device) -> None:
         self.preflight(config, device)
@@ -32,8 +35,9 @@ class TrainStep(Training):
         with device.torch:
             model = BasicTransformerLM(config.model, self.backend)
             shape = (config.batch_size, config.tokens_per_sequence)
-            if world.rank():
-                torch.manual_seed(config.seed + world.rank())
+            part, parts = strategy_of(config).part_of_batch(world.rank(), world.size())
+            if part:
+                torch.manual_seed(config.seed + part)
             self.tokens = torch.randint(config.model.vocab_size, shape)
             self.targets = torch.randint(config.model.vocab_size, shape)
         if config.precision is Precision.BF16_PURE:
@@ -42,6 +46,7 @@ class TrainStep(Training):
         if config.precision is Precision.FP8:  # not lm_head, whose rounding is the logits' own, as is common practice
             fp8.use_fp8(model.layers)
         apply_checkpointing(model, config.checkpoint)
+        self.world_tokens = parts * self.tokens.numel()
         self.parameters = sum(p.numel() for p in model.parameters())
         super().__init__(config, device, model)
         self.run_model = _compiled(self.wrapped, config.compile)
@@ -79,8 +84,8 @@ class TrainStep(Training):
             self.loss = cross_entropy(self.logits, self.targets)
 
     def cost(self) -> Mapping[str, cost.PhaseCost] | None:
-        if not isinstance(self.backend, AttentionBackend):
-            return None
+        if not isinstance(self.backend, AttentionBackend) or self.strategy.tp_degree != 1:
+            return None  # of a part of each block there is no formula
         c = self.config
         algorithm = self.backend.algorithm(_attention_call(c, self.device))
         tokens = c.tokens_per_sequence
@@ -94,6 +99,7 @@ class TrainStep(Training):
             "checkpoint": self.config.checkpoint,
             "optimizer": self.optimizer_name,
             "tokens": self.tokens.numel(),
+            "world_tokens": self.world_tokens,
             "parameters": self.parameters,
             "loss": None if self.loss is None else float(self.loss.detach()),
         }
