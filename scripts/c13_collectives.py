@@ -115,7 +115,7 @@ def _set_up(ranks: int, found: Sequence[Cell]) -> list[str]:
 def _fit(row: Row) -> str:
     """The line, and whether it may be used between the sizes."""
     bandwidth = row["algbw_bytes_per_s"]
-    line = f"α {human(row['latency_s'], 's')}"
+    line = f"α {human(row['latency_s'], 's')}" if row["latency_s"] else "no α that these sizes show"
     line += f", β {human(bandwidth, 'bytes_per_s')} (algbw)" if bandwidth else ", no growth with the size"
     worst = row["worst_residual_share"]
     fits = "" if worst <= 0.1 else ": the sizes between are not on one line"

@@ -55,7 +55,7 @@ def _names(lines: Sequence[collectives.Line]) -> dict[collectives.Line, str]:
     several[0] = several[0] or not any(several)
     said = {}
     for line in lines:
-        words = (line.collective, line.dtype, f"{line.world_size} ranks")
+        words = (line.collective, line.dtype, "1 rank" if line.world_size == 1 else f"{line.world_size} ranks")
         said[line] = " · ".join(word for word, shown in zip(words, several, strict=True) if shown)
     return said
 
@@ -78,7 +78,8 @@ def _log_log(axes: Axes, sizes: Sequence[int]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: readable_bytes(int(value)))
     axes.tick_params(axis="x", labelsize=8)
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axes.dataLim.intervaly
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 20 * low else (1, 1.5, 2, 3, 5, 7)))
     axes.minorticks_off()
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.set_xlabel("size")
