@@ -1,0 +1,216 @@
+"""From tensors to launches of the Gluon FlashAttention kernels: descriptors, grids, options. Needs triton 3.6."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from cs_systems.kernels.flash_gluon_backward import KEYS, OWNED, BackwardPlan, flash_backward_kernel
+from cs_systems.kernels.flash_gluon_forward import ROWS, ForwardPlan, flash_forward_kernel
+from cs_systems.kernels.flash_gluon_rows import finish_kernel, prepare_kernel
+from cs_systems.kernels.flash_triton import Launch
+
+TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+L2_FOR_KEYS_BYTES = 32 << 20
+"""Of Hopper's 50 to 60 MB of L2 cache: what the keys and values of heads worked on at a time may take."""
+
+
+@dataclass(frozen=True)
+class ForwardOptions:
+    """consumers: warpgroups of 64 queries each (2 or 3). block_n: keys of a tile. stages: tiles of k and v in flight.
+    persistent: one program a multiprocessor, each with several tiles. overlap: within a warpgroup too the
+    exponentials run beside the product with v, which takes registers. ping_pong: the warpgroups take turns to issue
+    products. polynomial: how many of 8 exponentials are computed on the FMA units.
+    """
+
+    consumers: int
+    block_n: int
+    stages: int
+    persistent: bool = True
+    overlap: bool = True
+    ping_pong: bool = False
+    polynomial: int = 0
+
+
+@dataclass(frozen=True)
+class BackwardOptions:
+    """block_m: queries of a tile, 64 where d_head is 128 and 128 where it is 64. stages: tiles of q and do in flight.
+    rounded: the gradient of the scores uses the weights as rounded for the tensor cores, which takes fewer registers.
+    fences: branches keep the compiler from mixing the issue of products with exponentials.
+    """
+
+    block_m: int
+    stages: int
+    rounded: bool = False
+    fences: bool = True
+
+
+FORWARD = {64: ForwardOptions(3, 128, 3, overlap=False), 128: ForwardOptions(2, 128, 2)}
+BACKWARD = {64: BackwardOptions(128, 2), 128: BackwardOptions(64, 2)}
+"""Padded d_head → options."""
+PADDING = 128
+"""The statistics of a head's rows are padded to a multiple of it."""
+BLOCK = 64
+"""Rows of a program of the kernels before and after the backward."""
+
+
+def padded_d_head(d_head: int) -> int:
+    return 64 if d_head <= 64 else 128
+
+
+def padded_rows(seq_q: int) -> int:
+    return -(-seq_q // PADDING) * PADDING
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head) as
+    `takes_layout` has them. Query i sees key j when not causal or j <= i + offset. scale > 0.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    causal: bool
+    offset: int
+    scale: float
+    multiprocessors: int
+
+    def forward(self, o: Tensor, lse: Tensor, options: ForwardOptions | None = None) -> Launch:
+        """Writes o and lse (batch, heads, seq_q), float32."""
+        batch, heads, seq_q, d_head = self.q.shape
+        heads_kv, seq_k = self.k.shape[1:3]
+        depth, rows = padded_d_head(d_head), ROWS.value
+        options = options or FORWARD[depth]
+        row_tiles = -(-seq_q // (rows * options.consumers))
+        tiles = batch * heads * row_tiles
+        group = heads // heads_kv
+        head_bytes = 2 * seq_k * depth * self.k.element_size()
+        arguments = {
+            "q": described(self.q, rows, depth),
+            "k": described(self.k, options.block_n, depth),
+            "v": described(self.v, options.block_n, depth),
+            "o": described(o, rows, depth),
+            "lse": lse,
+            "seq_q": seq_q,
+            "seq_k": seq_k,
+            "heads": heads,
+            "group": group,
+            "batch_heads": batch * heads,
+            "offset": self.offset,
+            "row_tiles": row_tiles,
+            "heads_in_l2": max(1, L2_FOR_KEYS_BYTES // head_bytes) * group,
+            "scale_log2": self.scale * math.log2(math.e),
+            "C": constants(
+                ForwardPlan,
+                consumers=options.consumers,
+                block_n=options.block_n,
+                d_head=depth,
+                stages=options.stages,
+                causal=self.causal,
+                mask_first=self.causal or seq_k % options.block_n != 0,
+                mask_more=self.causal and (self.offset % rows != 0 or (options.ping_pong and options.consumers == 3)),
+                overlap=options.overlap,
+                ping_pong=options.ping_pong,
+                polynomial=options.polynomial,
+            ),
+        }
+        programs = min(self.multiprocessors, tiles) if options.persistent else tiles
+        return Launch(flash_forward_kernel, (programs, 1), arguments, {"num_warps": 4})
+
+    def prepare(self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor) -> Launch:
+        """Writes lse_log2 and delta, and zeros to dq, as `backward` takes them."""
+        arguments: dict[str, Any] = {"o": o, "do": do, "lse": lse, "lse_log2": lse_log2, "delta": delta, "dq": dq}
+        arguments |= {"o_strides": o.stride(), "do_strides": do.stride(), "padded_q": lse_log2.shape[-1]}
+        return self._rows(prepare_kernel, arguments, lse_log2.shape[-1])
+
+    def finish(self, summed: Tensor, dq: Tensor) -> Launch:
+        """dq, laid out freely, from what `backward` summed."""
+        arguments = {"summed": summed, "dq": dq, "dq_strides": dq.stride(), "scale": self.scale}
+        return self._rows(finish_kernel, arguments, self.q.shape[2])
+
+    def _rows(self, kernel: Any, arguments: dict[str, Any], rows: int) -> Launch:
+        batch, heads, seq_q, d_head = self.q.shape
+        arguments |= {"heads": heads, "seq_q": seq_q}
+        arguments |= {"D": d_head, "DEPTH": padded_d_head(d_head), "ROWS": BLOCK}
+        return Launch(kernel, (batch * heads, -(-rows // BLOCK)), arguments, {"num_warps": 4})
+
+    def backward(
+        self, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+        options: BackwardOptions | None = None,
+    ) -> Launch:  # fmt: skip
+        """Writes dk and dv, and adds dq / scale to `dq` (batch, heads, seq_q, padded d_head), float32. lse_log2 and
+        delta are (batch · heads, padded_rows(seq_q)), as `prepare` wrote them.
+        """
+        batch, heads, seq_q, d_head = self.q.shape
+        heads_kv, seq_k = self.k.shape[1:3]
+        depth, keys = padded_d_head(d_head), KEYS.value
+        options = options or BACKWARD[depth]
+        rows = options.block_m
+        arguments = {
+            "q": described(self.q, rows, depth),
+            "k": described(self.k, keys, depth),
+            "v": described(self.v, keys, depth),
+            "do": described(do, rows, depth),
+            "lse": described_row(lse_log2, rows),
+            "delta": described_row(delta, rows),
+            "dq": described(dq, 64, 64),
+            "dk": described(dk, keys, depth),
+            "dv": described(dv, keys, depth),
+            "seq_k": seq_k,
+            "heads": heads,
+            "group": heads // heads_kv,
+            "offset": self.offset,
+            "row_tiles": -(-seq_q // rows),
+            "padded_q": lse_log2.shape[-1],
+            "scale": self.scale,
+            "scale_log2": self.scale * math.log2(math.e),
+            "C": constants(
+                BackwardPlan,
+                block_m=rows,
+                d_head=depth,
+                stages=options.stages,
+                causal=self.causal,
+                tail=seq_k % OWNED.value != 0,
+                rounded=options.rounded,
+                fences=options.fences,
+            ),
+        }
+        grid = (batch * heads_kv * -(-seq_k // OWNED.value), 1)
+        return Launch(flash_backward_kernel, grid, arguments, {"num_warps": 4})
+
+
+def constants(plan: Any, **values: Any) -> Any:
+    """A plan whose fields the compiler takes for constants."""
+    return plan(**{name: gl.constexpr(value) for name, value in values.items()})
+
+
+def takes_layout(tensor: Tensor) -> bool:
+    """Whether the copy engine can read it: unit stride innermost, the others positive multiples of 16 bytes."""
+    aligned = all(
+        stride > 0 and stride * tensor.element_size() % 16 == 0
+        for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+        if size > 1
+    )
+    return aligned and tensor.stride(-1) == 1 and tensor.data_ptr() % 16 == 0
+
+
+def described(tensor: Tensor, rows: int, depth: int) -> Any:
+    """Blocks of (1, 1, rows, depth) of a (batch, heads, seq, d_head) tensor; past its ends zeros are read."""
+    layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, depth], TYPES[tensor.dtype])
+    # A dimension of one element may have any stride, and the copy engine still wants one that it could step by.
+    sizes = list(tensor.shape)
+    strides = [stride if size > 1 else depth for size, stride in zip(sizes, tensor.stride(), strict=True)]
+    return TensorDescriptor(tensor, sizes, [*strides[:-1], 1], [1, 1, rows, depth], layout)
+
+
+def described_row(tensor: Tensor, rows: int) -> Any:
+    """Blocks of `rows` numbers of a contiguous tensor, read as one row."""
+    layout = gl.NVMMASharedLayout.get_default_for([rows], TYPES[tensor.dtype])
+    return TensorDescriptor(tensor, [tensor.numel()], [1], [rows], layout)

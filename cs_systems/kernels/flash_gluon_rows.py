@@ -1,0 +1,48 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""What stands before and after the Gluon backward, in plain Triton: row sums, and dq out of float32."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def prepare_kernel(
+    o, do, lse, lse_log2, delta, dq, o_strides, do_strides, heads, seq_q, padded_q,
+    D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """delta = Σ o · do, lse_log2 = lse / ln 2 (+∞ where no key is seen, so that its weights are 0), dq = 0."""
+    batch_head = tl.program_id(0).to(tl.int64)
+    batch, head = batch_head // heads, batch_head % heads
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    depth = tl.arange(0, DEPTH)
+    valid = rows < seq_q
+    mask = valid[:, None] & (depth < D)[None, :]
+    row = rows.to(tl.int64)[:, None]
+    at = batch * o_strides[0] + head * o_strides[1] + row * o_strides[2] + depth[None, :] * o_strides[3]
+    out = tl.load(o + at, mask=mask, other=0.0).to(tl.float32)
+    at = batch * do_strides[0] + head * do_strides[1] + row * do_strides[2] + depth[None, :] * do_strides[3]
+    grad = tl.load(do + at, mask=mask, other=0.0).to(tl.float32)
+    padded = batch_head * padded_q + rows
+    tl.store(delta + padded, tl.sum(out * grad, 1))
+    natural = tl.load(lse + batch_head * seq_q + rows, mask=valid, other=float("-inf"))
+    tl.store(lse_log2 + padded, tl.where(natural == float("-inf"), float("inf"), natural * 1.4426950408889634))
+    at = (batch_head * seq_q + row) * DEPTH + depth[None, :]
+    tl.store(dq + at, tl.zeros([ROWS, DEPTH], tl.float32), mask=valid[:, None])
+
+
+@triton.jit
+def finish_kernel(
+    summed, dq, dq_strides, heads, seq_q, scale, D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr
+):
+    """dq = scale · summed, in dq's dtype and layout."""
+    batch_head = tl.program_id(0).to(tl.int64)
+    batch, head = batch_head // heads, batch_head % heads
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    depth = tl.arange(0, DEPTH)
+    mask = (rows < seq_q)[:, None] & (depth < D)[None, :]
+    row = rows.to(tl.int64)[:, None]
+    gradient = tl.load(summed + (batch_head * seq_q + row) * DEPTH + depth[None, :], mask=mask, other=0.0) * scale
+    at = batch * dq_strides[0] + head * dq_strides[1] + row * dq_strides[2] + depth[None, :] * dq_strides[3]
+    tl.store(dq + at, gradient.to(dq.dtype.element_ty), mask=mask)

@@ -1,0 +1,154 @@
+"""What is special to flash_gluon; what it shares with every backend is in test_semantics.py."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import pytest
+import torch
+from torch import Tensor
+
+from cs_systems.attention import AttentionCall, flash_gluon, naive
+from cs_systems.attention.flash_gluon import BACKEND, attention
+
+from .conftest import Case, available, relative_error, results
+
+HOPPER = AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as `unavailable` can see."""
+    monkeypatch.setattr(flash_gluon, "no_cuda", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(flash_gluon, "version", lambda package: "3.6.0")
+    monkeypatch.setattr(flash_gluon, "find_spec", lambda package: package)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (AttentionCall("cuda", "float32", 64, 8, 8, 1, 1), "does not take float32: use float16 or bfloat16"),
+        (AttentionCall("cuda", "bfloat16", 20, 8, 8, 1, 1), "d_head 20 is no multiple of 8 from 8 to 128: use"),
+        (AttentionCall("cuda", "bfloat16", 136, 8, 8, 1, 1), "d_head 136 is no multiple of 8 from 8 to 128: use"),
+        (AttentionCall("cuda", "bfloat16", 64, 8, 8, 3, 2), "3 query heads are not a multiple of 2 key heads"),
+        (AttentionCall("cpu", "bfloat16", 64, 8, 8, 1, 1), "on Hopper GPUs only: use flash_torch on the CPU"),
+    ],
+)
+def test_what_it_cannot_take_it_says(call: AttentionCall, text: str) -> None:
+    assert text in (BACKEND.unavailable(call) or "")
+
+
+@pytest.mark.usefixtures("hopper")
+def test_hopper_with_its_triton_is_served() -> None:
+    assert BACKEND.unavailable(HOPPER) is None
+    assert BACKEND.describe() == "FlashAttention-3 in Gluon, Triton 3.6.0"
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
+def test_another_gpu_is_refused(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    reason = BACKEND.unavailable(HOPPER) or ""
+    assert f"compute capability {capability[0]}.0, and flash_gluon is for 9.0 (Hopper): use flash_triton" in reason
+
+
+@pytest.mark.usefixtures("hopper")
+def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_gluon, "version", lambda package: "3.7.1")
+    reason = BACKEND.unavailable(HOPPER) or ""
+    assert "triton is 3.7.1, and Gluon, its low level, changes between releases: pip install 'triton==3.6.*'" in reason
+    assert BACKEND.describe() is None
+    monkeypatch.setattr(flash_gluon, "find_spec", lambda package: None)
+    monkeypatch.setattr(flash_gluon, "version", importlib.metadata.version)
+    assert "triton is not installed: pip install 'triton==3.6.*'" in (BACKEND.unavailable(HOPPER) or "")
+
+
+def test_a_call_that_cannot_be_served_raises_its_reason() -> None:
+    q = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="on Hopper GPUs only"):
+        attention(q, q, q)
+    with pytest.raises(ValueError, match="cast them to one dtype, or call under autocast"):
+        attention(q, q.half(), q)
+    with pytest.raises(ValueError, match="k and v must agree, and share q's batch and d_head"):
+        attention(q, q, q[..., :8])
+
+
+def on_hopper() -> None:
+    available(BACKEND, HOPPER)  # or skipped
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(240)  # each case compiles
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(1024, d_head=64, causal=True),
+        Case(1024, d_head=128, causal=True),
+        Case(777, d_head=128),
+        Case(300, 500, d_head=64, heads_q=6, heads_kv=2, causal=True, align="lower_right"),
+        Case(500, 300, d_head=128, heads_q=4, heads_kv=1, causal=True, align="lower_right", layout="transposed"),
+        Case(130, d_head=96, scale=-0.3, causal=True, layout="packed", grad="expanded"),
+        Case(130, d_head=8, scale=0.0),
+    ],
+)
+def test_tiles_lengths_and_layouts(case: Case, dtype: str) -> None:
+    on_hopper()
+    inputs = case.inputs("cuda", dtype)
+    got = results(BACKEND, inputs, case, backward=True)
+    ref = results(naive.BACKEND, tuple(x.double() for x in inputs), case, backward=True)
+    errors = [relative_error(g, r) for g, r in zip(got, ref, strict=True)]
+    assert max(errors) <= BACKEND.tolerance[dtype], errors
+
+
+@pytest.mark.gpu
+def test_it_saves_the_log_sum_exp() -> None:
+    on_hopper()
+    q, k = (torch.randn(1, 2, n, 64, device="cuda", dtype=torch.bfloat16) for n in (20, 7))
+    out = attention(q.requires_grad_(), k, k, causal=True, align="lower_right")
+    (lse,) = [t for t in out.grad_fn.saved_tensors if t.shape == q.shape[:-1]]
+    scores = q.detach().double() @ k.double().mT / 8
+    hidden = torch.ones_like(scores, dtype=torch.bool).triu(7 - 20 + 1)
+    torch.testing.assert_close(lse.double(), scores.masked_fill(hidden, -torch.inf).logsumexp(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_more_heads_than_a_grid_has_rows() -> None:
+    """The second dimension of a grid ends at 65,535."""
+    on_hopper()
+    case = Case(8, batch=1100, heads_q=64, d_head=64)
+    inputs = case.inputs("cuda", "bfloat16")
+    got = results(BACKEND, inputs, case, backward=True)
+    ref = results(naive.BACKEND, tuple(x.float() for x in inputs), case, backward=True)
+    assert max(relative_error(g, r) for g, r in zip(got, ref, strict=True)) <= BACKEND.tolerance["bfloat16"]
+
+
+@pytest.mark.gpu
+def test_no_keys_and_no_queries() -> None:
+    on_hopper()
+    q, k = (torch.randn(1, 2, n, 16, device="cuda", dtype=torch.float16, requires_grad=True) for n in (5, 0))
+    out = attention(q, k, k)
+    out.sum().backward()
+    assert torch.count_nonzero(out) == 0
+    assert q.grad is not None
+    assert torch.count_nonzero(q.grad) == 0
+    assert attention(k, q, q).shape == k.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, as it traces
+def test_it_stays_in_one_graph_under_torch_compile() -> None:
+    on_hopper()
+    torch.manual_seed(0)
+    like = {"device": "cuda", "dtype": torch.bfloat16}
+    inputs = [torch.randn(1, 200, 2, 64, **like).transpose(1, 2).requires_grad_() for _ in range(3)]
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (attention(2 * q, k, v, causal=True) ** 2).sum()
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for got, ref in zip(
+        torch.autograd.grad(compiled(*inputs), inputs), torch.autograd.grad(loss(*inputs), inputs), strict=True
+    ):
+        assert relative_error(got, ref.double()) < 1e-2  # dq is added up in another order each time
