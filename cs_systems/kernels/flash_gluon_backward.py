@@ -141,16 +141,16 @@ def _add_dq(dq, tile, buffer, batch, head, row, W: gl.constexpr, C: gl.constexpr
 
 
 @gluon.jit
-def _write(dk, dv, dk_sum, dv_sum, k, v, at, done, d_head: gl.constexpr):
+def _write(dk, dv, dk_sum, dv_sum, scale, k, v, batch, head, row, done, d_head: gl.constexpr):
     """dk and dv, through the buffers of this warpgroup's keys and values."""
     v.store(dv_sum.to(dv.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(dv, at, v.reshape([1, 1, KEYS, d_head]))
+    tma.async_copy_shared_to_global(dv, [batch, head, row, 0], v.reshape([1, 1, KEYS, d_head]))
     mbarrier.arrive(done.index(0))
     mbarrier.wait(done.index(0), 0)  # both warpgroups have read the keys for the last time
-    k.store(dk_sum.to(dk.dtype))
+    k.store((dk_sum * scale).to(dk.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(dk, at, k.reshape([1, 1, KEYS, d_head]))
+    tma.async_copy_shared_to_global(dk, [batch, head, row, 0], k.reshape([1, 1, KEYS, d_head]))
     tma.store_wait(0)
 
 
@@ -210,8 +210,8 @@ def _consumer(descriptors, buffers, bars, sizes, scale, scale_log2, W: gl.conste
         mbarrier.arrive(q_empty.index(this))
         _add_dq(dq, dq_tile, dqs.index(W), batch, head_kv * group + i // per_head, row, W, C)
         s = warpgroup_mma_wait(0, deps=[s_future])
-    at = [batch, head_kv, first_key + W * KEYS, 0]
-    _write(dk, dv, dk_sum * scale, dv_sum, ks.index(W), vs.index(W), at, done, C.d_head)
+    row = first_key + W * KEYS
+    _write(dk, dv, dk_sum, dv_sum, scale, ks.index(W), vs.index(W), batch, head_kv, row, done, C.d_head)
 
 
 @gluon.jit(do_not_specialize=SIZES)
