@@ -34,6 +34,10 @@ class Call:
         return volume(self.whole_bytes, self.ranks)
 
 
+# The names since torch 2.13, where the older ones warn; torch 2.11 has those alone.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 _listeners: list[list[Call]] = []
 
 
@@ -106,13 +110,13 @@ def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority
 def average_shard(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:
     """Start the mean of `flat` over the ranks, of which this rank gets its N-th part in `shard`; `flat` is used up."""
     _note("reduce_scatter", flat, group)
-    return dist.reduce_scatter_tensor(shard, flat, _divided(flat, group), group, async_op=True)
+    return _reduce_scatter(shard, flat, _divided(flat, group), group, async_op=True)
 
 
 def gather_shards(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:
     """Start to fill `flat` with the shards of all ranks, one after the other; `shard` may be this rank's part of it."""
     _note("all_gather", flat, group)
-    return dist.all_gather_into_tensor(flat, shard, group, async_op=True)
+    return _all_gather(flat, shard, group, async_op=True)
 
 
 def _divided(flat: Tensor, group: ProcessGroup | None) -> Any:

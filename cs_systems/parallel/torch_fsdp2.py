@@ -1,0 +1,127 @@
+"""PyTorch's FSDP2, `fully_shard` of the same units, to compare with `fsdp`.
+
+3 Ψ (N−1)/N bytes less one gathering of the root unit, which it keeps from forward to backward; without
+`reshard_after_forward` 2 Ψ (N−1)/N, with all weights whole on every rank from forward to backward. It shards each
+parameter by its first dimension, those of norms too, which then are computed with in the compute dtype.
+
+By its default no rank may be alone with a gradient. With `use_all_parameters` those of the root unit take part in every
+step: what no rank used has gradients of zeros, and weight decay moves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from cs_systems.parallel import ParallelStrategy
+from cs_systems.parallel._data_parallel import broadcast_from_rank_0, check_same_parameters
+from cs_systems.parallel._fsdp_units import listed
+from cs_systems.parallel_cost import fully_sharded_bytes
+
+
+class FSDP2(nn.Module):
+    """`module`, sharded in place. use_all_parameters: let every parameter of the root unit have a gradient."""
+
+    def __init__(self, module: nn.Module, use_all_parameters: bool) -> None:
+        super().__init__()
+        self.module = module
+        in_lists = {p for child in listed(module) for p in child.parameters()}
+        self._used = [
+            (owner, name)
+            for owner in module.modules()
+            for name, p in owner.named_parameters(recurse=False)
+            if use_all_parameters and p.requires_grad and p not in in_lists
+        ]
+        module.register_state_dict_post_hook(_gather_into)
+        module.register_load_state_dict_pre_hook(_take_parts)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        output = self.module(*inputs, **options)
+        for owner, name in self._used:
+            output = output + (0 * getattr(owner, name).view(-1)[0]).to(output.dtype)
+        return output
+
+
+def wrap(
+    model: nn.Module,
+    compute_dtype: torch.dtype | None = None,
+    reshard_after_forward: bool = True,
+    use_all_parameters: bool = False,
+) -> FSDP2:
+    """compute_dtype: as in `fsdp`. reshard_after_forward: torch's, of what is in lists."""
+    check_same_parameters(model)
+    broadcast_from_rank_0(model)
+    device = next(model.parameters()).device
+    options: dict[str, Any] = {
+        "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=compute_dtype),
+    }
+    wrapped = FSDP2(model, use_all_parameters)
+    for child in dict.fromkeys(listed(model)):
+        if any(True for _ in child.parameters()):
+            fully_shard(child, reshard_after_forward=reshard_after_forward, **options)
+    fully_shard(wrapped, **options)
+    return wrapped
+
+
+def make_optimizer(
+    params: Iterable[Any], cls: Callable[..., torch.optim.Optimizer], **options: Any
+) -> torch.optim.Optimizer:
+    """`cls(params, **options)`, whose state_dict is that of one process and which loads one; all ranks call these."""
+    optimizer = cls(params, **options)
+    optimizer.register_state_dict_post_hook(_gather_state)
+    optimizer.register_load_state_dict_pre_hook(_take_parts_of_state)
+    return optimizer
+
+
+def _gather_into(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
+    for name, value in state_dict.items():
+        state_dict[name] = _whole(value)
+
+
+def _take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    for name, p in module.named_parameters(remove_duplicate=False):
+        if prefix + name in state_dict:
+            state_dict[prefix + name] = _part_of(p, state_dict[prefix + name])
+
+
+def _gather_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    state = {i: {name: _whole(value) for name, value in of.items()} for i, of in state_dict["state"].items()}
+    return {**state_dict, "state": state}
+
+
+def _take_parts_of_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    state = dict(state_dict["state"])
+    for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        if i in state:
+            state[i] = {name: _part_of(p, value) for name, value in state[i].items()}
+    return {**state_dict, "state": state}
+
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor().cpu() if isinstance(value, DTensor) else value
+
+
+def _part_of(p: Tensor, whole: Any) -> Any:
+    """This rank's part of what has a number for each element of `p`, else the same."""
+    if not isinstance(p, DTensor) or not isinstance(whole, Tensor) or not whole.ndim or whole.shape != p.shape:
+        return whole
+    return distribute_tensor(whole, p.device_mesh, p.placements)
+
+
+STRATEGY = ParallelStrategy(
+    splits=frozenset({"batch", "optimizer", "gradients", "parameters"}),
+    wrap=wrap,
+    make_optimizer=make_optimizer,
+    sent_bytes=fully_sharded_bytes,
+    options=("compute_dtype", "reshard_after_forward", "use_all_parameters"),
+    one_dtype=True,
+    for_unused={"use_all_parameters": True},
+)
