@@ -4,8 +4,8 @@
 `reshard_after_forward` 2 Ψ (N−1)/N, with all weights whole on every rank from forward to backward. It shards each
 parameter by its first dimension, those of norms too, which then are computed with in the compute dtype.
 
-By its default no rank may be alone with a gradient. With `use_all_parameters` those of the root unit take part in every
-step: what no rank used has gradients of zeros, and weight decay moves it.
+By its default no rank may be alone with a gradient. With `find_unused_parameters` the parameters of the root unit take
+part in every step, with zeros added where a rank has no use for them, and one that no rank used is left alone.
 """
 
 from __future__ import annotations
@@ -21,39 +21,60 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cs_systems.parallel import ParallelStrategy
+from cs_systems.parallel._collectives import maximum
 from cs_systems.parallel._data_parallel import broadcast_from_rank_0, check_same_parameters
 from cs_systems.parallel._fsdp_units import listed
 from cs_systems.parallel_cost import fully_sharded_bytes
 
 
 class FSDP2(nn.Module):
-    """`module`, sharded in place. use_all_parameters: let every parameter of the root unit have a gradient."""
+    """`module`, which is sharded in place."""
 
-    def __init__(self, module: nn.Module, use_all_parameters: bool) -> None:
+    def __init__(self, module: nn.Module, find_unused_parameters: bool) -> None:
         super().__init__()
         self.module = module
         in_lists = {p for child in listed(module) for p in child.parameters()}
-        self._used = [
+        self._optional = [
             (owner, name)
             for owner in module.modules()
             for name, p in owner.named_parameters(recurse=False)
-            if use_all_parameters and p.requires_grad and p not in in_lists
+            if find_unused_parameters and p.requires_grad and p not in in_lists
         ]
+        self._called: set[nn.Module] = set()
+        for owner in {owner for owner, _ in self._optional}:
+            owner.register_forward_pre_hook(lambda module, inputs: self._called.add(module))
         module.register_state_dict_post_hook(_gather_into)
         module.register_load_state_dict_pre_hook(_take_parts)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         output = self.module(*inputs, **options)
-        for owner, name in self._used:
+        for owner, name in self._optional:
             output = output + (0 * getattr(owner, name).view(-1)[0]).to(output.dtype)
         return output
+
+    def forget_unused(self) -> None:
+        """Take back the gradients of what no rank called."""
+        if self._optional:
+            device = next(self.parameters()).device
+            called = torch.tensor([owner in self._called for owner, _ in self._optional], device=device).byte()
+            maximum(called).wait()
+            params = [getattr(owner, name) for owner, name in self._optional]
+            used = {p for p, once in zip(params, called.tolist(), strict=True) if once}
+            for p in params:
+                p.grad = p.grad if p in used else None
+        self._called.clear()
+
+
+def finish_gradients(model: nn.Module) -> None:
+    assert isinstance(model, FSDP2)
+    model.forget_unused()
 
 
 def wrap(
     model: nn.Module,
     compute_dtype: torch.dtype | None = None,
     reshard_after_forward: bool = True,
-    use_all_parameters: bool = False,
+    find_unused_parameters: bool = False,
 ) -> FSDP2:
     """compute_dtype: as in `fsdp`. reshard_after_forward: torch's, of what is in lists."""
     check_same_parameters(model)
@@ -63,7 +84,7 @@ def wrap(
         "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=compute_dtype),
     }
-    wrapped = FSDP2(model, use_all_parameters)
+    wrapped = FSDP2(model, find_unused_parameters)
     for child in dict.fromkeys(listed(model)):
         if any(True for _ in child.parameters()):
             fully_shard(child, reshard_after_forward=reshard_after_forward, **options)
@@ -119,9 +140,10 @@ def _part_of(p: Tensor, whole: Any) -> Any:
 STRATEGY = ParallelStrategy(
     splits=frozenset({"batch", "optimizer", "gradients", "parameters"}),
     wrap=wrap,
+    finish_gradients=finish_gradients,
     make_optimizer=make_optimizer,
     sent_bytes=fully_sharded_bytes,
-    options=("compute_dtype", "reshard_after_forward", "use_all_parameters"),
+    options=("compute_dtype", "reshard_after_forward", "find_unused_parameters"),
     one_dtype=True,
-    for_unused={"use_all_parameters": True},
+    for_unused={"find_unused_parameters": True},
 )

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from cs_systems import plugins
 from cs_systems.parallel import ParallelStrategy, compose
+from tests.parallel.fsdp_scenarios import FSDP_SCENARIOS
 from tests.parallel.scenarios import SCENARIOS
 from tests.parallel.training import Case, train_rank
 
@@ -64,16 +65,21 @@ def run_rank(rank: int, world_size: int, folder: Path) -> None:
     """On CPUs, everything."""
     _join("gloo", rank, world_size, folder)
     results = _train(rank, world_size, "cpu")
+    if world_size == 2:
+        results |= _shard(rank, world_size, "cpu")
     for scenario in SCENARIOS if world_size < 2 * TP_DEGREE else []:
         results[scenario.__name__] = attempt(lambda s=scenario: s(rank, world_size))
     _leave(results, rank, folder)
 
 
 def run_gpu_rank(rank: int, world_size: int, folder: Path) -> None:
-    """On a GPU each, the training."""
+    """On a GPU each, the training, and what is sharded."""
     torch.cuda.set_device(rank)
     _join("nccl", rank, world_size, folder)
-    _leave(_train(rank, world_size, f"cuda:{rank}"), rank, folder)
+    results = _train(rank, world_size, f"cuda:{rank}")
+    if world_size == 2:
+        results |= _shard(rank, world_size, f"cuda:{rank}")
+    _leave(results, rank, folder)
 
 
 def _join(backend: str, rank: int, world_size: int, folder: Path) -> None:
@@ -93,6 +99,10 @@ def _train(rank: int, world_size: int, device: str) -> dict[str, Any]:
         for name in strategies(world_size)
         for case in cases(name)
     }
+
+
+def _shard(rank: int, world_size: int, device: str) -> dict[str, Any]:
+    return {s.__name__: attempt(lambda s=s: s(rank, world_size, device)) for s in FSDP_SCENARIOS}
 
 
 def _leave(results: dict[str, Any], rank: int, folder: Path) -> None:

@@ -52,6 +52,13 @@ def close(got: dict[str, Any], expected: dict[str, Any], precision: str, what: s
         assert off <= low, f"{what}: {name} is off by {off:.1%}"
 
 
+def is_exact(name: str, case: Case) -> bool:
+    """Whether sums have one order. Where gradients are sharded, each micro-batch is averaged over the ranks before it
+    is added; tensor parallelism divides the sums of products."""
+    splits = composed(name).splits
+    return "features" not in splits and ("gradients" not in splits or case.micro_batches == 1)
+
+
 @runs(1, 2, 3, 4)
 def test_it_trains_to_the_parameters_of_one_process(worlds: Any, name: str, case: Case, world_size: int) -> None:
     first, *others = worlds(world_size).of(f"{name}-{case}")
@@ -59,7 +66,7 @@ def test_it_trains_to_the_parameters_of_one_process(worlds: Any, name: str, case
         same(other["tensors"], first["tensors"], "ranks differ", rtol=0, atol=0)
     reference, _ = whole(Case(case.precision), world_size)
     close(first["tensors"], dict(tensors(reference)), case.precision, "against the whole batch")
-    if world_size <= 2 and "tp" not in name.split("+"):  # a + b is b + a: the same arithmetic, to the bit
+    if world_size <= 2 and is_exact(name, case):  # a + b is b + a: the same arithmetic, to the bit
         same(first["tensors"], dict(tensors(in_parts(case, world_size)[0])), "against its parts", rtol=0, atol=0)
 
 
@@ -92,7 +99,7 @@ def test_its_optimizer_is_saved_as_that_of_one_process(worlds: Any, name: str, c
     _, reference = in_parts(case, world_size)
     mine, expected = loaded.state_dict(), reference.state_dict()
     assert mine["state"].keys() == expected["state"].keys()
-    if "tp" not in name.split("+"):
+    if is_exact(name, case):
         same(mine["state"], expected["state"], "state", rtol=0, atol=0)
     for number, state in mine["state"].items():
         close(state, expected["state"][number], case.precision, f"state of {number}", low=0.1)
@@ -127,14 +134,19 @@ def test_it_sends_the_bytes_of_its_formula(worlds: Any, name: str, world_size: i
     assert strategy.sent_bytes is not None
     _, parts = strategy.part_of_batch(0, world_size)
     case = cases(name)[-1]
+    if "gradients" in strategy.splits:  # sent for each micro-batch, but for the norms', which are not sharded
+        case, times, least = cases(name)[0], cases(name)[0].micro_batches, 0.99
+    else:
+        times, least = 1, 1.0
     for rank in worlds(world_size).of(f"{name}-{case}"):
         sent = sum(call.sent_bytes for call in rank["calls"])
-        formula = strategy.sent_bytes(payload(case, ROWS * world_size // parts), world_size)
-        assert formula <= sent <= 1.05 * formula
+        formula = times * strategy.sent_bytes(payload(case, ROWS * world_size // parts), world_size)
+        assert least * formula <= sent <= 1.05 * formula
 
 
 @pytest.mark.parametrize(
-    ("name", "some"), [("ddp_naive", False), ("ddp_flat", False), ("ddp_overlap", True), ("ddp_bucketed", True)]
+    ("name", "some"),
+    [("ddp_naive", False), ("ddp_flat", False), ("ddp_overlap", True), ("ddp_bucketed", True), ("fsdp", True)],
 )
 def test_what_overlaps_sends_during_backward(worlds: Any, name: str, some: bool) -> None:
     """In the last step, with `never` unused: what waits for it, waits until backward is finished."""

@@ -1,0 +1,86 @@
+"""Fully sharded data parallelism beside the training of every strategy: unusual models, memory over time, misuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parallel.fsdp_scenarios import USES, Model
+
+pytestmark = pytest.mark.parametrize("where", ["worlds", pytest.param("gpu_worlds", marks=pytest.mark.gpu)])
+
+
+@pytest.fixture
+def ranks(where: str, request: pytest.FixtureRequest) -> Any:
+    """Two, on CPUs with gloo or on GPUs with NCCL."""
+    return request.getfixturevalue(where)(2)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_it_trains_as_one_process(ranks: Any, use: str) -> None:
+    """And leaves nothing gathered."""
+    for found in ranks.of("sharded_uses"):
+        off, gathered_bytes = found[use]
+        assert off <= (1e-3 if use == "autocast" else 2e-6)
+        assert gathered_bytes == 0
+
+
+def test_it_computes_and_sends_in_the_compute_dtype(ranks: Any) -> None:
+    """Against one process that casts weights and inputs: by norm of what training moved."""
+    for found in ranks.of("low_precision"):
+        assert found["torch.float16"] <= 3e-3
+        assert found["torch.bfloat16"] <= 2e-2
+
+
+def test_two_blocks_and_the_root_are_whole_at_most(ranks: Any) -> None:
+    """Units: 0 the root, 1 to 3 the blocks. The first forward teaches the order; then the next unit is on its way."""
+    for first, *later in ranks.of("gathered_over_time"):
+        backward = [("backward 2", [0, 2, 3]), ("backward 1", [0, 1, 2]), ("backward 0", [0, 1])]
+        assert first["seen"] == [("forward 0", [0, 1]), ("forward 1", [0, 2]), ("forward 2", [0, 3]), *backward]
+        for step in later:
+            forward = [("forward 0", [0, 1, 2]), ("forward 1", [0, 2, 3]), ("forward 2", [0, 3])]
+            assert step["seen"] == [*forward, *backward]
+        assert all(step["after"] == 0 for step in (first, *later))
+
+
+def test_a_unit_is_one_collective(ranks: Any) -> None:
+    """The root once and each block twice gathered, each reduce-scattered once; norms in one all-reduce, and who had
+    gradients in another."""
+    order = ["gather"] * 4 + ["gather", "gather", "scatter", "gather", "scatter", "scatter", "scatter"]
+    short = {"all_gather": "gather", "reduce_scatter": "scatter", "all_reduce": "all_reduce"}
+    for steps in ranks.of("gathered_over_time"):
+        for step in steps:
+            assert [short[call.collective] for call in step["calls"]] == [*order, "all_reduce", "all_reduce"]
+
+
+def test_a_rank_keeps_its_part_alone(ranks: Any) -> None:
+    both = ranks.of("kept_parts")
+    alone = Model("tied")
+    for name, p in alone.named_parameters(remove_duplicate=False):
+        shapes = [found["shapes"][name] for found in both]
+        assert [len(shape) for shape in shapes] == [p.ndim, p.ndim]
+        elements = sum(torch.Size(shape).numel() for shape in shapes)
+        assert elements == (2 * p.numel() if "norm" in name else p.numel())
+        for found in both:
+            torch.testing.assert_close(found["full"][name], p.detach(), rtol=0, atol=0)
+            torch.testing.assert_close(found["loaded"][name], p.detach() + 1, rtol=0, atol=0)
+    for found in both:
+        assert found["made"] > 0
+        assert found["left"] == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "answer"),
+    [
+        ("outside", "Linear runs without its weights, which Model gathers when it is called: call the module that"),
+        ("parts_of_a_block", "Linear runs without its weights, which Block gathers when it is called"),
+        ("moved", "a sharded model cannot be moved or cast: do that before it is wrapped"),
+        ("unfrozen", "a parameter was unfrozen after the model was wrapped: wrap the model again"),
+        ("backward_that_failed", "backward has not ended, or has failed: run forward and backward again"),
+    ],
+)
+def test_misuse_of_a_sharded_model_is_told(ranks: Any, what: str, answer: str) -> None:
+    for answers in ranks.of("sharded_misuses"):
+        assert answers[what].startswith(answer)
