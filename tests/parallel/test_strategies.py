@@ -28,7 +28,7 @@ from tests.parallel.training import (
 
 def runs(*world_sizes: int) -> Any:
     """Every strategy and case of these worlds."""
-    found = [(name, case, n) for n in world_sizes for name in strategies(n) for case in cases(name)]
+    found = [(name, case, n) for n in world_sizes for name in strategies(n) for case in cases(name, n)]
     return pytest.mark.parametrize(("name", "case", "world_size"), found, ids=str)
 
 
@@ -133,11 +133,9 @@ def test_it_sends_the_bytes_of_its_formula(worlds: Any, name: str, world_size: i
     strategy = composed(name)
     assert strategy.sent_bytes is not None
     _, parts = strategy.part_of_batch(0, world_size)
-    case = cases(name)[-1]
-    if "gradients" in strategy.splits:  # sent for each micro-batch, but for the norms', which are not sharded
-        case, times, least = cases(name)[0], cases(name)[0].micro_batches, 0.99
-    else:
-        times, least = 1, 1.0
+    case = cases(name, world_size)[-1]
+    each = "gradients" in strategy.splits  # sends those of each micro-batch, but for norms, which are not sharded
+    times, least = (case.micro_batches, 0.98) if each else (1, 1.0)
     for rank in worlds(world_size).of(f"{name}-{case}"):
         sent = sum(call.sent_bytes for call in rank["calls"])
         formula = times * strategy.sent_bytes(payload(case, ROWS * world_size // parts), world_size)
@@ -150,7 +148,7 @@ def test_it_sends_the_bytes_of_its_formula(worlds: Any, name: str, world_size: i
 )
 def test_what_overlaps_sends_during_backward(worlds: Any, name: str, some: bool) -> None:
     """In the last step, with `never` unused: what waits for it, waits until backward is finished."""
-    for rank in worlds(2).of(f"{name}-{cases(name)[0]}"):
+    for rank in worlds(2).of(f"{name}-{cases(name, 2)[0]}"):
         assert (rank["during_backward"] > 0) == some
 
 
