@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import MaybeText, ModelCells, Steps, Sweep, flag, optional, parse_bytes
+from cs_systems.cli._options import MaybePath, MaybeText, ModelCells, Steps, Sweep, flag, optional, parse_bytes
 from cs_systems.cli._output import terminal_width
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.record import Row, RunRecord
@@ -22,19 +22,20 @@ from cs_systems.record import Row, RunRecord
 SHOWN = {
     "step": "step",
     "phase": "phase",
-    "allocated_bytes": "allocated",
+    "allocated_bytes": "alloc.",
     "predicted_allocated_bytes": "predicted",
     "peak_allocated_bytes": "peak",
-    "predicted_peak_bytes": "predicted peak",
-    "residual_bytes": "residual",
+    "predicted_peak_bytes": "predicted",
+    "residual_bytes": "off",
     "reserved_bytes": "reserved",
     "device_used_bytes": "device",
     "resident_bytes": "process",
 }
+OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}  # what a record may have of it
 COMPILED = "of a compiled model the compiler decides what it keeps"
 TOP = 5  # of what forward keeps; the record has all
 NOTES = {
-    "residual_bytes": "residual: measured peak less the predicted one",
+    "residual_bytes": "off: measured peak less the predicted one",
     "device_used_bytes": "device: in use by anybody, the CUDA context included",
     "resident_bytes": "process: its resident memory, Python and torch included",
 }
@@ -52,6 +53,7 @@ class Memory:
     no_caching_allocator: Annotated[
         bool, flag("with --nsys: let PyTorch ask CUDA for every tensor, or nsys sees its cache grow alone")
     ] = False
+    show: Annotated[MaybePath, optional("DIR", "print what a folder of records tells of memory; runs nothing")] = None
     fits: Annotated[MaybeText, optional("SIZE", "by prediction: what fits a device of 24GiB; runs nothing")] = None
     best_checkpoint: Annotated[bool, flag("find the cheapest --checkpoint that fits --budget, and run it")] = False
     budget: Annotated[MaybeText, optional("SIZE", "what --best-checkpoint must fit, the CUDA context included")] = None
@@ -65,6 +67,8 @@ def run(args: Memory) -> int:
     from cs_systems.cli._sweep import exit_status, measured, print_cells
     from cs_systems.record import records_path
 
+    if args.show is not None:
+        return _show(args.show)
     configs = args.cells.configs(args.steps.base(workload=args.workload))
     if args.fits is not None:
         return _print_fits(configs, parse_bytes(args.fits))
@@ -79,6 +83,17 @@ def run(args: Memory) -> int:
         print_memory(record, folder)
     print(f"records: {records_path(folder)}")
     return exit_status(records)
+
+
+def _show(folder: Path) -> int:
+    from cs_systems.record import read_records
+
+    told = [record for record in read_records(folder)[0] if OF_MEMORY & {*record.results, *record.artifacts}]
+    if not told:
+        raise ConfigError(f"{folder} tells of no memory by phase: cs-systems memory --out DIR measures it")
+    for record in told:
+        print_memory(record, folder)
+    return 0
 
 
 def _watched(args: Memory, configs: Sequence[RunConfig]) -> list[RunConfig]:
@@ -106,6 +121,8 @@ def print_memory(record: RunRecord, folder: Path) -> None:
     title, results = describe(record.run_config), record.results
     if record.status != "ok":
         print(f"{title}: {record.status}: {record.reason}\n")
+    if record.status == "oom" and record.run_config.profiler == "memory_snapshot" and not record.artifacts:
+        print("no snapshot: memory ran out before recording began, in building or in --warmup: use --warmup 0\n")
     if rows := results.get("memory_phases"):
         shown = [name for name in SHOWN if name in ("step", "phase") or any(row[name] is not None for row in rows)]
         notes = [note for name, note in NOTES.items() if name in shown]

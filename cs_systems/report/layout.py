@@ -61,6 +61,12 @@ OTHER = Layout(
     leaves=_names("model_flops_per_s tokens_per_s mfu peak_allocated_bytes"),
 )
 
+# Under these profilers a step's memory is what was measured; its time, with a synchronisation at each boundary, is not.
+WATCH_MEMORY = frozenset({"memory", "memory_snapshot", "nsys_memory", "residuals"})
+OF_MEMORY = _names("peak_allocated_bytes peak_reserved_bytes predicted_peak_bytes note")
+# What they may be told of is not a doubt about a time.
+DOUBTS_OF_MEMORY = frozenset({"nan-loss", "no-tables", "shared-gpu"})
+
 # A column that only repeats another says nothing.
 ECHOES = {"seq_len": "context_length", "heads_kv": "heads", "seq_k": "seq", "executed_d_head": "d_head"}
 # Constants that a caption need not say, and values that mean "nothing special".

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import PRESETS, ConfigError, one_of
@@ -80,6 +80,7 @@ def tables(
     """One Table for each workload among the records, in order of appearance; what was profiled stands apart."""
     made = []
     for chosen in by_kind(without_retried(records)).values():
+        chosen = [_without_doubts_of_time(record) for record in chosen]
         marks = _failure_marks(chosen)
         whole = frame(chosen)
         whole["note"] = [_note(row, marks) for row in whole.to_dict("records")]
@@ -87,6 +88,13 @@ def tables(
         notes = (*map(str, doubts(chosen)), *_failures(chosen, marks))
         made.append(_listed(whole, rows, columns, notes) if pivot is None else _pivoted(whole, rows, pivot, notes))
     return made
+
+
+def _without_doubts_of_time(record: RunRecord) -> RunRecord:
+    """The record, where it is of memory, without the caveats of a timing that it is not."""
+    if record.config.get("profiler", CLEAN) not in layout.WATCH_MEMORY:
+        return record
+    return replace(record, warnings=tuple(w for w in record.warnings if w.code in layout.DOUBTS_OF_MEMORY))
 
 
 def _rows(whole: pd.DataFrame, phases: Sequence[str] | None) -> pd.DataFrame:
@@ -142,6 +150,8 @@ def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
 def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None, notes: Sequence[str]) -> Table:
     apart, constant = varying(whole)
     chosen = layout.layout(whole["workload"].iloc[0])
+    if _profiler(rows) in layout.WATCH_MEMORY:
+        chosen = replace(chosen, measured=layout.OF_MEMORY, has_times=False)
     shown = cols.phases_of(rows)
     if len(shown) > 1:
         apart.append("phase")
@@ -161,8 +171,9 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
     what = plain(str(rows["workload"].iloc[0]))
     if "device_name" in constant:
         what += f" on {plain(rows['device_name'].iloc[0])}"
-    if (profiler := rows["profiler"].fillna(CLEAN).iloc[0]) != CLEAN:
-        what += f" under {plain(profiler)}, whose own cost is in the times"
+    of_memory = (profiler := _profiler(rows)) in layout.WATCH_MEMORY
+    if profiler != CLEAN:
+        what += f" under {plain(profiler)}" + (": no timing" if of_memory else ", whose own cost is in the times")
     said = {c: rows[c].tolist()[0] for c in constant if c not in layout.SILENT_COLUMNS}
     if rows["ran_optimizer"].nunique() == 1:
         said["ran_optimizer"] = rows["ran_optimizer"].dropna().iloc[0]
@@ -171,12 +182,17 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
     if named:
         parts.append(f"constant: {', '.join(dict.fromkeys(named))}")
     counts = rows["n"].dropna()
-    if len(counts):
+    if len(counts) and not of_memory:
         span = f"{counts.min()}" if counts.nunique() == 1 else f"{counts.min()} to {counts.max()}"
         clock = {(False,): " by the wall clock", (True,): " by the device's clock, launches queued ahead"}
         held = tuple(rows["held"].dropna().unique()) if shown_phases == [STEP] else ()
         parts.append(f"medians of {span} steps{clock.get(held, '')}")
     return "; ".join(parts)
+
+
+def _profiler(rows: pd.DataFrame) -> str:
+    """Under which the rows of one table were taken; CLEAN: none."""
+    return str(rows["profiler"].fillna(CLEAN).iloc[0])
 
 
 def _named(column: str, value: Any) -> str:

@@ -63,6 +63,26 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert max(map(len, said.split("records:")[0].splitlines())) <= 80
 
 
+def test_what_was_measured_is_shown_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    profiles = Path(__file__).parents[2] / "profiles"
+    assert main(["memory", "--show", str(profiles / "c17_reconciling")]) == 0
+    said = capsys.readouterr().out
+    assert "small ctx 512 batch 4 · naive · fp32 · train-step · under memory" in said
+    assert "context and modules" in said
+    assert "off: measured peak less the predicted one" in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert main(["memory", "--show", str(profiles / "c10_attention_memory")]) == 2
+    assert "tells of no memory by phase: cs-systems memory --out DIR measures it" in capsys.readouterr().err
+
+
+def test_a_report_of_memory_shows_peaks_and_no_times(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(Path(__file__).parents[2] / "profiles" / "c17_reconciling")]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^ +peak +reserved +predicted$", said, re.MULTILINE)
+    assert "under memory: no timing" in " ".join(said.split())
+    assert not re.search(r"few-samples|launch-bound| ms", said)
+
+
 def test_what_fits_is_said_without_running_anything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", "--size", "2.7B", "small", "--context-length", "2048", "--fits", "80GiB"]) == 0
     said = capsys.readouterr().out
