@@ -39,8 +39,11 @@ def _is_clean(record: RunRecord) -> bool:
     return bool(record.config.get("profiler", "none") == "none")
 
 
-def _what(record: RunRecord) -> RunConfig:
-    return replace(record.run_config, profiler="none", profiler_args=(), warmup=0, warmup_s=0.0, steps=1, rounds=1)
+def _what(record: RunRecord) -> tuple[RunConfig, str | None]:
+    """What was run, and on which device: `auto` and `cuda` may be one."""
+    config = replace(record.run_config, device="auto", profiler="none", profiler_args=())
+    device = record.environment.device if record.environment else None
+    return replace(config, warmup=0, warmup_s=0.0, steps=1, rounds=1), device
 
 
 def causes(a: RunRecord, b: RunRecord, clean_a: Sequence[RunRecord] = (), clean_b: Sequence[RunRecord] = ()) -> Row:

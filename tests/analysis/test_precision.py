@@ -35,6 +35,16 @@ def test_the_sentence_of_a_step_that_was_timed_and_profiled(large: list[RunRecor
     assert [row["cell"].rpartition(" ")[2] for row in explained(large)] == ["forward", "forward-backward", "train-step"]
 
 
+def test_the_clean_twin_is_found_where_one_of_both_names_the_device(large: list[RunRecord]) -> None:
+    def on(record: RunRecord, device: str) -> RunRecord:
+        return replace(record, config=replace(record.run_config, device=device).to_dict())
+
+    assert {r.config["device"] for r in large} == {"auto"}
+    named = [on(r, "cuda") if r.config["profiler"] == "kineto" else r for r in large]
+    assert [row["speedup"] for row in explained(named)] == [row["speedup"] for row in explained(large)]
+    assert None not in [row["speedup"] for row in explained(named)]
+
+
 def test_of_fp8_it_is_said_where_its_scales_are_found(large: list[RunRecord]) -> None:
     row = explained(large)[-1] | {"precision": "fp8"}
     assert "all other kernels (those that find and apply fp8's scales too) take 22 ms as before" in sentence(row)
