@@ -42,6 +42,9 @@ def comparison_texts(records: Sequence[RunRecord], format: str, width: int | Non
     for caption, rows, readable, titles, notes in _parts(records):
         if format == "csv":
             texts.append(render_rows(rows, "csv"))
+        elif all(row["status"] != "ok" for row in rows):
+            failed = [{name: row[name] for name in ("precision", "status")} for row in rows]
+            texts.append(render_rows(failed, format, caption, _whys(rows), width=width, color=width is not None))
         else:
             texts.append(_text(caption, list(map(readable, rows)), titles, notes, format, width))
     sentences = [precision_causes.sentence(row) for row in precision_causes.explained(records)]
@@ -82,7 +85,12 @@ def _text(
 
 
 def _whys(rows: Sequence[Row]) -> list[str]:
-    return [f"{r['precision']}: {r['status']}: {r['reason']}" for r in rows if r["status"] != "ok" or r["reason"]]
+    """Why a row is not what was asked for; precisions with the same reason together."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row["status"] != "ok" or row["reason"]:
+            found.setdefault(f"{row['status']}: {row['reason']}", {})[row["precision"]] = None
+    return [f"{', '.join(names)}: {why}" for why, names in found.items()]
 
 
 def _gain(row: Row) -> Row:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 from tyro.conf import arg
@@ -25,6 +26,7 @@ from cs_systems.cli._options import MaybePath, Names, Numbers, Sweep, flag, opti
 from cs_systems.cli._output import TableFormat, deliver, terminal_width
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
 from cs_systems.record import Row, RunRecord
+from cs_systems.report.formats import DEFAULT_WIDTH
 
 TOY = "toy"
 PRECISIONS = (
@@ -115,13 +117,15 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
     from cs_systems.cli._precision_tables import comparison_texts
     from cs_systems.record import records_path
     from cs_systems.report import plot
+    from cs_systems.report.frame import without_retried
 
+    records = without_retried(records)
     watched = [r for r in records if r.config["profiler"] == "dtypes"]
     sums = [r for r in records if r.config["workload"] in NUMERICS]
     rest = [r for r in records if r not in watched and r not in sums]
     width = terminal_width(args.output)
     texts = [dtypes_text(record, args.format, args.output) for record in watched]
-    texts += [f"{title(record)}: {record.status}: {record.reason}\n" for record in sums if record.status != "ok"]
+    texts += [failed_text(record, args.format) for record in sums if record.status != "ok"]
     texts += [*numerics_texts(sums, args.format, width), *comparison_texts(rest, args.format, width)]
     if not texts:
         raise ConfigError(f"{folder} holds nothing that compares precisions: measure with cs-systems precision")
@@ -225,6 +229,11 @@ def title(record: RunRecord) -> str:
     return f"{describe(config, {'precision', 'profiler'})} · {config.precision.value}{device}"
 
 
+def failed_text(record: RunRecord, format: str) -> str:
+    said = f"{title(record)}: {record.status}: {record.reason}"
+    return f"{fill(said, DEFAULT_WIDTH) if format == 'terminal' else said}\n"
+
+
 def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None = None) -> str:
     """The table of one record's dtypes; nothing but the reason where it has none."""
     from cs_systems.analysis.dtypes import FP8_LAYER, SHORT, collapsed
@@ -232,14 +241,14 @@ def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None
 
     rows = record.results.get("dtypes", [])
     if not rows:
-        return f"{title(record)}: {record.status}: {record.reason}\n"
+        return failed_text(record, format)
     shown = [{name: short(value, SHORT) for name, value in row.items()} for row in collapsed(rows)]
     for row in shown:
         if str(row["what"]).rpartition(".")[2].isdigit():  # a place in an nn.Sequential says nothing
             row["what"] = f"{row['what']} {row['type']}"
     notes = [note for name, note in NOTES.items() if any(row[name] for row in rows)]
     if low := sum(row["type"] == FP8_LAYER for row in rows):
-        notes.append(f"{low} linear layers ({FP8_LAYER}) multiply in e4m3, the gradient of their output in e5m2")
+        notes.append(f"{FP8_LAYER}, {low} of them: multiplies in e4m3, the gradient of its output in e5m2")
     notes += [f"{record.status}: {record.reason}"] if record.reason else []
     return table_text(title(record), shown if format != "csv" else rows, HEADINGS, notes, format, output)
 

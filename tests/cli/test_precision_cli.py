@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cs_systems.cli import _sweep, main
 from cs_systems.config import RunConfig
@@ -104,6 +105,16 @@ def test_precisions_against_fp32(
     assert rounds == [[0, 0, 1, 1]] * 3
     assert sweeps == [({"train_step"}, True), ({"precision_error", "training_curve"}, False)]
     assert "<svg" in (tmp_path / "training.svg").read_text()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device that must be missing")
+def test_without_the_device_each_table_says_why_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--size", "tiny", "--precision", "bf16", "--device", "cuda", "--out", str(tmp_path)]
+    assert main(["precision", *words]) == 3
+    said = capsys.readouterr().out
+    assert len(re.findall(r"^(?:fp32|bf16) +unavailable$", said, re.MULTILINE)) == 4
+    assert len(re.findall(r"^fp32, bf16: unavailable: no CUDA: .*; run with --device$", said, re.MULTILINE)) == 2
+    assert "gain:" not in said
 
 
 def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
