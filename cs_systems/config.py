@@ -189,6 +189,8 @@ def _check_ranks(config: RunConfig) -> None:
     """What strategies are there, and which of them have buckets, `runner.check` asks."""
     counts(config, "world_size")
     if config.collective is not None:
+        if config.workload != "collective" and ":" not in config.workload:
+            raise ConfigError(f"{config.workload} calls no {config.collective.collective}: use workload collective")
         config.collective.check(config.world_size)
     if config.bucket_size_mb is not None:
         number(config, "bucket_size_mb")

@@ -8,6 +8,7 @@ import pytest
 
 from cs_systems.collectives import COLLECTIVES, DIVIDED, ELEMENT_BYTES, CollectiveShape, busbw, calls_for
 from cs_systems.config import ConfigError, RunConfig, describe
+from cs_systems.runner import run
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,16 @@ def test_a_shape_travels_as_json_and_has_a_key_of_its_own() -> None:
     assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert RunConfig(workload="collective").collective == CollectiveShape()
     assert config.key() != RunConfig(workload="collective").key()
+
+
+def test_another_workload_calls_no_collective() -> None:
+    with pytest.raises(ConfigError, match="train_step calls no broadcast: use workload collective"):
+        RunConfig(collective=CollectiveShape("broadcast"))
+
+
+def test_ranks_are_no_part_of_this_process() -> None:
+    with pytest.raises(ConfigError, match="ranks are processes of their own: leave in_process=True out"):
+        run(RunConfig(workload="collective"), in_process=True)
 
 
 @pytest.mark.parametrize(

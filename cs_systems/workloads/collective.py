@@ -8,7 +8,7 @@ A step has these phases:
 - `queue` (GPUs only): the device is kept busy until the host has launched all calls, then the devices meet again.
   Without it a small call would last as long as Python takes to launch it.
 - `transfer`: `calls` calls in a row, as nccl-tests times them; over `calls` it is the time of one. A rank that comes
-  late to the step lengthens `skew` and not this.
+  late to the step lengthens `skew` and not this. On a CPU, where nothing is launched, Python's part of a call is in it.
 
 Sizes and rates are those of `collectives`. Buffers hold zeros, which stay zeros however often they are summed.
 """
