@@ -1,4 +1,5 @@
-"""On a GPU: memory by phase beside the closed form, whose the device's memory is, snapshots, also of an OOM."""
+"""On a GPU: memory by phase beside the closed form, whose the device's memory is, snapshots, also of an OOM, what
+nsys sees of it, and the checkpoint that fits."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ import pytest
 
 import cs_systems
 from cs_systems.analysis.snapshot import read
+from cs_systems.cli import main
 from cs_systems.config import Precision, RunConfig, preset
+from cs_systems.memory_fit import CONTEXT_BYTES
+from cs_systems.profilers.nsys_memory import UNCACHED
+from cs_systems.record import read_records
 
 pytestmark = pytest.mark.gpu
 SMALL = RunConfig(model=preset("small", context_length=256), device="cuda", warmup=0, steps=2)
@@ -70,3 +75,52 @@ def test_what_a_blocks_backward_emits_and_frees() -> None:
     for row in record.results["residual_blocks"]:
         if row["predicted_bytes"] is not None:
             assert row["bytes"] == pytest.approx(row["predicted_bytes"], rel=0.01)
+
+
+@pytest.mark.nsys
+def test_nsys_sees_what_a_block_keeps_and_gives_back(tmp_path: Path) -> None:
+    """Without the caching allocator each tensor is a cudaMalloc, in the range of the thread that asked for it."""
+    config = replace(SMALL, profiler="nsys_memory", profiler_args=(UNCACHED,), warmup=1, steps=1)
+    (record,) = cs_systems.sweep([config], out=tmp_path)
+    assert record.status == "ok", record.reason
+    assert record.measurement is not None
+    assert record.measurement.peak_allocated_bytes is None, "torch counts nothing then"
+    rows = {(row["phase"], row["layer"]): row for row in record.results["memory_ranges"]}
+    for block in range(12):
+        for phase in ("forward", "backward"):
+            row = rows[phase, f"block {block}"]
+            assert row["change_bytes"] == pytest.approx(row["predicted_bytes"], rel=0.1), (phase, block)
+
+
+@pytest.mark.nsys
+def test_under_the_caching_allocator_nsys_sees_its_cache_grow(tmp_path: Path) -> None:
+    config = replace(SMALL, profiler="nsys_memory", warmup=0, steps=1)
+    (record,) = cs_systems.sweep([config], out=tmp_path)
+    assert record.status == "ok", record.reason
+    rows = record.results["memory_ranges"]
+    assert sum(row["allocated_bytes"] for row in rows) > 2**30
+    assert sum(row["freed_bytes"] for row in rows) == 0
+    assert {row["predicted_bytes"] for row in rows} == {None}
+
+
+def test_the_cheapest_checkpoint_is_proven_under_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """small at context 512 needs 4.9 GiB with its CUDA context: in 4 GiB it runs under a checkpoint found by formula."""
+    words = ["memory", "--size", "small", "--best-checkpoint", "--budget", "4GiB", "--out", str(tmp_path)]
+    assert main(words) == 0
+    (record,) = read_records(tmp_path)[0]
+    assert record.run_config.checkpoint != "none"
+    assert record.run_config.memory_limit_bytes == 4 * 2**30 - CONTEXT_BYTES
+    assert "ok in a budget of 4.00 GiB: its measured peak is" in capsys.readouterr().out
+
+
+def test_running_out_of_memory_names_the_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["memory", "--size", "small", "--context-length", "256", "--snapshot", "--memory-limit", "1GiB"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    record = next(r for r in read_records(tmp_path)[0] if r.run_config.profiler == "memory_snapshot")
+    assert record.status == "oom"
+    file = tmp_path / record.artifacts["snapshot"]
+    assert f"read it: cs-systems snapshot {file}" in capsys.readouterr().out
+    assert main(["snapshot", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "out of memory at event" in said
+    assert "what the peak consists of" in said
