@@ -104,7 +104,7 @@ def test_under_the_caching_allocator_nsys_sees_its_cache_grow(tmp_path: Path) ->
 
 
 def test_the_cheapest_checkpoint_is_proven_under_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """small at context 512 needs 4.9 GiB with its CUDA context: in 4 GiB it runs under a checkpoint found by formula."""
+    """small at context 512 needs 4.9 GiB with its CUDA context: in 4 GiB it runs under a found checkpoint."""
     words = ["memory", "--size", "small", "--best-checkpoint", "--budget", "4GiB", "--out", str(tmp_path)]
     assert main(words) == 0
     (record,) = read_records(tmp_path)[0]
