@@ -37,7 +37,7 @@ def _from_host(config: RunConfig, device: Device, streams: int) -> Callable[[], 
     if not device.is_cuda:
         raise ConfigError("copies to a device need a CUDA device")
     shape, dtype = config.shape or AttentionShape(), step_named(COPIED).dtype
-    size = (shape.batch_size * shape.heads, shape.seq, shape.d_head)
+    size = (shape.batch * shape.heads, shape.seq, shape.d_head)
     q, k, v = (torch.randn(size, dtype=dtype).pin_memory() for _ in range(3))
     out = torch.empty(size).pin_memory()
     return lambda: attend_from_host(COPIED, q, k, v, out, streams)
