@@ -6,6 +6,7 @@ nothing is timed beside it.
 
 from __future__ import annotations
 
+import gc
 import re
 import shutil
 import subprocess
@@ -52,6 +53,44 @@ class MemoryReadings:
         name = self._open.pop()
         if len(self._open) == 1:
             self.read(name)
+
+
+class StateReadings(MemoryReadings):
+    """MemoryReadings whose rows also say what parameters, gradients and optimizer state take."""
+
+    def __init__(self, device: Device, model: torch.nn.Module | None) -> None:
+        self._model, self._optimizers = model, _optimizers_alive()
+        super().__init__(device)
+
+    def read(self, phase: str) -> None:
+        super().read(phase)
+        self.rows[-1] |= state_bytes(self._model, self._optimizers)
+
+
+def state_bytes(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> Row:
+    """{parameters_bytes, gradients_bytes, optimizer_state_bytes}: of the storages that they lie in, of each once.
+
+    On one of several ranks, of its part: an optimizer may step parts of parameters, whose gradients are its own.
+    """
+    parameters = list(model.parameters()) if model is not None else []
+    parameters += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    states = [value for optimizer in optimizers for of in optimizer.state.values() for value in of.values()]
+    return {
+        "parameters_bytes": _storage_bytes(parameters),
+        "gradients_bytes": _storage_bytes([p.grad for p in parameters]),
+        "optimizer_state_bytes": _storage_bytes(states),
+    }
+
+
+def _storage_bytes(tensors: Sequence[Any]) -> int:
+    local = [getattr(x, "_local_tensor", x) for x in tensors if isinstance(x, torch.Tensor)]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in local}
+    return sum(storages.values())
+
+
+def _optimizers_alive() -> list[torch.optim.Optimizer]:
+    """All of this process: a strategy's optimizer has another inside, of which nobody outside knows."""
+    return [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
 
 
 @contextmanager

@@ -25,12 +25,18 @@ def of_a_rank(components: Components, splits: Collection[str], world_size: int) 
     return {name: -(-size // world_size) if SPLIT.get(name) in splits else size for name, size in components.items()}
 
 
-def step_memory_of_a_rank(whole: MemoryPrediction, splits: Collection[str], world_size: int) -> MemoryPrediction:
+def step_memory_of_a_rank(
+    whole: MemoryPrediction, splits: Collection[str], world_size: int, buckets: float = 0.0
+) -> MemoryPrediction:
     """The prediction for a rank whose own part of the batch `whole` is of.
 
-    Left out is what a strategy holds for a time: gathered parameters, buckets beside the gradients.
+    buckets: as a strategy says it, in Ψ; they fill as gradients come. Left out are the parameters that are gathered for
+    a time.
     """
-    moments = {name: of_a_rank(alive, splits, world_size) for name, alive in whole.moments.items()}
+    moments = {}
+    for name, alive in whole.moments.items():
+        filled = round(buckets * alive.get("gradients", 0))
+        moments[name] = of_a_rank(alive, splits, world_size) | ({"buckets": filled} if filled else {})
     return MemoryPrediction(moments, whole.largest_allocation)
 
 

@@ -45,6 +45,7 @@ from cs_systems.device import DeviceUnavailable
 from cs_systems.environment import environment
 from cs_systems.execute import preflight, run_cells
 from cs_systems.lifeline import die_with_parent, rank_log, stack_file
+from cs_systems.profilers import rank_file
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 
@@ -62,11 +63,6 @@ def _preflight_row(config: RunConfig) -> Row:
     except Exception as error:  # whatever somebody's file raises when it is loaded: its own cell's matter
         row["reason"] = f"{type(error).__name__}: {error}"
     return row
-
-
-def _files(out: str) -> Path:
-    """What a profiler's files of this process begin with: those of rank 0 are the cell's."""
-    return Path(out if world.rank() == 0 else f"{out}-rank{world.rank()}")
 
 
 def _too_few(device: str, world_size: int) -> str | None:
@@ -92,7 +88,7 @@ def serve(requests: TextIO, replies: TextIO, introduction: dict[str, Any]) -> No
         configs = [RunConfig.from_dict(cell) for cell in request.get("cells", ())]
         usable = True
         if request["op"] == "run":
-            out = _files(request["out"]) if request.get("out") else None
+            out = rank_file(Path(request["out"]), world.rank()) if request.get("out") else None
             usable = run_cells(configs, repeat=request["repeat"], out=out, emit=emit)
         elif request["op"] == "preflight":
             for config in configs:

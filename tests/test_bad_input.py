@@ -44,6 +44,13 @@ MALFORMED = {
     "time --memory-limit 0B": "memory_limit_bytes is 0: it must be at least 1",
     "attention --d-head 0": "d_head is 0: it must be at least 1",
     "attention --batch-size 0 --context-length 8": "batch is 0: it must be at least 1",
+    "parallel --strategy ddp": "unknown parallel strategy 'ddp': did you mean ",
+    "parallel --strategy ddp_flat+zero1_flat": "ddp_flat+zero1_flat makes no sense: ddp_flat and zero1_flat both split",
+    "parallel --strategy zero1": "zero1 leaves the gradients of the ranks different: write ddp_bucketed+zero1",
+    "parallel --world-size 0": "world_size is 0: it must be at least 1",
+    "parallel --bucket-size-mb large --strategy ddp_bucketed": "'large' is no bucket size: give a number of MB, as in",
+    "parallel --bucket-size-mb 0 --strategy ddp_bucketed": "bucket_size_mb is 0.0: it must be above 0",
+    "parallel --with kineto": "unknown recorder 'kineto': known: overlap, rank_memory",
     "report nowhere": "there are no records at nowhere/records.jsonl: give the folder that a run printed as 'records:'",
 }
 

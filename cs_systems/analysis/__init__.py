@@ -17,6 +17,6 @@ A memory snapshot goes its own way: `snapshot` reads the file, through `unpickle
 are what is shown.
 
 Records alone are enough for `compare` (two sets of them), `precision` (each precision against fp32), `precision_causes`
-(two precisions that were profiled), `warmup` (the first steps of one), `dtypes` (of a step, under autocast), and
-`numerics`, which explains sums by the arithmetic of `rounding`.
+(two precisions that were profiled), `parallel` (strategies beside one rank), `warmup` (the first steps of one),
+`dtypes` (of a step, under autocast), and `numerics`, which explains sums by the arithmetic of `rounding`.
 """

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cs_systems.analysis.attribution import attribute
 from cs_systems.analysis.families import family
 from cs_systems.analysis.names import meaning
 from cs_systems.analysis.profile import find_steps
@@ -34,6 +35,7 @@ from cs_systems.record import Row
 
 GLOO = "gloo:"  # begins the range of each of its collectives
 SYNCHRONIZE = "synchronize"
+FINEST = 1000  # of a step's parts, that a picture shows
 
 
 class Intervals(NamedTuple):
@@ -203,10 +205,61 @@ def skew_rows(ranks: Sequence[Sequence[Streams]]) -> list[Row]:
     ]
 
 
+def median_step(found: Sequence[Streams]) -> int:
+    """The number of the step whose duration is the median: a sum of medians would be no step's."""
+    return sorted(range(len(found)), key=lambda number: found[number].row()["step_s"])[(len(found) - 1) // 2]
+
+
 def median_row(found: Sequence[Streams]) -> Row:
-    """Of the steps of one rank the one whose duration is the median: a sum of medians would be no step's."""
-    rows = sorted((one.row() for one in found), key=lambda row: row["step_s"])
-    return rows[(len(rows) - 1) // 2]
+    return found[median_step(found)].row()
+
+
+def picture(recording: Recording, step: Streams) -> list[Row]:
+    """What one step's streams look like: {stream, phase, start_s, end_s}, in s from its start, as many as can be seen.
+
+    stream: "compute", with the phase that launched it, or "communication".
+    """
+    tolerance = (step.step.end_s - step.step.start_s) / FINEST
+    rows = [
+        {"stream": "communication", "phase": None, "start_s": start, "end_s": end}
+        for start, end in _joined(step.collectives, tolerance)
+    ]
+    for phase, intervals in _computing_by_phase(recording, step.step).items():
+        rows += [
+            {
+                "stream": "compute",
+                "phase": phase,
+                "start_s": start - step.step.start_s,
+                "end_s": end - step.step.start_s,
+            }
+            for start, end in _joined(intervals, tolerance)
+        ]
+    return rows
+
+
+def _computing_by_phase(recording: Recording, step: Step) -> dict[str, Intervals]:
+    kernels, found = recording.kernels, dict[str, Intervals]()
+    if not len(kernels):
+        phases = recording.ranges.named(lambda name: meaning(name).phase and name != SYNCHRONIZE)
+        of_step = [one for one in phases if step.start_s <= one.start_s < step.end_s]
+        for phase in dict.fromkeys(meaning(one.name).phase for one in of_step):
+            edges = np.array([(one.start_s, one.end_s) for one in of_step if meaning(one.name).phase == phase])
+            found[str(phase)] = Intervals(edges[:, 0], edges[:, 1])
+        return found
+    places, (_, inside) = attribute(recording), steps_of(kernels.launched_s, [step])
+    computes = ~kernels.function.codes_where(lambda function: family(function.name) == "collective")
+    for phase in dict.fromkeys(place.phase for place in places.values):
+        named = [place.phase == phase for place in places.values]
+        own = inside & computes & np.array(named)[places.codes]
+        if own.any():
+            found[phase] = Intervals(kernels.start_s[own], kernels.end_s[own])
+    return found
+
+
+def _joined(intervals: Intervals, tolerance: float) -> list[tuple[float, float]]:
+    """The intervals, those that are less than the tolerance apart as one."""
+    start, end = union(intervals.start_s, intervals.end_s + tolerance)
+    return list(zip(start.tolist(), (end - tolerance).tolist(), strict=True))
 
 
 def reconcile(several: Row, alone: Row, several_s: float, alone_s: float) -> Row:

@@ -23,6 +23,7 @@ COMMANDS = {
     "attention": "time attention alone: backends × shapes, with TFLOP/s and peak memory",
     "profile": "run the same steps under nsys or torch.profiler: kernels, phases, layers, idle time",
     "memory": "what takes the memory, phase by phase; what would fit, and how to make it fit",
+    "parallel": "what each way to train on several ranks costs: exposed communication, volume, memory",
     "precision": "what a lower precision gains, why, and what it costs; every dtype; what sums and softmax lose",
     "comm": "what a collective costs between ranks: latency, bandwidth, waiting and set-up",
     "report": "show what was recorded: terminal, markdown, LaTeX, Typst, CSV, figures, one HTML page",

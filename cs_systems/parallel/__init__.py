@@ -62,6 +62,7 @@ class ParallelStrategy:
     options: what `wrap` can be told, by name.
     one_dtype: whether it takes only models whose parameters share one dtype.
     for_unused: the options that it needs where a batch may leave a parameter without a gradient.
+    buckets: bytes that it holds beside parameters and gradients when backward ends, in Ψ.
     tp_degree: how many neighbouring ranks take the same rows; None: all.
     """
 
@@ -74,6 +75,7 @@ class ParallelStrategy:
     options: tuple[str, ...] = ()
     one_dtype: bool = False
     for_unused: Mapping[str, Any] = field(default_factory=dict)
+    buckets: float = 0.0
     tp_degree: int | None = 1
 
     def part_of_batch(self, rank: int, world_size: int) -> tuple[int, int]:
@@ -106,6 +108,18 @@ def check_config(config: RunConfig) -> None:
     if any("features" in plugins.declared("parallel", part).get("splits", ()) for part in parts):
         degree = check_tp_degree(config.world_size, config.tp_degree)
         check_division(config.model.num_heads, config.model.d_ff, degree)
+
+
+def splits_of(name: str) -> frozenset[str]:
+    """What a rank has only a part of under a strategy or a composition, as its files say. No torch."""
+    declared = [plugins.declared("parallel", part) for part in name.split("+")]
+    return frozenset().union(*(said.get("splits", {"batch"}) for said in declared))
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """What the parts of a strategy can be told, as their files say. No torch."""
+    declared = [plugins.declared("parallel", part) for part in name.split("+")]
+    return tuple(option for said in declared for option in said.get("options", ()))
 
 
 def check_tp_degree(world_size: int, tp_degree: int | None) -> int:
@@ -177,6 +191,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
         sent_bytes=None if any(part.sent_bytes is None for part in parts.values()) else sent_bytes,
         options=tuple(dict.fromkeys(option for part in parts.values() for option in part.options)),
         one_dtype=any(part.one_dtype for part in parts.values()),
+        buckets=sum(part.buckets for part in parts.values()),
         for_unused={key: value for part in parts.values() for key, value in part.for_unused.items()},
         tp_degree=tp_degree,
     )

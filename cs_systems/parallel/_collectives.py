@@ -52,9 +52,9 @@ def counting() -> Iterator[list[Call]]:
         _listeners.remove(calls)
 
 
-def _note(collective: str, whole: Tensor, group: ProcessGroup | None) -> None:
+def _note(collective: str, group: ProcessGroup | None, *whole: Tensor) -> None:
     for calls in _listeners:
-        calls.append(Call(collective, whole.nbytes, dist.get_world_size(group)))
+        calls.append(Call(collective, sum(x.nbytes for x in whole), dist.get_world_size(group)))
 
 
 def average(flat: Tensor, group: ProcessGroup | None = None) -> Any:
@@ -62,7 +62,7 @@ def average(flat: Tensor, group: ProcessGroup | None = None) -> Any:
 
     NCCL divides as it sums. Elsewhere we divide before: fp16 would overflow in a sum that is divided afterwards.
     """
-    _note("all_reduce", flat, group)
+    _note("all_reduce", group, flat)
     return dist.all_reduce(flat, _divided(flat, group), group, async_op=True)
 
 
@@ -75,8 +75,7 @@ def average_each(tensors: list[Tensor], group: ProcessGroup | None = None) -> An
         return average(tensors[0].view(-1), group)
     group = group or dist.group.WORLD
     assert group is not None
-    for tensor in tensors:
-        _note("all_reduce", tensor, group)
+    _note("all_reduce", group, *tensors)
     options: Any = dist.AllreduceCoalescedOptions()
     options.reduceOp = dist.ReduceOp.AVG
     if dist.get_backend(group) != "nccl":
@@ -109,13 +108,13 @@ def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority
 
 def average_shard(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:
     """Start the mean of `flat` over the ranks, of which this rank gets its N-th part in `shard`; `flat` is used up."""
-    _note("reduce_scatter", flat, group)
+    _note("reduce_scatter", group, flat)
     return _reduce_scatter(shard, flat, _divided(flat, group), group, async_op=True)
 
 
 def gather_shards(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:
     """Start to fill `flat` with the shards of all ranks, one after the other; `shard` may be this rank's part of it."""
-    _note("all_gather", flat, group)
+    _note("all_gather", group, flat)
     return _all_gather(flat, shard, group, async_op=True)
 
 
@@ -129,17 +128,17 @@ def _divided(flat: Tensor, group: ProcessGroup | None) -> Any:
 
 def total(tensor: Tensor, group: ProcessGroup | None = None) -> Any:
     """Start the sum of `tensor` over the ranks, in place."""
-    _note("all_reduce", tensor, group)
+    _note("all_reduce", group, tensor)
     return dist.all_reduce(tensor, dist.ReduceOp.SUM, group, async_op=True)
 
 
 def maximum(flat: Tensor, group: ProcessGroup | None = None) -> Any:
     """Start the element-wise maximum of `flat` over the ranks, in place."""
-    _note("all_reduce", flat, group)
+    _note("all_reduce", group, flat)
     return dist.all_reduce(flat, dist.ReduceOp.MAX, group, async_op=True)
 
 
 def broadcast(tensor: Tensor, source: int, group: ProcessGroup | None = None) -> Any:
     """Start to overwrite `tensor` (contiguous) with that of rank `source`."""
-    _note("broadcast", tensor, group)
+    _note("broadcast", group, tensor)
     return dist.broadcast(tensor, group=group, group_src=source, async_op=True)

@@ -36,6 +36,7 @@ def wrap(
 STRATEGY = ParallelStrategy(
     wrap=wrap,
     sent_bytes=averaging_bytes,
+    buckets=1.0,
     options=("bucket_size_mb", "gradient_as_bucket_view", "find_unused_parameters"),
     for_unused={"find_unused_parameters": True},
 )

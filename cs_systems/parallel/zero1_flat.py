@@ -94,6 +94,12 @@ class FlatShards(DataParallel):
     def _drop(self, p: nn.Parameter) -> None:
         _parts[p].values.grad = None
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Also of this rank's parts, which are no parameters of the module, and would live until the next backward."""
+        super().zero_grad(set_to_none)
+        for p in self._params:
+            self._drop(p)
+
 
 class FlatShardedOptimizer(ShardedOptimizer):
     """A ShardedOptimizer over this rank's part of each bucket of a model that this strategy has wrapped."""
@@ -163,7 +169,8 @@ def wrap(model: nn.Module, bucket_size_mb: float = 25.0) -> FlatShards:
 
 
 STRATEGY = ParallelStrategy(
-    splits=frozenset({"batch", "optimizer"}),
+    splits=frozenset({"batch", "gradients", "optimizer"}),
+    buckets=1.0,  # backward's gradients, until all of them are scattered
     wrap=wrap,
     finish_gradients=finish_gradients,
     make_optimizer=FlatShardedOptimizer,

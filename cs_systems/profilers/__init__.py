@@ -37,6 +37,11 @@ class Collected:
     contradiction: str | None = None
 
 
+def rank_file(out: Path, rank: int) -> Path:
+    """What the files of one rank begin with: those of rank 0 are the cell's."""
+    return out if rank == 0 else out.with_name(f"{out.name}-rank{rank}")
+
+
 def _no_region(out: Path, device: Device, model: Any) -> AbstractContextManager[object]:
     return nullcontext()
 

@@ -252,6 +252,9 @@ KINDS = {
     "curves": Kind(
         "loss in training", _filled_by("training_curve"), _of("error_figures", "curves"), table="training_curve"
     ),
+    "streams": Kind(
+        "computing and communication in a step", lambda data: True, _of("stream_figures", "streams"), table="streams"
+    ),
     "families": Kind("kernel time by family", lambda data: True, families, table="families"),
     "phases": Kind("where a step's time goes", _has_parts, phases),
     "rate": Kind("model FLOP/s under the ceiling", _has_ceiling, rate),

@@ -10,24 +10,33 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import Mode, Phase, Precision, RunConfig
+from cs_systems.cost import COMPUTE_BYTES, PARAMETER_BYTES
 from cs_systems.device import Device
 from cs_systems.optim import optimizer_class
 from cs_systems.parallel import ParallelStrategy, compose
+from cs_systems.parallel._collectives import Call, counting
+from cs_systems.parallel_cost import Payload
+from cs_systems.record import Row
+from cs_systems.workloads._calls import COMPUTE_DTYPES
 
 
 def strategy_of(config: RunConfig) -> ParallelStrategy:
-    return compose(config.strategy, **config.strategy_options)
+    return compose(config.strategy, **_options(config))
 
 
 class Training:
     """`config.mode` says how many of the phases run; forward and loss are the subclass's own.
 
     model, wrapped: as it was given, and as `config.strategy` wraps it, which is what a step calls.
+    trained_bytes: Ψ, before the strategy takes its part. calls: the collectives of the last step that our own
+        strategies started.
     optimizer, optimizer_name: None where nothing is updated. loss: of the last step, a scalar.
     """
 
     def __init__(self, config: RunConfig, device: Device, model: nn.Module) -> None:
         self.config, self.device, self.model = config, device, model
+        self.calls: list[Call] = []
+        self.trained_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         self.strategy = strategy_of(config)
         self.wrapped = self.strategy.wrap(model)
         self.scaler = torch.amp.GradScaler(device.torch.type, enabled=config.precision is Precision.FP16)
@@ -40,14 +49,38 @@ class Training:
         self.loss: Tensor | None = None
 
     def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        yield Phase.FORWARD, self._forward
-        if self.config.mode is not Mode.FORWARD:
-            yield Phase.LOSS, self._compute_loss
-            yield Phase.BACKWARD, self._backward
-            if self.strategy.splits:
-                yield Phase.SYNCHRONIZE, self._synchronize
-        if self.config.mode is Mode.TRAIN_STEP:
-            yield Phase.OPTIMIZER, self._update
+        with counting() as self.calls:
+            yield Phase.FORWARD, self._forward
+            if self.config.mode is not Mode.FORWARD:
+                yield Phase.LOSS, self._compute_loss
+                yield Phase.BACKWARD, self._backward
+                if self.strategy.splits:
+                    yield Phase.SYNCHRONIZE, self._synchronize
+            if self.config.mode is Mode.TRAIN_STEP:
+                yield Phase.OPTIMIZER, self._update
+
+    def tables(self) -> dict[str, list[Row]]:
+        """`sent`, of a step on ranks: {collectives, sent_bytes, formula_sent_bytes}. The first two are counted on this
+        rank, where our own strategies start them; None where torch starts some itself."""
+        if not self.config.is_distributed:
+            return {}
+        own = not any(part.startswith("torch_") for part in self.config.strategy.split("+"))
+        formula = self.strategy.sent_bytes
+        row = {
+            "collectives": len(self.calls) if own else None,
+            "sent_bytes": sum(call.sent_bytes for call in self.calls) if own else None,
+            "formula_sent_bytes": formula and formula(self.payload(), self.config.world_size),
+        }
+        return {"sent": [row]}
+
+    def payload(self) -> Payload:
+        """What the strategies' formulas are of; without what tensor parallelism divides, which no module tells."""
+        return Payload(self.trained_bytes * self._sent_share())
+
+    def _sent_share(self) -> float:
+        """Of an element of a parameter, the bytes as they are sent."""
+        sends_narrow = "compute_dtype" in _options(self.config)
+        return COMPUTE_BYTES[self.config.precision] / PARAMETER_BYTES[self.config.precision] if sends_narrow else 1.0
 
     @abstractmethod
     def _forward(self) -> None: ...
@@ -66,3 +99,11 @@ class Training:
         assert self.optimizer is not None
         self.scaler.step(self.optimizer)
         self.scaler.update()
+
+
+def _options(config: RunConfig) -> dict[str, Any]:
+    """What the strategy is told: what a person says, and under autocast the dtype to compute in, if it takes one."""
+    told: dict[str, Any] = dict(config.strategy_options)
+    if config.precision.is_autocast and "compute_dtype" in compose(config.strategy).options:
+        told["compute_dtype"] = COMPUTE_DTYPES[config.precision]
+    return told

@@ -13,9 +13,12 @@ from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.checkpointing import apply_checkpointing
 from cs_systems.checkpointing import unavailable as checkpointing_unavailable
 from cs_systems.config import Mode, Precision, RunConfig
+from cs_systems.cost import COMPUTE_BYTES, PARAMETER_BYTES
 from cs_systems.device import Device
 from cs_systems.losses import cross_entropy
 from cs_systems.model import BasicTransformerLM
+from cs_systems.parallel_cost import Payload, payload
+from cs_systems.parallel_memory import step_memory_of_a_rank
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
@@ -62,10 +65,11 @@ class TrainStep(Training):
             sizes = {"d_model": config.model.d_model, "d_ff": config.model.d_ff}
             if reason := fp8.misfit(sizes | {"batch × context": config.batch_size * config.tokens_per_sequence}):
                 raise Unavailable(reason)
-        if config.is_distributed:
-            return None  # the formulas are of one process
-        resolved = replace(config, device=device.torch.type)
-        return memory_model.step_memory(resolved, backend.algorithm(call)).peak_bytes if backend else None
+        strategy = strategy_of(config)
+        if backend is None or "features" in strategy.splits:  # the blocks of tensor parallelism are known to no formula
+            return None
+        whole = memory_model.step_memory(replace(config, device=device.torch.type), backend.algorithm(call))
+        return step_memory_of_a_rank(whole, strategy.splits, config.world_size, strategy.buckets).peak_bytes
 
     def prepare(self) -> None:
         self.logits = self.loss = None
@@ -82,6 +86,11 @@ class TrainStep(Training):
         assert self.logits is not None
         with self.device.autocast(self.config.precision):
             self.loss = cross_entropy(self.logits, self.targets)
+
+    def payload(self) -> Payload:
+        sizes = (self.tokens.numel(), PARAMETER_BYTES[self.config.precision], COMPUTE_BYTES[self.config.precision])
+        whole, share = payload(self.config.model, *sizes), self._sent_share()
+        return replace(whole, parameter_bytes=whole.parameter_bytes * share, divided_bytes=whole.divided_bytes * share)
 
     def cost(self) -> Mapping[str, cost.PhaseCost] | None:
         if not isinstance(self.backend, AttentionBackend) or self.strategy.tp_degree != 1:

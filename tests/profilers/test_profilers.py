@@ -58,6 +58,8 @@ LEAVES_NOTHING = {
     "ncu": "ncu left no report: no message",
     "nsys": "nsys left no report: worker.log beside the records has its last words",
     "nsys_memory": "nsys left no report: worker.log beside the records has its last words",
+    "overlap": "torch.profiler left no trace of rank 0: is there room on the disk?",
+    "rank_memory": "no memory was read on rank 0: is there room on the disk?",
     "residuals": "no saved tensor was listed: is there room on the disk?",
 }
 

@@ -1,0 +1,192 @@
+"""What each way to train on several ranks costs, and where the time goes: steps, hidden and exposed communication,
+waiting, bytes sent, memory by component, each beside its formula. Strategies are in `cs_systems/parallel`, joined by +.
+
+--batch-size is that of a rank: N ranks train on N times as many sequences. `single` on one rank is measured with the
+rest, as what all are compared with. Every cell is timed cleanly, and recorded apart from that (--with).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import arg
+
+from cs_systems.cli._options import MaybeInt, MaybeNames, MaybePath, ModelCells, Names, Numbers, Steps, Sweep, optional
+from cs_systems.cli._output import TableFormat, deliver, terminal_width, writing
+from cs_systems.config import ConfigError, RunConfig, describe, one_of
+from cs_systems.record import Row, RunRecord
+
+WITH = ("overlap", "rank_memory")
+DDP = ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "torch_ddp")
+STEPS = {"strategy": "strategy", "ranks": "ranks", "step_s": "step", "p10_s": "p10", "p90_s": "p90",
+         "tokens_per_s": "tokens/s", "efficiency": "efficiency", "note": "note"}  # fmt: skip
+COMMUNICATION = {"strategy": "strategy", "ranks": "ranks", "by_difference_s": "longer", "of_step": "of step",
+                 "in_trace_s": "exposed", "hidden_s": "hidden", "hidden": "hidden %", "transfer_s": "transfer",
+                 "waiting_s": "waiting"}  # fmt: skip
+DIFFERENCES = {"strategy": "strategy", "ranks": "ranks", "difference_s": "longer", "exposed_s": "exposed",
+               "slower_compute_s": "compute", "waits_longer_s": "idle", "recorder_s": "recorder"}  # fmt: skip
+VOLUMES = {"strategy": "strategy", "ranks": "ranks", "collectives": "calls", "sent_bytes": "sent",
+           "formula_sent_bytes": "formula", "peak_allocated_bytes": "peak",
+           "predicted_peak_bytes": "predicted"}  # fmt: skip
+STAGES = {"strategy": "strategy", "ranks": "ranks", "component": "component", "built_bytes": "built",
+          "forward_bytes": "forward", "backward_bytes": "backward", "optimizer_bytes": "optimizer",
+          "off": "off"}  # fmt: skip
+PERCENT = ("efficiency", "of_step", "hidden", "off")
+NOTES = {
+    "steps": ["efficiency: tokens/s over those of as many ranks that train alone"],
+    "communication": [
+        "longer: than the step of a rank that trains alone; the rest from a recording of the slowest rank: exposed, "
+        "hidden: communication alone, and beside computing; transfer, waiting: of all collectives, for a late peer"
+    ],
+    "differences": [
+        "longer = exposed + what computing takes longer beside communication + what the device idles longer + what "
+        "the recorder changed"
+    ],
+    "volumes": ["sent: by a rank in a step, as counted where our own strategies send; formula: in rings"],
+    "stages": [
+        "of the rank that holds most; off: the farthest from the formula; allocated: all that the device's allocator "
+        "has given out"
+    ],
+}
+
+
+@dataclass(frozen=True)
+class Parallel:
+    cells: ModelCells = field(default_factory=ModelCells)
+    strategy: Annotated[Names, arg(help="of cs_systems/parallel, or several joined by +: ddp_bucketed+zero1")] = DDP
+    world_size: Annotated[Numbers, arg(help="ranks, each with a GPU of its own where there are GPUs")] = (2,)
+    bucket_size_mb: Annotated[
+        Names, arg(help="2^20 bytes, of strategies with buckets", help_behavior_hint="(default: the strategy's)")
+    ] = ()
+    tp_degree: Annotated[MaybeInt, optional("INT", "ranks that divide the blocks, of fsdp+tp and the like", "all")] = (
+        None
+    )
+    with_: Annotated[
+        MaybeNames,
+        arg(name="with", help=f"record apart from timing: {', '.join(WITH)}; alone: nothing"),
+    ] = WITH
+    steps: Steps = field(default_factory=Steps)
+    sweep: Sweep = field(default_factory=Sweep)
+    format: Annotated[TableFormat, arg(help="of the tables")] = "terminal"
+    output: Annotated[MaybePath, optional("FILE", "write the tables there instead of to the terminal")] = None
+    figure: Annotated[
+        MaybePath, optional("FILE", "streams of a step: FILE.svg, .png or .pdf", "streams.svg in --out")
+    ] = None
+
+
+ARGS = Parallel
+
+
+def run(args: Parallel) -> int:
+    from cs_systems.cli._sweep import exit_status, measured, print_cells
+    from cs_systems.record import records_path
+    from cs_systems.runner import check
+
+    configs = cells(args)
+    check(configs)
+    if args.sweep.dry_run:
+        return print_cells(configs, args.sweep.timeout_s)
+    folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
+    deliver("\n".join(texts(records, args.format, terminal_width(args.output))), args.format, args.output)
+    beside = sys.stdout if args.format == "terminal" else sys.stderr
+    if file := _draw(records, args.figure or folder / "streams.svg"):
+        print(f"figure:  {file}", file=beside)
+    print(f"records: {records_path(folder)}", file=beside)
+    return exit_status(records)
+
+
+def cells(args: Parallel) -> list[RunConfig]:
+    """The clean cells, the baseline of each group first; then the same under each recorder."""
+    made: list[RunConfig] = []
+    for base in args.cells.configs(args.steps.base()):
+        made.append(base)
+        made += [cell for name in args.strategy for cell in _of_strategy(base, name, args)]
+    made = list(dict.fromkeys(made))
+    recorders = [one_of("recorder", name, WITH) for name in args.with_]
+    return made + [_recorded(cell, name) for name in recorders for cell in made]
+
+
+def _recorded(cell: RunConfig, name: str) -> RunConfig:
+    """Under a recorder: a few warm steps, but for memory, of which the first step shows the optimizer's state come."""
+    if name == "rank_memory":
+        return replace(cell, profiler=name, warmup=0, steps=2, rounds=1)
+    return replace(cell, profiler=name, steps=min(cell.steps, 3), rounds=1)
+
+
+def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
+    """Of one strategy the cells with each number of ranks, and each bucket size if it has buckets."""
+    from cs_systems.parallel import check, options_of
+
+    if name == "single":
+        return []
+    check(name)
+    sizes: Sequence[float | None] = [None]
+    if args.bucket_size_mb and "bucket_size_mb" in options_of(name):
+        sizes = [_megabytes(text) for text in args.bucket_size_mb]
+    degree = args.tp_degree if "tp" in name.split("+") else None
+    return [
+        replace(base, strategy=name, world_size=ranks, bucket_size_mb=size, tp_degree=degree)
+        for ranks in args.world_size
+        for size in sizes
+    ]
+
+
+def _megabytes(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is no bucket size: give a number of MB, as in --bucket-size-mb 1 25 100") from None
+
+
+def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
+    """The tables of each group of cells."""
+    from cs_systems.analysis import parallel
+
+    said = []
+    for group, own in parallel.groups(records).items():
+        title = describe(group)
+        tables: list[tuple[str, str, list[Row], dict[str, str]]] = [
+            ("steps", f"{title}: steps", parallel.steps(own), STEPS),
+            ("communication", "communication, of a step", parallel.communication(own), COMMUNICATION),
+            ("differences", "why a step is longer than alone", parallel.differences(own), DIFFERENCES),
+            ("volumes", "bytes sent and memory, of a rank", parallel.volumes(own), VOLUMES),
+            ("stages", "what a rank holds after each stage of its first step", parallel.stages(own), STAGES),
+        ]
+        said += [
+            _table(rows, caption, NOTES[key], titles, format, width) for key, caption, rows, titles in tables if rows
+        ]
+    return said
+
+
+def _table(
+    rows: Sequence[Row], caption: str, notes: Sequence[str], titles: dict[str, str], format: str, width: int | None
+) -> str:
+    from cs_systems.report.rows import render_rows
+
+    one_world = len({row["ranks"] for row in rows if row["ranks"] > 1}) <= 1
+    known = [name for name in titles if any(row[name] not in (None, "") for row in rows)]
+    names = [name for name in known if name != "ranks" or not one_world]
+    shown = [{name: _percent(name, row[name]) for name in names} for row in rows]
+    alike = [name for name in names if name.endswith("_bytes")] if "component" in names else []
+    told = {name: titles[name] for name in names}
+    color = width is not None
+    return render_rows(shown, format, caption, notes, told, width, color=color, alike=alike)
+
+
+def _percent(name: str, value: Any) -> Any:
+    return f"{value:.1%}" if name in PERCENT and value is not None else value
+
+
+def _draw(records: Sequence[RunRecord], file: Path) -> Path | None:
+    from cs_systems.report import plot
+
+    recorded = [record for record in records if record.results.get("streams")]
+    if not recorded:
+        return None
+    with writing(file):
+        plot.save(recorded, file, "streams")
+    return file

@@ -1,0 +1,62 @@
+"""Communication against computation: torch.profiler on every rank around the timed steps, phases alone marked.
+
+Without ranges around modules, so that it disturbs a step less than `kineto` does. It leaves in the record `overlap` and
+`streams`, the picture of one step of rank 0: see `analysis.overlap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.analysis.overlap import median_row, median_step, picture, skew_rows, streams
+from cs_systems.analysis.read import read
+from cs_systems.config import ConfigError
+from cs_systems.profilers import Collected, ProfileLost, Profiler, rank_file
+from cs_systems.profilers._tables import overhead
+from cs_systems.record import Caveat, RunRecord
+
+if TYPE_CHECKING:
+    from cs_systems.device import Device
+
+
+def trace_path(out: Path) -> Path:
+    return Path(f"{out}.trace.json.gz")
+
+
+@contextmanager
+def region(out: Path, device: Device, model: Any) -> Iterator[None]:
+    from torch.profiler import ProfilerActivity, profile
+
+    from cs_systems.annotate import RecordFunctionRanges, listening
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
+    with profile(activities=activities) as profiler, listening(RecordFunctionRanges()):
+        yield
+    profiler.export_chrome_trace(str(trace_path(out)))
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    """`overlap`: a row for each rank, of its median step. Waiting and transfer are None where the ranks' recordings do
+    not fit together, and a caveat says why."""
+    traces = [trace_path(rank_file(out, rank)) for rank in range(record.run_config.world_size)]
+    if missing := [number for number, trace in enumerate(traces) if not trace.is_file()]:
+        raise ProfileLost(f"torch.profiler left no trace of rank {missing[0]}: is there room on the disk?")
+    recordings = [read(trace) for trace in traces]
+    ranks = [streams(recording) for recording in recordings]
+    caveats: tuple[Caveat, ...] = ()
+    try:
+        skew = skew_rows(ranks)
+    except ConfigError as error:
+        skew = [{"rank": rank, "transfer_s": None, "waiting_s": None} for rank in range(len(ranks))]
+        caveats = (Caveat("no-skew", str(error), "profile once more, with fewer --steps"),)
+    rows = [{"rank": row["rank"], **median_row(own), **row} for row, own in zip(skew, ranks, strict=True)]
+    shown = [{"rank": 0, **row} for row in picture(recordings[0], ranks[0][median_step(ranks[0])])]
+    results = {"overlap": rows, "streams": shown, "overhead": overhead(record)}
+    names = ["trace", *(f"trace_rank{number}" for number in range(1, len(traces)))]
+    return Collected(dict(zip(names, traces, strict=True)), results, caveats)
+
+
+PROFILER = Profiler(region=region, collect=collect)

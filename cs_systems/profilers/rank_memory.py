@@ -1,0 +1,90 @@
+"""What each rank holds after each phase of a step: parameters, gradients, optimizer state, beside the formula.
+
+Measured are the tensors' own storages, on a CPU too, and what the device's allocator has given out. Recorded from the
+first step on (`warmup=0`), it shows the state come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.cost import PARAMETER_BYTES
+from cs_systems.parallel import splits_of
+from cs_systems.parallel_memory import state_by_stage
+from cs_systems.profilers import Collected, Profiler, rank_file
+from cs_systems.profilers._readings import leave, take
+from cs_systems.record import Row, RunRecord
+
+if TYPE_CHECKING:
+    from cs_systems.device import Device
+
+# After which phase a stage has ended: gradients are all there, and averaged, when they are synchronized.
+STAGE_OF = {
+    "built": "built",
+    "forward": "forward",
+    "backward": "backward",
+    "synchronize": "backward",
+    "optimizer": "optimizer",
+}
+PARTS = ("parameters", "gradients", "optimizer_state")
+
+
+@contextmanager
+def region(out: Path, device: Device, model: Any) -> Iterator[None]:
+    from cs_systems.annotate import listening
+    from cs_systems.memory_readings import StateReadings
+
+    readings = StateReadings(device, model)
+    try:
+        with listening(readings):
+            yield
+    finally:
+        leave(out, {"phases": readings.rows})
+
+
+def collect(out: Path, record: RunRecord) -> Collected:
+    """`rank_memory`: {rank, step, stage, component, bytes, expected_bytes} after each stage, and a component
+    `allocated`, of which nothing is expected but its parts; None where unknown."""
+    config = record.run_config
+    trained = _trained_bytes(record)
+    rows: list[Row] = []
+    for rank in range(config.world_size):
+        phases = take(rank_file(out, rank), f"no memory was read on rank {rank}")["phases"]
+        for read in _last_of_each_stage(phases):
+            expected = expected_of(
+                trained, config.strategy, config.world_size, read["step"] + config.warmup, read["stage"]
+            )
+            of = {"rank": rank, "step": read["step"], "stage": read["stage"]}
+            for name in PARTS:
+                size = read[f"{name}_bytes"]
+                rows.append({**of, "component": name, "bytes": size, "expected_bytes": expected.get(name)})
+            rows.append({**of, "component": "allocated", "bytes": read["allocated_bytes"], "expected_bytes": None})
+    return Collected(results={"rank_memory": rows})
+
+
+def expected_of(trained_bytes: int | None, strategy: str, world_size: int, step: int, stage: str) -> dict[str, int]:
+    """By formula, of a step counted from 1 since the model was built; nothing where Ψ or the split is not known."""
+    splits = splits_of(strategy)
+    if trained_bytes is None or "features" in splits:
+        return {}
+    stages = state_by_stage(trained_bytes, splits, world_size)
+    found = dict(stages[stage])
+    if step > 1:
+        found["optimizer_state"] = stages["optimizer"]["optimizer_state"]
+    return found
+
+
+def _trained_bytes(record: RunRecord) -> int | None:
+    count = next((row.get("parameters") for row in record.results.get("ran", ())), None)
+    return None if count is None else int(count * PARAMETER_BYTES[record.run_config.precision])
+
+
+def _last_of_each_stage(phases: list[Row]) -> list[Row]:
+    found = {(row["step"], stage): {**row, "stage": stage} for row in phases if (stage := STAGE_OF.get(row["phase"]))}
+    return list(found.values())
+
+
+PROFILER = Profiler(region=region, collect=collect)

@@ -1,0 +1,137 @@
+"""`cs-systems parallel` as a person meets it. Ranks take seconds to start, so assertions share one run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from cs_systems.analysis import parallel
+from cs_systems.cli import main
+from cs_systems.record import RunRecord, read_records
+
+LINE = (
+    "parallel --size tiny --batch-size 1 --strategy zero1_flat --bucket-size-mb 0.1 --device cpu --warmup 1 --steps 2"
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
+    """(what was printed, the records, the folder)."""
+    folder = tmp_path_factory.mktemp("parallel")
+    assert (
+        main(
+            [
+                *LINE.split(),
+                "--warmup",
+                "1",
+                "--steps",
+                "2",
+                "--out",
+                str(folder),
+                "--output",
+                str(folder / "tables.txt"),
+            ]
+        )
+        == 0
+    )
+    return (folder / "tables.txt").read_text(), read_records(folder)[0], folder
+
+
+@pytest.fixture
+def records(run: Any) -> list[RunRecord]:
+    return run[1]  # type: ignore[no-any-return]
+
+
+def test_each_cell_is_timed_cleanly_and_recorded_apart(records: list[RunRecord]) -> None:
+    cells = [(r.config["strategy"], r.config["world_size"], r.config["profiler"], r.status) for r in records]
+    assert sorted(cells) == sorted(
+        (*cell, profiler, "ok")
+        for cell in (("single", 1), ("zero1_flat", 2))
+        for profiler in ("none", "overlap", "rank_memory")
+    )
+    clean = [r for r in records if r.config["profiler"] == "none"]
+    assert not any(w.code == "profiled" for r in clean for w in r.warnings)
+
+
+def test_the_tables_fit_80_columns_and_name_what_they_hold(run: Any) -> None:
+    said = run[0]
+    captions = (
+        "steps",
+        "communication, of a step",
+        "why a step is longer than alone",
+        "bytes sent and memory, of a rank",
+    )
+    for caption in (*captions, "what a rank holds after each stage of its first step"):
+        assert caption in said
+    assert re.search(r"^single +[\d.,]+ +.* 100.0%", said, re.MULTILINE)
+    assert len(re.findall(r"^zero1_flat 0.1 MB ", said, re.MULTILINE)) == 7
+
+
+def test_what_was_sent_is_what_the_formula_says(records: list[RunRecord]) -> None:
+    (row,) = [row for row in parallel.volumes(records) if row["strategy"] != "single"]
+    assert row["formula_sent_bytes"] <= row["sent_bytes"] <= 1.01 * row["formula_sent_bytes"]
+    assert row["collectives"] > 2  # a reduce-scatter and an all-gather a bucket
+
+
+def test_a_rank_holds_what_the_formula_says(records: list[RunRecord]) -> None:
+    """Of two ranks with the optimizer split each has half of the state, and of the averaged gradients; in the second
+    step's forward no gradient is left, of the part that the optimizer steps either."""
+    rows = parallel.stages(records)
+    assert {row["strategy"] for row in rows} == {"single", "zero1_flat 0.1 MB"}
+    assert all(row["off"] < 1e-3 for row in rows)
+    alone, split = (
+        {row["component"]: row["optimizer_bytes"] for row in rows if row["strategy"].startswith(name)}
+        for name in ("single", "zero1_flat")
+    )
+    assert split["parameters"] == alone["parameters"]
+    for component in ("gradients", "optimizer state"):
+        assert split[component] == pytest.approx(alone[component] / 2, rel=1e-3)
+    (record,) = [r for r in records if r.results.get("rank_memory") and r.config["world_size"] == 2]
+    second = [row for row in record.results["rank_memory"] if (row["step"], row["stage"]) == (2, "forward")]
+    assert [row["bytes"] for row in second if row["component"] == "gradients"] == [0, 0]
+
+
+def test_the_difference_to_one_rank_is_explained_without_a_rest(records: list[RunRecord]) -> None:
+    (row,) = parallel.differences(records)
+    parts = ("exposed_s", "slower_compute_s", "waits_longer_s", "recorder_s")
+    assert sum(row[part] for part in parts) == pytest.approx(row["difference_s"])
+    (told,) = parallel.communication(records)
+    assert told["by_difference_s"] == row["difference_s"]
+    assert told["in_trace_s"] == row["exposed_s"]  # the baseline communicates nothing
+    assert told["hidden_s"] >= 0
+
+
+def test_each_rank_has_its_row_and_one_of_them_waits_for_nobody(records: list[RunRecord]) -> None:
+    (record,) = [r for r in records if r.results.get("overlap") and r.config["world_size"] == 2]
+    rows = record.results["overlap"]
+    assert [row["rank"] for row in rows] == [0, 1]
+    for row in rows:
+        assert row["hidden_s"] + row["exposed_s"] == pytest.approx(row["communication_s"])
+    assert rows[0]["transfer_s"] == rows[1]["transfer_s"] > 0
+    assert {row["stream"] for row in record.results["streams"]} == {"compute", "communication"}
+    assert set(record.artifacts) == {"trace", "trace_rank1"}
+
+
+def test_the_streams_are_drawn(run: Any) -> None:
+    drawing = (run[2] / "streams.svg").read_text()
+    assert drawing.count("<path") > 10
+
+
+def test_a_group_is_what_differs_in_strategy_and_ranks_alone(records: list[RunRecord]) -> None:
+    assert len(parallel.groups(records)) == 1
+
+
+def test_a_strategy_that_torch_sends_for_has_a_formula_and_no_count() -> None:
+    row = {"collectives": None, "sent_bytes": None, "formula_sent_bytes": 1.0}
+    record = RunRecord("key", {"strategy": "torch_ddp", "world_size": 2}, "ok", results={"sent": [row]})
+    (found,) = parallel.volumes([record])
+    assert (found["sent_bytes"], found["formula_sent_bytes"]) == (None, 1.0)
+
+
+def test_a_dry_run_lists_the_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LINE.split(), "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "6 cells" in said
+    assert "zero1_flat · buckets of 0.1 MB · 2 ranks" in said
