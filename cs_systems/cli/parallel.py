@@ -62,9 +62,7 @@ class Parallel:
     bucket_size_mb: Annotated[
         Names, arg(help="2^20 bytes, of strategies with buckets", help_behavior_hint="(default: the strategy's)")
     ] = ()
-    tp_degree: Annotated[MaybeInt, optional("INT", "ranks that divide the blocks, of fsdp+tp and the like", "all")] = (
-        None
-    )
+    tp_degree: Annotated[MaybeInt, optional("INT", "ranks that divide the blocks, of fsdp+tp", "all")] = None
     with_: Annotated[
         MaybeNames,
         arg(name="with", help=f"record apart from timing: {', '.join(WITH)}; alone: nothing"),

@@ -134,4 +134,4 @@ def test_a_dry_run_lists_the_cells(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*LINE.split(), "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "6 cells" in said
-    assert "zero1_flat · buckets of 0.1 MB · 2 ranks" in said
+    assert "buckets of 0.1 MB · 2 ranks · under rank_memory" in said
