@@ -51,7 +51,7 @@ class CommCells:
     size: Annotated[
         Names,
         arg(
-            help=f"bytes: 64KiB 1MiB, or a range, 1KiB:1GiB in steps of ×{FACTOR}, 1KiB:1GiB:2 of ×2; a range "
+            help=f"64KiB 1020B, or a range, 1KiB:1GiB in steps of ×{FACTOR}, 1KiB:1GiB:2 of ×2; a range "
             "is rounded down to what the ranks can share"
         ),
     ] = ("1KiB:1GiB",)

@@ -51,7 +51,7 @@ def test_a_range_is_rounded_to_what_the_ranks_can_share_and_a_size_is_not() -> N
 
 @pytest.mark.parametrize(
     ("text", "sizes"),
-    [("4KiB", [4096]), ("1KiB:16KiB", [1024, 4096, 16384]), ("1MiB:5MiB:2", [MIB, 2 * MIB, 4 * MIB]), ("7:7", [7])],
+    [("4KiB", [4096]), ("1KiB:16KiB", [1024, 4096, 16384]), ("1MiB:5MiB:2", [MIB, 2 * MIB, 4 * MIB]), ("7B:7B", [7])],
 )
 def test_sizes_are_one_or_a_range(text: str, sizes: list[int]) -> None:
     assert parse_sizes(text) == sizes
@@ -63,7 +63,7 @@ def test_sizes_are_one_or_a_range(text: str, sizes: list[int]) -> None:
         (("--size", "1KiB:2KiB:1"), "'1KiB:2KiB:1' is no range of sizes: write 1KiB:1GiB, or 1KiB:1GiB:2 to double"),
         (("--size", "2KiB:1KiB"), "'2KiB:1KiB' is no range of sizes: begin above 0, and end at or after the first"),
         (("--size", "many"), "'many' is not an amount of memory"),
-        (("--size", "0"), "size_bytes is 0: it must be at least 1"),
+        (("--size", "0B"), "size_bytes is 0: it must be at least 1"),
         (("--size", "1KiB", "--world-size", "3"), "all_gather of 1,024 bytes is no whole number of fp32 for each of 3"),
         (("--collective", "allreduce"), "unknown collective 'allreduce': did you mean all_reduce"),
         (("--dtype", "fp12"), "unknown dtype 'fp12': did you mean"),
