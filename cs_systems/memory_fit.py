@@ -17,7 +17,14 @@ from cs_systems.memory_model import step_memory
 CONTEXT_BYTES = 751 * MIB
 TILED = AttentionAlgorithm(block_q=128, block_k=128, backward_matmuls=5)
 TILED_WITH_ACCUMULATOR = replace(TILED, dq_accumulator_bytes=4)
-TILED_BY_POSITION = replace(TILED, output_by_position=True)
+# What backends declare whose files, which import torch, are not loaded here; a tiled one is TILED unless it is listed.
+DECLARED = {
+    "compiled": AttentionAlgorithm(score_matrices=(2, 1, 2), torch_matmul=True),
+    "flash_attn": TILED_WITH_ACCUMULATOR,
+    "flash_gluon": TILED_WITH_ACCUMULATOR,
+    "flash_torch": replace(TILED, torch_matmul=True),
+    "sdpa_efficient": replace(TILED, output_by_position=True),
+}
 HALF = (Precision.BF16, Precision.FP16, Precision.BF16_PURE, Precision.FP8)
 _MOST = 1 << 20  # sequences of a batch, tokens of a context: no answer is beyond
 
@@ -30,18 +37,13 @@ def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
         raise ConfigError(f"what {name} keeps in memory is not declared: name a built-in backend")
     if name == "naive":
         return full
-    if name == "compiled":
-        return AttentionAlgorithm(score_matrices=(2, 1, 2), torch_matmul=True)
     if name == "sdpa_math":
         wide = 2 if config.precision in HALF else 1
         forward, kept, backward = (wide * count for count in full.score_matrices)
         return AttentionAlgorithm(score_matrices=(forward, kept, backward), torch_matmul=True)
-    if name == "flash_torch":
-        return replace(TILED, torch_matmul=True)
-    if name == "sdpa_efficient":
-        return TILED_BY_POSITION
-    sums_in_float = name == "flash_attn" or (name == "sdpa_flash" and config.device != "cpu")
-    return TILED_WITH_ACCUMULATOR if sums_in_float else TILED
+    if name == "sdpa_flash" and config.device != "cpu":
+        return TILED_WITH_ACCUMULATOR
+    return DECLARED.get(name, TILED)
 
 
 def needed_bytes(config: RunConfig) -> int:

@@ -88,7 +88,7 @@ def test_what_backends_keep_is_known_without_loading_them(name: str, device: str
     known = algorithm_of(RunConfig(attention=name, precision=precision, device=device))
     kept = ("score_matrices", "autocast_score_matrices", "dq_accumulator_bytes", "output_by_position", "torch_matmul")
     for field in kept:
-        assert getattr(known, field) == getattr(declared, field), field
+        assert getattr(known, field) == getattr(declared, field), f"{field}: list {name} in memory_fit.DECLARED"
     assert (known.block_q is None) == (declared.block_q is None)
 
 
