@@ -287,7 +287,7 @@ class _Reader:
         columns = self._read(MEMORY, *fields, where=f"memKind NOT IN ({ON_THE_HOST})")
         order = np.argsort(columns[0], kind="stable")
         start, size, operation, address, correlation = (column[order] for column in columns)
-        calls = self._calls_of(correlation)
+        calls = self._calls_of(correlation) if len(start) else None  # which are many to read for nothing
         thread = np.full(len(start), UNKNOWN) if calls is None else calls[0]
         known: dict[int, int] = {}
         change = []

@@ -300,12 +300,14 @@ def _more_flops(config: RunConfig) -> float:
 
 
 def _proof(record: RunRecord, budget_bytes: int) -> str:
+    from cs_systems.memory_fit import CONTEXT_BYTES
     from cs_systems.report.units import human
 
     peak = record.measurement.peak_allocated_bytes if record.measurement else None
     said = f"{describe(record.run_config)}: {record.status}"
     if peak is not None:
-        return f"{said} in a budget of {human(budget_bytes, 'bytes')}: its measured peak is {human(peak, 'bytes')}"
+        beside = f"{human(peak, 'bytes')}, beside {human(CONTEXT_BYTES, 'bytes')} of CUDA context"
+        return f"{said} in a budget of {human(budget_bytes, 'bytes')}: its measured peak is {beside}"
     if record.status == "ok":
         return f"{said}, but nothing limits the memory of a CPU: only a GPU proves that it fits"
     return f"{said}: {record.reason}"
