@@ -62,13 +62,13 @@ def misfit(sizes: Mapping[str, int]) -> str | None:
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x → (q of the same shape in fp8, s of shape (1,) in fp32): x ≈ s q.
+    """x → (q of the same shape in fp8, row by row, s of shape (1,) in fp32): x ≈ s q.
 
     An inf or NaN in x makes a NaN in q. With 1 dimension rather than 0, s takes the division of a bf16 x to fp32.
     """
     largest = torch.linalg.vector_norm(x, math.inf, dtype=torch.float32).reshape(1)
     scale = (largest / torch.finfo(dtype).max).clamp_(min=_SMALLEST_SCALE)
-    return (x / scale).to(dtype), scale
+    return (x.contiguous() / scale).to(dtype), scale
 
 
 def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
@@ -97,7 +97,7 @@ class Fp8Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x8, x_scale, w8, w_scale = ctx.saved_tensors
-        g8, g_scale = quantize(gradients[0].contiguous(), E5M2)
+        g8, g_scale = quantize(gradients[0], E5M2)
         of_x = of_weight = None
         if ctx.needs_input_grad[0]:
             of_x = product(g8, g_scale, _columns(w8), w_scale, ctx.dtypes[0], fast=False)
@@ -106,7 +106,7 @@ class Fp8Product(torch.autograd.Function):
         return of_x, of_weight
 
 
-class Fp8Linear(nn.Module):
+class Fp8Linear(Linear):
     """y = x Wᵀ + b in fp8, b in bf16: (..., in) → (..., out) in bf16. It has the parameters of the layer that it
     replaces.
 
@@ -114,7 +114,7 @@ class Fp8Linear(nn.Module):
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
-        super().__init__()
+        nn.Module.__init__(self)  # the weight is there
         self.weight, self.bias = weight, bias
 
     def forward(self, x: Tensor) -> Tensor:

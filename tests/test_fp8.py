@@ -18,7 +18,7 @@ from cs_systems.config import PRESETS, ConfigError, Mode, ModelConfig, Precision
 from cs_systems.device import Device, resolve
 from cs_systems.dtype_readings import DtypeReadings, reading
 from cs_systems.fp8 import E4M3, E5M2, Fp8Linear, Fp8Product, quantize, unavailable, use_fp8
-from cs_systems.model import BasicTransformerLM
+from cs_systems.model import BasicTransformerLM, Linear
 from cs_systems.workloads.precision_error import run_parts
 from cs_systems.workloads.train_step import TrainStep
 
@@ -80,6 +80,7 @@ def test_zeros_stay_zeros_and_what_is_no_number_shows() -> None:
     q, scale = quantize(torch.zeros(16, 16), E4M3)
     assert (q.float() == 0).all()
     assert scale > 0
+    assert quantize(torch.ones(16, 32).t(), E4M3)[0].is_contiguous(), "as a scaled matmul takes its first operand"
     for broken in (float("inf"), float("nan")):
         x = torch.ones(16, 16)
         x[3, 5] = broken
@@ -154,6 +155,7 @@ def test_of_a_language_model_the_blocks_linear_layers_run_in_fp8() -> None:
         for name in [f"attn.{x}_proj" for x in ("q", "k", "v", "output")] + ["ffn.w1", "ffn.w2", "ffn.w3"]
     }
     assert types["lm_head"] == "Linear"
+    assert all(isinstance(step.model.get_submodule(name), Linear) for name in low), "what divides layers finds them"
     assert [n for n, _ in step.model.named_parameters()] == [
         n for n, _ in BasicTransformerLM(TINY.model).named_parameters()
     ]
