@@ -1,6 +1,6 @@
 """What a lower precision gains and what it costs: steps of fp32 and of others, timed in turn, and how far their numbers
 are from float64's. `--train-steps`: whether it still learns the same. `--explain`: from profiles, why it gains that.
-`--show --out DIR`: the same of what was recorded there; nothing is measured.
+`--show DIR`: the same of what was recorded there; nothing is measured.
 
 `--dtypes`: the dtype of parameters, of what each module takes and gives, of logits,
 loss and gradients, under each precision, and an error with its cause where the step did not run in it. The model may be
@@ -54,7 +54,7 @@ class PrecisionOptions:
     accumulation: Annotated[bool, flag("sums in low precision: 0.01 many times, and random ones")] = False
     normalization: Annotated[bool, flag("LayerNorm, RMSNorm, softmax: one step at a time in low precision")] = False
     explain: Annotated[bool, flag("profile each as well, on a GPU, and say why it gains what it gains")] = False
-    show: Annotated[bool, flag("say it of the records in --out: measure nothing")] = False
+    show: Annotated[MaybePath, optional("DIR", "say it of the records of an earlier run: measure nothing")] = None
     size: Annotated[Names, arg(help=f"presets to compare precisions of: {', '.join(PRESETS)}")] = ("small",)
     model: Annotated[Names, arg(help=f"of --dtypes: toy, {', '.join(PRESETS)}, or package.module:name")] = (TOY,)
     precision: Annotated[Names, arg(help=PRECISIONS, help_behavior_hint="(default: all; of the tables bf16)")] = ()
@@ -82,7 +82,7 @@ NUMERICS = ("accumulation", "normalization")
 def run(args: PrecisionOptions) -> int:
     """The exit status of the sweep, 3 where a step did not run in its precision. Raises ConfigError."""
     if args.show:
-        return _shown(args)
+        return _shown(args, args.show)
     if not (args.dtypes or args.accumulation or args.normalization):
         return compared(args)
     from cs_systems.cli._sweep import EXIT_NOTHING, exit_status, measured, print_cells
@@ -99,15 +99,13 @@ def run(args: PrecisionOptions) -> int:
     return EXIT_NOTHING if any(record.status == "error" for record in records) else exit_status(records)
 
 
-def _shown(args: PrecisionOptions) -> int:
+def _shown(args: PrecisionOptions, folder: Path) -> int:
     from cs_systems.record import read_records
 
-    if args.sweep.out is None:
-        raise ConfigError("--show shows what was recorded: name the folder with --out DIR")
-    records, complaints = read_records(args.sweep.out)
+    records, complaints = read_records(folder)
     for complaint in complaints:
         print(complaint, file=sys.stderr)
-    _deliver(args, records, args.sweep.out)
+    _deliver(args, records, folder)
     return 0
 
 
@@ -148,7 +146,7 @@ def compared(args: PrecisionOptions) -> int:
         return print_cells([*timed, *apart], args.sweep.timeout_s)
     if args.sweep.out and not records_path(args.sweep.out).is_file():
         cells = len(timed) + len(apart)
-        print(f"{args.sweep.out} has no records yet: measuring {cells} cells; --show shows a folder's", file=sys.stderr)
+        print(f"{args.sweep.out} has no records yet: measuring {cells} cells; --show DIR tells of one", file=sys.stderr)
     options = replace(args.sweep, interleave=True, out=args.sweep.folder("precision"))
     folder, _ = measured(timed, options, "precision", args.seed)
     folder, records = measured(

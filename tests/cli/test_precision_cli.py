@@ -90,7 +90,7 @@ def test_precisions_against_fp32(
     steps = ["--warmup", "1", "--steps", "4", "--rounds", "2", "--train-steps", "3"]
     assert main(["precision", *words, *steps, "--out", str(tmp_path)]) == 0
     printed, progress = capsys.readouterr()
-    assert f"{tmp_path} has no records yet: measuring 12 cells; --show shows a folder's" in progress
+    assert f"{tmp_path} has no records yet: measuring 12 cells; --show DIR tells of one" in progress
     assert re.search(r"^fp8 .*\d× +", printed, re.MULTILINE)
     assert "fp8: linear layers of the blocks; attention and lm_head" in " ".join(printed.split())
     assert max(map(len, printed.split("relative error")[1].split("figure:")[0].splitlines())) <= 80
@@ -120,14 +120,14 @@ def test_without_the_device_each_table_says_why_once(tmp_path: Path, capsys: pyt
 def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(__file__).parent.parent.parent / "profiles" / "c4_top_kernels"
     before = (folder / "records.jsonl").read_bytes()
-    assert main(["precision", "--show", "--out", str(folder)]) == 0
+    assert main(["precision", "--show", str(folder)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "train-step, bf16: 1.26× fp32's speed (0.75–2.12): 67% of the step is launch-bound; matrix products take 12 ms"
         in said
     )
     assert (folder / "records.jsonl").read_bytes() == before
-    assert main(["precision", "--show", "--out", str(folder), "--format", "csv", "--output", f"{tmp_path}/t.csv"]) == 0
+    assert main(["precision", "--show", str(folder), "--format", "csv", "--output", f"{tmp_path}/t.csv"]) == 0
     assert (tmp_path / "t.csv").read_text().startswith("precision,forward_s,")
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -145,12 +145,11 @@ def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: p
         (["--dtypes", "--model", "tinny"], "unknown model 'tinny': did you mean tiny or toy?"),
         (["--dtypes", "--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
         (["--dtypes", "--model", "nowhere:step"], "there is no module 'nowhere'"),
-        (["--show"], "--show shows what was recorded: name the folder with --out DIR"),
         (
-            ["--show", "--out", "no_such_folder"],
+            ["--show", "no_such_folder"],
             "there are no records at no_such_folder/records.jsonl: give the folder",
         ),
-        (["--show", "--out", "profiles/l2_causal"], "holds nothing that compares precisions: measure with cs-systems"),
+        (["--show", "profiles/l2_causal"], "holds nothing that compares precisions: measure with cs-systems"),
         (["--dtypes", "--mode", "backward"], "mode backward alone is for the attention workload"),
     ],
 )
