@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import cs_systems
+from cs_systems import fp8
 from cs_systems.analysis.dtypes import contradiction
 from cs_systems.config import PRESETS, ConfigError, Mode, ModelConfig, Precision, RunConfig
 from cs_systems.device import Device, resolve
@@ -110,6 +111,21 @@ def test_the_three_products_are_within_the_stated_bound(device: str, decades: fl
         of_w = (w.grad.double() - wide.T @ x.double()).abs()
         assert (of_w <= bound(gradient.T, E5M2, x.T, E4M3, torch.float32)).all()
         assert of_y.max() > 2**-10 * y.double().abs().max(), "and it is fp8"
+
+
+def test_products_are_laid_out_as_a_gpu_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU takes any layout: cuBLAS reads the first operand row by row and the second column by column."""
+    seen: list[tuple[bool, bool]] = []
+    multiply = fp8.product
+
+    def noted(a: Tensor, a_scale: Tensor, b: Tensor, *rest: Any, **how: Any) -> Tensor:
+        seen.append((a.is_contiguous(), b.t().is_contiguous()))
+        return multiply(a, a_scale, b, *rest, **how)
+
+    monkeypatch.setattr(fp8, "product", noted)
+    x, w = torch.randn(96, 32).t().requires_grad_(), torch.randn(48, 96, requires_grad=True)
+    Fp8Product.apply(x, w).backward(torch.randn(48, 32).t())
+    assert seen == [(True, True)] * 3
 
 
 @pytest.mark.parametrize("device", DEVICES)
