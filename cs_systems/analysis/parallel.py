@@ -14,6 +14,7 @@ from typing import Any
 from cs_systems import stats
 from cs_systems.analysis.overlap import reconcile
 from cs_systems.config import RunConfig
+from cs_systems.parallel import data_ranks
 from cs_systems.record import Row, RunRecord
 
 STAGES = ("built", "forward", "backward", "optimizer")
@@ -71,7 +72,7 @@ def steps(group: Sequence[RunRecord]) -> list[Row]:
     for record in clean(group):
         config, step_s = record.run_config, _step_s(record)
         times = record.measurement.durations_s("step") if record.measurement else []
-        tokens = config.batch_size * config.tokens_per_sequence * config.world_size
+        tokens = config.batch_size * config.tokens_per_sequence * data_ranks(record.config)
         rows.append(
             {
                 "strategy": name(config),
@@ -80,11 +81,16 @@ def steps(group: Sequence[RunRecord]) -> list[Row]:
                 "p10_s": stats.quantile(times, 0.1) if times else None,
                 "p90_s": stats.quantile(times, 0.9) if times else None,
                 "tokens_per_s": tokens / step_s if step_s else None,
-                "efficiency": alone_s / step_s if alone_s and step_s else None,
+                "efficiency": _efficiency(record, alone_s, step_s),
                 "note": record.reason if record.status != "ok" else ", ".join(w.code for w in record.warnings),
             }
         )
     return rows
+
+
+def _efficiency(record: RunRecord, alone_s: float | None, step_s: float | None) -> float | None:
+    share = data_ranks(record.config) / record.run_config.world_size
+    return share * alone_s / step_s if alone_s and step_s else None
 
 
 def _step_s(record: RunRecord | None) -> float | None:

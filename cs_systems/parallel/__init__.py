@@ -116,6 +116,14 @@ def splits_of(name: str) -> frozenset[str]:
     return frozenset().union(*(said.get("splits", {"batch"}) for said in declared))
 
 
+def data_ranks(config: Mapping[str, Any]) -> int:
+    """How many ranks of a record's configuration take rows of their own: all that do not divide blocks."""
+    ranks: int = config.get("world_size", 1)
+    if ranks == 1 or "features" not in splits_of(config.get("strategy", "single")):
+        return ranks
+    return ranks // check_tp_degree(ranks, config.get("tp_degree"))
+
+
 def options_of(name: str) -> tuple[str, ...]:
     """What the parts of a strategy can be told, as their files say. No torch."""
     declared = [plugins.declared("parallel", part) for part in name.split("+")]

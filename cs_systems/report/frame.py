@@ -17,6 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import CONFIGURED, ConfigError, ModelConfig
+from cs_systems.parallel import data_ranks
 from cs_systems.record import DONE, Measurement, Row, RunRecord, read_records
 from cs_systems.report import collectives
 from cs_systems.stats import interval, summary
@@ -44,6 +45,9 @@ _RUN_FIELDS = {
     "l2": TEXT,
     "memory_limit_bytes": INTEGER,
     "seed": INTEGER,
+    "strategy": TEXT,
+    "bucket_size_mb": REAL,
+    "tp_degree": INTEGER,
     "world_size": INTEGER,
     "profiler": TEXT,
 }
@@ -296,7 +300,7 @@ def _phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
         yield {}
         return
     costs = {row["phase"]: row for row in record.results.get("cost", ())}
-    tokens = _only_row(record.results, "ran").get("tokens")
+    tokens = _tokens(record)
     for phase in (*(p for p in measurement.phase_names() if p != STEP), STEP):
         rounds = _rounds(measurement, phase)
         if not rounds:
@@ -322,6 +326,12 @@ def _phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
         if phase == STEP:
             row |= {"tokens_per_s": _ratio(tokens, durations.median), **collectives.step(record)}
         yield row
+
+
+def _tokens(record: RunRecord) -> int | None:
+    """Of a step, of all ranks together."""
+    of_a_rank = _only_row(record.results, "ran").get("tokens")
+    return of_a_rank and of_a_rank * data_ranks(record.config)
 
 
 def _rounds(measurement: Measurement, phase: str) -> list[list[float]]:

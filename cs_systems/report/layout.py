@@ -28,7 +28,8 @@ LAYOUTS = {
     "train_step": Layout(
         identity=(
             *_names("size context_length seq_len batch_size attention precision mode compile checkpoint optimizer"),
-            *("keep_graph", *ENDING),
+            *_names("strategy bucket_size_mb tp_degree world_size keep_graph"),
+            *ENDING,
         ),
         measured=_names("spread tokens_per_s model_flops_per_s mfu peak_allocated_bytes note"),
         leaves=_names(
@@ -62,7 +63,7 @@ OTHER = Layout(
 )
 
 # Under these profilers a step's memory is what was measured; its time, with a synchronisation at each boundary, is not.
-WATCH_MEMORY = frozenset({"memory", "memory_snapshot", "nsys_memory", "residuals"})
+WATCH_MEMORY = frozenset({"memory", "memory_snapshot", "nsys_memory", "rank_memory", "residuals"})
 OF_MEMORY = _names("peak_allocated_bytes peak_reserved_bytes predicted_peak_bytes note")
 # What they may be told of is not a doubt about a time.
 DOUBTS_OF_MEMORY = frozenset({"nan-loss", "no-tables", "shared-gpu"})
@@ -71,7 +72,8 @@ DOUBTS_OF_MEMORY = frozenset({"nan-loss", "no-tables", "shared-gpu"})
 ECHOES = {"seq_len": "context_length", "heads_kv": "heads", "seq_k": "seq", "executed_d_head": "d_head"}
 # Constants that a caption need not say, and values that mean "nothing special".
 SILENT_COLUMNS = frozenset({"device_name", "code_version", "seed", "repeat", "keep_graph", "align"})
-SILENT_VALUES = frozenset({"none", "default"})
+SILENT_VALUES = frozenset({"none", "default", "single"})
+ONE_RANK = {"world_size": 1}
 
 TITLES = {
     "context_length": "ctx",
@@ -99,6 +101,7 @@ TITLES = {
     "ceiling_flops_per_s": "ceiling",
     "mfu": "MFU",
     "hfu": "HFU",
+    "bucket_size_mb": "buckets of MB",
     "world_size": "ranks",
     "size_bytes": "size",
     "call_s": "a call",

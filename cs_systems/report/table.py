@@ -177,7 +177,8 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
     said = {c: rows[c].tolist()[0] for c in constant if c not in layout.SILENT_COLUMNS}
     if rows["ran_optimizer"].nunique() == 1:
         said["ran_optimizer"] = rows["ran_optimizer"].dropna().iloc[0]
-    named = [_named(c, v) for c, v in said.items() if v not in layout.SILENT_VALUES]
+    telling = {c: v for c, v in said.items() if v not in layout.SILENT_VALUES and layout.ONE_RANK.get(c) != v}
+    named = [_named(c, v) for c, v in telling.items()]
     parts = [what]
     if named:
         parts.append(f"constant: {', '.join(dict.fromkeys(named))}")
