@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -43,3 +44,22 @@ def counts(config: Any, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:
             raise ConfigError(f"{name} is {getattr(config, name)}: it must be at least 1")
+
+
+def settings(words: Iterable[str]) -> dict[str, Any]:
+    """`("max_ctas=16", "comm_dtype=bf16", "high_priority=true")` → what each is set to, of the type that it looks like.
+
+    Raises ConfigError for a word that sets nothing, and for what is set twice.
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not (name and equals and text):
+            raise ConfigError(f"{word!r} sets nothing: write name=value, as in max_ctas=16")
+        if name in found:
+            raise ConfigError(f"{name} is set twice: set it once")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found

@@ -19,7 +19,7 @@ from typing import Any
 
 from cs_systems.checkpoint_plan import segments
 from cs_systems.checks import ConfigError as ConfigError
-from cs_systems.checks import counts, number, whole
+from cs_systems.checks import counts, number, settings, whole
 from cs_systems.checks import one_of as one_of
 from cs_systems.collectives import CollectiveShape
 from cs_systems.shapes import ALIGNMENTS as ALIGNMENTS
@@ -105,11 +105,13 @@ class RunConfig:
     strategy: str = "single"  # how the ranks train together: of `parallel`, several joined by +
     bucket_size_mb: float | None = None  # 2²⁰ bytes, of a strategy that has buckets; None: its default
     tp_degree: int | None = None  # of a strategy that divides blocks: over how many ranks; None: all
+    strategy_args: tuple[str, ...] = ()  # more of what the strategy can be told: ("max_ctas=16", "comm_dtype=bf16")
     profiler: str = "none"
     profiler_args: tuple[str, ...] = ()  # more options for the profiler's own command
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "profiler_args", tuple(self.profiler_args))  # JSON makes lists of tuples
+        for name in ("strategy_args", "profiler_args"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON makes lists of tuples
         for name, kind in (("mode", Mode), ("precision", Precision)):
             value = getattr(self, name)
             if not isinstance(value, kind):
@@ -164,7 +166,7 @@ class RunConfig:
     def strategy_options(self) -> dict[str, Any]:
         """Of those that strategies have, the ones that are given."""
         options = {name: getattr(self, name) for name in ("bucket_size_mb", "tp_degree")}
-        return {name: value for name, value in options.items() if value is not None}
+        return {name: value for name, value in options.items() if value is not None} | settings(self.strategy_args)
 
     @property
     def tokens_per_sequence(self) -> int:
@@ -172,7 +174,8 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON gives back as it is: a list for a tuple."""
-        return dataclasses.asdict(self) | {"profiler_args": list(self.profiler_args)}
+        lists = {name: list(getattr(self, name)) for name in ("strategy_args", "profiler_args")}
+        return dataclasses.asdict(self) | lists
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
@@ -188,6 +191,8 @@ class RunConfig:
 def _check_ranks(config: RunConfig) -> None:
     """What strategies are there, and which of them have buckets, `runner.check` asks."""
     counts(config, "world_size")
+    if doubled := settings(config.strategy_args).keys() & {"bucket_size_mb", "tp_degree"}:
+        raise ConfigError(f"{min(doubled)} has a field of its own: --{min(doubled).replace('_', '-')}")
     if config.collective is not None:
         if config.workload != "collective" and ":" not in config.workload:
             raise ConfigError(f"{config.workload} calls no {config.collective.collective}: use workload collective")
@@ -274,7 +279,7 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         "mode": config.mode.value,
         "compile": "" if config.compile == "none" else f"compile={config.compile}",
         "checkpoint": "" if config.checkpoint == "none" else f"checkpoint={config.checkpoint}",
-        "strategy": "" if config.strategy == "single" else config.strategy,
+        "strategy": "" if config.strategy == "single" else ":".join([config.strategy, *config.strategy_args]),
         "bucket_size_mb": "" if config.bucket_size_mb is None else f"buckets of {config.bucket_size_mb:g} MB",
         "tp_degree": "" if config.tp_degree is None else f"tp_degree={config.tp_degree}",
         "world_size": "" if config.world_size == 1 else f"{config.world_size} ranks",

@@ -50,6 +50,9 @@ MALFORMED = {
     "parallel --world-size 0": "world_size is 0: it must be at least 1",
     "parallel --bucket-size-mb large --strategy ddp_bucketed": "'large' is no bucket size: give a number of MB, as in",
     "parallel --bucket-size-mb 0 --strategy ddp_bucketed": "bucket_size_mb is 0.0: it must be above 0",
+    "parallel --strategy torch_ddp:view": "'view' sets nothing: write name=value, as in max_ctas=16",
+    "parallel --strategy torch_ddp:view=true": "torch_ddp has no option 'view': it knows bucket_size_mb, ",
+    "parallel --strategy ddp_bucketed:bucket_size_mb=1": "bucket_size_mb has a field of its own: --bucket-size-mb",
     "parallel --with kineto": "unknown recorder 'kineto': known: overlap, rank_memory",
     "report nowhere": "there are no records at nowhere/records.jsonl: give the folder that a run printed as 'records:'",
 }

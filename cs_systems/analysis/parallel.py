@@ -17,12 +17,13 @@ from cs_systems.config import RunConfig
 from cs_systems.parallel import data_ranks
 from cs_systems.record import Row, RunRecord
 
+NOTHING_TOLD: Any = {"bucket_size_mb": None, "tp_degree": None, "strategy_args": ()}
 STAGES = ("built", "forward", "backward", "optimizer")
 
 
 def group_of(config: RunConfig) -> RunConfig:
     """What the cells of a group have in common."""
-    alone = replace(config, strategy="single", bucket_size_mb=None, tp_degree=None, world_size=1)
+    alone = replace(config, strategy="single", world_size=1, **NOTHING_TOLD)
     return replace(alone, profiler="none", warmup=0, steps=1, rounds=1)
 
 
@@ -39,7 +40,7 @@ def name(config: RunConfig) -> str:
     """What tells a cell apart in its group, but for the number of ranks: `ddp_bucketed 25 MB`."""
     size = "" if config.bucket_size_mb is None else f" {config.bucket_size_mb:g} MB"
     degree = "" if config.tp_degree is None else f" of {config.tp_degree}"
-    return config.strategy + degree + size
+    return ":".join([config.strategy, *config.strategy_args]) + degree + size
 
 
 def clean(group: Iterable[RunRecord]) -> list[RunRecord]:

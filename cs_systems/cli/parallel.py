@@ -57,7 +57,10 @@ NOTES = {
 @dataclass(frozen=True)
 class Parallel:
     cells: ModelCells = field(default_factory=ModelCells)
-    strategy: Annotated[Names, arg(help="of cs_systems/parallel, or several joined by +: ddp_bucketed+zero1")] = DDP
+    strategy: Annotated[
+        Names,
+        arg(help="of cs_systems/parallel, several joined by +, told more after a colon: ddp_bucketed:comm_dtype=bf16"),
+    ] = DDP
     world_size: Annotated[Numbers, arg(help="ranks, each with a GPU of its own where there are GPUs")] = (2,)
     bucket_size_mb: Annotated[
         Names, arg(help="2^20 bytes, of strategies with buckets", help_behavior_hint="(default: the strategy's)")
@@ -119,6 +122,7 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
     """Of one strategy the cells with each number of ranks, and each bucket size if it has buckets."""
     from cs_systems.parallel import check, options_of
 
+    name, *settings = name.split(":")
     if name == "single":
         return []
     check(name)
@@ -127,7 +131,14 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
         sizes = [_megabytes(text) for text in args.bucket_size_mb]
     degree = args.tp_degree if "tp" in name.split("+") else None
     return [
-        replace(base, strategy=name, world_size=ranks, bucket_size_mb=size, tp_degree=degree)
+        replace(
+            base,
+            strategy=name,
+            strategy_args=tuple(settings),
+            world_size=ranks,
+            bucket_size_mb=size,
+            tp_degree=degree,
+        )
         for ranks in args.world_size
         for size in sizes
     ]

@@ -236,7 +236,9 @@ def _cell(index: int, record: RunRecord) -> Row:
         "repeat": record.repeat,
         "workload": config["workload"],
         **{name: config.get(name) for name in _RUN_FIELDS},
-        "checkpoint": config.get("checkpoint", "none"),  # older records have none
+        "checkpoint": config.get("checkpoint", "none"),  # older records have none, as they have no strategy
+        "strategy": ":".join([config.get("strategy", "single"), *config.get("strategy_args", ())]),
+        "world_size": config.get("world_size", 1),
         **(_shape(config["shape"]) if config.get("shape") else {}),
         **(_model(config) if config["workload"] != "attention" else {}),
         "status": record.status,

@@ -53,7 +53,8 @@ def _name(record: RunRecord) -> str:
     config = record.run_config
     size = "" if config.bucket_size_mb is None else f" {config.bucket_size_mb:g} MB"
     degree = "" if config.tp_degree is None else f" of {config.tp_degree}"
-    return f"{config.strategy}{degree}{size}\n{config.world_size} rank{'s' if config.world_size > 1 else ''}"
+    strategy = ":\n".join([config.strategy, *config.strategy_args])
+    return f"{strategy}{degree}{size}\n{config.world_size} rank{'s' if config.world_size > 1 else ''}"
 
 
 def _said(record: RunRecord) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import Mode, Phase, Precision, RunConfig
-from cs_systems.cost import COMPUTE_BYTES, PARAMETER_BYTES
+from cs_systems.cost import PARAMETER_BYTES
 from cs_systems.device import Device
 from cs_systems.optim import optimizer_class
 from cs_systems.parallel import ParallelStrategy, compose
@@ -79,8 +79,8 @@ class Training:
 
     def _sent_share(self) -> float:
         """Of an element of a parameter, the bytes as they are sent."""
-        sends_narrow = "compute_dtype" in _options(self.config)
-        return COMPUTE_BYTES[self.config.precision] / PARAMETER_BYTES[self.config.precision] if sends_narrow else 1.0
+        narrow = {"compute_dtype", "comm_dtype"} & _options(self.config).keys()
+        return 2 / PARAMETER_BYTES[self.config.precision] if narrow else 1.0
 
     @abstractmethod
     def _forward(self) -> None: ...
