@@ -6,18 +6,36 @@ next cells get a new worker.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cs_systems import profiled
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.lifeline import rank_in_job
 from cs_systems.process import ANSWER_TIMEOUT_S, Event, Worker, WorkerDied, WorkerTimeout, run_request
 from cs_systems.ranks import Kind, NotStarted, Ranks
-from cs_systems.record import DONE, Environment, Row, RunRecord, make_key, read_records, records_path
+from cs_systems.record import DONE, Environment, Row, RunRecord, append_record, make_key, read_records, records_path
+
+
+class Measuring(Protocol):
+    """A worker, ranks that were started here, or those of a job that torchrun started."""
+
+    @property
+    def hello(self) -> Event: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def request(self, timeout_s: float | None = None, **request: Any) -> Iterator[Event]: ...
+
+    def finish(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Crew:
@@ -25,7 +43,8 @@ class Crew:
 
     def __init__(self, folder: Path | None = None, timeout_s: float | None = None) -> None:
         self._folder, self._timeout_s = folder, timeout_s
-        self._worker: Worker | Ranks | None = None
+        self._worker: Measuring | None = None
+        self._asked: tuple[RunConfig, int] | None = None
         self._kind: Kind | None = None  # of ranks; None: one worker
         self._refusals: dict[Kind, str | None] = {}
         self._first_hello: Event | None = None
@@ -41,16 +60,56 @@ class Crew:
         if self._worker is not None:
             self._worker.close()
 
-    def _ready(self, kind: Kind | None = None) -> Worker | Ranks:
+    def _ready(self, kind: Kind | None = None) -> Measuring:
         """The worker, or ranks of that kind. One or the other: idle processes would hold memory and be in the way."""
         if self._worker is not None and (kind != self._kind or not self._worker.alive):
             self._dismiss()
             self._worker = None
         if self._worker is None:
-            self._worker, self._kind = Ranks(kind, self._log) if kind else Worker(self._log), kind
+            self._worker, self._kind = self._started(kind), kind
             self._first_hello = self._first_hello or self._worker.hello
             same_device(self._first_hello, self._worker.hello)
         return self._worker
+
+    def _started(self, kind: Kind | None) -> Measuring:
+        if kind is None:
+            return Worker(self._log)
+        if rank_in_job() is None or kind.world_size == 1:
+            return Ranks(kind, self._log)
+        from cs_systems.job import job  # here this process measures: it has torch
+
+        return job().of_kind(kind, self._lost)
+
+    def _lost(self, status: str, reason: str) -> None:
+        """Write what became of the cell that is measured, while this process can."""
+        if self._folder is not None and self._asked is not None:
+            append_record(self._folder, self._record(*self._asked, status, reason))
+            self._marker.unlink(missing_ok=True)
+
+    @property
+    def _marker(self) -> Path:
+        """Says, while ranks of a job measure, which cell: what kills rank 0 leaves it behind."""
+        assert self._folder is not None
+        return self._folder / ".running"
+
+    def _mark(self, config: RunConfig, repeat: int) -> None:
+        self._asked = config, repeat
+        if self._folder is not None and rank_in_job() is not None:
+            self._marker.write_text(f"{config.key()} {repeat}")
+
+    def _unmark(self) -> None:
+        if self._folder is not None:
+            self._marker.unlink(missing_ok=True)
+
+    def _find_lost(self, configs: list[RunConfig]) -> None:
+        """Record the cell in which the last job was killed."""
+        if not self._marker.exists():
+            return
+        key, repeat = self._marker.read_text().split()
+        if config := next((c for c in configs if c.key() == key), None):
+            reason = "the job was killed while it measured this cell"
+            append_record(self._marker.parent, self._record(config, int(repeat), "killed", reason))
+        self._unmark()
 
     def _kind_of(self, config: RunConfig) -> Kind | None:
         return Kind.of(config, self._timeout_s)
@@ -59,7 +118,8 @@ class Crew:
         """Why ranks of that kind cannot run here, asked before they are started."""
         if kind not in self._refusals:
             self.environment(kind.device)  # known when they are lost
-            self._refusals[kind] = self._ask(op="fits", device=kind.device, world_size=kind.world_size)["reason"]
+            fits = self._ask(op="fits", device=kind.device, world_size=kind.world_size)["reason"]
+            self._refusals[kind] = _of_another_job(kind) or fits
         return self._refusals[kind]
 
     @property
@@ -106,9 +166,11 @@ class Crew:
     ) -> list[RunConfig]:
         """What the folder does not hold yet. Raises ConfigError if it was measured elsewhere or by other code.
 
-        Without `skip_oom`, a cell that was only predicted to run out of memory is missing.
+        What has failed before comes last: it may end a job again. Without `skip_oom`, a cell that was only predicted
+        to run out of memory is missing.
         """
         assert self._folder is not None
+        self._find_lost(configs)
         if not records_path(self._folder).exists():
             return configs
         records, complaints = read_records(self._folder)
@@ -122,7 +184,8 @@ class Crew:
         unavailable = [c for c in configs if found[c] == "unavailable"]
         rows = self.preflight(unavailable) if unavailable else []
         remedied = {c for c, row in zip(unavailable, rows, strict=True) if row["reason"] is None}
-        return [c for c in configs if found[c] not in DONE or c in remedied]
+        missing = [c for c in configs if found[c] not in DONE or c in remedied]
+        return sorted(missing, key=lambda c: found[c] is not None)
 
     def measure(
         self,
@@ -186,6 +249,7 @@ class Crew:
             return
         while waiting:
             asked, current = list(waiting), waiting[0]
+            self._mark(current, repeat)
             try:
                 for event in self._ready(kind).request(self._timeout_s, **run_request(asked, repeat, out)):
                     current = asked[event["cell"]]
@@ -193,6 +257,7 @@ class Crew:
                         on_visit(current)
                     else:
                         waiting.remove(current)
+                        self._unmark()
                         yield RunRecord.from_dict(event["record"])
             except (WorkerDied, WorkerTimeout, NotStarted) as error:
                 self.close()
@@ -212,6 +277,13 @@ class Crew:
         environment = self.environment(config.device)
         key = make_key(config, repeat, environment)
         return RunRecord(key, config.to_dict(), status, repeat, reason, environment, results=results)
+
+
+def _of_another_job(kind: Kind) -> str | None:
+    """Why the ranks of the job that this process belongs to are not these."""
+    if rank_in_job() is None or kind.world_size in (1, size := int(os.environ["WORLD_SIZE"])):
+        return None
+    return f"this job has {size} ranks, the cell {kind.world_size}: start torchrun with as many"
 
 
 def _does_not_fit(row: Row) -> bool:

@@ -183,6 +183,7 @@ def resolve(name: str) -> Device:
 
 def too_few(name: str, world_size: int) -> str | None:
     """Why so many ranks cannot have a device each on this machine, with the remedy; None where they can."""
+    world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # of a job on several machines
     if world_size == 1 or not resolve(name).is_cuda or (count := torch.cuda.device_count()) >= world_size:
         return None
     return (

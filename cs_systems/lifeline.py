@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 from pathlib import Path
 
@@ -15,6 +16,11 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):
         return
+
+
+def rank_in_job() -> int | None:
+    """The rank that torchrun gave this process; None for one that was started by itself."""
+    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def rank_log(log: Path, rank: int) -> Path:

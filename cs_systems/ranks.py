@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import selectors
@@ -124,6 +125,7 @@ class Ranks:
         self._selector = selectors.DefaultSelector()
         self._heard: list[tuple[_Rank, Event]] = []
         self._answers: dict[int, dict[int, Event]] = {}  # cell → rank → its record
+        self._first_at: dict[int, float] = {}  # cell → when the first rank had its record
         self._done: dict[int, bool] = {}  # rank → whether it is of further use
         self._address = Path(self._folder.name) / "socket"
         with socket.socket(socket.AF_UNIX) as listener:
@@ -177,6 +179,7 @@ class Ranks:
         allowed from one of these to the next. Raises WorkerDied or WorkerTimeout; the ranks are of no use then.
         """
         self._answers.clear()
+        self._first_at.clear()
         line = json.dumps(request).encode() + b"\n"
         for rank in self._ranks:
             try:
@@ -186,7 +189,9 @@ class Ranks:
         self._done.clear()
         deadline = _deadline(timeout_s)
         while len(self._done) < len(self._ranks):
-            if (heard := self._next(deadline)) is None:
+            if (heard := self._next(min(deadline, self._last_due()))) is None:
+                if time.monotonic() < deadline:
+                    raise self._hang([r for r in self._ranks if any(r.number not in a for a in self._answers.values())])
                 raise WorkerTimeout(f"no answer within {timeout_s:g} s: {self._whereabouts(self._ranks)}")
             rank, event = heard
             if event["event"] == "visit" and rank.number == 0:
@@ -206,6 +211,11 @@ class Ranks:
         if not all(self._done.values()):
             self.close()
 
+    def _last_due(self) -> float:
+        """When the last rank must have answered for a cell of which some have."""
+        waiting = [at for cell, at in self._first_at.items() if len(self._answers[cell]) < len(self._ranks)]
+        return min(waiting, default=math.inf) + self._kind.patience_s
+
     def _settle(self, answers: dict[int, Event]) -> None:
         """After a failure: wait a little until all ranks have said what became of the cell, or one that explains it.
 
@@ -218,7 +228,7 @@ class Ranks:
         if late and all(answer["of_peers"] for answer in answers.values() if failed(answer)):
             raise self._hang(late)
 
-    def _next(self, deadline: float | None) -> tuple[_Rank, Event] | None:
+    def _next(self, deadline: float) -> tuple[_Rank, Event] | None:
         """Note and return the next event of any rank; None at the deadline.
 
         Raises WorkerDied or WorkerTimeout for a rank that is gone, once all is told that it had said.
@@ -226,8 +236,8 @@ class Ranks:
         while not self._heard:
             if gone := [rank for rank in self._ranks if rank.gone]:
                 raise self._death(*gone)
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready: list[_Rank] = [key.data for key, _ in self._selector.select(left)]
+            left = max(0.0, deadline - time.monotonic())
+            ready: list[_Rank] = [key.data for key, _ in self._selector.select(None if math.isinf(left) else left)]
             if not ready:
                 return None
             for rank in ready:
@@ -239,6 +249,7 @@ class Ranks:
             rank.log.begin = event["log_bytes"]
         elif event["event"] == "record":
             self._answers.setdefault(event["cell"], {})[rank.number] = event
+            self._first_at.setdefault(event["cell"], time.monotonic())
         elif event["event"] == "done":
             self._done[rank.number] = event["usable"]
         return rank, event
@@ -330,8 +341,8 @@ def _exists(rank: _Rank) -> bool:
     return True
 
 
-def _deadline(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else time.monotonic() + timeout_s
+def _deadline(timeout_s: float | None) -> float:
+    return time.monotonic() + (math.inf if timeout_s is None else timeout_s)
 
 
 def _own(kind: Kind) -> dict[str, str]:

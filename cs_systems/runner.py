@@ -10,6 +10,7 @@ import fcntl
 import math
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from typing import Any
 from cs_systems import parallel, plugins, profiled
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.crew import Crew
+from cs_systems.lifeline import rank_in_job
 from cs_systems.process import Event
 from cs_systems.profilers import Profiler
 from cs_systems.record import Row, RunRecord, append_record, records_path
@@ -115,8 +117,11 @@ def sweep(
     interleave: visit all cells in turn, `rounds` times, instead of finishing one after the other.
     shuffle_seed: shuffle the order of the cells, in each repeat anew.
 
+    Of a job that torchrun started, rank 0 measures here and the others end with it: see `job`.
+
     Raises ConfigError for malformed input, and OSError for a folder that cannot be written, before the first cell runs.
     """
+    _follow_in_job()
     configs = list(dict.fromkeys(configs))
     check(configs)
     if repeats < 1:
@@ -147,6 +152,14 @@ def sweep(
                     done += 1
                     report(record=record)
                     yield record
+
+
+def _follow_in_job() -> None:
+    """Of the ranks of torchrun's all but 0 only answer it, and end with it."""
+    if rank_in_job():
+        from cs_systems.job import follow
+
+        sys.exit(follow())
 
 
 @contextmanager

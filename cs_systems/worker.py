@@ -35,15 +35,16 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol
 
 from cs_systems import device as devices
 from cs_systems import doctor, world
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.device import DeviceUnavailable
 from cs_systems.environment import environment
-from cs_systems.execute import preflight, run_cells
+from cs_systems.execute import Emit, preflight, run_cells
 from cs_systems.lifeline import die_with_parent, rank_log, stack_file
 from cs_systems.profilers import rank_file
 from cs_systems.record import Row
@@ -72,8 +73,16 @@ def _too_few(device: str, world_size: int) -> str | None:
         return str(error)
 
 
-def serve(requests: TextIO, replies: TextIO, introduction: dict[str, Any]) -> None:
-    """Answer requests until the pipe closes, or until CUDA is lost in this process."""
+class Replies(Protocol):
+    """Where lines go."""
+
+    def write(self, line: str, /) -> object: ...
+
+    def flush(self) -> None: ...
+
+
+def serve(requests: Iterable[str], replies: Replies, introduction: dict[str, Any]) -> None:
+    """Answer requests until there are no more, or until CUDA is lost in this process."""
 
     def emit(event: dict[str, Any]) -> None:
         if event["event"] == "visit":  # what is logged from here on is this cell's
@@ -84,29 +93,33 @@ def serve(requests: TextIO, replies: TextIO, introduction: dict[str, Any]) -> No
 
     emit({"event": "ready", **introduction})
     for line in requests:
-        request = json.loads(line)
-        configs = [RunConfig.from_dict(cell) for cell in request.get("cells", ())]
-        usable = True
-        if request["op"] == "run":
-            out = rank_file(Path(request["out"]), world.rank()) if request.get("out") else None
-            usable = run_cells(configs, repeat=request["repeat"], out=out, emit=emit)
-        elif request["op"] == "preflight":
-            for config in configs:
-                emit({"event": "preflight", "row": _preflight_row(config)})
-        elif request["op"] == "environment":
-            device = devices.resolve_or_cpu(request["device"])
-            emit({"event": "environment", "environment": dataclasses.asdict(environment(device))})
-        elif request["op"] == "fits":
-            emit({"event": "fits", "reason": _too_few(request["device"], request["world_size"])})
-        elif request["op"] == "join":
-            device = devices.resolve(request["device"])
-            world.join(device, request["patience_s"])
-            emit({"event": "joined", "device": str(device.torch)})
-        elif request["op"] == "doctor":
-            emit({"event": "doctor", "rows": doctor.checks()})
+        usable = answer(json.loads(line), emit)
         emit({"event": "done", "usable": usable})
         if not usable:
             return
+
+
+def answer(request: dict[str, Any], emit: Emit) -> bool:
+    """Do what is asked and tell its events but for `done`; whether this process is of further use."""
+    configs = [RunConfig.from_dict(cell) for cell in request.get("cells", ())]
+    if request["op"] == "run":
+        out = rank_file(Path(request["out"]), world.rank()) if request.get("out") else None
+        return run_cells(configs, repeat=request["repeat"], out=out, emit=emit)
+    if request["op"] == "preflight":
+        for config in configs:
+            emit({"event": "preflight", "row": _preflight_row(config)})
+    elif request["op"] == "environment":
+        device = devices.resolve_or_cpu(request["device"])
+        emit({"event": "environment", "environment": dataclasses.asdict(environment(device))})
+    elif request["op"] == "fits":
+        emit({"event": "fits", "reason": _too_few(request["device"], request["world_size"])})
+    elif request["op"] == "join":
+        device = devices.resolve(request["device"])
+        world.join(device, request["patience_s"])
+        emit({"event": "joined", "device": str(device.torch)})
+    elif request["op"] == "doctor":
+        emit({"event": "doctor", "rows": doctor.checks()})
+    return True
 
 
 def run_once(request: dict[str, Any]) -> int:

@@ -36,7 +36,7 @@ FLOORS = {
         "probes", "timing", "environment", "world",
     ],
     "2": ["model", "optim", "losses", "fp8", "checkpointing", "attention/*", "kernels/*", "parallel/*"],
-    "3": ["workloads/*", "execute", "worker", "doctor"],
+    "3": ["workloads/*", "execute", "worker", "job", "doctor"],
 }  # fmt: skip
 MAY_IMPORT = {
     "0": {"0"},

@@ -96,11 +96,11 @@ def hangs_at_the_gate(config: RunConfig, device: Any) -> Callable[[], None]:
     return step
 
 
-def _on_rank_1(what: Callable[[], None]) -> Callable[[], None]:
+def _on_rank_1(what: Callable[[], None], rank: str = "1") -> Callable[[], None]:
     """A step in which rank 1 does that while the others wait for it."""
 
     def step() -> None:
-        if os.environ["RANK"] == "1":
+        if os.environ["RANK"] == rank:
             what()
         dist.barrier()
 
@@ -108,9 +108,18 @@ def _on_rank_1(what: Callable[[], None]) -> Callable[[], None]:
 
 
 rank_1_is_killed = _on_rank_1(is_killed)
+rank_0_is_killed = _on_rank_1(is_killed, "0")
 rank_1_exits = _on_rank_1(exits)
 rank_1_raises = _on_rank_1(raises)
 rank_1_hangs = _on_rank_1(hangs)
+
+
+def rank_1_hangs_alone() -> None:
+    """While its peer is done: with one step nothing follows in which it would wait."""
+    if os.environ["RANK"] == "1":
+        hangs()
+
+
 rank_1_runs_out_of_memory = _on_rank_1(torch_runs_out_of_memory)
 
 

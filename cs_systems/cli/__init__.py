@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Sequence
 
 from cs_systems.config import ConfigError, one_of
+from cs_systems.lifeline import rank_in_job
 from cs_systems.version import __version__
 
 # In the order in which a newcomer needs them. One line each: the overview is all that `--help` has to import.
@@ -38,6 +39,12 @@ EXIT_INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
+    if (rank := rank_in_job()) is not None:
+        from cs_systems import job
+
+        if rank:  # the command is rank 0's
+            return job.follow()
+        job.job()
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0

@@ -1,0 +1,281 @@
+"""The ranks of a job that torchrun started, of any number of nodes: this process is one of them. Floor 3.
+
+The command runs on rank 0 alone, which alone writes records and prints; it asks the others through the launcher's
+store, and they answer as workers do. For `crew`, `Job` is what `Ranks` are, but that rank 0 measures in this process:
+
+    torchrun --nproc-per-node 2 -m cs_systems comm --world-size 2 --out runs/comm
+
+A cell that leaves the ranks apart ends the job. The record of it is written before: where rank 0 waits for a rank that
+has failed, a thread beside it writes; where rank 0 itself was killed, the next start, which finds that it was
+measuring. The same command goes on with the rest, and tries such cells again at last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from cs_systems import device as devices
+from cs_systems import world
+from cs_systems.lifeline import die_with_parent
+from cs_systems.slowest import failed, verdict
+from cs_systems.worker import answer, serve
+
+Event = dict[str, Any]
+Lost = Callable[[str, str], None]
+SETTLE_S = 2.0  # for the peers of a rank that failed to say what they know
+START_TIMEOUT_S = 120.0
+EXIT_LOST = 4
+_LOOK_S = 0.5  # how often the thread beside a measuring rank 0 looks for what the others have said
+_END = ""
+
+
+class JobLost(RuntimeError):
+    """The ranks cannot go on together; what became of the cell is told already."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the ranks cannot go on after this cell: start the same command again, it goes on with the rest"
+        )
+
+
+def _connect() -> Any:
+    """The store of this job's launcher, through a connection of its own: one that waits serves nobody else."""
+    store, _, _ = next(rendezvous("env://"))
+    return store
+
+
+def follow() -> int:
+    """What the ranks but 0 do: answer rank 0 until it ends."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    rank, store = int(os.environ["RANK"]), _connect()
+    introduction = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
+    serve(_requests(store), _Replies(store, rank), introduction)
+    world.leave()
+    return 0
+
+
+def _requests(store: Any) -> Iterator[str]:
+    for number in itertools.count():
+        if (line := _wait_for(store, f"request/{number}")) == _END:
+            return
+        yield line
+
+
+def _wait_for(store: Any, key: str, timeout_s: float | None = None) -> str:
+    """The value once it is there. Raises TimeoutError; what the store raises when it is gone, else."""
+    end = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left = 60.0 if end is None else max(0.01, end - time.monotonic())
+        try:
+            store.wait([key], timedelta(seconds=left))
+            return str(store.get(key).decode())
+        except dist.DistStoreError:
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(key) from None
+
+
+class _Replies:
+    """Where a rank writes its events, one line each; the first failure in a request is told aloud too."""
+
+    def __init__(self, store: Any, rank: int) -> None:
+        self._store, self._rank, self._count = store, rank, 0
+
+    def write(self, line: str) -> None:
+        event = json.loads(line)
+        self._store.set(f"reply/{self._rank}/{self._count}", line)
+        self._count += 1
+        if event["event"] == "record" and failed(event) and not event["of_peers"]:
+            self._store.set("failed", str(self._rank))
+
+    def flush(self) -> None:
+        return
+
+
+class Job:
+    """All ranks of this job, seen from rank 0; there is one, and it ends with the process."""
+
+    def __init__(self) -> None:
+        self._store, self._count = _connect(), 0
+        self._others = range(1, int(os.environ["WORLD_SIZE"]))
+        self._read = dict.fromkeys(self._others, 0)  # of each rank's replies
+        self._devices: dict[int, str] = {}
+        self._hellos = {rank: self._next(rank, None) for rank in self._others}
+        self._kind: Any = None
+        self.hello: Event = {"event": "ready", "device": devices.resolve("auto").name}
+        self.lost: Lost = lambda status, reason: None
+
+    def of_kind(self, kind: Any, lost: Lost) -> Job:
+        """The ranks joined for cells of that kind. lost: told a status and a reason where this process ends at once."""
+        self.lost = lost
+        if kind != self._kind:
+            for _ in self.request(op="join", device=kind.device, patience_s=kind.patience_s):
+                pass
+            self._kind = kind
+        return self
+
+    alive = True
+
+    def finish(self) -> None:
+        return
+
+    close = finish
+
+    def end(self) -> None:
+        """Let the other ranks end."""
+        self._store.set(f"request/{self._count}", _END)
+
+    def request(self, timeout_s: float | None = None, **request: Any) -> Iterator[Event]:
+        """As `Ranks.request`; a cell's visits are told when it is done. Raises JobLost."""
+        self._store.delete_key("failed")
+        self._store.set(f"request/{self._count}", json.dumps(request))
+        self._count += 1
+        mine: list[Event] = []
+        answers: dict[int, dict[int, Event]] = {}
+        with self._watched(timeout_s):
+            answer(request, mine.append)
+            for event in mine:
+                self._note(0, event, answers)
+            silent = [rank for rank in self._others if not self._hear(rank, answers, mine)]
+        names = [self._name(rank) for rank in range(len(self._others) + 1)]
+        for event in mine:
+            if event["event"] == "visit":
+                yield event
+            if event["event"] != "record":
+                continue
+            of_cell = answers[event["cell"]]
+            told = any(failed(a) and not a["of_peers"] for a in of_cell.values())
+            if silent and not told and len(of_cell) < len(names):
+                self.lost(*self._why_silent([rank for rank in self._others if rank not in of_cell]))
+                raise JobLost
+            record = verdict(of_cell, names)
+            yield {"event": "record", "cell": event["cell"], "record": dataclasses.asdict(record)}
+            if len(of_cell) < len(names) or any(a["of_peers"] for a in of_cell.values()):
+                raise JobLost
+
+    def _hear(self, rank: int, answers: dict[int, dict[int, Event]], mine: list[Event]) -> bool:
+        """Note a rank's answers up to its last; False where it does not come to that, though this one is done."""
+        allowed_s = self._kind.patience_s if self._kind else START_TIMEOUT_S
+        if any(failed(event) for event in mine if event["event"] == "record"):
+            allowed_s = SETTLE_S
+        while True:
+            try:
+                event = self._next(rank, allowed_s)
+            except TimeoutError:
+                return False
+            self._note(rank, event, answers)
+            if event["event"] == "done":
+                return True
+
+    def _note(self, rank: int, event: Event, answers: dict[int, dict[int, Event]]) -> None:
+        if event["event"] == "joined":
+            self._devices[rank] = event["device"]
+        elif event["event"] == "record":
+            answers.setdefault(event["cell"], {})[rank] = event
+
+    def _next(self, rank: int, timeout_s: float | None) -> Event:
+        event: Event = json.loads(_wait_for(self._store, f"reply/{rank}/{self._read[rank]}", timeout_s))
+        self._read[rank] += 1
+        return event
+
+    def _name(self, rank: int) -> str:
+        host = self._hellos[rank]["host"] if rank else socket.gethostname()
+        hosts = {socket.gethostname(), *(hello["host"] for hello in self._hellos.values())}
+        where = f" of {host}" if len(hosts) > 1 else ""
+        return f"rank {rank} on {self._devices.get(rank, 'an unknown device')}{where}"
+
+    def _why_silent(self, ranks: list[int]) -> tuple[str, str]:
+        """Status and reason of a cell on which these ranks have not answered while others waited for them."""
+        if dead := self._dead(ranks):
+            return "killed", f"{', '.join(map(self._name, dead))} died: what it said is in the launcher's output"
+        waited = f"{self._kind.patience_s:g} s" if self._kind else "too long"
+        return "timeout", f"{', '.join(map(self._name, ranks))} kept the others waiting for {waited}: raise --timeout-s"
+
+    def _dead(self, ranks: list[int]) -> list[int]:
+        """Those of this host that are no more than a number."""
+        mine = [rank for rank in ranks if self._hellos[rank]["host"] == socket.gethostname()]
+        return [rank for rank in mine if not _runs(self._hellos[rank]["pid"])]
+
+    @contextlib.contextmanager
+    def _watched(self, timeout_s: float | None) -> Iterator[None]:
+        """A thread looks for what this one cannot hear while it waits in a collective, and then ends the process."""
+        over = threading.Event()
+        ear, mouth = os.pipe()
+        os.set_blocking(mouth, False)
+        before = signal.signal(signal.SIGTERM, lambda *_: None)
+        signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+        watcher = threading.Thread(target=self._watch, args=(over, ear, timeout_s), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            signal.set_wakeup_fd(-1)
+            os.write(mouth, b"\0")
+            watcher.join()
+            signal.signal(signal.SIGTERM, before)
+            os.close(ear)
+            os.close(mouth)
+
+    def _watch(self, over: threading.Event, ear: int, timeout_s: float | None) -> None:
+        store, end = _connect(), None if timeout_s is None else time.monotonic() + timeout_s
+        while not over.is_set():
+            heard = os.read(ear, 1) if select.select([ear], [], [], _LOOK_S)[0] else b""
+            if over.is_set():
+                return
+            if heard == bytes([signal.SIGTERM]):
+                dead = self._dead(list(self._others))
+                who = ", ".join(map(self._name, dead)) or "a rank, or the job,"
+                self._give_up("killed", f"{who} was ended: what it said is in the launcher's output")
+            elif store.check(["failed"]) and not over.wait(SETTLE_S):
+                self._tell_failure(int(store.get("failed")), store)
+            elif end is not None and time.monotonic() > end:
+                self._give_up("timeout", f"no answer within {timeout_s:g} s: raise --timeout-s")
+
+    def _tell_failure(self, rank: int, store: Any) -> None:
+        for number in itertools.count(self._read[rank]):
+            event = json.loads(_wait_for(store, f"reply/{rank}/{number}", SETTLE_S))
+            if event["event"] == "record" and failed(event):
+                record = event["record"]
+                self._give_up(record["status"], f"{self._name(rank)}: {record['reason']}")
+
+    def _give_up(self, status: str, reason: str) -> None:
+        self.lost(status, reason)
+        print(f"cs-systems: {status}: {reason}; {JobLost()}", file=sys.stderr, flush=True)  # noqa: T201
+        os._exit(EXIT_LOST)
+
+
+@cache
+def job() -> Job:
+    """This process's job; the other ranks end when this process does."""
+    import atexit
+
+    die_with_parent()
+    made = Job()
+    atexit.register(made.end)
+    return made
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,96 @@
+"""The ranks of torchrun's: one command on every node, records and words of rank 0, an end that the next start mends."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cs_systems.record import RunRecord, read_records
+
+SCRIPT = Path(__file__).parent / "sweep_in_a_job.py"
+
+
+def torchrun(*words: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1", *words]
+
+
+def two_ranks(folder: Path, *names: str) -> tuple[int, str, list[RunRecord]]:
+    """The exit status of a job on this machine, what it printed, and all that its folder holds then."""
+    command = torchrun("--standalone", "--nproc-per-node", "2", str(SCRIPT), str(folder), *names)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55)
+    return done.returncode, done.stdout, read_records(folder)[0]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_two_nodes_are_one_job(tmp_path: Path) -> None:
+    """Two launchers that meet at a port, each with one rank, as on two machines (but for the network between)."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+    cells = ["--collective", "all_reduce", "--size", "1KiB", "--world-size", "2", "1", "3", "--calls", "1"]
+    command = ["-m", "cs_systems", "comm", *cells, "--warmup", "0", "--steps", "3", "--device", "cpu"]
+    nodes = [
+        subprocess.Popen(
+            torchrun(*meeting, "--node-rank", str(rank), *command, "--out", str(tmp_path / str(rank))),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    said = [node.communicate(timeout=55)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0]
+    (written,) = tmp_path.iterdir()  # of rank 0, on whichever node that is
+    assert sorted(map(bool, said)) == [False, True]
+    by_ranks = {record.run_config.world_size: record for record in read_records(written)[0]}
+    assert by_ranks[2].status == "ok"
+    assert {row["rank"] for row in by_ranks[2].results["ranks"]} == {0, 1}
+    assert by_ranks[1].status == "ok"  # started beside, as baselines are
+    assert by_ranks[3].status == "unavailable"
+    assert by_ranks[3].reason == "this job has 2 ranks, the cell 3: start torchrun with as many"
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("rank_1_raises", "error", "rank 1 on cpu: ZeroDivisionError: the numerator was fine"),
+        ("rank_1_is_killed", "killed", "rank 1 on cpu "),
+        ("rank_1_hangs", "timeout", "rank 1 on cpu kept the others waiting for 4 s: raise --timeout-s"),
+    ],
+)
+def test_a_cell_that_leaves_the_ranks_apart_ends_the_job_with_its_record(
+    tmp_path: Path, name: str, status: str, reason: str
+) -> None:
+    exit_status, said, (fine, failed) = two_ranks(tmp_path, "fine", name, "fine")
+    assert exit_status != 0
+    assert (fine.status, failed.status) == ("ok", status)
+    assert (failed.reason or "").startswith(reason)
+    assert said.splitlines()[:1] == ["0 ok"]
+
+
+def test_the_next_start_goes_on_and_tries_what_has_failed_at_last(tmp_path: Path) -> None:
+    """Rank 0 is killed, which leaves it no time to write: what it was measuring is found by the next start."""
+    exit_status, _, records = two_ranks(tmp_path, "fine", "rank_0_is_killed", "fine")
+    assert (exit_status != 0, [r.status for r in records]) == (True, ["ok"])
+    exit_status, said, records = two_ranks(tmp_path, "fine", "rank_0_is_killed", "fine")
+    assert exit_status != 0
+    assert said.splitlines() == ["2 ok"]
+    assert [(r.run_config.seed, r.status) for r in records] == [(0, "ok"), (1, "killed"), (2, "ok")]
+    assert records[1].reason == "the job was killed while it measured this cell"
+
+
+def test_what_all_ranks_refuse_alike_ends_no_job(tmp_path: Path) -> None:
+    exit_status, said, _ = two_ranks(tmp_path, "raises", "fine")
+    assert (exit_status, said.splitlines()) == (0, ["0 error", "1 ok"])
+
+
+def test_help_is_told_once_and_ends_all_ranks() -> None:
+    command = torchrun("--standalone", "--nproc-per-node", "2", "-m", "cs_systems", "--version")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55)
+    assert (done.returncode, done.stdout.count("cs-systems")) == (0, 1)
