@@ -23,7 +23,7 @@ from _kernels import CLEAN, add_kernel_times, clean, drop_tables, possible
 from cs_systems.cli._sweep import print_cells
 from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, describe
 from cs_systems.cost import FULL_MATRIX, attention_cost, step_cost
-from cs_systems.record import RECORDS_FILE, Row, RunRecord, read_records
+from cs_systems.record import RECORDS_FILE, Row, RunRecord, read_records, records_path
 from cs_systems.report.formats import FORMATS
 from cs_systems.report.progress import progress_lines
 from cs_systems.report.rows import render_rows
@@ -35,7 +35,7 @@ ORDER = (
     *("c2", "c18", "c3", "c4", "c5", "l7", "a3", "l1", "l2", "l3", "l4", "l5", "l6", "c1", "c11"),
     *("c8", "c7", "c6"),
     *("c9", "a2", "c17", "c10", "a1"),
-    "c13",
+    *("c13", "a6"),
 )
 SCALES = ("auto", "full", "small")
 EXIT_MALFORMED, EXIT_NOTHING, EXIT_INTERRUPTED = 2, 3, 130
@@ -83,6 +83,7 @@ class Study:
     fresh_process: each cell in a worker of its own. interleave: the clean cells of a model in turn, round by
     round, and a profile of each, before the next model's: what a budget cuts short has whole models.
     drops: tables of a profile that the study does not use: its records, which are committed, go without them.
+    draw: cells → a matplotlib Figure of the study's own, instead of a kind of report.plot.
     """
 
     file: str
@@ -96,6 +97,7 @@ class Study:
     fresh_process: bool = False
     interleave: bool = False
     drops: tuple[str, ...] = ()
+    draw: Callable[[list[Cell]], Any] | None = None
 
     @property
     def name(self) -> str:
@@ -224,19 +226,28 @@ def _groups(study: Study, configs: Sequence[RunConfig]) -> list[list[RunConfig]]
     return [[config for config in configs if config.model == model] for model in models] or [list(configs)]
 
 
-def publish(study: Study, out: Path, format: str = "markdown") -> int:
-    """Print tables and explanation; write table.md and figure.svg beside the records. Returns the exit status."""
+def publish(study: Study, out: Path, format: str = "markdown", measured: Sequence[Path] = ()) -> int:
+    """Print tables and explanation; write table.md and figure.svg beside the records. Returns the exit status.
+
+    measured: other folders whose records are shown too; then `out` need not have any.
+    """
     from cs_systems.report import plot
 
-    records, complaints = read_records(out)
+    records, complaints = [], []
+    for folder in [*([out] if records_path(out).is_file() or not measured else []), *measured]:
+        read, torn = read_records(folder)
+        records, complaints = records + read, complaints + torn
     found = cells(records)
     explanation = [*complaints, *study.explain(found), *_missing(study, records)]
     said = "\n".join(f"- {sentence}" for sentence in explanation)
     tables = [table.strip() for table in study.tables(found, "markdown")]
     text = "\n\n".join([f"# {study.title}", *tables, "## What it says", said, f"    {study.command}"])
+    out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     drawn = [cell.record for cell in found if study.drawn(cell)] or records
-    if fitting := plot.kinds(drawn):  # a study that was cut short may not fill its own figure yet
+    if (draw := study.draw) is not None:
+        plot.write(lambda: draw(found), out / "figure.svg")
+    elif fitting := plot.kinds(drawn):  # a study that was cut short may not fill its own figure yet
         plot.save(drawn, out / "figure.svg", study.figure if study.figure in fitting else None)
     print("\n".join(study.tables(found, format)))
     print(said, file=sys.stdout if format == "markdown" else sys.stderr)
@@ -264,11 +275,14 @@ def run(study: Study, argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: what this machine can run")
     parser.add_argument("--fresh", action="store_true", help="put the folder's records aside and start over")
     parser.add_argument("--show", action="store_true", help="show the records of --out: measure nothing")
+    parser.add_argument(
+        "--measured", type=Path, nargs="+", default=[], help="show the records of these folders too: measure nothing"
+    )
     parser.add_argument("--dry-run", action="store_true", help="list the cells with their predicted memory")
     args = parser.parse_args(argv)
     try:
-        if args.show:
-            return publish(study, args.out or study.folder("full"), args.format)
+        if args.show or args.measured:
+            return publish(study, args.out or study.folder("full"), args.format, args.measured)
         scale = decide(args.scale)
         if args.dry_run:
             return print_cells(possible(study.configs(scale))[0])

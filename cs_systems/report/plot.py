@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,11 +84,20 @@ def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool =
 
 def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None) -> None:
     """Write a figure on white, as the file's ending says. ConfigError for an ending that is not in ENDINGS."""
+    write(lambda: figure(records, kind), file)
+
+
+def write(draw: Callable[[], Figure], file: str | Path) -> None:
+    """Write the figure that `draw` makes, in STYLE, as `save` does."""
+    import matplotlib
+
     path = Path(file)
     ending = path.suffix.lstrip(".")
     if ending not in ENDINGS:
         raise ConfigError(f"cannot write a figure to {str(path)!r}: end its name in .{', .'.join(ENDINGS)}")
-    path.write_bytes(_bytes(figure(records, kind), ending, "white"))
+    with matplotlib.rc_context(STYLE):
+        drawn = draw()
+    path.write_bytes(_bytes(drawn, ending, "white"))
 
 
 def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:

@@ -79,6 +79,7 @@ AXES: dict[str, dict[str, set[Any]]] = {
     "l5": {"seq": {512, 1024, 2048, 4096}, "memory_limit_bytes": {8 * 2**30, 24 * 2**30}},
     "l6": {"batch": {4, 8, 16, 32, 64}, "seq": {256, 512, 1024, 2048, 4096}, "heads": {8, 16, 32, 64, 128}},
     "l7": {"batch": {32}, "seq": {1024}, "heads": {32}, "embedding": {2048}, "causal": {True, False}},
+    "a6": {"size": {"medium", "2.7B"}, "world_size": {1, 2}, "strategy": {"single", "ddp_bucketed", "fsdp", "tp"}},
     "a3": {
         "seq": {2**n for n in range(7, 17)},
         "d_head": {16, 32, 64, 128},
