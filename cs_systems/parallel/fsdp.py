@@ -31,6 +31,7 @@ from cs_systems.parallel._data_parallel import broadcast_from_rank_0, by_size, c
 from cs_systems.parallel._fsdp_flat import Reduction
 from cs_systems.parallel._fsdp_state import gather_into, make_optimizer, take_parts, whole_parameters
 from cs_systems.parallel._fsdp_units import Call, Unit, divide
+from cs_systems.parallel._mesh import data_group
 from cs_systems.parallel_cost import fully_sharded_bytes
 
 SHARD_TYPES = (nn.Linear, nn.Embedding, model.Linear, model.Embedding)
@@ -292,8 +293,8 @@ def gather_full_params(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def wrap(model: nn.Module, compute_dtype: torch.dtype | None = None) -> FullyShardedDataParallel:
-    return FullyShardedDataParallel(model, compute_dtype)
+def wrap(model: nn.Module, compute_dtype: torch.dtype | None = None, tp_degree: int = 1) -> FullyShardedDataParallel:
+    return FullyShardedDataParallel(model, compute_dtype, group=data_group(tp_degree))
 
 
 def finish_gradients(model: nn.Module) -> None:
@@ -307,5 +308,5 @@ STRATEGY = ParallelStrategy(
     finish_gradients=finish_gradients,
     make_optimizer=make_optimizer,
     sent_bytes=fully_sharded_bytes,
-    options=("compute_dtype",),
+    options=("compute_dtype", "tp_degree"),
 )

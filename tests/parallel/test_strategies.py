@@ -138,7 +138,7 @@ def test_it_sends_the_bytes_of_its_formula(worlds: Any, name: str, world_size: i
     times, least = (case.micro_batches, 0.98) if each else (1, 1.0)
     for rank in worlds(world_size).of(f"{name}-{case}"):
         sent = sum(call.sent_bytes for call in rank["calls"])
-        formula = times * strategy.sent_bytes(payload(case, ROWS * world_size // parts), world_size)
+        formula = times * strategy.sent_bytes(payload(case, ROWS * world_size // parts // times), world_size)
         assert least * formula <= sent <= 1.05 * formula
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from cs_systems.collectives import CollectiveShape
 from cs_systems.config import RunConfig, preset
-from cs_systems.scaling import Layout
+from cs_systems.scaling import Layout, Sharing
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_layouts_are_what_a_model_and_its_rows_allow(a6: Any) -> None:
     assert [layout.ranks for layout in a6.layouts(preset("xl"), "tp")] == [1, 5, 25]
     assert max(layout.dp for layout in a6.layouts(preset("8B"), "fsdp")) == 32
     assert {layout.tp for layout in a6.layouts(preset("2.7B"), "fsdp+tp")} == {2, 4, 8}
-    assert Layout(a6.Sharing.SHARDED, 64, 2) in a6.layouts(preset("2.7B"), "fsdp+tp")
+    assert Layout(Sharing.SHARDED, 64, 2) in a6.layouts(preset("2.7B"), "fsdp+tp")
 
 
 @pytest.mark.parametrize(
