@@ -251,7 +251,9 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
         plot.save(drawn, out / "figure.svg", study.figure if study.figure in fitting else None)
     print("\n".join(study.tables(found, format)))
     print(said, file=sys.stdout if format == "markdown" else sys.stderr)
-    print(f"{out}: {RECORDS_FILE}, table.md, figure.svg", file=sys.stderr)
+    print(
+        f"{out}: {RECORDS_FILE if records_path(out).is_file() else 'no records'}, table.md, figure.svg", file=sys.stderr
+    )
     return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
 
 

@@ -53,10 +53,10 @@ def close(got: dict[str, Any], expected: dict[str, Any], precision: str, what: s
 
 
 def is_exact(name: str, case: Case) -> bool:
-    """Whether sums have one order. Where gradients are sharded, each micro-batch is averaged over the ranks before it
+    """Whether sums have one order. Where parameters are sharded, each micro-batch is averaged over the ranks before it
     is added; tensor parallelism divides the sums of products."""
     splits = composed(name).splits
-    return "features" not in splits and ("gradients" not in splits or case.micro_batches == 1)
+    return "features" not in splits and ("parameters" not in splits or case.micro_batches == 1)
 
 
 @runs(1, 2, 3, 4)
@@ -134,7 +134,7 @@ def test_it_sends_the_bytes_of_its_formula(worlds: Any, name: str, world_size: i
     assert strategy.sent_bytes is not None
     _, parts = strategy.part_of_batch(0, world_size)
     case = cases(name, world_size)[-1]
-    each = "gradients" in strategy.splits  # sends those of each micro-batch, but for norms, which are not sharded
+    each = "parameters" in strategy.splits  # sends gradients of each micro-batch, but for norms, which are not sharded
     times, least = (case.micro_batches, 0.98) if each else (1, 1.0)
     for rank in worlds(world_size).of(f"{name}-{case}"):
         sent = sum(call.sent_bytes for call in rank["calls"])
