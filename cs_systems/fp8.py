@@ -13,9 +13,9 @@ u = 2⁻³, h = 2⁻¹⁷, F = 57,344), what is kept of an element is off by at 
 and so each of the products by |ŷ − y| ≤ Σ (|x| + d(x)) (|w| + d(w)) − Σ |x| |w|, beside the accumulation's and the
 result's own rounding. In short: (u_x + u_w + u_x u_w) Σ |x| |w|, and what underflows, which is less than max|x| / 2¹⁸.
 
-On Hopper an fp8 product keeps about 14 bits of its sums on the way unless it is told to add them up in fp32. Forward is
-fast and backward exact in this, as in NVIDIA's and PyTorch's recipes. A CPU adds up in fp32; it computes the same
-function, and nothing is gained there.
+On Hopper an fp8 product keeps about 14 bits of its sums on the way (DeepSeek-AI 2024, "DeepSeek-V3", section 3.3.2)
+unless it is told to add them up in fp32. Forward takes the fast way and backward the exact one, as in NVIDIA's and
+PyTorch's recipes. A CPU adds up in fp32; it computes the same function, and nothing is gained there.
 """
 
 from __future__ import annotations
