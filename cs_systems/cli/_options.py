@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 from tyro.conf import UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
@@ -21,6 +21,7 @@ MaybeInt = Optional[int]  # noqa: UP045
 MaybeFloat = Optional[float]  # noqa: UP045
 MaybeText = Optional[str]  # noqa: UP045
 MaybePath = Optional[Path]  # noqa: UP045
+T = TypeVar("T")
 
 
 def _whole(word: str) -> int:
@@ -147,6 +148,18 @@ class Sweep:
     timeout_s: Annotated[MaybeFloat, optional("SECONDS", "give a cell up when a visit takes longer")] = None
     skip_oom: Annotated[bool, flag("do not run cells that are predicted not to fit")] = False
     dry_run: Annotated[bool, flag("list the cells with their predicted memory, run nothing")] = False
+    part: Annotated[MaybeText, optional("K/N", "only cells K, K+N, … from 0: N jobs share a sweep", "all")] = None
+
+    def of_part(self, cells: Sequence[T]) -> Sequence[T]:
+        """The cells of this job. Raises ConfigError."""
+        if self.part is None:
+            return cells
+        match = re.fullmatch(r"(\d+)/(\d+)", self.part)
+        if match is None or not int(match[1]) < int(match[2]):
+            raise ConfigError(f"{self.part!r} is no part of a sweep: write 0/4, 1/4, 2/4 or 3/4 for four jobs")
+        if not (mine := cells[int(match[1]) :: int(match[2])]):
+            raise ConfigError(f"part {self.part} has no cell: the sweep has {len(cells)}")
+        return mine
 
     def folder(self, command: str) -> Path:
         return self.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}"

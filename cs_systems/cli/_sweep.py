@@ -34,7 +34,7 @@ def run_and_report(
     from cs_systems.report.table import render
 
     if options.dry_run:
-        return print_cells(configs, options.timeout_s)
+        return print_cells(options.of_part(configs), options.timeout_s)
     folder, records = measured(configs, options, command, seed)
     if show:
         for record in records:
@@ -55,7 +55,7 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
     folder = options.folder(command)
     with _progress() as shown:
         for _ in sweep(
-            configs,
+            options.of_part(configs),
             out=folder,
             repeats=options.repeats,
             timeout_s=options.timeout_s,

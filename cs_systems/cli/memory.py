@@ -77,7 +77,7 @@ def run(args: Memory) -> int:
     if args.budget is not None:
         return _run_cheapest(args, configs, parse_bytes(args.budget))
     if args.sweep.dry_run:
-        return print_cells(_watched(args, configs), args.sweep.timeout_s)
+        return print_cells(args.sweep.of_part(_watched(args, configs)), args.sweep.timeout_s)
     folder, records = measured(_watched(args, configs), args.sweep, "memory", args.steps.seed)
     for record in records:
         print_memory(record, folder)

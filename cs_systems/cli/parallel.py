@@ -90,7 +90,7 @@ def run(args: Parallel) -> int:
     configs = cells(args)
     check(configs)
     if args.sweep.dry_run:
-        return print_cells(configs, args.sweep.timeout_s)
+        return print_cells(args.sweep.of_part(configs), args.sweep.timeout_s)
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
     deliver("\n".join(texts(records, args.format, terminal_width(args.output))), args.format, args.output)
     beside = sys.stdout if args.format == "terminal" else sys.stderr

@@ -93,7 +93,7 @@ def run(args: PrecisionOptions) -> int:
         if getattr(args, workload):
             configs += grid(once, workload=[workload], precision=args.precision or TABLES)
     if args.sweep.dry_run:
-        return print_cells(configs, args.sweep.timeout_s)
+        return print_cells(args.sweep.of_part(configs), args.sweep.timeout_s)
     folder, records = measured(configs, args.sweep, "precision", 0)
     _deliver(args, [record for record in records if record.run_config in configs], folder)
     return EXIT_NOTHING if any(record.status == "error" for record in records) else exit_status(records)
@@ -143,7 +143,7 @@ def compared(args: PrecisionOptions) -> int:
 
     timed, apart = comparison_configs(args)
     if args.sweep.dry_run:
-        return print_cells([*timed, *apart], args.sweep.timeout_s)
+        return print_cells(args.sweep.of_part([*timed, *apart]), args.sweep.timeout_s)
     if args.sweep.out and not records_path(args.sweep.out).is_file():
         cells = len(timed) + len(apart)
         print(f"{args.sweep.out} has no records yet: measuring {cells} cells; --show DIR tells of one", file=sys.stderr)
