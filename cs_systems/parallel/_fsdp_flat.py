@@ -29,22 +29,17 @@ ALIGNMENT = 16  # bytes: what a GPU loads at once
 
 @dataclass(frozen=True)
 class Part:
-    """What this rank has of one parameter: elements `start` to `stop`, from `in_shard` on in its part of the tensor."""
+    """What this rank has of one parameter: elements `start` to `stop`, from `in_shard` on in its part of the tensor.
+
+    shape: (elements, 1, …, 1), of as many dimensions as the parameter has whole.
+    """
 
     flat: FlatShard
-    number: int  # of the parameter in `flat.params`
     start: int
     stop: int
     in_shard: int
-
-    @property
-    def whole_shape(self) -> torch.Size:
-        return self.flat.shapes[self.number]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(elements, 1, …, 1), of as many dimensions as the parameter has whole."""
-        return (self.stop - self.start, *[1] * (len(self.whole_shape) - 1))
+    whole_shape: torch.Size
+    shape: tuple[int, ...]
 
     def of(self, shard: Tensor) -> Tensor:
         """The view of `shard` (this rank's part of the whole tensor) that belongs to the parameter."""
@@ -84,10 +79,11 @@ class FlatShard:
         alias = self._whole.data  # to autograd another tensor: what is gathered into it is no change of what was saved
         self.weights = [alias[s : s + p.numel()].view(p.shape) for p, s in zip(params, self._starts, strict=True)]
         self.parts = []
-        for number, (p, at) in enumerate(zip(params, self._starts, strict=True)):
+        for p, at in zip(params, self._starts, strict=True):
             start = min(max(rank * size - at, 0), p.numel())
             stop = min(max((rank + 1) * size - at, 0), p.numel())
-            part = Part(self, number, start, stop, min(max(at - rank * size, 0), size))
+            shape = (stop - start, *[1] * (p.ndim - 1))
+            part = Part(self, start, stop, min(max(at - rank * size, 0), size), p.shape, shape)
             part.of(self.shard).copy_(p.detach().reshape(-1)[start:stop].view(part.shape))
             p.data, p.grad = part.of(self.shard), None
             parts[p] = part

@@ -126,7 +126,7 @@ class FullyShardedDataParallel(nn.Module):
             if unit.trained:
                 trained = _Unshard.apply(self._anchor, self, call)
             elif unit is not self._root and not recomputing:
-                for x in pytree.tree_leaves(inputs):
+                for x in _leaves(inputs):
                     if isinstance(x, Tensor) and x.requires_grad:
                         x.register_hook(lambda grad: self._release(call))
         unit.attach(trained)
@@ -140,7 +140,7 @@ class FullyShardedDataParallel(nn.Module):
         if unit.needed_by:  # backward has begun: this was its recomputation
             return
         if torch.is_grad_enabled() and output is not None:
-            leaves = pytree.tree_leaves(output)
+            leaves = _leaves(output)
             for x in leaves:
                 if isinstance(x, Tensor) and x.requires_grad:
                     x.register_hook(lambda grad: self._before_backward(call))
@@ -151,19 +151,20 @@ class FullyShardedDataParallel(nn.Module):
             if not other.kept and not other.needed_by:
                 other.free()
 
-    def _prepare(self, unit: Unit, module: nn.Module, inputs: Any, options: Any) -> tuple[Any, Any]:
+    def _prepare(self, unit: Unit, module: nn.Module, inputs: Any, options: Any) -> tuple[Any, Any] | None:
         """Cast what a sharded module is given."""
         if not unit.is_attached:
             raise RuntimeError(
                 f"{type(module).__name__} runs without its weights, which {type(unit.module).__name__} gathers when it "
                 "is called: call the module that FullyShardedDataParallel made, and lists' children as a whole"
             )
-        if self._dtype is None:
-            return inputs, options
-        return tuple(map(self._cast, inputs)), {key: self._cast(x) for key, x in options.items()}
+        if self._dtype is None or not any(map(self._is_other, [*inputs, *options.values()])):
+            return None
+        cast = {key: x.to(self._dtype) if self._is_other(x) else x for key, x in options.items()}
+        return tuple(x.to(self._dtype) if self._is_other(x) else x for x in inputs), cast
 
-    def _cast(self, x: Any) -> Any:
-        return x.to(self._dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+    def _is_other(self, x: Any) -> bool:
+        return isinstance(x, Tensor) and x.dtype is not self._dtype and x.is_floating_point()
 
     def _before_backward(self, call: Call) -> None:
         """Have the weights of a unit whose backward comes, and those of the one before it on their way."""
@@ -191,7 +192,7 @@ class FullyShardedDataParallel(nn.Module):
     def _reduce(self, call: Call) -> None:
         self._release(call)
         self._settle()
-        self._reducing = call.unit.reduce(self._open.pop(call))
+        self._reducing += call.unit.reduce(self._open.pop(call))
 
     def _release(self, call: Call) -> None:
         call.unit.needed_by.discard(call)
@@ -201,7 +202,7 @@ class FullyShardedDataParallel(nn.Module):
     def _settle(self) -> None:
         for reduction in self._reducing:
             reduction.settle(self._absent)
-        self._reducing = []
+        self._reducing.clear()
 
     def _end_backward(self) -> None:
         self._backward = _NONE
@@ -278,6 +279,10 @@ class _Unshard(torch.autograd.Function):
 def _in_backward() -> bool:
     """Whether autograd runs in this thread: then a forward is the recomputation of a checkpoint."""
     return torch._C._current_graph_task_id() != _NONE
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return [tree] if isinstance(tree, Tensor) else pytree.tree_leaves(tree)
 
 
 def gather_full_params(model: nn.Module) -> dict[str, Tensor]:

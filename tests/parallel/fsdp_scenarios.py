@@ -134,11 +134,22 @@ def backward(model: nn.Module, tokens: Tensor, use: str) -> None:
         ).backward()
     else:
         if use == "a forward that fails":
-            message(lambda: model(tokens[..., None].expand(-1, -1, 2).flatten()))
+            fail_once(model, tokens)
         loss_of(model, tokens).backward()
     if use == "evaluated in between":
         with torch.no_grad():
             model(tokens)
+
+
+def fail_once(model: nn.Module, tokens: Tensor) -> None:
+    """Within the second block."""
+
+    def fail(module: nn.Module, inputs: Any) -> None:
+        raise ValueError("out of luck")
+
+    hook = getattr(model, "module", model).blocks[1].up.register_forward_pre_hook(fail)
+    assert message(lambda: model(tokens)) == "out of luck"
+    hook.remove()
 
 
 def batches(rank: int, world_size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:

@@ -23,7 +23,7 @@ def test_it_trains_as_one_process(ranks: Any, use: str) -> None:
     """And leaves nothing gathered."""
     for found in ranks.of("sharded_uses"):
         off, gathered_bytes = found[use]
-        assert off <= (1e-3 if use == "autocast" else 2e-6)
+        assert off <= (1e-3 if use == "autocast" else 5e-6)
         assert gathered_bytes == 0
 
 

@@ -1,0 +1,246 @@
+"""What sharding costs: `fsdp` against PyTorch's FSDP2 and a model that is not sharded, in turn, in one group of ranks.
+
+Question: how much of the host does sharding take, how long is a step, and how much memory does it need at its peak?
+Method: `launches` is a model of 24 blocks that are so small that a step is the host's work alone: per phase the
+    processor time of the thread that submits it (on a CPU, where that is backward's too; waiting for peers is not
+    counted) or the time until it is submitted (on a GPU), and how many operators a step asks for. `medium` and `2.7B`
+    are real steps: round by round each variant is built anew, runs steps that are not timed and then the timed ones;
+    a step is the slowest rank's, the peak the largest rank's. `alone` is the model on each rank without communication.
+    All run under bf16 autocast; the sharded ones gather and reduce in bf16. A rank's rows are --batch-size.
+Output: a row a variant in DIR/SCALE.jsonl, DIR/SCALE.md and on the terminal, with medians and 10% and 90% quantiles.
+
+    torchrun --standalone --nproc-per-node 2 scripts/benchmarks/fsdp_launches.py --scale launches
+    torchrun --standalone --nproc-per-node 2 scripts/benchmarks/fsdp_launches.py --scale full --budget-s 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cs_systems import world
+from cs_systems.config import ModelConfig, Phase, Precision, preset
+from cs_systems.device import Device, resolve
+from cs_systems.losses import cross_entropy
+from cs_systems.model import BasicTransformerLM
+from cs_systems.optim import optimizer_class
+from cs_systems.parallel import ParallelStrategy, compose
+from cs_systems.report.rows import render_rows
+from cs_systems.timing import measure
+
+ALONE, PATIENCE_S = "alone", 120.0
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    ALONE: ("", {}),
+    "fsdp": ("fsdp", {}),
+    "torch_fsdp2": ("torch_fsdp2", {}),
+    "torch_fsdp2, no reshard": ("torch_fsdp2", {"reshard_after_forward": False}),
+}
+SCALES = {"launches": ["launches"], "medium": ["medium"], "2.7B": ["2.7B"], "full": ["launches", "medium", "2.7B"]}
+TINY = ModelConfig("launches", 64, 128, num_layers=24, num_heads=2, vocab_size=64, context_length=8)
+
+
+class Step:
+    """A training step of one variant: a Workload."""
+
+    def __init__(self, variant: str, config: ModelConfig, rows: int, attention: str, device: Device) -> None:
+        torch.manual_seed(0)
+        with device.torch:
+            model = BasicTransformerLM(config, attention)
+            torch.manual_seed(world.rank())
+            self.tokens, self.targets = (
+                torch.randint(config.vocab_size, (rows, config.context_length)) for _ in range(2)
+            )
+        name, options = VARIANTS[variant]
+        self.strategy = compose(name, compute_dtype=torch.bfloat16, **options) if name else ParallelStrategy()
+        self.model = self.strategy.wrap(model)
+        cls, how = optimizer_class("adamw_fused")
+        self.optimizer = self.strategy.make_optimizer(self.model.parameters(), cls, **how)
+        self.device = device
+        self.loss: torch.Tensor | None = None
+
+    def prepare(self) -> None:
+        self.loss = None
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        yield Phase.FORWARD, self._forward
+        yield Phase.BACKWARD, self._backward
+        yield Phase.OPTIMIZER, self.optimizer.step
+
+    def _forward(self) -> None:
+        with self.device.autocast(Precision.BF16):
+            self.loss = cross_entropy(self.model(self.tokens), self.targets)
+
+    def _backward(self) -> None:
+        assert self.loss is not None
+        self.loss.backward()
+        self.strategy.finish_gradients(self.model)
+
+
+def on_thread(step: Step, steps: int) -> list[dict[str, float]]:
+    """Processor time of this thread, by phase, of some steps."""
+    found = []
+    for _ in range(steps):
+        step.prepare()
+        world.wait_for_all(step.device)
+        row = {}
+        for phase, run in step.step():
+            began = time.thread_time()
+            run()
+            row[f"{phase}_host_s"] = time.thread_time() - began
+        found.append(row)
+    return found
+
+
+def submitted(step: Step, steps: int) -> list[dict[str, float]]:
+    samples = measure(step, step.device, warmup=1, steps=steps)  # type: ignore[arg-type]
+    return [{f"{phase}_host_s": s for phase, s in x.submit_s.items()} for x in samples if not x.warmup]
+
+
+def operators(step: Step) -> int:
+    """How many a step asks for, those inside of others too."""
+    from torch.profiler import ProfilerActivity, profile
+
+    step.prepare()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _, run in step.step():
+            run()
+    return sum(event.name.startswith(("aten::", "c10d::")) for event in profiler.events())
+
+
+def launches(args: argparse.Namespace, device: Device) -> list[dict[str, Any]]:
+    """All variants at once, visited in turn."""
+    steps = {variant: Step(variant, TINY, 1, "naive", device) for variant in VARIANTS}
+    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
+    host = submitted if device.is_cuda else on_thread
+    for step in steps.values():
+        host(step, 3)
+    for _ in range(args.rounds):
+        for variant, step in steps.items():
+            found[variant] += host(step, args.steps)
+    rows = []
+    for variant, samples in found.items():
+        host_s = [s["forward_host_s"] + s["backward_host_s"] for s in samples]
+        rows.append(
+            {
+                "variant": variant,
+                "host_s": median(host_s),
+                "p10_s": quantile(host_s, 0.1),
+                "p90_s": quantile(host_s, 0.9),
+                **{name: median(s[name] for s in samples) for name in samples[0]},
+                "operators": operators(steps[variant]),
+            }
+        )
+    for row in rows:
+        row["of_sharding_s"] = row["host_s"] - rows[0]["host_s"]
+    return rows
+
+
+def visit(variant: str, config: ModelConfig, args: argparse.Namespace, device: Device) -> dict[str, list[float]]:
+    """Steps of a variant that is built for them alone."""
+    step = Step(variant, config, args.batch_size, args.attention, device)
+    list(measure(step, device, warmup=3, steps=1))  # type: ignore[arg-type]
+    device.reset_peaks()
+    samples = list(measure(step, device, warmup=0, steps=args.steps))  # type: ignore[arg-type]
+    peak = device.peak_allocated_bytes() or math.nan
+    del step
+    gc.collect()
+    if device.is_cuda:
+        torch.cuda.empty_cache()
+    mine = {
+        "step_s": [s.wall_s for s in samples],
+        "host_s": [s.submit_s["forward"] + s.submit_s["backward"] for s in samples],
+        "peak_bytes": [peak],
+    }
+    return {name: largest(values, device) for name, values in mine.items()}
+
+
+def largest(values: list[float], device: Device) -> list[float]:
+    """Of all ranks."""
+    tensor = torch.tensor(values, dtype=torch.float64, device=device.torch)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor.tolist()
+
+
+def real_steps(size: str, args: argparse.Namespace, device: Device) -> list[dict[str, Any]]:
+    began = time.monotonic()
+    config = preset(size, context_length=args.context_length)
+    found: dict[str, dict[str, list[float]]] = {variant: {} for variant in VARIANTS}
+    for number in range(args.rounds):
+        for variant in VARIANTS:
+            if world.agreed(number > 0 and time.monotonic() - began > args.budget_s, device):
+                break
+            for name, values in visit(variant, config, args, device).items():
+                found[variant].setdefault(name, []).extend(values)
+            say(f"{size}, round {number}: {variant}: {1e3 * median(found[variant]['step_s']):.2f} ms")
+    return [
+        {
+            "variant": variant,
+            "step_s": median(of["step_s"]),
+            "p10_s": quantile(of["step_s"], 0.1),
+            "p90_s": quantile(of["step_s"], 0.9),
+            "exposed_s": median(of["step_s"]) - median(found[ALONE]["step_s"]),
+            "host_s": median(of["host_s"]),
+            "peak_bytes": None if math.isnan(max(of["peak_bytes"])) else max(of["peak_bytes"]),
+            "samples": len(of["step_s"]),
+        }
+        for variant, of in found.items()
+    ]
+
+
+def quantile(values: list[float], q: float) -> float:
+    return sorted(values)[min(int(q * len(values)), len(values) - 1)]
+
+
+def publish(scale: str, rows: list[dict[str, Any]], args: argparse.Namespace, device: Device) -> None:
+    """Rank 0 writes and prints."""
+    if world.rank():
+        return
+    stamp = {"scale": scale, "ranks": world.size(), "device": device.name, "torch": torch.__version__}
+    if scale != "launches":
+        stamp |= {name: getattr(args, name) for name in ("batch_size", "context_length", "attention")}
+    (args.out / f"{scale}.jsonl").write_text("".join(json.dumps(stamp | row) + "\n" for row in rows))
+    table = render_rows(rows, "markdown", ", ".join(f"{name} {value}" for name, value in stamp.items()))
+    (args.out / f"{scale}.md").write_text(table)
+    print(table, flush=True)
+
+
+def say(text: str) -> None:
+    if not world.rank():
+        print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", choices=SCALES, default="launches")
+    parser.add_argument("--context-length", type=int, default=512)
+    parser.add_argument("--batch-size", type=int, default=4, help="of each rank")
+    parser.add_argument("--attention", default="naive")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--budget-s", type=float, default=60.0, help="begin no further visit of a size after so long")
+    parser.add_argument("--out", type=Path, default=Path("runs/fsdp_launches"))
+    args = parser.parse_args()
+    device = resolve(args.device)
+    world.join(device, PATIENCE_S)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for scale in SCALES[args.scale]:
+        rows = launches(args, device) if scale == "launches" else real_steps(scale, args, device)
+        publish(scale, rows, args, device)
+    world.leave()
+
+
+if __name__ == "__main__":
+    main()
