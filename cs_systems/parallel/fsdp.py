@@ -95,12 +95,7 @@ class FullyShardedDataParallel(nn.Module):
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         if not _in_backward():
-            self._plan, self._calls = [call.unit for call in self._calls], []
-            self._backward = _NONE
-            self._open.clear()
-            for unit in self._units:
-                unit.needed_by.clear()
-                unit.expire()
+            self._begin()
         self._enter(self._root, self.module, inputs)
         output = None
         try:
@@ -109,6 +104,20 @@ class FullyShardedDataParallel(nn.Module):
             self._leave(self._root, self.module, inputs, output)
         return output
 
+    def _begin(self) -> None:
+        """The shards may have changed since the last forward; a backward since then may have failed."""
+        if self._backward != _NONE:
+            for reduction in self._reducing:
+                reduction.handle.wait()
+            self._reducing.clear()
+            self._open.clear()
+        self._backward = _NONE
+        self._plan, self._calls = [call.unit for call in self._calls], []
+        for unit in self._units:
+            unit.needed_by.clear()
+            unit.expire()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _enter(self, unit: Unit, module: nn.Module, inputs: Any) -> None:
         """Have the weights of the unit, and those of the next on their way."""
         recomputing = _in_backward()
@@ -131,6 +140,7 @@ class FullyShardedDataParallel(nn.Module):
                         x.register_hook(lambda grad: self._release(call))
         unit.attach(trained)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _leave(self, unit: Unit, module: nn.Module, inputs: Any, output: Any) -> None:
         """Free the unit; where backward may come, let it be gathered again before."""
         call = unit.call

@@ -113,6 +113,7 @@ USES = [
     "evaluated in between",
     "autocast",
     "a forward that fails",
+    "a backward that fails",
 ]
 
 
@@ -133,23 +134,28 @@ def backward(model: nn.Module, tokens: Tensor, use: str) -> None:
             checkpoint(model, tokens, use_reentrant=False).flatten(0, 1), tokens.flatten()
         ).backward()
     else:
-        if use == "a forward that fails":
-            fail_once(model, tokens)
+        if use.endswith("that fails"):
+            fail_once(model, tokens, in_backward=use.startswith("a backward"))
         loss_of(model, tokens).backward()
     if use == "evaluated in between":
         with torch.no_grad():
             model(tokens)
 
 
-def fail_once(model: nn.Module, tokens: Tensor) -> None:
-    """Within the second block."""
+def fail_once(model: nn.Module, tokens: Tensor, in_backward: bool) -> None:
+    """Within the second block; what backward had done until then is thrown away."""
 
-    def fail(module: nn.Module, inputs: Any) -> None:
+    def fail(*_: Any) -> None:
         raise ValueError("out of luck")
 
-    hook = getattr(model, "module", model).blocks[1].up.register_forward_pre_hook(fail)
-    assert message(lambda: model(tokens)) == "out of luck"
+    def watch(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        output.register_hook(fail)
+
+    up: nn.Module = getattr(model, "module", model).blocks[1].up
+    hook = up.register_forward_hook(watch if in_backward else fail)
+    assert message(lambda: loss_of(model, tokens).backward()) == "out of luck"
     hook.remove()
+    model.zero_grad()
 
 
 def batches(rank: int, world_size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
@@ -242,9 +248,13 @@ class Casting(nn.Module):
         return tuple(x.to(self.dtype) for x in inputs), {key: x.to(self.dtype) for key, x in options.items()}
 
 
-def gathered_over_time(rank: int, world_size: int, device: str) -> list[dict[str, Any]]:
-    """Per step: which units are whole, or on their way, as each block's forward and backward runs; and what is sent."""
-    model = FullyShardedDataParallel(Model().to(device))
+def gathered_over_time(rank: int, world_size: int, device: str) -> dict[str, list[dict[str, Any]]]:
+    """Use → per step: which units are whole, or on their way, as each block's forward and backward runs; what is sent."""
+    return {use: _gathered_over_time(use, rank, world_size, device) for use in ("", "a frozen block")}
+
+
+def _gathered_over_time(use: str, rank: int, world_size: int, device: str) -> list[dict[str, Any]]:
+    model = FullyShardedDataParallel(Model(use).to(device))
     seen: list[tuple[str, list[int]]] = []
 
     def note(what: str) -> None:
@@ -304,16 +314,7 @@ def sharded_misuses(rank: int, world_size: int, device: str) -> dict[str, str]:
 
     def backward_that_failed() -> None:
         model = FullyShardedDataParallel(Model().to(device))
-
-        def fail(grad: Tensor) -> None:
-            raise ValueError("out of luck")
-
-        def watch(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            output.register_hook(fail)
-
-        model.module.blocks[0].up.register_forward_hook(watch)  # type: ignore[union-attr,index]
-        tokens = torch.zeros(1, 2, dtype=torch.int64, device=device)
-        assert message(lambda: model(tokens).sum().backward()) == "out of luck"
+        fail_once(model, torch.zeros(1, 2, dtype=torch.int64, device=device), in_backward=True)
         model.finish_gradient_synchronization()
 
     misuses: list[Callable[[], None]] = [outside, parts_of_a_block, moved, unfrozen, backward_that_failed]

@@ -30,13 +30,15 @@ def test_it_trains_as_one_process(ranks: Any, use: str) -> None:
 def test_it_computes_and_sends_in_the_compute_dtype(ranks: Any) -> None:
     """Against one process that casts weights and inputs: by norm of what training moved."""
     for found in ranks.of("low_precision"):
-        assert found["torch.float16"] <= 3e-3
-        assert found["torch.bfloat16"] <= 2e-2
+        assert found["torch.float16"] <= 1e-2
+        assert found["torch.bfloat16"] <= 5e-2
 
 
-def test_two_blocks_and_the_root_are_whole_at_most(ranks: Any) -> None:
+@pytest.mark.parametrize("use", ["", "a frozen block"])
+def test_two_blocks_and_the_root_are_whole_at_most(ranks: Any, use: str) -> None:
     """Units: 0 the root, 1 to 3 the blocks. The first forward teaches the order; then the next unit is on its way."""
-    for first, *later in ranks.of("gathered_over_time"):
+    for found in ranks.of("gathered_over_time"):
+        first, *later = found[use]
         backward = [("backward 2", [0, 2, 3]), ("backward 1", [0, 1, 2]), ("backward 0", [0, 1])]
         assert first["seen"] == [("forward 0", [0, 1]), ("forward 1", [0, 2]), ("forward 2", [0, 3]), *backward]
         for step in later:
@@ -50,8 +52,8 @@ def test_a_unit_is_one_collective(ranks: Any) -> None:
     gradients in another."""
     order = ["gather"] * 4 + ["gather", "gather", "scatter", "gather", "scatter", "scatter", "scatter"]
     short = {"all_gather": "gather", "reduce_scatter": "scatter", "all_reduce": "all_reduce"}
-    for steps in ranks.of("gathered_over_time"):
-        for step in steps:
+    for found in ranks.of("gathered_over_time"):
+        for step in found[""]:
             assert [short[call.collective] for call in step["calls"]] == [*order, "all_reduce", "all_reduce"]
 
 
