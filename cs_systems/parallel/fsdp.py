@@ -147,8 +147,6 @@ class FullyShardedDataParallel(nn.Module):
         assert call is not None
         if unit is not self._root:
             unit.detach()
-        if unit.needed_by:  # backward has begun: this was its recomputation
-            return
         if torch.is_grad_enabled() and output is not None:
             leaves = _leaves(output)
             for x in leaves:

@@ -41,13 +41,13 @@ class OpaqueBlock(Block):
 
 
 class Model(nn.Module):
-    """An embedding, three blocks, a head; `use` says what is unusual about it."""
+    """An embedding, a layer, three blocks, a head; `use` says what is unusual about it."""
 
     def __init__(self, use: str = "") -> None:
         super().__init__()
         torch.manual_seed(0)
         self.use = use
-        self.embedding = nn.Embedding(VOCABULARY, D)
+        self.embedding, self.mix = nn.Embedding(VOCABULARY, D), nn.Linear(D, D)
         kind = OpaqueBlock if use == "an output that torch cannot look into" else Block
         self.blocks = nn.ModuleList(kind() for _ in range(3))
         self.head = nn.Linear(D, VOCABULARY, bias=False)
@@ -56,6 +56,8 @@ class Model(nn.Module):
             self.head.weight = self.embedding.weight
         if use == "shared by two blocks":
             first.up.weight = second.up.weight
+        if use == "a module in two blocks":
+            third.up = second.up
         if use == "a frozen block":
             second.requires_grad_(False)
         if use == "frozen but for some":
@@ -68,7 +70,7 @@ class Model(nn.Module):
             self.blocks = nn.ModuleList([nn.ModuleList([first, second]), nn.ModuleList([third])])
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
+        x = self.mix(self.embedding(tokens))
         if self.use == "checkpoint around all blocks":
             x = checkpoint(self.run_blocks, x, use_reentrant=False)
         else:
@@ -97,6 +99,7 @@ USES = [
     "",
     "tied",
     "shared by two blocks",
+    "a module in two blocks",
     "a frozen block",
     "frozen but for some",
     "a block twice",
@@ -111,6 +114,7 @@ USES = [
     "accumulated",
     "two forwards before backward",
     "evaluated in between",
+    "a forward without backward",
     "autocast",
     "a forward that fails",
     "a backward that fails",
@@ -140,6 +144,8 @@ def backward(model: nn.Module, tokens: Tensor, use: str) -> None:
     if use == "evaluated in between":
         with torch.no_grad():
             model(tokens)
+    if use == "a forward without backward":
+        model(tokens)
 
 
 def fail_once(model: nn.Module, tokens: Tensor, in_backward: bool) -> None:
@@ -249,7 +255,7 @@ class Casting(nn.Module):
 
 
 def gathered_over_time(rank: int, world_size: int, device: str) -> dict[str, list[dict[str, Any]]]:
-    """Use → per step: which units are whole, or on their way, as each block's forward and backward runs; what is sent."""
+    """Use → per step: which units are whole, or on their way, as each block runs forward and backward; what is sent."""
     return {use: _gathered_over_time(use, rank, world_size, device) for use in ("", "a frozen block")}
 
 

@@ -20,11 +20,11 @@ def ranks(where: str, request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("use", USES)
 def test_it_trains_as_one_process(ranks: Any, use: str) -> None:
-    """And leaves nothing gathered."""
+    """And leaves nothing gathered, but for the root unit of a forward whose backward may still come."""
     for found in ranks.of("sharded_uses"):
         off, gathered_bytes = found[use]
         assert off <= (1e-3 if use == "autocast" else 5e-6)
-        assert gathered_bytes == 0
+        assert (gathered_bytes > 0) == (use == "a forward without backward")
 
 
 def test_it_computes_and_sends_in_the_compute_dtype(ranks: Any) -> None:
