@@ -35,7 +35,7 @@ ORDER = (
     *("c2", "c18", "c3", "c4", "c5", "l7", "a3", "l1", "l2", "l3", "l4", "l5", "l6", "c1", "c11"),
     *("c8", "c7", "c6"),
     *("c9", "a2", "c17", "c10", "a1"),
-    *("c13", "a6"),
+    *("c14", "a4", "c15", "c16", "c13", "a6"),
 )
 SCALES = ("auto", "full", "small")
 EXIT_MALFORMED, EXIT_NOTHING, EXIT_INTERRUPTED = 2, 3, 130

@@ -110,7 +110,7 @@ def communication(group: Sequence[RunRecord]) -> list[Row]:
     """
     alone_s = _step_s(baseline(group))
     rows = []
-    for record in _on_ranks(group):
+    for record in on_ranks(group):
         step_s, seen = _step_s(record), slowest(seen_by("overlap", record, group))
         exposed_s = step_s - alone_s if step_s and alone_s else None
         rows.append(
@@ -144,7 +144,7 @@ def differences(group: Sequence[RunRecord]) -> list[Row]:
     alone = baseline(group)
     alone_s, alone_seen = _step_s(alone), slowest(seen_by("overlap", alone, group)) if alone else {}
     rows = []
-    for record in _on_ranks(group):
+    for record in on_ranks(group):
         step_s, seen = _step_s(record), slowest(seen_by("overlap", record, group))
         if step_s and alone_s and seen and alone_seen:
             config = record.run_config
@@ -165,7 +165,8 @@ def volumes(group: Sequence[RunRecord]) -> list[Row]:
                 "strategy": name(record.run_config),
                 "ranks": record.run_config.world_size,
                 **{k: sent.get(k) for k in ("collectives", "sent_bytes", "formula_sent_bytes")},
-                **{k: memory.get(k) for k in ("peak_allocated_bytes", "predicted_peak_bytes")},
+                "peak_allocated_bytes": record.measurement and record.measurement.peak_allocated_bytes,
+                "predicted_peak_bytes": memory.get("predicted_peak_bytes"),
             }
         )
     return rows
@@ -199,5 +200,5 @@ def _off(measured: Sequence[int | None], formula: Sequence[int | None]) -> float
     return max(abs(m - f) for m, f in pairs) / most if most else None
 
 
-def _on_ranks(group: Sequence[RunRecord]) -> list[RunRecord]:
+def on_ranks(group: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in clean(group) if record.run_config.world_size > 1]

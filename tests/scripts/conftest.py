@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from cs_systems.config import Precision
+from cs_systems.profilers.rank_memory import expected_of
 from cs_systems.record import Row, RunRecord, read_records
 
 ROOT = Path(__file__).parent.parent.parent
@@ -101,6 +102,33 @@ def of_calls(record: RunRecord) -> RunRecord:
     )
 
 
+def of_ranks(record: RunRecord) -> dict[str, list[Row]]:
+    """What a training cell on ranks has beside its times, and what the recorders of ranks leave: as the formulas say,
+    with half of the communication hidden, and a last rank that waits for nobody."""
+    config, trained = record.run_config, 10**6
+    step = {"step_s": 0.1, "compute_s": 0.06, "idle_s": 0.01, "collectives": 3}
+    communicates_s = 0.06 if config.world_size > 1 else 0.0
+    moved = {"communication_s": communicates_s, "hidden_s": communicates_s / 2, "exposed_s": communicates_s / 2}
+    stages = ((0, "built"), (1, "forward"), (1, "backward"), (1, "optimizer"))
+    expected = [(*of, expected_of(trained, config.strategy, config.world_size, *of)) for of in stages]
+    tables: dict[str, list[Row]] = {
+        "overlap": [
+            {"rank": rank, **step, **moved, "transfer_s": communicates_s, "waiting_s": 0.02 * rank}
+            for rank in range(config.world_size)
+        ],
+        "streams": [{"rank": 0, "stream": "compute", "phase": "forward", "start_s": 0.0, "end_s": 0.06}],
+        "rank_memory": [
+            {"rank": rank, "step": step, "stage": stage, "component": name, "bytes": size, "expected_bytes": size}
+            for rank in range(config.world_size)
+            for step, stage, sizes in expected
+            for name, size in sizes.items()
+        ],
+        "sent": [{"collectives": 3, "sent_bytes": 1e6 + 9, "formula_sent_bytes": 1e6}],
+    }
+    names = {"overlap": ("overlap", "streams"), "rank_memory": ("rank_memory",)}.get(config.profiler, ())
+    return {name: tables[name] for name in (*names, *(("sent",) if config.is_distributed else ()))}
+
+
 def recorded(record: RunRecord) -> RunRecord:
     """The record with a real profile's tables, of those phases that its mode has; of memory with what is like them; of
     low precision with those of a CPU."""
@@ -109,8 +137,8 @@ def recorded(record: RunRecord) -> RunRecord:
     real = _numerics().get((record.config["workload"], record.config["precision"]))
     if real and (record.config["profiler"] == "dtypes" or real.config["profiler"] == "none"):
         return replace(record, status=real.status, reason=real.reason, results=record.results | real.results)
-    if record.config["profiler"] == "none":
-        return record
+    if record.config["profiler"] in ("none", "overlap", "rank_memory"):
+        return replace(record, results=record.results | of_ranks(record))
     if of_memory := MEMORY_TABLES.get(record.config["profiler"]):
         return replace(record, results=record.results | of_memory)
     tables_of = _profiles()[record.config["profiler"]].results
