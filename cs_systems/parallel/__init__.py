@@ -80,7 +80,7 @@ class ParallelStrategy:
 
     def part_of_batch(self, rank: int, world_size: int) -> tuple[int, int]:
         """(which, of how many) equal parts of the batch's rows that rank takes."""
-        degree = check_tp_degree(world_size, self.tp_degree)
+        degree = check_layout(world_size, self.tp_degree, self.splits)
         return rank // degree, world_size // degree
 
 
@@ -104,9 +104,9 @@ def check(name: str, options: Collection[str] = ()) -> list[str]:
 
 def check_config(config: RunConfig) -> None:
     """As `check`, of a cell's strategy, and whether its ranks and its model divide as that wants. No torch."""
-    parts = check(config.strategy, config.strategy_options)
-    if any("features" in plugins.declared("parallel", part).get("splits", ()) for part in parts):
-        degree = check_tp_degree(config.world_size, config.tp_degree)
+    check(config.strategy, config.strategy_options)
+    if "features" in (splits := splits_of(config.strategy)):
+        degree = check_layout(config.world_size, config.tp_degree, splits)
         check_division(config.model.num_heads, config.model.d_ff, degree)
 
 
@@ -119,9 +119,9 @@ def splits_of(name: str) -> frozenset[str]:
 def data_ranks(config: Mapping[str, Any]) -> int:
     """How many ranks of a record's configuration take rows of their own: all that do not divide blocks."""
     ranks: int = config.get("world_size", 1)
-    if ranks == 1 or "features" not in splits_of(config.get("strategy", "single")):
+    if ranks == 1 or "features" not in (splits := splits_of(config.get("strategy", "single"))):
         return ranks
-    return ranks // check_tp_degree(ranks, config.get("tp_degree"))
+    return ranks // check_layout(ranks, config.get("tp_degree"), splits)
 
 
 def options_of(name: str) -> tuple[str, ...]:
@@ -130,8 +130,20 @@ def options_of(name: str) -> tuple[str, ...]:
     return tuple(option for said in declared for option in said.get("options", ()))
 
 
+def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]) -> int:
+    """How many neighbouring ranks divide the blocks under a strategy that splits this. No torch.
+
+    Raises ConfigError where the ranks cannot be arranged so: two dimensions need their sizes, one is all of them.
+    """
+    _check_degree_is_told(tp_degree, splits)
+    degree = check_tp_degree(world_size, tp_degree)
+    if "features" in splits and "batch" not in splits and degree != world_size:
+        raise ConfigError(f"tp alone divides blocks over all {world_size} ranks: leave tp_degree out, or take fsdp+tp")
+    return degree
+
+
 def check_tp_degree(world_size: int, tp_degree: int | None) -> int:
-    """How many ranks divide the blocks; None is all. ConfigError where the ranks cannot be arranged so. No torch."""
+    """How many ranks divide the blocks; None is all. ConfigError for what does not divide the ranks. No torch."""
     degree = world_size if tp_degree is None else tp_degree
     if degree < 1 or world_size % degree:
         fitting = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
@@ -162,6 +174,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
     tp_degree = options.get("tp_degree") if "features" in splits else 1
 
     def wrap(model: nn.Module) -> nn.Module:
+        _check_degree_is_told(tp_degree, splits)
         for part in inside_out:
             model = part.wrap(model, **{key: value for key, value in options.items() if key in part.options})
         for part in inside_out:
@@ -181,7 +194,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
         return cls(params, **options)
 
     def sent_bytes(payload: Payload, world_size: int) -> float:
-        degree = check_tp_degree(world_size, tp_degree)
+        degree = check_layout(world_size, tp_degree, splits)
         volume = 0.0
         for part in parts.values():
             assert part.sent_bytes is not None
@@ -239,5 +252,8 @@ def _check_mesh(
     for part, options in known.items():
         if "tp_degree" not in options:
             raise ConfigError(f"{name} makes no sense: {part} cannot share the ranks with {divider}: use fsdp or ddp_*")
-    if len(splits) > 1 and not has_degree:
-        raise ConfigError(f"{name} needs tp_degree: how many neighbouring ranks divide a block")
+
+
+def _check_degree_is_told(tp_degree: int | None, splits: Collection[str]) -> None:
+    if tp_degree is None and {"batch", "features"} <= set(splits):
+        raise ConfigError("with another strategy tp needs tp_degree: how many neighbouring ranks divide a block")

@@ -120,8 +120,7 @@ def wrap(model: nn.Module, tp_degree: int | None = None) -> nn.Module:
     Raises ConfigError for a model without blocks of BasicTransformerLM, or whose heads or d_ff do not divide.
     """
     check_same_parameters(model)
-    world_size = dist.get_world_size()
-    degree = check_tp_degree(world_size, tp_degree)
+    degree = check_tp_degree(dist.get_world_size(), tp_degree)
     blocks = _divisible(model)
     heads = math.gcd(*(block.num_heads for block in blocks if isinstance(block, SelfAttention)))
     d_ff = math.gcd(*(block.w1.weight.shape[0] for block in blocks if isinstance(block, SwiGLU)))

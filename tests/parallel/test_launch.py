@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from cs_systems import plugins
 from cs_systems.config import ConfigError
@@ -49,7 +50,6 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
         ("ddp_flat+zero1+torch_zero", "zero1 and torch_zero both split the optimizer: take one"),
         ("ddp_flat+ddp_flat", "ddp_flat+ddp_flat names a strategy twice: name each once"),
         ("ddp_flat+single", "single shares nothing, leave it out"),
-        ("ddp_flat+tp", "ddp_flat+tp needs tp_degree: how many neighbouring ranks divide a block"),
         ("zero1+tp", "zero1+tp makes no sense: zero1 cannot share the ranks with tp: use fsdp or ddp_*"),
         ("tp+tp", "tp+tp names a strategy twice: name each once"),
         ("zero1", "zero1 leaves the gradients of the ranks different: write ddp_bucketed+zero1"),
@@ -76,6 +76,15 @@ def test_what_is_read_from_a_file_is_what_it_exports(name: str) -> None:
 def test_a_degree_needs_tensor_parallelism() -> None:
     with pytest.raises(ConfigError, match="blocks are divided, ddp_flat divides none: use ddp_flat\\+tp"):
         compose("ddp_flat", tp_degree=2)
+
+
+def test_two_dimensions_of_ranks_need_their_sizes() -> None:
+    strategy = compose("ddp_flat+tp")
+    for use in (lambda: strategy.wrap(nn.Linear(2, 2)), lambda: strategy.part_of_batch(0, 4)):
+        with pytest.raises(ConfigError, match="with another strategy tp needs tp_degree: how many neighbouring ranks"):
+            use()
+    with pytest.raises(ConfigError, match="tp alone divides blocks over all 4 ranks: leave tp_degree out, or take fsd"):
+        compose("tp", tp_degree=2).part_of_batch(0, 4)
 
 
 def test_neighbours_take_the_same_rows() -> None:
