@@ -17,6 +17,7 @@ CELLS = {
     "ddp_flat": replace(TINY, strategy="ddp_flat", world_size=2),
     "composed": replace(TINY, strategy="ddp_bucketed+zero1", world_size=2, bucket_size_mb=0.1, warmup_s=0.05),
     "tensor parallel": replace(TINY, strategy="tp", world_size=2),
+    "sharded": replace(TINY, strategy="fsdp", world_size=2, precision="bf16"),
     "any workload": replace(TINY, workload=f"{WORKLOADS}:fine", world_size=2),
     "one rank": replace(TINY, strategy="ddp_flat"),
 }
@@ -55,6 +56,15 @@ def test_each_rank_is_kept_beside_the_slowest(records: dict[str, RunRecord]) -> 
     assert (ran["tokens"], ran["world_tokens"]) == (64, 128)
     assert (divided["tokens"], divided["world_tokens"]) == (64, 64)
     assert "cost" not in records["tensor parallel"].results
+
+
+def test_what_is_sharded_is_sent_in_the_dtype_of_autocast(records: dict[str, RunRecord]) -> None:
+    (sent,) = records["sharded"].results["sent"]
+    assert sent["sent_bytes"] == pytest.approx(sent["formula_sent_bytes"], rel=0.03)
+    (whole,) = records["ddp_flat"].results["sent"]
+    assert (
+        sent["formula_sent_bytes"] < 3 / 4 * whole["formula_sent_bytes"]
+    )  # 3 Ψ in 2 bytes, less a gathering; 2 Ψ in 4
 
 
 def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:

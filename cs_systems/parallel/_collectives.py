@@ -16,8 +16,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from cs_systems.config import ConfigError
+from cs_systems.config import ConfigError, one_of
 from cs_systems.parallel_cost import all_reduce_bytes, shard_bytes
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def dtype_of(option: str, told: str | torch.dtype | None) -> torch.dtype | None:
+    """What that option of a strategy means, which may be a name in DTYPES; ConfigError for another."""
+    return DTYPES[one_of(option, told, DTYPES)] if isinstance(told, str) else told
 
 
 @dataclass(frozen=True)

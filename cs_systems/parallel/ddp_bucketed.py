@@ -12,21 +12,19 @@ from functools import partial
 import torch
 from torch import nn
 
-from cs_systems.config import ConfigError, one_of
+from cs_systems.config import ConfigError
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.parallel._collectives import communicator
+from cs_systems.parallel._collectives import communicator, dtype_of
 from cs_systems.parallel._data_parallel import DataParallel, by_size, finish_gradients
 from cs_systems.parallel._mesh import data_group
 from cs_systems.parallel._narrowed import NarrowedDataParallel
 from cs_systems.parallel_cost import averaging_bytes
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 def wrap(
     model: nn.Module,
     bucket_size_mb: float = 25.0,
-    comm_dtype: str | None = None,
+    comm_dtype: str | torch.dtype | None = None,
     max_ctas: int | None = None,
     high_priority: bool = False,
     tp_degree: int = 1,
@@ -39,9 +37,8 @@ def wrap(
         raise ConfigError(f"bucket_size_mb is {bucket_size_mb}: it must be above 0")
     buckets = partial(by_size, size_bytes=bucket_size_mb * 2**20)
     group = communicator(data_group(tp_degree), max_ctas, high_priority)
-    if comm_dtype is None:
+    if (dtype := dtype_of("comm_dtype", comm_dtype)) is None:
         return DataParallel(model, buckets, overlap=True, group=group)
-    dtype = DTYPES[one_of("comm_dtype", comm_dtype, DTYPES)]
     return NarrowedDataParallel(model, buckets, overlap=True, group=group, dtype=dtype)
 
 

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from cs_systems import model
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.parallel._collectives import average, maximum
+from cs_systems.parallel._collectives import average, dtype_of, maximum
 from cs_systems.parallel._data_parallel import broadcast_from_rank_0, by_size, check_same_parameters
 from cs_systems.parallel._fsdp_flat import Reduction
 from cs_systems.parallel._fsdp_state import gather_into, make_optimizer, take_parts, whole_parameters
@@ -306,8 +306,11 @@ def gather_full_params(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def wrap(model: nn.Module, compute_dtype: torch.dtype | None = None, tp_degree: int = 1) -> FullyShardedDataParallel:
-    return FullyShardedDataParallel(model, compute_dtype, group=data_group(tp_degree))
+def wrap(
+    model: nn.Module, compute_dtype: str | torch.dtype | None = None, tp_degree: int = 1
+) -> FullyShardedDataParallel:
+    """compute_dtype: a torch.dtype, bf16 or fp16."""
+    return FullyShardedDataParallel(model, dtype_of("compute_dtype", compute_dtype), group=data_group(tp_degree))
 
 
 def finish_gradients(model: nn.Module) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.parallel._collectives import maximum
+from cs_systems.parallel._collectives import dtype_of, maximum
 from cs_systems.parallel._data_parallel import broadcast_from_rank_0, check_same_parameters
 from cs_systems.parallel._fsdp_units import listed
 from cs_systems.parallel_cost import fully_sharded_bytes
@@ -72,7 +72,7 @@ def finish_gradients(model: nn.Module) -> None:
 
 def wrap(
     model: nn.Module,
-    compute_dtype: torch.dtype | None = None,
+    compute_dtype: str | torch.dtype | None = None,
     reshard_after_forward: bool = True,
     find_unused_parameters: bool = False,
 ) -> FSDP2:
@@ -80,9 +80,10 @@ def wrap(
     check_same_parameters(model)
     broadcast_from_rank_0(model)
     device = next(model.parameters()).device
+    dtype = dtype_of("compute_dtype", compute_dtype)
     options: dict[str, Any] = {
         "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
-        "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=compute_dtype),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype),
     }
     wrapped = FSDP2(model, find_unused_parameters)
     for child in dict.fromkeys(listed(model)):

@@ -17,7 +17,6 @@ from cs_systems.parallel import ParallelStrategy, compose
 from cs_systems.parallel._collectives import Call, counting
 from cs_systems.parallel_cost import Payload
 from cs_systems.record import Row
-from cs_systems.workloads._calls import COMPUTE_DTYPES
 
 
 def strategy_of(config: RunConfig) -> ParallelStrategy:
@@ -105,5 +104,5 @@ def _options(config: RunConfig) -> dict[str, Any]:
     """What the strategy is told: what a person says, and under autocast the dtype to compute in, if it takes one."""
     told: dict[str, Any] = dict(config.strategy_options)
     if config.precision.is_autocast and "compute_dtype" in compose(config.strategy).options:
-        told["compute_dtype"] = COMPUTE_DTYPES[config.precision]
+        told.setdefault("compute_dtype", config.precision.value)
     return told
