@@ -95,8 +95,9 @@ def _backward(
         return dq.zero_(), dk.zero_(), dv.zero_()
     with torch.cuda.device_of(q):
         q, k, v, do = _readable(q, k, v, do)
-        summed = lse.new_empty(*q.shape[:-1], padded_d_head(q.shape[-1]))
-        lse_log2, delta = (lse.new_empty(q.shape[0] * q.shape[1], padded_rows(q.shape[2])) for _ in range(2))
+        rows = (q.shape[0] * q.shape[1], padded_rows(q.shape[2]))
+        lse_log2, delta = lse.new_empty(rows), lse.new_empty(rows)
+        summed = lse.new_empty(*rows, padded_d_head(q.shape[-1]))
         written_k, written_v = (x if takes_layout(x) else x.contiguous() for x in (dk, dv))
         problem = Problem(q, k, v, causal, offset, scale, _multiprocessors(q))
         problem.prepare(o, lse, do, lse_log2, delta, summed).run()

@@ -12,6 +12,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cs_systems.kernels.flash_gluon_backward import KEYS, OWNED, BackwardPlan, flash_backward_kernel
+from cs_systems.kernels.flash_gluon_configs import (
+    BACKWARD,
+    BackwardOptions,
+    ForwardOptions,
+    forward_options,
+    padded_d_head,
+)
 from cs_systems.kernels.flash_gluon_forward import ROWS, ForwardPlan, flash_forward_kernel
 from cs_systems.kernels.flash_gluon_rows import finish_kernel, prepare_kernel
 from cs_systems.kernels.flash_triton import Launch
@@ -21,47 +28,10 @@ L2_FOR_KEYS_BYTES = 32 << 20
 """Of Hopper's 50 to 60 MB of L2 cache: what the keys and values of heads worked on at a time may take."""
 
 
-@dataclass(frozen=True)
-class ForwardOptions:
-    """consumers: warpgroups of 64 queries each (2 or 3). block_n: keys of a tile. stages: tiles of k and v in flight.
-    persistent: one program a multiprocessor, each with several tiles. overlap: within a warpgroup too the
-    exponentials run beside the product with v, which takes registers. ping_pong: the warpgroups take turns to issue
-    products. polynomial: how many of 8 exponentials are computed on the FMA units.
-    """
-
-    consumers: int
-    block_n: int
-    stages: int
-    persistent: bool = True
-    overlap: bool = True
-    ping_pong: bool = False
-    polynomial: int = 0
-
-
-@dataclass(frozen=True)
-class BackwardOptions:
-    """block_m: queries of a tile, 64 where d_head is 128 and 128 where it is 64. stages: tiles of q and do in flight.
-    rounded: the gradient of the scores uses the weights as rounded for the tensor cores, which takes fewer registers.
-    fences: branches keep the compiler from mixing the issue of products with exponentials.
-    """
-
-    block_m: int
-    stages: int
-    rounded: bool = False
-    fences: bool = True
-
-
-FORWARD = {64: ForwardOptions(3, 128, 3, overlap=False), 128: ForwardOptions(2, 128, 2)}
-BACKWARD = {64: BackwardOptions(128, 2), 128: BackwardOptions(64, 2)}
-"""Padded d_head → options."""
 PADDING = 128
 """The statistics of a head's rows are padded to a multiple of it."""
 BLOCK = 64
 """Rows of a program of the kernels before and after the backward."""
-
-
-def padded_d_head(d_head: int) -> int:
-    return 64 if d_head <= 64 else 128
 
 
 def padded_rows(seq_q: int) -> int:
@@ -87,7 +57,7 @@ class Problem:
         batch, heads, seq_q, d_head = self.q.shape
         heads_kv, seq_k = self.k.shape[1:3]
         depth, rows = padded_d_head(d_head), ROWS.value
-        options = options or FORWARD[depth]
+        options = options or forward_options(d_head, self.causal, seq_q)
         row_tiles = -(-seq_q // (rows * options.consumers))
         tiles = batch * heads * row_tiles
         group = heads // heads_kv
@@ -118,7 +88,6 @@ class Problem:
                 mask_more=self.causal and (self.offset % rows != 0 or (options.ping_pong and options.consumers == 3)),
                 overlap=options.overlap,
                 ping_pong=options.ping_pong,
-                polynomial=options.polynomial,
             ),
         }
         programs = min(self.multiprocessors, tiles) if options.persistent else tiles
@@ -133,20 +102,21 @@ class Problem:
     def finish(self, summed: Tensor, dq: Tensor) -> Launch:
         """dq, laid out freely, from what `backward` summed."""
         arguments = {"summed": summed, "dq": dq, "dq_strides": dq.stride(), "scale": self.scale}
-        return self._rows(finish_kernel, arguments, self.q.shape[2])
+        return self._rows(finish_kernel, arguments | {"padded_q": padded_rows(self.q.shape[2])}, self.q.shape[2])
 
     def _rows(self, kernel: Any, arguments: dict[str, Any], rows: int) -> Launch:
         batch, heads, seq_q, d_head = self.q.shape
-        arguments |= {"heads": heads, "seq_q": seq_q}
-        arguments |= {"D": d_head, "DEPTH": padded_d_head(d_head), "ROWS": BLOCK}
-        return Launch(kernel, (batch * heads, -(-rows // BLOCK)), arguments, {"num_warps": 4})
+        depth, blocks = padded_d_head(d_head), -(-rows // BLOCK)
+        arguments |= {"heads": heads, "seq_q": seq_q, "blocks": blocks, "D": d_head, "DEPTH": depth, "ROWS": BLOCK}
+        programs = batch * heads * blocks * (depth // 64 if kernel is finish_kernel else 1)
+        return Launch(kernel, (programs, 1), arguments, {"num_warps": 4})
 
     def backward(
         self, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
         options: BackwardOptions | None = None,
     ) -> Launch:  # fmt: skip
-        """Writes dk and dv, and adds dq / scale to `dq` (batch, heads, seq_q, padded d_head), float32. lse_log2 and
-        delta are (batch · heads, padded_rows(seq_q)), as `prepare` wrote them.
+        """Writes dk and dv, and adds dq / scale to `dq` (batch · heads, padded_rows(seq_q), padded d_head), float32, in
+        an order of its own. lse_log2 and delta are (batch · heads, padded_rows(seq_q)), as `prepare` wrote them.
         """
         batch, heads, seq_q, d_head = self.q.shape
         heads_kv, seq_k = self.k.shape[1:3]
@@ -160,12 +130,14 @@ class Problem:
             "do": described(do, rows, depth),
             "lse": described_row(lse_log2, rows),
             "delta": described_row(delta, rows),
-            "dq": described(dq, 64, 64),
+            "dq": described_flat(dq),
             "dk": described(dk, keys, depth),
             "dv": described(dv, keys, depth),
             "seq_k": seq_k,
             "heads": heads,
             "group": heads // heads_kv,
+            "batch_heads_kv": batch * heads_kv,
+            "heads_in_l2": self._heads_in_l2(options.l2_bytes),
             "offset": self.offset,
             "row_tiles": -(-seq_q // rows),
             "padded_q": lse_log2.shape[-1],
@@ -178,12 +150,21 @@ class Problem:
                 stages=options.stages,
                 causal=self.causal,
                 tail=seq_k % OWNED.value != 0,
-                rounded=options.rounded,
-                fences=options.fences,
+                late=int(options.late),
             ),
         }
         grid = (batch * heads_kv * -(-seq_k // OWNED.value), 1)
         return Launch(flash_backward_kernel, grid, arguments, {"num_warps": 4})
+
+    def _heads_in_l2(self, l2_bytes: int) -> int:
+        """Heads of keys to work on together, in as equal parts as may be; they even out causal programs' lengths."""
+        batch, heads, seq_q, d_head = self.q.shape
+        heads_kv = self.k.shape[1]
+        head_bytes = seq_q * padded_d_head(d_head) * (2 * self.q.element_size() + 4) * (heads // heads_kv)
+        if not self.causal or l2_bytes < head_bytes:
+            return 1
+        parts = math.ceil(batch * heads_kv / (l2_bytes // head_bytes))
+        return math.ceil(batch * heads_kv / parts)
 
 
 def constants(plan: Any, **values: Any) -> Any:
@@ -214,3 +195,9 @@ def described_row(tensor: Tensor, rows: int) -> Any:
     """Blocks of `rows` numbers of a contiguous tensor, read as one row."""
     layout = gl.NVMMASharedLayout.get_default_for([rows], TYPES[tensor.dtype])
     return TensorDescriptor(tensor, [tensor.numel()], [1], [rows], layout)
+
+
+def described_flat(tensor: Tensor) -> Any:
+    """Blocks of 4096 numbers of a contiguous tensor."""
+    layout = gl.NVMMASharedLayout(0, 8 * tensor.element_size(), 2)
+    return TensorDescriptor(tensor, [tensor.numel() // 256, 256], [256, 1], [16, 256], layout)

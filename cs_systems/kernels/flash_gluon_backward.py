@@ -23,16 +23,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from cs_systems.kernels.flash_gluon_parts import async_atomic_add, barriers, following
 
-SIZES = ("seq_k", "heads", "group", "offset", "row_tiles", "padded_q")
+SIZES = ("seq_k", "heads", "group", "batch_heads_kv", "heads_in_l2", "offset", "row_tiles", "padded_q")
 """Numbers that no kernel is compiled anew for."""
 KEYS = gl.constexpr(64)  # of a warpgroup
 OWNED = gl.constexpr(128)  # keys of a program
+# Where a thread's numbers of 64 x 64 of dq lie in memory, bit by bit of the place: 4 of a thread, the threads of a
+# warp, the warps, then the next 4. `finish_kernel` puts them back in order.
+SUMMED = gl.constexpr([
+    [0, 1], [8, 0], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [16, 0], [32, 0], [0, 8], [0, 16], [0, 32],
+])  # fmt: skip
 
 
 @dataclass(frozen=True)
 class BackwardPlan:
     """What the kernel is compiled for. block_m: queries of a tile. stages: tiles of q and of the output's gradient in
-    flight. tail: the number of keys is no multiple of 128. rounded, fences: as in BackwardOptions.
+    flight. tail: the number of keys is no multiple of 128. late: as in BackwardOptions.
     """
 
     block_m: int
@@ -40,16 +45,22 @@ class BackwardPlan:
     stages: int
     causal: bool
     tail: bool
-    rounded: bool
-    fences: bool
+    late: int
 
 
 @gluon.jit
-def _owned(heads_kv, seq_k):
-    """(batch, head of the keys, first key) of this program: head by head, those that the most queries see first."""
+def _owned(heads_kv, batch_heads_kv, heads_in_l2, seq_k):
+    """(batch, head of the keys, first key) of this program: those keys first that the most queries see, within the
+    heads whose queries fit the L2 cache together.
+    """
     tiles = (seq_k + OWNED - 1) // OWNED
-    batch_head = gl.program_id(0) // tiles
-    return batch_head // heads_kv, batch_head % heads_kv, gl.program_id(0) % tiles * OWNED
+    per_section = heads_in_l2 * tiles
+    section = gl.program_id(0) // per_section
+    rest = gl.program_id(0) - section * per_section
+    first = section * heads_in_l2
+    here = gl.minimum(heads_in_l2, batch_heads_kv - first)
+    batch_head = first + rest % here
+    return batch_head // heads_kv, batch_head % heads_kv, rest // here * OWNED
 
 
 @gluon.jit
@@ -62,9 +73,8 @@ def _first_tile(first_key, offset, row_tiles, C: gl.constexpr):
 
 
 @gluon.jit
-def _load(tile, at, rows, row, tiles, numbers, full, empty, stage, phase, C: gl.constexpr):
-    """A tile of queries and its row of statistics, when the consumers have left their place."""
-    mbarrier.wait(empty.index(stage), phase ^ 1)
+def _load(tile, at, rows, row, tiles, numbers, full, stage, C: gl.constexpr):
+    """A tile of queries and its row of statistics."""
     mbarrier.expect(full.index(stage), C.block_m * C.d_head * 2 + C.block_m * 4)
     view = tiles.index(stage).reshape([1, 1, C.block_m, C.d_head])
     tma.async_copy_global_to_shared(tile, at, full.index(stage), view)
@@ -77,9 +87,9 @@ def _producer(descriptors, buffers, bars, sizes, C: gl.constexpr):
         descriptors[0], descriptors[1], descriptors[2], descriptors[3], descriptors[4], descriptors[5],
     )  # fmt: skip
     qs, ks, vs, dos, lses, deltas = buffers[0], buffers[1], buffers[2], buffers[3], buffers[4], buffers[5]
-    kv_full, q_full, q_empty, do_full, do_empty = bars[0], bars[1], bars[2], bars[3], bars[4]
-    seq_k, heads, group, offset, row_tiles, padded_q = sizes
-    batch, head_kv, first_key = _owned(heads // group, seq_k)
+    kv_full, q_full, do_full, empty = bars[0], bars[1], bars[2], bars[3]
+    seq_k, heads, group, batch_heads_kv, heads_in_l2, offset, row_tiles, padded_q = sizes
+    batch, head_kv, first_key = _owned(heads // group, batch_heads_kv, heads_in_l2, seq_k)
     first = _first_tile(first_key, offset, row_tiles, C)
     mbarrier.expect(kv_full.index(0), 4 * KEYS * C.d_head * 2)
     for w in gl.static_range(2):
@@ -93,8 +103,9 @@ def _producer(descriptors, buffers, bars, sizes, C: gl.constexpr):
         for tile in range(first, row_tiles):
             at = [batch, head, tile * C.block_m, 0]
             row = (batch * heads + head) * padded_q + tile * C.block_m
-            _load(q, at, lse, row, qs, lses, q_full, q_empty, stage, phase, C)
-            _load(do, at, delta, row, dos, deltas, do_full, do_empty, stage, phase, C)
+            mbarrier.wait(empty.index(stage), phase ^ 1)  # a fresh barrier counts as left
+            _load(q, at, lse, row, qs, lses, q_full, stage, C)
+            _load(do, at, delta, row, dos, deltas, do_full, stage, C)
             stage, phase = following(stage, phase, C.stages)
 
 
@@ -130,14 +141,12 @@ def _issue_dq(dss, ks, half, W: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def _add_dq(dq, tile, buffer, batch, head, row, W: gl.constexpr, C: gl.constexpr):
+def _add_dq(dq, tile, buffer, place):
+    """Add 64 x 64 numbers in the order in which the threads hold them, so that no banks conflict: see SUMMED."""
     tma.store_wait(0)  # the previous tile has left the buffer
-    buffer.store(tile)
+    buffer._reinterpret(gl.float32, [64, 64], gl.SharedLinearLayout(SUMMED)).store(tile)
     fence_async_shared()
-    if C.block_m == 64:
-        async_atomic_add(dq, [batch, head, row, W * 64], buffer.reshape([1, 1, 64, 64]))
-    else:
-        async_atomic_add(dq, [batch, head, row + W * 64, 0], buffer.reshape([1, 1, 64, 64]))
+    async_atomic_add(dq, [place * 16, 0], buffer)
 
 
 @gluon.jit
@@ -158,66 +167,80 @@ def _write(dk, dv, dk_sum, dv_sum, scale, k, v, batch, head, row, done, d_head: 
 def _consumer(descriptors, buffers, bars, sizes, scale, scale_log2, W: gl.constexpr, C: gl.constexpr):
     dq, dk, dv = descriptors[6], descriptors[7], descriptors[8]
     qs, ks, vs, dos, lses, deltas, dss, dqs = buffers
-    kv_full, q_full, q_empty, do_full, do_empty, ds_full, done = bars
-    seq_k, heads, group, offset, row_tiles = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
+    kv_full, q_full, do_full, empty, ds_full, done = bars
+    seq_k, heads, group, batch_heads_kv, heads_in_l2, offset, row_tiles, padded_q = sizes
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.block_m, 16])
     K_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.d_head, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=K_LAYOUT, k_width=2)
     COLUMNS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
-    batch, head_kv, first_key = _owned(heads // group, seq_k)
+    # Numbers of dq lie tile by tile: 64 queries, then 64 of d_head. Which of them this warpgroup adds to.
+    PER_TILE: gl.constexpr = C.block_m // 64 * (C.d_head // 64)
+    batch, head_kv, first_key = _owned(heads // group, batch_heads_kv, heads_in_l2, seq_k)
     first = _first_tile(first_key, offset, row_tiles, C)
-    per_head = row_tiles - first
     nothing = gl.zeros([KEYS, C.block_m], gl.float32, S_LAYOUT)
     dk_sum = gl.zeros([KEYS, C.d_head], gl.float32, K_LAYOUT)
     dv_sum = gl.zeros([KEYS, C.d_head], gl.float32, K_LAYOUT)
     stage = 0
     phase = 0
+    tile = first
+    head = batch * heads + head_kv * group
+    place_before = head * 0 + (
+        1 << 26
+    )  # far behind the last number, where nothing is added: no tile is before the first
+    stage_before = 0
+    phase_before = 0
+    steps = group * (row_tiles - first)
     mbarrier.wait(kv_full.index(0), 0)
     mbarrier.wait(q_full.index(0), 0)
     s_future = warpgroup_mma(ks.index(W), qs.index(0).permute((1, 0)), nothing, use_acc=False, is_async=True)
     s = warpgroup_mma_wait(0, deps=[s_future])
-    for i in range(group * per_head):
-        row = (first + i % per_head) * C.block_m
+    for i in range(steps):
         half = i & 1
-        s = _hide(s, first_key + W * KEYS, row, offset, seq_k, C)
+        s = _hide(s, first_key + W * KEYS, tile * C.block_m, offset, seq_k, C)
         mbarrier.wait(do_full.index(stage), phase)
         dp_future = warpgroup_mma(vs.index(W), dos.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
-        if C.fences:  # long done: a branch over which ptxas moves nothing, so that the product is all issued before
-            mbarrier.wait(kv_full.index(0), 0)
         p = gl.exp2(s * scale_log2 - lses.index(stage).load(COLUMNS)[None, :])
-        rounded = p.to(dk.dtype)
-        dv_future = warpgroup_mma(gl.convert_layout(rounded, LEFT), dos.index(stage), dv_sum, is_async=True)
-        if C.rounded:
-            p = rounded.to(gl.float32)
-        if C.fences:
-            mbarrier.wait(kv_full.index(0), 0)
+        weights = gl.convert_layout(p.to(dk.dtype), LEFT)
+        dv_future = warpgroup_mma(weights, dos.index(stage), dv_sum, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp_future])
         ds = (p * (dp - deltas.index(stage).load(COLUMNS)[None, :])).to(dk.dtype)
+        if C.late:  # the other warpgroup has read what lay here
+            mbarrier.wait(empty.index(stage_before), phase_before, pred=i > 0)
         dss.index(half * 2 + W).store(ds)
         fence_async_shared()
         mbarrier.arrive(ds_full.index(half))
         dk_future = warpgroup_mma(gl.convert_layout(ds, LEFT), qs.index(stage), dk_sum, is_async=True)
-        mbarrier.wait(ds_full.index(half), (i >> 1) & 1)
-        dq_future = _issue_dq(dss, ks, half, W, C)
+        due = i - C.late  # the tile whose dq is computed
+        mbarrier.wait(ds_full.index(due & 1), (due >> 1) & 1, pred=due >= 0)
+        dq_future = _issue_dq(dss, ks, due & 1, W, C)
         dv_sum, dk_sum = warpgroup_mma_wait(2, deps=[dv_future, dk_future])
-        mbarrier.arrive(do_empty.index(stage))
-        this = stage
+        stage_before = stage
+        phase_before = phase
         stage, phase = following(stage, phase, C.stages)
-        mbarrier.wait(q_full.index(stage), phase, pred=i + 1 < group * per_head)
+        mbarrier.wait(q_full.index(stage), phase, pred=i + 1 < steps)
         # Behind the last tile these scores are of any queries, and not used.
         s_future = warpgroup_mma(ks.index(W), qs.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
         dq_tile = warpgroup_mma_wait(1, deps=[dq_future])
-        mbarrier.arrive(q_empty.index(this))
-        _add_dq(dq, dq_tile, dqs.index(W), batch, head_kv * group + i // per_head, row, W, C)
+        mbarrier.arrive(empty.index(stage_before))
+        place = (head * (padded_q // C.block_m) + tile) * PER_TILE + W
+        _add_dq(dq, dq_tile, dqs.index(W), place_before if C.late else place)
+        place_before = place
+        head += gl.where(tile + 1 == row_tiles, 1, 0)
+        tile = gl.where(tile + 1 == row_tiles, first, tile + 1)
         s = warpgroup_mma_wait(0, deps=[s_future])
+    if C.late:
+        due = steps - 1
+        mbarrier.wait(ds_full.index(due & 1), (due >> 1) & 1)
+        dq_future = _issue_dq(dss, ks, due & 1, W, C)
+        _add_dq(dq, warpgroup_mma_wait(0, deps=[dq_future]), dqs.index(W), place_before)
     row = first_key + W * KEYS
     _write(dk, dv, dk_sum, dv_sum, scale, ks.index(W), vs.index(W), batch, head_kv, row, done, C.d_head)
 
 
 @gluon.jit(do_not_specialize=SIZES)
 def flash_backward_kernel(
-    q, k, v, do, lse, delta, dq, dk, dv, seq_k, heads, group, offset, row_tiles, padded_q, scale, scale_log2,
-    C: gl.constexpr,
+    q, k, v, do, lse, delta, dq, dk, dv, seq_k, heads, group, batch_heads_kv, heads_in_l2, offset, row_tiles, padded_q,
+    scale, scale_log2, C: gl.constexpr,
 ):  # fmt: skip
     """dk, dv, and dq / scale added in float32 to zeros. All but lse and delta are descriptors of (batch, heads, seq,
     d_head) with blocks of 64 or block_m rows; lse (base 2, +∞ where nothing is seen) and delta = Σ o · do are flat,
@@ -225,7 +248,6 @@ def flash_backward_kernel(
     """
     KV: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, C.d_head], q.dtype)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, C.block_m], q.dtype)
-    DQ: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float32)
     ROW: gl.constexpr = gl.NVMMASharedLayout.get_default_for([C.block_m], gl.float32)
     qs = gl.allocate_shared_memory(q.dtype, [C.stages, C.block_m, C.d_head], KV)
     ks = gl.allocate_shared_memory(q.dtype, [2, KEYS, C.d_head], KV)
@@ -234,15 +256,15 @@ def flash_backward_kernel(
     lses = gl.allocate_shared_memory(gl.float32, [C.stages, C.block_m], ROW)
     deltas = gl.allocate_shared_memory(gl.float32, [C.stages, C.block_m], ROW)
     dss = gl.allocate_shared_memory(q.dtype, [4, KEYS, C.block_m], DS)  # of this tile and the last, so that none waits
-    dqs = gl.allocate_shared_memory(gl.float32, [2, 64, 64], DQ)
+    dqs = gl.allocate_shared_memory(gl.float32, [2, 16, 256], dq.layout)
     bars = (
-        barriers(1, 1), barriers(C.stages, 1), barriers(C.stages, 2), barriers(C.stages, 1), barriers(C.stages, 2),
-        barriers(2, 2), barriers(1, 2),
+        barriers(1, 1), barriers(C.stages, 1), barriers(C.stages, 1), barriers(C.stages, 2), barriers(2, 2),
+        barriers(1, 2),
     )  # fmt: skip
     fence_async_shared()
     descriptors = (q, k, v, do, lse, delta, dq, dk, dv)
     buffers = (qs, ks, vs, dos, lses, deltas, dss, dqs)
-    sizes = (seq_k, heads, group, offset, row_tiles, padded_q)
+    sizes = (seq_k, heads, group, batch_heads_kv, heads_in_l2, offset, row_tiles, padded_q)
     gl.warp_specialize(
         [
             (_consumer, (descriptors, buffers, bars, sizes, scale, scale_log2, 0, C)),

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from cs_systems.kernels.flash_gluon_parts import barriers, exp2_shared, following
+from cs_systems.kernels.flash_gluon_parts import barriers, following
 
 SIZES = ("seq_q", "seq_k", "heads", "group", "batch_heads", "offset", "row_tiles", "heads_in_l2")
 """Numbers that no kernel is compiled anew for."""
@@ -32,7 +32,7 @@ ROWS = gl.constexpr(64)  # of a warpgroup: the M of wgmma
 class ForwardPlan:
     """What the kernel is compiled for. consumers: warpgroups of 64 queries. block_n: keys of a tile. stages: tiles of k
     and v in flight. mask_first: the last tile of keys may be cut by the diagonal or the end; mask_more: others too.
-    overlap, ping_pong, polynomial: as in ForwardOptions.
+    overlap, ping_pong: as in ForwardOptions.
     """
 
     consumers: int
@@ -44,7 +44,6 @@ class ForwardPlan:
     mask_more: bool
     overlap: bool
     ping_pong: bool
-    polynomial: int
 
 
 @gluon.jit
@@ -133,11 +132,11 @@ def _visible(s, first_key, limit):
 
 
 @gluon.jit
-def _softmax(s, m, scale_log2, dtype: gl.constexpr, C: gl.constexpr):
+def _softmax(s, m, scale_log2, dtype: gl.constexpr):
     """Weights of a tile, their sum, the new maximum and what the old sums are worth under it; base 2, scaled."""
     new = gl.maximum(m, gl.max(s, 1) * scale_log2)
     safe = gl.where(new == float("-inf"), 0.0, new)  # a row that has seen no key yet
-    p = exp2_shared(s * scale_log2 - safe[:, None], C.polynomial)
+    p = gl.exp2(s * scale_log2 - safe[:, None])
     return p.to(dtype), gl.sum(p, 1), new, gl.exp2(m - safe)
 
 
@@ -173,7 +172,7 @@ def _attend(
     if C.mask_first:
         s = _visible(s, (seen - 1) * C.block_n, limit)
     m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, S_LAYOUT))
-    p, total, m, kept = _softmax(s, m, scale_log2, dtype, C)
+    p, total, m, kept = _softmax(s, m, scale_log2, dtype)
     weights = gl.convert_layout(p, P_LAYOUT)
     acc = gl.full([ROWS, C.d_head], 0.0, gl.float32, O_LAYOUT)
     for i in range(seen - 1):
@@ -195,7 +194,7 @@ def _attend(
             first_key = (seen - 2 - i) * C.block_n
             if first_key + C.block_n > row + offset + 1:
                 s = _visible(s, first_key, limit)
-        p, added, m, kept = _softmax(s, m, scale_log2, dtype, C)
+        p, added, m, kept = _softmax(s, m, scale_log2, dtype)
         total = total * kept + added
         if C.overlap:
             mbarrier.wait(q_full.index(W), round & 1)  # long done: a branch past which ptxas moves no exponential

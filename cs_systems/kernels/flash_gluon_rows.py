@@ -9,13 +9,14 @@ import triton.language as tl
 
 @triton.jit
 def prepare_kernel(
-    o, do, lse, lse_log2, delta, dq, o_strides, do_strides, heads, seq_q, padded_q,
+    o, do, lse, lse_log2, delta, dq, o_strides, do_strides, heads, seq_q, padded_q, blocks,
     D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """delta = Σ o · do, lse_log2 = lse / ln 2 (+∞ where no key is seen, so that its weights are 0), dq = 0."""
-    batch_head = tl.program_id(0).to(tl.int64)
+    batch_head = (tl.program_id(0) // blocks).to(tl.int64)
+    block = tl.program_id(0) % blocks
     batch, head = batch_head // heads, batch_head % heads
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    rows = block * ROWS + tl.arange(0, ROWS)
     depth = tl.arange(0, DEPTH)
     valid = rows < seq_q
     mask = valid[:, None] & (depth < D)[None, :]
@@ -28,21 +29,29 @@ def prepare_kernel(
     tl.store(delta + padded, tl.sum(out * grad, 1))
     natural = tl.load(lse + batch_head * seq_q + rows, mask=valid, other=float("-inf"))
     tl.store(lse_log2 + padded, tl.where(natural == float("-inf"), float("inf"), natural * 1.4426950408889634))
-    at = (batch_head * seq_q + row) * DEPTH + depth[None, :]
-    tl.store(dq + at, tl.zeros([ROWS, DEPTH], tl.float32), mask=valid[:, None])
+    at = (batch_head * padded_q + block * ROWS) * DEPTH + tl.arange(0, ROWS * DEPTH)
+    tl.store(dq + at, tl.zeros([ROWS * DEPTH], tl.float32))
 
 
 @triton.jit
 def finish_kernel(
-    summed, dq, dq_strides, heads, seq_q, scale, D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr
-):
-    """dq = scale · summed, in dq's dtype and layout."""
-    batch_head = tl.program_id(0).to(tl.int64)
+    summed, dq, dq_strides, heads, seq_q, padded_q, blocks, scale,
+    D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """dq = scale · summed, in dq's dtype and layout. 64 x 64 numbers of summed lie together, in the order of SUMMED in
+    the backward; from the highest bit of the place: 3 bits of the column, 2 of the row, 3 of the row, 2 of the column,
+    1 of the row, 1 of the column.
+    """
+    COLUMNS: tl.constexpr = DEPTH // 64
+    column = tl.program_id(0) % COLUMNS
+    block = tl.program_id(0) // COLUMNS % blocks
+    batch_head = (tl.program_id(0) // COLUMNS // blocks).to(tl.int64)
     batch, head = batch_head // heads, batch_head % heads
-    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    depth = tl.arange(0, DEPTH)
+    tile = (batch_head * (padded_q // ROWS) + block) * COLUMNS + column
+    gradient = tl.load(summed + tile * (ROWS * 64) + tl.arange(0, ROWS * 64)) * scale
+    gradient = tl.reshape(gradient, (8, 4, 8, 4, 2, 2)).permute(1, 4, 2, 0, 3, 5).reshape(ROWS, 64)
+    rows = block * ROWS + tl.arange(0, ROWS)
+    depth = column * 64 + tl.arange(0, 64)
     mask = (rows < seq_q)[:, None] & (depth < D)[None, :]
-    row = rows.to(tl.int64)[:, None]
-    gradient = tl.load(summed + (batch_head * seq_q + row) * DEPTH + depth[None, :], mask=mask, other=0.0) * scale
-    at = batch * dq_strides[0] + head * dq_strides[1] + row * dq_strides[2] + depth[None, :] * dq_strides[3]
-    tl.store(dq + at, gradient.to(dq.dtype.element_ty), mask=mask)
+    at = batch * dq_strides[0] + head * dq_strides[1] + rows.to(tl.int64)[:, None] * dq_strides[2]
+    tl.store(dq + at + depth[None, :] * dq_strides[3], gradient.to(dq.dtype.element_ty), mask=mask)

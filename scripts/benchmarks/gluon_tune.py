@@ -36,31 +36,26 @@ import torch
 from torch import Tensor
 
 from cs_systems.kernels.compile import compile_for
-from cs_systems.kernels.flash_gluon import BackwardOptions, ForwardOptions, Problem, padded_rows
+from cs_systems.kernels.flash_gluon import Problem, padded_rows
+from cs_systems.kernels.flash_gluon_configs import BackwardOptions, ForwardOptions
 from cs_systems.kernels.flash_triton import Launch
 
 Options = ForwardOptions | BackwardOptions
 VARIANTS: dict[str, list[Options]] = {
     "forward-64": [
-        ForwardOptions(3, 128, 3, overlap=False),
-        ForwardOptions(3, 128, 3, overlap=False, persistent=False),
         ForwardOptions(3, 128, 3, overlap=False, ping_pong=True),
-        ForwardOptions(3, 128, 3, overlap=False, polynomial=1),
-        ForwardOptions(3, 128, 3, overlap=False, polynomial=2),
-        ForwardOptions(3, 64, 4),
+        ForwardOptions(3, 128, 3, overlap=False, ping_pong=True, persistent=False),
         ForwardOptions(2, 128, 4),
-        ForwardOptions(2, 128, 4, ping_pong=True),
-        ForwardOptions(2, 128, 4, polynomial=1),
+        ForwardOptions(2, 128, 4, persistent=False),
     ],
     "forward-128": [
-        ForwardOptions(2, 128, 2),
-        ForwardOptions(2, 128, 2, persistent=False),
-        ForwardOptions(2, 128, 2, ping_pong=True),
         ForwardOptions(2, 128, 2, overlap=False),
-        ForwardOptions(2, 128, 2, ping_pong=True, polynomial=1),
+        ForwardOptions(2, 128, 2, overlap=False, persistent=False),
+        ForwardOptions(2, 128, 2, persistent=False),
+        ForwardOptions(2, 128, 2, persistent=False, ping_pong=True),
     ],
-    "backward-64": [BackwardOptions(128, 2, rounded=r, fences=f) for r in (False, True) for f in (False, True)],
-    "backward-128": [BackwardOptions(64, 2, rounded=r, fences=f) for r in (False, True) for f in (False, True)],
+    "backward-64": [BackwardOptions(128, 2, late, mib << 20) for late in (False, True) for mib in (0, 20, 40)],
+    "backward-128": [BackwardOptions(64, 2, late, mib << 20) for late in (False, True) for mib in (0, 20, 40)],
 }
 ROWS = ["4,16,1024,64", "4,16,4096,64", "1,16,16384,64", "4,16,4096,128", "2,16,8192,128", "1,32,16384,128"]
 HANG_S = 20.0
@@ -92,15 +87,20 @@ CHECKED = [
 def name(options: Options) -> str:
     """Short: what differs from the class's defaults, after the tile."""
     if isinstance(options, BackwardOptions):
-        return f"m{options.block_m} s{options.stages}{' rounded' * options.rounded}{' fences' * options.fences}"
+        return f"m{options.block_m} s{options.stages}{' late' * options.late} l2:{options.l2_bytes >> 20}"
     text = f"{options.consumers}x64 n{options.block_n} s{options.stages}"
-    text += " overlap" * options.overlap + " pingpong" * options.ping_pong + " grid" * (not options.persistent)
-    return text + (f" poly{options.polynomial}" if options.polynomial else "")
+    return text + " overlap" * options.overlap + " pingpong" * options.ping_pong + " grid" * (not options.persistent)
 
 
 def variant(key: str, index: int) -> tuple[str, int, Options]:
     kind, d_head = key.split("-")
     return kind, int(d_head), VARIANTS[key][index]
+
+
+def matters(key: str, index: int, causal: bool) -> bool:
+    """Whether it differs from an earlier variant: l2_bytes is for causal attention."""
+    options = variant(key, index)[2]
+    return causal or isinstance(options, ForwardOptions) or not options.l2_bytes
 
 
 class Call:
@@ -114,8 +114,8 @@ class Call:
         self.q, self.do, self.o, self.dq = (torch.randn(queries, **like) for _ in range(4))
         self.k, self.v, self.dk, self.dv = (torch.randn(keys, **like) for _ in range(4))
         self.lse = torch.empty(queries[:3], device=device)
-        self.summed = torch.empty(queries, device=device)
         rows = (shape.batch * shape.heads, padded_rows(shape.seq_q))
+        self.summed = torch.empty(*rows, d_head, device=device)
         self.lse_log2, self.delta = torch.empty(rows, device=device), torch.empty(rows, device=device)
         self.causal, self.offset, self.scale = causal, shape.offset if causal else 0, 1 / math.sqrt(d_head)
         self.problem = Problem(self.q, self.k, self.v, causal, self.offset, self.scale, multiprocessors)
@@ -376,7 +376,7 @@ def main() -> None:
     causals = {"yes": [True], "no": [False], "both": [True, False]}[args.causal]
     tasks = []
     for row, causal in itertools.product(args.rows, causals):
-        ours = [one for one in sorted(right) if one[0].endswith("-" + row.split(",")[3])]
+        ours = [one for one in sorted(right) if one[0].endswith("-" + row.split(",")[3]) and matters(*one, causal)]
         tasks += [{"do": "time", "key": k, "index": i, "row": row, "causal": causal} for k, i in ours]
         tasks.append({"do": "time", "key": "sdpa_cudnn", "index": 0, "row": row, "causal": causal})
     found: dict[tuple[str, bool], dict[str, dict[str, Any]]] = {}

@@ -38,7 +38,7 @@ def compile_all() -> dict[str, dict[str, Any]]:
             q, k, v, o, do, dk, dv = (
                 torch.empty(4, 16, 4096, d_head, dtype=torch.bfloat16, device="meta") for _ in range(7)
             )
-            lse, summed = torch.empty(4, 16, 4096, device="meta"), torch.empty(4, 16, 4096, d_head, device="meta")
+            lse, summed = torch.empty(4, 16, 4096, device="meta"), torch.empty(64, 4096, d_head, device="meta")
             lse_log2, delta = (torch.empty(64, padded_rows(4096), device="meta") for _ in range(2))
             problem = Problem(q, k, v, causal, 0, d_head**-0.5, 132)
             launches = {
