@@ -88,7 +88,8 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool, offset: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, each laid out as its tensor."""
-    from cs_systems.kernels.flash_gluon import Problem, padded_d_head, padded_rows, takes_layout
+    from cs_systems.kernels.flash_gluon import Problem, padded_rows, takes_layout
+    from cs_systems.kernels.flash_gluon_configs import padded_d_head
 
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     if not q.numel() or not k.numel():

@@ -351,7 +351,8 @@ def main() -> None:
     chosen = [(key, index) for key in args.only for index in range(len(VARIANTS[key]))]
     lines: list[dict[str, Any]] = []
 
-    wanted = [(*one, causal, shape) for one in chosen for causal in (False, True) for shape in CHECKED[: 2 + causal]]
+    kernels = [one for one in chosen if matters(*one, causal=False)]
+    wanted = [(*one, causal, shape) for one in kernels for causal in (False, True) for shape in CHECKED[: 2 + causal]]
     with ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn")) as pool:
         said = {one: pool.submit(compiled, *one) for one in wanted}
         for (key, index, causal, _), future in said.items():

@@ -1,0 +1,97 @@
+"""How fast is the toolkit's attention beside its peers, call for call?
+
+Method: six shapes, causal and not, bf16; forward and backward through each backend's public function and autograd, each
+phase by device events with the launches hidden and the L2 cache cleared before each step; the backends of a shape one
+after the other, in one process.
+Output: records.jsonl in --out, and a markdown table: milliseconds of forward, backward, and both, medians; then in how
+many rows the first backend is at or below each other.
+
+    python scripts/benchmarks/attention_peers.py --out runs/attention_peers
+    python scripts/benchmarks/attention_peers.py --attention flash_gluon sdpa_cudnn --rows 4,16,4096,64 --causal yes
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunConfig
+from cs_systems.record import RunRecord
+from cs_systems.report.rows import render_rows
+from cs_systems.runner import sweep
+
+BACKENDS = ["flash_gluon", "flash_attn", "sdpa_cudnn", "sdpa_flash"]
+ROWS = ["4,16,1024,64", "4,16,4096,64", "1,16,16384,64", "4,16,4096,128", "2,16,8192,128", "1,32,16384,128"]
+PHASES = ("forward", "backward", "step")
+CELL_TIMEOUT_S = 60.0
+CELL_FLOPS = 1.2e14  # a third of a second of work at what a Hopper GPU does: bounds the steps of a cell
+
+
+def steps_of(shape: AttentionShape) -> int:
+    flops = 14 * shape.batch * shape.heads * shape.seq**2 * shape.d_head / (2 if shape.causal else 1)
+    return max(10, min(50, int(CELL_FLOPS / flops)))
+
+
+def configs(rows: Sequence[str], causals: Sequence[bool], backends: Sequence[str]) -> list[RunConfig]:
+    base = RunConfig(
+        workload="attention", mode=Mode.FORWARD_BACKWARD, precision=Precision.BF16, l2="clear", warmup=3, steps=10
+    )
+    shapes = [AttentionShape(*map(int, row.split(",")), causal=c) for c in causals for row in rows]
+    cells = [(shape, name) for shape in shapes for name in backends]
+    return [replace(base, shape=shape, attention=name, steps=steps_of(shape)) for shape, name in cells]
+
+
+def times_ms(record: RunRecord) -> list[float] | None:
+    if record.measurement is None:
+        return None
+    return [1e3 * median(record.measurement.durations_s(phase)) for phase in PHASES]
+
+
+def table(records: Sequence[RunRecord], first: str) -> str:
+    rows: dict[str, dict[str, str]] = {}
+    both: dict[str, dict[str, float]] = {}
+    for record in records:
+        shape = record.run_config.shape or AttentionShape()
+        label = f"{shape.batch},{shape.heads},{shape.seq},{shape.d_head}{' causal' if shape.causal else ''}"
+        found = times_ms(record)
+        cell = " ".join(f"{ms:.3f}" for ms in found) if found else record.status
+        rows.setdefault(label, {"batch,heads,seq,d_head": label})[record.run_config.attention] = cell
+        if found:
+            both.setdefault(record.run_config.attention, {})[label] = found[-1]
+    caption = "ms of forward, backward, and both; bf16, medians, L2 cache cleared, launches hidden"
+    said = []
+    for other, theirs in both.items():
+        shared = [(ms, theirs[row]) for row, ms in both.get(first, {}).items() if row in theirs]
+        if other != first and shared:
+            won = sum(ours <= peer for ours, peer in shared)
+            said.append(f"{first} is at or below {other} in {won} of {len(shared)} rows")
+    titles = {name: name for row in rows.values() for name in row}
+    return "\n".join([render_rows(list(rows.values()), "markdown", caption, titles=titles), *said])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--attention", nargs="+", default=BACKENDS)
+    parser.add_argument("--rows", nargs="+", default=ROWS, help="batch,heads,seq,d_head")
+    parser.add_argument("--causal", choices=("yes", "no", "both"), default="both")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    causals = {"yes": [True], "no": [False], "both": [True, False]}[args.causal]
+    asked = configs(args.rows, causals, args.attention)
+    records = []
+    try:
+        for record in sweep(asked, out=args.out, timeout_s=CELL_TIMEOUT_S):
+            if record.status != "ok":
+                print(f"{record.run_config.attention}: {record.status}: {record.reason}", flush=True)
+            records.append(record)
+    except ConfigError as error:
+        parser.error(str(error))
+    if any(record.measurement for record in records):
+        print(table(records, args.attention[0]))
+
+
+if __name__ == "__main__":
+    main()
