@@ -157,14 +157,17 @@ class Problem:
         return Launch(flash_backward_kernel, grid, arguments, {"num_warps": 4})
 
     def _heads_in_l2(self, l2_bytes: int) -> int:
-        """Heads of keys to work on together, in as equal parts as may be; they even out causal programs' lengths."""
+        """Heads of keys to work on together, which evens out causal programs' lengths; in equal parts where it can be,
+        since a last part with few heads would have few programs, and long ones.
+        """
         batch, heads, seq_q, d_head = self.q.shape
-        heads_kv = self.k.shape[1]
-        head_bytes = seq_q * padded_d_head(d_head) * (2 * self.q.element_size() + 4) * (heads // heads_kv)
+        batch_heads_kv, group = batch * self.k.shape[1], heads // self.k.shape[1]
+        head_bytes = seq_q * padded_d_head(d_head) * (2 * self.q.element_size() + 4) * group
         if not self.causal or l2_bytes < head_bytes:
             return 1
-        parts = math.ceil(batch * heads_kv / (l2_bytes // head_bytes))
-        return math.ceil(batch * heads_kv / parts)
+        parts = math.ceil(batch_heads_kv / (l2_bytes // head_bytes))
+        parts = next((n for n in range(parts, 2 * parts) if batch_heads_kv % n == 0), parts)
+        return math.ceil(batch_heads_kv / parts)
 
 
 def constants(plan: Any, **values: Any) -> Any:

@@ -22,16 +22,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from cs_systems.kernels.flash_gluon_parts import async_atomic_add, barriers, following
+from cs_systems.kernels.flash_gluon_rows import ORDER
 
 SIZES = ("seq_k", "heads", "group", "batch_heads_kv", "heads_in_l2", "offset", "row_tiles", "padded_q")
 """Numbers that no kernel is compiled anew for."""
 KEYS = gl.constexpr(64)  # of a warpgroup
 OWNED = gl.constexpr(128)  # keys of a program
-# Where a thread's numbers of 64 x 64 of dq lie in memory, bit by bit of the place: 4 of a thread, the threads of a
-# warp, the warps, then the next 4. `finish_kernel` puts them back in order.
-SUMMED = gl.constexpr([
-    [0, 1], [8, 0], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [16, 0], [32, 0], [0, 8], [0, 16], [0, 32],
-])  # fmt: skip
+SUMMED = gl.constexpr(ORDER)
 
 
 @dataclass(frozen=True)
@@ -126,8 +123,10 @@ def _hide(s, first_key, row, offset, seq_k, C: gl.constexpr):
 
 
 @gluon.jit
-def _issue_dq(dss, ks, half, W: gl.constexpr, C: gl.constexpr):
-    """This warpgroup's half of the tile's dq, from both warpgroups' keys: half of the head, or of the queries."""
+def _issue_dq(dss, ks, ds_full, due, W: gl.constexpr, C: gl.constexpr):
+    """This warpgroup's half of tile `due`'s dq, from both warpgroups' keys: half of the head, or of the queries."""
+    half = due & 1
+    mbarrier.wait(ds_full.index(half), (due >> 1) & 1, pred=due >= 0)
     dq = gl.zeros([64, 64], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
     for w in gl.static_range(2):
         if C.block_m == 64:
@@ -142,11 +141,24 @@ def _issue_dq(dss, ks, half, W: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _add_dq(dq, tile, buffer, place):
-    """Add 64 x 64 numbers in the order in which the threads hold them, so that no banks conflict: see SUMMED."""
+    """Add 64 x 64 numbers in the order in which the threads hold them, so that no banks conflict: see ORDER."""
     tma.store_wait(0)  # the previous tile has left the buffer
     buffer._reinterpret(gl.float32, [64, 64], gl.SharedLinearLayout(SUMMED)).store(tile)
     fence_async_shared()
     async_atomic_add(dq, [place * 16, 0], buffer)
+
+
+@gluon.jit
+def _place(head, tile, padded_q, W: gl.constexpr, C: gl.constexpr):
+    """Which 64 x 64 numbers this warpgroup adds to: they lie head by head, 64 queries by 64 queries."""
+    return (head * (padded_q // C.block_m) + tile) * (C.block_m // 64 * (C.d_head // 64)) + W
+
+
+@gluon.jit
+def _next(head, tile, first, row_tiles):
+    """The tile after this one: the next head of the group begins where its queries see the keys."""
+    last = tile + 1 == row_tiles
+    return gl.where(last, head + 1, head), gl.where(last, first, tile + 1)
 
 
 @gluon.jit
@@ -173,22 +185,17 @@ def _consumer(descriptors, buffers, bars, sizes, scale, scale_log2, W: gl.conste
     K_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.d_head, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=K_LAYOUT, k_width=2)
     COLUMNS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
-    # Numbers of dq lie tile by tile: 64 queries, then 64 of d_head. Which of them this warpgroup adds to.
-    PER_TILE: gl.constexpr = C.block_m // 64 * (C.d_head // 64)
     batch, head_kv, first_key = _owned(heads // group, batch_heads_kv, heads_in_l2, seq_k)
     first = _first_tile(first_key, offset, row_tiles, C)
     nothing = gl.zeros([KEYS, C.block_m], gl.float32, S_LAYOUT)
     dk_sum = gl.zeros([KEYS, C.d_head], gl.float32, K_LAYOUT)
     dv_sum = gl.zeros([KEYS, C.d_head], gl.float32, K_LAYOUT)
-    stage = 0
-    phase = 0
-    tile = first
-    head = batch * heads + head_kv * group
+    stage, phase = 0, 0
+    head, tile = batch * heads + head_kv * group, first
     place_before = head * 0 + (
         1 << 26
     )  # far behind the last number, where nothing is added: no tile is before the first
-    stage_before = 0
-    phase_before = 0
+    stage_before, phase_before = 0, 0
     steps = group * (row_tiles - first)
     mbarrier.wait(kv_full.index(0), 0)
     mbarrier.wait(q_full.index(0), 0)
@@ -210,31 +217,25 @@ def _consumer(descriptors, buffers, bars, sizes, scale, scale_log2, W: gl.conste
         fence_async_shared()
         mbarrier.arrive(ds_full.index(half))
         dk_future = warpgroup_mma(gl.convert_layout(ds, LEFT), qs.index(stage), dk_sum, is_async=True)
-        due = i - C.late  # the tile whose dq is computed
-        mbarrier.wait(ds_full.index(due & 1), (due >> 1) & 1, pred=due >= 0)
-        dq_future = _issue_dq(dss, ks, due & 1, W, C)
+        dq_future = _issue_dq(dss, ks, ds_full, i - C.late, W, C)
         dv_sum, dk_sum = warpgroup_mma_wait(2, deps=[dv_future, dk_future])
-        stage_before = stage
-        phase_before = phase
+        stage_before, phase_before = stage, phase
         stage, phase = following(stage, phase, C.stages)
-        mbarrier.wait(q_full.index(stage), phase, pred=i + 1 < steps)
-        # Behind the last tile these scores are of any queries, and not used.
+        mbarrier.wait(q_full.index(stage), phase, pred=i + 1 < steps)  # after the last: any scores, not used
         s_future = warpgroup_mma(ks.index(W), qs.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
         dq_tile = warpgroup_mma_wait(1, deps=[dq_future])
         mbarrier.arrive(empty.index(stage_before))
-        place = (head * (padded_q // C.block_m) + tile) * PER_TILE + W
+        place = _place(head, tile, padded_q, W, C)
         _add_dq(dq, dq_tile, dqs.index(W), place_before if C.late else place)
         place_before = place
-        head += gl.where(tile + 1 == row_tiles, 1, 0)
-        tile = gl.where(tile + 1 == row_tiles, first, tile + 1)
+        head, tile = _next(head, tile, first, row_tiles)
         s = warpgroup_mma_wait(0, deps=[s_future])
     if C.late:
-        due = steps - 1
-        mbarrier.wait(ds_full.index(due & 1), (due >> 1) & 1)
-        dq_future = _issue_dq(dss, ks, due & 1, W, C)
+        dq_future = _issue_dq(dss, ks, ds_full, steps - 1, W, C)
         _add_dq(dq, warpgroup_mma_wait(0, deps=[dq_future]), dqs.index(W), place_before)
-    row = first_key + W * KEYS
-    _write(dk, dv, dk_sum, dv_sum, scale, ks.index(W), vs.index(W), batch, head_kv, row, done, C.d_head)
+    _write(
+        dk, dv, dk_sum, dv_sum, scale, ks.index(W), vs.index(W), batch, head_kv, first_key + W * KEYS, done, C.d_head
+    )
 
 
 @gluon.jit(do_not_specialize=SIZES)

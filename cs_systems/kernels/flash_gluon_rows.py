@@ -6,6 +6,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+ORDER = [[0, 1], [8, 0], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [16, 0], [32, 0], [0, 8], [0, 16], [0, 32]]
+"""Where a thread of the backward puts its numbers of 64 x 64 of dq, (row, column) for each bit of the place from the
+lowest: 4 numbers of a thread, the threads of a warp, the warps, then the thread's next 4.
+"""
+
 
 @triton.jit
 def prepare_kernel(
@@ -38,9 +43,8 @@ def finish_kernel(
     summed, dq, dq_strides, heads, seq_q, padded_q, blocks, scale,
     D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dq = scale · summed, in dq's dtype and layout. 64 x 64 numbers of summed lie together, in the order of SUMMED in
-    the backward; from the highest bit of the place: 3 bits of the column, 2 of the row, 3 of the row, 2 of the column,
-    1 of the row, 1 of the column.
+    """dq = scale · summed, in dq's dtype and layout. 64 x 64 numbers of summed lie together, in ORDER; from the highest
+    bit of the place: 3 bits of the column, 2 of the row, 3 of the row, 2 of the column, 1 of the row, 1 of the column.
     """
     COLUMNS: tl.constexpr = DEPTH // 64
     column = tl.program_id(0) % COLUMNS
