@@ -69,8 +69,10 @@ def owners_bytes(payload: Payload, ranks: int) -> float:
 
 def fully_sharded_bytes(payload: Payload, ranks: int) -> float:
     """3 Ψ (N−1)/N: all-gathered for forward, again for backward, gradients reduce-scattered (Rajbhandari et al. 2020,
-    P_os+g+p, section 7.2.2); less one gathering of what is outside of the blocks, kept from forward to backward."""
-    return shard_bytes(2 * payload.parameter_bytes + payload.divided_bytes, ranks)
+    P_os+g+p, section 7.2.2); less one gathering of what is outside of the blocks, where that is known: it is kept from
+    forward to backward."""
+    kept = payload.parameter_bytes - payload.divided_bytes if payload.divided_bytes else 0.0
+    return shard_bytes(3 * payload.parameter_bytes - kept, ranks)
 
 
 def tensor_parallel_bytes(payload: Payload, ranks: int) -> float:

@@ -18,6 +18,7 @@ CELLS = {
     "composed": replace(TINY, strategy="ddp_bucketed+zero1", world_size=2, bucket_size_mb=0.1, warmup_s=0.05),
     "tensor parallel": replace(TINY, strategy="tp", world_size=2),
     "sharded": replace(TINY, strategy="fsdp", world_size=2, precision="bf16"),
+    "sharded, loss scaled": replace(TINY, strategy="fsdp", world_size=2, precision="fp16"),
     "any workload": replace(TINY, workload=f"{WORKLOADS}:fine", world_size=2),
     "one rank": replace(TINY, strategy="ddp_flat"),
 }

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from cs_systems.parallel._collectives import counting
 from cs_systems.parallel._fsdp_flat import parts
-from cs_systems.parallel.fsdp import FullyShardedDataParallel, gather_full_params
+from cs_systems.parallel.fsdp import FullyShardedDataParallel, gather_full_params, wrap
 from tests.parallel.scenarios import message
 
 D, VOCABULARY = 16, 40
@@ -323,7 +323,17 @@ def sharded_misuses(rank: int, world_size: int, device: str) -> dict[str, str]:
         fail_once(model, torch.zeros(1, 2, dtype=torch.int64, device=device), in_backward=True)
         model.finish_gradient_synchronization()
 
-    misuses: list[Callable[[], None]] = [outside, parts_of_a_block, moved, unfrozen, backward_that_failed]
+    def unknown_dtype() -> None:
+        wrap(Model(), compute_dtype="fp8")
+
+    misuses: list[Callable[[], None]] = [
+        unknown_dtype,
+        outside,
+        parts_of_a_block,
+        moved,
+        unfrozen,
+        backward_that_failed,
+    ]
     return {misuse.__name__: message(misuse) for misuse in misuses}
 
 

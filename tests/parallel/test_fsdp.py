@@ -76,6 +76,7 @@ def test_a_rank_keeps_its_part_alone(ranks: Any) -> None:
 @pytest.mark.parametrize(
     ("what", "answer"),
     [
+        ("unknown_dtype", "unknown compute_dtype 'fp8': did you mean fp"),
         ("outside", "Linear runs without its weights, which Model gathers when it is called: call the module that"),
         ("parts_of_a_block", "Linear runs without its weights, which Block gathers when it is called"),
         ("moved", "a sharded model cannot be moved or cast: do that before it is wrapped"),
