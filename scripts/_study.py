@@ -240,8 +240,9 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
     found = cells(records)
     explanation = [*complaints, *study.explain(found), *_missing(study, records)]
     said = "\n".join(f"- {sentence}" for sentence in explanation)
+    command = " ".join([study.command, *(["--measured", *map(str, measured)] if measured else [])])
     tables = [table.strip() for table in study.tables(found, "markdown")]
-    text = "\n\n".join([f"# {study.title}", *tables, "## What it says", said, f"    {study.command}"])
+    text = "\n\n".join([f"# {study.title}", *tables, "## What it says", said, f"    {command}"])
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text(text + "\n", encoding="utf-8")
     drawn = [cell.record for cell in found if study.drawn(cell)] or records

@@ -45,13 +45,13 @@ from _scaling import (
 from _study import Cell, Study, row_table, run
 
 from cs_systems.config import Precision, RunConfig, grid, preset
-from cs_systems.cost import PARAMETER_BYTES
+from cs_systems.cost import COMPUTE_BYTES, PARAMETER_BYTES
 from cs_systems.peaks import peak_flops
 from cs_systems.record import Row
 from cs_systems.report import collectives
 from cs_systems.report.table import render
 from cs_systems.report.units import human
-from cs_systems.scaling import Cluster, Layout, forward_flops, one_gpu_s, step
+from cs_systems.scaling import Cluster, Layout, Sharing, forward_flops, one_gpu_s, step
 
 SIMULATED_AS = {"ddp_bucketed": "ddp", "ddp_overlap": "ddp", "torch_ddp": "ddp", "fsdp": "fsdp", "torch_fsdp2": "fsdp"}
 SIMULATED_AS |= {"tp": "tp", "fsdp+tp": "fsdp+tp"}
@@ -74,6 +74,8 @@ def small() -> list[RunConfig]:
 
 
 def inputs(cells: Sequence[Cell]) -> Inputs:
+    """Of records those of GPUs: what a CPU does says nothing of a cluster's limits."""
+    cells = [cell for cell in cells if cell.record.environment and cell.record.environment.compute_capability]
     best = max(filter(_is_alone, cells), key=rate, default=None)
     peak = peak_flops(DEVICE, Precision.BF16)
     assert peak is not None
@@ -153,6 +155,8 @@ def compared(cells: Sequence[Cell], given: Inputs) -> list[Row]:
         one, cell = alone.get(_alike(config)), ran.get(config)
         simulated = _simulated_s(config, one, given)
         measured = cell and cell["median_s"]
+        if simulated is None and measured is None:
+            continue
         rows.append(
             {
                 "size": config.model.label,
@@ -177,9 +181,12 @@ def _simulated_s(config: RunConfig, one: Cell | None, given: Inputs) -> float | 
     """None where no such step was measured on one GPU."""
     if one is None:
         return None
-    strategy = SIMULATED_AS[config.strategy]
-    sharing, _, divides = STRATEGIES[strategy]
-    sent = 2 if "compute_dtype" in config.strategy_options else PARAMETER_BYTES[config.precision]
+    sharing, _, divides = STRATEGIES[SIMULATED_AS[config.strategy]]
+    narrow = sharing is Sharing.SHARDED and config.precision.is_autocast
+    if narrow or {"compute_dtype", "comm_dtype"} & config.strategy_options.keys():
+        sent = 2
+    else:
+        sent = PARAMETER_BYTES[config.precision]
     tp = (config.tp_degree or config.world_size) if divides else 1
     layout = Layout(sharing, config.world_size // tp, tp)
     it = step(
@@ -189,6 +196,7 @@ def _simulated_s(config: RunConfig, one: Cell | None, given: Inputs) -> float | 
         config.tokens_per_sequence,
         given.cluster(flops_per_s=rate(one)),
         parameter_bytes=sent,
+        activation_bytes=COMPUTE_BYTES[config.precision],
         optimizer_s=one["optimizer.median_s"] or 0.0,
     )
     return it.simulate().makespan_s
