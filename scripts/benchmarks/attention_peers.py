@@ -89,6 +89,8 @@ def main() -> None:
             records.append(record)
     except ConfigError as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        print("interrupted: the table has what was measured")
     if any(record.measurement for record in records):
         print(table(records, args.attention[0]))
 
