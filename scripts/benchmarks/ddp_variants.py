@@ -143,10 +143,12 @@ class Step:
         self.wrapped: nn.Module = self.model
         self.variant: Variant | None = None
         self.loss: torch.Tensor | None = None
+        self.blas: Any = None  # the library that was preferred before
 
     def put_on(self, variant: Variant) -> None:
         self.variant, self.wrapped = variant, variant.wrap(self.model)
         if variant.blas:
+            self.blas = torch.backends.cuda.preferred_blas_library()
             torch.backends.cuda.preferred_blas_library(variant.blas)
 
     def take_off(self) -> None:
@@ -156,8 +158,9 @@ class Step:
         for p in self.model.parameters():
             if p._post_accumulate_grad_hooks:
                 p._post_accumulate_grad_hooks.clear()
-        if self.variant is not None and self.variant.blas:
-            torch.backends.cuda.preferred_blas_library("default")
+        if self.blas is not None:
+            torch.backends.cuda.preferred_blas_library(self.blas)
+            self.blas = None
 
     def prepare(self) -> None:
         self.loss = None
@@ -238,7 +241,9 @@ def run(args: argparse.Namespace) -> None:
     rows = [summary(args, device, v.name, times[v.name], times[ALONE]) for v in chosen]
     publish(args, rows)
     explained: dict[str, dict[str, Any]] = {}
-    for variant in chosen if args.explain else []:
+    for variant in chosen if args.explain is not None else []:
+        if variant.name != ALONE and not re.search(args.explain, variant.name):
+            continue
         if world.agreed(time.monotonic() - began > args.budget_s, device):
             break
         explained[variant.name] = slower(recorded(step, variant, args.out))
@@ -250,6 +255,7 @@ def run(args: argparse.Namespace) -> None:
             row |= {"hidden_s": of["hidden_s"], "exposed_in_trace_s": of["exposed_s"]}
             row |= {name: why[name] for name in ("slower_compute_s", "waits_longer_s", "recorder_s")}
     publish(args, rows)
+    world.wait_for_all(device)  # a rank that leaves first would end the connections of the others
     world.leave()
 
 
@@ -320,8 +326,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--only", default="", help="a regular expression: variants whose name has a match, and alone")
-    parser.add_argument("--explain", action="store_true", help="record a step of each variant as well")
-    parser.add_argument("--budget-s", type=float, default=math.inf, help="begin no further visit after so many seconds")
+    parser.add_argument("--explain", help="a regular expression: variants of which a step is recorded as well")
+    parser.add_argument("--budget-s", type=float, default=math.inf, help="begin nothing more after so many seconds")
     parser.add_argument("--out", type=Path, default=Path("runs/ddp_variants"))
     run(parser.parse_args())
 

@@ -14,10 +14,16 @@ import torch.distributed as dist
 from cs_systems import plugins
 from cs_systems.parallel import ParallelStrategy, compose
 from tests.parallel.fsdp_scenarios import FSDP_SCENARIOS
-from tests.parallel.scenarios import SCENARIOS
+from tests.parallel.scenarios import SCENARIOS, narrowed
 from tests.parallel.training import Case, train_rank
 
 COLLECTIVE_LIMIT_S = 20
+
+# How gradients may be told to travel on GPUs, each with what it gives exactly.
+ON_NCCL: dict[str, dict[str, Any]] = {
+    "narrowed": {"comm_dtype": "bf16"},
+    "prioritised": {"max_ctas": 4, "high_priority": True},
+}
 
 
 def cases(name: str, world_size: int) -> list[Case]:
@@ -80,6 +86,8 @@ def run_gpu_rank(rank: int, world_size: int, folder: Path) -> None:
     results = _train(rank, world_size, f"cuda:{rank}")
     if world_size == 2:
         results |= _shard(rank, world_size, f"cuda:{rank}")
+        for name, told in ON_NCCL.items():
+            results[name] = attempt(lambda told=told: narrowed(rank, world_size, f"cuda:{rank}", **told))
     _leave(results, rank, folder)
 
 

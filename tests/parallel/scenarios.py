@@ -99,12 +99,13 @@ def learned_order(rank: int, world_size: int) -> list[list[int]]:
     return seen
 
 
-def narrowed(rank: int, world_size: int) -> dict[str, Any]:
-    """Gradients that travel as bf16 in two buckets, and what they would be as one mean."""
+def narrowed(rank: int, world_size: int, device: str = "cpu", **options: Any) -> dict[str, Any]:
+    """Gradients that travel as bf16, or as the options say, in two buckets, and what they would be as one mean."""
     torch.manual_seed(0)
-    model: Any = compose("ddp_bucketed", comm_dtype="bf16", bucket_size_mb=1e-4).wrap(Backwards())
+    told = options or {"comm_dtype": "bf16"}
+    model: Any = compose("ddp_bucketed", bucket_size_mb=1e-4, **told).wrap(Backwards().to(device))
     torch.manual_seed(rank)
-    x = torch.randn(5, 4)
+    x = torch.randn(5, 4).to(device)
     with model.no_sync():
         model(x).square().sum().backward()
     own = [p.grad.clone() for p in model.parameters()]
@@ -113,8 +114,8 @@ def narrowed(rank: int, world_size: int) -> dict[str, Any]:
         model(x).square().sum().backward()
         model.finish_gradient_synchronization()
     return {
-        "own": own,
-        "mean": [p.grad for p in model.parameters()],
+        "own": [x.cpu() for x in own],
+        "mean": [p.grad.cpu() for p in model.parameters()],
         "sent": sum(call.whole_bytes for call in calls if call.collective == "all_reduce"),
     }
 

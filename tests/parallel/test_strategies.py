@@ -199,18 +199,31 @@ def test_buckets_are_sent_in_the_order_in_which_backward_fills_them(worlds: Any)
         assert second == [1, 2, 3]
 
 
-@every_world
-def test_gradients_that_travel_narrowed_are_rounded_means(worlds: Any, world_size: int) -> None:
-    """In their own dtype at the end, off the exact mean by bf16's rounding, not to the bit, and half as many bytes."""
-    ranks = worlds(world_size).of("narrowed")
+def off_the_mean(ranks: list[dict[str, Any]], roundoff: float) -> bool:
+    """Whether gradients are the mean of the ranks' own, to two roundings of so many bits, and not to the bit."""
     exact = [torch.stack(own).mean(0) for own in zip(*(rank["own"] for rank in ranks), strict=True)]
     largest = max(float(x.abs().max()) for rank in ranks for x in rank["own"])
     for rank in ranks:
         assert [x.dtype for x in rank["mean"]] == [torch.float32] * 3
         same(rank["mean"], ranks[0]["mean"], "ranks differ", rtol=0, atol=0)
-        same(rank["mean"], exact, "mean", rtol=0, atol=2**-7 * largest)  # two roundings of 8 bits
-        assert any(not torch.equal(mean, x) for mean, x in zip(rank["mean"], exact, strict=True))
+        same(rank["mean"], exact, "mean", rtol=0, atol=2 * roundoff * largest)
+    return any(not torch.equal(mean, x) for rank in ranks for mean, x in zip(rank["mean"], exact, strict=True))
+
+
+@every_world
+def test_gradients_that_travel_narrowed_are_rounded_means(worlds: Any, world_size: int) -> None:
+    """In their own dtype at the end, off the exact mean by bf16's rounding, not to the bit, and half as many bytes."""
+    ranks = worlds(world_size).of("narrowed")
+    assert off_the_mean(ranks, 2**-8)
+    for rank in ranks:
         assert rank["sent"] == 2 * 3 * 16 + 3  # and a byte a parameter, for who had a gradient
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("told", "roundoff"), [("narrowed", 2**-8), ("prioritised", 2**-23)])
+def test_on_two_gpus_gradients_travel_as_told(gpu_worlds: Any, told: str, roundoff: float) -> None:
+    """Cast on streams of their own, or by NCCL on fewer thread blocks and a stream that goes first."""
+    off_the_mean(gpu_worlds(2).of(told), roundoff)
 
 
 @every_world
