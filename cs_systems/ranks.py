@@ -346,7 +346,6 @@ def _deadline(timeout_s: float | None) -> float:
 
 
 def _own(kind: Kind) -> dict[str, str]:
-    """Of a CPU's cores each rank gets its share: all of them on every rank would be in each other's way."""
-    cores = os.cpu_count() or 1
-    threads = max(1, cores // kind.world_size) if kind.device == "cpu" else cores
+    """Of the host's cores each rank gets its share: all of them on every rank would be in each other's way."""
+    threads = max(1, (os.cpu_count() or 1) // kind.world_size)
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}

@@ -159,7 +159,7 @@ def _serve_as_rank(address: Path, log: Path) -> None:
         faulthandler.register(signal.SIGUSR1, stack, all_threads=False)  # answers even where no Python runs
         channel.connect(str(address))
         with channel.makefile("r") as requests, channel.makefile("w") as replies:
-            introduction = {"rank": rank, "pid": os.getpid(), "device": devices.resolve("auto").name}
+            introduction = {"rank": rank, "pid": os.getpid(), "device": devices.resolve_or_cpu("auto").name}
             serve(requests, replies, introduction)
         faulthandler.unregister(signal.SIGUSR1)
     world.leave()

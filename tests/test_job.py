@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cs_systems.record import RunRecord, read_records
 
+HERE = ("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
 SCRIPT = Path(__file__).parent / "sweep_in_a_job.py"
 
 
 def torchrun(*words: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1", *words]
+    return [sys.executable, "-m", "torch.distributed.run", *words]
 
 
 def two_ranks(folder: Path, *names: str) -> tuple[int, str, list[RunRecord]]:
     """The exit status of a job on this machine, what it printed, and all that its folder holds then."""
-    command = torchrun("--standalone", "--nproc-per-node", "2", str(SCRIPT), str(folder), *names)
+    command = torchrun(
+        "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", str(SCRIPT), str(folder), *names
+    )
     done = subprocess.run(command, capture_output=True, text=True, timeout=55)
     return done.returncode, done.stdout, read_records(folder)[0]
 
@@ -30,20 +36,48 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_two_nodes_are_one_job(tmp_path: Path) -> None:
-    """Two launchers that meet at a port, each with one rank, as on two machines (but for the network between)."""
-    endpoint = f"127.0.0.1:{free_port()}"
-    meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint]
+@pytest.fixture
+def namespaces() -> Iterator[list[list[str]]]:
+    """Two network namespaces with a wire between, as prefixes of commands: 10.77.0.1 and 10.77.0.2."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("making network namespaces needs root and iproute2")
+    names, links = [f"cs-{os.getpid()}-{i}" for i in (0, 1)], [f"cs{os.getpid()}v{i}" for i in (0, 1)]
+
+    def ip(*words: str) -> None:
+        done = subprocess.run(["ip", *words], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"no network namespaces here: {done.stderr.strip()}")
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", links[0], "type", "veth", "peer", "name", links[1])
+        for i in (0, 1):
+            ip("link", "set", links[i], "netns", names[i])
+            ip("-n", names[i], "addr", "add", f"10.77.0.{i + 1}/24", "dev", links[i])
+            for link in ("lo", links[i]):
+                ip("-n", names[i], "link", "set", link, "up")
+        yield [["ip", "netns", "exec", names[i], "env", f"GLOO_SOCKET_IFNAME={links[i]}"] for i in (0, 1)]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+@pytest.mark.parametrize("network", ["ports", "namespaces"])
+def test_two_nodes_are_one_job(tmp_path: Path, network: str, request: pytest.FixtureRequest) -> None:
+    """Two launchers that meet at a port, each with one rank, as on two machines."""
+    if network == "ports":
+        prefixes, addresses, port = [[], []], ["127.0.0.1", "127.0.0.1"], free_port()
+    else:
+        prefixes, addresses, port = request.getfixturevalue("namespaces"), ["10.77.0.1", "10.77.0.2"], 29400
+    meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "test"]
     cells = ["--collective", "all_reduce", "--size", "1KiB", "--world-size", "2", "1", "3", "--calls", "1"]
     command = ["-m", "cs_systems", "comm", *cells, "--warmup", "0", "--steps", "3", "--device", "cpu"]
-    nodes = [
-        subprocess.Popen(
-            torchrun(*meeting, "--node-rank", str(rank), *command, "--out", str(tmp_path / str(rank))),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
+    nodes = []
+    for i, (prefix, address) in enumerate(zip(prefixes, addresses, strict=True)):
+        at = ["--rdzv-endpoint", f"{addresses[0]}:{port}", "--rdzv-conf", f"is_host={1 - i}", "--local-addr", address]
+        node = [*prefix, *torchrun(*meeting, *at, *command, "--out", str(tmp_path / str(i)))]
+        nodes.append(subprocess.Popen(node, stdout=subprocess.PIPE, text=True))
     said = [node.communicate(timeout=55)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0]
     (written,) = tmp_path.iterdir()  # of rank 0, on whichever node that is
@@ -91,6 +125,8 @@ def test_what_all_ranks_refuse_alike_ends_no_job(tmp_path: Path) -> None:
 
 
 def test_help_is_told_once_and_ends_all_ranks() -> None:
-    command = torchrun("--standalone", "--nproc-per-node", "2", "-m", "cs_systems", "--version")
+    command = torchrun(
+        "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", "-m", "cs_systems", "--version"
+    )
     done = subprocess.run(command, capture_output=True, text=True, timeout=55)
     assert (done.returncode, done.stdout.count("cs-systems")) == (0, 1)

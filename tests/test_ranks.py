@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cs_systems import sweep
+from cs_systems import run, sweep
 from cs_systems.config import PRESETS, ConfigError, RunConfig
 from cs_systems.record import RunRecord
 from cs_systems.runner import check
@@ -19,6 +19,7 @@ CELLS = {
     "tensor parallel": replace(TINY, strategy="tp", world_size=2),
     "sharded": replace(TINY, strategy="fsdp", world_size=2, precision="bf16"),
     "sharded, loss scaled": replace(TINY, strategy="fsdp", world_size=2, precision="fp16"),
+    "fp16 in shards": replace(TINY, strategy="zero1_flat", world_size=2, precision="fp16"),
     "any workload": replace(TINY, workload=f"{WORKLOADS}:fine", world_size=2),
     "one rank": replace(TINY, strategy="ddp_flat"),
 }
@@ -30,13 +31,19 @@ def records() -> dict[str, RunRecord]:
     return dict(zip(CELLS, found, strict=True))
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", sorted(CELLS.keys() - {"fp16 in shards"}))
 def test_a_cell_on_ranks_is_one_record(records: dict[str, RunRecord], name: str) -> None:
     record = records[name]
     assert (record.status, record.reason) == ("ok", None)
     assert record.run_config == CELLS[name]
     assert record.measurement is not None
     assert len(record.measurement.timed) == 3
+
+
+def test_what_every_rank_refuses_is_unavailable(records: dict[str, RunRecord]) -> None:
+    refused = records["fp16 in shards"]
+    assert refused.status == "unavailable"
+    assert refused.reason == "zero1_flat hides gradients from the scaler of fp16: use bf16, or fsdp"
 
 
 def test_gradients_are_made_one_in_a_phase_of_its_own(records: dict[str, RunRecord]) -> None:
@@ -104,3 +111,8 @@ def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
 def test_what_makes_no_sense_is_told_before_any_process_starts(fields: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         check([replace(TINY, **{"world_size": 2, **fields})])  # type: ignore[arg-type]
+
+
+def test_ranks_do_not_run_in_this_process() -> None:
+    with pytest.raises(ConfigError, match="2 ranks need processes of their own: leave in_process=True out"):
+        run(CELLS["ddp_flat"], in_process=True)

@@ -120,6 +120,7 @@ def rank_1_hangs_alone() -> None:
         hangs()
 
 
+rank_1_runs_out_of_gpu_memory = _on_rank_1(lambda: torch.empty(1 << 50, dtype=torch.int8, device="cuda").zero_())
 rank_1_runs_out_of_memory = _on_rank_1(torch_runs_out_of_memory)
 
 

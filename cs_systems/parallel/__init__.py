@@ -142,6 +142,12 @@ def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]
     return degree
 
 
+def hides_gradients(name: str) -> bool:
+    """Whether averaged gradients are on no parameter of the model, where a gradient scaler looks for them. No torch."""
+    splits = [set(plugins.declared("parallel", part).get("splits", {"batch"})) for part in check(name)]
+    return any({"batch", "optimizer"} <= things and "parameters" not in things for things in splits)
+
+
 def check_tp_degree(world_size: int, tp_degree: int | None) -> int:
     """How many ranks divide the blocks; None is all. ConfigError for what does not divide the ranks. No torch."""
     degree = world_size if tp_degree is None else tp_degree
