@@ -166,7 +166,9 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
             ("stages", "what a rank holds after each stage of its first step", parallel.stages(own), STAGES),
         ]
         said += [
-            _table(rows, caption, NOTES[key], titles, format, width) for key, caption, rows, titles in tables if rows
+            _table(rows, caption, NOTES[key], titles, format, width)
+            for key, caption, rows, titles in tables
+            if any(row[name] is not None for row in rows for name in titles if name not in ("strategy", "ranks"))
         ]
     return said
 

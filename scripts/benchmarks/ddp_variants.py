@@ -16,11 +16,13 @@ Output: a row a variant in DIR/variants.jsonl and a table: median and spread of 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import re
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -152,15 +154,20 @@ class Step:
             torch.backends.cuda.preferred_blas_library(variant.blas)
 
     def take_off(self) -> None:
-        """The model as it was, without hooks."""
-        self.model.zero_grad(set_to_none=True)
-        self.wrapped, self.loss = self.model, None
+        """The model as it was, without hooks: PyTorch's DDP takes its own back when it is freed."""
         for p in self.model.parameters():
+            p.grad = None
             if p._post_accumulate_grad_hooks:
                 p._post_accumulate_grad_hooks.clear()
         if self.blas is not None:
             torch.backends.cuda.preferred_blas_library(self.blas)
             self.blas = None
+        gone = weakref.ref(self.wrapped)
+        self.wrapped, self.loss = self.model, None
+        gc.collect()
+        self.device.release_memory()
+        if gone() not in (None, self.model):
+            raise RuntimeError(f"{type(gone()).__name__} of {self.variant and self.variant.name} is still alive")
 
     def prepare(self) -> None:
         self.loss = None
