@@ -1,4 +1,4 @@
-"""The bytes that a rank sends in a step, by strategy and by formula. Floor 0: no torch.
+"""What a rank sends in a step, by strategy and by formula, and its part of the computing. Floor 0: no torch.
 
 Volumes are of rings (Patarasuk & Yuan 2009, which is optimal), with n bytes in the whole tensor and N ranks: an
 all-reduce sends 2 n (N−1)/N from each rank; a reduce-scatter, an all-gather and, in the mean over the ranks, a
@@ -8,10 +8,11 @@ that tells the ranks who had a gradient.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cs_systems.config import ModelConfig
-from cs_systems.cost import parameter_count
+from cs_systems.config import ModelConfig, Phase
+from cs_systems.cost import PhaseCost, parameter_count
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,34 @@ def payload(model: ModelConfig, tokens: int, parameter_bytes: int, activation_by
         model.num_layers,
         activation_bytes * tokens * model.d_model,
     )
+
+
+def tensor_rank_cost(
+    costs: Mapping[str, PhaseCost], model: ModelConfig, tokens: int, ranks: int
+) -> dict[str, PhaseCost]:
+    """What one of `ranks` that divide the blocks does of a step of a BasicTransformerLM, by phase.
+
+    costs: of the whole step, which has so many tokens. Credited is its share of the whole; executed its share of the
+    blocks, and the head, which every rank computes. Bytes of the phases with blocks are not known.
+    """
+    head = 2 * tokens * model.d_model * model.vocab_size
+    heads = {Phase.FORWARD.value: head, Phase.BACKWARD.value: 2 * head}
+    return {
+        phase: replace(
+            cost,
+            model_flops=_share(cost.model_flops, ranks),
+            hardware_flops=_share(cost.hardware_flops, ranks, whole=heads.get(phase, 0)),
+            bytes=None if phase in (*heads, Phase.OPTIMIZER) else cost.bytes,
+            score_flops=_share(cost.score_flops, ranks),
+            score_bytes=_share(cost.score_bytes, ranks),
+        )
+        for phase, cost in costs.items()
+    }
+
+
+def _share(count: int | None, ranks: int, whole: int = 0) -> int | None:
+    """`whole` of the count is not divided."""
+    return None if count is None else (count - whole) // ranks + whole
 
 
 def all_reduce_bytes(whole_bytes: float, ranks: int) -> float:

@@ -63,7 +63,8 @@ def test_each_rank_is_kept_beside_the_slowest(records: dict[str, RunRecord]) -> 
     (ran,), (divided,) = record.results["ran"], records["tensor parallel"].results["ran"]
     assert (ran["tokens"], ran["world_tokens"]) == (64, 128)
     assert (divided["tokens"], divided["world_tokens"]) == (64, 64)
-    assert "cost" not in records["tensor parallel"].results
+    whole, part = (records[name].results["cost"][-1]["model_flops"] for name in ("ddp_flat", "tensor parallel"))
+    assert whole == 2 * part
 
 
 def test_what_is_sharded_is_sent_in_the_dtype_of_autocast(records: dict[str, RunRecord]) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.cost import PARAMETER_BYTES
-from cs_systems.parallel import splits_of
+from cs_systems.parallel import data_ranks, splits_of
+from cs_systems.parallel_cost import payload
 from cs_systems.parallel_memory import state_by_stage
 from cs_systems.profilers import Collected, Profiler, rank_file
 from cs_systems.profilers._readings import leave, take
@@ -49,14 +50,12 @@ def collect(out: Path, record: RunRecord) -> Collected:
     """`rank_memory`: {rank, step, stage, component, bytes, expected_bytes} after each stage, and a component
     `allocated`, of which nothing is expected but its parts; None where unknown."""
     config = record.run_config
-    trained = _trained_bytes(record)
+    trained, sharing = _trained_bytes(record), data_ranks(record.config)
     rows: list[Row] = []
     for rank in range(config.world_size):
         phases = take(rank_file(out, rank), f"no memory was read on rank {rank}")["phases"]
         for read in _last_of_each_stage(phases):
-            expected = expected_of(
-                trained, config.strategy, config.world_size, read["step"] + config.warmup, read["stage"]
-            )
+            expected = expected_of(trained, config.strategy, sharing, read["step"] + config.warmup, read["stage"])
             of = {"rank": rank, "step": read["step"], "stage": read["stage"]}
             for name in PARTS:
                 size = read[f"{name}_bytes"]
@@ -65,12 +64,15 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return Collected(results={"rank_memory": rows})
 
 
-def expected_of(trained_bytes: int | None, strategy: str, world_size: int, step: int, stage: str) -> dict[str, int]:
-    """By formula, of a step counted from 1 since the model was built; nothing where Ψ or the split is not known."""
+def expected_of(trained_bytes: int | None, strategy: str, ranks: int, step: int, stage: str) -> dict[str, int]:
+    """By formula, of a step counted from 1 since the model was built; nothing where Ψ is not known.
+
+    trained_bytes: Ψ of a rank, where `ranks` have other rows.
+    """
     splits = splits_of(strategy)
-    if trained_bytes is None or "features" in splits:
+    if trained_bytes is None:
         return {}
-    stages = state_by_stage(trained_bytes, splits, world_size)
+    stages = state_by_stage(trained_bytes, splits, ranks)
     found = dict(stages[stage])
     if step > 1:
         found["optimizer_state"] = stages["optimizer"]["optimizer_state"]
@@ -78,8 +80,13 @@ def expected_of(trained_bytes: int | None, strategy: str, world_size: int, step:
 
 
 def _trained_bytes(record: RunRecord) -> int | None:
+    config, element = record.run_config, PARAMETER_BYTES[record.run_config.precision]
+    if (divided_over := config.world_size // data_ranks(record.config)) > 1:
+        if config.workload != "train_step":  # no other module tells what of it is divided
+            return None
+        return int(payload(config.model, 0, element, 0).on_tensor_rank(divided_over).parameter_bytes)
     count = next((row.get("parameters") for row in record.results.get("ran", ())), None)
-    return None if count is None else int(count * PARAMETER_BYTES[record.run_config.precision])
+    return None if count is None else int(count * element)
 
 
 def _last_of_each_stage(phases: list[Row]) -> list[Row]:

@@ -18,7 +18,7 @@ from cs_systems.device import Device
 from cs_systems.losses import cross_entropy
 from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import hides_gradients
-from cs_systems.parallel_cost import Payload, payload
+from cs_systems.parallel_cost import Payload, payload, tensor_rank_cost
 from cs_systems.parallel_memory import step_memory_of_a_rank
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
@@ -96,12 +96,15 @@ class TrainStep(Training):
         return replace(whole, parameter_bytes=whole.parameter_bytes * share, divided_bytes=whole.divided_bytes * share)
 
     def cost(self) -> Mapping[str, cost.PhaseCost] | None:
-        if not isinstance(self.backend, AttentionBackend) or self.strategy.tp_degree != 1:
-            return None  # of a part of each block there is no formula
+        if not isinstance(self.backend, AttentionBackend):
+            return None
         c = self.config
         algorithm = self.backend.algorithm(_attention_call(c, self.device))
         tokens = c.tokens_per_sequence
-        return cost.step_cost(c.model, c.batch_size, tokens, c.mode, algorithm, c.precision, c.checkpoint)
+        whole = cost.step_cost(c.model, c.batch_size, tokens, c.mode, algorithm, c.precision, c.checkpoint)
+        if (degree := self.strategy.tp_degree or c.world_size) == 1:
+            return whole
+        return tensor_rank_cost(whole, c.model, c.batch_size * tokens, degree)
 
     def describe(self) -> Row:
         version = self.backend.describe() if isinstance(self.backend, AttentionBackend) else None
