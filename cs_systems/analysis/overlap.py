@@ -29,7 +29,7 @@ from cs_systems.analysis.attribution import attribute
 from cs_systems.analysis.families import family
 from cs_systems.analysis.names import meaning
 from cs_systems.analysis.profile import find_steps
-from cs_systems.analysis.trace import Floats, Ranges, Recording, Step, steps_of
+from cs_systems.analysis.trace import Bools, Floats, Ranges, Recording, Step, steps_of
 from cs_systems.config import ConfigError
 from cs_systems.record import Row
 
@@ -108,16 +108,18 @@ def streams(recording: Recording, steps: str | None = None) -> list[Streams]:
     """Both streams of each step of one rank. Raises ConfigError where no step is found, as `find_steps` does."""
     chosen, _ = find_steps(recording, steps)
     if len(recording.kernels):
-        return _of_kernels(recording, chosen)
+        return of_kernels(recording, chosen)
     ranges = recording.ranges
     gloo = ranges.take(ranges.name.codes_where(lambda name: name.startswith(GLOO)))
     phases = ranges.take(ranges.name.codes_where(lambda name: meaning(name).phase and name != SYNCHRONIZE))
     return [_cut(step, _within(gloo, step), _within(phases, step)) for step in chosen]
 
 
-def _of_kernels(recording: Recording, chosen: Sequence[Step]) -> list[Streams]:
+def of_kernels(recording: Recording, chosen: Sequence[Step], device: int | None = None) -> list[Streams]:
+    """Both streams of each of the steps, of the kernels that were launched in it (on one device, or on any)."""
     kernels = recording.kernels
     number, inside = steps_of(kernels.launched_s, chosen)
+    inside &= True if device is None else kernels.device == device
     collective = kernels.function.codes_where(lambda function: family(function.name) == "collective")
     found = []
     for index, step in enumerate(chosen):
@@ -130,18 +132,21 @@ def _of_kernels(recording: Recording, chosen: Sequence[Step]) -> list[Streams]:
                     kernels.end_s[own & collective],
                     [function.name for function in kernels.function.take(own & collective)],
                 ),
-                _with_copies(recording, step, kernels.start_s[own & ~collective], kernels.end_s[own & ~collective]),
+                _with_copies(recording, step, own & ~collective, device),
             )
         )
     return found
 
 
-def _with_copies(recording: Recording, step: Step, start_s: Floats, end_s: Floats) -> tuple[Floats, Floats, list[str]]:
+def _with_copies(
+    recording: Recording, step: Step, computes: Bools, device: int | None
+) -> tuple[Floats, Floats, list[str]]:
     """What computed, with the memcpys and memsets of the step: they hold up a stream as kernels do."""
-    copies = [copy for copy in recording.copies if step.start_s <= copy.start_s < step.end_s]
+    kernels, copies = recording.kernels, [c for c in recording.copies if step.start_s <= c.start_s < step.end_s]
+    copies = [copy for copy in copies if device in (None, copy.device)]
     return (
-        np.append(start_s, [copy.start_s for copy in copies]),
-        np.append(end_s, [copy.end_s for copy in copies]),
+        np.append(kernels.start_s[computes], [copy.start_s for copy in copies]),
+        np.append(kernels.end_s[computes], [copy.end_s for copy in copies]),
         [],
     )
 

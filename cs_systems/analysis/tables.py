@@ -18,6 +18,7 @@ from cs_systems.analysis.families import FAMILIES, family
 from cs_systems.analysis.gaps import gap_rows
 from cs_systems.analysis.host import range_rows
 from cs_systems.analysis.names import LAYERS, PARTS, UNATTRIBUTED, meaning
+from cs_systems.analysis.overlap import of_kernels
 from cs_systems.analysis.profile import Profile, Sum
 from cs_systems.analysis.trace import Function, steps_of
 from cs_systems.config import Phase
@@ -257,6 +258,27 @@ def _phase_walls(profile: Profile) -> dict[str, float]:
     return walls
 
 
+def overlap(profile: Profile, costs: Costs) -> list[Row]:
+    """A row for each device that ran a collective, per step: its communication, hidden behind computing and exposed."""
+    rows = []
+    for device in profile.devices:
+        found = [streams.row() for streams in of_kernels(profile.recording, profile.steps, device)]
+        if any(row["collectives"] for row in found):
+            mean = {name: sum(row[name] for row in found) / len(found) for name in found[0]}
+            rows.append(
+                {
+                    "device": device,
+                    "collectives_per_step": mean["collectives"],
+                    "communication_s": mean["communication_s"],
+                    "hidden_s": mean["hidden_s"],
+                    "exposed_s": mean["exposed_s"],
+                    "hidden_share": mean["hidden_s"] / mean["communication_s"] if mean["communication_s"] else None,
+                    "share": mean["exposed_s"] / mean["step_s"],
+                }
+            )
+    return rows
+
+
 TABLES: dict[str, Callable[[Profile, Costs], list[Row]]] = {
     "steps": steps,
     "ratio": ratio,
@@ -267,6 +289,7 @@ TABLES: dict[str, Callable[[Profile, Costs], list[Row]]] = {
     "parts": parts,
     "attention": attention,
     "gaps": gaps,
+    "overlap": overlap,
     "ranges": ranges,
 }
 

@@ -87,8 +87,8 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
 
     parts: list[Part] = []
     made = {name: TABLES[name](profile, NO_COSTS) for name in tables}
-    if not profile.recording.kernels and not args.table:
-        made = {name: rows for name, rows in made.items() if rows}
+    if not args.table:  # of one GPU there are no collectives, of a CPU no kernels
+        made = {name: rows for name, rows in made.items() if rows or (profile.recording.kernels and name != "overlap")}
     for name, rows in made.items():
         said = notes(name, profile, rows)
         top = args.top or (len(rows) if args.format == "csv" else 10)

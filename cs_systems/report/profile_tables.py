@@ -41,6 +41,10 @@ SHOWN = {
         "device": "GPU", "cause": "cause", "gaps_per_step": "gaps", "time_s": "time", "share": "of wall time",
         "longest_s": "longest",
     },
+    "overlap": {
+        "device": "GPU", "collectives_per_step": "collectives", "communication_s": "communication",
+        "hidden_s": "hidden", "exposed_s": "exposed", "hidden_share": "of it hidden", "share": "exposed of wall time",
+    },
     "ranges": {
         "phase": "phase", "range": "range", "calls_per_step": "calls", "total_s": "host time", "self_s": "of its own",
         "share": "of wall time",
@@ -56,6 +60,7 @@ CAPTIONS = {
     "parts": "parts of the blocks, all blocks together, per step",
     "attention": "inside attention, per step",
     "gaps": "time without a kernel by cause, per step",
+    "overlap": "communication beside computing (hidden) and alone (exposed), per step",
     "ranges": "ranges by the host's time, per step",
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from cs_systems.analysis.overlap import (
     waiting,
 )
 from cs_systems.analysis.trace import Step
+from cs_systems.cli import main
 from cs_systems.config import ConfigError
 
 # Whole numbers: sums of them are exact.
@@ -143,6 +145,13 @@ def test_the_streams_of_a_gpu(tmp_path: Path) -> None:
         "exposed_s": 10,
         "idle_s": 30,
     }
+
+
+def test_analyze_shows_what_of_a_recording_communicates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(gpu_trace(tmp_path / "t.json", 30))]) == 0
+    said = capsys.readouterr().out
+    assert "communication beside computing (hidden) and alone (exposed), per step" in said
+    assert re.search(r"^ +1\.00 +30\.0 +20\.0 +10\.0 +66\.7 +10\.0$", said, re.MULTILINE)
 
 
 def test_the_waiting_of_two_ranks(tmp_path: Path) -> None:
