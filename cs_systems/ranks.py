@@ -299,8 +299,11 @@ class Ranks:
         deadline = time.monotonic() + GRACE_S
         while any(map(_exists, gone)) and time.monotonic() < deadline:
             time.sleep(_TICK_S / 10)  # the launcher is to see how it ends before anything else does
+        for key, _ in self._selector.select(0):  # who else has died by now
+            key.data.events()
+        dead = [rank for rank in self._ranks if rank.gone]
         self._kill()
-        ends = {rank: self._exit_status(rank) for rank in gone}
+        ends = {rank: self._exit_status(rank) for rank in dead}
         # The launcher ends the peers of a rank that it has seen dead: they are not the cause.
         cause = next((rank for rank, status in ends.items() if status != -signal.SIGTERM), gone[0])
         status = ends[cause]

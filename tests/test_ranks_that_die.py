@@ -67,6 +67,7 @@ def no_process_is_left() -> Iterator[None]:
         (on_ranks("rank_1_runs_out_of_memory"), "oom", "rank 1 on cpu: .*can't allocate memory: you tried to allocate"),
         (on_ranks("every_rank_another_shape", strategy="ddp_flat"), "error", re.escape(NO_SHAPE)),
         (on_ranks("every_rank_another_order", strategy="ddp_bucketed"), "error", re.escape(NO_ORDER)),
+        (on_ranks("rank_1_hangs_in_nccl"), "timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
         (on_ranks("rank_1_hangs_alone", steps=1), "timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
         (
             on_ranks("rank_1_hangs"),

@@ -124,6 +124,14 @@ rank_1_runs_out_of_gpu_memory = _on_rank_1(lambda: torch.empty(1 << 50, dtype=to
 rank_1_runs_out_of_memory = _on_rank_1(torch_runs_out_of_memory)
 
 
+def rank_1_hangs_in_nccl() -> None:
+    """As NCCL's watchdog ends the process that has waited for it."""
+    if os.environ["RANK"] == "1":
+        hangs()
+    print("[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2)", file=sys.stderr, flush=True)
+    os.abort()
+
+
 def every_rank_another_shape(config: RunConfig, device: Any) -> tuple[torch.nn.Module, torch.Tensor]:
     width = 3 + int(os.environ["RANK"])
     return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Linear(width, 2)), torch.ones(1, 4)
