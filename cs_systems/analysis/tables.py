@@ -259,23 +259,22 @@ def _phase_walls(profile: Profile) -> dict[str, float]:
 
 
 def overlap(profile: Profile, costs: Costs) -> list[Row]:
-    """A row for each device that ran a collective, per step: its communication, hidden behind computing and exposed."""
+    """A row for each device, per step: its communication, hidden behind computing and exposed."""
     rows = []
     for device in profile.devices:
         found = [streams.row() for streams in of_kernels(profile.recording, profile.steps, device)]
-        if any(row["collectives"] for row in found):
-            mean = {name: sum(row[name] for row in found) / len(found) for name in found[0]}
-            rows.append(
-                {
-                    "device": device,
-                    "collectives_per_step": mean["collectives"],
-                    "communication_s": mean["communication_s"],
-                    "hidden_s": mean["hidden_s"],
-                    "exposed_s": mean["exposed_s"],
-                    "hidden_share": mean["hidden_s"] / mean["communication_s"] if mean["communication_s"] else None,
-                    "share": mean["exposed_s"] / mean["step_s"],
-                }
-            )
+        mean = {name: sum(row[name] for row in found) / len(found) for name in found[0]}
+        rows.append(
+            {
+                "device": device,
+                "collectives_per_step": mean["collectives"],
+                "communication_s": mean["communication_s"],
+                "hidden_s": mean["hidden_s"],
+                "exposed_s": mean["exposed_s"],
+                "hidden_share": mean["hidden_s"] / mean["communication_s"] if mean["communication_s"] else None,
+                "share": mean["exposed_s"] / mean["step_s"],
+            }
+        )
     return rows
 
 

@@ -19,7 +19,7 @@ from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optio
 from cs_systems.cli._output import Format, deliver
 from cs_systems.cli._tables import Part, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
-from cs_systems.report.profile_tables import CAPTIONS, SHOWN
+from cs_systems.report.profile_tables import CAPTIONS, SHOWN, has_something
 
 if TYPE_CHECKING:
     from cs_systems.analysis.profile import Profile
@@ -87,8 +87,10 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
 
     parts: list[Part] = []
     made = {name: TABLES[name](profile, NO_COSTS) for name in tables}
-    if not args.table:  # of one GPU there are no collectives, of a CPU no kernels
-        made = {name: rows for name, rows in made.items() if rows or (profile.recording.kernels and name != "overlap")}
+    if not args.table:
+        made = {
+            n: rows for n, rows in made.items() if has_something(n, rows) or (profile.recording.kernels and not rows)
+        }
     for name, rows in made.items():
         said = notes(name, profile, rows)
         top = args.top or (len(rows) if args.format == "csv" else 10)

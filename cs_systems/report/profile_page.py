@@ -15,7 +15,7 @@ from cs_systems.record import Row
 from cs_systems.report import units
 from cs_systems.report.columns import UNKNOWN, plain
 from cs_systems.report.html import document, notes_html, script_data, table_html
-from cs_systems.report.profile_tables import CAPTIONS, SHOWN, says_something
+from cs_systems.report.profile_tables import CAPTIONS, SHOWN, has_something, says_something
 from cs_systems.report.rows import table_of
 from cs_systems.report.table import Table
 
@@ -41,7 +41,7 @@ def render(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]], title:
     tables = [
         _section(name, results[name], [note["note"] for note in said if note["table"] == name], short)
         for name in SHOWN
-        if results.get(name)
+        if has_something(name, results.get(name, ()))
     ]
     body = f"""<header>
 <h1>{escape(plain(title))}</h1>

@@ -65,6 +65,11 @@ CAPTIONS = {
 }
 
 
+def has_something(name: str, rows: Sequence[Row]) -> bool:
+    """Whether a person needs the table: of one GPU alone there is no communication."""
+    return bool(rows) and (name != "overlap" or any(row["communication_s"] for row in rows))
+
+
 def says_something(column: str, rows: Sequence[Row]) -> bool:
     """Whether a person needs the column: not what is unknown throughout, nor the number of the only device."""
     values = {row[column] for row in rows}
