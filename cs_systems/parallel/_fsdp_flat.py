@@ -1,7 +1,7 @@
-"""Parameters side by side in one tensor, of which each rank keeps the N-th part, cut without regard to where one ends.
+"""Parameters of which each rank keeps its part of a flat layout, and how they are gathered and their gradients reduced.
 
-Whole, they are views of that tensor: to gather them takes one cast and one all-gather, to average their gradients one
-concatenation and one reduce-scatter. Each begins at a multiple of ALIGNMENT bytes.
+Whole, they are views of one tensor: to gather them takes one cast and one all-gather, to average their gradients one
+concatenation and one reduce-scatter.
 
 Streams on CUDA. Every tensor here is allocated and freed in the order of the stream that computes. The cast and the
 all-gather run on a stream beside it, which first waits for what that stream has been given: so memory that was freed
@@ -13,7 +13,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,8 +22,7 @@ from torch.distributed import ProcessGroup
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from cs_systems.parallel._collectives import average_shard, gather_shards
-
-ALIGNMENT = 16  # bytes: what a GPU loads at once
+from cs_systems.parallel._flat_layout import FlatLayout
 
 
 @dataclass(frozen=True)
@@ -65,12 +63,8 @@ class FlatShard:
         self._group, self._stream = group, stream
         master, dtype = (torch.float32, dtype) if dtype else (params[0].dtype, params[0].dtype)
         world_size, rank = dist.get_world_size(group), dist.get_rank(group)
-        unit = ALIGNMENT // dtype.itemsize
-        lengths = [p.numel() + -p.numel() % unit for p in params]
-        size = -(-sum(lengths) // (unit * world_size)) * unit  # of a rank's part
-        lengths[-1] += size * world_size - sum(lengths)
-        self._starts = list(accumulate(lengths[:-1], initial=0))
-        self._gaps = [length - p.numel() for p, length in zip(params, lengths, strict=True)]
+        self._layout = FlatLayout.of([p.numel() for p in params], world_size, dtype)
+        self._starts, size = self._layout.starts, self._layout.part
         self.shard = torch.zeros(size, dtype=master, device=params[0].device)
         self._whole = torch.empty(size * world_size, dtype=dtype, device=params[0].device)
         self._whole_bytes = self._whole.nbytes
@@ -79,11 +73,8 @@ class FlatShard:
         alias = self._whole.data  # to autograd another tensor: what is gathered into it is no change of what was saved
         self.weights = [alias[s : s + p.numel()].view(p.shape) for p, s in zip(params, self._starts, strict=True)]
         self.parts = []
-        for p, at in zip(params, self._starts, strict=True):
-            start = min(max(rank * size - at, 0), p.numel())
-            stop = min(max((rank + 1) * size - at, 0), p.numel())
-            shape = (stop - start, *[1] * (p.ndim - 1))
-            part = Part(self, start, stop, min(max(at - rank * size, 0), size), p.shape, shape)
+        for p, (start, stop, in_shard) in zip(params, self._layout.held(rank), strict=True):
+            part = Part(self, start, stop, in_shard, p.shape, (stop - start, *[1] * (p.ndim - 1)))
             part.of(self.shard).copy_(p.detach().reshape(-1)[start:stop].view(part.shape))
             p.data, p.grad = part.of(self.shard), None
             parts[p] = part
@@ -137,17 +128,13 @@ class FlatShard:
 
     def reduce(self, grads: Sequence[Tensor | None]) -> Reduction:
         """Start the mean of the weights' gradients over the ranks; None counts as zeros."""
-        pieces = []
-        for grad, weight, gap in zip(grads, self.weights, self._gaps, strict=True):
-            pieces.append(self._zeros(weight.numel()) if grad is None else grad.reshape(-1))
-            if gap:
-                pieces.append(self._zeros(gap))
-        flat = torch.cat(pieces)
+        tensors = [
+            torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device) if grad is None else grad
+            for grad, weight in zip(grads, self.weights, strict=True)
+        ]
+        flat = self._layout.lined_up(tensors)
         mean = torch.empty_like(self.shard, dtype=flat.dtype)
         return Reduction(self, average_shard(flat, mean, self._group), flat, mean, [g is not None for g in grads])
-
-    def _zeros(self, count: int) -> Tensor:
-        return torch.zeros(count, dtype=self._whole.dtype, device=self.shard.device)
 
     def whole_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Tensors of the shapes of this rank's parts, from every rank → whole ones, of the parameters' shapes."""

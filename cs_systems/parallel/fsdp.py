@@ -45,7 +45,8 @@ class FullyShardedDataParallel(nn.Module):
     compute_dtype: of weights and gradients as they are sent and computed with, and of what the sharded modules are
         given; parts and their gradients are then fp32. None: all in the dtypes that the parameters have.
     shard_types: the modules whose own parameters are sharded. The rest is on every rank, in its own dtype, and its
-        gradients are averaged.
+        gradients are averaged. Where one module computes with the weights of another, as nn.MultiheadAttention with
+        those of a Linear, both belong here if a compute dtype is given.
     group: the ranks that share the parameters; all by default.
 
     Make the optimizer from `parameters()` of this: they hold this rank's parts. The whole ones are found as attributes

@@ -1,9 +1,8 @@
 """ZeRO stage 1 with flat shards (Rajbhandari et al. 2020, P_os, section 7.2.1): 2 Ψ (N−1)/N bytes, as averaging alone.
 
-Parameters lie side by side in buckets, and each rank has the N-th part of every bucket, cut without regard to where a
-parameter ends. Backward's gradients are reduce-scattered bucket by bucket as they become ready, Ψ (N−1)/N; each rank
-steps its part, and alone keeps its state, 1/N of one process's; an all-gather makes the parameters whole again,
-Ψ (N−1)/N. Each parameter begins at a multiple of ALIGNMENT bytes, and a bucket is filled up to a multiple of N parts.
+Parameters lie side by side in buckets, and each rank has the N-th part of every bucket, as `_flat_layout` cuts it.
+Backward's gradients are reduce-scattered bucket by bucket as they become ready, Ψ (N−1)/N; each rank steps its part,
+and alone keeps its state, 1/N of one process's; an all-gather makes the parameters whole again, Ψ (N−1)/N.
 
 For optimizers that treat each element by itself (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor). After
 finish_gradient_synchronization() a rank has the averaged gradients of its part alone, and `.grad` of the model's
@@ -26,10 +25,9 @@ from cs_systems.config import ConfigError
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import average_shard, gather_shards
 from cs_systems.parallel._data_parallel import Bucket, DataParallel, by_size, finish_gradients
+from cs_systems.parallel._flat_layout import FlatLayout
 from cs_systems.parallel.zero1 import ShardedOptimizer
 from cs_systems.parallel_cost import averaging_bytes
-
-ALIGNMENT = 16  # bytes: what a GPU loads at once; kernels are slower, and may sum in another order, beside it
 
 
 @dataclass
@@ -48,28 +46,13 @@ class FlatBucket:
 
     def __init__(self, params: Bucket) -> None:
         world_size, rank = dist.get_world_size(), dist.get_rank()
-        unit = ALIGNMENT // params[0].element_size()
-        self._gaps = [-p.numel() % unit for p in params]
-        length = sum(p.numel() + gap for p, gap in zip(params, self._gaps, strict=True))
-        size = -(-length // (unit * world_size)) * unit  # of a shard
-        self._gaps[-1] += size * world_size - length
-        self.values = self.lined_up([p.detach() for p in params])
-        self.shard = self.values[rank * size : (rank + 1) * size]
-        offset = 0
-        for p, gap in zip(params, self._gaps, strict=True):
-            p.data = self.values[offset : offset + p.numel()].view(p.shape)
-            start = min(max(rank * size - offset, 0), p.numel())
-            stop = min(max((rank + 1) * size - offset, 0), p.numel())
-            in_shard = max(offset - rank * size, 0)
+        layout = FlatLayout.of([p.numel() for p in params], world_size, params[0].dtype)
+        self.lined_up = layout.lined_up
+        self.values = layout.lined_up([p.detach() for p in params])
+        self.shard = self.values[rank * layout.part : (rank + 1) * layout.part]
+        for p, at, (start, stop, in_shard) in zip(params, layout.starts, layout.held(rank), strict=True):
+            p.data = self.values[at : at + p.numel()].view(p.shape)
             _parts[p] = Part(start, stop, in_shard, self, nn.Parameter(p.data.view(-1)[start:stop]))
-            offset += p.numel() + gap
-
-    def lined_up(self, tensors: list[Tensor]) -> Tensor:
-        """Tensors of the parameters' shapes as one, with the gaps."""
-        pieces = []
-        for tensor, gap in zip(tensors, self._gaps, strict=True):
-            pieces += [tensor.reshape(-1), tensor.new_zeros(gap)] if gap else [tensor.reshape(-1)]
-        return torch.cat(pieces)
 
 
 _parts: Any = WeakTensorKeyDictionary()  # parameter → its Part: wrap leaves it for the optimizer, which sees no module

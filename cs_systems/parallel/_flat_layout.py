@@ -1,0 +1,55 @@
+"""Parameters side by side in one tensor, of which each of N ranks has the N-th part, cut without regard to where one
+ends. Each begins at a multiple of ALIGNMENT bytes, and so does each part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 16  # bytes: what a GPU loads at once; kernels are slower, and may sum in another order, beside it
+
+
+@dataclass(frozen=True)
+class FlatLayout:
+    """In elements. counts: of each parameter; gaps: behind each; part: what a rank has of the whole tensor."""
+
+    counts: tuple[int, ...]
+    gaps: tuple[int, ...]
+    part: int
+
+    @classmethod
+    def of(cls, counts: Sequence[int], world_size: int, dtype: torch.dtype) -> FlatLayout:
+        unit = ALIGNMENT // dtype.itemsize
+        gaps = [-count % unit for count in counts]
+        length = sum(counts) + sum(gaps)
+        part = -(-length // (unit * world_size)) * unit
+        gaps[-1] += part * world_size - length
+        return cls(tuple(counts), tuple(gaps), part)
+
+    @property
+    def starts(self) -> list[int]:
+        lengths = [count + gap for count, gap in zip(self.counts, self.gaps, strict=True)]
+        return list(accumulate(lengths[:-1], initial=0))
+
+    def held(self, rank: int) -> list[tuple[int, int, int]]:
+        """(start, stop, in_part) of each parameter: its elements that the rank has, and where in its part they are."""
+        begin, end = rank * self.part, (rank + 1) * self.part
+        return [
+            (
+                min(max(begin - at, 0), count),
+                min(max(end - at, 0), count),
+                min(max(at - begin, 0), self.part),
+            )
+            for at, count in zip(self.starts, self.counts, strict=True)
+        ]
+
+    def lined_up(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Tensors with these counts of elements as one, with zeros in the gaps."""
+        pieces = []
+        for tensor, gap in zip(tensors, self.gaps, strict=True):
+            pieces += [tensor.reshape(-1), tensor.new_zeros(gap)] if gap else [tensor.reshape(-1)]
+        return torch.cat(pieces)
