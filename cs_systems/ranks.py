@@ -222,8 +222,13 @@ class Ranks:
         Raises WorkerDied for a rank that has died, and WorkerTimeout where some only waited for others.
         """
         deadline = time.monotonic() + SETTLE_S
-        while len(answers) < len(self._ranks) and self._next(deadline) is not None:
-            pass
+        try:
+            while len(answers) < len(self._ranks) and self._next(deadline) is not None:
+                pass
+        except (WorkerDied, WorkerTimeout):
+            if all(answer["of_peers"] for answer in answers.values() if failed(answer)):
+                raise
+            return  # it went on to the next cell and died of that
         late = [rank for rank in self._ranks if rank.number not in answers]
         if late and all(answer["of_peers"] for answer in answers.values() if failed(answer)):
             raise self._hang(late)

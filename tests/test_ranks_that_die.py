@@ -102,6 +102,14 @@ def test_the_sweep_goes_on_with_new_ranks() -> None:
 
 
 @pytest.mark.usefixtures("no_process_is_left")
+def test_interleaved_cells_die_of_what_they_do_themselves() -> None:
+    """Rank 1 goes on from the first to the second while its peer waits in the first."""
+    names = {"rank_1_raises": "error", "rank_1_is_killed": "killed", "fine": "ok"}
+    records = sweep([on_ranks(name, rounds=2) for name in names], interleave=True)
+    assert {r.run_config.workload.rpartition(":")[2]: r.status for r in records} == names
+
+
+@pytest.mark.usefixtures("no_process_is_left")
 def test_ranks_that_cannot_meet_cost_their_cell_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     apart, alone = sweep([on_ranks("fine"), cell("fine")])

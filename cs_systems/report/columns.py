@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.collectives import readable_bytes
-from cs_systems.config import one_of
+from cs_systems.config import Phase, one_of
 from cs_systems.report import layout, units
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS
 
@@ -68,7 +68,9 @@ def parse(name: str, phases: Sequence[str]) -> Spec:
 
 
 def phases_of(frame: pd.DataFrame) -> list[str]:
-    return [*dict.fromkeys(frame["phase"].dropna())]
+    """In the order of a step, whichever record has them all; what is no phase of training stays where it comes."""
+    order: dict[str, int] = {phase: place for place, phase in enumerate(Phase)}
+    return sorted(dict.fromkeys(frame["phase"].dropna()), key=lambda phase: order.get(phase, len(order)))
 
 
 def values(spec: Spec, rows: pd.DataFrame, whole: pd.DataFrame) -> list[Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from cs_systems.config import ConfigError, RunConfig, preset
 from cs_systems.record import RunRecord
-from cs_systems.report import table
+from cs_systems.report import columns, table
 from cs_systems.report.formats import FORMATS
 from cs_systems.report.rows import render_rows
 from cs_systems.report.table import render, tables
@@ -250,3 +250,9 @@ def test_profiled_times_stand_apart_from_clean_ones(build: Build, format: str) -
     assert "nsys" not in clean.caption
     assert "under nsys, whose own cost is in the times" in profiled.caption
     assert "under nsys" in render(records, format)
+
+
+def test_phases_stand_in_the_order_of_a_step_whichever_record_has_them() -> None:
+    found = pd.DataFrame({"phase": ["forward", "optimizer", "step", "forward", "synchronize", "optimizer", "step"]})
+    assert columns.phases_of(found) == ["forward", "synchronize", "optimizer", "step"]
+    assert columns.phases_of(pd.DataFrame({"phase": ["skew", "transfer", "step"]})) == ["skew", "transfer", "step"]
