@@ -49,8 +49,9 @@ class FullyShardedDataParallel(nn.Module):
         those of a Linear, both belong here if a compute dtype is given.
     group: the ranks that share the parameters; all by default.
 
-    Make the optimizer from `parameters()` of this: they hold this rank's parts. The whole ones are found as attributes
-    of their modules while those run. Raises ConfigError where the ranks have different models.
+    Make the optimizer from `parameters()` of this: they hold this rank's parts, so that a norm over them, as
+    clip_grad_norm_ takes, is of these alone. The whole ones are found as attributes of their modules while those run.
+    Raises ConfigError where the ranks have different models.
     """
 
     def __init__(
