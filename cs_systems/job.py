@@ -242,6 +242,8 @@ class Job:
             if over.is_set():
                 return
             if heard == bytes([signal.SIGTERM]):
+                if store.check(["failed"]):
+                    self._tell_failure(int(store.get("failed")), store)
                 dead = self._dead(list(self._others))
                 who = ", ".join(map(self._name, dead)) or "a rank, or the job,"
                 self._give_up("killed", f"{who} was ended: what it said is in the launcher's output")

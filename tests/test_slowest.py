@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from cs_systems.config import RunConfig
 from cs_systems.record import Caveat, Measurement, RunRecord, Sample
-from cs_systems.slowest import merged
+from cs_systems.slowest import merged, verdict
 
 
 def record(steps: list[tuple[float, float]], peak: int | None = None, codes: tuple[str, ...] = ()) -> RunRecord:
@@ -62,3 +65,35 @@ def test_a_caveat_of_any_rank_is_told_once() -> None:
 def test_ranks_that_ran_other_steps_are_no_measurement() -> None:
     with pytest.raises(ValueError, match="zip"):
         merged([record(FAST), record(SLOW[:-1])])
+
+
+def answer(status: str, reason: str | None, of_peers: bool = False) -> dict[str, Any]:
+    return {"record": {**dataclasses.asdict(record(FAST)), "status": status, "reason": reason}, "of_peers": of_peers}
+
+
+OK, LOST = answer("ok", None), answer("error", "Connection closed by peer", of_peers=True)
+NAMES = ["rank 0 on cpu", "rank 1 on cpu"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "reason"),
+    [
+        ({0: OK, 1: OK}, "ok", None),
+        ({0: OK, 1: answer("oom", "too much")}, "oom", "rank 1 on cpu: too much"),
+        ({0: LOST, 1: answer("error", "a mistake")}, "error", "rank 1 on cpu: a mistake"),  # though it came later
+        ({1: answer("oom", "too much"), 0: answer("error", "a mistake")}, "oom", "rank 1 on cpu: too much"),
+        ({0: LOST}, "error", "rank 0 on cpu: Connection closed by peer"),
+        ({0: answer("error", "a mistake")}, "error", "rank 0 on cpu: a mistake"),
+        ({1: answer("error", "a mistake"), 0: answer("error", "a mistake")}, "error", "a mistake"),
+        (
+            {0: OK, 1: answer("unavailable", "no such thing: leave it out")},
+            "unavailable",
+            "no such thing: leave it out",
+        ),
+    ],
+)
+def test_a_failure_is_told_of_the_rank_that_has_it(
+    answers: dict[int, dict[str, Any]], status: str, reason: str | None
+) -> None:
+    found = verdict(answers, NAMES)
+    assert (found.status, found.reason) == (status, reason)
