@@ -172,3 +172,13 @@ OTHERS = RunConfig(workload="mine:step")
 )
 def test_describe_says_what_is_not_left_out(config: RunConfig, without: tuple[str, ...], text: str) -> None:
     assert describe(config, without) == text
+
+
+def test_what_a_strategy_is_told_has_the_type_that_it_looks_like() -> None:
+    told = ("max_ctas=16", "high_priority=true", "comm_dtype=bf16")
+    config = RunConfig(strategy="ddp_bucketed", world_size=2, strategy_args=told)
+    assert config.strategy_options == {"max_ctas": 16, "high_priority": True, "comm_dtype": "bf16"}
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert "ddp_bucketed:max_ctas=16:high_priority=true:comm_dtype=bf16 · 2 ranks" in describe(config)
+    with pytest.raises(ConfigError, match="max_ctas is set twice: set it once"):
+        RunConfig(strategy="ddp_bucketed", strategy_args=("max_ctas=1", "max_ctas=2"))

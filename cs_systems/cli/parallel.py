@@ -129,7 +129,7 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
     sizes: Sequence[float | None] = [None]
     if args.bucket_size_mb and "bucket_size_mb" in options_of(name):
         sizes = [_megabytes(text) for text in args.bucket_size_mb]
-    degree = args.tp_degree if "tp" in name.split("+") else None
+    degree = args.tp_degree if "tp" in name.split("+")[1:] + name.split("+")[:-1] else None  # tp alone takes all ranks
     return [
         replace(
             base,

@@ -12,7 +12,7 @@ from torch import nn
 
 from cs_systems import plugins
 from cs_systems.config import ConfigError
-from cs_systems.parallel import check, check_division, compose
+from cs_systems.parallel import check, check_division, compose, data_ranks, options_of, splits_of
 from tests.parallel.launch import launch
 
 
@@ -106,3 +106,21 @@ def test_names_are_checked_without_torch() -> None:
     assert check("ddp_flat+zero1") == ["ddp_flat", "zero1"]
     with pytest.raises(ConfigError, match="unknown parallel strategy 'ddp'"):
         check("ddp+zero1")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world_size", "tp_degree", "ranks"),
+    [("single", 1, None, 1), ("ddp_flat+zero1", 4, None, 4), ("tp", 4, None, 1), ("ddp_flat+tp", 4, 2, 2)],
+)
+def test_ranks_that_divide_blocks_share_their_rows(
+    strategy: str, world_size: int, tp_degree: int | None, ranks: int
+) -> None:
+    config = {"strategy": strategy, "world_size": world_size, "tp_degree": tp_degree}
+    assert data_ranks(config) == ranks
+    assert data_ranks({}) == 1  # of a record from before there were ranks
+
+
+def test_what_a_composition_splits_and_knows_is_told_without_torch() -> None:
+    assert splits_of("ddp_flat+zero1") == {"batch", "optimizer"}
+    assert "bucket_size_mb" in options_of("ddp_bucketed+zero1")
+    assert "bucket_size_mb" not in options_of("ddp_flat+zero1")
