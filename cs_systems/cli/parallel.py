@@ -156,7 +156,8 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
     from cs_systems.analysis import parallel
 
     said = []
-    for group, own in parallel.groups(records).items():
+    trained = [record for record in records if record.config["workload"] == "train_step"]
+    for group, own in parallel.groups(trained).items():
         title = describe(group)
         tables: list[tuple[str, str, list[Row], dict[str, str]]] = [
             ("steps", f"{title}: steps", parallel.steps(own), STEPS),
