@@ -1,8 +1,9 @@
 """ZeRO stage 1 with flat shards (Rajbhandari et al. 2020, P_os, section 7.2.1): 2 Ψ (N−1)/N bytes, as averaging alone.
 
 Parameters lie side by side in buckets, and each rank has the N-th part of every bucket, as `_flat_layout` cuts it.
-Backward's gradients are reduce-scattered bucket by bucket as they become ready, Ψ (N−1)/N; each rank steps its part,
-and alone keeps its state, 1/N of one process's; an all-gather makes the parameters whole again, Ψ (N−1)/N.
+Backward's gradients are reduce-scattered bucket by bucket as they become ready, Ψ (N−1)/N, and freed once they are, so
+that a rank holds its part of them and a few buckets, as in stage 2; each rank steps its part, and alone keeps its
+state, 1/N of one process's; an all-gather makes the parameters whole again, Ψ (N−1)/N.
 
 For optimizers that treat each element by itself (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor). After
 finish_gradient_synchronization() a rank has the averaged gradients of its part alone, and `.grad` of the model's
@@ -28,6 +29,8 @@ from cs_systems.parallel._data_parallel import Bucket, DataParallel, by_size, fi
 from cs_systems.parallel._flat_layout import FlatLayout
 from cs_systems.parallel.zero1 import ShardedOptimizer
 from cs_systems.parallel_cost import averaging_bytes
+
+IN_FLIGHT = 8  # buckets that a rank holds beside its part of the gradients
 
 
 @dataclass
@@ -73,6 +76,14 @@ class FlatShards(DataParallel):
             part, p.grad = _parts[p], None
             part.values.grad = shard[part.in_shard : part.in_shard + part.stop - part.start]
         return average_shard(flat, shard), flat
+
+    def _send(self, index: int) -> None:
+        """A bucket that was sent some buckets ago is scattered by now: its memory is for the next one. On a GPU the
+        stream waits for that, not the host."""
+        super()._send(index)
+        if len(self._in_flight) > IN_FLIGHT:
+            handle, _ = self._in_flight.pop(0)
+            handle.wait()
 
     def _drop(self, p: nn.Parameter) -> None:
         _parts[p].values.grad = None
@@ -153,7 +164,6 @@ def wrap(model: nn.Module, bucket_size_mb: float = 25.0) -> FlatShards:
 
 STRATEGY = ParallelStrategy(
     splits=frozenset({"batch", "gradients", "optimizer"}),
-    buckets=1.0,  # backward's gradients, until all of them are scattered
     wrap=wrap,
     finish_gradients=finish_gradients,
     make_optimizer=FlatShardedOptimizer,
