@@ -2,8 +2,9 @@
 
 Takes fp16 and bf16; d_head a multiple of 8 up to 128 (computed as 64 or 128); any lengths, seq_q ≠ seq_k too; both
 alignments; grouped heads; strides that the copy engine takes, others are copied. The gradient of q is added up by
-atomics in float32, so its last bits may differ from run to run. No second derivative. Needs compute capability 9.0 and
-triton 3.6, since Gluon changes between releases.
+atomics in float32, so its last bits may differ from run to run: under `torch.use_deterministic_algorithms` backward
+raises, or warns if torch is told to warn only. No second derivative. Needs compute capability 9.0 and triton 3.6, since
+Gluon changes between releases.
 
 Under torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
 """
@@ -11,6 +12,7 @@ Under torch.compile the two passes are custom operators, so a compiled model kee
 from __future__ import annotations
 
 import math
+import warnings
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -27,6 +29,10 @@ from cs_systems.cost import AttentionAlgorithm
 DTYPES = ("float16", "bfloat16")
 LARGEST_D_HEAD = 128
 TRITON = "3.6"
+NOT_DETERMINISTIC = (
+    "flash_gluon adds up the gradient of q in whatever order its blocks end, and torch.use_deterministic_algorithms is "
+    "on: use flash_triton, whose gradients are the same from run to run, or turn it off"
+)
 
 
 def attention(
@@ -88,6 +94,7 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool, offset: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, each laid out as its tensor."""
+    _alert_not_deterministic()
     from cs_systems.kernels.flash_gluon import Problem, padded_rows, takes_layout
     from cs_systems.kernels.flash_gluon_configs import padded_d_head
 
@@ -108,6 +115,15 @@ def _backward(
             if source is not x:
                 x.copy_(source)
     return dq, dk, dv
+
+
+def _alert_not_deterministic() -> None:
+    """As torch's own operators do: RuntimeError where only deterministic ones are wanted, or a warning."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return
+    if not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise RuntimeError(NOT_DETERMINISTIC)
+    warnings.warn(NOT_DETERMINISTIC, stacklevel=2)
 
 
 def _readable(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -155,7 +171,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
             "and d_head"
         )
     dtype = str(q.dtype).removeprefix("torch.")
-    call = AttentionCall(q.device.type, dtype, q.shape[-1], q.shape[-2], k.shape[-2], q.shape[1], k.shape[1])
+    call = AttentionCall(
+        q.device.type, dtype, q.shape[-1], q.shape[-2], k.shape[-2], q.shape[1], k.shape[1], needs_backward=False
+    )
     if reason := unavailable(call):
         raise ValueError(reason)
 
@@ -168,6 +186,9 @@ def unavailable(call: AttentionCall) -> str | None:
         return f"d_head {call.d_head} is no multiple of 8 from 8 to {LARGEST_D_HEAD}: use flash_triton"
     if call.heads_q % call.heads_kv:
         return f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads: use other numbers"
+    wants_same_bits = torch.are_deterministic_algorithms_enabled()
+    if call.needs_backward and wants_same_bits and not torch.is_deterministic_algorithms_warn_only_enabled():
+        return NOT_DETERMINISTIC
     if call.device != "cuda":
         return "flash_gluon runs on Hopper GPUs only: use flash_torch on the CPU"
     if reason := no_cuda():

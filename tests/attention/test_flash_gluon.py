@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +74,30 @@ def test_a_call_that_cannot_be_served_raises_its_reason() -> None:
         attention(q, q.half(), q)
     with pytest.raises(ValueError, match="k and v must agree, and share q's batch and d_head"):
         attention(q, q, q[..., :8])
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("hopper", "deterministic")
+def test_a_gradient_that_differs_from_run_to_run_is_refused_where_only_deterministic_ones_are_wanted() -> None:
+    assert "is on: use flash_triton, whose gradients are the same" in (BACKEND.unavailable(HOPPER) or "")
+    assert BACKEND.unavailable(replace(HOPPER, needs_backward=False)) is None
+    x = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match=r"its blocks end, and torch\.use_deterministic_algorithms is on: use flash_triton"):
+        torch.ops.cs_systems.flash_gluon_backward(x, x, x, x, x[..., 0].float(), x, True, 0, 1.0)
+
+
+@pytest.mark.usefixtures("hopper", "deterministic")
+def test_where_torch_warns_only_so_does_it() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert BACKEND.unavailable(HOPPER) is None
+    with pytest.warns(UserWarning, match="in whatever order its blocks end"):
+        flash_gluon._alert_not_deterministic()
 
 
 def on_hopper() -> None:
