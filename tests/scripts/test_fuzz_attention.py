@@ -1,0 +1,204 @@
+"""The fuzzer of attention: what it draws, that it finds planted errors, and what it says."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).parents[2]
+# A backend of our own: right, but for the error that each test puts into `wrong`.
+BACKEND = """
+from dataclasses import replace
+from cs_systems.attention import AttentionBackend
+from cs_systems.attention import flash_torch
+
+def attend(q, k, v, **options):
+    {before}
+    out = flash_torch.BACKEND(q, k, v, **options)
+    {after}
+    return out
+
+backend = AttentionBackend(attend, unavailable={unavailable})
+"""
+
+
+@pytest.fixture(scope="module")
+def fuzz() -> Any:
+    return importlib.import_module("fuzz_attention")
+
+
+def planted(folder: Path, *, before: str = "", after: str = "", unavailable: str = "lambda call: None") -> str:
+    (folder / "planted.py").write_text(BACKEND.format(before=before, after=after, unavailable=unavailable))
+    return f"{folder / 'planted.py'}:backend"
+
+
+SMALL = ["--device", "cpu", "--scores", "4096"]
+
+
+def test_a_backend_that_is_right_passes(fuzz: Any, capsys: Any) -> None:
+    assert fuzz.main(["flash_torch", *SMALL, "--cases", "30", "--against", "naive"]) == 0
+    said = capsys.readouterr().out
+    assert "flash_torch on cpu, seed 0: 30 cases\n30 served, 0 failed, 0 refused" in said
+    for result in ("out", "dq", "dk", "dv"):
+        assert f"largest error, float16 {result}, worst row: " in said
+        assert f"error over naive's, bfloat16 {result}: " in said
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        ({"after": "out = out * (1 if q.shape[2] % 64 != 1 else 1.1)"}, "out 0.1"),
+        ({"after": "out = out.clone(); out[-1, -1, -1] = out[-1, -1, -1] * (1 + (q.shape[2] > 32))"}, "worst row 1"),
+        ({"before": "k = k.detach() + (k - k.detach()) * 1.5"}, "dk 0."),
+        ({"before": "options['align'] = 'upper_left'"}, "out "),
+        ({"after": "out = out / (q.shape[1] < 5)"}, "out inf"),
+        ({"before": "assert q.is_contiguous(), 'no such layout'"}, "raised AssertionError: no such layout"),
+    ],
+    ids=["length", "one-row", "gradient", "alignment", "not-finite", "layout"],
+)
+def test_a_planted_error_is_found_and_its_command_finds_it_again(
+    fuzz: Any, error: dict[str, str], found: str, tmp_path: Path, capsys: Any
+) -> None:
+    backend = planted(tmp_path, **error)
+    assert fuzz.main([backend, *SMALL, "--cases", "300"]) == 1
+    said = capsys.readouterr().out
+    assert found in said
+    command = next(line for line in said.splitlines() if "--case " in line).split()
+    assert command[:3] == ["python", "scripts/fuzz_attention.py", backend]
+    assert fuzz.main(command[2:]) == 1
+    again = capsys.readouterr().out
+    assert "1 cases\n" in again
+    assert again.splitlines()[:2] == said.splitlines()[:2]
+
+
+def test_it_stops_after_ten_failures(fuzz: Any, tmp_path: Path, capsys: Any) -> None:
+    assert fuzz.main([planted(tmp_path, after="out = 0 * out"), *SMALL, "--cases", "100"]) == 1
+    assert "10 cases of 100: the budget was spent or 10 had failed" in capsys.readouterr().out
+
+
+def test_a_spent_budget_ends_it(fuzz: Any, capsys: Any) -> None:
+    assert fuzz.main(["flash_torch", *SMALL, "--budget-s", "-1"]) == fuzz.EXIT_NOTHING
+    assert "0 cases of 10000: the budget was spent" in capsys.readouterr().out
+
+
+def test_refusals_are_counted_by_reason_and_a_forward_without_backward_is_tried(
+    fuzz: Any, tmp_path: Path, capsys: Any
+) -> None:
+    refuses = "lambda call: 'no fp16: use bf16' if call.dtype == 'float16' else 'forward' * call.needs_backward"
+    assert fuzz.main([planted(tmp_path, unavailable=refuses), *SMALL, "--cases", "40"]) == 0
+    said = capsys.readouterr().out
+    assert "40 refused" in said
+    assert " × no fp16: use bf16\n" in said
+    assert " × forward\n" in said
+    assert "bfloat16 out" in said
+    assert "bfloat16 dq" not in said
+    assert "float16 out" not in said.replace("bfloat16", "")
+
+
+def test_larger_errors_than_the_others_fail(fuzz: Any, tmp_path: Path, capsys: Any) -> None:
+    noisy = planted(tmp_path, after="out = out + 0.001 * out.abs().mean()")
+    assert fuzz.main([noisy, *SMALL, "--cases", "30", "--against", "sdpa_math"]) == 1
+    said = capsys.readouterr().out
+    assert "30 served, 0 failed" in said
+    assert ": above 1.2 (" in said
+
+
+def test_cases_in_which_the_other_fails_are_no_measure(fuzz: Any, tmp_path: Path, capsys: Any) -> None:
+    wrong = planted(tmp_path, after="out = 0 * out")
+    assert fuzz.main(["flash_torch", *SMALL, "--cases", "5", "--against", wrong]) == 1
+    said = capsys.readouterr().out
+    assert f"{wrong} is beyond flash_torch's bound in 5 cases: [0, 1, 2, 3, 4]" in said
+    assert f"no case was served by both flash_torch and {wrong}" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["flash_tritn"], "did you mean flash_triton"),
+        (["naive", "--cases", "0"], "--cases and --kinds are at least 1"),
+        (["naive", "--scores", "3"], "--scores at least 64"),
+    ],
+)
+def test_malformed_input_is_told(fuzz: Any, arguments: list[str], text: str, capsys: Any) -> None:
+    try:
+        status = fuzz.main([*arguments, "--device", "cpu"])
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == fuzz.EXIT_MALFORMED
+    assert text in capsys.readouterr().err
+
+
+@given(st.integers(0, 2**31), st.integers(0, 10**6), st.sampled_from([64, 4096, 2**14, 2**23]))
+def test_a_case_is_a_call_within_its_bound_and_the_same_each_time(seed: int, number: int, scores: int) -> None:
+    fuzz = importlib.import_module("fuzz_attention")
+    choice = fuzz.kinds(seed, 12)
+    case = fuzz.drawn(seed, number, choice, scores)
+    assert case == fuzz.drawn(seed, number, fuzz.kinds(seed, 12), scores)
+    assert min(case.batch, case.heads_kv, case.seq_q, case.seq_k) >= 1
+    assert case.batch * case.heads_q * case.seq_q * case.seq_k <= scores
+    assert {"equal": case.seq_q == case.seq_k, "shorter": case.seq_q <= case.seq_k, "longer": case.seq_q >= case.seq_k}[
+        case.kind.lengths
+    ]
+
+
+def test_on_a_gpu_all_that_was_asked_for_is_drawn(fuzz: Any) -> None:
+    choice = fuzz.kinds(0, 36)
+    cases = [fuzz.drawn(0, number, choice, fuzz.SCORES["cuda"]) for number in range(2000)]
+    assert {(c.kind.dtype, c.kind.d_head) for c in cases} == {(t, d) for t in fuzz.DTYPES for d in fuzz.D_HEADS}
+    assert any(c.batch * c.heads_q > 65_535 for c in cases)
+    assert any(c.seq_q == 1 and c.seq_k > 1000 for c in cases)
+    assert max(c.seq_q for c in cases) > 2000
+    assert {c.kind.align for c in cases if c.kind.causal and c.seq_q > c.seq_k} == {"upper_left", "lower_right"}
+    assert {c.kind.layout for c in cases} == {"contiguous", "transposed", "sliced"}
+    assert any(c.kind.group > 1 for c in cases)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced"])
+def test_tensors_are_laid_out_as_the_case_says(fuzz: Any, layout: str) -> None:
+    kind = fuzz.Kind("bfloat16", 32, True, "upper_left", 2, "equal", layout, "expanded", None)
+    case = fuzz.Case(kind, 2, 3, 5, 5)
+    q, k, v, gradient = fuzz.tensors(case, 0, 0, torch.device("cpu"))
+    assert [x.shape for x in (q, k, v, gradient)] == [(2, 6, 5, 32), (2, 3, 5, 32), (2, 3, 5, 32), (2, 6, 5, 32)]
+    assert q.is_contiguous() == (layout == "contiguous")
+    assert q.stride(2) == {"contiguous": 32, "transposed": 6 * 32, "sliced": 48}[layout]
+    assert gradient.stride() == (0, 0, 0, 0)
+    assert torch.equal(q, fuzz.tensors(case, 0, 0, torch.device("cpu"))[0])
+    assert not torch.equal(q, fuzz.tensors(case, 0, 1, torch.device("cpu"))[0])
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
+def test_flash_triton_in_the_interpreter() -> None:
+    command = [sys.executable, "scripts/fuzz_attention.py", "flash_triton", *SMALL[:2], "--scores", "1024"]
+    done = subprocess.run(
+        [*command, "--cases", "16"],
+        cwd=ROOT,
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    if "fails with numpy" in done.stdout:
+        pytest.skip("the interpreter of this triton does not work with this numpy: pip install 'triton>=3.7'")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "interpreter computes bfloat16 products wrongly: use float32 or float16" in done.stdout
+    assert " served, 0 failed, " in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)  # each kind compiles
+@pytest.mark.parametrize("name", ["flash_triton", "flash_gluon"])
+def test_on_a_gpu(fuzz: Any, name: str, capsys: Any) -> None:
+    status = fuzz.main([name, "--cases", "200", "--kinds", "8", "--budget-s", "120"])
+    said = capsys.readouterr().out
+    if status == fuzz.EXIT_NOTHING:
+        pytest.skip(said)
+    assert status == 0, said
