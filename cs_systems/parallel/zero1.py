@@ -62,9 +62,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         assert self._local is not None
         for group, local_group in zip(self.param_groups, self._local.param_groups, strict=True):
             local_group.update({key: value for key, value in group.items() if key != "params"})
-        self._local.step()
-        self._share()
+        self._step_and_share(self._local)
         return loss
+
+    def _step_and_share(self, local: torch.optim.Optimizer) -> None:
+        local.step()
+        self._share()
 
     def _assign(self, params: list[nn.Parameter]) -> None:
         """Find an owner for each."""

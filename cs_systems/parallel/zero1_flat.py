@@ -3,7 +3,8 @@
 Parameters lie side by side in buckets, and each rank has the N-th part of every bucket, as `_flat_layout` cuts it.
 Backward's gradients are reduce-scattered bucket by bucket as they become ready, Ψ (N−1)/N, and freed once they are, so
 that a rank holds its part of them and a few buckets, as in stage 2; each rank steps its part, and alone keeps its
-state, 1/N of one process's; an all-gather makes the parameters whole again, Ψ (N−1)/N.
+state, 1/N of one process's; all-gathers make the parameters whole again, Ψ (N−1)/N, those of the buckets that have been
+stepped while others are.
 
 For optimizers that treat each element by itself (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor). After
 finish_gradient_synchronization() a rank has the averaged gradients of its part alone, and `.grad` of the model's
@@ -30,6 +31,7 @@ from cs_systems.parallel._flat_layout import FlatLayout
 from cs_systems.parallel.zero1 import ShardedOptimizer
 from cs_systems.parallel_cost import averaging_bytes
 
+ROUNDS = 8  # in which the optimizer steps and what it has stepped is gathered
 IN_FLIGHT = 8  # buckets that a rank holds beside its part of the gradients
 
 
@@ -95,6 +97,9 @@ class FlatShards(DataParallel):
             self._drop(p)
 
 
+Round = tuple[list[FlatBucket], list[list[Tensor]]]  # buckets, and what a rank has of them in each parameter group
+
+
 class FlatShardedOptimizer(ShardedOptimizer):
     """A ShardedOptimizer over this rank's part of each bucket of a model that this strategy has wrapped."""
 
@@ -113,10 +118,37 @@ class FlatShardedOptimizer(ShardedOptimizer):
             for key, value in state.items()
         }
 
-    def _share(self) -> None:
-        flats = {id(part.flat): part.flat for p in self._all() if (part := _parts.get(p)) is not None}
-        for handle in [gather_shards(flat.values, flat.shard) for flat in flats.values()]:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self._rounds: list[Round] = []  # made anew by the next step
+
+    def _step_and_share(self, local: torch.optim.Optimizer) -> None:
+        """Round by round: the buckets that have been stepped travel while the next ones are."""
+        whole, handles = [group["params"] for group in local.param_groups], []
+        self._rounds = self._rounds or self._made_rounds(whole)
+        try:
+            for flats, params_of_groups in self._rounds:
+                for group, params in zip(local.param_groups, params_of_groups, strict=True):
+                    group["params"] = params
+                local.step()
+                handles += [gather_shards(flat.values, flat.shard) for flat in flats]
+        finally:
+            for group, params in zip(local.param_groups, whole, strict=True):
+                group["params"] = params
+        for handle in handles:
             handle.wait()
+
+    def _made_rounds(self, whole: list[list[Tensor]]) -> list[Round]:
+        """The buckets, and what this rank has of them in each group, in at most ROUNDS parts."""
+        parts = [part for p in self._all() if (part := _parts.get(p)) is not None]
+        flat_of = {id(part.values): id(part.flat) for part in parts}
+        flats = list({id(part.flat): part.flat for part in parts}.values())
+        size = max(1, -(-len(flats) // ROUNDS))
+        rounds = []
+        for some in (flats[i : i + size] for i in range(0, len(flats), size)):
+            wanted = {id(flat) for flat in some}
+            rounds.append((some, [[v for v in params if flat_of[id(v)] in wanted] for params in whole]))
+        return rounds
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
