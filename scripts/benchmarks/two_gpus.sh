@@ -7,7 +7,7 @@
 set -u
 out=${1:-runs/two_gpus}
 mkdir -p "$out"
-export PYTHONPATH="$PWD" PYTHONWARNINGS=ignore OMP_NUM_THREADS=8
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONWARNINGS=ignore OMP_NUM_THREADS=8
 variants() { python3 -m torch.distributed.run --standalone --nproc-per-node 2 scripts/benchmarks/ddp_variants.py --out "$out" "$@"; }
 export -f variants
 export out
