@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 from tyro.conf import arg
@@ -30,6 +31,10 @@ SHOWN = {
     "reserved_bytes": "reserved",
     "device_used_bytes": "device",
     "resident_bytes": "process",
+}
+PREDICTED_ALONE = {  # headings where nothing was measured beside it
+    "predicted_allocated_bytes": "predicted",
+    "predicted_peak_bytes": "predicted peak",
 }
 OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}  # what a record may have of it
 COMPILED = "of a compiled model the compiler decides what it keeps"
@@ -120,15 +125,16 @@ def print_memory(record: RunRecord, folder: Path) -> None:
     """Whatever of a record is of memory: phases, components, parts of the device's memory, residuals, files."""
     title, results = describe(record.run_config), record.results
     if record.status != "ok":
-        print(f"{title}: {record.status}: {record.reason}\n")
+        _say(f"{title}: {record.status}: {record.reason}\n")
     if record.status == "oom" and record.run_config.profiler == "memory_snapshot" and not record.artifacts:
-        print("no snapshot: memory ran out before recording began, in building or in --warmup: use --warmup 0\n")
+        _say("no snapshot: memory ran out before recording began, in building or in --warmup: use --warmup 0\n")
     if rows := results.get("memory_phases"):
         shown = [name for name in SHOWN if name in ("step", "phase") or any(row[name] is not None for row in rows)]
         notes = [note for name, note in NOTES.items() if name in shown]
         if record.run_config.compile != "none":
             notes.append(f"not predicted: {COMPILED}")
-        _print([{name: row[name] for name in shown} for row in rows], title, notes, SHOWN)
+        titles = SHOWN if "allocated_bytes" in shown else SHOWN | PREDICTED_ALONE
+        _print([{name: row[name] for name in shown} for row in rows], title, notes, titles)
     if rows := results.get("memory_components"):
         _print(by_phase(rows), "by the closed form, after each phase of the second step", [], {})
     if rows := results.get("memory_parts"):
@@ -148,7 +154,8 @@ def _print_residuals(rows: Sequence[Row], results: dict[str, list[Row]], title: 
     """The largest of what forward keeps, and how much each block does."""
     from cs_systems.report.units import human
 
-    columns = ("module", "operation", "shape", "dtype", "count", "total_bytes")
+    of_modules = any(row["module"] for row in rows)  # a compiled model has one operation, and none
+    columns = (*(("module",) if of_modules else ()), "operation", "shape", "dtype", "count", "total_bytes")
     top = [{name: row[name] for name in columns} | {"of all": f"{row['share']:.1%}"} for row in rows[:TOP]]
     left, whole = rows[TOP:], sum(row["total_bytes"] for row in rows)
     rest = f"{len(left)} more keep {human(sum(row['total_bytes'] for row in left), 'bytes')}"
@@ -164,17 +171,25 @@ def _print_residuals(rows: Sequence[Row], results: dict[str, list[Row]], title: 
         for (size, like), names in alike.items()
     ]
     titles = {"bytes": "kept", "predicted_bytes": "predicted"}
-    _print(blocks, "kept by each block", ["predicted: by the closed form"], titles, alike=list(titles))
+    _print_beside_prediction(blocks, "kept by each block", "predicted: by the closed form", titles)
     if rows := results.get("backward_blocks", []):
         note = "predicted: the gradients that a block's backward emits, less what the block kept"
         titles = {"change_bytes": "allocated", "gradient_bytes": "gradients", "predicted_bytes": "predicted"}
-        _print(rows, "change of what is allocated during each block's backward", [note], titles, alike=list(titles))
+        _print_beside_prediction(rows, "change of what is allocated during each block's backward", note, titles)
+
+
+def _print_beside_prediction(rows: Sequence[Row], caption: str, note: str, titles: dict[str, str]) -> None:
+    """Without the columns of which nothing is known; the note is of the prediction."""
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
+    alike = [name for name in titles if name in names]
+    known = [{name: row[name] for name in names} for row in rows]
+    _print(known, caption, [note] if "predicted_bytes" in names else [], titles, alike=alike)
 
 
 def _print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:
     """What CUDA allocated by phase and layer; layers of a phase in which the same happened are one row."""
     if not rows:
-        print(
+        _say(
             f"{title}: in no recorded step CUDA was asked for memory, for the allocator's cache held enough: add "
             "--no-caching-allocator, or record the first steps with --warmup 0\n"
         )
@@ -222,6 +237,15 @@ def _print(
     print(render_rows(rows, "terminal", caption, notes, titles, width, color=width is not None, alike=alike))
 
 
+def _say(text: str) -> None:
+    """A sentence, and the line breaks after it; broken between words where a terminal shows it."""
+    indent = len(text) - len(text.lstrip())
+    width = terminal_width()
+    said = text.rstrip("\n")
+    shown = said if width is None else fill(said, width, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
+    print(shown + text[len(said) :], flush=True)
+
+
 def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
     from cs_systems.memory_fit import fits
     from cs_systems.report.units import human
@@ -233,13 +257,13 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
             raise ConfigError(f"{COMPILED}: leave out --compile with --fits")
         fit = fits(replace(config, device="cuda"), device_bytes)
         verdict = "with the CUDA context, " + ("fits" if fit.fits else "does not fit")
-        print(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
+        _say(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
         batch = f"batch {fit.largest_batch}" if fit.largest_batch else "no batch"
         context = f"context {fit.largest_context}" if fit.largest_context else "no context"
         print(f"  largest that fits: {batch}, or {context}")
         if not fit.fits:
             first = " ".join(change.what for change in fit.first)
-            print(f"  change first: {first or 'nothing of this is enough: shard it over several devices'}")
+            _say(f"  change first: {first or 'nothing of this is enough: shard it over several devices'}")
             rows = [{"change": c.what, "needed_bytes": c.needed_bytes, "fits": c.fits} for c in fit.changes]
             _print(rows, "each alone", [], {})
     return 0
@@ -247,12 +271,19 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
 
 def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int) -> int:
     from cs_systems.cli._sweep import exit_status
-    from cs_systems.runner import preflight
+    from cs_systems.record import records_path
+    from cs_systems.runner import preflight, prepare_folder
 
     on_gpu = args.steps.device != "cpu" and preflight([replace(configs[0], device="cuda")])[0]["reason"] is None
-    args = replace(args, sweep=replace(args.sweep, out=args.sweep.folder("memory")))
+    folder = args.sweep.folder("memory")
+    if args.sweep.fresh and not args.sweep.dry_run:
+        prepare_folder(folder, fresh=True)  # once: each config and each plan is a sweep of its own
+    args = replace(args, sweep=replace(args.sweep, out=folder, fresh=False))
     records = [record for config in configs for record in _proven(args, config, budget_bytes, on_gpu=on_gpu)]
-    return 0 if args.sweep.dry_run else exit_status(records)
+    if args.sweep.dry_run:
+        return 0
+    print(f"records: {records_path(folder)}")
+    return exit_status(records)
 
 
 def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool) -> list[RunRecord]:
@@ -269,8 +300,8 @@ def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool)
     while best := cheapest_plan(replace(config, device="cuda" if on_gpu else "cpu"), ceiling):
         device = config.device if on_gpu else "cpu"
         planned = replace(config, device=device, checkpoint=best.config.checkpoint, memory_limit_bytes=limit)
-        print(f"{describe(config)}: {best.what}: {human(best.needed_bytes, 'bytes')} by prediction, ", end="")
-        print(f"{_more_flops(best.config):.1%} more FLOPs", flush=True)
+        predicted = f"{human(best.needed_bytes, 'bytes')} by prediction, {_more_flops(best.config):.1%} more FLOPs"
+        _say(f"{describe(config)}: {best.what}: {predicted}")
         if args.sweep.dry_run:
             return []
         watched = _watched(args, [planned])
@@ -278,7 +309,7 @@ def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool)
         own = [record for record in records if record.run_config in watched]  # the folder holds other cells too
         for record in own:
             print_memory(record, folder)
-        print(_proof(own[0], budget_bytes))
+        _say(_proof(own[0], budget_bytes))
         if own[0].status != "oom":
             return own
         ceiling = best.needed_bytes - budget_bytes // 50

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cs_systems.cli import main
+from cs_systems.cli import main, memory
 from cs_systems.config import PRESETS, RunConfig
 from cs_systems.memory_fit import CONTEXT_BYTES, algorithm_of
 from cs_systems.memory_model import step_memory
@@ -60,6 +60,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert "tiny ctx 64 batch 4 · naive · fp32 · forward" in said
     assert "process: its resident memory, Python and torch included" in said
     assert re.search(r"^parameters +449 +449$", said, re.MULTILINE)
+    assert re.search(r"^ +predicted +predicted peak +process$", said, re.MULTILINE)  # of what, where nothing is beside
     assert max(map(len, said.split("records:")[0].splitlines())) <= 80
 
 
@@ -118,6 +119,27 @@ def test_what_it_refuses(words: list[str], said: str, capsys: pytest.CaptureFixt
     assert said in capsys.readouterr().err
 
 
+def test_of_what_nobody_knows_there_is_no_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--mode", "forward-backward", "--compile", "aot_eager", "--context-length", "8", "--residuals"]
+    assert main([*TINY, *words, "--steps", "1", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    kept = said.split("what forward keeps for backward")[1]
+    assert re.search(r"^operation +shape +dtype +count +(B|KiB) +of all$", kept, re.MULTILINE)
+    assert re.search(r"^outside of modules +\d+$", kept, re.MULTILINE)
+    assert "predicted" not in kept
+    assert "–" not in kept
+
+
+def test_on_a_terminal_sentences_are_as_wide_as_that(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory, "terminal_width", lambda: 80)
+    assert main(["memory", "--size", "2.7B", "--context-length", "2048", "--fits", "80GiB"]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    assert "\n  context, does not fit 80.0 GiB\n  largest that fits: batch 1, or context 884\n  change first:" in said
+
+
 def test_a_snapshot_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "--snapshot", "--mode", "forward", "--out", str(tmp_path)]) == 0
     memory, snapshot = read_records(tmp_path)[0]
@@ -128,9 +150,12 @@ def test_a_snapshot_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_each_cell_is_proven_by_its_own_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--batch-size", "1", "2", "--mode", "forward", "--best-checkpoint", "--budget", "40GiB", "--steps", "1"]
-    assert main([*TINY, *words, "--out", str(tmp_path)]) == 0
-    proofs = [line for line in capsys.readouterr().out.splitlines() if "only a GPU proves" in line]
+    assert main([*TINY, *words, "--fresh", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    proofs = [line for line in said.splitlines() if "only a GPU proves" in line]
     assert [re.findall(r"batch \d", line) for line in proofs] == [["batch 1"], ["batch 2"]]
+    assert said.endswith(f"records: {tmp_path}/records.jsonl\n")
+    assert [record.config["batch_size"] for record in read_records(tmp_path)[0]] == [1, 2]  # none was put aside
 
 
 def test_the_cheapest_checkpoint_is_found_and_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
