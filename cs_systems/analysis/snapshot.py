@@ -144,7 +144,7 @@ def read(path: Path, device: int | None = None) -> Snapshot:
     Raises ConfigError, which says what is wrong and what to do about it.
     """
     data = load(path, _HOW)
-    if isinstance(data, list):  # of torch.cuda.memory_snapshot()
+    if isinstance(data, list) and all(isinstance(segment, dict) for segment in data):  # torch.cuda.memory_snapshot()
         data = {"segments": data}
     if not isinstance(data, dict) or not {"segments", "device_traces"} & {*data}:
         raise ConfigError(f"{path} is a pickle, but no memory snapshot: write one with {_HOW}")

@@ -27,7 +27,8 @@ LEARNING = {
 }  # fmt: skip
 INTERVAL = "gain: fp32's step over this one's, and its 95% interval over the rounds"
 OWN_PEAK = "MFU: of each one's own peak"
-MIXED = "fp8: linear layers of the blocks; attention and lm_head, which its MFU counts by fp8's peak too, are bf16"
+MIXED = "fp8: linear layers of the blocks; attention and lm_head are bf16"
+MIXED_PEAK = "fp8's MFU is of fp8's peak, though attention and lm_head run in bf16"
 UNDERFLOW = (
     "underflow: gradients' elements that are 0 where the reference's are not; worst parameter's: of its gradient"
 )
@@ -56,8 +57,11 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
     parts: list[Part] = []
     for cell, found in precision.by_cell(records, precision.TIMED).items():
         rows = precision.gains(found)
-        notes = [INTERVAL, *([OWN_PEAK] if any(row["mfu"] for row in rows) else [])]
-        notes += [MIXED] if any(row["precision"] == Precision.FP8 and row["step_s"] for row in rows) else []
+        notes = [INTERVAL] if any(row["speedup"] for row in rows) else []
+        notes += [OWN_PEAK] if any(row["mfu"] for row in rows) else []
+        fp8 = [row for row in rows if row["precision"] == Precision.FP8 and row["step_s"]]
+        notes += [MIXED] if fp8 else []
+        notes += [MIXED_PEAK] if any(row["mfu"] for row in fp8) else []
         notes += _whys(rows)
         parts.append((f"{precision.name_of(cell)}: time of a step", rows, _gain, GAINS, notes))
     for cell, found in precision.by_cell(records, precision.ERRORS).items():

@@ -32,6 +32,7 @@ TOY = "toy"
 PRECISIONS = (
     "fp32, tf32, bf16, fp16 (autocast; fp16 with a gradient scaler), bf16-pure, fp8 (of the blocks' linear layers)"
 )
+SIZES = ("small",)  # of what is timed, where none is named
 TABLES = ("bf16",)  # the precision of --dtypes, --accumulation and --normalization where none is named
 HEADINGS = {
     "what": "module",
@@ -55,7 +56,7 @@ class PrecisionOptions:
     normalization: Annotated[bool, flag("LayerNorm, RMSNorm, softmax: one step at a time in low precision")] = False
     explain: Annotated[bool, flag("profile each as well, on a GPU, and say why it gains what it gains")] = False
     show: Annotated[MaybePath, optional("DIR", "say it of the records of an earlier run: measure nothing")] = None
-    size: Annotated[Names, arg(help=f"presets to compare precisions of: {', '.join(PRESETS)}")] = ("small",)
+    size: Annotated[Names, arg(help=f"presets to compare precisions of: {', '.join(PRESETS)}")] = SIZES
     model: Annotated[Names, arg(help=f"of --dtypes: toy, {', '.join(PRESETS)}, or package.module:name")] = (TOY,)
     precision: Annotated[Names, arg(help=PRECISIONS, help_behavior_hint="(default: all; of the tables bf16)")] = ()
     attention: Annotated[Names, arg(help="of a preset: attention backends, or path.py:function")] = ("naive",)
@@ -85,6 +86,10 @@ def run(args: PrecisionOptions) -> int:
         return _shown(args, args.show)
     if not (args.dtypes or args.accumulation or args.normalization):
         return compared(args)
+    if args.size != SIZES:
+        raise ConfigError(
+            f"--size is of what is timed: --dtypes takes --model {' '.join(args.size)}, the sums have none"
+        )
     from cs_systems.cli._sweep import EXIT_NOTHING, exit_status, measured, print_cells
 
     configs = [config for model in args.model if args.dtypes for config in _configs(model, args)]
@@ -95,8 +100,10 @@ def run(args: PrecisionOptions) -> int:
     if args.sweep.dry_run:
         return print_cells(args.sweep.of_part(configs), args.sweep.timeout_s)
     folder, records = measured(configs, args.sweep, "precision", 0)
-    _deliver(args, [record for record in records if record.run_config in configs], folder)
-    return EXIT_NOTHING if any(record.status == "error" for record in records) else exit_status(records)
+    last = {(record.run_config, record.repeat): record for record in records if record.run_config in configs}
+    _deliver(args, [*last.values()], folder)
+    failed = any(record.status == "error" for record in last.values())
+    return EXIT_NOTHING if failed else exit_status([*last.values()])
 
 
 def _shown(args: PrecisionOptions, folder: Path) -> int:

@@ -133,7 +133,7 @@ def _row_errors(exact: Tensor, low: Tensor) -> Tensor:
 class Normalization:
     def __init__(self, config: RunConfig, device: Device) -> None:
         if config.precision not in (Precision.BF16, Precision.FP16):
-            raise Unavailable(f"{config.precision.value} is not low: use bf16 or fp16")
+            raise Unavailable(f"{config.precision.value} is no low precision to normalise in: use bf16 or fp16")
         self.config, self.device = config, device
         self.dtype = DTYPES[config.precision]
         generator = torch.Generator().manual_seed(config.seed)

@@ -11,7 +11,7 @@ power of 2 from GradScaler's first downwards at which no gradient overflows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -99,7 +99,7 @@ class PrecisionError:
             nonfinite += int((~gradient.isfinite()).sum())
             elements += reference.numel()
         of_each = {name: distances[name] / norms[name] for name in norms if norms[name]}
-        worst = max(of_each, key=lambda name: of_each[name], default=None)
+        worst = farthest(of_each)
         return {
             "reference": str(self.reference_dtype).removeprefix("torch."),
             "loss_scale": scale,
@@ -120,6 +120,11 @@ class PrecisionError:
 
     def describe(self) -> Row:
         return {"tokens": self.tokens, "loss": self.low_loss}
+
+
+def farthest(errors: Mapping[str, float]) -> str | None:
+    """The name of the largest error, a NaN before any number; None of none."""
+    return max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]), default=None)
 
 
 def run_parts(step: Workload) -> None:

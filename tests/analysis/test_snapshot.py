@@ -93,6 +93,7 @@ def test_the_planted_code_would_run_without_care(tmp_path: Path, monkeypatch: py
             pickle.dumps({"device_traces": [[{"action": "oom"}]], "allocator_settings": {"max_split_size": "all"}}),
             "ValueError: invalid literal",
         ),
+        (pickle.dumps([1, 2]), "is a pickle, but no memory snapshot: write one with torch.cuda.memory"),
         (pickle.dumps({"segments": 3, "device_traces": []}), "is no snapshot as PyTorch writes it: TypeError"),
         (pickle.dumps({"segments": [], "device_traces": [["alloc"]]}), "is no snapshot as PyTorch writes it"),
         (

@@ -62,6 +62,18 @@ def test_a_step_that_is_not_what_was_asked_for_is_an_error_with_its_table(
     assert "dtypes" not in nothing.results
 
 
+def test_what_failed_before_and_works_now_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps, out = tmp_path / "steps.py", tmp_path / "out"
+    words = ["precision", "--dtypes", "--model", f"{steps}:step", "--device", "cpu", "--out", str(out)]
+    steps.write_text("def step():\n    raise ValueError('no data')\n")
+    assert main(words) == 3
+    steps.write_text(f"{STEPS}\ndef step():\n    with torch.autocast('cpu', torch.bfloat16):\n        model(x)\n")
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "no data" not in capsys.readouterr().out
+    assert [record.status for record in read_records(out)[0]] == ["error", "ok"]
+
+
 def test_what_sums_and_normalisations_lose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--accumulation", "--normalization", "--precision", "fp16", "fp32", "--device", "cpu"]
     assert main(["precision", *words, "--out", str(tmp_path)]) == 0
@@ -71,7 +83,7 @@ def test_what_sums_and_normalisations_lose(tmp_path: Path, capsys: pytest.Captur
     same = "fp32 + fp16 and fp32 + (fp16 → fp32), 1,000 times: 0.01 is 0.010002136 in fp16"
     assert said.count(same) == 1
     assert "fp16 RMSNorm: overflows from σ = 8 (sum of squares)" in said
-    assert "unavailable: fp32 is not low: use bf16 or fp16" in said
+    assert "unavailable: fp32 is no low precision to normalise in: use bf16 or fp16" in said
     assert max(map(len, printed.split("records:")[0].splitlines())) <= 80
     assert [r.status for r in read_records(tmp_path)[0]].count("ok") == 3
 
@@ -92,7 +104,8 @@ def test_precisions_against_fp32(
     printed, progress = capsys.readouterr()
     assert f"{tmp_path} has no records yet: measuring 12 cells; --show DIR tells of one" in progress
     assert re.search(r"^fp8 .*\d× +", printed, re.MULTILINE)
-    assert "fp8: linear layers of the blocks; attention and lm_head" in " ".join(printed.split())
+    assert "fp8: linear layers of the blocks; attention and lm_head are bf16" in " ".join(printed.split())
+    assert "MFU" not in printed, "a CPU's peak is not known"
     assert max(map(len, printed.split("relative error")[1].split("figure:")[0].splitlines())) <= 80
     assert re.search(r"^bf16 .*\d× +(\d.*–\d|too noisy)", printed, re.MULTILINE)
     said = " ".join(printed.split())
@@ -150,6 +163,7 @@ def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: p
             "there are no records at no_such_folder/records.jsonl: give the folder",
         ),
         (["--show", "profiles/l2_causal"], "holds nothing that compares precisions: measure with cs-systems"),
+        (["--dtypes", "--size", "tiny"], "--size is of what is timed: --dtypes takes --model tiny"),
         (["--dtypes", "--mode", "backward"], "mode backward alone is for the attention workload"),
     ],
 )

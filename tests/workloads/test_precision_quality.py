@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -46,6 +47,13 @@ def test_errors_are_of_the_size_of_the_roundoff() -> None:
     assert {row["reference"] for row in (fp32, bf16, pure, fp16)} == {"float64"}
     assert fp32["underflow_share"] == fp32["nonfinite_share"] == 0
     assert (fp32["loss_scale"], fp16["loss_scale"]) == (None, 2**16)
+
+
+def test_a_gradient_that_is_no_number_is_the_farthest_off() -> None:
+    for errors in ({"a": math.nan, "b": 2.0, "c": 1.0}, {"b": 2.0, "a": math.nan}, {"b": math.inf, "a": math.nan}):
+        assert precision_error.farthest(errors) == "a"
+    assert precision_error.farthest({"a": 1.0, "b": 2.0}) == "b"
+    assert precision_error.farthest({}) is None
 
 
 def test_what_underflows_without_a_loss_scale_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
