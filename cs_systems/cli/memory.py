@@ -7,8 +7,10 @@ first; `--best-checkpoint --budget 40GiB` finds the cheapest checkpoints that fi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
@@ -166,10 +168,7 @@ def _print_residuals(rows: Sequence[Row], results: dict[str, list[Row]], title: 
     alike: dict[tuple[Any, ...], list[str]] = {}
     for row in results["residual_blocks"]:
         alike.setdefault((row["bytes"], row["predicted_bytes"]), []).append(row["block"])
-    blocks = [
-        {"block": names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}", "bytes": size, "predicted_bytes": like}
-        for (size, like), names in alike.items()
-    ]
+    blocks = [{"block": spans(names), "bytes": size, "predicted_bytes": like} for (size, like), names in alike.items()]
     titles = {"bytes": "kept", "predicted_bytes": "predicted"}
     _print_beside_prediction(blocks, "kept by each block", "predicted: by the closed form", titles)
     if rows := results.get("backward_blocks", []):
@@ -199,7 +198,7 @@ def _print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:
     for row in rows:
         groups.setdefault(tuple(row[name] for name in same), []).append(row)
     shown = [
-        {"phase": key[0], "layer": members[0]["layer"] + (f" … {members[-1]['layer']}" if members[1:] else "")}
+        {"phase": key[0], "layer": spans([row["layer"] for row in members])}
         | dict(zip(same[1:], key[1:], strict=True))
         | {"most_bytes": max(row["most_bytes"] for row in members)}
         for key, members in groups.items()
@@ -212,6 +211,14 @@ def _print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:
     known = [{name: value for name, value in row.items() if name not in unknown} for row in shown]
     headings = titles | {"allocations": "calls"}
     _print(known, f"{title}: the device's memory by range, a step", notes, headings, alike=list(titles))
+
+
+def spans(names: Sequence[str]) -> str:
+    """`block 0 … block 3, block 5, lm_head`: blocks that follow one another, in whatever order, by both ends."""
+    blocks = sorted(int(found[1]) for name in names if (found := re.fullmatch(r"block (\d+)", name)))
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(blocks), key=lambda pair: pair[1] - pair[0])]
+    said = [f"block {run[0]}" + (f" … block {run[-1]}" if run[1:] else "") for run in runs]
+    return ", ".join([*said, *(name for name in names if not re.fullmatch(r"block \d+", name))])
 
 
 def by_phase(rows: Sequence[Row]) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cs_systems.cli.memory import _print_ranges
+from cs_systems.cli.memory import _print_ranges, spans
 from cs_systems.record import Row
 
 MIB = 2**20
@@ -26,6 +26,20 @@ def test_layers_alike_are_one_row_within_80_columns(capsys: pytest.CaptureFixtur
     assert "240" in said
     assert "cudaMalloc and cudaFree by nsys, which sees tensors" in " ".join(said.split())
     assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["block 0", "block 1", "block 2", "block 4"], "block 0 … block 2, block 4"),
+        (["block 0", "block 2"], "block 0, block 2"),
+        (["0", "outside of modules"], "0, outside of modules"),
+        (["block 10", "block 11", "lm_head"], "block 10 … block 11, lm_head"),
+        (["block 3", "block 2", "block 0"], "block 0, block 2 … block 3"),  # as backward meets them
+    ],
+)
+def test_only_blocks_that_follow_one_another_are_told_by_their_ends(names: list[str], said: str) -> None:
+    assert spans(names) == said
 
 
 def test_of_a_cache_it_says_what_shows_tensors(capsys: pytest.CaptureFixture[str]) -> None:
