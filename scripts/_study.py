@@ -32,7 +32,7 @@ from cs_systems.runner import preflight, sweep
 SCRIPTS = Path(__file__).parent
 # The most telling first: what a budget leaves out is at the end.
 ORDER = (
-    *("c2", "c18", "c3", "c4", "c5", "l7", "a3", "l1", "l2", "l3", "l4", "l5", "l6", "c1", "c11"),
+    *("c2", "c18", "c3", "c4", "c5", "l7", "a3", "l1", "l2", "l3", "l4", "l5", "l6", "c1", "c11", "c12"),
     *("c8", "c7", "c6"),
     *("c9", "a2", "c17", "c10", "a1"),
     *("c14", "a4", "c15", "c16", "c13", "a6"),
@@ -261,7 +261,9 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
 def _missing(study: Study, records: Sequence[RunRecord]) -> Iterator[str]:
     """What the folder lacks of the size that it was measured at."""
     known = {record.run_config for record in records}
-    wanted = next((configs for configs in (study.full(), study.small()) if known & set(configs)), [])
+    full, small = study.full(), study.small()
+    sizes = (small, full) if known <= set(small) else (full, small)  # they may share cells
+    wanted = next((configs for configs in sizes if known & set(configs)), [])
     if missing := [config for config in wanted if config not in known]:
         first = describe(missing[0])
         count = "1 cell is" if len(missing) == 1 else f"{len(missing)} cells are"

@@ -23,7 +23,7 @@ from cs_systems.runner import check
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = ROOT / "scripts"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("[acl][0-9]*_*.py"))
-IDS = {"a1", "a2", "a3", "a4", "a6", "c9", "c10", "c14", "c15", "c16", "c17"} | {
+IDS = {"a1", "a2", "a3", "a4", "a6", "c9", "c10", "c12", "c14", "c15", "c16", "c17"} | {
     *("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c11", "c13", "c18", "l1", "l2", "l3", "l4", "l5", "l6", "l7")
 }
 
