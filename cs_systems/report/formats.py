@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_WIDTH = 80
 WRAP_WIDTH = 22  # a terminal's columns of text may wrap down to this
+NARROW_WIDTH = 12  # and to this, where they do not fit otherwise
 SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
 STATUS_STYLE = {"oom": "yellow", "unavailable": "yellow"}
 
@@ -36,7 +37,8 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
             console.print()
         console.print(Text(table.caption, style="bold"))
         if columns:
-            _console(out, _room(columns, console.width), color).print(_rich(table, columns))
+            wrap = WRAP_WIDTH if _least(columns) <= console.width else NARROW_WIDTH
+            _console(out, _room(columns, console.width, wrap), color).print(_rich(table, columns, wrap))
         if left_out:
             hidden = ", ".join(c.heading for c in left_out)
             console.print(
@@ -67,26 +69,26 @@ def _fitting(table: Table, width: int) -> tuple[list[Column], list[Column]]:
     return columns, left_out
 
 
-def _least(columns: Sequence[Column]) -> int:
-    return sum(_width(c) for c in columns) + 2 * (len(columns) - 1)
+def _least(columns: Sequence[Column], wrap: int = WRAP_WIDTH) -> int:
+    return sum(_width(c, wrap) for c in columns) + 2 * (len(columns) - 1)
 
 
-def _room(columns: Sequence[Column], width: int) -> int:
+def _room(columns: Sequence[Column], width: int, wrap: int) -> int:
     """The width that a table may take: more than the terminal has, rather than a number that is cut."""
-    least = _least(columns)
+    least = _least(columns, wrap)
     return width if least <= width else least + len(columns)
 
 
-def _width(column: Column) -> int:
+def _width(column: Column, wrap: int) -> int:
     """The least width of a column: numbers and names are never cut, long texts may wrap between words."""
     texts = (SHORT.get(column.title, column.title), column.unit, *column.cells)
     longest = max(map(len, texts))
     if column.numeric:
         return longest
-    return min(longest, max(WRAP_WIDTH, *(len(word) for text in texts for word in text.split())))
+    return min(longest, max(wrap, *(len(word) for text in texts for word in text.split())))
 
 
-def _rich(table: Table, columns: Sequence[Column]) -> RichTable:
+def _rich(table: Table, columns: Sequence[Column], wrap: int) -> RichTable:
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -95,7 +97,7 @@ def _rich(table: Table, columns: Sequence[Column]) -> RichTable:
     for c in columns:
         heading = Text("\n".join(filter(None, (SHORT.get(c.title, c.title), c.unit))))
         justify: JustifyMethod = "right" if c.numeric else "left"
-        rich.add_column(heading, justify=justify, min_width=_width(c), no_wrap=c.numeric)
+        rich.add_column(heading, justify=justify, min_width=_width(c, wrap), no_wrap=c.numeric)
     for line, status in zip(zip(*(c.cells for c in columns), strict=True), table.statuses, strict=True):
         style = "" if status == "ok" else STATUS_STYLE.get(status, "red")
         rich.add_row(*(Text(t, style if c.name == "note" else "") for c, t in zip(columns, line, strict=True)))

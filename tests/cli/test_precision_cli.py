@@ -88,6 +88,14 @@ def test_what_sums_and_normalisations_lose(tmp_path: Path, capsys: pytest.Captur
     assert [r.status for r in read_records(tmp_path)[0]].count("ok") == 3
 
 
+def test_the_tables_of_two_precisions_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--normalization", "--precision", "fp16", "bf16", "--device", "cpu", "--out", str(tmp_path)]
+    assert main(["precision", *words]) == 0
+    said = capsys.readouterr().out.split("records:")[0]
+    assert max(map(len, said.splitlines())) <= 80
+    assert "where one low step alone breaks" in said
+
+
 def test_precisions_against_fp32(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
