@@ -110,6 +110,17 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_on_a_terminal_an_error_is_as_wide_as_that(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["memory", "--size", "tinny"]) == 2
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.startswith("cs-systems: unknown size 'tinny': did you mean tiny? known: ")
+    assert rest == ["large, xl, 2.7B, 10B, 8B, xl-2026"]
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("cs-systems 0.")

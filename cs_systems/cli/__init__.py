@@ -94,5 +94,10 @@ def _filled(text: str, indent: int) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    print(f"cs-systems: {message}", file=sys.stderr)
+    """Says it, broken between words where a terminal shows it."""
+    lines = f"cs-systems: {message}".splitlines()
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines]
+    print("\n".join(lines), file=sys.stderr)
     return status

@@ -176,6 +176,8 @@ def parse_bytes(text: str) -> int:
         size = int(float(match[1]) * _UNITS[match[2]])
     except (AssertionError, KeyError, ValueError):
         raise ConfigError(f"{text!r} is not an amount of memory: write 8GiB, 24GB or 512B") from None
+    if not size:
+        raise ConfigError(f"{text!r} is nothing: write 8GiB, 24GB or 512B")
     if not match[2] and not match[3]:
         raise ConfigError(f"{text!r} has no unit: write {text}GiB, {text}GB, or {text}B for bytes")
     return size

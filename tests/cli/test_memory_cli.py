@@ -56,7 +56,8 @@ def test_nothing_of_it_is_a_timing(measured: list[RunRecord]) -> None:
 
 def test_what_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([*TINY, "--mode", "forward", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
+    said, progress = capsys.readouterr()
+    assert progress == "[1/1] tiny ctx 64 batch 4 · naive · fp32 · forward · under memory: done\n"
     assert "tiny ctx 64 batch 4 · naive · fp32 · forward" in said
     assert "process: its resident memory, Python and torch included" in said
     assert re.search(r"^parameters +449 +449$", said, re.MULTILINE)
@@ -102,6 +103,7 @@ def test_what_fits_is_said_without_running_anything(capsys: pytest.CaptureFixtur
     ("words", "said"),
     [
         (["--fits", "much"], "'much' is not an amount of memory: write 8GiB, 24GB or 512B"),
+        (["--fits", "0GiB"], "'0GiB' is nothing: write 8GiB, 24GB or 512B"),
         (["--fits", "80"], "'80' has no unit: write 80GiB, 80GB, or 80B for bytes"),
         (["--best-checkpoint", "--budget", "40"], "'40' has no unit"),
         (["--fits", "80GiB", "--compile", "default"], "of a compiled model the compiler decides what it keeps"),
