@@ -1,0 +1,56 @@
+"""What sanitize.sh makes of the tools' answers; the tools themselves need a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "benchmarks" / "sanitize.sh"
+CLEAN = "echo '========= ERROR SUMMARY: 0 errors'; exit 0"
+FINDS = 'case "$*" in {pattern}) echo "========= ERROR SUMMARY: 1 error"; exit 99;; *) ' + CLEAN + ";; esac"
+
+
+def sanitize(folder: Path, sanitizer: str | None, alone: str = "exit 0") -> subprocess.CompletedProcess[str]:
+    """The script with programs that answer so: compute-sanitizer, nvcc, and the fuzzer without a tool."""
+    programs = {"nvcc": "exit 0", "python3": alone} | ({"compute-sanitizer": sanitizer} if sanitizer else {})
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    path = f"{folder}:/usr/bin:/bin"
+    command = ["bash", str(SCRIPT), str(folder / "out"), "flash_triton"]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PATH": path})
+
+
+def test_without_the_tool_it_says_where_to_get_it(tmp_path: Path) -> None:
+    done = sanitize(tmp_path, None)
+    assert done.returncode == 2
+    assert "no compute-sanitizer on PATH: it comes with the CUDA toolkit" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("pattern", "status", "said"),
+    [
+        ("*planted*", 0, "== flash_triton_racecheck: status 0"),
+        ("nothing", 1, "memcheck did not find the planted error: what it says below proves nothing"),
+        ("*planted*|*memcheck*fuzz_attention*", 1, "== flash_triton_memcheck: status 99"),
+        ("*planted*|*racecheck*fuzz_attention*", 1, "== flash_triton_racecheck: status 99"),
+    ],
+    ids=["clean", "finds-nothing", "memcheck", "racecheck"],
+)
+def test_it_is_clean_only_if_the_planted_errors_alone_were_found(
+    tmp_path: Path, pattern: str, status: int, said: str
+) -> None:
+    done = sanitize(tmp_path, FINDS.format(pattern=pattern))
+    assert done.returncode == status, done.stdout + done.stderr
+    assert said in done.stdout
+
+
+def test_calls_that_fail_without_a_tool_are_shown_and_not_checked(tmp_path: Path) -> None:
+    done = sanitize(tmp_path, FINDS.format(pattern="*planted*"), alone="echo 'case 3 failed'; exit 1")
+    assert done.returncode == 1
+    assert "case 3 failed" in done.stdout
+    assert "flash_triton_memcheck" not in done.stdout
