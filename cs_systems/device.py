@@ -89,6 +89,10 @@ class Device:
     def peak_reserved_bytes(self) -> int | None:
         return max(self.part_peaks()[1] or 0, _parts_peaks.get(self.torch, (0, 0))[1]) or None if self.is_cuda else None
 
+    def allocated_bytes(self) -> int:
+        """What tensors have right now; 0 on a CPU, whose allocations nobody counts."""
+        return torch.cuda.memory_allocated(self.torch) if self.is_cuda else 0
+
     def memory(self) -> dict[str, int | None]:
         """Right now: what tensors have (`allocated_bytes`), what the allocator holds, what of the device is in use by
         anybody, and what of the host's memory this process has (None on CUDA, where it says nothing of the device)."""

@@ -104,6 +104,7 @@ class _Cell:
     samples: list[Sample] = field(default_factory=list)
     setup_s: float = 0.0
     peaks: list[tuple[int | None, int | None]] = field(default_factory=list)
+    held_bytes: int = 0  # of the device's memory, between its visits
     before: Environment | None = None
 
 
@@ -125,7 +126,7 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
             emit({"event": "visit", "cell": cell.index, "round": round})
             record, usable, of_peers = None, True, False
             try:
-                _visit(cell, round, out)
+                _visit(cell, round, out, shared=resident and len(cells) > 1)
                 if round + 1 == cell.config.rounds:
                     record = _success(cell, repeat, resident and len(cells) > 1)
             except Exception as error:  # the error boundary of a cell: whatever it raised becomes its record
@@ -166,9 +167,12 @@ def _all_fit(cells: list[_Cell], emit: Emit) -> bool:
     return True
 
 
-def _visit(cell: _Cell, round: int, out: Path | None) -> None:
+def _visit(cell: _Cell, round: int, out: Path | None, shared: bool) -> None:
+    """shared: other cells' workloads stay in memory meanwhile. What they hold is no part of this one's peak; whose the
+    allocator's cache is nobody knows. cuBLAS's workspaces count for the cell that made cuBLAS take them."""
     config = cell.config
     device = devices.resolve(config.device)
+    others_bytes = device.allocated_bytes() - cell.held_bytes if shared else 0
     devices.set_float32_matmul(config.precision)
     device.limit_memory(config.memory_limit_bytes)
     warmup, warmup_s = config.warmup, config.warmup_s
@@ -191,7 +195,12 @@ def _visit(cell: _Cell, round: int, out: Path | None) -> None:
             cell.workload, device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes,
             region=region,
         )  # fmt: skip
-    cell.peaks.append((device.peak_allocated_bytes(), device.peak_reserved_bytes()))
+    peak_bytes = device.peak_allocated_bytes()
+    if shared:
+        cell.peaks.append((None if peak_bytes is None else peak_bytes - others_bytes, None))
+        cell.held_bytes = device.allocated_bytes() - others_bytes
+    else:
+        cell.peaks.append((peak_bytes, device.peak_reserved_bytes()))
 
 
 def _region(

@@ -9,8 +9,10 @@ import pytest
 
 import cs_systems
 from cs_systems.config import PRESETS, Mode, Precision, RunConfig
+from cs_systems.device import Device
 from cs_systems.execute import run_cells
 from cs_systems.record import RunRecord
+from cs_systems.workloads import CallableWorkload
 
 TINY = RunConfig(model=PRESETS["tiny"], device="cpu", warmup=1, steps=3)
 
@@ -87,6 +89,58 @@ def test_cells_are_visited_in_turn_and_stay_resident() -> None:
         assert record.results["ran"][0]["resident"] is True
         rounds = [s.round for s in record.measurement.timed]
         assert rounds == [0, 0, 0, 1, 1]
+
+
+class Counter:
+    """A device's memory as its allocator counts it: what is in use, and the most since it was last asked to forget."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def add(self, size: int) -> None:
+        self.now += size
+        self.most = max(self.most, self.now)
+
+
+def test_what_others_hold_between_visits_is_no_part_of_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    counter = Counter()
+
+    class Holder:
+        """Keeps `kept` bytes from when it is built on, and takes `taken` more within a step."""
+
+        def __init__(self, kept: int, taken: int) -> None:
+            self.taken = taken
+            counter.add(kept)
+
+        def step(self) -> None:
+            counter.add(self.taken)
+            counter.add(-self.taken)
+
+    sizes = {1: (100, 7), 2: (1000, 70), 3: (10, 700)}  # by seed
+    monkeypatch.setattr(Device, "allocated_bytes", lambda device: counter.now)
+    monkeypatch.setattr(Device, "peak_allocated_bytes", lambda device: counter.most)
+    monkeypatch.setattr(Device, "reset_peaks", lambda device: setattr(counter, "most", counter.now))
+    monkeypatch.setattr("cs_systems.execute.preflight", lambda config, device: 0)
+    monkeypatch.setattr(
+        "cs_systems.execute.build", lambda config, device: CallableWorkload(Holder(*sizes[config.seed]).step)
+    )
+    records, _ = together(*(replace(TINY, seed=seed, steps=3, rounds=3) for seed in sizes))
+    measured = [record.measurement for record in records if record.measurement]
+    assert [m.peak_allocated_bytes for m in measured] == [107, 1070, 710]
+    assert {m.peak_reserved_bytes for m in measured} == {None}, "nobody knows whose the allocator's cache is"
+
+
+@pytest.mark.gpu
+def test_a_peak_beside_residents_is_the_peak_alone() -> None:
+    config = replace(TINY, model=PRESETS["small"], device="cuda", steps=4, rounds=2)
+    cells = [config, replace(config, mode=Mode.FORWARD), replace(config, precision=Precision.BF16)]
+    for cell, beside in zip(cells, together(*cells)[0], strict=True):
+        alone = run(replace(cell, rounds=1)).measurement
+        assert alone is not None
+        assert beside.measurement is not None
+        assert beside.results["ran"][0]["resident"] is True
+        off = (beside.measurement.peak_allocated_bytes or 0) - (alone.peak_allocated_bytes or 0)
+        assert abs(off) < 80 << 20, "cuBLAS's workspaces, and what remains of cached blocks"
 
 
 def test_a_cell_that_cannot_run_here_does_not_put_the_others_out_of_memory() -> None:
