@@ -29,6 +29,7 @@ from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import average, dtype_of, maximum
 from cs_systems.parallel._data_parallel import broadcast_from_rank_0, by_size, check_same_parameters
 from cs_systems.parallel._fsdp_flat import Reduction
+from cs_systems.parallel._fsdp_norms import cast, take_any_dtype
 from cs_systems.parallel._fsdp_state import gather_into, make_optimizer, take_parts, whole_parameters
 from cs_systems.parallel._fsdp_units import Call, Unit, divide
 from cs_systems.parallel._mesh import data_group
@@ -45,8 +46,10 @@ class FullyShardedDataParallel(nn.Module):
     compute_dtype: of weights and gradients as they are sent and computed with, and of what the sharded modules are
         given; parts and their gradients are then fp32. None: all in the dtypes that the parameters have.
     shard_types: the modules whose own parameters are sharded. The rest is on every rank, in its own dtype, and its
-        gradients are averaged. Where one module computes with the weights of another, as nn.MultiheadAttention with
-        those of a Linear, both belong here if a compute dtype is given.
+        gradients are averaged. Where a compute dtype is given, LayerNorm, GroupNorm and RMSNorm of torch.nn among the
+        rest compute in their weights' dtype and answer in that of their input; other modules must take what comes. And
+        where one module computes with the weights of another, as nn.MultiheadAttention with those of a Linear, both
+        belong here then.
     group: the ranks that share the parameters; all by default.
 
     Make the optimizer from `parameters()` of this: they hold this rank's parts, so that a norm over them, as
@@ -80,6 +83,8 @@ class FullyShardedDataParallel(nn.Module):
             for m in unit.modules_of(shard_types):
                 m.register_forward_pre_hook(partial(self._prepare, unit), with_kwargs=True)
         sharded = {p for unit in self._units for flat in unit.flats for p in flat.params}
+        if compute_dtype:
+            take_any_dtype(module, sharded)
         self._trained = [p for p in module.parameters() if p.requires_grad]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         replicated = [p for p in self._trained if p not in sharded]
@@ -168,13 +173,7 @@ class FullyShardedDataParallel(nn.Module):
                 f"{type(module).__name__} runs without its weights, which {type(unit.module).__name__} gathers when it "
                 "is called: call the module that FullyShardedDataParallel made, and lists' children as a whole"
             )
-        if self._dtype is None or not any(map(self._is_other, [*inputs, *options.values()])):
-            return None
-        cast = {key: x.to(self._dtype) if self._is_other(x) else x for key, x in options.items()}
-        return tuple(x.to(self._dtype) if self._is_other(x) else x for x in inputs), cast
-
-    def _is_other(self, x: Any) -> bool:
-        return isinstance(x, Tensor) and x.dtype is not self._dtype and x.is_floating_point()
+        return None if self._dtype is None else cast(self._dtype, inputs, options)
 
     def _before_backward(self, call: Call) -> None:
         """Have the weights of a unit whose backward comes, and those of the one before it on their way."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from cs_systems.model import RMSNorm
 from cs_systems.parallel._collectives import counting
 from cs_systems.parallel._fsdp_flat import parts
 from cs_systems.parallel.fsdp import FullyShardedDataParallel, gather_full_params, wrap
@@ -20,14 +21,23 @@ from tests.parallel.scenarios import message
 D, VOCABULARY = 16, 40
 
 
+class StrictLayerNorm(nn.LayerNorm):
+    """On a CPU as on CUDA: without autocast, no mixed dtypes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype is not self.weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise RuntimeError(f"expected scalar type {x.dtype} but found {self.weight.dtype}")
+        return super().forward(x)
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(D)
+        self.norm = StrictLayerNorm(D)
         self.up, self.down = nn.Linear(D, 2 * D), nn.Linear(2 * D, D)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(input=torch.relu(self.up(self.norm(x).to(x.dtype))))
+        return x + self.down(input=torch.relu(self.up(self.norm(x))))
 
 
 class Opaque:
@@ -206,6 +216,9 @@ def _low_precision(dtype: torch.dtype, rank: int, world_size: int, device: str) 
     sharded.module.blocks[0].up.register_forward_hook(  # type: ignore[union-attr]
         lambda m, inputs, output: given.update({inputs[0].dtype, m.weight.dtype, output.dtype})
     )
+    sharded.module.blocks[0].norm.register_forward_hook(  # type: ignore[union-attr]
+        lambda m, inputs, output: given.add(output.dtype)
+    )
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (alone, sharded)]
     for whole, rows in batches(rank, world_size, device):
         for optimizer in optimizers:
@@ -225,7 +238,8 @@ def _low_precision(dtype: torch.dtype, rank: int, world_size: int, device: str) 
 
 
 class Casting(nn.Module):
-    """Runs `module` with the weights of its linear layers and embeddings, and what those are given, cast."""
+    """Runs `module` with the weights of its linear layers and embeddings, and what those are given, cast; its norms in
+    fp32, but for what they take and give."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -238,10 +252,12 @@ class Casting(nn.Module):
             if isinstance(m, (nn.Linear, nn.Embedding))
             for name, p in m.named_parameters()
         }
+        linear = [m for m in self.module.modules() if isinstance(m, nn.Linear)]
+        norms = [m for m in self.module.modules() if isinstance(m, nn.LayerNorm)]
         hooks = [
-            m.register_forward_pre_hook(self.cast_inputs, with_kwargs=True)
-            for m in self.module.modules()
-            if isinstance(m, nn.Linear)
+            *(m.register_forward_pre_hook(self.cast_inputs, with_kwargs=True) for m in linear),
+            *(m.register_forward_pre_hook(lambda m, inputs: inputs[0].float()) for m in norms),
+            *(m.register_forward_hook(lambda m, inputs, output: output.to(self.dtype)) for m in norms),
         ]
         try:
             out: Tensor = torch.func.functional_call(self.module, cast, (tokens,))
@@ -252,6 +268,36 @@ class Casting(nn.Module):
 
     def cast_inputs(self, module: nn.Module, inputs: Any, options: Any) -> Any:
         return tuple(x.to(self.dtype) for x in inputs), {key: x.to(self.dtype) for key, x in options.items()}
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "LayerNorm": lambda: nn.LayerNorm(D),
+    "GroupNorm": lambda: nn.GroupNorm(4, D),
+    "torch's RMSNorm": lambda: nn.RMSNorm(D, eps=1e-5),
+    "ours": lambda: RMSNorm(D),
+}
+
+
+def norms(rank: int, world_size: int, device: str) -> dict[str, dict[str, Any]]:
+    """Norm beside a layer that computes in bf16, and the dtype it is given → what it computes in, answers in, and how
+    far that is from float64."""
+    return {
+        f"{name} given {dtype}": _norm(make, dtype, device)
+        for name, make in NORMS.items()
+        for dtype in (torch.bfloat16, torch.float32)
+    }
+
+
+def _norm(make: Callable[[], nn.Module], dtype: torch.dtype, device: str) -> dict[str, Any]:
+    pair = nn.ModuleDict({"norm": make(), "linear": nn.Linear(D, D)}).to(device)
+    norm = FullyShardedDataParallel(pair, compute_dtype=torch.bfloat16).module["norm"]  # type: ignore[operator,index]
+    seen: list[torch.dtype] = []
+    norm.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0].dtype))
+    x = torch.linspace(-1, 3, 4 * D, device=device).view(4, D).to(dtype).requires_grad_()
+    answer = norm(x)
+    answer.sum().backward()
+    off = (answer - make().to(device).double()(x.double())).abs().max().item()
+    return {"computes in": str(seen[0]), "answers in": str(answer.dtype), "off": off}
 
 
 def gathered_over_time(rank: int, world_size: int, device: str) -> dict[str, list[dict[str, Any]]]:
@@ -337,4 +383,4 @@ def sharded_misuses(rank: int, world_size: int, device: str) -> dict[str, str]:
     return {misuse.__name__: message(misuse) for misuse in misuses}
 
 
-FSDP_SCENARIOS = [sharded_uses, low_precision, gathered_over_time, kept_parts, sharded_misuses]
+FSDP_SCENARIOS = [sharded_uses, low_precision, norms, gathered_over_time, kept_parts, sharded_misuses]

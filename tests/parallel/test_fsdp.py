@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parallel.fsdp_scenarios import USES, Model
+from tests.parallel.fsdp_scenarios import NORMS, USES, Model
 
 pytestmark = pytest.mark.parametrize("where", ["worlds", pytest.param("gpu_worlds", marks=pytest.mark.gpu)])
 
@@ -32,6 +32,17 @@ def test_it_computes_and_sends_in_the_compute_dtype(ranks: Any) -> None:
     for found in ranks.of("low_precision"):
         assert found["torch.float16"] <= 1e-2
         assert found["torch.bfloat16"] <= 5e-2
+
+
+@pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float32"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms_take_what_other_modules_answer(ranks: Any, norm: str, dtype: str) -> None:
+    """Torch's compute in the dtype of their weights, which on CUDA they insist on; ours does by itself."""
+    for found in ranks.of("norms"):
+        it = found[f"{norm} given {dtype}"]
+        assert it["computes in"] == (dtype if norm == "ours" else "torch.float32")
+        assert it["answers in"] == dtype
+        assert it["off"] <= (1e-2 if dtype == "torch.bfloat16" else 1e-5)
 
 
 @pytest.mark.parametrize("use", ["", "a frozen block"])

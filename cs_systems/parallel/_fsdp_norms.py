@@ -1,0 +1,50 @@
+"""Norms that keep their weights in fp32 where what is around them computes in a lower dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# On CUDA the first two raise where input and weights differ in dtype, as on a CPU they do not; RMSNorm loses its fused
+# kernel and warns. BatchNorm takes both dtypes everywhere.
+OF_ONE_DTYPE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def take_any_dtype(module: nn.Module, sharded: Set[nn.Parameter]) -> None:
+    """Let the norms in `module` whose weights are not sharded take inputs of any dtype on any device.
+
+    They compute in the dtype of their weights and answer in that of their input.
+    """
+    for m in module.modules():
+        own = next(m.parameters(recurse=False), None)
+        if isinstance(m, OF_ONE_DTYPE) and own is not None and own not in sharded:
+            _take_any_dtype(m, own.dtype)
+
+
+def _take_any_dtype(norm: nn.Module, dtype: torch.dtype) -> None:
+    given: list[torch.dtype] = []  # in this call
+
+    def widen(module: nn.Module, inputs: Any, options: Any) -> tuple[Any, Any] | None:
+        given[:] = [x.dtype for x in (*inputs, *options.values()) if isinstance(x, Tensor)]
+        return cast(dtype, inputs, options)
+
+    def narrow(module: nn.Module, inputs: Any, output: Any) -> Any:
+        return output.to(given[0]) if isinstance(output, Tensor) else output
+
+    norm.register_forward_pre_hook(widen, with_kwargs=True)
+    norm.register_forward_hook(narrow)
+
+
+def cast(dtype: torch.dtype, inputs: Any, options: Any) -> tuple[Any, Any] | None:
+    """For a forward pre-hook: the floating-point tensors among the arguments in `dtype`; None if they are."""
+
+    def is_other(x: Any) -> bool:
+        return isinstance(x, Tensor) and x.dtype is not dtype and x.is_floating_point()
+
+    if not any(map(is_other, [*inputs, *options.values()])):
+        return None
+    changed = {key: x.to(dtype) if is_other(x) else x for key, x in options.items()}
+    return tuple(x.to(dtype) if is_other(x) else x for x in inputs), changed
