@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,14 @@ def test_the_record_has_what_is_kept(compile: str) -> None:
     else:
         assert "CompiledFunctionBackward" in operations
     json.dumps(record.results)
+
+
+def test_operations_with_long_names_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--size", "tiny", "--attention", "sdpa_flash", "--mode", "forward-backward", "--device", "cpu"]
+    assert main(["memory", *words, "--residuals", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out.split("records:")[0]
+    assert re.search(r"^layers\.\*\.attn +Scaled\w*…\w*Backward0 ", said, re.MULTILINE)
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_the_command_prints_the_top_five(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,8 @@ MIXED_PEAK = "fp8's MFU is of fp8's peak, though attention and lm_head run in bf
 UNDERFLOW = (
     "underflow: gradients' elements that are 0 where the reference's are not; worst parameter's: of its gradient"
 )
+NO_KERNEL = "only a GPU's recording has kernels: profile on a GPU"
+NO_GPU = "no CUDA: "  # a reason whose remedy, --device cpu, helps everything but this
 SCALED = "loss scale: what fp16's loss is multiplied by; skipped: steps whose gradients overflowed"
 
 
@@ -138,7 +140,7 @@ def _lesson(row: Row) -> Row:
 def _unprofiled(records: Sequence[RunRecord], format: str) -> list[str]:
     """Why there is no sentence of what was to be profiled."""
     failed = dict.fromkeys(
-        record.reason or "the recording holds no kernel: profile on a GPU"
+        NO_KERNEL if record.reason is None or record.reason.startswith(NO_GPU) else record.reason
         for record in records
         if record.config["profiler"] == "kineto" and not record.results.get("families")
     )

@@ -55,7 +55,7 @@ def table_text(
 
         room = max(24, (width or 80) - BESIDE[column]) if format == "terminal" else 200
         short = short_name if column == "kernel" else str
-        readable = [row | {column: _within(short(row[column]), room)} for row in readable]
+        readable = [row | {column: within(short(row[column]), room)} for row in readable]
     return render_rows(readable, format, caption, notes, shown, width, color=width is not None)
 
 
@@ -81,7 +81,7 @@ def document_text(format: str, heading: Sequence[str], parts: Sequence[Part], ou
     ]
 
 
-def _within(name: str, room: int) -> str:
+def within(name: str, room: int) -> str:
     """The name with its middle left out where it is too long: what tells kernels apart is at either end."""
     if len(name) <= room:
         return name

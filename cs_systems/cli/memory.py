@@ -19,6 +19,7 @@ from tyro.conf import arg
 
 from cs_systems.cli._options import MaybePath, MaybeText, ModelCells, Steps, Sweep, flag, optional, parse_bytes
 from cs_systems.cli._output import terminal_width
+from cs_systems.cli._tables import within
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.record import Row, RunRecord
 
@@ -40,6 +41,7 @@ PREDICTED_ALONE = {  # headings where nothing was measured beside it
 }
 OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}  # what a record may have of it
 COMPILED = "of a compiled model the compiler decides what it keeps"
+ROOM_OF_NUMBERS = 24  # columns of a terminal: count, bytes and share, and what lies between
 TOP = 5  # of what forward keeps; the record has all
 NOTES = {
     "residual_bytes": "off: measured peak less the predicted one",
@@ -159,6 +161,9 @@ def _print_residuals(rows: Sequence[Row], results: dict[str, list[Row]], title: 
     of_modules = any(row["module"] for row in rows)  # a compiled model has one operation, and none
     columns = (*(("module",) if of_modules else ()), "operation", "shape", "dtype", "count", "total_bytes")
     top = [{name: row[name] for name in columns} | {"of all": f"{row['share']:.1%}"} for row in rows[:TOP]]
+    taken = sum(2 + max(len(str(row[name])) for row in top) for name in columns if name in ("module", "shape", "dtype"))
+    for row in top:
+        row["operation"] = within(row["operation"] or "", max(12, (terminal_width() or 80) - taken - ROOM_OF_NUMBERS))
     left, whole = rows[TOP:], sum(row["total_bytes"] for row in rows)
     rest = f"{len(left)} more keep {human(sum(row['total_bytes'] for row in left), 'bytes')}"
     notes = [f"of {human(whole, 'bytes')} in all; {rest}; parameters, and what is kept already, cost nothing more"]

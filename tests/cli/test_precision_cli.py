@@ -130,9 +130,10 @@ def test_precisions_against_fp32(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device that must be missing")
 def test_without_the_device_each_table_says_why_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--size", "tiny", "--precision", "bf16", "--device", "cuda", "--out", str(tmp_path)]
+    words = ["--size", "tiny", "--precision", "bf16", "--device", "cuda", "--explain", "--out", str(tmp_path)]
     assert main(["precision", *words]) == 3
     said = capsys.readouterr().out
+    assert said.count("not explained: only a GPU's recording has kernels: profile on a GPU\n") == 1
     assert len(re.findall(r"^(?:fp32|bf16) +unavailable$", said, re.MULTILINE)) == 4
     assert len(re.findall(r"^fp32, bf16: unavailable: no CUDA: .*; run with --device$", said, re.MULTILINE)) == 2
     assert "gain:" not in said
