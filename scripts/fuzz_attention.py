@@ -31,7 +31,7 @@ from torch import Tensor
 from cs_systems import plugins
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.config import ConfigError
-from cs_systems.device import resolve
+from cs_systems.device import DeviceUnavailable, resolve
 
 EXIT_FAILED, EXIT_MALFORMED, EXIT_NOTHING = 1, 2, 3
 DTYPES, D_HEADS = ("float16", "bfloat16"), (32, 64, 80, 96, 128, 256)
@@ -40,19 +40,23 @@ ROW_FACTOR, AGAINST_FACTOR = 2, 1.2
 MOST_FAILURES = 10
 SCORES = {"cpu": 2**14, "cuda": 2**23}  # the reference has some six matrices of so many float64 at its peak
 MANY_HEADS = 65_536
-ONE_QUERY_LONGEST = 4096
+ONE_ROW_LONGEST = 4096
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kernel is compiled for. lengths: of the keys against the queries; layout: of q, k and v in memory."""
+    """What a kernel is compiled for. lengths: of the keys against the queries; layout: of q, k and v in memory;
+    even_q, even_k: whether 16 divides the lengths, which Triton compiles apart, as it does a length or number of 1."""
 
     dtype: str
     d_head: int
     causal: bool
     align: str
     group: int  # query heads of a key head
-    lengths: str  # equal, shorter (q than k), longer
+    lengths: str  # equal, shorter (q than k), longer; rounding may change that
+    even_q: bool
+    even_k: bool
+    several_heads: bool
     layout: str  # contiguous; transposed: (batch, seq, heads, d_head); sliced: a part of wider rows
     gradient: str  # contiguous, transposed, expanded (one number)
     scale: float | None
@@ -88,42 +92,52 @@ class Case:
 
 
 def kinds(seed: int, count: int) -> list[Kind]:
+    """Each dtype with each d_head in turn, the rest at random."""
     draw = random.Random(f"kinds of {seed}")
-    return [
-        Kind(
-            dtype=DTYPES[i % 2],
-            d_head=D_HEADS[i // 2 % len(D_HEADS)],
-            causal=draw.random() < 0.7,
-            align=draw.choice(("upper_left", "lower_right")),
-            group=draw.choice((1, 1, 2, 3, 8)),
-            lengths=draw.choice(("equal", "shorter", "longer")),
-            layout=draw.choice(("contiguous", "transposed", "sliced")),
-            gradient=draw.choice(("contiguous", "transposed", "expanded")),
-            scale=draw.choice((None, None, None, 0.3, -0.2)),
+    made = []
+    for i in range(count):
+        lengths = draw.choice(("equal", "shorter", "longer"))
+        causal, even = draw.random() < 0.7, draw.random() < 0.3
+        made.append(
+            Kind(
+                dtype=DTYPES[i % 2],
+                d_head=D_HEADS[i // 2 % len(D_HEADS)],
+                causal=causal,
+                align=draw.choice(("upper_left", "lower_right")) if causal else "upper_left",
+                group=draw.choice((1, 1, 2, 3, 5)),
+                lengths=lengths,
+                even_q=even,
+                even_k=even if lengths == "equal" else draw.random() < 0.3,
+                several_heads=draw.random() < 0.8,
+                layout=draw.choice(("contiguous", "transposed", "sliced")),
+                gradient=draw.choice(("contiguous", "transposed", "expanded")),
+                scale=draw.choice((None, None, None, 0.3, -0.2)),
+            )
         )
-        for i in range(count)
-    ]
+    return made
 
 
 def drawn(seed: int, number: int, kinds: Sequence[Kind], scores: int) -> Case:
     """Case `number` of `seed`: at most `scores` scores, batch · heads · seq_q · seq_k."""
     draw = random.Random(f"case {number} of {seed}")
     kind = draw.choice(kinds)
-    if draw.random() < 0.01 and scores >= 16 * (MANY_HEADS + 64):
-        seq_q, seq_k = _lengths(draw, kind, 4)
-        heads_kv = draw.randint(1, 4)
+    if draw.random() < 0.01 and not (kind.even_q or kind.even_k) and scores >= 64 * (MANY_HEADS + 64):
+        seq_q, seq_k = draw.randint(2, 8), draw.randint(2, 8)
+        heads_kv = draw.randint(2, 4) if kind.several_heads else 1
         return Case(kind, -(-MANY_HEADS // (heads_kv * kind.group)), heads_kv, seq_q, seq_k)
-    seq_q, seq_k = _lengths(draw, kind, math.isqrt(scores // kind.group))
-    if kind.lengths == "shorter" and draw.random() < 0.1:  # as in decoding
-        seq_q, seq_k = 1, draw.randint(1, min(scores // kind.group, ONE_QUERY_LONGEST))
-    room = max(1, scores // (kind.group * max(seq_q, kind.d_head) * max(seq_k, kind.d_head)))
-    heads_kv = draw.randint(1, min(room, 6))
+    seq_q, seq_k = _lengths(draw, kind, math.isqrt(scores // (kind.group * (1 + kind.several_heads))))
+    if kind.lengths != "equal" and draw.random() < 0.1:  # one query, as in decoding, or one key
+        alone, many = 1, draw.randint(1, min(scores // (2 * kind.group), ONE_ROW_LONGEST))
+        seq_q, seq_k = (alone, many) if kind.lengths == "shorter" else (many, alone)
+    room = scores // (kind.group * max(seq_q, kind.d_head) * max(seq_k, kind.d_head))
+    heads_kv = draw.randint(2, max(2, min(room, 6))) if kind.several_heads else 1
     return Case(kind, draw.randint(1, max(1, min(room // heads_kv, 4))), heads_kv, seq_q, seq_k)
 
 
 def _lengths(draw: random.Random, kind: Kind, longest: int) -> tuple[int, int]:
     one, other = sorted((_length(draw, longest), _length(draw, longest)))
-    return {"equal": (one, one), "shorter": (one, other), "longer": (other, one)}[kind.lengths]
+    seq_q, seq_k = {"equal": (one, one), "shorter": (one, other), "longer": (other, one)}[kind.lengths]
+    return _rounded(seq_q, kind.even_q, longest), _rounded(seq_k, kind.even_k, longest)
 
 
 def _length(draw: random.Random, longest: int) -> int:
@@ -132,6 +146,13 @@ def _length(draw: random.Random, longest: int) -> int:
     if draw.random() < 1 / 3:
         length = 64 * max(1, round(length / 64)) + draw.choice((-1, 0, 1))
     return max(1, min(length, longest))
+
+
+def _rounded(length: int, even: bool, longest: int) -> int:
+    """A multiple of 16, where there is room for one, or none."""
+    if even and longest >= 16:
+        return max(16, length // 16 * 16)
+    return length - (length % 16 == 0)
 
 
 def tensors(case: Case, seed: int, number: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -317,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--case", type=int, metavar="K", help="this one alone")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", type=int, default=36, help="combinations that a kernel is compiled for")
+    parser.add_argument("--kinds", type=int, default=24, help="combinations that a kernel is compiled for")
     parser.add_argument("--scores", type=int, help="most scores of a case (default: 2**23 on a GPU, else 2**14)")
     parser.add_argument("--budget-s", type=float, default=math.inf, help="begin no case after so many seconds")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -330,7 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         numbers = range(args.cases) if args.case is None else range(args.case, args.case + 1)
         ends = time.monotonic() + args.budget_s
         tally, done = fuzz.run(numbers, lambda: time.monotonic() > ends)
-    except ConfigError as error:
+    except (ConfigError, DeviceUnavailable) as error:
         print(f"fuzz_attention: {error}", file=sys.stderr)
         return EXIT_MALFORMED
     print("\n".join(summary(fuzz, tally, done, len(numbers))))
