@@ -20,7 +20,7 @@ class ForwardOptions:
     block_n: int
     stages: int
     persistent: bool = True
-    overlap: bool = True
+    overlap: bool = False
     ping_pong: bool = False
 
 
@@ -33,22 +33,25 @@ class BackwardOptions:
 
     block_m: int
     stages: int
-    late: bool = True
-    l2_bytes: int = 40 << 20
+    late: bool
+    l2_bytes: int
 
 
 # (padded d_head, causal) → (longest seq_q, options): the first entry that is long enough is taken.
 FORWARD: dict[tuple[int, bool], tuple[tuple[float, ForwardOptions], ...]] = {
     (64, True): (
-        (2048, ForwardOptions(2, 128, 4)),
-        (math.inf, ForwardOptions(3, 128, 3, overlap=False, ping_pong=True)),
+        (1024, ForwardOptions(2, 128, 4, overlap=True)),
+        (math.inf, ForwardOptions(3, 128, 3, ping_pong=True)),
     ),
-    (64, False): ((math.inf, ForwardOptions(3, 128, 3, overlap=False, ping_pong=True)),),
+    (64, False): ((math.inf, ForwardOptions(3, 128, 3, ping_pong=True)),),
     (128, True): ((math.inf, ForwardOptions(2, 128, 2, persistent=False)),),
-    (128, False): ((math.inf, ForwardOptions(2, 128, 2, overlap=False)),),
+    (128, False): ((math.inf, ForwardOptions(2, 128, 2)),),
 }
 # padded d_head → options
-BACKWARD = {64: BackwardOptions(128, 2), 128: BackwardOptions(64, 2)}
+BACKWARD = {
+    64: BackwardOptions(128, 2, late=False, l2_bytes=40 << 20),
+    128: BackwardOptions(64, 2, late=True, l2_bytes=20 << 20),
+}
 
 
 def padded_d_head(d_head: int) -> int:

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 CASES = [(d_head, causal, kernel) for d_head in (64, 128) for causal in (False, True) for kernel in ("forward", "main")]
-KNOWN_SPILLS = {(64, "forward"): 8, (64, "main"): 90, (128, "main"): 50}
+KNOWN_SPILLS = {(64, "main"): 89, (128, "main"): 50}
 """Local-memory instructions that may not grow: loop-invariant addresses, read again in the loop."""
 
 
