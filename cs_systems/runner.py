@@ -68,8 +68,6 @@ def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None 
     if config.profiler != "none":
         raise ConfigError(f"{config.profiler} needs a process of its own: leave in_process=True out")
     if config.is_distributed:
-        raise ConfigError(f"{config.world_size} ranks need processes of their own: leave in_process=True out")
-    if config.is_distributed:
         raise ConfigError("ranks are processes of their own: leave in_process=True out")
     check([config])
     from cs_systems.execute import run_cells

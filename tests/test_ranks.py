@@ -115,5 +115,5 @@ def test_what_makes_no_sense_is_told_before_any_process_starts(fields: dict[str,
 
 
 def test_ranks_do_not_run_in_this_process() -> None:
-    with pytest.raises(ConfigError, match="2 ranks need processes of their own: leave in_process=True out"):
+    with pytest.raises(ConfigError, match="ranks are processes of their own: leave in_process=True out"):
         run(CELLS["ddp_flat"], in_process=True)
