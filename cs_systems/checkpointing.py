@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from cs_systems.checkpoint_plan import ONE_OPERATOR, Segment, items, segments
+from cs_systems.formulas.checkpoint_plan import ONE_OPERATOR, Segment, items, segments
 
 _ATTENTION = (
     "_scaled_dot_product_flash_attention",

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from cs_systems.checkpoint_plan import segments
 from cs_systems.checks import ConfigError as ConfigError
 from cs_systems.checks import counts, number, settings, whole
 from cs_systems.checks import one_of as one_of
-from cs_systems.collectives import CollectiveShape
+from cs_systems.formulas.checkpoint_plan import segments
+from cs_systems.formulas.collectives import CollectiveShape
 from cs_systems.shapes import ALIGNMENTS as ALIGNMENTS
 from cs_systems.shapes import PRESETS as PRESETS
 from cs_systems.shapes import AttentionShape as AttentionShape

@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 
-from cs_systems import cost, peaks, plugins, validity, world
 from cs_systems import device as devices
+from cs_systems import plugins, validity, world
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.device import Device, DeviceUnavailable
 from cs_systems.environment import environment
-from cs_systems.probes import Probes
+from cs_systems.formulas import cost, peaks
 from cs_systems.record import Environment, Measurement, Row, RunRecord, Sample, make_key
 from cs_systems.timing import measure
+from cs_systems.watch.probes import Probes
 from cs_systems.workloads import CallableWorkload, Unavailable, Workload
 from cs_systems.workloads._module import ModuleStep
 
@@ -218,7 +219,7 @@ def _compiling(config: RunConfig) -> AbstractContextManager[None]:
     """Around the steps, the first of which compiles: for a profiler, with the layers in the compiled code."""
     if config.profiler == "none" or config.compile not in MARKED_COMPILE_MODES:
         return nullcontext()
-    from cs_systems.compiled_ranges import marked_code  # loads the compiler
+    from cs_systems.watch.compiled_ranges import marked_code  # loads the compiler
 
     return marked_code()
 

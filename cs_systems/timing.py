@@ -22,8 +22,8 @@ from typing import Any
 from cs_systems import world
 from cs_systems.annotate import STEP, annotate
 from cs_systems.device import Device
-from cs_systems.probes import Probes
 from cs_systems.record import Sample
+from cs_systems.watch.probes import Probes
 from cs_systems.workloads import Workload
 
 Clock = Callable[[], float]

@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from functools import cache
 
 from cs_systems.config import ModelConfig, preset
-from cs_systems.parallel_cost import payload
-from cs_systems.scaling import Cluster, Layout, Sharing, Step, binding_ranks, binding_tensor_ranks, one_gpu_s, step
+from cs_systems.formulas.parallel_cost import payload
+from cs_systems.formulas.scaling import (
+    Cluster,
+    Layout,
+    Sharing,
+    Step,
+    binding_ranks,
+    binding_tensor_ranks,
+    one_gpu_s,
+    step,
+)
 
 SIZES = ("medium", "xl", "2.7B", "8B")
 TOKENS = 2**20  # of the whole batch

@@ -22,7 +22,7 @@ from _kernels import CLEAN, add_kernel_times, clean, drop_tables, possible
 
 from cs_systems.cli._sweep import print_cells
 from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, describe
-from cs_systems.cost import FULL_MATRIX, attention_cost, step_cost
+from cs_systems.formulas.cost import FULL_MATRIX, attention_cost, step_cost
 from cs_systems.record import RECORDS_FILE, Row, RunRecord, read_records, records_path
 from cs_systems.report.formats import FORMATS
 from cs_systems.report.progress import progress_lines

@@ -20,8 +20,8 @@ import torch
 from cs_systems import plugins
 from cs_systems.attention import AttentionBackend, AttentionCall, flash_triton
 from cs_systems.config import AttentionShape, RunConfig
-from cs_systems.cost import AttentionAlgorithm
 from cs_systems.device import Device
+from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, KernelResources, compile_for
 from cs_systems.kernels.flash_triton_configs import Tile, Tiles
 from cs_systems.workloads._calls import COMPUTE_DTYPES

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from _attention import QUICK, calls
 from _study import Cell, Study, index, row_table, run
 
-from cs_systems.attention_memory import attention_memory
 from cs_systems.config import AttentionShape, Precision, RunConfig
-from cs_systems.cost import COMPUTE_BYTES, FULL_MATRIX_CUDA
+from cs_systems.formulas.attention_memory import attention_memory
+from cs_systems.formulas.cost import COMPUTE_BYTES, FULL_MATRIX_CUDA
 from cs_systems.record import Row
 from cs_systems.report.table import render
 from cs_systems.report.units import human

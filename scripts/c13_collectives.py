@@ -21,8 +21,8 @@ from dataclasses import replace
 from _numerics import not_measured
 from _study import Cell, Study, row_table, run
 
-from cs_systems.collectives import CollectiveShape, calls_for, readable_bytes
 from cs_systems.config import RunConfig
+from cs_systems.formulas.collectives import CollectiveShape, calls_for, readable_bytes
 from cs_systems.record import Row
 from cs_systems.report import collectives
 from cs_systems.report.units import human, significant

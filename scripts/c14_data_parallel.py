@@ -22,9 +22,9 @@ from _parallel import STEP_TABLES, Told, best_and_torchs, cells, groups, on_a_cp
 from _study import Cell, Study, row_table, run
 
 from cs_systems.analysis import parallel
-from cs_systems.bucket_size import Link, best_count, best_size_bytes, buckets_of, exposed_s, parameter_sizes
-from cs_systems.collectives import CollectiveShape, calls_for
 from cs_systems.config import Precision, RunConfig, preset
+from cs_systems.formulas.bucket_size import Link, best_count, best_size_bytes, buckets_of, exposed_s, parameter_sizes
+from cs_systems.formulas.collectives import CollectiveShape, calls_for
 from cs_systems.record import Row, RunRecord
 from cs_systems.report import collectives
 from cs_systems.report.units import human

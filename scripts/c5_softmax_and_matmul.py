@@ -23,7 +23,7 @@ from c2_size_by_context import PRECISIONS, THE_REPORTS_LARGE
 
 from cs_systems.analysis.warmup import warmup_curve
 from cs_systems.config import Mode, RunConfig, grid
-from cs_systems.cost import COMPUTE_BYTES
+from cs_systems.formulas.cost import COMPUTE_BYTES
 from cs_systems.record import Row
 from cs_systems.report.table import render
 from cs_systems.report.units import human

@@ -18,9 +18,9 @@ from dataclasses import replace
 from _study import Cell, Study, row_table, run
 
 from cs_systems.config import Mode, Precision, RunConfig, grid, preset
-from cs_systems.cost import PARAMETER_BYTES, parameter_count
-from cs_systems.memory_fit import algorithm_of
-from cs_systems.memory_model import MemoryPrediction, step_memory
+from cs_systems.formulas.cost import PARAMETER_BYTES, parameter_count
+from cs_systems.formulas.memory_fit import algorithm_of
+from cs_systems.formulas.memory_model import MemoryPrediction, step_memory
 from cs_systems.record import Row
 from cs_systems.report.table import render
 from cs_systems.report.units import human

@@ -16,7 +16,7 @@ from _attention import COLUMNS, FLASH2, QUICK, calls, executed_rows, rate
 from _study import Cell, Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, RunConfig
-from cs_systems.cost import credited_attention_flops
+from cs_systems.formulas.cost import credited_attention_flops
 from cs_systems.report.table import render
 from cs_systems.report.units import human
 

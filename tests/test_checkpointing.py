@@ -13,10 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import cs_systems
 from cs_systems import plugins
-from cs_systems.checkpoint_plan import ONE_OPERATOR, Segment, items, segments
 from cs_systems.checkpointing import apply_checkpointing
 from cs_systems.config import ConfigError, Mode, ModelConfig, Precision, RunConfig, preset
-from cs_systems.cost import FULL_MATRIX, recomputed_flops, step_cost
+from cs_systems.formulas.checkpoint_plan import ONE_OPERATOR, Segment, items, segments
+from cs_systems.formulas.cost import FULL_MATRIX, recomputed_flops, step_cost
 from cs_systems.losses import cross_entropy
 from cs_systems.model import BasicTransformerLM
 

@@ -17,9 +17,9 @@ from cs_systems import fp8
 from cs_systems.analysis.dtypes import contradiction
 from cs_systems.config import PRESETS, ConfigError, Mode, ModelConfig, Precision, RunConfig
 from cs_systems.device import Device, resolve
-from cs_systems.dtype_readings import DtypeReadings, reading
 from cs_systems.fp8 import E4M3, E5M2, Fp8Linear, Fp8Product, quantize, unavailable, use_fp8
 from cs_systems.model import BasicTransformerLM, Linear
+from cs_systems.watch.dtype_readings import DtypeReadings, reading
 from cs_systems.workloads.precision_error import run_parts
 from cs_systems.workloads.train_step import TrainStep
 

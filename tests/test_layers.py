@@ -19,11 +19,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # The first pattern that fits a file says on which floor it is. A new file that fits none belongs into one of them.
 FLOORS = {
     "0": [
-        "__init__", "version", "checks", "shapes", "config", "record", "stats", "cost", "checkpoint_plan",
-        "collectives", "latency_bandwidth",
-        "memory_model", "attention_memory", "cuda_allocator", "memory_fit",
-        "bucket_size", "parallel_cost", "parallel_memory", "scaling", "streams",
-        "peaks", "plugins", "validity", "finding", "slowest", "lifeline",
+        "__init__", "version", "checks", "shapes", "config", "record", "formulas/*", "stats", "plugins", "validity",
+        "finding", "slowest", "lifeline",
         "attention/__init__", "workloads/__init__", "parallel/__init__", "profilers/__init__",
     ],
     "report": ["report/*"],
@@ -31,10 +28,7 @@ FLOORS = {
     "profilers": ["profilers/*"],
     "parent": ["process", "ranks", "crew", "profiled", "runner"],
     "top": ["__main__", "cli/*"],
-    "1": [
-        "device", "memory_readings", "dtype_readings", "saved_tensors", "annotate", "instrument", "compiled_ranges",
-        "probes", "timing", "environment", "world",
-    ],
+    "1": ["device", "watch/*", "annotate", "timing", "environment", "world"],
     "2": ["model", "optim", "losses", "fp8", "checkpointing", "attention/*", "kernels/*", "parallel/*"],
     "3": ["workloads/*", "execute", "worker", "job", "doctor"],
 }  # fmt: skip
@@ -120,7 +114,7 @@ def test_every_file_knows_only_the_floors_below_it() -> None:
     [
         ("stats", "import torch", "imports torch"),
         ("report/page", "try:\n    from torch import nn\nexcept ImportError: pass", "imports torch.nn"),
-        ("cost", "from cs_systems.report.table import render", "floor report"),
+        ("formulas/cost", "from cs_systems.report.table import render", "floor report"),
         ("device", "from cs_systems import execute", "floor 3"),
         ("runner", "from cs_systems.worker import serve", "floor 3"),
         ("model", "class A:\n    import time", "neither times nor writes"),
@@ -154,9 +148,10 @@ def test_contributing_tells_the_same_floors() -> None:
     assert told == {floor: (kept[floor], MAY_IMPORT[floor]) for floor in FLOORS}
 
 
-def test_the_map_of_analysis_names_every_file_once() -> None:
-    named = re.findall(r"`(\w+)`", ast.get_docstring(ast.parse((PACKAGE / "analysis/__init__.py").read_text())) or "")
-    assert sorted(named) == [file.stem for file in FILES if file.parent.name == "analysis" and file.stem != "__init__"]
+@pytest.mark.parametrize("room", ["analysis", "formulas", "watch"])
+def test_the_map_of_a_room_names_every_file_once(room: str) -> None:
+    named = re.findall(r"`(\w+)`", ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or "")
+    assert sorted(named) == [file.stem for file in FILES if file.parent.name == room and file.stem != "__init__"]
 
 
 def test_the_package_is_two_deep() -> None:

@@ -12,7 +12,7 @@ import cs_systems
 from cs_systems.analysis.snapshot import read
 from cs_systems.cli import main
 from cs_systems.config import Precision, RunConfig, preset
-from cs_systems.memory_fit import CONTEXT_BYTES
+from cs_systems.formulas.memory_fit import CONTEXT_BYTES
 from cs_systems.profilers.nsys_memory import UNCACHED
 from cs_systems.record import read_records
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import PRESETS, ConfigError, preset
-from cs_systems.cost import parameter_count
+from cs_systems.formulas.cost import parameter_count
 from cs_systems.model import BasicTransformerLM, RMSNorm
 
 TINY = PRESETS["tiny"]

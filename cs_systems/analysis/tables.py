@@ -22,7 +22,7 @@ from cs_systems.analysis.overlap import of_kernels
 from cs_systems.analysis.profile import Profile, Sum
 from cs_systems.analysis.trace import Function, steps_of
 from cs_systems.config import Phase
-from cs_systems.cost import PhaseCost
+from cs_systems.formulas.cost import PhaseCost
 from cs_systems.record import Row
 
 ALL = "all"

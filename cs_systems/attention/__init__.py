@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cs_systems.cost import FULL_MATRIX, AttentionAlgorithm
+from cs_systems.formulas.cost import FULL_MATRIX, AttentionAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
 from cs_systems.attention._mask import has_blind_queries, has_two_readings, hidden_keys
 from cs_systems.attention._refusals import no_cuda, wrong_dtype
-from cs_systems.cost import AttentionAlgorithm
+from cs_systems.formulas.cost import AttentionAlgorithm
 
 _SELECTORS = {
     SDPBackend.FLASH_ATTENTION: cuda.can_use_flash_attention,

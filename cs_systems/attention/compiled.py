@@ -9,7 +9,7 @@ from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._compile import compile_each_shape
 from cs_systems.attention._refusals import cannot_compile, cannot_run
 from cs_systems.attention.naive import attention
-from cs_systems.cost import AttentionAlgorithm
+from cs_systems.formulas.cost import AttentionAlgorithm
 
 
 def _unavailable(call: AttentionCall) -> str | None:

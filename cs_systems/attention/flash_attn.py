@@ -19,7 +19,7 @@ from torch import Tensor
 from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
 from cs_systems.attention._mask import has_two_readings
 from cs_systems.attention._refusals import no_cuda, wrong_dtype
-from cs_systems.cost import AttentionAlgorithm
+from cs_systems.formulas.cost import AttentionAlgorithm
 
 DTYPES = ("float16", "bfloat16")
 

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
 from cs_systems.attention._mask import causal_offset
 from cs_systems.attention._refusals import no_cuda, wrong_dtype
-from cs_systems.cost import AttentionAlgorithm
+from cs_systems.formulas.cost import AttentionAlgorithm
 
 DTYPES = ("float16", "bfloat16")
 LARGEST_D_HEAD = 128

@@ -22,7 +22,7 @@ from cs_systems.annotate import annotate
 from cs_systems.attention import AttentionBackend
 from cs_systems.attention._mask import causal_offset, repeat_kv_heads
 from cs_systems.attention._refusals import cannot_run
-from cs_systems.cost import AttentionAlgorithm
+from cs_systems.formulas.cost import AttentionAlgorithm
 
 B_Q = B_K = 128  # rows and columns of a tile of S
 

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._mask import causal_offset
-from cs_systems.cost import AttentionAlgorithm
+from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.kernels.flash_triton_configs import Tiles, padded_d_head, tiles_for
 
 DTYPES = ("float32", "float16", "bfloat16")

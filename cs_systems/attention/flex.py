@@ -15,7 +15,7 @@ from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
 from cs_systems.attention._compile import compile_each_shape
 from cs_systems.attention._mask import causal_offset
 from cs_systems.attention._refusals import cannot_compile, wrong_dtype
-from cs_systems.cost import AttentionAlgorithm
+from cs_systems.formulas.cost import AttentionAlgorithm
 
 DTYPES = ("float32", "float16", "bfloat16")
 BLOCK = 128  # torch's default granularity of a BlockMask

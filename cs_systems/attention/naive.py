@@ -15,7 +15,7 @@ from cs_systems.annotate import annotate
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._mask import causal_offset, hidden_keys, repeat_kv_heads
 from cs_systems.attention._refusals import cannot_run
-from cs_systems.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm
+from cs_systems.formulas.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm
 
 
 def attention(

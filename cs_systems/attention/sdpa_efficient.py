@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend
 
 from cs_systems.attention import AttentionCall
 from cs_systems.attention._sdpa import sdpa_backend
-from cs_systems.cost import AttentionAlgorithm
+from cs_systems.formulas.cost import AttentionAlgorithm
 
 
 def _algorithm(call: AttentionCall) -> AttentionAlgorithm:

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend
 
 from cs_systems.attention import AttentionCall
 from cs_systems.attention._sdpa import HALF, sdpa_backend
-from cs_systems.cost import AttentionAlgorithm
+from cs_systems.formulas.cost import AttentionAlgorithm
 
 _PADDED = (32, 64, 96, 128, 160, 192, 256)  # head sizes that the CUDA kernels are built for
 

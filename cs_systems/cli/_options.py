@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 from tyro.conf import UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from cs_systems.checkpoint_plan import FORMS
 from cs_systems.config import COMPILE_MODES, OPTIMIZERS, PRESETS, ConfigError, ModelConfig, RunConfig, grid
+from cs_systems.formulas.checkpoint_plan import FORMS
 
 # tyro judges the defaults of these by itself. For a `tuple[int, ...]` or an `int | None` it imports typeguard, which is
 # a third of the time that `--help` takes.

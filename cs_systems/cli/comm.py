@@ -17,8 +17,8 @@ from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, Names, Numbers, Steps, Sweep, optional, parse_bytes
 from cs_systems.cli._output import TableFormat, deliver, terminal_width, writing
-from cs_systems.collectives import COLLECTIVES, ELEMENT_BYTES, CollectiveShape, calls_for, readable_bytes
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.formulas.collectives import COLLECTIVES, ELEMENT_BYTES, CollectiveShape, calls_for, readable_bytes
 from cs_systems.record import Row, RunRecord
 
 FACTOR = 4  # from one size of a range to the next

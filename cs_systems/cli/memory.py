@@ -259,7 +259,7 @@ def _say(text: str) -> None:
 
 
 def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
-    from cs_systems.memory_fit import fits
+    from cs_systems.formulas.memory_fit import fits
     from cs_systems.report.units import human
 
     for config in configs:
@@ -305,7 +305,7 @@ def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool)
     Raises ConfigError where nothing makes it fit.
     """
     from cs_systems.cli._sweep import measured
-    from cs_systems.memory_fit import CONTEXT_BYTES, cheapest_plan
+    from cs_systems.formulas.memory_fit import CONTEXT_BYTES, cheapest_plan
     from cs_systems.report.units import human
 
     limit, ceiling = budget_bytes - CONTEXT_BYTES if on_gpu else None, budget_bytes
@@ -333,8 +333,8 @@ def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool)
 
 def _more_flops(config: RunConfig) -> float:
     """FLOPs that are executed again, as a share of the step's without checkpoints."""
-    from cs_systems.cost import recomputed_flops, step_cost
-    from cs_systems.memory_fit import algorithm_of
+    from cs_systems.formulas.cost import recomputed_flops, step_cost
+    from cs_systems.formulas.memory_fit import algorithm_of
 
     algorithm, length = algorithm_of(config), config.tokens_per_sequence
     costs = step_cost(config.model, config.batch_size, length, config.mode, algorithm, config.precision).values()
@@ -343,7 +343,7 @@ def _more_flops(config: RunConfig) -> float:
 
 
 def _proof(record: RunRecord, budget_bytes: int) -> str:
-    from cs_systems.memory_fit import CONTEXT_BYTES
+    from cs_systems.formulas.memory_fit import CONTEXT_BYTES
     from cs_systems.report.units import human
 
     peak = record.measurement.peak_allocated_bytes if record.measurement else None

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems import plugins
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.parallel_cost import Payload
+from cs_systems.formulas.parallel_cost import Payload
 
 if TYPE_CHECKING:
     import torch

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from cs_systems.config import ConfigError
+from cs_systems.formulas.parallel_cost import averaging_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import communicator, dtype_of
 from cs_systems.parallel._data_parallel import DataParallel, by_size, finish_gradients
 from cs_systems.parallel._mesh import data_group
 from cs_systems.parallel._narrowed import NarrowedDataParallel
-from cs_systems.parallel_cost import averaging_bytes
 
 
 def wrap(

@@ -25,6 +25,7 @@ from torch.distributed import ProcessGroup
 from torch.utils import _pytree as pytree
 
 from cs_systems import model
+from cs_systems.formulas.parallel_cost import fully_sharded_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import average, dtype_of, maximum
 from cs_systems.parallel._data_parallel import broadcast_from_rank_0, by_size, check_same_parameters
@@ -33,7 +34,6 @@ from cs_systems.parallel._fsdp_norms import cast, take_any_dtype
 from cs_systems.parallel._fsdp_state import gather_into, make_optimizer, take_parts, whole_parameters
 from cs_systems.parallel._fsdp_units import Call, Unit, divide
 from cs_systems.parallel._mesh import data_group
-from cs_systems.parallel_cost import fully_sharded_bytes
 
 SHARD_TYPES = (nn.Linear, nn.Embedding, model.Linear, model.Embedding)
 REPLICATED_BUCKET_BYTES = 25 * 2**20

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from cs_systems.formulas.parallel_cost import owners_bytes
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.parallel_cost import owners_bytes
 
 
 def make_optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:

@@ -30,12 +30,12 @@ from torch.distributed import ProcessGroup
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from cs_systems.config import ConfigError
+from cs_systems.formulas.parallel_cost import tensor_parallel_bytes
 from cs_systems.model import Linear, SelfAttention, SwiGLU
 from cs_systems.parallel import ParallelStrategy, check_division, check_tp_degree
 from cs_systems.parallel._collectives import gather_shards, total
 from cs_systems.parallel._data_parallel import broadcast_from_rank_0, check_same_parameters
 from cs_systems.parallel._mesh import tensor_group
-from cs_systems.parallel_cost import tensor_parallel_bytes
 
 BY_OUTPUT, BY_INPUT = 0, 1  # dimensions of a weight (out, in)
 

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from cs_systems.config import ConfigError
+from cs_systems.formulas.parallel_cost import averaging_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import average_shard, gather_shards
 from cs_systems.parallel._data_parallel import Bucket, DataParallel, by_size, finish_gradients
 from cs_systems.parallel._flat_layout import FlatLayout
 from cs_systems.parallel.zero1 import ShardedOptimizer
-from cs_systems.parallel_cost import averaging_bytes
 
 ROUNDS = 8  # in which the optimizer steps and what it has stepped is gathered
 IN_FLIGHT = 8  # buckets that a rank holds beside its part of the gradients

@@ -15,7 +15,7 @@ from cs_systems.analysis.tables import ALL, Ceilings, Costs
 from cs_systems.analysis.view import results as analysis_results
 from cs_systems.analysis.view import view
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, describe
-from cs_systems.cost import PhaseCost
+from cs_systems.formulas.cost import PhaseCost
 from cs_systems.profilers import Collected
 from cs_systems.record import Caveat, Row, RunRecord
 from cs_systems.report.profile_page import render

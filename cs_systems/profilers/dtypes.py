@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def region(out: Path, device: Device, model: Any) -> Iterator[None]:
-    from cs_systems.dtype_readings import DtypeReadings, reading
+    from cs_systems.watch.dtype_readings import DtypeReadings, reading
 
     readings = DtypeReadings()
     with reading(readings):

@@ -29,7 +29,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     from torch.profiler import ProfilerActivity, profile
 
     from cs_systems.annotate import RecordFunctionRanges
-    from cs_systems.instrument import annotated
+    from cs_systems.watch.instrument import annotated
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
     with profile(activities=activities) as profiler, annotated(RecordFunctionRanges(), model):

@@ -34,8 +34,8 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from cs_systems.annotate import RecordFunctionRanges
-    from cs_systems.instrument import annotated
-    from cs_systems.memory_readings import named_tensors
+    from cs_systems.watch.instrument import annotated
+    from cs_systems.watch.memory_readings import named_tensors
     from cs_systems.workloads import Unavailable
 
     if not device.is_cuda:

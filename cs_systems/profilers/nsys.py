@@ -117,7 +117,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     import torch
 
     from cs_systems.annotate import NvtxRanges
-    from cs_systems.instrument import annotated
+    from cs_systems.watch.instrument import annotated
     from cs_systems.workloads import Unavailable
 
     try:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.cost import PARAMETER_BYTES
+from cs_systems.formulas.cost import PARAMETER_BYTES
+from cs_systems.formulas.parallel_cost import payload
+from cs_systems.formulas.parallel_memory import state_by_stage
 from cs_systems.parallel import data_ranks, splits_of
-from cs_systems.parallel_cost import payload
-from cs_systems.parallel_memory import state_by_stage
 from cs_systems.profilers import Collected, Profiler, rank_file
 from cs_systems.profilers._readings import leave, take
 from cs_systems.record import Row, RunRecord
@@ -36,7 +36,7 @@ PARTS = ("parameters", "gradients", "optimizer_state")
 @contextmanager
 def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     from cs_systems.annotate import listening
-    from cs_systems.memory_readings import StateReadings
+    from cs_systems.watch.memory_readings import StateReadings
 
     readings = StateReadings(device, model)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cs_systems.collectives import readable_bytes
+from cs_systems.formulas.collectives import readable_bytes
 from cs_systems.record import RunRecord
 from cs_systems.report import collectives, units
 from cs_systems.report.figures import COLORS, INK, MARKERS, MOST_CURVES, WIDTH, with_legend

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.collectives import readable_bytes
 from cs_systems.config import Phase, one_of
+from cs_systems.formulas.collectives import readable_bytes
 from cs_systems.report import layout, units
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS
 

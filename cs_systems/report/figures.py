@@ -9,8 +9,8 @@ from itertools import cycle
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.collectives import readable_bytes
 from cs_systems.config import Mode
+from cs_systems.formulas.collectives import readable_bytes
 from cs_systems.record import RunRecord, Sample
 from cs_systems.report import columns as cols
 from cs_systems.report import layout, units

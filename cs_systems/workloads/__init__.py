@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from cs_systems.cost import PhaseCost
+    from cs_systems.formulas.cost import PhaseCost
     from cs_systems.record import Row
 
 

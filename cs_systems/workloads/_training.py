@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import Mode, Phase, Precision, RunConfig
-from cs_systems.cost import PARAMETER_BYTES
 from cs_systems.device import Device
+from cs_systems.formulas.cost import PARAMETER_BYTES
+from cs_systems.formulas.parallel_cost import Payload
 from cs_systems.optim import optimizer_class
 from cs_systems.parallel import ParallelStrategy, compose
 from cs_systems.parallel._collectives import Call, counting
-from cs_systems.parallel_cost import Payload
 from cs_systems.record import Row
 
 

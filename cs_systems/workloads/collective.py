@@ -25,10 +25,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cs_systems import peaks, world
-from cs_systems.collectives import CollectiveShape
+from cs_systems import world
 from cs_systems.config import RunConfig
 from cs_systems.device import Device
+from cs_systems.formulas import peaks
+from cs_systems.formulas.collectives import CollectiveShape
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 

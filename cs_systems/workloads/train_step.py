@@ -8,18 +8,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cs_systems import cost, fp8, memory_model, plugins, world
+from cs_systems import fp8, plugins, world
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.checkpointing import apply_checkpointing
 from cs_systems.checkpointing import unavailable as checkpointing_unavailable
 from cs_systems.config import Mode, Precision, RunConfig
-from cs_systems.cost import COMPUTE_BYTES, PARAMETER_BYTES
 from cs_systems.device import Device
+from cs_systems.formulas import cost, memory_model
+from cs_systems.formulas.cost import COMPUTE_BYTES, PARAMETER_BYTES
+from cs_systems.formulas.parallel_cost import Payload, payload, tensor_rank_cost
+from cs_systems.formulas.parallel_memory import step_memory_of_a_rank
 from cs_systems.losses import cross_entropy
 from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import hides_gradients
-from cs_systems.parallel_cost import Payload, payload, tensor_rank_cost
-from cs_systems.parallel_memory import step_memory_of_a_rank
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend

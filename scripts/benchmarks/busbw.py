@@ -24,9 +24,9 @@ import torch.distributed as dist
 
 from cs_systems import stats, world
 from cs_systems.cli.comm import parse_sizes
-from cs_systems.collectives import COLLECTIVES, CollectiveShape, busbw, calls_for, readable_bytes
 from cs_systems.config import RunConfig
 from cs_systems.device import Device, resolve
+from cs_systems.formulas.collectives import COLLECTIVES, CollectiveShape, busbw, calls_for, readable_bytes
 from cs_systems.timing import measure
 from cs_systems.workloads.collective import Collective
 

@@ -14,7 +14,7 @@ from cs_systems.analysis.difference import difference, doubts
 from cs_systems.analysis.profile import Profile, profile
 from cs_systems.analysis.read import read
 from cs_systems.config import ConfigError
-from cs_systems.cost import PhaseCost
+from cs_systems.formulas.cost import PhaseCost
 
 from .conftest import MAIN
 

@@ -10,8 +10,8 @@ import pytest
 
 from cs_systems.cli import main, memory
 from cs_systems.config import PRESETS, RunConfig
-from cs_systems.memory_fit import CONTEXT_BYTES, algorithm_of
-from cs_systems.memory_model import step_memory
+from cs_systems.formulas.memory_fit import CONTEXT_BYTES, algorithm_of
+from cs_systems.formulas.memory_model import step_memory
 from cs_systems.record import RunRecord, read_records
 
 TINY = ["memory", "--size", "tiny", "--device", "cpu"]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from cs_systems.formulas.parallel_cost import Payload
 from cs_systems.parallel import compose
-from cs_systems.parallel_cost import Payload
 from tests.parallel.ranks import cases, composed, strategies
 from tests.parallel.training import (
     CONFIG,

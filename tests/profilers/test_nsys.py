@@ -20,8 +20,8 @@ import cs_systems
 from cs_systems.analysis.nsys import exported
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, RunConfig
-from cs_systems.cost import FULL_MATRIX_CUDA
-from cs_systems.memory_model import kept_by_a_block
+from cs_systems.formulas.cost import FULL_MATRIX_CUDA
+from cs_systems.formulas.memory_model import kept_by_a_block
 from cs_systems.profilers import ProfileLost, nsys, nsys_memory
 from cs_systems.profilers.residuals import gradients_of_a_block
 from cs_systems.record import Row, RunRecord, read_records

@@ -12,7 +12,7 @@ import pytest
 from cs_systems.analysis.tables import TABLES
 from cs_systems.cli.profile import print_profile
 from cs_systems.config import PRESETS, RunConfig, describe
-from cs_systems.cost import PhaseCost
+from cs_systems.formulas.cost import PhaseCost
 from cs_systems.profilers._tables import costs_of, overhead, tables
 from cs_systems.record import Measurement, Row, RunRecord, Sample
 from tests.test_record import ENVIRONMENT

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cs_systems.collectives import CollectiveShape
 from cs_systems.config import RunConfig
+from cs_systems.formulas.collectives import CollectiveShape
 from cs_systems.record import Measurement, RunRecord, Sample
 from cs_systems.report import collectives, frame, plot, table
 from tests.test_record import ENVIRONMENT

@@ -131,7 +131,7 @@ def test_out_of_memory_is_a_result_with_nulls(script: Any) -> None:
 def test_the_packed_function_is_predicted_to_take_what_was_reported_of_it(script: Any) -> None:
     """1288.0 MB: batch 32, length 1024, 32 heads of 64, FlashAttention-2 on a packed tensor."""
     from cs_systems.attention import AttentionCall
-    from cs_systems.attention_memory import attention_memory
+    from cs_systems.formulas.attention_memory import attention_memory
 
     algorithm = script.FLASH2.algorithm(AttentionCall("cuda", "float16", 64, 1024, 1024, 32, 32))
     prediction = attention_memory(AttentionShape(32, 32, 1024, 64), Mode.FORWARD_BACKWARD, 2, algorithm)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from cs_systems.config import RunConfig
-from cs_systems.cost import FULL_MATRIX_CUDA
-from cs_systems.memory_model import step_memory
+from cs_systems.formulas.cost import FULL_MATRIX_CUDA
+from cs_systems.formulas.memory_model import step_memory
 from cs_systems.record import RunRecord
 
 NAMES = {

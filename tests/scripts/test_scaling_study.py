@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cs_systems.collectives import CollectiveShape
 from cs_systems.config import RunConfig, preset
-from cs_systems.scaling import Layout, Sharing
+from cs_systems.formulas.collectives import CollectiveShape
+from cs_systems.formulas.scaling import Layout, Sharing
 
 
 @pytest.fixture(scope="module")

@@ -13,14 +13,14 @@ from torch import nn
 import cs_systems
 from cs_systems.cli import main
 from cs_systems.config import ModelConfig, RunConfig
-from cs_systems.cost import FULL_MATRIX
+from cs_systems.formulas.cost import FULL_MATRIX
+from cs_systems.formulas.memory_model import kept_by_a_block, step_memory
 from cs_systems.losses import cross_entropy
-from cs_systems.memory_model import kept_by_a_block, step_memory
-from cs_systems.memory_readings import backward_of_blocks
 from cs_systems.model import BasicTransformerLM, RMSNorm
 from cs_systems.profilers.residuals import gradients_of_a_block
-from cs_systems.saved_tensors import by_block, saved_tensors, summed
-from tests.test_memory_model import LiveBytes
+from cs_systems.watch.memory_readings import backward_of_blocks
+from cs_systems.watch.saved_tensors import by_block, saved_tensors, summed
+from tests.formulas.test_memory_model import LiveBytes
 
 MODEL = ModelConfig("wide", 64, 192, 3, 4, 500, 64)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cs_systems.config import Phase
-from cs_systems.memory_model import Components, MemoryPrediction
+from cs_systems.formulas.memory_model import Components, MemoryPrediction
 
 BUILT = "built"
 STAGES = (BUILT, Phase.FORWARD.value, Phase.BACKWARD.value, Phase.OPTIMIZER.value)

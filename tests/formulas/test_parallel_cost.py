@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cs_systems.config import Mode, Precision, preset
-from cs_systems.cost import FULL_MATRIX, parameter_count, step_cost
-from cs_systems.parallel_cost import (
+from cs_systems.formulas.cost import FULL_MATRIX, parameter_count, step_cost
+from cs_systems.formulas.parallel_cost import (
     Payload,
     averaging_bytes,
     fully_sharded_bytes,

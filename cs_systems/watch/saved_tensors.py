@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from cs_systems.instrument import BackwardRoots, nodes_below
 from cs_systems.record import Row
+from cs_systems.watch.instrument import BackwardRoots, nodes_below
 
 
 class SavedTensors:

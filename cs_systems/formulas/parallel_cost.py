@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from cs_systems.config import ModelConfig, Phase
-from cs_systems.cost import PhaseCost, parameter_count
+from cs_systems.formulas.cost import PhaseCost, parameter_count
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from cs_systems.checkpoint_plan import Segment, items, segments
 from cs_systems.config import Mode, Phase, RunConfig
-from cs_systems.cost import COMPUTE_BYTES, PARAMETER_BYTES, TARGET_BYTES, AttentionAlgorithm, parameter_count
-from cs_systems.cuda_allocator import CUBLAS_WORKSPACE_BYTES, rounding
+from cs_systems.formulas.checkpoint_plan import Segment, items, segments
+from cs_systems.formulas.cost import COMPUTE_BYTES, PARAMETER_BYTES, TARGET_BYTES, AttentionAlgorithm, parameter_count
+from cs_systems.formulas.cuda_allocator import CUBLAS_WORKSPACE_BYTES, rounding
 
 Components = dict[str, int]
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from cs_systems.checkpoint_plan import Segment, segments
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Phase, Precision
+from cs_systems.formulas.checkpoint_plan import Segment, segments
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from torch import Tensor, fx
 import cs_systems
 from cs_systems.analysis.names import meaning
 from cs_systems.annotate import TRACED, Label, RecordFunctionRanges, closing_marks, listening, mark
-from cs_systems.compiled_ranges import LabelledGraph, MarkingWrapper, marked_code
 from cs_systems.config import PRESETS, RunConfig
-from cs_systems.instrument import annotated
 from cs_systems.model import BasicTransformerLM
-from tests.test_instrument import Journal, holds, layer, train_step
+from cs_systems.watch.compiled_ranges import LabelledGraph, MarkingWrapper, marked_code
+from cs_systems.watch.instrument import annotated
+from tests.watch.test_instrument import Journal, holds, layer, train_step
 
 CONFIG = replace(PRESETS["tiny"], num_layers=2)
 MARK = re.compile(r" *mark\(.*\)|from cs_systems\.annotate import .*|call = closing_marks\(call\)")

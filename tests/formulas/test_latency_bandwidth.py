@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cs_systems.latency_bandwidth import fit
+from cs_systems.formulas.latency_bandwidth import fit
 
 SIZES = [2**k for k in range(10, 31, 2)]
 alphas = st.floats(1e-6, 1e-2)

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from cs_systems.collectives import COLLECTIVES, DIVIDED, ELEMENT_BYTES, CollectiveShape, busbw, calls_for
 from cs_systems.config import ConfigError, RunConfig, describe
+from cs_systems.formulas.collectives import COLLECTIVES, DIVIDED, ELEMENT_BYTES, CollectiveShape, busbw, calls_for
 from cs_systems.runner import run
 
 

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cs_systems.config import AttentionShape, ModelConfig
-from cs_systems.cost import block_parameter_count, credited_attention_flops
-from cs_systems.parallel_cost import all_reduce_bytes, shard_bytes
-from cs_systems.streams import Timeline
+from cs_systems.formulas.cost import block_parameter_count, credited_attention_flops
+from cs_systems.formulas.parallel_cost import all_reduce_bytes, shard_bytes
+from cs_systems.formulas.streams import Timeline
 
 COMPUTE, DATA, TENSOR = "compute", "data", "tensor"  # streams: one for each of the two communicators
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cs_systems.config import RunConfig, preset
-from cs_systems.cost import FULL_MATRIX, parameter_count
-from cs_systems.memory_model import step_memory
-from cs_systems.parallel_memory import STAGES, of_a_rank, state_by_stage, step_memory_of_a_rank
+from cs_systems.formulas.cost import FULL_MATRIX, parameter_count
+from cs_systems.formulas.memory_model import step_memory
+from cs_systems.formulas.parallel_memory import STAGES, of_a_rank, state_by_stage, step_memory_of_a_rank
 
 EVERYTHING = {"batch", "optimizer", "gradients", "parameters"}
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cs_systems.config import preset
-from cs_systems.parallel_cost import averaging_bytes, fully_sharded_bytes, payload, tensor_parallel_bytes
-from cs_systems.scaling import (
+from cs_systems.formulas.parallel_cost import averaging_bytes, fully_sharded_bytes, payload, tensor_parallel_bytes
+from cs_systems.formulas.scaling import (
     DATA,
     TENSOR,
     Cluster,

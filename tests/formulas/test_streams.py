@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cs_systems.streams import Timeline
+from cs_systems.formulas.streams import Timeline
 
 seconds = st.floats(0, 1e3)
 

@@ -15,7 +15,7 @@ from cs_systems.analysis.dtypes import contradiction, table
 from cs_systems.attention.naive import attention
 from cs_systems.config import PRESETS, Mode, Precision, RunConfig
 from cs_systems.device import resolve
-from cs_systems.dtype_readings import DtypeReadings, reading
+from cs_systems.watch.dtype_readings import DtypeReadings, reading
 from cs_systems.workloads import Unavailable, Workload
 
 CPU = resolve("cpu")

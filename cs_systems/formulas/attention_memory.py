@@ -5,9 +5,9 @@ from __future__ import annotations
 from operator import itemgetter
 
 from cs_systems.config import AttentionShape, Mode
-from cs_systems.cost import AttentionAlgorithm
-from cs_systems.cuda_allocator import CUBLAS_WORKSPACE_BYTES
-from cs_systems.memory_model import MemoryPrediction
+from cs_systems.formulas.cost import AttentionAlgorithm
+from cs_systems.formulas.cuda_allocator import CUBLAS_WORKSPACE_BYTES
+from cs_systems.formulas.memory_model import MemoryPrediction
 
 
 def attention_memory(

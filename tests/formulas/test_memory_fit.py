@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from cs_systems import plugins
 from cs_systems.attention import AttentionCall
-from cs_systems.attention_memory import attention_memory
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig, preset
-from cs_systems.cost import COMPUTE_BYTES, recomputed_flops
-from cs_systems.cuda_allocator import CUBLAS_WORKSPACE_BYTES, rounding
-from cs_systems.memory_fit import algorithm_of, cheapest_plan, fits, needed_bytes, plans
-from cs_systems.memory_model import phase_memory, step_memory
+from cs_systems.formulas.attention_memory import attention_memory
+from cs_systems.formulas.cost import COMPUTE_BYTES, recomputed_flops
+from cs_systems.formulas.cuda_allocator import CUBLAS_WORKSPACE_BYTES, rounding
+from cs_systems.formulas.memory_fit import algorithm_of, cheapest_plan, fits, needed_bytes, plans
+from cs_systems.formulas.memory_model import phase_memory, step_memory
 from cs_systems.record import read_records
 
 MIB, GIB = 2**20, 2**30
-MEASURED = sorted((Path(__file__).parent.parent / "profiles").glob("*/records.jsonl"))
+MEASURED = sorted((Path(__file__).parents[2] / "profiles").glob("*/records.jsonl"))
 
 
 @pytest.mark.parametrize(

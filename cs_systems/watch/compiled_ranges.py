@@ -30,7 +30,7 @@ from torch._inductor.virtualized import V
 from torch.fx import Graph, GraphModule, Node
 
 from cs_systems.annotate import TRACED, Label, tracing_names
-from cs_systems.instrument import range_name
+from cs_systems.watch.instrument import range_name
 
 
 @contextmanager

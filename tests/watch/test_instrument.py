@@ -18,9 +18,9 @@ from torch.autograd.graph import Node
 
 from cs_systems.annotate import RecordFunctionRanges, annotate
 from cs_systems.config import PRESETS, Phase
-from cs_systems.instrument import BackwardToo, annotate_model, annotated, range_name
 from cs_systems.losses import cross_entropy
 from cs_systems.model import BasicTransformerLM
+from cs_systems.watch.instrument import BackwardToo, annotate_model, annotated, range_name
 
 CONFIG = replace(PRESETS["tiny"], num_layers=3)
 TOKENS = torch.randint(CONFIG.vocab_size, (2, 32), generator=torch.Generator().manual_seed(0))

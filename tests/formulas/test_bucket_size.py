@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cs_systems.bucket_size import (
+from cs_systems.config import PRESETS
+from cs_systems.formulas.bucket_size import (
     Link,
     best_count,
     best_size_bytes,
@@ -17,8 +18,7 @@ from cs_systems.bucket_size import (
     exposed_s,
     parameter_sizes,
 )
-from cs_systems.config import PRESETS
-from cs_systems.cost import parameter_count
+from cs_systems.formulas.cost import parameter_count
 
 links = st.builds(Link, st.floats(1e-6, 1e-3), st.floats(1e9, 1e12))
 gradients = st.floats(1e6, 1e11)

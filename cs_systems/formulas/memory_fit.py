@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from cs_systems import plugins
-from cs_systems.checkpoint_plan import ONE_OPERATOR
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig
-from cs_systems.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm, recomputed_flops
-from cs_systems.cuda_allocator import MIB
-from cs_systems.memory_model import step_memory
+from cs_systems.formulas.checkpoint_plan import ONE_OPERATOR
+from cs_systems.formulas.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm, recomputed_flops
+from cs_systems.formulas.cuda_allocator import MIB
+from cs_systems.formulas.memory_model import step_memory
 
 # The CUDA context of a process with its modules loaded: memory of the device that no allocator gave out. Measured
 # on one H200 with CUDA 13.0 in each of seven cells: profiles/c17_reconciling.

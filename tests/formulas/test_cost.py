@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cs_systems import cost
 from cs_systems.config import PRESETS, AttentionShape, Mode, ModelConfig, Precision, preset
-from cs_systems.cost import FULL_MATRIX, AttentionAlgorithm
-from cs_systems.peaks import DATA_SHEETS, peak_bandwidth, peak_flops, peak_link
+from cs_systems.formulas import cost
+from cs_systems.formulas.cost import FULL_MATRIX, AttentionAlgorithm
+from cs_systems.formulas.peaks import DATA_SHEETS, peak_bandwidth, peak_flops, peak_link
 
 ODD = ModelConfig(d_model=48, d_ff=100, num_layers=3, num_heads=3, vocab_size=77, context_length=64)
 TILED = AttentionAlgorithm(block_q=16, block_k=16, backward_matmuls=5)

@@ -31,8 +31,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cs_systems.collectives import BUS_FACTORS
 from cs_systems.config import ModelConfig
+from cs_systems.formulas.collectives import BUS_FACTORS
 
 
 @dataclass(frozen=True)
