@@ -41,7 +41,7 @@ MALFORMED = {
     "time --timeout-s 0": "the timeout is 0 s: it must be more than 0, or left out",
     "time --memory-limit lots": "'lots' is not an amount of memory: write 8GiB, 24GB or 512B",
     "time --memory-limit 8": "'8' has no unit: write 8GiB, 8GB, or 8B for bytes",
-    "time --memory-limit 0B": "memory_limit_bytes is 0: it must be at least 1",
+    "time --memory-limit 0B": "'0B' is nothing: write 8GiB, 24GB or 512B",
     "attention --d-head 0": "d_head is 0: it must be at least 1",
     "attention --batch-size 0 --context-length 8": "batch is 0: it must be at least 1",
     "parallel --strategy ddp": "unknown parallel strategy 'ddp': did you mean ",

@@ -61,7 +61,8 @@ class Step:
         return rows, (16, 16), 4 * ((rows + keys) * (d_head + 1) + keys * d_head + rows * (keys + 1))
 
 
-_FLAGS = ("-O3", "-ffast-math", "-shared", "-fPIC")
+# What lets the compiler reorder sums. -ffast-math itself would link code that flushes subnormals in the whole process.
+_FLAGS = ("-O3", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-shared", "-fPIC")
 _ROW_BY_THREAD = ("shared", "padded", "coalesced")
 _PATCH = {"ROW_PATCH": 4, "KEY_PATCH": 4}
 _ASYNC = {**_PATCH, "UNROLL": 8, "SHARED": 1, "PADDING": 4, "COALESCED": 1, "ASYNC": 1}

@@ -63,7 +63,7 @@ def test_sizes_are_one_or_a_range(text: str, sizes: list[int]) -> None:
         (("--size", "1KiB:2KiB:1"), "'1KiB:2KiB:1' is no range of sizes: write 1KiB:1GiB, or 1KiB:1GiB:2 to double"),
         (("--size", "2KiB:1KiB"), "'2KiB:1KiB' is no range of sizes: begin above 0, and end at or after the first"),
         (("--size", "many"), "'many' is not an amount of memory"),
-        (("--size", "0B"), "size_bytes is 0: it must be at least 1"),
+        (("--size", "0B"), "'0B' is nothing: write 8GiB, 24GB or 512B"),
         (("--size", "1KiB", "--world-size", "3"), "all_gather of 1,024 bytes is no whole number of fp32 for each of 3"),
         (("--collective", "allreduce"), "unknown collective 'allreduce': did you mean all_reduce"),
         (("--dtype", "fp12"), "unknown dtype 'fp12': did you mean"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,11 @@ def test_the_sequential_program_is_attention(batch: int, n: int, d: int) -> None
     q, k, v = torch.randn(3, batch, n, d).unbind()
     right = scaled_dot_product_attention(q.double(), k.double(), v.double())
     torch.testing.assert_close(attend_reference(q, k, v).double(), right, rtol=1e-5, atol=1e-5)
+
+
+def test_the_sequential_program_leaves_the_process_its_subnormals() -> None:
+    attend_reference(*torch.randn(3, 1, 4, 4).unbind())
+    assert sys.float_info.min / 2 > 0
 
 
 def test_a_mistyped_step_and_tensors_of_a_cpu_are_refused() -> None:
