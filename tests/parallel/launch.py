@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import Any
 
 
+NATIVE_CRASHES = {-6, -11}  # SIGABRT, SIGSEGV
+
+
+class NativeCrash(AssertionError):
+    """A rank died in native code, which Python's exceptions do not explain."""
+
+
 def launch(target: Callable[..., None], world_size: int, folder: Path, *, limit_s: float) -> None:
     """Run `target(rank, world_size, folder)` in N processes; AssertionError for a rank that fails or takes longer."""
     spawn = multiprocessing.get_context("spawn")
@@ -21,7 +28,9 @@ def launch(target: Callable[..., None], world_size: int, folder: Path, *, limit_
             process.start()
         while any(process.is_alive() for process in ranks):
             failed = {rank: p.exitcode for rank, p in enumerate(ranks) if p.exitcode}
-            assert not failed, f"exit codes by rank: {failed}"
+            kind = NativeCrash if set(failed.values()) & NATIVE_CRASHES else AssertionError
+            if failed:
+                raise kind(f"exit codes by rank: {failed}")
             alive = [rank for rank, p in enumerate(ranks) if p.is_alive()]
             assert time.monotonic() < end, f"ranks {alive} still ran after {limit_s} s"
             time.sleep(0.05)

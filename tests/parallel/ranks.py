@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -93,6 +94,7 @@ def run_gpu_rank(rank: int, world_size: int, folder: Path) -> None:
 
 def _join(backend: str, rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
+    faulthandler.enable()  # where a rank was when native code killed it
     dist.init_process_group(
         backend,
         init_method=f"file://{folder}/store",
