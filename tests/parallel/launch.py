@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 NATIVE_CRASHES = {-6, -11}  # SIGABRT, SIGSEGV
 
 
@@ -27,16 +26,21 @@ def launch(target: Callable[..., None], world_size: int, folder: Path, *, limit_
         for process in ranks:
             process.start()
         while any(process.is_alive() for process in ranks):
-            failed = {rank: p.exitcode for rank, p in enumerate(ranks) if p.exitcode}
-            kind = NativeCrash if set(failed.values()) & NATIVE_CRASHES else AssertionError
-            if failed:
-                raise kind(f"exit codes by rank: {failed}")
+            _check(ranks)
             alive = [rank for rank, p in enumerate(ranks) if p.is_alive()]
             assert time.monotonic() < end, f"ranks {alive} still ran after {limit_s} s"
             time.sleep(0.05)
-        assert [p.exitcode for p in ranks] == [0] * world_size
+        _check(ranks)
     finally:
         for process in ranks:
             if process.pid is not None:
                 process.kill()
                 process.join()
+
+
+def _check(ranks: list[Any]) -> None:
+    """Raise for ranks that have failed; one that still runs has no exit code yet."""
+    failed = {rank: p.exitcode for rank, p in enumerate(ranks) if p.exitcode}
+    kind = NativeCrash if set(failed.values()) & NATIVE_CRASHES else AssertionError
+    if failed:
+        raise kind(f"exit codes by rank: {failed}")
