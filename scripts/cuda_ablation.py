@@ -24,6 +24,7 @@ from _kernels import clean
 from _study import Cell, Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, Mode, Precision, RunConfig
+from cs_systems.formulas.peaks import peak_flops
 from cs_systems.profilers.ncu import chosen
 from cs_systems.record import Row
 from cs_systems.report.units import human
@@ -100,13 +101,20 @@ def cumulative(cells: Sequence[Cell]) -> list[Row]:
         rate = flops(MAIN) / time_s
         rows.append(
             {
-                "step": name, "time_s": time_s, "spread_s": found[name]["range_s"],
+                "step": name, "time_s": time_s, "p10_s": found[name]["p10_s"], "p90_s": found[name]["p90_s"],
                 "faster than before": before / time_s,
-                "faster than naive": first / time_s, "flops_per_s": rate, "of peak_share": found[name]["forward.mfu"],
+                "faster than naive": first / time_s, "flops_per_s": rate, "of peak_share": _of_peak(found[name], rate),
             }
         )  # fmt: skip
         before = time_s
     return rows
+
+
+def _of_peak(found: Cell, flops_per_s: float) -> float | None:
+    """Of what the device can do at the step's precision; None where that is not known."""
+    machine = found.record.environment
+    peak = peak_flops(machine.device_name, found.record.run_config.precision) if machine else None
+    return flops_per_s / peak.per_s if peak else None
 
 
 def left_out(cells: Sequence[Cell]) -> list[Row]:
