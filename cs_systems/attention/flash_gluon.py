@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
 from cs_systems.attention._mask import causal_offset
+from cs_systems.attention._operators import operators
 from cs_systems.attention._refusals import no_cuda, wrong_dtype
 from cs_systems.formulas.cost import AttentionAlgorithm
 
@@ -137,28 +138,7 @@ def _multiprocessors(tensor: Tensor) -> int:
     return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
 
 
-@torch.library.custom_op("cs_systems::flash_gluon_forward", mutates_args=())
-def _forward_op(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> tuple[Tensor, Tensor]:
-    return _forward(q, k, v, causal, offset, scale)
-
-
-@_forward_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-
-@torch.library.custom_op("cs_systems::flash_gluon_backward", mutates_args=())
-def _backward_op(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool, offset: int, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _backward(q, k, v, o, lse, do, causal, offset, scale)
-
-
-@_backward_op.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool, offset: int, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+_forward_op, _backward_op = operators("flash_gluon", _forward, _backward)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:

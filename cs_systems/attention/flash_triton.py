@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._mask import causal_offset
+from cs_systems.attention._operators import operators
 from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.kernels.flash_triton_configs import Tiles, padded_d_head, tiles_for
 
@@ -121,28 +122,7 @@ def _backward(
     return dq, dk, dv
 
 
-@torch.library.custom_op("cs_systems::flash_triton_forward", mutates_args=())
-def _forward_op(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> tuple[Tensor, Tensor]:
-    return _forward(q, k, v, causal, offset, scale)
-
-
-@_forward_op.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-
-@torch.library.custom_op("cs_systems::flash_triton_backward", mutates_args=())
-def _backward_op(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool, offset: int, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _backward(q, k, v, o, lse, do, causal, offset, scale)
-
-
-@_backward_op.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool, offset: int, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+_forward_op, _backward_op = operators("flash_triton", _forward, _backward)
 
 
 def _as_4d(x: Tensor) -> Tensor:
