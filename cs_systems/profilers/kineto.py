@@ -6,7 +6,7 @@ It records autograd's sequence numbers too, which is what the attribution of bac
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,17 +24,21 @@ def trace_path(out: Path) -> Path:
 
 
 @contextmanager
-def region(out: Path, device: Device, model: Any) -> Iterator[None]:
-    """Record the host, and the device where there is one; the trace is written on leaving."""
+def recording(out: Path, device: Device, ranges: AbstractContextManager[object]) -> Iterator[None]:
+    """Record the host, and the device where there is one, inside of `ranges`; the trace is written on leaving."""
     from torch.profiler import ProfilerActivity, profile
 
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
+    with profile(activities=activities) as profiler, ranges:
+        yield
+    profiler.export_chrome_trace(str(trace_path(out)))
+
+
+def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None]:
     from cs_systems.annotate import RecordFunctionRanges
     from cs_systems.watch.instrument import annotated
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
-    with profile(activities=activities) as profiler, annotated(RecordFunctionRanges(), model):
-        yield
-    profiler.export_chrome_trace(str(trace_path(out)))
+    return recording(out, device, annotated(RecordFunctionRanges(), model))
 
 
 def collect(out: Path, record: RunRecord) -> Collected:

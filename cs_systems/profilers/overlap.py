@@ -6,8 +6,7 @@ Without ranges around modules, so that it disturbs a step less than `kineto` doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,26 +15,18 @@ from cs_systems.analysis.read import read
 from cs_systems.config import ConfigError
 from cs_systems.profilers import Collected, ProfileLost, Profiler, rank_file
 from cs_systems.profilers._tables import overhead
+from cs_systems.profilers.kineto import recording, trace_path
 from cs_systems.record import Caveat, RunRecord
 
 if TYPE_CHECKING:
     from cs_systems.device import Device
 
 
-def trace_path(out: Path) -> Path:
-    return Path(f"{out}.trace.json.gz")
-
-
-@contextmanager
-def region(out: Path, device: Device, model: Any) -> Iterator[None]:
-    from torch.profiler import ProfilerActivity, profile
-
+def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None]:
+    """As kineto's, with ranges of phases alone."""
     from cs_systems.annotate import RecordFunctionRanges, listening
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
-    with profile(activities=activities) as profiler, listening(RecordFunctionRanges()):
-        yield
-    profiler.export_chrome_trace(str(trace_path(out)))
+    return recording(out, device, listening(RecordFunctionRanges()))
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
