@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from cs_systems.cli._options import Sweep
-from cs_systems.cli._output import terminal_width
+from cs_systems.cli._output import terminal_width, writing
 from cs_systems.config import RunConfig, describe
 from cs_systems.record import RunRecord, read_records, records_path
 from cs_systems.report.progress import outcome, progress_lines
@@ -43,6 +43,22 @@ def run_and_report(
     print(render(records, width=width, color=width is not None))
     print(f"records: {records_path(folder)}")
     print(f"report:  cs-systems report {folder} --format html --output {folder / 'report.html'}")
+    return exit_status(records)
+
+
+def told_beside(
+    format: str, folder: Path, records: Sequence[RunRecord], kind: str, figure: Path, drawn: Sequence[RunRecord]
+) -> int:
+    """After a command's own tables: draw the figure of the records `drawn`, if they can fill it, say where everything
+    is, and return the exit status. Where the tables are for another program, this goes beside them."""
+    from cs_systems.report import plot
+
+    beside = sys.stdout if format == "terminal" else sys.stderr
+    if kind in plot.kinds(drawn):
+        with writing(figure):
+            plot.save(drawn, figure, kind)
+        print(f"figure:  {figure}", file=beside)
+    print(f"records: {records_path(folder)}", file=beside)
     return exit_status(records)
 
 

@@ -7,16 +7,14 @@ for a late rank are told apart from the transfer. Ranks use NCCL on GPUs, gloo o
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, Names, Numbers, Steps, Sweep, optional, parse_bytes
-from cs_systems.cli._output import TableFormat, deliver, terminal_width, writing
+from cs_systems.cli._output import TableFormat, deliver, terminal_width
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.formulas.collectives import COLLECTIVES, ELEMENT_BYTES, CollectiveShape, calls_for, readable_bytes
 from cs_systems.record import Row, RunRecord
@@ -113,19 +111,15 @@ ARGS = Comm
 
 
 def run(args: Comm) -> int:
-    from cs_systems.cli._sweep import exit_status, measured, print_cells
-    from cs_systems.record import records_path
+    from cs_systems.cli._sweep import measured, print_cells, told_beside
 
     configs = args.cells.configs(args.steps)
     if args.sweep.dry_run:
         return print_cells(args.sweep.of_part(configs), args.sweep.timeout_s)
     folder, records = measured(configs, args.sweep, "comm", args.steps.seed)
-    deliver("\n".join(texts(records, args.format, terminal_width(args.output))), args.format, args.output)
-    beside = sys.stdout if args.format == "terminal" else sys.stderr
-    if file := _draw(records, args.figure or folder / "figure.svg"):
-        print(f"figure:  {file}", file=beside)
-    print(f"records: {records_path(folder)}", file=beside)
-    return exit_status(records)
+    told = "\n".join(texts(records, args.format, terminal_width(args.output)))
+    deliver(told, args.format, args.output)
+    return told_beside(args.format, folder, records, "collectives", args.figure or folder / "figure.svg", records)
 
 
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
@@ -155,13 +149,3 @@ def _telling(rows: Sequence[Row], titles: Sequence[str]) -> list[str]:
 def _readable(name: str, value: object) -> object:
     """A size of a message in its own unit, for they go from KiB to GiB."""
     return readable_bytes(value) if name == "size_bytes" and isinstance(value, int) else value
-
-
-def _draw(records: Sequence[RunRecord], file: Path) -> Path | None:
-    from cs_systems.report import plot
-
-    if "collectives" not in plot.kinds(records):
-        return None
-    with writing(file):
-        plot.save(records, file, "collectives")
-    return file

@@ -7,16 +7,14 @@ rest, as what all are compared with. Every cell is timed cleanly, and recorded a
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeInt, MaybeNames, MaybePath, ModelCells, Names, Numbers, Steps, Sweep, optional
-from cs_systems.cli._output import TableFormat, deliver, terminal_width, writing
+from cs_systems.cli._output import TableFormat, deliver, terminal_width
 from cs_systems.config import ConfigError, RunConfig, describe, one_of
 from cs_systems.record import Row, RunRecord
 
@@ -83,8 +81,7 @@ ARGS = Parallel
 
 
 def run(args: Parallel) -> int:
-    from cs_systems.cli._sweep import exit_status, measured, print_cells
-    from cs_systems.record import records_path
+    from cs_systems.cli._sweep import measured, print_cells, told_beside
     from cs_systems.runner import check
 
     configs = cells(args)
@@ -92,12 +89,10 @@ def run(args: Parallel) -> int:
     if args.sweep.dry_run:
         return print_cells(args.sweep.of_part(configs), args.sweep.timeout_s)
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
-    deliver("\n".join(texts(records, args.format, terminal_width(args.output))), args.format, args.output)
-    beside = sys.stdout if args.format == "terminal" else sys.stderr
-    if file := _draw(records, args.figure or folder / "streams.svg"):
-        print(f"figure:  {file}", file=beside)
-    print(f"records: {records_path(folder)}", file=beside)
-    return exit_status(records)
+    told = "\n".join(texts(records, args.format, terminal_width(args.output)))
+    deliver(told, args.format, args.output)
+    recorded = [record for record in records if record.results.get("streams")]
+    return told_beside(args.format, folder, records, "streams", args.figure or folder / "streams.svg", recorded)
 
 
 def cells(args: Parallel) -> list[RunConfig]:
@@ -191,14 +186,3 @@ def _table(
 
 def _percent(name: str, value: Any) -> Any:
     return f"{value:.1%}" if name in PERCENT and value is not None else value
-
-
-def _draw(records: Sequence[RunRecord], file: Path) -> Path | None:
-    from cs_systems.report import plot
-
-    recorded = [record for record in records if record.results.get("streams")]
-    if not recorded:
-        return None
-    with writing(file):
-        plot.save(recorded, file, "streams")
-    return file
