@@ -1,15 +1,23 @@
-"""What sharding costs: `fsdp` against PyTorch's FSDP2 and a model that is not sharded, in turn, in one group of ranks.
+"""What strategies cost the host, and what sharding costs: each against the model alone, in turn, in one group of ranks.
 
-Question: how much of the host does sharding take, how long is a step, and how much memory does it need at its peak?
+Question: how much of the host does a strategy take? And sharded, by `fsdp` or PyTorch's FSDP2, how long is a step, and
+    how much memory does it need at its peak?
 Method: `launches` is a model of 24 blocks that are so small that a step is the host's work alone: per phase the
     processor time of the thread that submits it (on a CPU, where that is backward's too; waiting for peers is not
-    counted) or the time until it is submitted (on a GPU), and how many operators a step asks for. `medium` and `2.7B`
-    are real steps: round by round each variant is built anew, runs steps that are not timed and then the timed ones;
-    a step is the slowest rank's, the peak the largest rank's. `alone` is the model on each rank without communication.
-    All run under bf16 autocast; the sharded ones gather and reduce in bf16. A rank's rows are --batch-size.
+    counted) or the time until it is submitted (on a GPU), and how many operators a step asks for. `host` is that time
+    for every data-parallel strategy at `medium` (on a CPU with the tiny blocks), all resident and visited in turn, and
+    is meant for one rank, where nobody waits for a peer. `behind_s` says what a time is worth: how far the device was
+    behind when backward was submitted. It takes about a thousand launches in advance, so up to some milliseconds
+    nothing made the host wait, and `host_s` is its work alone. What NCCL plans for several ranks is not in it,
+    nor are FSDP2's collectives, of which it starts none then.
+    `medium` and `2.7B` are real steps: round by round each variant is built anew, runs steps that are not timed and
+    then the timed ones; a step is the slowest rank's, the peak the largest rank's. `alone` is the model on each rank
+    without communication. All run under bf16 autocast; the sharded ones gather and reduce in bf16. A rank's rows are
+    --batch-size.
 Output: a row a variant in DIR/SCALE.jsonl, DIR/SCALE.md and on the terminal, with medians and 10% and 90% quantiles.
     DIR is of one machine: a second run of a scale replaces the first. What was measured: profiles/fsdp_launches/.
 
+    torchrun --standalone --nproc-per-node 1 scripts/benchmarks/fsdp_launches.py --scale host
     torchrun --standalone --nproc-per-node 2 scripts/benchmarks/fsdp_launches.py --scale launches
     torchrun --standalone --nproc-per-node 2 scripts/benchmarks/fsdp_launches.py --scale full --budget-s 60
 """
@@ -41,20 +49,42 @@ from cs_systems.report.rows import render_rows
 from cs_systems.timing import measure
 
 ALONE, PATIENCE_S = "alone", 120.0
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+Variant = tuple[str, dict[str, Any]]  # a strategy and its options
+VARIANTS: dict[str, Variant] = {
     ALONE: ("", {}),
     "fsdp": ("fsdp", {}),
     "torch_fsdp2": ("torch_fsdp2", {}),
     "torch_fsdp2, no reshard": ("torch_fsdp2", {"reshard_after_forward": False}),
 }
-SCALES = {"launches": ["launches"], "medium": ["medium"], "2.7B": ["2.7B"], "full": ["launches", "medium", "2.7B"]}
+STRATEGIES: dict[str, Variant] = {
+    ALONE: ("", {}),
+    "torch_ddp": ("torch_ddp", {}),
+    "torch_ddp 100 MB, view": ("torch_ddp", {"bucket_size_mb": 100, "gradient_as_bucket_view": True}),
+    "torch_ddp 1 byte, view": ("torch_ddp", {"bucket_size_mb": 2**-20, "gradient_as_bucket_view": True}),
+    "ddp_naive": ("ddp_naive", {}),
+    "ddp_flat": ("ddp_flat", {}),
+    "ddp_overlap": ("ddp_overlap", {}),
+    "ddp_bucketed 25 MB": ("ddp_bucketed", {"bucket_size_mb": 25}),
+    "ddp_bucketed 100 MB": ("ddp_bucketed", {"bucket_size_mb": 100}),
+    "ddp_bucketed 1000 MB": ("ddp_bucketed", {"bucket_size_mb": 1000}),
+    "zero1_flat": ("zero1_flat", {}),
+    "fsdp": ("fsdp", {}),
+    "torch_fsdp2": ("torch_fsdp2", {}),
+}
+SCALES = {
+    "host": ["host"],
+    "launches": ["launches"],
+    "medium": ["medium"],
+    "2.7B": ["2.7B"],
+    "full": ["launches", "medium", "2.7B"],
+}
 TINY = ModelConfig("launches", 64, 128, num_layers=24, num_heads=2, vocab_size=64, context_length=8)
 
 
 class Step:
     """A training step of one variant: a Workload."""
 
-    def __init__(self, variant: str, config: ModelConfig, rows: int, attention: str, device: Device) -> None:
+    def __init__(self, variant: Variant, config: ModelConfig, rows: int, attention: str, device: Device) -> None:
         torch.manual_seed(0)
         with device.torch:
             model = BasicTransformerLM(config, attention)
@@ -62,8 +92,10 @@ class Step:
             self.tokens, self.targets = (
                 torch.randint(config.vocab_size, (rows, config.context_length)) for _ in range(2)
             )
-        name, options = VARIANTS[variant]
-        self.strategy = compose(name, compute_dtype=torch.bfloat16, **options) if name else ParallelStrategy()
+        name, options = variant
+        if name in ("fsdp", "torch_fsdp2"):
+            options = {"compute_dtype": torch.bfloat16, **options}
+        self.strategy = compose(name, **options) if name else ParallelStrategy()
         self.model = self.strategy.wrap(model)
         cls, how = optimizer_class("adamw_fused")
         self.optimizer = self.strategy.make_optimizer(self.model.parameters(), cls, **how)
@@ -105,8 +137,12 @@ def on_thread(step: Step, steps: int) -> list[dict[str, float]]:
 
 
 def submitted(step: Step, steps: int) -> list[dict[str, float]]:
-    samples = measure(step, step.device, warmup=1, steps=steps)  # type: ignore[arg-type]
-    return [{f"{phase}_host_s": s for phase, s in x.submit_s.items()} for x in samples if not x.warmup]
+    samples = [x for x in measure(step, step.device, warmup=1, steps=steps) if not x.warmup]  # type: ignore[arg-type]
+    step.prepare()  # its gradients are no memory for the others' steps
+    return [
+        {f"{phase}_host_s": s for phase, s in x.submit_s.items()} | {"behind_s": (x.lag_s or {})[Phase.BACKWARD]}
+        for x in samples
+    ]
 
 
 def operators(step: Step) -> int:
@@ -120,37 +156,41 @@ def operators(step: Step) -> int:
     return sum(event.name.startswith(("aten::", "c10d::")) for event in profiler.events())
 
 
-def launches(args: argparse.Namespace, device: Device) -> list[dict[str, Any]]:
+def launches(
+    variants: dict[str, Variant], config: ModelConfig, rows: int, args: argparse.Namespace, device: Device
+) -> list[dict[str, Any]]:
     """All variants at once, visited in turn."""
-    steps = {variant: Step(variant, TINY, 1, "naive", device) for variant in VARIANTS}
-    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in VARIANTS}
+    steps = {name: Step(variant, config, rows, args.attention, device) for name, variant in variants.items()}
+    found: dict[str, list[dict[str, float]]] = {variant: [] for variant in steps}
     host = submitted if device.is_cuda else on_thread
     for step in steps.values():
         host(step, 3)
-    for _ in range(args.rounds):
+    for number in range(args.rounds):
         for variant, step in steps.items():
             found[variant] += host(step, args.steps)
-    rows = []
+        say(f"round {number}")
+    told = []
     for variant, samples in found.items():
         host_s = [s["forward_host_s"] + s["backward_host_s"] for s in samples]
-        rows.append(
+        told.append(
             {
                 "variant": variant,
                 "host_s": median(host_s),
                 "p10_s": quantile(host_s, 0.1),
                 "p90_s": quantile(host_s, 0.9),
                 **{name: median(s[name] for s in samples) for name in samples[0]},
-                "operators": operators(steps[variant]),
             }
         )
-    for row in rows:
-        row["of_sharding_s"] = row["host_s"] - rows[0]["host_s"]
-    return rows
+        if variants is VARIANTS:  # of all strategies this would take a minute
+            told[-1]["operators"] = operators(steps[variant])
+    for row in told:
+        row["of_strategy_s"] = row["host_s"] - told[0]["host_s"]
+    return told
 
 
 def visit(variant: str, config: ModelConfig, args: argparse.Namespace, device: Device) -> dict[str, list[float]]:
     """Steps of a variant that is built for them alone."""
-    step = Step(variant, config, args.batch_size, args.attention, device)
+    step = Step(VARIANTS[variant], config, args.batch_size, args.attention, device)
     list(measure(step, device, warmup=3, steps=1))  # type: ignore[arg-type]
     device.reset_peaks()
     samples = list(measure(step, device, warmup=0, steps=args.steps))  # type: ignore[arg-type]
@@ -200,6 +240,19 @@ def real_steps(size: str, args: argparse.Namespace, device: Device) -> list[dict
     ]
 
 
+def is_tiny(scale: str, device: Device) -> bool:
+    return scale == "launches" or (scale == "host" and not device.is_cuda)
+
+
+def measured(scale: str, args: argparse.Namespace, device: Device) -> list[dict[str, Any]]:
+    if scale not in ("host", "launches"):
+        return real_steps(scale, args, device)
+    config, rows = preset("medium", context_length=args.context_length), args.batch_size
+    if is_tiny(scale, device):
+        config, rows = TINY, 1
+    return launches(STRATEGIES if scale == "host" else VARIANTS, config, rows, args, device)
+
+
 def quantile(values: list[float], q: float) -> float:
     return sorted(values)[min(int(q * len(values)), len(values) - 1)]
 
@@ -209,7 +262,7 @@ def publish(scale: str, rows: list[dict[str, Any]], args: argparse.Namespace, de
     if world.rank():
         return
     stamp = {"scale": scale, "ranks": world.size(), "device": device.name, "torch": torch.__version__}
-    if scale != "launches":
+    if not is_tiny(scale, device):
         stamp |= {name: getattr(args, name) for name in ("batch_size", "context_length", "attention")}
     (args.out / f"{scale}.jsonl").write_text("".join(json.dumps(stamp | row) + "\n" for row in rows))
     table = render_rows(rows, "markdown", ", ".join(f"{name} {value}" for name, value in stamp.items()))
@@ -238,8 +291,7 @@ def main() -> None:
     world.join(device, PATIENCE_S)
     args.out.mkdir(parents=True, exist_ok=True)
     for scale in SCALES[args.scale]:
-        rows = launches(args, device) if scale == "launches" else real_steps(scale, args, device)
-        publish(scale, rows, args, device)
+        publish(scale, measured(scale, args, device), args, device)
     world.leave()
 
 
