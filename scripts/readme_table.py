@@ -1,33 +1,41 @@
-"""Put the headline table into README.md, from committed records.
+"""Put the tables of README.md into it, from committed records.
 
-Question: what does a training step of each model size take on one H200, and how far is that from the chip's peak?
-Method: of the records of scripts/c2_size_by_context.py, the presets' training steps at one context, naive attention.
-Output: the part of README.md between the `headline` marks.
+Question: what does a training step of each model size take on one H200, and how far is that from the chip's peak? How
+    fast is our attention there beside its peers?
+Method: of the records of scripts/c2_size_by_context.py, the presets' training steps at one context, naive attention;
+    and those of scripts/benchmarks/attention_peers.py, medians of forward and backward together.
+Output: the parts of README.md between the `headline` and the `attention` marks.
 
     python scripts/readme_table.py            # or: make readme
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
+from statistics import median
 
-from cs_systems.config import PRESETS, Mode
+from cs_systems.config import PRESETS, AttentionShape, Mode
 from cs_systems.record import RunRecord, read_records
+from cs_systems.report.rows import render_rows
 from cs_systems.report.table import render
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDY = "c2_size_by_context"
-MARKS = re.compile(r"(<!-- headline[^\n]*-->\n).*?(<!-- /headline -->)", re.S)
+PEERS = "attention_h200/peers"
 COLUMNS = (
     *("size", "precision", "forward.median_ms", "backward.median_ms", "optimizer.median_ms", "median_ms"),
     *("tokens_per_s", "mfu", "peak_allocated_gib", "note"),
 )
 CONTEXT = 512
+BENCHMARK = "scripts/benchmarks/attention_peers.py"
 INTRODUCTION = f"""\
 A training step of each preset on one H200, at batch 4 and context {CONTEXT}, with naive attention, in medians; the
 other contexts, every sample and what they say are in [profiles/{STUDY}](profiles/{STUDY}/table.md).
+"""
+ATTENTION = f"""\
+Forward and backward of one attention call on one H200, bf16, in ms: medians, all backends in one run, with the L2 cache
+cleared and launches hidden; each pass is in [profiles/{PEERS}](profiles/{PEERS}/table.md).
 """
 
 
@@ -51,15 +59,41 @@ def _belongs(record: RunRecord) -> bool:
     )
 
 
+def attention(folder: Path) -> str:
+    """Milliseconds of both passes by problem and backend, in the order in which the backends ran."""
+    records = read_records(folder)[0] if folder.exists() else []
+    rows: dict[AttentionShape, dict[str, object]] = {}
+    for record in records:
+        shape = record.run_config.shape
+        if shape and record.measurement:
+            sizes = f"{shape.batch} × {shape.heads} × {shape.seq:,} × {shape.d_head}"
+            row = rows.setdefault(shape, {"problem": sizes, "causal": "yes" if shape.causal else "no"})
+            row[record.run_config.attention] = 1e3 * median(record.measurement.durations_s("step"))
+    if not rows:
+        raise ValueError(f"no records for the table of attention in {folder}: run {BENCHMARK} first")
+    names = dict.fromkeys(name for row in rows.values() for name in row)
+    titles = {name: name for name in names} | {"problem": "batch × heads × length × d_head"}
+    whole = [{name: row.get(name) for name in names} for row in rows.values()]
+    return f"{ATTENTION}\n{render_rows(whole, 'markdown', 'ms of forward and backward together', titles=titles)}"
+
+
+def filled(readme: str) -> str:
+    """README.md's text with both tables anew."""
+    texts = {"headline": headline(ROOT / "profiles" / STUDY), "attention": attention(ROOT / "profiles" / PEERS)}
+    for name, text in texts.items():
+        head, mark, rest = readme.partition(f"<!-- {name}")
+        comment, _, tail = rest.partition("\n")
+        readme = f"{head}{mark}{comment}\n{text}{tail[tail.index(f'<!-- /{name} -->') :]}"
+    return readme
+
+
 def main() -> int:
     file = ROOT / "README.md"
     try:
-        text = headline(ROOT / "profiles" / STUDY)
+        file.write_text(filled(file.read_text(encoding="utf-8")), encoding="utf-8")
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    file.write_text(MARKS.sub(lambda m: f"{m[1]}{text}{m[2]}", file.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.stdout.write(text)
     return 0
 
 

@@ -25,9 +25,8 @@ def render_rows(
     color: bool = False,
     alike: Sequence[str] = (),
 ) -> str:
-    """The rows as one table, of the first one's columns. `titles`: column → heading, where names are not enough.
-
-    `alike`: columns that one compares with each other, so they get one unit.
+    """The rows as one table, of the first one's columns. `titles`: column → heading, where names are not
+    enough, shown as it is. `alike`: columns that one compares with each other, so they get one unit.
     """
     write = FORMATS[one_of("format", format, FORMATS)]
     return write([table_of(rows, caption, notes, titles, alike)], width, color)
@@ -44,19 +43,19 @@ def table_of(
     names = list(rows[0]) if rows else []
     shared = [row[name] for row in rows for name in alike]
     columns = tuple(
-        _column(name, (titles or {}).get(name, name), rows, shared if name in alike else [row[name] for row in rows])
+        _column(name, (titles or {}).get(name), rows, shared if name in alike else [row[name] for row in rows])
         for name in names
     )
     return Table(caption, columns, tuple(notes), ("ok",) * len(rows))
 
 
-def _column(name: str, title: str, rows: Sequence[Row], scale: Sequence[object]) -> Column:
+def _column(name: str, title: str | None, rows: Sequence[Row], scale: Sequence[object]) -> Column:
     """`scale`: the values whose size decides the unit."""
     values = tuple(row[name] for row in rows)
     numbers = [float(v) for v in scale if isinstance(v, int | float) and not isinstance(v, bool)]
     suffix = units.base_suffix(name)
     unit = units.best_unit(units.SCALES[suffix], numbers) if suffix and numbers else None
     cells = tuple(text(v, unit) for v in values)
-    if title == name and suffix:
-        title = name.removesuffix(suffix)
-    return Column(name, title.replace("_", " "), unit.label if unit else "", cells, values, bool(numbers))
+    if title is None:
+        title = name.removesuffix(suffix or "").replace("_", " ")
+    return Column(name, title, unit.label if unit else "", cells, values, bool(numbers))

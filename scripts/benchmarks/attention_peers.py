@@ -2,12 +2,14 @@
 
 Method: six shapes, causal and not, bf16; forward and backward through each backend's public function and autograd, each
 phase by device events with the launches hidden and the L2 cache cleared before each step; the backends of a shape one
-after the other, in one process.
+after the other, in one process. --lengths instead: 16,384 tokens and a width of 2048, from 32 sequences of 512 to one.
 Output: records.jsonl in --out, and a markdown table: milliseconds of forward, backward, and both, medians; then in how
-many rows the first backend is at or below each other.
+many rows the first backend is at or below each other. Of lengths also a figure for each head size, causal and not:
+credited FLOP/s of both passes along the length, under the device's ceiling.
 
     python scripts/benchmarks/attention_peers.py --out runs/attention_peers
-    python scripts/benchmarks/attention_peers.py --attention flash_gluon sdpa_cudnn --rows 4,16,4096,64 --causal yes
+    python scripts/benchmarks/attention_peers.py --lengths --causal yes --out runs/attention_lengths
+    python scripts/benchmarks/attention_peers.py --attention flash_gluon sdpa_cudnn --rows 4,16,4096,64 --out runs/one
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from statistics import median
 
 from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunConfig
 from cs_systems.record import RunRecord
+from cs_systems.report.plot import save
 from cs_systems.report.rows import render_rows
 from cs_systems.runner import sweep
 
 BACKENDS = ["flash_gluon", "flash_attn", "sdpa_cudnn", "sdpa_flash"]
 ROWS = ["4,16,1024,64", "4,16,4096,64", "1,16,16384,64", "4,16,4096,128", "2,16,8192,128", "1,32,16384,128"]
+TOKENS, WIDTH = 16384, 2048
+LENGTHS = [f"{TOKENS // n},{WIDTH // d},{n},{d}" for d in (64, 128) for n in (512, 1024, 2048, 4096, 8192, 16384)]
 PHASES = ("forward", "backward", "step")
 CELL_TIMEOUT_S = 60.0
 CELL_FLOPS = 1.2e14  # a third of a second of work at what a Hopper GPU does: bounds the steps of a cell
@@ -72,10 +77,24 @@ def table(records: Sequence[RunRecord], first: str) -> str:
     return "\n".join([render_rows(list(rows.values()), "markdown", caption, titles=titles), *said])
 
 
+def draw(records: Sequence[RunRecord], out: Path) -> None:
+    """One figure a kind of problem, so that a curve is a backend."""
+    kinds: dict[str, list[RunRecord]] = {}
+    for record in records:
+        if (shape := record.run_config.shape) and record.measurement:
+            kinds.setdefault(f"d{shape.d_head}{'_causal' if shape.causal else ''}.svg", []).append(record)
+    for name, chosen in kinds.items():
+        save(chosen, out / name, "rate")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attention", nargs="+", default=BACKENDS)
-    parser.add_argument("--rows", nargs="+", default=ROWS, help="batch,heads,seq,d_head")
+    rows = parser.add_mutually_exclusive_group()
+    rows.add_argument("--rows", nargs="+", default=ROWS, help="batch,heads,seq,d_head")
+    rows.add_argument(
+        "--lengths", dest="rows", action="store_const", const=LENGTHS, help="along the length, with figures"
+    )
     parser.add_argument("--causal", choices=("yes", "no", "both"), default="both")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -93,6 +112,8 @@ def main() -> None:
         print("interrupted: the table has what was measured")
     if any(record.measurement for record in records):
         print(table(records, args.attention[0]))
+        if args.rows is LENGTHS:
+            draw(records, args.out)
 
 
 if __name__ == "__main__":

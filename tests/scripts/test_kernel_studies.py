@@ -251,6 +251,15 @@ def test_the_headline_holds_timings_alone(builders: Any, tmp_path: Path) -> None
     assert belongs == [True, False]
 
 
+def test_the_readme_holds_what_the_committed_records_say() -> None:
+    readme = importlib.import_module("readme_table")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.filled(text) == text, "make readme"
+    altered = text.replace("| 4 × 16 × 1,024 × 64", "| 5 × 16 × 1,024 × 64").replace("| xl     | fp3", "| xl     | fp6")
+    assert altered != text
+    assert readme.filled(altered) == text
+
+
 def test_c8_finishes_one_model_before_the_next(skeleton: Any) -> None:
     c8 = importlib.import_module("c8_fp32_against_bf16")
     clean_first = sorted(c8.full(), key=lambda config: config.profiler != "none")
