@@ -167,3 +167,12 @@ def test_when_no_cell_gives_a_result_the_exit_status_says_so(
     assert main(["time", *words]) == 3
     assert "unavailable" in capsys.readouterr().out
     assert [r.status for r in read_records(tmp_path)[0]] == ["unavailable"]
+
+
+def test_the_exit_status_is_of_the_cells_that_were_asked_for(tmp_path: Path) -> None:
+    words = ["time", "--size", "tiny", "--context-length", "8", "--steps", "3", "--out", str(tmp_path)]
+    works, fails = ["--attention", "naive"], ["--attention", "sdpa_cudnn", "--device", "cpu"]
+    assert main([*words, *works]) == 0
+    assert main([*words, *fails]) == 3, "the folder's older cell gave a result, this one none"
+    assert main([*words, *works]) == 0, "recorded already: the result that was asked for is there"
+    assert [r.status for r in read_records(tmp_path)[0]] == ["ok", "unavailable"]

@@ -43,14 +43,12 @@ def run_and_report(
     print(render(records, width=width, color=width is not None))
     print(f"records: {records_path(folder)}")
     print(f"report:  cs-systems report {folder} --format html --output {folder / 'report.html'}")
-    return exit_status(records)
+    return exit_status(asked_for(records, options.of_part(configs)))
 
 
-def told_beside(
-    format: str, folder: Path, records: Sequence[RunRecord], kind: str, figure: Path, drawn: Sequence[RunRecord]
-) -> int:
-    """After a command's own tables: draw the figure of the records `drawn`, if they can fill it, say where everything
-    is, and return the exit status. Where the tables are for another program, this goes beside them."""
+def told_beside(format: str, folder: Path, kind: str, figure: Path, drawn: Sequence[RunRecord]) -> None:
+    """After a command's own tables: draw the figure of the records `drawn`, if they can fill it, and say where
+    everything is. Where the tables are for another program, this goes beside them."""
     from cs_systems.report import plot
 
     beside = sys.stdout if format == "terminal" else sys.stderr
@@ -59,7 +57,13 @@ def told_beside(
             plot.save(drawn, figure, kind)
         print(f"figure:  {figure}", file=beside)
     print(f"records: {records_path(folder)}", file=beside)
-    return exit_status(records)
+
+
+def asked_for(records: Sequence[RunRecord], cells: Sequence[RunConfig]) -> list[RunRecord]:
+    """Of all that a folder holds, the last record of each repeat of these cells: what this call asked for, be it
+    measured now or before it was resumed."""
+    mine = set(cells)
+    return [*{(config, r.repeat): r for r in records if (config := r.run_config) in mine}.values()]
 
 
 def exit_status(records: Sequence[RunRecord]) -> int:

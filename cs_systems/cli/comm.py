@@ -111,7 +111,7 @@ ARGS = Comm
 
 
 def run(args: Comm) -> int:
-    from cs_systems.cli._sweep import measured, print_cells, told_beside
+    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, told_beside
 
     configs = args.cells.configs(args.steps)
     if args.sweep.dry_run:
@@ -119,7 +119,8 @@ def run(args: Comm) -> int:
     folder, records = measured(configs, args.sweep, "comm", args.steps.seed)
     told = "\n".join(texts(records, args.format, terminal_width(args.output)))
     deliver(told, args.format, args.output)
-    return told_beside(args.format, folder, records, "collectives", args.figure or folder / "figure.svg", records)
+    told_beside(args.format, folder, "collectives", args.figure or folder / "figure.svg", records)
+    return exit_status(asked_for(records, args.sweep.of_part(configs)))
 
 
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:

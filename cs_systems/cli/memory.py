@@ -73,7 +73,7 @@ ARGS = Memory
 
 def run(args: Memory) -> int:
     """The exit status of the sweep; 0 where nothing is run. Raises ConfigError for a malformed request."""
-    from cs_systems.cli._sweep import exit_status, measured, print_cells
+    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells
     from cs_systems.record import records_path
 
     if args.show is not None:
@@ -85,13 +85,14 @@ def run(args: Memory) -> int:
         raise ConfigError("--best-checkpoint and --budget go together: --best-checkpoint --budget 40GiB")
     if args.budget is not None:
         return _run_cheapest(args, configs, parse_bytes(args.budget))
+    watched = _watched(args, configs)
     if args.sweep.dry_run:
-        return print_cells(args.sweep.of_part(_watched(args, configs)), args.sweep.timeout_s)
-    folder, records = measured(_watched(args, configs), args.sweep, "memory", args.steps.seed)
+        return print_cells(args.sweep.of_part(watched), args.sweep.timeout_s)
+    folder, records = measured(watched, args.sweep, "memory", args.steps.seed)
     for record in records:
         print_memory(record, folder)
     print(f"records: {records_path(folder)}")
-    return exit_status(records)
+    return exit_status(asked_for(records, args.sweep.of_part(watched)))
 
 
 def _show(folder: Path) -> int:
@@ -304,7 +305,7 @@ def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool)
 
     Raises ConfigError where nothing makes it fit.
     """
-    from cs_systems.cli._sweep import measured
+    from cs_systems.cli._sweep import asked_for, measured
     from cs_systems.formulas.memory_fit import CONTEXT_BYTES, cheapest_plan
     from cs_systems.report.units import human
 
@@ -318,7 +319,7 @@ def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool)
             return []
         watched = _watched(args, [planned])
         folder, records = measured(watched, args.sweep, "memory", args.steps.seed)
-        own = [record for record in records if record.run_config in watched]  # the folder holds other cells too
+        own = asked_for(records, watched)
         for record in own:
             print_memory(record, folder)
         _say(_proof(own[0], budget_bytes))

@@ -81,7 +81,7 @@ ARGS = Parallel
 
 
 def run(args: Parallel) -> int:
-    from cs_systems.cli._sweep import measured, print_cells, told_beside
+    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, told_beside
     from cs_systems.runner import check
 
     configs = cells(args)
@@ -92,7 +92,8 @@ def run(args: Parallel) -> int:
     told = "\n".join(texts(records, args.format, terminal_width(args.output)))
     deliver(told, args.format, args.output)
     recorded = [record for record in records if record.results.get("streams")]
-    return told_beside(args.format, folder, records, "streams", args.figure or folder / "streams.svg", recorded)
+    told_beside(args.format, folder, "streams", args.figure or folder / "streams.svg", recorded)
+    return exit_status(asked_for(records, args.sweep.of_part(configs)))
 
 
 def cells(args: Parallel) -> list[RunConfig]:

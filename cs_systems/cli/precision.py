@@ -90,7 +90,7 @@ def run(args: PrecisionOptions) -> int:
         raise ConfigError(
             f"--size is of what is timed: --dtypes takes --model {' '.join(args.size)}, the sums have none"
         )
-    from cs_systems.cli._sweep import EXIT_NOTHING, exit_status, measured, print_cells
+    from cs_systems.cli._sweep import EXIT_NOTHING, asked_for, exit_status, measured, print_cells
 
     configs = [config for model in args.model if args.dtypes for config in _configs(model, args)]
     once = RunConfig(warmup=0, steps=1, device=args.device)
@@ -100,10 +100,10 @@ def run(args: PrecisionOptions) -> int:
     if args.sweep.dry_run:
         return print_cells(args.sweep.of_part(configs), args.sweep.timeout_s)
     folder, records = measured(configs, args.sweep, "precision", 0)
-    last = {(record.run_config, record.repeat): record for record in records if record.run_config in configs}
-    _deliver(args, [*last.values()], folder)
-    failed = any(record.status == "error" for record in last.values())
-    return EXIT_NOTHING if failed else exit_status([*last.values()])
+    _deliver(args, asked_for(records, configs), folder)
+    mine = asked_for(records, args.sweep.of_part(configs))
+    failed = any(record.status == "error" for record in mine)
+    return EXIT_NOTHING if failed else exit_status(mine)
 
 
 def _shown(args: PrecisionOptions, folder: Path) -> int:
@@ -145,7 +145,7 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
 
 def compared(args: PrecisionOptions) -> int:
     """fp32 and the chosen precisions, timed in turn; then, apart from the timing, their errors, curves and profiles."""
-    from cs_systems.cli._sweep import EXIT_NOTHING, exit_status, measured, print_cells
+    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells
     from cs_systems.record import records_path
 
     timed, apart = comparison_configs(args)
@@ -160,7 +160,7 @@ def compared(args: PrecisionOptions) -> int:
         apart, replace(options, interleave=False, fresh=False, repeats=1), "precision", args.seed
     )
     _deliver(args, records, folder)
-    return EXIT_NOTHING if all(r.measurement is None for r in records) else exit_status(records)
+    return exit_status(asked_for(records, [*args.sweep.of_part(timed), *args.sweep.of_part(apart)]))
 
 
 def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[RunConfig]]:
