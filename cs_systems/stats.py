@@ -157,6 +157,7 @@ class Comparison(NamedTuple):
 
     resolution: the smallest slowdown that this comparison would have called one (0.03 is 3%).
     unseen: the variance that the samples cannot show, and what would show it.
+    noise: in words, what was seen to differ: processes, rounds, or parts of the steps.
     """
 
     ratio: float
@@ -165,6 +166,7 @@ class Comparison(NamedTuple):
     verdict: str  # "faster", "slower", "no difference", or "unknown" where a side has one sample alone
     resolution: float | None
     unseen: str | None
+    noise: str
 
 
 def ratio_interval(
@@ -182,14 +184,17 @@ def ratio_interval(
     """
     a, b = (_estimate(groups, between_sd) for groups in (a_groups, b_groups))
     ratio = math.exp(b.center - a.center)
-    unseen = None
-    if min(len(a_groups), len(b_groups)) == 1:
+    unseen, noise = None, _noise([*a_groups, *b_groups])
+    if min(len(a_groups), len(b_groups)) > 1:
+        noise = f"processes and {noise}"
+    else:
         unseen = (
             f"the variance between processes: one process a side; {max(a.between_sd, b.between_sd):.2%} is assumed; "
             "measure with --repeats 3"
         )
     if not (a.dof and b.dof):
-        return Comparison(ratio, None, None, "unknown", None, "the noise: one sample in one process; raise --steps")
+        unseen = "the noise: one sample in one process; raise --steps"
+        return Comparison(ratio, None, None, "unknown", None, unseen, noise)
     variance = a.variance + b.variance
     doubt = a.variance**2 / a.dof + b.variance**2 / b.dof
     dof = variance**2 / doubt if doubt else math.inf
@@ -201,7 +206,7 @@ def ratio_interval(
         verdict = "slower"
     elif high < 1 and ratio <= 1 / (1 + MINIMUM_EFFECT):
         verdict = "faster"
-    return Comparison(ratio, low, high, verdict, resolution, unseen)
+    return Comparison(ratio, low, high, verdict, resolution, unseen, noise)
 
 
 class _Estimate(NamedTuple):
@@ -251,12 +256,19 @@ def _trimmed(values: Sequence[float]) -> tuple[float, float, int]:
     return statistics.fmean(kept), variance, dof
 
 
+def _noise(processes: Sequence[Rounds]) -> str:
+    return "rounds" if all(map(_has_rounds, processes)) else "thirds of the steps, of fewer than 3 rounds"
+
+
+def _has_rounds(rounds: Rounds) -> bool:
+    return sum(map(bool, rounds)) >= FEWEST_ROUNDS
+
+
 def _blocks(rounds: Rounds) -> list[Sequence[float]]:
     """The rounds, or if they are too few all samples in blocks of neighbours, which share their noise."""
-    full = [samples for samples in rounds if samples]
-    if len(full) >= FEWEST_ROUNDS:
-        return full
-    samples = [s for part in full for s in part]
+    if _has_rounds(rounds):
+        return [samples for samples in rounds if samples]
+    samples = [s for part in rounds for s in part]
     cuts = [round(i * len(samples) / FEWEST_ROUNDS) for i in range(FEWEST_ROUNDS + 1)]
     return [samples[i:j] for i, j in itertools.pairwise(cuts) if i < j]
 

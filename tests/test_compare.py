@@ -122,6 +122,7 @@ def test_both_sides_are_in_one_unit_and_may_go_into_a_file(tmp_path: Path, capsy
     assert main(["compare", *sides, "--format", "markdown", "--output", str(page)]) == 0
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", f"markdown: {page}\n")
+    assert "interval: of B/A, 95%, from rounds" in page.read_text()
     heading = page.read_text().splitlines()[2]
     assert ("A (s)" in heading) == ("B (s)" in heading)
     assert ("A (ms)" in heading) == ("B (ms)" in heading)

@@ -158,6 +158,13 @@ def test_one_process_a_side_says_what_it_cannot_see() -> None:
     assert stats.ratio_interval([one, other], [one, other]).unseen is None
 
 
+def test_an_interval_says_what_was_seen_to_differ() -> None:
+    one_round, three = [[1.0, 1.1, 1.2]], [[1.0], [1.1], [1.2]]
+    assert stats.ratio_interval([three], [three]).noise == "rounds"
+    assert stats.ratio_interval([three], [one_round]).noise == "thirds of the steps, of fewer than 3 rounds"
+    assert stats.ratio_interval([three] * 2, [three] * 2).noise == "processes and rounds"
+
+
 def test_direction_and_symmetry_of_a_ratio() -> None:
     rng = random.Random(4)
     fast, slow = [process(rng, 1, 0.001)], [process(rng, 1.2, 0.001)]

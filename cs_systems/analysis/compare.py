@@ -37,7 +37,8 @@ class Comparison:
 def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str] = ("step",)) -> Comparison:
     """Hold B against A, one row a matched cell and phase.
 
-    A row has {cell, phase, a_median_s, b_median_s, ratio, ratio_low, ratio_high, verdict, resolution, unseen}.
+    A row has {cell, phase, a_median_s, b_median_s, ratio, ratio_low, ratio_high, verdict, resolution, unseen,
+    noise}.
     The ratio is B's time over A's. What was timed under a profiler, or has a loss that is NaN or infinite, is left out.
     Raises ConfigError where no cell of A matches one of B.
     """
@@ -158,6 +159,7 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
         "verdict": found.verdict,
         "resolution": found.resolution,
         "unseen": found.unseen,
+        "noise": found.noise,
     }
 
 

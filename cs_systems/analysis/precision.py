@@ -13,7 +13,8 @@ from cs_systems.record import Row, RunRecord
 
 BASELINE = Precision.FP32
 PHASES = ("forward", "loss", "backward", "optimizer", "step")
-ITSELF: Row = dict.fromkeys(("speedup", "speedup_low", "speedup_high", "verdict"))  # fp32 is no faster than fp32
+SPEEDUP = ("speedup", "speedup_low", "speedup_high", "verdict", "noise")
+ITSELF: Row = dict.fromkeys(SPEEDUP)  # fp32 is no faster than fp32
 HOPELESS = 1.0  # where not even a doubling would have been found, an interval says nothing
 TIMED, ERRORS, CURVES = "train_step", "precision_error", "training_curve"
 
@@ -36,7 +37,7 @@ def name_of(cell: RunConfig) -> str:
 
 def gains(found: dict[Precision, list[RunRecord]]) -> list[Row]:
     """Of one cell a row for each precision: {precision, forward_s, loss_s, backward_s, optimizer_s, step_s (medians),
-    speedup, speedup_low, speedup_high, verdict, tokens_per_s, peak_allocated_bytes, mfu, status, reason}.
+    speedup, speedup_low, speedup_high, verdict, noise, tokens_per_s, peak_allocated_bytes, mfu, status, reason}.
 
     The speed-up is fp32's step over this one's, with its interval (`stats.ratio_interval`); None where one of the two
     is not timed, or has a loss that is NaN or infinite. MFU is of the peak of the row's own precision.
@@ -73,8 +74,8 @@ def _median(records: Sequence[RunRecord], phase: str) -> float | None:
 
 
 def speedup(baseline: Sequence[RunRecord], timed: Sequence[RunRecord]) -> Row:
-    """{speedup, speedup_low, speedup_high, verdict} of a step, from clean records of one cell; all None where there are
-    none, the interval where the times are too noisy to tell a doubling."""
+    """{speedup, speedup_low, speedup_high, verdict, noise} of a step, from clean records of one cell; all None where
+    there are none, the interval where the times are too noisy to tell a doubling."""
     if not timed or not baseline:
         return ITSELF
     (found,) = compare(baseline, timed).rows
@@ -85,6 +86,7 @@ def speedup(baseline: Sequence[RunRecord], timed: Sequence[RunRecord]) -> Row:
         "speedup_low": high and 1 / high,
         "speedup_high": low and 1 / low,
         "verdict": "too noisy" if noisy else found["verdict"],
+        "noise": found["noise"],
     }
 
 

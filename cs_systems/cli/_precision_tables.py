@@ -25,7 +25,7 @@ LEARNING = {
     "precision": "precision", "steps": "steps", "first": "first loss", "last": "last 10%", "apart": "largest deviation",
     "loss_scale": "loss scale", "skipped": "skipped",
 }  # fmt: skip
-INTERVAL = "gain: fp32's step over this one's, and its 95% interval over the rounds"
+INTERVAL = "gain: fp32's step over this one's; interval: 95%, from"
 OWN_PEAK = "MFU: of each one's own peak"
 MIXED = "fp8: linear layers of the blocks; attention and lm_head are bf16"
 MIXED_PEAK = "fp8's MFU is of fp8's peak, though attention and lm_head run in bf16"
@@ -59,7 +59,8 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
     parts: list[Part] = []
     for cell, found in precision.by_cell(records, precision.TIMED).items():
         rows = precision.gains(found)
-        notes = [INTERVAL] if any(row["speedup"] for row in rows) else []
+        noise = " or ".join(dict.fromkeys(row["noise"] for row in rows if row["noise"]))
+        notes = [f"{INTERVAL} {noise}"] if noise else []
         notes += [OWN_PEAK] if any(row["mfu"] for row in rows) else []
         fp8 = [row for row in rows if row["precision"] == Precision.FP8 and row["step_s"]]
         notes += [MIXED] if fp8 else []

@@ -83,11 +83,14 @@ def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[s
     for text in filter(None, (row["unseen"] for row in comparison.rows)):
         blind.setdefault(re.sub(r"[\d.]+%", "%", text), {})[text] = None
     unseen = [f"not seen: {'e.g. ' if len(texts) > 1 else ''}{next(iter(texts))}" for texts in blind.values()]
-    legend = "finds: the smallest slowdown that would have been called one"
-    notes = [legend, *unseen, *torn, *comparison.doubts]
+    legends = ["finds: the smallest slowdown that would have been called one"]
     rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
     if all(row.get("interval") == UNKNOWN for row in rows):
         rows = [{name: value for name, value in row.items() if name != "interval"} for row in rows]
+    else:
+        noise = " or ".join(dict.fromkeys(row["noise"] for row in comparison.rows))
+        legends.insert(0, f"interval: of B/A, 95%, from {noise}")
+    notes = [*legends, *unseen, *torn, *comparison.doubts]
     alike = [name for name in ("A_s", "B_s") if rows and name in rows[0]]
     return render_rows(rows, args.format, caption, notes, width=terminal_width(args.output), alike=alike)
 

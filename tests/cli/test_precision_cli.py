@@ -117,6 +117,7 @@ def test_precisions_against_fp32(
     assert max(map(len, printed.split("relative error")[1].split("figure:")[0].splitlines())) <= 80
     assert re.search(r"^bf16 .*\d× +(\d.*–\d|too noisy)", printed, re.MULTILINE)
     said = " ".join(printed.split())
+    assert "gain: fp32's step over this one's; interval: 95%, from thirds of the steps, of fewer than 3 rounds" in said
     assert said.count("tf32: unavailable: tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32") == 3
     assert "relative error against float64 of the same parameters and batch" in said
     records = read_records(tmp_path)[0]
