@@ -60,35 +60,54 @@ def counting() -> Iterator[list[Call]]:
 
 
 def _note(collective: str, group: ProcessGroup | None, *whole: Tensor) -> None:
+    if _listeners:
+        _tell(Call(collective, sum(x.nbytes for x in whole), dist.get_world_size(group)))
+
+
+def _tell(call: Call) -> None:
     for calls in _listeners:
-        calls.append(Call(collective, sum(x.nbytes for x in whole), dist.get_world_size(group)))
+        calls.append(call)
 
 
-def average(flat: Tensor, group: ProcessGroup | None = None) -> Any:
-    """Start the mean of `flat` over the ranks, in place; the handle's `wait()` ends it.
+class Averaging:
+    """Starts means over the ranks of `group`, in place, of tensors on `device`.
 
-    NCCL divides as it sums. Elsewhere we divide before: fp16 would overflow in a sum that is divided afterwards.
+    Where the host binds, a step with a collective for each parameter is as long as it takes to start one. So what is
+    the same for all is made here, once, and the group's backend is asked directly: what torch.distributed and its
+    dispatcher check at each call takes about as long as all the rest of Python's part.
     """
-    _note("all_reduce", group, flat)
-    return dist.all_reduce(flat, _divided(flat, group), group, async_op=True)
+
+    def __init__(self, group: ProcessGroup | None, device: torch.device) -> None:
+        group = group or dist.group.WORLD
+        assert group is not None
+        backend: Any = group._get_backend(device)
+        self._ranks = group.size()
+        self._start, self._start_several = backend.allreduce, backend.allreduce_coalesced
+        # NCCL divides as it sums. Elsewhere we divide before: fp16 would overflow in a sum that is divided afterwards.
+        self._divides = backend.name() == "nccl"
+        operation = dist.ReduceOp.AVG if self._divides else dist.ReduceOp.SUM
+        self._options = _options(dist.AllreduceOptions(), operation)
+        self._options_of_several = _options(dist.AllreduceCoalescedOptions(), operation)
+
+    def __call__(self, tensors: list[Tensor]) -> Any:
+        """Start the means of `tensors` (contiguous, alike in dtype), as one collective; the handle's `wait()` ends it.
+
+        NCCL takes several in one launch from where they lie, so that nothing is copied; gloo copies them into one.
+        """
+        if _listeners:
+            _tell(Call("all_reduce", sum([x.nbytes for x in tensors]), self._ranks))
+        if tensors[0].is_complex():
+            tensors = [torch.view_as_real(x) for x in tensors]
+        if not self._divides:
+            torch._foreach_div_(tensors, self._ranks)
+        if len(tensors) == 1:
+            return self._start(tensors, self._options)
+        return self._start_several(tensors, self._options_of_several)
 
 
-def average_each(tensors: list[Tensor], group: ProcessGroup | None = None) -> Any:
-    """Start the means of `tensors` (contiguous, alike in dtype and device) over the ranks, in place, as one collective.
-
-    NCCL takes them in one launch from where they lie, so that nothing is copied; gloo copies them into one tensor.
-    """
-    if len(tensors) == 1:
-        return average(tensors[0].view(-1), group)
-    group = group or dist.group.WORLD
-    assert group is not None
-    _note("all_reduce", group, *tensors)
-    options: Any = dist.AllreduceCoalescedOptions()
-    options.reduceOp = dist.ReduceOp.AVG
-    if dist.get_backend(group) != "nccl":
-        torch._foreach_div_(tensors, dist.get_world_size(group))
-        options.reduceOp = dist.ReduceOp.SUM
-    return group.allreduce_coalesced(tensors, options)
+def _options(options: Any, operation: Any) -> Any:
+    options.reduceOp, options.asyncOp = operation, True
+    return options
 
 
 def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority: bool) -> ProcessGroup | None:

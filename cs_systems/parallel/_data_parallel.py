@@ -12,8 +12,10 @@ that the optimizer leaves it alone.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -23,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from cs_systems.config import ConfigError
-from cs_systems.parallel._collectives import average_each, broadcast, maximum
+from cs_systems.parallel._collectives import Averaging, broadcast, maximum
 
 Bucket = list[nn.Parameter]
 
@@ -103,6 +105,8 @@ class DataParallel(nn.Module):
         self._params = [p for p in module.parameters() if p.requires_grad]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         self._buckets = buckets(self._params)
+        averaging = {device: Averaging(group, device) for device in {p.device for p in self._params}}
+        self._average = [averaging[bucket[0].device] for bucket in self._buckets]
         self._order = list(range(len(self._buckets)))
         self._order_is_learned = not overlap
         self._syncing = True
@@ -111,7 +115,7 @@ class DataParallel(nn.Module):
         if overlap:
             for index, bucket in enumerate(self._buckets):
                 for p in bucket:
-                    p.register_post_accumulate_grad_hook(lambda p, index=index: self._gradient_is_ready(index))
+                    p.register_post_accumulate_grad_hook(partial(self._gradient_is_ready, index))
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         return self.module(*inputs, **options)
@@ -133,8 +137,8 @@ class DataParallel(nn.Module):
         """
         if any(p.requires_grad for p in self._frozen):
             raise RuntimeError("a parameter was unfrozen after the model was wrapped: wrap the model again")
-        while self._sent < len(self._order):
-            self._send(self._order[self._sent])
+        while self._unsent:
+            self._send(self._unsent.popleft())
         present = self._presence()
         # Last on every rank: a rank that used all parameters sent its buckets during backward.
         told = maximum(present, self._group) if len(present) else None
@@ -164,37 +168,45 @@ class DataParallel(nn.Module):
     def _forget(self) -> None:
         self._pending = [len(bucket) for bucket in self._buckets]
         self._ready: list[int] = []
-        self._sent = 0
+        self._unsent = deque(self._order)
         self._absent: list[nn.Parameter] = []  # those for which zeros were sent
         self._in_flight: list[tuple[Any, Any]] = []
 
-    def _gradient_is_ready(self, index: int) -> None:
+    def _gradient_is_ready(self, index: int, p: nn.Parameter) -> None:
+        """For each parameter in each backward, while the device may wait for the host: sets no attribute of this
+        module, which takes `nn.Module` longer than all else here."""
         if not self._syncing:
             return
-        self._pending[index] -= 1
-        if self._pending[index] < 0:
+        pending, unsent = self._pending, self._unsent
+        pending[index] -= 1
+        if pending[index] < 0:
             raise RuntimeError(
                 "a second backward before finish_gradient_synchronization(): the gradients of the first are being "
                 "averaged; run every backward but the last under no_sync()"
             )
-        if self._pending[index] == 0:
+        if pending[index] == 0:
             self._ready.append(index)
-        while self._sent < len(self._order) and self._pending[self._order[self._sent]] == 0:
-            self._send(self._order[self._sent])
+        while unsent and pending[unsent[0]] == 0:
+            self._send(unsent.popleft())
 
     def _send(self, index: int) -> None:
-        bucket = self._buckets[index]
-        self._absent += [p for p in bucket if p.grad is None]
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+        grads = []
+        for p in self._buckets[index]:
+            grad = p.grad
+            if grad is None:
+                self._absent.append(p)
+                grad = p.grad = torch.zeros_like(p, memory_format=torch.contiguous_format)
+            elif not grad.is_contiguous():
+                grad = p.grad = grad.contiguous()
+            grads.append(grad)
         self._in_flight.append(self._start(index, grads))
-        self._sent += 1
 
     def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Any]:
-        """Start the mean of one bucket where its gradients lie: (handle, what must live until it has ended)."""
-        grads = [grad.contiguous() for grad in grads]
-        for p, grad in zip(self._buckets[index], grads, strict=True):
-            p.grad = grad
-        return average_each(grads, self._group), grads
+        """Start the mean of one bucket where its gradients lie: (handle, what must live until it has ended).
+
+        grads: those of its parameters, contiguous.
+        """
+        return self._average[index](grads), grads
 
     def _drop(self, p: nn.Parameter) -> None:
         """Take back the gradient of a parameter that no rank used."""

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cs_systems.parallel._collectives import average
 from cs_systems.parallel._data_parallel import DataParallel
 
 
@@ -34,10 +33,8 @@ class NarrowedDataParallel(DataParallel):
         self._streams = (torch.cuda.Stream(self._device()), torch.cuda.Stream(self._device())) if on_gpu else None
 
     def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Any]:
-        for p, grad in zip(self._buckets[index], grads, strict=True):
-            p.grad = grad
         if self._streams is None:
-            handle, flat, parts = self._narrow(grads)
+            handle, flat, parts = self._narrow(index, grads)
 
             def widen() -> None:
                 handle.wait()
@@ -47,17 +44,17 @@ class NarrowedDataParallel(DataParallel):
         before, after = self._streams
         before.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(before):
-            handle, flat, parts = self._narrow(grads)
+            handle, flat, parts = self._narrow(index, grads)
         with torch.cuda.stream(after):
             handle.wait()
             torch._foreach_copy_(grads, parts)
         # The tensors stay until the stream that frees them has waited for the last that uses them.
         return _Handle(lambda: torch.cuda.current_stream().wait_stream(after)), flat
 
-    def _narrow(self, grads: list[Tensor]) -> tuple[Any, Tensor, list[Tensor]]:
+    def _narrow(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor, list[Tensor]]:
         """(handle, what travels, its parts in the shapes of the gradients)."""
         sizes = [grad.numel() for grad in grads]
         flat = torch.empty(sum(sizes), dtype=self._dtype, device=grads[0].device)
         parts = [part.view(grad.shape) for part, grad in zip(flat.split(sizes), grads, strict=True)]
         torch._foreach_copy_(parts, grads)
-        return average(flat, self._group), flat, parts
+        return self._average[index]([flat]), flat, parts

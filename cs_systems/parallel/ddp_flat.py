@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from cs_systems.formulas.parallel_cost import averaging_bytes
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.parallel._collectives import average
 from cs_systems.parallel._data_parallel import DataParallel, by_size, finish_gradients
 from cs_systems.parallel._mesh import data_group
 
@@ -27,7 +26,7 @@ class OneTensor(DataParallel):
         bucket, flat = self._buckets[index], torch.cat([grad.reshape(-1) for grad in grads])
         for p, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
             p.grad = part.view(p.shape)
-        return average(flat, self._group), flat
+        return self._average[index]([flat]), flat
 
 
 def wrap(model: nn.Module, tp_degree: int = 1) -> DataParallel:

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from cs_systems import model
 from cs_systems.formulas.parallel_cost import fully_sharded_bytes
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.parallel._collectives import average, dtype_of, maximum
+from cs_systems.parallel._collectives import Averaging, dtype_of, maximum
 from cs_systems.parallel._data_parallel import broadcast_from_rank_0, by_size, check_same_parameters
 from cs_systems.parallel._fsdp_flat import Reduction
 from cs_systems.parallel._fsdp_norms import cast, take_any_dtype
@@ -89,6 +89,7 @@ class FullyShardedDataParallel(nn.Module):
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         replicated = [p for p in self._trained if p not in sharded]
         self._buckets = by_size(replicated, REPLICATED_BUCKET_BYTES)
+        self._average = Averaging(group, device)
         self._everything = torch.ones(len(self._trained), dtype=torch.uint8, device=device)
         self._anchor = torch.zeros(0, device=device, requires_grad=True)  # gives the weights a place in the graph
         self._calls: list[Call] = []  # of this forward, or of the last
@@ -238,7 +239,7 @@ class FullyShardedDataParallel(nn.Module):
             flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in bucket])
             for p, grad in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
                 p.grad = grad.view(p.shape)
-            handles.append(average(flat, self._group))
+            handles.append(self._average([flat]))
         self._forget_unused()
         for handle in handles:
             handle.wait()

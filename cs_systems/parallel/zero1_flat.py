@@ -55,9 +55,11 @@ class FlatBucket:
         self.lined_up = layout.lined_up
         self.values = layout.lined_up([p.detach() for p in params])
         self.shard = self.values[rank * layout.part : (rank + 1) * layout.part]
+        self.parts = []
         for p, at, (start, stop, in_shard) in zip(params, layout.starts, layout.held(rank), strict=True):
             p.data = self.values[at : at + p.numel()].view(p.shape)
-            _parts[p] = Part(start, stop, in_shard, self, nn.Parameter(p.data.view(-1)[start:stop]))
+            part = _parts[p] = Part(start, stop, in_shard, self, nn.Parameter(p.data.view(-1)[start:stop]))
+            self.parts.append(part)
 
 
 _parts: Any = WeakTensorKeyDictionary()  # parameter → its Part: wrap leaves it for the optimizer, which sees no module
@@ -74,8 +76,8 @@ class FlatShards(DataParallel):
     def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor]:
         own = self._flat[index]
         flat, shard = own.lined_up(grads), torch.empty_like(own.shard)
-        for p in self._buckets[index]:
-            part, p.grad = _parts[p], None
+        for p, part in zip(self._buckets[index], own.parts, strict=True):
+            p.grad = None
             part.values.grad = shard[part.in_shard : part.in_shard + part.stop - part.start]
         return average_shard(flat, shard), flat
 

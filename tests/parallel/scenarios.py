@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -97,6 +98,27 @@ def learned_order(rank: int, world_size: int) -> list[list[int]]:
             model(torch.ones(1, 4)).sum().backward()
             model.finish_gradient_synchronization()
     return seen
+
+
+def python_calls(rank: int, world_size: int) -> int:
+    """Of Python functions, to send the gradients of three layers one by one while backward runs."""
+    model: Any = compose("ddp_overlap").wrap(Backwards())
+    counts = []
+
+    def backward() -> None:
+        loss = model(torch.ones(1, 4)).sum()
+        events: list[str] = []
+        sys.setprofile(lambda frame, event, argument: events.append(event))
+        loss.backward()
+        sys.setprofile(None)
+        counts.append(events.count("call"))
+
+    for _ in range(2):  # the first teaches the order of sending
+        backward()
+        model.finish_gradient_synchronization()
+    with model.no_sync():
+        backward()
+    return counts[1] - counts[2]
 
 
 def narrowed(rank: int, world_size: int, device: str = "cpu", **options: Any) -> dict[str, Any]:
@@ -214,4 +236,4 @@ def tensor_parallel(rank: int, world_size: int) -> dict[str, Any]:
     }
 
 
-SCENARIOS = [mismatches, misuses, learned_order, narrowed, sharding, indivisible, tensor_parallel]
+SCENARIOS = [mismatches, misuses, learned_order, python_calls, narrowed, sharding, indivisible, tensor_parallel]

@@ -199,6 +199,11 @@ def test_buckets_are_sent_in_the_order_in_which_backward_fills_them(worlds: Any)
         assert second == [1, 2, 3]
 
 
+def test_to_send_a_gradient_takes_three_calls_of_python(worlds: Any) -> None:
+    """A step has one for each parameter, and lasts as long as the host takes for them where that binds: it was 48."""
+    assert worlds(2).of("python_calls") == [3 * 3] * 2
+
+
 def off_the_mean(ranks: list[dict[str, Any]], roundoff: float) -> bool:
     """Whether gradients are the mean of the ranks' own, to two roundings of so many bits, and not to the bit."""
     exact = [torch.stack(own).mean(0) for own in zip(*(rank["own"] for rank in ranks), strict=True)]
