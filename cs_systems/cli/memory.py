@@ -40,6 +40,8 @@ PREDICTED_ALONE = {  # headings where nothing was measured beside it
     "predicted_peak_bytes": "predicted peak",
 }
 OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}  # what a record may have of it
+CHECKPOINT = "a checkpoint keeps its input; backward computes the rest again"
+SELECTIVE = "what a selective one keeps beside it is no saved tensor: predicted counts it, kept does not"
 COMPILED = "of a compiled model the compiler decides what it keeps"
 ROOM_OF_NUMBERS = 24  # columns of a terminal: count, bytes and share, and what lies between
 TOP = 5  # of what forward keeps; the record has all
@@ -146,7 +148,7 @@ def print_memory(record: RunRecord, folder: Path) -> None:
         parts = [{"part": f"= {row['part']}" if row["total"] else row["part"], "bytes": row["bytes"]} for row in rows]
         _print(parts, "whose the device's memory is, after the last step", ["=: the sum so far"], {"bytes": "size"})
     if rows := results.get("residuals"):
-        _print_residuals(rows, results, title)
+        _print_residuals(rows, record, title)
     if "memory_ranges" in results:
         _print_ranges(results["memory_ranges"], title, results["memory_ranges_of"][0]["sees"])
     for what, file in record.artifacts.items():
@@ -155,10 +157,11 @@ def print_memory(record: RunRecord, folder: Path) -> None:
         print(f"read it: cs-systems snapshot {folder / record.artifacts['snapshot']}\n")
 
 
-def _print_residuals(rows: Sequence[Row], results: dict[str, list[Row]], title: str) -> None:
+def _print_residuals(rows: Sequence[Row], record: RunRecord, title: str) -> None:
     """The largest of what forward keeps, and how much each block does."""
     from cs_systems.report.units import human
 
+    results = record.results
     of_modules = any(row["module"] for row in rows)  # a compiled model has one operation, and none
     columns = (*(("module",) if of_modules else ()), "operation", "shape", "dtype", "count", "total_bytes")
     top = [{name: row[name] for name in columns} | {"of all": f"{row['share']:.1%}"} for row in rows[:TOP]]
@@ -171,24 +174,47 @@ def _print_residuals(rows: Sequence[Row], results: dict[str, list[Row]], title: 
     for row in results.get("residual_stream", ()):
         notes.append(f"the residual stream is a tensor of {human(row['bytes'], 'bytes')}")
     _print(top, f"{title}: what forward keeps for backward", notes, {"total_bytes": "kept"})
-    alike: dict[tuple[Any, ...], list[str]] = {}
-    for row in results["residual_blocks"]:
-        alike.setdefault((row["bytes"], row["predicted_bytes"]), []).append(row["block"])
-    blocks = [{"block": spans(names), "bytes": size, "predicted_bytes": like} for (size, like), names in alike.items()]
-    titles = {"bytes": "kept", "predicted_bytes": "predicted"}
-    _print_beside_prediction(blocks, "kept by each block", "predicted: by the closed form", titles)
+    _print_blocks(results["residual_blocks"], record.run_config.checkpoint.startswith("selective"))
     if rows := results.get("backward_blocks", []):
         note = "predicted: the gradients that a block's backward emits, less what the block kept"
         titles = {"change_bytes": "allocated", "gradient_bytes": "gradients", "predicted_bytes": "predicted"}
         _print_beside_prediction(rows, "change of what is allocated during each block's backward", note, titles)
 
 
-def _print_beside_prediction(rows: Sequence[Row], caption: str, note: str, titles: dict[str, str]) -> None:
-    """Without the columns of which nothing is known; the note is of the prediction."""
+def _print_blocks(rows: Sequence[Row], selective: bool) -> None:
+    """How much each block keeps; blocks that keep the same, and checkpoints of as many blocks, are one row."""
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for row in rows:
+        under_one = row["blocks"] if row.get("checkpoint") else None  # older records tell of no checkpoint
+        alike.setdefault((row["bytes"], row["predicted_bytes"], under_one), []).append(row["block"])
+    blocks = [
+        {"block": _span(names, under_one), "bytes": size, "predicted_bytes": like}
+        for (size, like, under_one), names in alike.items()
+    ]
+    notes = [CHECKPOINT] if any(row.get("checkpoint") for row in rows) else []
+    notes += [SELECTIVE] if notes and selective else []
+    titles = {"bytes": "kept", "predicted_bytes": "predicted"}
+    _print_beside_prediction(blocks, "kept by each block", "predicted: by the closed form", titles, notes)
+
+
+def _span(names: Sequence[str], under_one: int | None) -> str:
+    """`spans`; where as many blocks are under one checkpoint, the names are of the first of each."""
+    if under_one is None:
+        return spans(names)
+    if under_one == 1:
+        return f"{spans(names)}: a checkpoint{' each' if names[1:] else ''}"
+    covered = [f"block {int(name.removeprefix('block ')) + i}" for name in names for i in range(under_one)]
+    return f"{spans(covered)}: a checkpoint{f' every {under_one}' if names[1:] else ''}"
+
+
+def _print_beside_prediction(
+    rows: Sequence[Row], caption: str, note: str, titles: dict[str, str], notes: Sequence[str] = ()
+) -> None:
+    """Without the columns of which nothing is known; `note` is of the prediction."""
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
     alike = [name for name in titles if name in names]
     known = [{name: row[name] for name in names} for row in rows]
-    _print(known, caption, [note] if "predicted_bytes" in names else [], titles, alike=alike)
+    _print(known, caption, [*notes, *([note] if "predicted_bytes" in names else [])], titles, alike=alike)
 
 
 def _print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:

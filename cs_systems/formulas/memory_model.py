@@ -81,10 +81,11 @@ class PhaseMemory:
         return sum(self.components.values())
 
 
-def kept_by_a_block(config: RunConfig, algorithm: AttentionAlgorithm) -> int:
-    """What a block without a checkpoint keeps for its backward, copies of its weights included. Bytes."""
-    block = _Step(config, algorithm).block
-    return block.activations + block.scores + block.copies
+def kept_by_a_block(config: RunConfig, algorithm: AttentionAlgorithm, checkpoint: Segment | None = None) -> int:
+    """What a block keeps for its backward, copies of its weights included; or what a `checkpoint` does. Bytes."""
+    step = _Step(config, algorithm)
+    kept = step.block if checkpoint is None else step._kept_by(checkpoint)
+    return kept.activations + kept.scores + kept.copies
 
 
 def phase_memory(config: RunConfig, algorithm: AttentionAlgorithm, steps: int = 2) -> list[PhaseMemory]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import RunConfig
+from cs_systems.formulas.checkpoint_plan import items, segments
 from cs_systems.formulas.cost import PARAMETER_BYTES, block_parameter_count
 from cs_systems.formulas.memory_model import kept_by_a_block
 from cs_systems.profilers import Collected, Profiler
@@ -50,14 +51,30 @@ def collect(out: Path, record: RunRecord) -> Collected:
     results = take(out, "no saved tensor was listed")
     if record.config["workload"] == "train_step":
         results["residual_stream"] = [{"bytes": residual_stream_bytes(record.run_config)}]
-    kept = kept_by_eager_block(record)
+    by_formula = kept_by_formula(record)
     for row in results["residual_blocks"]:
-        row["predicted_bytes"] = kept if row["block"].startswith("block") else None
+        row["blocks"], row["predicted_bytes"] = by_formula.get(row["block"], (1, None))
+    kept = kept_by_eager_block(record)
     for row in results["backward_blocks"]:
         gradients = gradients_of_a_block(record.run_config)
         row["gradient_bytes"] = None if kept is None else gradients
         row["predicted_bytes"] = None if kept is None else gradients - kept
     return Collected({}, results)
+
+
+def kept_by_formula(record: RunRecord) -> dict[str, tuple[int, int]]:
+    """Block → (how many blocks from it on are one, the bytes they keep): a block alone, or all under one checkpoint.
+    Of eager code of ours; empty for anything else."""
+    if (known := known_by_formula(record)) is None:
+        return {}
+    layers = known[0].model.num_layers
+    found = {}
+    for item in items(0, layers, segments(known[0].checkpoint, layers)):
+        if isinstance(item, int):
+            found[f"block {item}"] = 1, kept_by_a_block(*known)
+        else:
+            found[f"block {item.first}"] = item.blocks, kept_by_a_block(*known, item)
+    return found
 
 
 def kept_by_eager_block(record: RunRecord) -> int | None:

@@ -1,25 +1,31 @@
 """What forward keeps for backward: every tensor that autograd saves, with the operation and the module. Floor 1.
 
 By hooks on saved tensors. When one is saved, its node has just been made: nodes are numbered, and once forward is done
-the graph tells each number's operation. Of what a checkpoint covers only its input is saved; what a selective one keeps
-beside is no saved tensor, and not seen. A checkpoint's input goes by the operation that made it.
+the graph tells each number's operation. Of what a checkpoint covers only its input is saved: its operation is
+`checkpoint`, its module the first that the checkpoint runs. What a selective one keeps beside is no saved tensor, and
+not seen.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from cs_systems.record import Row
 from cs_systems.watch.instrument import BackwardRoots, nodes_below
+
+CHECKPOINT = "checkpoint"
+_NEAR = 4  # frames between torch's checkpoint and the hook to which it gives its input
 
 
 class SavedTensors:
@@ -35,6 +41,7 @@ class SavedTensors:
         self._open: list[str] = []
         self._done = False
         self._numbers: list[int] = []
+        self._inputs: list[Row] = []  # of the checkpoint that has just begun, if none of its modules has
         self._alive: dict[int, Tensor] = {}  # what was saved stays alive until the graph goes: its address is its own
 
     def pack(self, tensor: Tensor) -> Tensor:
@@ -43,24 +50,25 @@ class SavedTensors:
         storage = tensor.untyped_storage()
         address = storage.data_ptr() if storage.nbytes() else 0
         self._numbers.append(torch.autograd._get_sequence_nr() - 1)  # type: ignore[attr-defined]
-        self.rows.append(
-            {
-                "operation": None,
-                "module": self._open[-1] if self._open else "",
-                "shape": list(tensor.shape),
-                "dtype": str(tensor.dtype).removeprefix("torch."),
-                "bytes": storage.nbytes(),
-                "parameter": self._parameters.get(address),
-                "again": address in self._alive,
-            }
-        )
+        checkpoint = _saved_by_a_checkpoint()
+        row = {
+            "operation": CHECKPOINT if checkpoint else None,
+            "module": self._open[-1] if self._open else "",
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "bytes": storage.nbytes(),
+            "parameter": self._parameters.get(address),
+            "again": address in self._alive,
+        }
+        self.rows.append(row)
+        self._inputs = [*self._inputs, row] if checkpoint else []
         self._alive[address] = tensor
         return tensor
 
     def name_operations(self, roots: Iterable[Node]) -> list[RemovableHandle]:
         names = {number: node.name() for number, node in nodes_below(roots)}
         for row, number in zip(self.rows, self._numbers, strict=True):
-            row["operation"] = names.get(number, row["operation"])
+            row["operation"] = row["operation"] or names.get(number)
         self._alive.clear()
         self._done = True
         return []
@@ -74,7 +82,13 @@ class SavedTensors:
         return handles
 
     def _enters(self, path: str) -> Callable[..., None]:
-        return lambda *_: self._open.append(path)
+        def entered(*_: Any) -> None:
+            self._open.append(path)
+            for row in self._inputs:
+                row["module"] = path
+            self._inputs = []
+
+        return entered
 
 
 @contextmanager
@@ -113,13 +127,30 @@ def summed(rows: Iterable[Row]) -> list[Row]:
 
 
 def by_block(rows: Iterable[Row]) -> list[Row]:
-    """{block, bytes}: what each block keeps that is no parameter, each memory once; outside of blocks by module."""
+    """{block, bytes, checkpoint}: what each block keeps that is no parameter, each memory once; outside of blocks by
+    module. checkpoint: whether it begins one, whose input this is."""
     kept: Counter[str] = Counter()
+    checkpointed: dict[str, bool] = {}
     for row in rows:
-        if row["parameter"] is None and not row["again"]:
+        if row["parameter"] is None and (row["operation"] == CHECKPOINT or not row["again"]):
             found = re.match(r"layers\.(\d+)", row["module"])
-            kept[f"block {found[1]}" if found else row["module"] or "outside of modules"] += row["bytes"]
-    return [{"block": block, "bytes": size} for block, size in kept.items()]
+            block = f"block {found[1]}" if found else row["module"] or "outside of modules"
+            kept[block] += 0 if row["again"] else row["bytes"]
+            checkpointed[block] = checkpointed.get(block, True) and row["operation"] == CHECKPOINT
+    return [{"block": block, "bytes": size, "checkpoint": checkpointed[block]} for block, size in kept.items()]
+
+
+def _saved_by_a_checkpoint() -> bool:
+    """Of what is saved under a checkpoint nothing comes here but its input, from torch's own code. A reentrant one is a
+    function of autograd like any other: it gives its input once all has run, under its own name."""
+    frame = sys._getframe(2)
+    for _ in range(_NEAR):
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return frame.f_code.co_name != torch.utils.checkpoint.checkpoint.__name__
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
 
 
 def _storages(model: nn.Module) -> dict[int, str]:

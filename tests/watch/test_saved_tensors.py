@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,20 @@ import torch
 from torch import nn
 
 import cs_systems
+from cs_systems.checkpointing import apply_checkpointing
 from cs_systems.cli import main
 from cs_systems.config import ModelConfig, RunConfig
+from cs_systems.device import resolve
 from cs_systems.formulas.cost import FULL_MATRIX
 from cs_systems.formulas.memory_model import kept_by_a_block, step_memory
 from cs_systems.losses import cross_entropy
 from cs_systems.model import BasicTransformerLM, RMSNorm
-from cs_systems.profilers.residuals import gradients_of_a_block
+from cs_systems.profilers.residuals import collect, gradients_of_a_block, region
+from cs_systems.record import RunRecord
 from cs_systems.watch.memory_readings import backward_of_blocks
 from cs_systems.watch.saved_tensors import by_block, saved_tensors, summed
 from tests.formulas.test_memory_model import LiveBytes
+from tests.test_record import ENVIRONMENT
 
 MODEL = ModelConfig("wide", 64, 192, 3, 4, 500, 64)
 
@@ -99,7 +104,19 @@ def test_somebodys_function_of_autograd_is_seen() -> None:
     linear = nn.Linear(8, 8)
     with saved_tensors() as found:
         torch.utils.checkpoint.checkpoint(linear, torch.randn(2, 8), use_reentrant=False).sum().backward()
-    assert all(row["module"] == "" for row in found.rows)
+    assert [(row["module"], row["operation"]) for row in found.rows] == [("", "checkpoint")]
+
+
+@pytest.mark.parametrize(
+    ("reentrant", "told"), [(False, ("0", "checkpoint")), (True, ("", "CheckpointFunctionBackward"))]
+)
+def test_a_checkpoints_input_goes_by_the_first_module_that_it_runs(reentrant: bool, told: tuple[str, str]) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(2, 8, requires_grad=True)
+    with saved_tensors(model) as found:
+        y = torch.utils.checkpoint.checkpoint(model[0], x, use_reentrant=reentrant)
+        model[2](model[1](y)).sum().backward()
+    kept = [(row["module"], row["operation"]) for row in found.rows if row["parameter"] is None]
+    assert kept == [told, ("1", "TanhBackward0"), ("2", "AddmmBackward0")]
 
 
 @pytest.mark.parametrize("compile", ["none", "aot_eager"])
@@ -120,6 +137,32 @@ def test_the_record_has_what_is_kept(compile: str) -> None:
     json.dumps(record.results)
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "kept"),
+    [
+        ("none", [("block 0", False, 1), ("block 1", False, 1), ("block 2", False, 1)]),
+        ("blocks:1", [("block 0", False, 1), ("block 1", True, 1), ("block 2", False, 1)]),
+        ("every:2", [("block 0", True, 2), ("block 2", True, 1)]),
+        ("nested:3:1", [("block 0", True, 3)]),
+    ],
+)
+def test_of_a_checkpointed_block_the_record_tells_its_input(
+    checkpoint: str, kept: list[tuple[str, bool, int]], tmp_path: Path
+) -> None:
+    config = RunConfig(model=MODEL, batch_size=4, seq_len=48, device="cpu", checkpoint=checkpoint)
+    torch.manual_seed(0)
+    model, tokens = BasicTransformerLM(MODEL, "naive"), torch.randint(500, (4, 48))
+    apply_checkpointing(model, checkpoint)
+    with region(tmp_path, resolve("cpu"), model):
+        cross_entropy(model(tokens), tokens).backward()
+    record = RunRecord("", config.to_dict(), "ok", environment=replace(ENVIRONMENT, device="cpu"))
+    blocks = collect(tmp_path, record).results["residual_blocks"]
+    found = [row for row in blocks if row["block"].startswith("block")]
+    assert [(row["block"], row["checkpoint"], row["blocks"]) for row in found] == kept
+    assert [row["bytes"] for row in found] == [row["predicted_bytes"] for row in found]
+    assert {row["bytes"] for row in found if row["checkpoint"]} <= {4 * 48 * 64 * 4}
+
+
 def test_operations_with_long_names_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--size", "tiny", "--attention", "sdpa_flash", "--mode", "forward-backward", "--device", "cpu"]
     assert main(["memory", *words, "--residuals", "--out", str(tmp_path)]) == 0
@@ -136,3 +179,16 @@ def test_the_command_prints_the_top_five(tmp_path: Path, capsys: pytest.CaptureF
     assert "the residual stream is a tensor of 64.0 KiB" in said
     assert "block 0 … block 1" in said
     assert said.count("Backward0") == 5
+
+
+def test_the_command_tells_what_is_kept_of_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--size", "tiny", "--num-layers", "5", "--mode", "forward-backward", "--checkpoint", "every:2"]
+    words += ["selective:matmul", "--context-length", "32", "--device", "cpu", "--residuals", "--out", str(tmp_path)]
+    assert main(["memory", *words]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^block 0 … block 3: a checkpoint every 2 +32\.0 +32\.0$", said, re.MULTILINE)
+    assert re.search(r"^block 4: a checkpoint +32\.0 +32\.0$", said, re.MULTILINE)
+    assert said.count("a checkpoint keeps its input; backward computes the rest again") == 2
+    assert re.search(r"^block 0 … block 4: a checkpoint each +32\.0 +320$", said, re.MULTILINE)
+    assert said.count("what a selective one keeps beside it is no saved tensor") == 1
+    assert max(map(len, said.split("records:")[0].splitlines())) <= 80
