@@ -63,7 +63,9 @@ class Parallel:
     bucket_size_mb: Annotated[
         Names, arg(help="2^20 bytes, of strategies with buckets", help_behavior_hint="(default: the strategy's)")
     ] = ()
-    tp_degree: Annotated[MaybeInt, optional("INT", "ranks that divide the blocks, of fsdp+tp", "all")] = None
+    tp_degree: Annotated[
+        MaybeInt, optional("INT", "neighbouring ranks that divide a block: fsdp+tp and ddp_*+tp need it, tp takes all")
+    ] = None
     with_: Annotated[
         MaybeNames,
         arg(name="with", help=f"record apart from timing: {', '.join(WITH)}; alone: nothing"),
@@ -98,6 +100,12 @@ def run(args: Parallel) -> int:
 
 def cells(args: Parallel) -> list[RunConfig]:
     """The clean cells, the baseline of each group first; then the same under each recorder."""
+    from cs_systems.parallel import options_of
+
+    if args.tp_degree is not None and not any(map(_has_two_dimensions, args.strategy)):
+        raise ConfigError("--tp-degree is of fsdp+tp and ddp_*+tp: name one in --strategy; tp alone takes all ranks")
+    if args.bucket_size_mb and not any("bucket_size_mb" in options_of(_plain(name)) for name in args.strategy):
+        raise ConfigError("--bucket-size-mb is of strategies with buckets: name one in --strategy, as ddp_bucketed")
     made: list[RunConfig] = []
     for base in args.cells.configs(args.steps.base()):
         made.append(base)
@@ -118,6 +126,7 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
     """Of one strategy the cells with each number of ranks, and each bucket size if it has buckets."""
     from cs_systems.parallel import check, options_of
 
+    degree = args.tp_degree if _has_two_dimensions(name) else None
     name, *settings = name.split(":")
     if name == "single":
         return []
@@ -125,7 +134,6 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
     sizes: Sequence[float | None] = [None]
     if args.bucket_size_mb and "bucket_size_mb" in options_of(name):
         sizes = [_megabytes(text) for text in args.bucket_size_mb]
-    degree = args.tp_degree if "tp" in name.split("+")[1:] + name.split("+")[:-1] else None  # tp alone takes all ranks
     return [
         replace(
             base,
@@ -138,6 +146,17 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
         for ranks in args.world_size
         for size in sizes
     ]
+
+
+def _plain(strategy: str) -> str:
+    """Without what it is told: `ddp_bucketed:comm_dtype=bf16` → `ddp_bucketed`."""
+    return strategy.partition(":")[0]
+
+
+def _has_two_dimensions(strategy: str) -> bool:
+    from cs_systems.parallel import splits_of
+
+    return {"batch", "features"} <= splits_of(_plain(strategy))
 
 
 def _megabytes(text: str) -> float:

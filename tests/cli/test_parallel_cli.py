@@ -130,6 +130,20 @@ def test_a_strategy_that_torch_sends_for_has_a_formula_and_no_count() -> None:
     assert (found["sent_bytes"], found["formula_sent_bytes"]) == (None, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("tp --tp-degree 2", "--tp-degree is of fsdp+tp and ddp_*+tp: name one in --strategy; tp alone takes all"),
+        ("fsdp+tp", "with another strategy tp needs tp_degree: how many neighbouring ranks divide a block"),
+        ("fsdp --bucket-size-mb 1", "--bucket-size-mb is of strategies with buckets: name one in --strategy, as ddp_b"),
+        ("ddp --bucket-size-mb 1", "unknown parallel strategy 'ddp'"),
+    ],
+)
+def test_what_no_strategy_takes_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["parallel", "--size", "tiny", "--strategy", *words.split(), "--dry-run"]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_dry_run_lists_the_cells(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*LINE.split(), "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
