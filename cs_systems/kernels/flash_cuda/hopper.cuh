@@ -1,0 +1,235 @@
+// Hopper's instructions that CUDA C++ has no name for, as thin functions over PTX: wgmma, TMA, barriers.
+//
+// Compiled by NVRTC alone. FP16 = 1 makes the elements fp16, otherwise they are bf16.
+//
+// Tiles in shared memory are blocks of R rows x 64 elements: 128 bytes a row, the 16-byte chunk c of row r at place
+// c ^ (r % 8), which is the 128-byte swizzle of TMA and wgmma; each block aligned to 1024 bytes. A tile of 128 columns is
+// two blocks.
+//
+// Where a warpgroup of 128 threads holds a 64 x N result, d[N / 2] a thread: thread t has in d[4 j + 2 h + l] row
+// t / 32 * 16 + t % 32 / 4 + 8 h, column 8 j + t % 4 * 2 + l. As left operand of a next product, 16 columns of it
+// are the four registers pack(d[8 k], d[8 k + 1]) ... pack(d[8 k + 6], d[8 k + 7]).
+#pragma once
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+
+#ifndef FP16
+#define FP16 0
+#endif
+#if FP16
+#define ELEMENT "f16"
+#else
+#define ELEMENT "bf16"
+#endif
+#define DEVICE __device__ __forceinline__
+
+struct alignas(64) TensorMap {
+  u64 opaque[16];
+};  // a CUtensorMap, passed as `const __grid_constant__ TensorMap`
+
+DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
+DEVICE u32 lane_id() { return threadIdx.x & 31; }
+// The same in all lanes, and the compiler knows it: branches on it are uniform.
+DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+// ---- arithmetic ----
+
+DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two elements in one register, `low` in the lower half: the lower column.
+DEVICE u32 pack(float low, float high) {
+  u32 y;
+  asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+// ---- mbarriers: `at` is a shared address of 8 bytes; a fresh one has parity 1 completed ----
+
+DEVICE void barrier_init(u32 at, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals));
+}
+// After the inits, before __syncthreads: the copy engine sees them.
+DEVICE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// One arrival that also announces bytes to come.
+DEVICE void barrier_expect(u32 at, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+// One arrival; call it in one lane: `if (lane_id() == 0)`, after __syncwarp() where other lanes read what is given up.
+DEVICE void barrier_arrive(u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
+DEVICE bool barrier_done(u32 at, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(at), "r"(parity)
+      : "memory");
+  return done;
+}
+DEVICE void barrier_wait(u32 at, u32 parity) {
+  while (!barrier_done(at, parity)) {
+  }
+}
+
+// ---- named barriers (0 is __syncthreads): ids and numbers of threads that both sides agree on ----
+
+DEVICE void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// ---- registers, fences, launches that depend on each other ----
+
+template <int REGISTERS>
+DEVICE void registers_more() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS>
+DEVICE void registers_less() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+// What this thread has written to shared memory is seen by TMA and wgmma (after a barrier between the threads).
+DEVICE void fence_shared_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The kernel before has ended and what it wrote is seen / the kernel after may start to be launched.
+DEVICE void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void grid_launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// ---- TMA: one lane calls these. Coordinates of (column, row, head, batch), the innermost first ----
+
+DEVICE void tma_prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+DEVICE void tma_load(u32 to, const TensorMap& map, u32 barrier, int column, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      ::"r"(to), "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+DEVICE void tma_store(const TensorMap& map, u32 from, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+               ::"l"(&map), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+// Bytes in memory order; addresses and sizes are multiples of 16.
+DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+DEVICE void bulk_add_f32(float* to, u32 from, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+               ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+// Stores and additions of this thread since the last commit are one group. `bulk_wait_read`: all but the last GROUPS
+// groups have left shared memory; `bulk_wait`: they are done.
+DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int GROUPS>
+DEVICE void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(GROUPS) : "memory");
+}
+template <int GROUPS>
+DEVICE void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(GROUPS) : "memory");
+}
+
+// ---- results to shared memory ----
+
+// 16 rows x 16 columns of a warp, in the registers of a left operand. Lane l gives the address of row l % 16, of its left
+// 8 columns if l < 16, of its right 8 otherwise.
+DEVICE void store_matrix(u32 at, u32 a0, u32 a1, u32 a2, u32 a3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(at), "r"(a0), "r"(a1), "r"(a2), "r"(a3) : "memory");
+}
+// Where in a block chunk `chunk` (8 columns) of row `row` lies, in bytes.
+DEVICE u32 swizzled(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
+DEVICE void store_float4(u32 at, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+DEVICE float load_float(u32 at) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
+  return x;
+}
+DEVICE float2 load_float2(u32 at) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+  return x;
+}
+
+// ---- wgmma ----
+
+// Describe operands that begin at a block's row (a multiple of 8). Steps of 16 along the summed dimension k:
+// - the rows of the block are m or n, k is contiguous: trans 0, a step is + 2, after four the next block;
+// - the rows of the block are k, m or n is contiguous: trans 1, a step is + 128. block_bytes: from 64 columns to the next
+//   64, where n is 128.
+// What is added to a descriptor is bytes >> 4.
+DEVICE u64 describe(u32 address, u32 block_bytes = 16) {
+  constexpr u64 eight_rows = 1024 >> 4, swizzle_128 = 1;
+  return (u64)((address & 0x3ffff) >> 4) | (u64)(block_bytes >> 4) << 16 | eight_rows << 32 | swizzle_128 << 62;
+}
+
+// Before the first product, and where registers of an operand or of the sum were written since the last one.
+DEVICE void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// All but the last GROUPS committed groups are done.
+template <int GROUPS>
+DEVICE void mma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
+}
+// The compiler may not move reads or writes of these registers across this place: put it after the wait for their
+// product, and where they were written before it.
+template <int N>
+DEVICE void hold(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N>
+DEVICE void hold(u32 (&a)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+r"(a[i])::"memory");
+}
+
+#define WGMMA_8(i)                                                                                            \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+      "+f"(d[i + 7])
+#define WGMMA_SUM_32 WGMMA_8(0), WGMMA_8(8), WGMMA_8(16), WGMMA_8(24)
+#define WGMMA_SUM_64 WGMMA_SUM_32, WGMMA_8(32), WGMMA_8(40), WGMMA_8(48), WGMMA_8(56)
+#define WGMMA_LIST_32                                                                              \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
+  "%26,%27,%28,%29,%30,%31"
+#define WGMMA_LIST_64                                                                            \
+  WGMMA_LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,"  \
+  "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WGMMA(N, ADD) \
+  "{ .reg .pred p; setp.ne.b32 p, %" ADD ", 0; wgmma.mma_async.sync.aligned.m64n" N "k16.f32." ELEMENT "." ELEMENT " {"
+
+// d (64 x 64 or 64 x 128) = a b, or d += a b if `add`, over 16 of k: a and b described, trans as said at `describe`.
+// Asynchronous: from here to a wait for its group nothing may touch d.
+template <int TRANS_A, int TRANS_B>
+DEVICE void mma(float (&d)[32], u64 a, u64 b, int add) {
+  asm volatile(WGMMA("64", "34") WGMMA_LIST_32 "}, %32, %33, p, 1, 1, %35, %36; }"
+               : WGMMA_SUM_32
+               : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B));
+}
+template <int TRANS_A, int TRANS_B>
+DEVICE void mma(float (&d)[64], u64 a, u64 b, int add) {
+  asm volatile(WGMMA("128", "66") WGMMA_LIST_64 "}, %64, %65, p, 1, 1, %67, %68; }"
+               : WGMMA_SUM_64
+               : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B));
+}
+// The same with a in registers: the four of `a` from `first` on. They may not be written before the wait either.
+template <int TRANS_B, int N>
+DEVICE void mma(float (&d)[32], const u32 (&a)[N], int first, u64 b, int add) {
+  asm volatile(WGMMA("64", "37") WGMMA_LIST_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"
+               : WGMMA_SUM_32
+               : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
+                 "n"(TRANS_B));
+}
+template <int TRANS_B, int N>
+DEVICE void mma(float (&d)[64], const u32 (&a)[N], int first, u64 b, int add) {
+  asm volatile(WGMMA("128", "69") WGMMA_LIST_64 "}, {%64, %65, %66, %67}, %68, p, 1, 1, %70; }"
+               : WGMMA_SUM_64
+               : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
+                 "n"(TRANS_B));
+}
