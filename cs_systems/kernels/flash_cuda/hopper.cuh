@@ -141,6 +141,11 @@ DEVICE void store_matrix(u32 at, u32 a0, u32 a1, u32 a2, u32 a3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(at), "r"(a0), "r"(a1), "r"(a2), "r"(a3) : "memory");
 }
+// The same the other way round: a left operand's registers from shared memory.
+DEVICE void load_matrix(u32 at, u32& a0, u32& a1, u32& a2, u32& a3) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a0), "=r"(a1), "=r"(a2), "=r"(a3) : "r"(at) : "memory");
+}
 // Where in a block chunk `chunk` (8 columns) of row `row` lies, in bytes.
 DEVICE u32 swizzled(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 DEVICE void store_float4(u32 at, float a, float b, float c, float d) {
@@ -154,6 +159,11 @@ DEVICE float load_float(u32 at) {
 DEVICE float2 load_float2(u32 at) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
+  return x;
+}
+DEVICE uint4 load_uint4(u32 at) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at));
   return x;
 }
 
@@ -188,6 +198,13 @@ template <int N>
 DEVICE void hold(u32 (&a)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+r"(a[i])::"memory");
+}
+// What is in d is not needed any more: ptxas takes a product that is not added to it for a new value. Put it before such
+// products where other instructions wrote d, or ptxas runs one product at a time (C7515).
+template <int N>
+DEVICE void forget(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "=f"(d[i]));
 }
 
 #define WGMMA_8(i)                                                                                            \

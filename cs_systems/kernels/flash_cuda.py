@@ -1,0 +1,110 @@
+"""From tensors to launches of the FlashAttention kernels in CUDA C++ for Hopper (flash_cuda/*.cu)."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cs_systems.kernels.flash_layout import heads_together, padded_d_head, padded_rows
+from cs_systems.kernels.hopper import Launch, Macros, function, pointer, tensor_map
+
+KEYS = 128
+BACKWARD_SHARED_BYTES = 195 << 10
+L2_BYTES = {64: 40 << 20, 128: 20 << 20}  # of the queries of causal heads that are worked on together
+BLOCK = 64
+"""Rows of a block of the kernels before and after the backward."""
+
+
+class Sizes(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("seq_k", "heads", "group", "batch_heads_kv", "heads_in_l2")),
+        *((name, ctypes.c_int) for name in ("offset", "row_tiles", "padded_q")),
+        *((name, ctypes.c_float) for name in ("scale", "scale_log2")),
+    )
+
+
+class Strides(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_longlong) for name in ("batch", "head", "row"))
+
+
+class Rows(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("heads", "seq_q", "padded_q", "d_head")),
+        ("scale", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), in bf16 or fp16.
+    Query i sees key j when not causal or j <= i + offset. scale > 0. All tensors of that dtype are as `takes_layout`
+    has them. `variant`: macros of backward.cu.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    causal: bool
+    offset: int
+    scale: float
+    variant: Macros = ()
+
+    def prepare(self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor) -> Launch:
+        """Writes lse_log2 and delta, and zeros to dq, as `backward` takes them."""
+        tensors = (o, do, lse, lse_log2, delta, dq)
+        arguments = (*map(pointer, tensors), strides(o), strides(do), self._rows())
+        blocks = lse_log2.numel() // BLOCK
+        return Launch(self._function("rows", "prepare"), blocks, 256, 0, arguments, tensors)
+
+    def finish(self, summed: Tensor, dq: Tensor) -> Launch:
+        """dq from what `backward` summed."""
+        batch, heads, seq_q, d_head = self.q.shape
+        blocks = batch * heads * -(-seq_q // BLOCK) * (padded_d_head(d_head) // 64)
+        arguments = (pointer(summed), pointer(dq), strides(dq), self._rows())
+        return Launch(self._function("rows", "finish"), blocks, 128, 0, arguments, (summed, dq))
+
+    def backward(self, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor) -> Launch:
+        """Writes dk and dv, and adds dq / scale to `dq` (batch · heads, padded_rows(seq_q), padded d_head), float32, in
+        an order of its own. lse_log2 and delta are (batch · heads, padded_rows(seq_q)), as `prepare` wrote them.
+        """
+        batch, heads, seq_q, d_head = self.q.shape
+        heads_kv, seq_k = self.k.shape[1:3]
+        depth = padded_d_head(d_head)
+        rows = 128 if depth == 64 else 64
+        sizes = Sizes(
+            seq_k=seq_k,
+            heads=heads,
+            group=heads // heads_kv,
+            batch_heads_kv=batch * heads_kv,
+            heads_in_l2=heads_together(self.q, self.k, self.causal, L2_BYTES[depth]),
+            offset=self.offset,
+            row_tiles=-(-seq_q // rows),
+            padded_q=padded_rows(seq_q),
+            scale=self.scale,
+            scale_log2=self.scale * math.log2(math.e),
+        )
+        maps = ((self.q, rows), (self.k, KEYS), (self.v, KEYS), (do, rows), (dk, 16), (dv, 16))
+        tensors = (lse_log2, delta, dq)
+        arguments = (*(tensor_map(*one) for one in maps), *map(pointer, tensors), sizes)
+        tail = seq_k % KEYS != 0
+        macros = (("CAUSAL", int(self.causal)), ("TAIL", int(tail)), ("SHARED_BYTES", BACKWARD_SHARED_BYTES))
+        kernel = self._function("backward", "backward", (*macros, *self.variant), BACKWARD_SHARED_BYTES)
+        blocks = batch * heads_kv * -(-seq_k // KEYS)
+        kept = (*(tensor for tensor, _ in maps), *tensors)
+        return Launch(kernel, blocks, 384, BACKWARD_SHARED_BYTES, arguments, kept)
+
+    def _function(self, source: str, name: str, macros: Macros = (), shared_bytes: int = 0) -> ctypes.c_void_p:
+        common = (("D", padded_d_head(self.q.shape[-1])), ("FP16", int(self.q.dtype == torch.float16)))
+        return function(source, name, (*common, *macros), shared_bytes, self.q.device.index or 0)
+
+    def _rows(self) -> Rows:
+        _, heads, seq_q, d_head = self.q.shape
+        return Rows(heads, seq_q, padded_rows(seq_q), d_head, self.scale)
+
+
+def strides(tensor: Tensor) -> Strides:
+    return Strides(*tensor.stride()[:3])

@@ -1,0 +1,111 @@
+// What stands before and after the backward: row sums and statistics; dq out of fp32. Both are bound by memory.
+#include "hopper.cuh"
+
+constexpr int LANES = D / 8;  // of a row, 16 bytes each
+constexpr int BLOCK = 64;     // rows of a block of threads
+
+// Of a (batch, heads, rows, d_head) tensor, in elements; the last stride is 1, the others keep rows at 16 bytes.
+struct Strides {
+  long long batch, head, row;
+};
+struct Rows {
+  int heads, seq_q, padded_q, d_head;
+  float scale;
+};
+
+#if FP16
+DEVICE float2 unpack(u32 x) {
+  float2 y;
+  asm("{ .reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; }" : "=f"(y.x), "=f"(y.y) : "r"(x));
+  return y;
+}
+#else
+DEVICE float2 unpack(u32 x) { return {__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000)}; }
+#endif
+
+DEVICE float dot(uint4 a, uint4 b) {
+  const u32 x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float2 p = unpack(x[i]), q = unpack(y[i]);
+    sum += p.x * q.x + p.y * q.y;
+  }
+  return sum;
+}
+
+// delta = Σ o · do, lse_log2 = lse / ln 2 (+∞ where no key is seen, so that its weights are 0), dq = 0, 64 rows a block of 256
+// threads. o, dout as above; lse: seq_q a head; the others padded_q a head, and dq padded_q · D.
+extern "C" __global__ void __launch_bounds__(256)
+    prepare(const u16* o, const u16* dout, const float* lse, float* lse_log2, float* delta, float* dq, Strides of_o,
+            Strides of_do, Rows z) {
+  const int blocks = z.padded_q / BLOCK, block = blockIdx.x % blocks, batch_head = blockIdx.x / blocks;
+  const int batch = batch_head / z.heads, head = batch_head % z.heads;
+  const int lane = threadIdx.x % LANES, column = lane * 8;
+  o += batch * of_o.batch + head * of_o.head + column;
+  dout += batch * of_do.batch + head * of_do.head + column;
+  constexpr int TURNS = BLOCK * LANES / 256;
+  uint4 out[TURNS], gradient[TURNS];
+#pragma unroll
+  for (int turn = 0; turn < TURNS; turn++) {
+    const int row = block * BLOCK + (turn * 256 + threadIdx.x) / LANES;
+    out[turn] = gradient[turn] = uint4{0, 0, 0, 0};
+    if (row < z.seq_q && column < z.d_head) {
+      out[turn] = *reinterpret_cast<const uint4*>(o + row * of_o.row);
+      gradient[turn] = *reinterpret_cast<const uint4*>(dout + row * of_do.row);
+    }
+  }
+  const long long padded = (long long)batch_head * z.padded_q + block * BLOCK;
+  float4* zeros = reinterpret_cast<float4*>(dq + padded * D);
+#pragma unroll
+  for (int i = threadIdx.x; i < BLOCK * D / 4; i += 256) zeros[i] = float4{0, 0, 0, 0};
+#pragma unroll
+  for (int turn = 0; turn < TURNS; turn++) {
+    const int at = (turn * 256 + threadIdx.x) / LANES, row = block * BLOCK + at;
+    float sum = dot(out[turn], gradient[turn]);
+#pragma unroll
+    for (int other = LANES / 2; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
+    if (lane == 0) {
+      const float infinity = __int_as_float(0x7f800000);
+      const float natural = row < z.seq_q ? lse[(long long)batch_head * z.seq_q + row] : -infinity;
+      delta[padded + at] = sum;
+      lse_log2[padded + at] = natural == -infinity ? infinity : natural * 1.4426950408889634f;
+    }
+  }
+}
+
+// dq = scale · summed, 64 rows x 64 columns a block of 128 threads; each warp has 16 rows in the order in which the backward's
+// warps add them. dq as above.
+extern "C" __global__ void __launch_bounds__(128) finish(const float* summed, u16* dq, Strides of_dq, Rows z) {
+  __shared__ __align__(1024) unsigned char memory[4 * 16 * 128];
+  constexpr int COLUMNS = D / 64;
+  const int blocks = (z.seq_q + BLOCK - 1) / BLOCK, index = blockIdx.x / COLUMNS, first_column = blockIdx.x % COLUMNS * 64;
+  const int block = index % blocks, batch_head = index / blocks, batch = batch_head / z.heads, head = batch_head % z.heads;
+  const int warp = threadIdx.x / 32, lane = lane_id();
+  const long long tile = ((long long)batch_head * (z.padded_q / BLOCK) + block) * COLUMNS + blockIdx.x % COLUMNS;
+  const float4* from = reinterpret_cast<const float4*>(summed + tile * 4096 + warp * 1024);
+  float4 x[8];
+#pragma unroll
+  for (int j = 0; j < 8; j++) x[j] = from[j * 32 + lane];
+  const u32 shared = shared_address(memory) + warp * 2048;
+#pragma unroll
+  for (int k = 0; k < 4; k++) {
+    u32 a[4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const float4 y = x[2 * k + i];
+      a[2 * i] = pack(y.x * z.scale, y.y * z.scale);
+      a[2 * i + 1] = pack(y.z * z.scale, y.w * z.scale);
+    }
+    store_matrix(shared + swizzled(lane % 16, 2 * k + lane / 16), a[0], a[1], a[2], a[3]);
+  }
+  __syncwarp();
+  const int chunk = lane % 8, column = first_column + chunk * 8;
+  dq += batch * of_dq.batch + head * of_dq.head + column;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int at = i * 4 + lane / 8, row = block * BLOCK + warp * 16 + at;
+    if (row < z.seq_q && column < z.d_head)
+      *reinterpret_cast<uint4*>(dq + row * of_dq.row) = load_uint4(shared + swizzled(at, chunk));
+  }
+}

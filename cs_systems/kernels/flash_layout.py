@@ -1,0 +1,43 @@
+"""What the FlashAttention kernels for Hopper, in Gluon and in CUDA C++, want of tensors, and of their work's order."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+PADDING = 128
+"""The statistics of a head's rows are padded to a multiple of it."""
+
+
+def padded_rows(seq_q: int) -> int:
+    return -(-seq_q // PADDING) * PADDING
+
+
+def padded_d_head(d_head: int) -> int:
+    return 64 if d_head <= 64 else 128
+
+
+def takes_layout(tensor: Tensor) -> bool:
+    """Whether the copy engine can read it: unit stride innermost, the others positive multiples of 16 bytes."""
+    aligned = all(
+        stride > 0 and stride * tensor.element_size() % 16 == 0
+        for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+        if size > 1
+    )
+    return aligned and tensor.stride(-1) == 1 and tensor.data_ptr() % 16 == 0
+
+
+def heads_together(q: Tensor, k: Tensor, causal: bool, l2_bytes: int) -> int:
+    """How many of all batches' heads of keys a backward works on together, as far as their queries fit l2_bytes: that
+    evens out causal blocks' lengths. In equal parts where it can be, since a last part with few heads would have few
+    blocks, and long ones.
+    """
+    batch, heads, seq_q, d_head = q.shape
+    batch_heads_kv, group = batch * k.shape[1], heads // k.shape[1]
+    head_bytes = seq_q * padded_d_head(d_head) * (2 * q.element_size() + 4) * group
+    if not causal or l2_bytes < head_bytes:
+        return 1
+    parts = math.ceil(batch_heads_kv / (l2_bytes // head_bytes))
+    parts = next((n for n in range(parts, 2 * parts) if batch_heads_kv % n == 0), parts)
+    return math.ceil(batch_heads_kv / parts)
