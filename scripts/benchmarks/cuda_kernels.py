@@ -2,9 +2,8 @@
 
 Method: each variant below (macros of backward.cu) is held against float64 in a process of its own, which is killed
 when a kernel hangs; on a mismatch the error is shown by blocks of 64 rows x 64 columns. What is right is timed on the
-rows of the table beside flash_gluon's backward, in one process: device events, launches hidden behind a sleeping
-kernel, the L2 cache overwritten before each call, medians, as gluon_tune.py does. A backward's time has all of its three
-kernels.
+rows of the table beside flash_gluon's backward, in one process, as gluon_tune.py does: device events, launches hidden,
+the L2 cache overwritten before each call, medians. A backward's time has all of its three kernels.
 Output: lines of errors, then milliseconds: all, and (before, main, after).
 
     python scripts/benchmarks/cuda_kernels.py
@@ -187,7 +186,7 @@ def main() -> None:
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 1) - 4), multiprocessing.get_context("spawn")) as pool:
         compiling = [
             pool.submit(warm, f"{kind}-{row.split(',')[3]}", i, causal, row)
-            for row, causal in itertools.product({row.split(',')[3]: row for row in rows}.values(), causals)
+            for row, causal in itertools.product({row.split(",")[3]: row for row in rows}.values(), causals)
             for kind, i in (("forward", 0), ("forward", 1), ("backward", 2 if row.endswith("64") else 1))
         ]
         with ThreadPoolExecutor(4) as threads:
