@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -89,13 +89,19 @@ class Problem:
         )
         maps = ((self.q, rows), (self.k, KEYS), (self.v, KEYS), (do, rows), (dk, 16), (dv, 16))
         tensors = (lse_log2, delta, dq)
-        arguments = (*(tensor_map(*one) for one in maps), *map(pointer, tensors), sizes)
+        arguments = (*(tensor_map(*one) for one in maps), *map(pointer, tensors), sizes, ctypes.c_void_p(None))
         tail = seq_k % KEYS != 0
         macros = (("CAUSAL", int(self.causal)), ("TAIL", int(tail)), ("SHARED_BYTES", BACKWARD_SHARED_BYTES))
-        kernel = self._function("backward", "backward", (*macros, *self.variant), BACKWARD_SHARED_BYTES)
+        kernel = self._function("backward", "backward", (*macros, *self.variant), 227 << 10)
         blocks = batch * heads_kv * -(-seq_k // KEYS)
         kept = (*(tensor for tensor, _ in maps), *tensors)
         return Launch(kernel, blocks, 384, BACKWARD_SHARED_BYTES, arguments, kept)
+
+    def stamped(self, *tensors: Tensor, stamps: Tensor) -> Launch:
+        """`backward` that also writes when a block in the middle came where, in cycles: stamps (2, 64, 16), int32."""
+        launch = replace(self, variant=(*self.variant, ("STAMPS", 1))).backward(*tensors)
+        more = launch.shared_bytes + 8192
+        return replace(launch, arguments=(*launch.arguments[:-1], pointer(stamps)), shared_bytes=more)
 
     def _function(self, source: str, name: str, macros: Macros = (), shared_bytes: int = 0) -> ctypes.c_void_p:
         common = (("D", padded_d_head(self.q.shape[-1])), ("FP16", int(self.q.dtype == torch.float16)))

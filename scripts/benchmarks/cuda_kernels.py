@@ -4,7 +4,7 @@ Method: each variant below (macros of backward.cu) is held against float64 in a 
 when a kernel hangs; on a mismatch the error is shown by blocks of 64 rows x 64 columns. What is right is timed on the
 rows of the table beside flash_gluon's backward, in one process, as gluon_tune.py does: device events, launches hidden,
 the L2 cache overwritten before each call, medians. A backward's time has all of its three kernels.
-Output: lines of errors, then milliseconds: all, and (before, main, after).
+Output: lines of errors, then milliseconds: all, and (before, main, after); then where a tile's cycles go.
 
     python scripts/benchmarks/cuda_kernels.py
     python scripts/benchmarks/cuda_kernels.py --only 64 --rows 4,16,4096,64 --causal yes
@@ -165,6 +165,37 @@ def time_row(row: str, causal: bool, variants: list[str]) -> None:
     print(f"{row}{' causal' if causal else ''}: " + "; ".join(text for _, text in sorted(found)), flush=True)
 
 
+STEPS = {
+    64: "top; dp a, s b out; s a done; p a, dv a out; dp a done; ds a; ds before seen; dk a, dp b, dq out; s b done; "
+    "p b, dv b out; dp b done; ds b, dk b out; dq done",
+    128: "top; dp out; s done; p, dv out; dp done; ds; ds before seen; dq, dk out; dq done",
+}
+
+
+def profile(row: str, causal: bool, variant: str) -> None:
+    """Cycles from each place of a tile to the next, means over tiles 8 to 55 of a block in the middle, both warpgroups;
+    and how far apart they are.
+    """
+    batch, heads, seq, d_head = map(int, row.split(","))
+    call = Call(Shape.square(batch, heads, seq), d_head, causal, "cuda")
+    stamps = torch.zeros(2, 64, 16, dtype=torch.int32, device="cuda")
+    tensors = (call.do, call.lse_log2, call.delta, call.summed, call.dk, call.dv)
+    call.forward().run()
+    for step in launches(call, VARIANTS[variant][1]):
+        step.run()
+    cuda_problem(call, VARIANTS[variant][1]).stamped(*tensors, stamps=stamps).run()
+    at = stamps.cpu().double()
+    places = STEPS[d_head].split("; ")
+    for w in range(2):
+        tiles = at[w, 8:56, : len(places)]
+        means = ((tiles[:, 1:] - tiles[:, :-1]) % 2**32).median(0).values
+        whole = ((at[w, 9:57, 0] - tiles[:, 0]) % 2**32).median()
+        text = ", ".join(f"{name} {x:.0f}" for name, x in zip(places[1:], means.tolist(), strict=True))
+        print(f"{variant} {row} causal={causal} warpgroup {w}: {whole:.0f} a tile: {text}")
+    apart = (at[1, :48:6, 0] - at[0, :48:6, 0]).tolist()
+    print("  warpgroup 1 behind 0 at tiles 0, 6, ...: " + " ".join(f"{x:.0f}" for x in apart), flush=True)
+
+
 def warm(key: str, index: int, causal: bool, row: str) -> None:
     batch, heads, seq, _ = map(int, row.split(","))
     gluon_tune.compiled(key, index, causal, Shape.square(batch, heads, seq))
@@ -196,6 +227,9 @@ def main() -> None:
     print(f"checked at {time.monotonic() - began:.0f} s", flush=True)
     for row, causal in itertools.product(rows, causals):
         time_row(row, causal, right)
+    for variant in right:
+        d_head = VARIANTS[variant][0]
+        profile("2,16,8192,128" if d_head == 128 else "1,16,16384,64", False, variant)
     print(f"all in {time.monotonic() - began:.0f} s")
     return None
 

@@ -19,6 +19,10 @@
 // (dp at d_head 128). Shared memory: k, v, q and do 16 KiB a tile at 64, 32, 32, 16, 16 at 128; ds two tiles; dq 32 KiB: 192 KiB.
 #include "hopper.cuh"
 
+#ifndef STAMPS  // of each tile: where the time goes, in cycles, read by cuda_kernels.py
+#define STAMPS 0
+#endif
+
 constexpr int BLOCK_M = D == 64 ? 128 : 64;  // queries of a tile
 constexpr int HALVES = BLOCK_M / 64;
 constexpr int KEYS = 128;
@@ -224,6 +228,11 @@ struct Consumer {
     const long long block = (long long)head * (z.padded_q / BLOCK_M) + tile;
     return dq + (block * 2 + w) * 4096 + warp * 1024;
   }
+  DEVICE void stamp(int k) const {
+    if (STAMPS && warp == 0 && lane_id() == 0 && i < 64)
+      asm volatile("{ .reg .u32 t; mov.u32 t, %%clock; st.shared.u32 [%0], t; }"
+                   ::"r"(shared + SHARED_BYTES + (w * 64 + i) * 64 + k * 4) : "memory");
+  }
   DEVICE u32 dq_buffer() const { return shared + DQ_AT + (w * 4 + warp) * 4096; }
   // Add dq of the tile before, and go on to the next.
   DEVICE void end_tile(float* dq, const float (&before)[32]) {
@@ -251,38 +260,51 @@ DEVICE void consume(Consumer& c, float (&dk)[32], float (&dv)[32], float* dq) {
                 values[4 * k + 3]);
   while (true) {  // in flight: dv b and dk b of the tile before, s a
     const u64 q_a = describe(c.q(c.i)), do_a = describe(c.dout(c.i)), q_b = q_a + (8192 >> 4), do_b = do_a + (8192 >> 4);
+    c.stamp(0);
     c.wait(DO_FULL, c.i);
     issue_scores(dp, values, do_a);
     issue_scores(sb, keys, q_b);
+    c.stamp(1);
     mma_wait<2>();
     hold(sa);
     if (c.i > 0) c.give_back(c.i - 1);
+    c.stamp(2);
     c.hide_half(sa, 0);
     weigh(sa, c.lse(0), c.z.scale_log2);
     to_operand(p, sa);
     issue_sum(dv, p, do_a);
+    c.stamp(3);
     mma_wait<2>();
     hold(dp);
+    c.stamp(4);
     differentiate(ds, sa, dp, c.delta(0));
+    c.stamp(5);
     if (c.i > 0) c.wait_for_ds(c.i - 1);
+    c.stamp(6);
     store_operand(c.ds(c.i, 0) + c.row_chunk, ds);
     issue_sum(dk, ds, q_a);
     issue_scores(dp, values, do_b);
     issue_dq(sa, describe(c.ds(c.i - 1, c.w)), all_keys);
+    c.stamp(7);
     mma_wait<3>();
     hold(sb);
+    c.stamp(8);
     c.hide_half(sb, 1);
     weigh(sb, c.lse(1), c.z.scale_log2);
     to_operand(p, sb);
     issue_sum(dv, p, do_b);
+    c.stamp(9);
     mma_wait<2>();
     hold(dp);
+    c.stamp(10);
     differentiate(ds, sb, dp, c.delta(1));
     store_operand(c.ds(c.i, 1) + c.row_chunk, ds);
     fence_shared_async();
     issue_sum(dk, ds, q_b);
+    c.stamp(11);
     mma_wait<2>();
     hold(sa);
+    c.stamp(12);
     c.ds_written(c.i);
     c.end_tile(dq, sa);
     if (c.i == c.steps) break;
@@ -311,25 +333,34 @@ DEVICE void consume(Consumer& c, float (&dk)[64], float (&dv)[64], float* dq) {
   barrier_wait(c.shared + V_FULL, 0);
   while (true) {  // in flight: dk of the tile before, s
     const u64 queries = describe(c.q(c.i), QUERY_BLOCK), gradients = describe(c.dout(c.i), QUERY_BLOCK);
+    c.stamp(0);
     c.wait(DO_FULL, c.i);
     issue_scores(dp, values, gradients);
+    c.stamp(1);
     mma_wait<1>();
     hold(s);
     if (c.i > 0) c.give_back(c.i - 1);
+    c.stamp(2);
     c.hide_half(s, 0);
     weigh(s, c.lse(0), c.z.scale_log2);
     to_operand(p, s);
     issue_sum(dv, p, gradients);
+    c.stamp(3);
     mma_wait<1>();
     hold(dp);
+    c.stamp(4);
     differentiate(ds, s, dp, c.delta(0));
+    c.stamp(5);
     if (c.i > 0) c.wait_for_ds(c.i - 1);
+    c.stamp(6);
     store_operand(c.ds(c.i, 0) + c.row_chunk, ds);
     fence_shared_async();
     issue_dq(dp, describe(c.ds(c.i - 1, 0)), columns);
     issue_sum(dk, ds, queries);
+    c.stamp(7);
     mma_wait<1>();
     hold(dp);
+    c.stamp(8);
     c.ds_written(c.i);
     if (c.i + 1 == c.steps) break;  // before the next product: ptxas wants none in flight whose result is not used
     c.wait(Q_FULL, c.i + 1);
@@ -374,7 +405,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
              const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk_map,
              const __grid_constant__ TensorMap dv_map, const float* lse, const float* delta, float* dq,
-             const __grid_constant__ Sizes z) {
+             const __grid_constant__ Sizes z, u32* stamps) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   if (threadIdx.x == 0) {
@@ -411,4 +442,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   __syncwarp();
   write(dk_map, in_dq, dk, z.scale, c);
   if (lane_id() == 0) bulk_wait_read<0>();
+  if (STAMPS && blockIdx.x == gridDim.x / 2 && c.warp == 0)
+    for (int k = lane_id(); k < 1024; k += 32)
+      stamps[c.w * 1024 + k] = __float_as_uint(load_float(shared + SHARED_BYTES + c.w * 4096 + k * 4));
 }
