@@ -1,8 +1,8 @@
 """Which options make the CUDA C++ FlashAttention forward fastest on a Hopper GPU, and is each of them right?
 
 Method: that of gluon_tune.py. Every variant is compiled in as many processes as the machine has cores; then held
-against float64 in worker processes that are killed when a kernel hangs, with a map of where it is wrong; what is right
-is timed, alone on the GPU, beside flash_gluon's forward.
+against float64 in worker processes that are killed when a kernel hangs, with a map of where it is wrong; what is
+right, causal or not, is timed on the rows of its kind, alone on the GPU, beside flash_gluon's forward.
 Output: a line a check, a table of milliseconds and TFLOP/s of the credited work (4 · B·H·S²·d, causal halved).
 
     python scripts/benchmarks/cuda_forward.py
@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,42 +35,41 @@ from gluon_tune import Call, Shape, error, reference, timed
 from torch import Tensor
 
 from cs_systems.kernels import flash_cuda_forward as ours
+from cs_systems.kernels import hopper
 from cs_systems.kernels.flash_cuda_forward import (
-    EXACT,
-    GRID,
-    PERSISTENT,
-    SLACK,
+    OPTIONS,
+    TURN_ISSUED,
+    TURN_NONE,
+    TURN_SCORED,
+    TURN_WEIGHED,
     ForwardOptions,
-    ForwardPlan,
-)  # fmt: skip
+)
+from cs_systems.kernels.flash_layout import padded_d_head
+from cs_systems.kernels.hopper import Macros
 
 F = ForwardOptions
 VARIANTS: dict[int, list[ForwardOptions]] = {
     64: [
-        F(3, 128, 3, 3),
-        F(3, 128, 3, 3, ping_pong=True),
-        F(3, 128, 3, 3, softmax=SLACK, ping_pong=True),
-        F(3, 128, 3, 3, softmax=EXACT, ping_pong=True),
-        F(3, 128, 3, 3, schedule=GRID),
-        F(3, 128, 3, 3, schedule=PERSISTENT),
-        F(2, 128, 4, 4),
-        F(2, 128, 4, 4, ping_pong=True),
-        F(2, 192, 3, 3),
+        OPTIONS[64],
+        F(3, 128, 4, 4, TURN_NONE),
+        F(3, 128, 4, 4, TURN_SCORED),
+        F(3, 128, 4, 4, TURN_WEIGHED),
+        F(3, 128, 4, 4, TURN_SCORED, polynomial=1),
+        F(3, 128, 4, 4, TURN_SCORED, polynomial=2),
+        F(3, 128, 4, 4, TURN_ISSUED, polynomial=2),
     ],
     128: [
-        F(2, 128, 3, 2),
-        F(2, 128, 3, 2, ping_pong=True),
-        F(2, 128, 2, 2, softmax=SLACK, ping_pong=True),
-        F(2, 128, 2, 2, softmax=EXACT, ping_pong=True),
-        F(2, 128, 3, 2, schedule=GRID),
-        F(2, 128, 3, 2, q_in_registers=True),
-        F(2, 160, 2, 2),
-        F(2, 160, 2, 2, softmax=SLACK),
+        OPTIONS[128],
+        F(2, 128, 3, 2, TURN_ISSUED, q_in_registers=True),
+        F(2, 128, 3, 2, TURN_SCORED, q_in_registers=True),
+        F(2, 128, 3, 2, TURN_WEIGHED, q_in_registers=True),
+        F(2, 128, 3, 2, TURN_SCORED, polynomial=1, q_in_registers=True),
     ],
 }
 ROWS = ["4,16,1024,64", "4,16,4096,64", "1,16,16384,64", "4,16,4096,128", "2,16,8192,128", "1,32,16384,128"]
 HANG_S = 20.0
 TOLERANCE = 1e-2
+FAILURES = 2  # of a variant: after as many no more of its checks are asked
 
 
 @dataclass(frozen=True)
@@ -99,18 +98,19 @@ def cases(d_head: int) -> list[Case]:
 
 
 def name(options: ForwardOptions) -> str:
-    text = f"{options.consumers}x64 n{options.keys} s{options.k_stages}{options.v_stages} "
-    text += f"{('exact', 'slack', 'stale')[options.softmax]} {('grid', 'persistent', 'dynamic')[options.schedule]}"
-    return text + " pingpong" * options.ping_pong + " q-registers" * options.q_in_registers
+    text = f"{options.consumers}x64 n{options.keys} s{options.k_stages}{options.v_stages}"
+    text += ("", " turn:issued", " turn:scored", " turn:weighed")[options.turn]
+    text += f" polynomial:{options.polynomial}" if options.polynomial else ""
+    return text + " q-registers" * options.q_in_registers
 
 
-def code_file(folder: Path, plan: ForwardPlan) -> Path:
-    return folder / ("-".join(map(str, asdict(plan).values())) + ".cubin")
+def code_file(folder: Path, macros: Macros) -> Path:
+    return folder / ("-".join(f"{name}{value}" for name, value in macros) + ".cubin")
 
 
-def compiled(folder: Path, plan: ForwardPlan) -> str | None:
+def compiled(folder: Path, macros: Macros) -> str | None:
     try:
-        code_file(folder, plan).write_bytes(ours.machine_code(plan))
+        code_file(folder, macros).write_bytes(hopper.machine_code("forward", macros))
     except Exception as problem:
         return f"{type(problem).__name__}: {str(problem)[-600:]}"
     return None
@@ -126,7 +126,7 @@ def call_of(case: Case, device: str = "cuda") -> Call:
     return call
 
 
-def launch(call: Call, options: ForwardOptions) -> ours.Launch:
+def launch(call: Call, options: ForwardOptions) -> hopper.Launch:
     return ours.forward(
         call.q, call.k, call.v, call.o, call.lse,
         causal=call.causal, offset=call.offset, scale=call.scale, options=options,
@@ -167,7 +167,7 @@ def where(got: Tensor, ref: Tensor) -> str:
 
 def serve(folder: Path) -> None:
     """A worker: a JSON task a line in, a JSON answer a line out."""
-    ours.machine_code = lambda plan: code_file(folder, plan).read_bytes()  # type: ignore[assignment]
+    hopper.machine_code = lambda _, macros: code_file(folder, macros).read_bytes()  # type: ignore[assignment]
     torch.zeros(1, device="cuda")
     print("ready", flush=True)
     for line in sys.stdin:
@@ -184,9 +184,11 @@ def serve(folder: Path) -> None:
                 run = launch(call, options).run if options else call.forward().run
                 answer = {"s": median(timed(run))}
         except Exception as problem:
-            print(json.dumps({"failed": f"{type(problem).__name__}: {str(problem)[-300:]}"}), flush=True)
-            if "CUDA error" in str(problem):  # the context is lost
-                raise
+            lost = "CUDA error" in str(problem)  # the context with it
+            first_line = (str(problem).splitlines() or [""])[0]
+            print(json.dumps({"failed": f"{type(problem).__name__}: {first_line}", "lost": lost}), flush=True)
+            if lost:
+                os._exit(1)
             continue
         torch.cuda.empty_cache()
         print(json.dumps(answer), flush=True)
@@ -217,11 +219,10 @@ class Worker:
             line = ""
         finally:
             watchdog.cancel()
-        if line:
-            answer: dict[str, Any] = json.loads(line)
-            return answer
-        self.close()
-        return {"failed": f"no answer within {HANG_S:.0f} s, or the process died"}
+        answer: dict[str, Any] = json.loads(line) if line else {"failed": f"no answer in {HANG_S:.0f} s", "lost": True}
+        if answer.get("lost"):
+            self.close()
+        return answer
 
     def close(self) -> None:
         if self.process is not None:
@@ -230,7 +231,7 @@ class Worker:
 
 
 def asked(folder: Path, tasks: list[list[dict[str, Any]]], workers: int) -> list[list[dict[str, Any]]]:
-    """The answers of each list of tasks, which one worker is given in turn: after a hang, no more of that list."""
+    """The answers of each list of tasks, which one worker is given in turn, until some have failed."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     answers: list[list[dict[str, Any]]] = [[] for _ in tasks]
     for i in range(len(tasks)):
@@ -242,7 +243,7 @@ def asked(folder: Path, tasks: list[list[dict[str, Any]]], workers: int) -> list
             i = waiting.get()
             for task in tasks[i]:
                 answers[i].append(worker.ask(task))
-                if "no answer" in answers[i][-1].get("failed", ""):
+                if sum(not x.get("right") for x in answers[i]) >= FAILURES:
                     break
         worker.close()
 
@@ -254,31 +255,31 @@ def asked(folder: Path, tasks: list[list[dict[str, Any]]], workers: int) -> list
     return answers
 
 
-def plans(variant: tuple[int, int], rows: list[str], causals: list[bool]) -> set[ForwardPlan]:
-    """What its checks and rows need."""
-    options, calls = VARIANTS[variant[0]][variant[1]], cases(variant[0])
-    found = {ours.plan_of(c.q, c.k.shape[2], c.causal, options) for c in (call_of(x, "meta") for x in calls)}
+def needed(variant: tuple[int, int], rows: list[str], causals: list[bool]) -> set[Macros]:
+    """What its checks and rows are compiled with."""
+    depth, options = variant[0], VARIANTS[variant[0]][variant[1]]
+    found = {options.macros(depth, x.causal, x.shape.seq_k, x.fp16) for x in cases(depth)}
     for row, causal in itertools.product(rows, causals):
         _, _, seq, d_head = map(int, row.split(","))
-        q = torch.empty(1, 1, 1, d_head, dtype=torch.bfloat16, device="meta")
-        if d_head == variant[0]:
-            found.add(ours.plan_of(q, seq, causal, options))
+        if padded_d_head(d_head) == depth:
+            found.add(options.macros(depth, causal, seq, False))
     return found
 
 
-def show_checks(variant: tuple[int, int], answers: list[dict[str, Any]]) -> bool:
-    right = len(answers) == len(cases(variant[0])) and all(x.get("right") for x in answers)
+def show_checks(variant: tuple[int, int], answers: list[dict[str, Any]]) -> set[bool]:
+    """Whether causal, not causal, or both are right: the kinds that are worth timing."""
+    checked = list(zip(cases(variant[0]), answers, strict=False))
+    failed = {case.causal for case, answer in checked if not answer.get("right")}
+    right = {case.causal for case, _ in checked} - failed
     worst = {x: max((a["errors"][x] for a in answers if "errors" in a), default=math.nan) for x in ("o", "lse")}
     label = name(VARIANTS[variant[0]][variant[1]])
-    print(f"d {variant[0]} #{variant[1]} {label}: {'right' if right else 'WRONG'} {worst}", flush=True)
-    shown = 0
-    for case, answer in zip(cases(variant[0]), answers, strict=False):
+    verdict = f"{'WRONG' if failed else 'right'} in {len(answers)} checks"
+    print(f"d {variant[0]} #{variant[1]} {label}: {verdict} {worst}", flush=True)
+    for case, answer in checked:
         if not answer.get("right"):
             print(f"  {case}: {answer.get('failed', answer.get('errors'))}")
             for output, text in answer.get("maps", {}).items():
-                shown += 1
-                if shown <= 3:
-                    print(f"  {output}:\n    " + text.replace("\n", "\n    "))
+                print(f"  {output}:\n    " + text.replace("\n", "\n    "))
     return right
 
 
@@ -305,35 +306,33 @@ def main() -> None:
     chosen = [(d, i) for d in depths for i in range(len(VARIANTS[d])) if args.variants is None or i in args.variants]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        wanted = sorted(set().union(*(plans(variant, args.rows, causals) for variant in chosen)), key=str)
+        wanted = sorted(set().union(*(needed(variant, args.rows, causals) for variant in chosen)))
         with ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn")) as pool:
-            for plan, problem in zip(wanted, pool.map(compiled, [folder] * len(wanted), wanted), strict=True):
+            for macros, problem in zip(wanted, pool.map(compiled, [folder] * len(wanted), wanted), strict=True):
                 if problem:
-                    print(f"{plan}: {problem}", flush=True)
+                    print(f"{macros}: {problem}", flush=True)
         print(f"compiled {len(wanted)} in {time.monotonic() - began:.0f} s", flush=True)
         if args.compile_only:
             return None
         checks = [[{"do": "check", "variant": x, "case": i} for i in range(len(cases(x[0])))] for x in chosen]
         answers = asked(folder, checks, args.checks)
-        right = [x for x, found in zip(chosen, answers, strict=True) if show_checks(x, found)]
+        right = {x: show_checks(x, found) for x, found in zip(chosen, answers, strict=True)}
         print(f"checked at {time.monotonic() - began:.0f} s", flush=True)
+        timer = Worker(folder)
         for row, causal in itertools.product(args.rows, causals):
-            time_row(folder, row, causal, right)
+            time_row(timer, row, causal, [x for x in chosen if causal in right[x]])
+        timer.close()
     print(f"all in {time.monotonic() - began:.0f} s")
     return None
 
 
-_timer: list[Worker] = []
-
-
-def time_row(folder: Path, row: str, causal: bool, right: list[tuple[int, int]]) -> None:
+def time_row(timer: Worker, row: str, causal: bool, right: list[tuple[int, int]]) -> None:
     """The variants from the fastest, flash_gluon among them; one after the other, in one process."""
     batch, heads, seq, d_head = map(int, row.split(","))
-    _timer or _timer.append(Worker(folder))
     work = 4 * batch * heads * seq**2 * d_head / (2 if causal else 1)
     found = {}
     for variant in [(d_head, -1), *(x for x in right if x[0] == d_head)]:
-        answer = _timer[0].ask({"do": "time", "variant": variant, "row": row, "causal": causal})
+        answer = timer.ask({"do": "time", "variant": variant, "row": row, "causal": causal})
         label = f"#{variant[1]} {name(VARIANTS[d_head][variant[1]])}" if variant[1] >= 0 else "GLUON"
         if "s" in answer:
             found[label] = answer["s"]

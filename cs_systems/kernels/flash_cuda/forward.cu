@@ -3,173 +3,62 @@
 //
 // A block of threads computes tiles of CONSUMERS · 64 queries. Warpgroup 0 gives its registers away, and one lane of it
 // brings q, k and v into shared memory by TMA. Each other warpgroup owns 64 queries and walks the keys, KEYS at a time,
-// from the last tile it sees to the first, so that the tiles with a mask come first and the loop over the others has none:
+// from the last tile it sees to the first, so that tiles with a mask come first and the loop over the others has none:
 //
 //     s(j-1) = q k(j-1)ᵀ     issued, asynchronous
 //     o     += p(j) v(j)     issued, asynchronous; p stays in registers, as left operand
 //     wait for s(j-1); p(j-1) = exp2(scale s(j-1) - m), while o is still summed up
 //     wait for o; rescale it if m changed; pack p(j-1)
 //
-// Registers of a thread: o D/2, s KEYS/2, p KEYS/4: 128 of 160 at D = 64 and 192 queries of 128 keys. Shared memory: q and
-// o CONSUMERS · 64 · D · 2 bytes each, a stage of k or v KEYS · D · 2.
+// Registers of a thread: o D/2, s KEYS/2, p KEYS/4: 128 of 160 at D = 64 and 192 queries of 128 keys. Shared memory: q
+// and o CONSUMERS · 64 · D · 2 bytes each, a stage of k or v KEYS · D · 2.
 //
-// SOFTMAX says what m is: any number near the maximum of the scores seen gives the same result.
-// 0: that maximum, o is rescaled in each tile (FlashAttention-2).
-// 1: that maximum as long as it grows by less than 2^8; o is rescaled when it grows by more.
-// 2: the maximum of the first tile: no maximum is taken of the others. Where a sum of weights leaves the range in which
-//    this is safe (or nothing was seen before), the warp computes its scores of the tile again, by itself, and goes on
-//    as in 0.
+// m is the maximum of the first tile and of those with a mask: no maximum is taken of the others, for any m near the
+// maximum gives the same result. Where a sum of weights leaves the range in which that is safe (or nothing was seen
+// before), the warp computes its scores of the tile again, by itself, and takes their maximum into m.
+//
+// TURN: what a warpgroup does, over the tiles that all have, only after the one before it:
+// 0: nothing. 1: issue its products. 2: issue its products, once the other's scores are computed. 3: compute its weights.
+// Left alone, the warpgroups fall into step: all wait for scores, then for exponentials.
+// POLYNOMIAL: how many of eight pairs of weights the FMA units compute, instead of the unit for exponentials.
+#include "forward_tiles.cuh"
 #include "hopper.cuh"
-#include "wide.cuh"
 
-constexpr int ROWS = 64;  // of a warpgroup: the m of wgmma
-constexpr int WARPGROUP = 128;
-constexpr int BLOCKS = D / 64;  // of 64 columns
-constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
-constexpr int SLACK = 1, STALE = 2;  // SOFTMAX
-constexpr int GRID = 0, PERSISTENT = 1, DYNAMIC = 2;  // SCHEDULE
+constexpr int ISSUED = 1, SCORED = 2, WEIGHED = 3;  // TURN
 constexpr bool MASK_FIRST = CAUSAL || TAIL;
-constexpr float GROWTH_LOG2 = 8;                       // SLACK
-constexpr float LARGEST_SUM = FP16 ? 0x1p15f : 0x1p40f;  // STALE: of a thread's weights of a row and tile
+constexpr float LARGEST_SUM = FP16 ? 0x1p15f : 0x1p40f;  // of a thread's weights of a row and tile, under an older m
 constexpr u32 ALL = 0xffffffffu;
 #define INFINITY __int_as_float(0x7f800000)
 
-struct Sizes {
-  int seq_q, seq_k, heads, group, batch_heads;
-  int offset;       // query i sees key j if not CAUSAL or j <= i + offset
-  int first_row;    // of the first row tile: negative where the tiles end with the queries, at most 0
-  int row_tiles;
-  int heads_in_l2;  // whose keys and values fit it together
-  float scale_log2;
-};
-
-struct Tile {
-  int batch, head, row;
-};
-
-// Shared memory, from 1024-byte aligned `base`: addresses of the tiles and of the barriers.
-struct Shared {
-  u32 base;
-  DEVICE u32 q(int w) const { return base + w * Q_BYTES; }
-  DEVICE u32 o(int w) const { return base + (CONSUMERS + w) * Q_BYTES; }
-  DEVICE u32 k(int stage) const { return base + 2 * CONSUMERS * Q_BYTES + stage * KV_BYTES; }
-  DEVICE u32 v(int stage) const { return k(K_STAGES + stage); }
-  DEVICE u32 q_full(int w) const { return v(V_STAGES) + 8 * w; }
-  DEVICE u32 q_empty(int w) const { return q_full(CONSUMERS + w); }
-  DEVICE u32 k_full(int stage) const { return q_full(2 * CONSUMERS + stage); }
-  DEVICE u32 k_empty(int stage) const { return k_full(K_STAGES + stage); }
-  DEVICE u32 v_full(int stage) const { return k_full(2 * K_STAGES + stage); }
-  DEVICE u32 v_empty(int stage) const { return v_full(V_STAGES + stage); }
-  DEVICE u32 slot(int w) const { return v_full(2 * V_STAGES + w); }  // DYNAMIC: the number of the tile
-};
-
-// A place in a ring of buffers, and the parity of its barriers' phase.
-template <int STAGES>
-struct Place {
-  int stage = 0;
-  u32 phase = 0;
-  DEVICE void advance() {
-    stage += 1;
-    if (stage == STAGES) stage = 0, phase ^= 1;
-  }
-};
-
-DEVICE int least(int a, int b) { return a < b ? a : b; }
-DEVICE int most(int a, int b) { return a > b ? a : b; }
-
-// ---- which tiles ----
-
-// The number of this block's tile in that round, or −1. PERSISTENT: every other round in reverse, to even out lengths.
-DEVICE int numbered(int round, const Sizes& sizes) {
-  const int position = SCHEDULE == PERSISTENT && (round & 1) ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const int number = round * gridDim.x + position;
-  return number < sizes.row_tiles * sizes.batch_heads ? number : -1;
-}
-
-// The longest causal ones first, within the heads whose keys and values fit the L2 cache together.
-DEVICE Tile located(int number, const Sizes& sizes) {
-  const int per_section = sizes.heads_in_l2 * sizes.row_tiles;
-  const int section = number / per_section, rest = number - section * per_section;
-  const int first = section * sizes.heads_in_l2, here = least(sizes.heads_in_l2, sizes.batch_heads - first);
-  const int row_tile = rest / here, batch_head = first + rest - row_tile * here;
-  const int batch = batch_head / sizes.heads;
-  const int row = (sizes.row_tiles - 1 - row_tile) * (CONSUMERS * ROWS) + sizes.first_row;
-  return {batch, batch_head - batch * sizes.heads, row};
-}
-
-// Tiles of keys that queries up to `last_row` see: at least one, whose mask may hide all of it.
-DEVICE int seen_tiles(int last_row, const Sizes& sizes) {
-  const int keys = CAUSAL ? least(sizes.seq_k, last_row + sizes.offset + 1) : sizes.seq_k;
-  return most((keys + KEYS - 1) / KEYS, 1);
-}
-
-// Of them, those that need no mask from query `row` on.
-DEVICE int open_tiles(int row, const Sizes& sizes) {
-  const int keys = CAUSAL ? least(sizes.seq_k, row + sizes.offset + 1) : sizes.seq_k;
-  return most(keys, 0) / KEYS;
-}
-
-// ---- the producer ----
-
-DEVICE void load(const TensorMap& map, u32 to, u32 full, int rows, int row, int head, int batch) {
-#pragma unroll
-  for (int i = 0; i < BLOCKS; i++) tma_load(to + i * rows * 128, map, full, i * 64, row, head, batch);
-}
-
-DEVICE void load_q(const TensorMap& map, Shared at, int w, int round, int number, const Tile& tile) {
-  barrier_wait(at.q_empty(w), (round & 1) ^ 1);
-  if (SCHEDULE == DYNAMIC) asm volatile("st.shared.s32 [%0], %1;" ::"r"(at.slot(w)), "r"(number) : "memory");
-  barrier_expect(at.q_full(w), Q_BYTES);
-  load(map, at.q(w), at.q_full(w), ROWS, tile.row + w * ROWS, tile.head, tile.batch);
-}
-
-DEVICE void produce(const TensorMap& q, const TensorMap& k, const TensorMap& v, int* counter, const Sizes& sizes,
-                    Shared at) {
-  Place<K_STAGES> k_place;
-  Place<V_STAGES> v_place;
-  for (int round = 0;; round++) {
-    int number = numbered(round, sizes);
-    if (SCHEDULE == DYNAMIC && round > 0) {
-      number = gridDim.x + atomicAdd(counter, 1);
-      if (number >= sizes.row_tiles * sizes.batch_heads) number = -1;
-    }
-    if (number < 0 || (SCHEDULE == GRID && round > 0)) {
-      if (SCHEDULE == DYNAMIC) {
-        for (int w = 0; w < CONSUMERS; w++) {
-          barrier_wait(at.q_empty(w), (round & 1) ^ 1);
-          asm volatile("st.shared.s32 [%0], %1;" ::"r"(at.slot(w)), "r"(-1) : "memory");
-          barrier_arrive(at.q_full(w));
-        }
-        __threadfence();
-        if (atomicAdd(counter + 1, 1) == gridDim.x - 1) counter[0] = counter[1] = 0;  // for the next launch
-      }
-      return;
-    }
-    const Tile tile = located(number, sizes);
-    const int kv_head = tile.head / sizes.group;
-    const int tiles = seen_tiles(tile.row + CONSUMERS * ROWS - 1, sizes);
-    load_q(q, at, 0, round, number, tile);  // the first warpgroup can begin as soon as its queries and the keys are there
-    for (int j = tiles - 1; j >= 0; j--) {
-      barrier_wait(at.k_empty(k_place.stage), k_place.phase ^ 1);
-      barrier_expect(at.k_full(k_place.stage), KV_BYTES);
-      load(k, at.k(k_place.stage), at.k_full(k_place.stage), KEYS, j * KEYS, kv_head, tile.batch);
-      k_place.advance();
-      if (j == tiles - 1)
-        for (int w = 1; w < CONSUMERS; w++) load_q(q, at, w, round, number, tile);
-      barrier_wait(at.v_empty(v_place.stage), v_place.phase ^ 1);
-      barrier_expect(at.v_full(v_place.stage), KV_BYTES);
-      load(v, at.v(v_place.stage), at.v_full(v_place.stage), KEYS, j * KEYS, kv_head, tile.batch);
-      v_place.advance();
-    }
-  }
-}
-
 // ---- a consumer ----
+
+DEVICE float clamped(float x, float low, float high) {  // NaN stays NaN
+  asm("max.NaN.f32 %0, %0, %1; min.NaN.f32 %0, %0, %2;" : "+f"(x) : "f"(low), "f"(high));
+  return x;
+}
+
+// 2^x by Cody and Waite: 2^n in the exponent's bits, n the nearest integer, and a polynomial of the rest, to 1e-4: less
+// than the weights' rounding. From x = 128 on it is huge or NaN, and of NaN.
+DEVICE float exp2_polynomial(float x) {
+  constexpr float one_a_unit = 0x1.8p23f;  // added to it, x is rounded to an integer, in the lowest bits
+  x = clamped(x, -126.f, 128.f);
+  const float n = x + one_a_unit, rest = x - (n - one_a_unit);
+  const float y = fmaf(fmaf(fmaf(0.055171647f, rest, 0.242611141f), rest, 0.693260991f), rest, 0.999928073f);
+  return __uint_as_float(__float_as_uint(y) + (__float_as_uint(n) << 23));
+}
 
 // One lane of each warp arrives, when all of the warp are here.
 DEVICE void release(u32 empty) {
   __syncwarp();
   if (lane_id() == 0) barrier_arrive(empty);
+}
+
+// 16 x 8 sums of one warp, over 16 of k: what wgmma would add to d[0] ... d[3].
+DEVICE void mma_warp(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT
+               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 struct Consumer {
@@ -213,15 +102,17 @@ struct Consumer {
   }
 
   // The weights of scores s under the maximum m, and their sum, of this thread's columns of row `h`.
+  template <int POLYNOMIALS>
   DEVICE float weigh(int h, float maximum) {
     float sum[2] = {0, 0};
 #pragma unroll
-    for (int i = 2 * h; i < KEYS / 2; i += 4) {
-      s[i] = exp2_fast(fmaf(s[i], sizes.scale_log2, -maximum));
-      s[i + 1] = exp2_fast(fmaf(s[i + 1], sizes.scale_log2, -maximum));
-      sum[0] += s[i];
-      sum[1] += s[i + 1];
-    }
+    for (int i = 2 * h; i < KEYS / 2; i += 4)
+#pragma unroll
+      for (int x = 0; x < 2; x++) {
+        const float log2 = fmaf(s[i + x], sizes.scale_log2, -maximum);
+        s[i + x] = i / 4 % 8 < POLYNOMIALS ? exp2_polynomial(log2) : exp2_fast(log2);
+        sum[x] += s[i + x];
+      }
     return sum[0] + sum[1];
   }
 
@@ -237,27 +128,16 @@ struct Consumer {
     return fmaxf(y, __shfl_xor_sync(ALL, y, 2)) * sizes.scale_log2;
   }
 
-  // Scores become weights. kept: what o and l were worth before is to be multiplied with. Returns whether o must be.
-  // HIDDEN: a row may have seen no key yet.
-  template <bool HIDDEN>
-  DEVICE bool softmax(float (&kept)[2]) {
-    float found[2];
-#pragma unroll
-    for (int h = 0; h < 2; h++) found[h] = fmaxf(m[h], tile_maximum(h));
-    if (SOFTMAX == SLACK && !HIDDEN &&
-        !__any_sync(ALL, found[0] > m[0] + GROWTH_LOG2 || found[1] > m[1] + GROWTH_LOG2)) {
-#pragma unroll
-      for (int h = 0; h < 2; h++) l[h] += weigh(h, m[h]);
-      return false;
-    }
+  // Scores become weights, under a maximum that takes theirs in: o and l so far count `kept` times.
+  template <bool HIDDEN>  // a row may have seen no key yet
+  DEVICE void softmax(float (&kept)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const float finite = HIDDEN && found[h] == -INFINITY ? 0 : found[h];
+      const float found = fmaxf(m[h], tile_maximum(h)), finite = HIDDEN && found == -INFINITY ? 0 : found;
       kept[h] = exp2_fast(m[h] - finite);
-      m[h] = found[h];
-      l[h] = l[h] * kept[h] + weigh(h, finite);
+      m[h] = found;
+      l[h] = l[h] * kept[h] + weigh<0>(h, finite);
     }
-    return true;
   }
 
   // Columns 16 i to 16 i + 15 of this warp's queries, as left operand.
@@ -288,8 +168,7 @@ struct Consumer {
         load_matrix(k + j * 1024, b[0], b[1], b[2], b[3]);
         mma_warp(s + 4 * j, a[0], b[0], b[1]);
         mma_warp(s + 4 * j, a[1], b[2], b[3]);
-        // Long done: a branch. Otherwise ptxas loads all of k at once, and spills what the common path needs.
-        if (j % 4 == 3) barrier_wait(at.k_full(k_place.stage), k_place.phase);
+        if (j % 4 == 3) stay();  // or ptxas loads all of k at once, and spills what the common path needs
       }
     }
   }
@@ -329,46 +208,55 @@ struct Consumer {
   }
 
   // The scores of the tile that begins at `first_key`, and beside them the output of the one before.
-  template <bool HIDDEN>
+  template <bool MASKED>
   DEVICE void go_on(int first_key, bool turns) {
-    constexpr bool stale = SOFTMAX == STALE && !HIDDEN;
     barrier_wait(at.k_full(k_place.stage), k_place.phase);
-    if (PING_PONG && turns) named_sync(1 + w, 2 * WARPGROUP);
+    if (turns && (TURN == ISSUED || TURN == SCORED)) wait_for_turn();
     mma_fence();
     issue_scores();
     barrier_wait(at.v_full(v_place.stage), v_place.phase);
     mma_fence();
     issue_output();
-    if (PING_PONG && turns) named_arrive(1 + (w + 1) % CONSUMERS, 2 * WARPGROUP);
+    if (turns && TURN == ISSUED) give_turn();
     mma_wait<1>();
     hold(s);
+    if (turns && TURN == SCORED) give_turn();
+    if (!MASKED && TURN == SCORED) stay();
     float kept[2];
-    bool changed;
-    if (stale) {
-      const float sum[2] = {weigh(0, m[0]), weigh(1, m[1])};
+    bool changed = MASKED;
+    if (MASKED) {
+      mask(first_key);
+      softmax<true>(kept);
+      hold(s);
+      wait_for_output<0>();
+    } else {
+      if (turns && TURN == WEIGHED) wait_for_turn();
+      if (TURN == WEIGHED) stay();
+      const float sum[2] = {weigh<POLYNOMIAL>(0, m[0]), weigh<POLYNOMIAL>(1, m[1])};
+      if (TURN == WEIGHED) stay();
+      if (turns && TURN == WEIGHED) give_turn();
       changed = __any_sync(ALL, !(sum[0] <= LARGEST_SUM && sum[1] <= LARGEST_SUM));
       if (changed) {
-        wait_for_output<0>();
+        wait_for_output<1>();
         scores_again();
         softmax<true>(kept);
       } else {
         l[0] += sum[0], l[1] += sum[1];
-        wait_for_output<1>();
+        wait_for_output<2>();
       }
-    } else {
-      release(at.k_empty(k_place.stage));
-      if (HIDDEN) mask(first_key);
-      changed = softmax<HIDDEN>(kept);
-      hold(s);
-      wait_for_output<2>();
     }
-    if (stale) release(at.k_empty(k_place.stage));
+    release(at.k_empty(k_place.stage));
     release(at.v_empty(v_place.stage));
     k_place.advance();
     v_place.advance();
     if (changed) rescale(kept);
     pack_weights();
   }
+
+  // A barrier long done: a branch. What stands before it and after it stays there: ptxas moves arithmetic past the others.
+  DEVICE void stay() { barrier_wait(at.k_full(k_place.stage), k_place.phase); }
+  DEVICE void wait_for_turn() { named_sync(1 + w, 2 * WARPGROUP); }
+  DEVICE void give_turn() { named_arrive(1 + (w + 1) % CONSUMERS, 2 * WARPGROUP); }
 
   DEVICE void end() {
     barrier_wait(at.v_full(v_place.stage), v_place.phase);
@@ -426,7 +314,7 @@ struct Consumer {
     }
     fence_shared_async();
     __syncwarp();
-    if (lane == 0) {
+    if (lane == 0 && row >= 0) {  // a store, unlike a load, may not begin before the first row
 #pragma unroll
       for (int i = 0; i < BLOCKS; i++)
         tma_store(map, at.o(w) + i * (ROWS * 128) + warp * (16 * 128), i * 64, row, tile.head, tile.batch);
@@ -453,7 +341,7 @@ struct Consumer {
     if (CAUSAL)
       for (const int open = open_tiles(row, sizes); j >= open; j--) go_on<true>(j * KEYS, false);
     int in_turn = j + 1;
-    if (PING_PONG) {  // as many as every warpgroup has
+    if (TURN) {  // as many as every warpgroup has
       const bool all = tile.row + ROWS > 0 && tile.row + (CONSUMERS - 1) * ROWS < sizes.seq_q;
       const int first = seen_tiles(tile.row + ROWS - 1, sizes) - 1;
       in_turn = !all ? 0 : CAUSAL ? least(open_tiles(tile.row, sizes), first) : in_turn;
@@ -486,15 +374,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
   } else {
     registers_more<CONSUMERS == 3 ? 160 : 240>();
     Consumer consumer(sizes, at, warpgroup - 1);
-    if (PING_PONG && warpgroup == CONSUMERS) named_arrive(1, 2 * WARPGROUP);  // the first one's turn
+    if (TURN && warpgroup == CONSUMERS) named_arrive(1, 2 * WARPGROUP);  // the first one's turn
     for (int round = 0;; round++) {
-      int number = SCHEDULE == GRID && round > 0 ? -1 : numbered(round, sizes);
-      if (SCHEDULE != DYNAMIC && number < 0) break;
       barrier_wait(at.q_full(consumer.w), round & 1);
-      if (SCHEDULE == DYNAMIC) {
-        asm volatile("ld.shared.s32 %0, [%1];" : "=r"(number) : "r"(at.slot(consumer.w)) : "memory");
-        number = uniform(number);
-      }
+      const int number = uniform(load_int(at.slot(consumer.w)));
       if (number < 0) break;
       consumer.attend(o, lse, located(number, sizes), round);
     }
