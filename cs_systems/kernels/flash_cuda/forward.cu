@@ -18,7 +18,7 @@
 // before), the warp computes its scores of the tile again, by itself, and takes their maximum into m.
 //
 // TURN: what a warpgroup does, over the tiles that all have, only after the one before it:
-// 0: nothing. 1: issue its products. 2: issue its products, once the other's scores are computed. 3: compute its weights.
+// 0: nothing. 1: issue its products. 2: the same, once the other's scores are computed. 3: compute its weights.
 // Left alone, the warpgroups fall into step: all wait for scores, then for exponentials.
 // POLYNOMIAL: how many of eight pairs of weights the FMA units compute, instead of the unit for exponentials.
 #include "forward_tiles.cuh"
@@ -253,7 +253,7 @@ struct Consumer {
     pack_weights();
   }
 
-  // A barrier long done: a branch. What stands before it and after it stays there: ptxas moves arithmetic past the others.
+  // A barrier long done: a branch. What stands before it and after it stays there: ptxas moves arithmetic past a turn.
   DEVICE void stay() { barrier_wait(at.k_full(k_place.stage), k_place.phase); }
   DEVICE void wait_for_turn() { named_sync(1 + w, 2 * WARPGROUP); }
   DEVICE void give_turn() { named_arrive(1 + (w + 1) % CONSUMERS, 2 * WARPGROUP); }
