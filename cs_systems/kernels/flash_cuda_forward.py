@@ -17,7 +17,6 @@ ROWS = 64
 """Queries of a warpgroup."""
 WARP_ROWS = 16
 WARPGROUP = 128
-TURN_NONE, TURN_ISSUED, TURN_SCORED, TURN_WEIGHED = range(4)
 L2_FOR_KEYS_BYTES = 32 << 20
 
 
@@ -29,8 +28,7 @@ class ForwardOptions:
     keys: int
     k_stages: int
     v_stages: int
-    turn: int = TURN_NONE
-    polynomial: int = 0
+    ping_pong: bool = False
     q_in_registers: bool = False
 
     def shared_bytes(self, depth: int) -> int:
@@ -48,14 +46,13 @@ class ForwardOptions:
             ("CAUSAL", int(causal)),
             ("TAIL", int(not causal and seq_k % self.keys != 0)),
             ("FP16", int(fp16)),
-            ("TURN", self.turn),
-            ("POLYNOMIAL", self.polynomial),
+            ("PING_PONG", int(self.ping_pong)),
             ("Q_IN_REGISTERS", int(self.q_in_registers)),
         )
 
 
 OPTIONS = {
-    64: ForwardOptions(3, 128, 3, 3, TURN_ISSUED),
+    64: ForwardOptions(3, 128, 3, 3, ping_pong=True),
     128: ForwardOptions(2, 128, 3, 2, q_in_registers=True),
 }
 """Of each padded d_head, the fastest on one H200."""

@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,35 +36,12 @@ from torch import Tensor
 
 from cs_systems.kernels import flash_cuda_forward as ours
 from cs_systems.kernels import hopper
-from cs_systems.kernels.flash_cuda_forward import (
-    OPTIONS,
-    TURN_ISSUED,
-    TURN_NONE,
-    TURN_SCORED,
-    TURN_WEIGHED,
-    ForwardOptions,
-)
+from cs_systems.kernels.flash_cuda_forward import OPTIONS, ForwardOptions
 from cs_systems.kernels.flash_layout import padded_d_head
 from cs_systems.kernels.hopper import Macros
 
-F = ForwardOptions
 VARIANTS: dict[int, list[ForwardOptions]] = {
-    64: [
-        OPTIONS[64],
-        F(3, 128, 4, 4, TURN_NONE),
-        F(3, 128, 4, 4, TURN_SCORED),
-        F(3, 128, 4, 4, TURN_WEIGHED),
-        F(3, 128, 4, 4, TURN_SCORED, polynomial=1),
-        F(3, 128, 4, 4, TURN_SCORED, polynomial=2),
-        F(3, 128, 4, 4, TURN_ISSUED, polynomial=2),
-    ],
-    128: [
-        OPTIONS[128],
-        F(2, 128, 3, 2, TURN_ISSUED, q_in_registers=True),
-        F(2, 128, 3, 2, TURN_SCORED, q_in_registers=True),
-        F(2, 128, 3, 2, TURN_WEIGHED, q_in_registers=True),
-        F(2, 128, 3, 2, TURN_SCORED, polynomial=1, q_in_registers=True),
-    ],
+    depth: [options, replace(options, ping_pong=not options.ping_pong)] for depth, options in OPTIONS.items()
 }
 ROWS = ["4,16,1024,64", "4,16,4096,64", "1,16,16384,64", "4,16,4096,128", "2,16,8192,128", "1,32,16384,128"]
 HANG_S = 20.0
@@ -99,9 +76,7 @@ def cases(d_head: int) -> list[Case]:
 
 def name(options: ForwardOptions) -> str:
     text = f"{options.consumers}x64 n{options.keys} s{options.k_stages}{options.v_stages}"
-    text += ("", " turn:issued", " turn:scored", " turn:weighed")[options.turn]
-    text += f" polynomial:{options.polynomial}" if options.polynomial else ""
-    return text + " q-registers" * options.q_in_registers
+    return text + " pingpong" * options.ping_pong + " q-registers" * options.q_in_registers
 
 
 def code_file(folder: Path, macros: Macros) -> Path:

@@ -17,35 +17,16 @@
 // maximum gives the same result. Where a sum of weights leaves the range in which that is safe (or nothing was seen
 // before), the warp computes its scores of the tile again, by itself, and takes their maximum into m.
 //
-// TURN: what a warpgroup does, over the tiles that all have, only after the one before it:
-// 0: nothing. 1: issue its products. 2: the same, once the other's scores are computed. 3: compute its weights.
-// Left alone, the warpgroups fall into step: all wait for scores, then for exponentials.
-// POLYNOMIAL: how many of eight pairs of weights the FMA units compute, instead of the unit for exponentials.
+// PING_PONG: over the tiles that all warpgroups have, they issue their products in turns.
 #include "forward_tiles.cuh"
 #include "hopper.cuh"
 
-constexpr int ISSUED = 1, SCORED = 2, WEIGHED = 3;  // TURN
 constexpr bool MASK_FIRST = CAUSAL || TAIL;
 constexpr float LARGEST_SUM = FP16 ? 0x1p15f : 0x1p40f;  // of a thread's weights of a row and tile, under an older m
 constexpr u32 ALL = 0xffffffffu;
 #define INFINITY __int_as_float(0x7f800000)
 
 // ---- a consumer ----
-
-DEVICE float clamped(float x, float low, float high) {  // NaN stays NaN
-  asm("max.NaN.f32 %0, %0, %1; min.NaN.f32 %0, %0, %2;" : "+f"(x) : "f"(low), "f"(high));
-  return x;
-}
-
-// 2^x by Cody and Waite: 2^n in the exponent's bits, n the nearest integer, and a polynomial of the rest, to 1e-4: less
-// than the weights' rounding. From x = 128 on it is huge or NaN, and of NaN.
-DEVICE float exp2_polynomial(float x) {
-  constexpr float one_a_unit = 0x1.8p23f;  // added to it, x is rounded to an integer, in the lowest bits
-  x = clamped(x, -126.f, 128.f);
-  const float n = x + one_a_unit, rest = x - (n - one_a_unit);
-  const float y = fmaf(fmaf(fmaf(0.055171647f, rest, 0.242611141f), rest, 0.693260991f), rest, 0.999928073f);
-  return __uint_as_float(__float_as_uint(y) + (__float_as_uint(n) << 23));
-}
 
 // One lane of each warp arrives, when all of the warp are here.
 DEVICE void release(u32 empty) {
@@ -102,15 +83,13 @@ struct Consumer {
   }
 
   // The weights of scores s under the maximum m, and their sum, of this thread's columns of row `h`.
-  template <int POLYNOMIALS>
   DEVICE float weigh(int h, float maximum) {
     float sum[2] = {0, 0};
 #pragma unroll
     for (int i = 2 * h; i < KEYS / 2; i += 4)
 #pragma unroll
       for (int x = 0; x < 2; x++) {
-        const float log2 = fmaf(s[i + x], sizes.scale_log2, -maximum);
-        s[i + x] = i / 4 % 8 < POLYNOMIALS ? exp2_polynomial(log2) : exp2_fast(log2);
+        s[i + x] = exp2_fast(fmaf(s[i + x], sizes.scale_log2, -maximum));
         sum[x] += s[i + x];
       }
     return sum[0] + sum[1];
@@ -136,7 +115,7 @@ struct Consumer {
       const float found = fmaxf(m[h], tile_maximum(h)), finite = HIDDEN && found == -INFINITY ? 0 : found;
       kept[h] = exp2_fast(m[h] - finite);
       m[h] = found;
-      l[h] = l[h] * kept[h] + weigh<0>(h, finite);
+      l[h] = l[h] * kept[h] + weigh(h, finite);
     }
   }
 
@@ -211,17 +190,15 @@ struct Consumer {
   template <bool MASKED>
   DEVICE void go_on(int first_key, bool turns) {
     barrier_wait(at.k_full(k_place.stage), k_place.phase);
-    if (turns && (TURN == ISSUED || TURN == SCORED)) wait_for_turn();
+    if (turns) wait_for_turn();
     mma_fence();
     issue_scores();
     barrier_wait(at.v_full(v_place.stage), v_place.phase);
     mma_fence();
     issue_output();
-    if (turns && TURN == ISSUED) give_turn();
+    if (turns) give_turn();
     mma_wait<1>();
     hold(s);
-    if (turns && TURN == SCORED) give_turn();
-    if (!MASKED && TURN == SCORED) stay();
     float kept[2];
     bool changed = MASKED;
     if (MASKED) {
@@ -230,11 +207,7 @@ struct Consumer {
       hold(s);
       wait_for_output<0>();
     } else {
-      if (turns && TURN == WEIGHED) wait_for_turn();
-      if (TURN == WEIGHED) stay();
-      const float sum[2] = {weigh<POLYNOMIAL>(0, m[0]), weigh<POLYNOMIAL>(1, m[1])};
-      if (TURN == WEIGHED) stay();
-      if (turns && TURN == WEIGHED) give_turn();
+      const float sum[2] = {weigh(0, m[0]), weigh(1, m[1])};
       changed = __any_sync(ALL, !(sum[0] <= LARGEST_SUM && sum[1] <= LARGEST_SUM));
       if (changed) {
         wait_for_output<1>();
@@ -253,7 +226,7 @@ struct Consumer {
     pack_weights();
   }
 
-  // A barrier long done: a branch. What stands before it and after it stays there: ptxas moves arithmetic past a turn.
+  // A barrier long done: a branch, past which ptxas moves nothing.
   DEVICE void stay() { barrier_wait(at.k_full(k_place.stage), k_place.phase); }
   DEVICE void wait_for_turn() { named_sync(1 + w, 2 * WARPGROUP); }
   DEVICE void give_turn() { named_arrive(1 + (w + 1) % CONSUMERS, 2 * WARPGROUP); }
@@ -340,13 +313,13 @@ struct Consumer {
     begin(j-- * KEYS);
     if (CAUSAL)
       for (const int open = open_tiles(row, sizes); j >= open; j--) go_on<true>(j * KEYS, false);
-    int in_turn = j + 1;
-    if (TURN) {  // as many as every warpgroup has
+    int in_turn = 0;
+    if (PING_PONG) {  // as many as every warpgroup has
       const bool all = tile.row + ROWS > 0 && tile.row + (CONSUMERS - 1) * ROWS < sizes.seq_q;
       const int first = seen_tiles(tile.row + ROWS - 1, sizes) - 1;
-      in_turn = !all ? 0 : CAUSAL ? least(open_tiles(tile.row, sizes), first) : in_turn;
+      in_turn = !all ? 0 : CAUSAL ? least(open_tiles(tile.row, sizes), first) : j + 1;
     }
-    for (; j >= 0; j--) go_on<false>(j * KEYS, j < in_turn);
+    for (; j >= 0; j--) go_on<false>(j * KEYS, PING_PONG && j < in_turn);
     if (!Q_IN_REGISTERS) release(at.q_empty(w));
     end();
     write(map, lse, tile);
@@ -374,7 +347,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
   } else {
     registers_more<CONSUMERS == 3 ? 160 : 240>();
     Consumer consumer(sizes, at, warpgroup - 1);
-    if (TURN && warpgroup == CONSUMERS) named_arrive(1, 2 * WARPGROUP);  // the first one's turn
+    if (PING_PONG && warpgroup == CONSUMERS) named_arrive(1, 2 * WARPGROUP);  // the first one's turn
     for (int round = 0;; round++) {
       barrier_wait(at.q_full(consumer.w), round & 1);
       const int number = uniform(load_int(at.slot(consumer.w)));
