@@ -53,10 +53,19 @@ class Problem:
     scale: float
     variant: Macros = ()
 
-    def prepare(self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor) -> Launch:
-        """Writes lse_log2 and delta, and zeros to dq, as `backward` takes them."""
+    def prepare(
+        self,
+        o: Tensor,
+        lse: Tensor,
+        do: Tensor,
+        lse_log2: Tensor,
+        delta: Tensor,
+        dq: Tensor,
+        turns: Tensor | None = None,
+    ) -> Launch:
+        """Writes lse_log2 and delta, in an order of their own, and zeros to dq and turns, as `backward` takes them."""
         tensors = (o, do, lse, lse_log2, delta, dq)
-        arguments = (*map(pointer, tensors), strides(o), strides(do), self._rows())
+        arguments = (*map(pointer, tensors), optional(turns), strides(o), strides(do), self._rows())
         blocks = lse_log2.numel() // BLOCK
         return Launch(self._function("rows", "prepare"), blocks, 256, 0, arguments, tensors)
 
@@ -65,11 +74,21 @@ class Problem:
         batch, heads, seq_q, d_head = self.q.shape
         blocks = batch * heads * -(-seq_q // BLOCK) * (padded_d_head(d_head) // 64)
         arguments = (pointer(summed), pointer(dq), strides(dq), self._rows())
-        return Launch(self._function("rows", "finish"), blocks, 128, 0, arguments, (summed, dq))
+        return Launch(self._function("rows", "finish"), blocks, 128, 0, arguments, (summed, dq), overlaps=True)
 
-    def backward(self, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor) -> Launch:
+    def backward(
+        self,
+        do: Tensor,
+        lse_log2: Tensor,
+        delta: Tensor,
+        dq: Tensor,
+        dk: Tensor,
+        dv: Tensor,
+        turns: Tensor | None = None,
+    ) -> Launch:
         """Writes dk and dv, and adds dq / scale to `dq` (batch · heads, padded_rows(seq_q), padded d_head), float32, in
-        an order of its own. lse_log2 and delta are (batch · heads, padded_rows(seq_q)), as `prepare` wrote them.
+        an order of its own. lse_log2 and delta are (batch · heads, padded_rows(seq_q)), as `prepare` wrote them. With
+        `turns` (dq.numel() / 1024), int32, each number of dq is summed in the order of the keys: always the same.
         """
         batch, heads, seq_q, d_head = self.q.shape
         heads_kv, seq_k = self.k.shape[1:3]
@@ -80,7 +99,7 @@ class Problem:
             heads=heads,
             group=heads // heads_kv,
             batch_heads_kv=batch * heads_kv,
-            heads_in_l2=heads_together(self.q, self.k, self.causal, L2_BYTES[depth]),
+            heads_in_l2=heads_together(self.q, self.k, self.causal or turns is not None, L2_BYTES[depth]),
             offset=self.offset,
             row_tiles=-(-seq_q // rows),
             padded_q=padded_rows(seq_q),
@@ -89,13 +108,19 @@ class Problem:
         )
         maps = ((self.q, rows), (self.k, KEYS), (self.v, KEYS), (do, rows), (dk, 16), (dv, 16))
         tensors = (lse_log2, delta, dq)
-        arguments = (*(tensor_map(*one) for one in maps), *map(pointer, tensors), sizes, ctypes.c_void_p(None))
-        tail = seq_k % KEYS != 0
-        macros = (("CAUSAL", int(self.causal)), ("TAIL", int(tail)), ("SHARED_BYTES", BACKWARD_SHARED_BYTES))
+        arguments = (
+            *(tensor_map(*one) for one in maps),
+            *map(pointer, tensors),
+            optional(turns),
+            sizes,
+            optional(None),
+        )
+        flags = {"CAUSAL": self.causal, "TAIL": seq_k % KEYS != 0, "DETERMINISTIC": turns is not None}
+        macros = (*((name, int(flag)) for name, flag in flags.items()), ("SHARED_BYTES", BACKWARD_SHARED_BYTES))
         kernel = self._function("backward", "backward", (*macros, *self.variant), 227 << 10)
         blocks = batch * heads_kv * -(-seq_k // KEYS)
-        kept = (*(tensor for tensor, _ in maps), *tensors)
-        return Launch(kernel, blocks, 384, BACKWARD_SHARED_BYTES, arguments, kept)
+        kept = (*(tensor for tensor, _ in maps), *tensors, *(() if turns is None else (turns,)))
+        return Launch(kernel, blocks, 384, BACKWARD_SHARED_BYTES, arguments, kept, overlaps=True)
 
     def stamped(self, *tensors: Tensor, stamps: Tensor) -> Launch:
         """`backward` that also writes when a block in the middle came where, in cycles: stamps (2, 64, 16), int32."""
@@ -110,6 +135,10 @@ class Problem:
     def _rows(self) -> Rows:
         _, heads, seq_q, d_head = self.q.shape
         return Rows(heads, seq_q, padded_rows(seq_q), d_head, self.scale)
+
+
+def optional(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None) if tensor is None else pointer(tensor)
 
 
 def strides(tensor: Tensor) -> Strides:

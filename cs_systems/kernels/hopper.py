@@ -67,9 +67,28 @@ def function(source: str, name: str, macros: Macros, shared_bytes: int, device: 
     return found
 
 
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("unused", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        *((f"{of}_{axis}", ctypes.c_uint) for of in ("grid", "block") for axis in "xyz"),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("number", ctypes.c_uint),
+    )
+
+
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+
+
 @dataclass(frozen=True)
 class Launch:
-    """A kernel call as data; `arguments` are ctypes' objects, `keeps` the tensors that they point into."""
+    """A kernel call as data; `arguments` are ctypes' objects, `keeps` the tensors that they point into. One that
+    `overlaps` may start before the kernel before has ended, and waits for it itself.
+    """
 
     function: ctypes.c_void_p
     blocks: int
@@ -77,13 +96,17 @@ class Launch:
     shared_bytes: int
     arguments: tuple[Any, ...]
     keeps: tuple[Tensor, ...]
+    overlaps: bool = False
 
     def run(self) -> None:
         """On the current stream of the current device."""
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        stream = torch.cuda.current_stream().cuda_stream
         pointers = (ctypes.c_void_p * len(self.arguments))(*map(ctypes.addressof, self.arguments))
+        attributes = (_Attribute * 1)()
+        attributes[0].id, attributes[0].value[0] = PROGRAMMATIC_STREAM_SERIALIZATION, 1
         sizes = (self.blocks, 1, 1, self.threads, 1, 1, self.shared_bytes)
-        _succeed(_driver().cuLaunchKernel(self.function, *sizes, stream, pointers, None))
+        config = _Config(*sizes, stream, attributes, int(self.overlaps))
+        _succeed(_driver().cuLaunchKernelEx(ctypes.byref(config), self.function, pointers, None))
 
 
 def pointer(tensor: Tensor) -> ctypes.c_void_p:

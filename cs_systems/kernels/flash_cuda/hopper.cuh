@@ -250,3 +250,20 @@ DEVICE void mma(float (&d)[64], const u32 (&a)[N], int first, u64 b, int add) {
                : "r"(a[first]), "r"(a[first + 1]), "r"(a[first + 2]), "r"(a[first + 3]), "l"(b), "r"(add),
                  "n"(TRANS_B));
 }
+
+// ---- sums in global memory, and turns at them ----
+
+DEVICE void red_float4(float* to, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+               ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+// Between what the copy engine does to global memory and what threads do.
+DEVICE void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
+DEVICE u32 load_acquire(const u32* at) {
+  u32 x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+  return x;
+}
+DEVICE void add_release(u32* to, u32 x) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}

@@ -34,11 +34,16 @@ DEVICE float dot(uint4 a, uint4 b) {
   return sum;
 }
 
-// delta = Σ o · do, lse_log2 = lse / ln 2 (+∞ where no key is seen, so that its weights are 0), dq = 0, 64 rows a block of 256
-// threads. o, dout as above; lse: seq_q a head; the others padded_q a head, and dq padded_q · D.
+// Where the statistics of row `at` of 16 lie: the backward's threads want those of rows 2 t, 2 t + 1, 2 t + 8, 2 t + 9 at once.
+DEVICE int statistics_place(int at) { return (at & ~15) | (at & 6) << 1 | (at & 8) >> 2 | (at & 1); }
+
+// delta = Σ o · do, lse_log2 = lse / ln 2 (+∞ where no key is seen, so that its weights are 0), both with the rows in the order
+// above; dq = 0, turns = 0; 64 rows a block of 256 threads. o, dout as above; lse: seq_q a head; the others padded_q a head, dq
+// padded_q · D, turns a 1024th of it, or null.
 extern "C" __global__ void __launch_bounds__(256)
-    prepare(const u16* o, const u16* dout, const float* lse, float* lse_log2, float* delta, float* dq, Strides of_o,
-            Strides of_do, Rows z) {
+    prepare(const u16* o, const u16* dout, const float* lse, float* lse_log2, float* delta, float* dq, u32* turns,
+            Strides of_o, Strides of_do, Rows z) {
+  grid_launch_next();
   const int blocks = z.padded_q / BLOCK, block = blockIdx.x % blocks, batch_head = blockIdx.x / blocks;
   const int batch = batch_head / z.heads, head = batch_head % z.heads;
   const int lane = threadIdx.x % LANES, column = lane * 8;
@@ -59,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(256)
   float4* zeros = reinterpret_cast<float4*>(dq + padded * D);
 #pragma unroll
   for (int i = threadIdx.x; i < BLOCK * D / 4; i += 256) zeros[i] = float4{0, 0, 0, 0};
+  if (turns && threadIdx.x < BLOCK * D / 1024) turns[padded * D / 1024 + threadIdx.x] = 0;
 #pragma unroll
   for (int turn = 0; turn < TURNS; turn++) {
     const int at = (turn * 256 + threadIdx.x) / LANES, row = block * BLOCK + at;
@@ -68,8 +74,8 @@ extern "C" __global__ void __launch_bounds__(256)
     if (lane == 0) {
       const float infinity = __int_as_float(0x7f800000);
       const float natural = row < z.seq_q ? lse[(long long)batch_head * z.seq_q + row] : -infinity;
-      delta[padded + at] = sum;
-      lse_log2[padded + at] = natural == -infinity ? infinity : natural * 1.4426950408889634f;
+      delta[padded + statistics_place(at)] = sum;
+      lse_log2[padded + statistics_place(at)] = natural == -infinity ? infinity : natural * 1.4426950408889634f;
     }
   }
 }
@@ -85,6 +91,7 @@ extern "C" __global__ void __launch_bounds__(128) finish(const float* summed, u1
   const long long tile = ((long long)batch_head * (z.padded_q / BLOCK) + block) * COLUMNS + blockIdx.x % COLUMNS;
   const float4* from = reinterpret_cast<const float4*>(summed + tile * 4096 + warp * 1024);
   float4 x[8];
+  grid_wait();
 #pragma unroll
   for (int j = 0; j < 8; j++) x[j] = from[j * 32 + lane];
   const u32 shared = shared_address(memory) + warp * 2048;
