@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from cs_systems.kernels.flash_cuda_forward import ForwardOptions, forward
 from cs_systems.kernels.flash_layout import heads_together, padded_d_head, padded_rows
 from cs_systems.kernels.hopper import Launch, Macros, function, pointer, tensor_map
 
@@ -42,7 +43,7 @@ class Rows(ctypes.Structure):
 class Problem:
     """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), in bf16 or fp16.
     Query i sees key j when not causal or j <= i + offset. scale > 0. All tensors of that dtype are as `takes_layout`
-    has them. `variant`: macros of backward.cu.
+    has them.
     """
 
     q: Tensor
@@ -51,7 +52,13 @@ class Problem:
     causal: bool
     offset: int
     scale: float
-    variant: Macros = ()
+    multiprocessors: int
+
+    def forward(self, o: Tensor, lse: Tensor, options: ForwardOptions | None = None) -> Launch:
+        """Writes o and lse (batch, heads, seq_q), float32, natural logarithm, −inf where no key is seen."""
+        mask = {"causal": self.causal, "offset": self.offset, "scale": self.scale}
+        more = {"multiprocessors": self.multiprocessors, "options": options}
+        return forward(self.q, self.k, self.v, o, lse, **mask, **more)
 
     def prepare(
         self,
@@ -113,20 +120,13 @@ class Problem:
             *map(pointer, tensors),
             optional(turns),
             sizes,
-            optional(None),
         )
         flags = {"CAUSAL": self.causal, "TAIL": seq_k % KEYS != 0, "DETERMINISTIC": turns is not None}
         macros = (*((name, int(flag)) for name, flag in flags.items()), ("SHARED_BYTES", BACKWARD_SHARED_BYTES))
-        kernel = self._function("backward", "backward", (*macros, *self.variant), 227 << 10)
+        kernel = self._function("backward", "backward", macros, 227 << 10)
         blocks = batch * heads_kv * -(-seq_k // KEYS)
         kept = (*(tensor for tensor, _ in maps), *tensors, *(() if turns is None else (turns,)))
         return Launch(kernel, blocks, 384, BACKWARD_SHARED_BYTES, arguments, kept, overlaps=True)
-
-    def stamped(self, *tensors: Tensor, stamps: Tensor) -> Launch:
-        """`backward` that also writes when a block in the middle came where, in cycles: stamps (2, 64, 16), int32."""
-        launch = replace(self, variant=(*self.variant, ("STAMPS", 1))).backward(*tensors)
-        more = launch.shared_bytes + 8192
-        return replace(launch, arguments=(*launch.arguments[:-1], pointer(stamps)), shared_bytes=more)
 
     def _function(self, source: str, name: str, macros: Macros = (), shared_bytes: int = 0) -> ctypes.c_void_p:
         common = (("D", padded_d_head(self.q.shape[-1])), ("FP16", int(self.q.dtype == torch.float16)))

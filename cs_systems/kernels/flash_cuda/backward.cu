@@ -1,49 +1,41 @@
-// FlashAttention's backward on Hopper: dq, dk, dv in one pass over tiles of 128 keys (Shah et al. 2024, FlashAttention-3).
+// FlashAttention's backward on Hopper: dq, dk, dv in one pass over tiles of 128 keys (Shah et al. 2024,
+// FlashAttention-3).
 //
-// A block owns 128 keys of a head. A producer warp brings tiles of q and of the output's gradient do by TMA, two stages of
-// each; two warpgroups of 64 keys compute sᵀ = k qᵀ and dpᵀ = v doᵀ, so that the weights p and the gradients of the scores
-// ds are the left operands of dv += pᵀ do and dk += dsᵀ q in registers. ds also goes to shared memory, where each
-// warpgroup takes both warpgroups' for half of the tile's dq = ds k; the copy engine adds dq to global memory in fp32.
+// A block owns 128 keys of a head. A producer warp brings tiles of q and of the output's gradient do by TMA, two stages
+// of each; two warpgroups of 64 keys compute sᵀ = k qᵀ and dpᵀ = v doᵀ, so that the weights p and the gradients of the
+// scores ds are the left operands of dv += pᵀ do and dk += dsᵀ q in registers. ds also goes to shared memory, where
+// each warpgroup takes both warpgroups' for half of the tile's dq = ds k; the copy engine adds dq to global memory in
+// fp32.
 //
-// Everything is worked on in halves of 64 queries x 64 keys a warpgroup: 32 registers a thread. What runs beside what, d_head
-// 64, tiles of 128 queries, halves a and b, products in the order of their issue:
+// Everything is worked on in halves of 64 queries x 64 keys a warpgroup: 32 registers a thread. What runs beside what,
+// d_head 64, tiles of 128 queries, halves a and b, products in the order of their issue:
 //
 //   tensor cores  | dp a, s b   | dv a | dk a, dp b, dq of the tile before | dv b      | dk b | s a of the next tile
 //   this warp     | exp2 of s a | ds a | exp2 of s b                       | ds b, out | dq out
 //
-// so products are always queued while a warp computes, and the two warpgroups need not be in step: one needs the other's ds
-// half a tile later. d_head 128: tiles of 64 queries, one half; dq of the tile before and the next s run beside ds, dk and dp
-// beside exp2.
+// so products are always queued while a warp computes, and the two warpgroups need not be in step: one needs the
+// other's ds half a tile later. d_head 128: tiles of 64 queries, one half; dq of the tile before and the next s run
+// beside ds, dk and dp beside exp2.
 //
-// Loads from shared memory take hundreds of cycles while products read it: what is needed of the rows' statistics is loaded a
-// step before (AHEAD), four loads together.
+// Loads from shared memory take hundreds of cycles while products read it: what is needed of the rows' statistics is
+// loaded a step before, four loads together.
 //
-// Registers, of 240, d_head 64: dk and dv 32 each, s 2 x 32, dp 32, p and ds 16 together, v 16, statistics 16; dq lies where s a was.
-// d_head 128: dk and dv 64 each, s 32, dp 32, p and ds 16 each, statistics 16; dq lies where dp was. Shared memory: k, v, q and do
-// 16 KiB a tile at 64, 32, 32, 16, 16 at 128; ds two tiles; dq 32 KiB: 192 KiB.
+// Registers, of 240, d_head 64: dk and dv 32 each, s 2 x 32, dp 32, p and ds 16 together, v 16, statistics 16; dq lies
+// where s a was. d_head 128: dk and dv 64 each, s 32, dp 32, p and ds 16 each, statistics 16; dq lies where dp was.
+// Shared memory: k, v, q and do 16 KiB a tile at 64, 32, 32, 16, 16 at 128; ds two tiles; dq 32 KiB: 192 KiB.
 //
-// A tile's dq is summed in the order in which blocks come, or (DETERMINISTIC) in the order of their keys: a warp waits for its
-// turn, which the block before passes on a tile later. Blocks of earlier keys start earlier, so it comes.
+// A tile's dq is summed in the order in which blocks come, or (DETERMINISTIC) in the order of their keys: a warp waits
+// for its turn, which the block before passes on a tile later. Blocks of earlier keys start earlier, so it comes.
 #include "backward_tiles.cuh"
 
-#ifndef STAMPS  // of each tile: where the time goes, in cycles, read by cuda_kernels.py
-#define STAMPS 0
-#endif
-#ifndef AHEAD  // which statistics are loaded a step before they are needed: 1, 2, 4, 8 are lse a, delta a, lse b, delta b
-#define AHEAD 15
-#endif
-#ifndef RED  // dq is added from registers, not by the copy engine
-#define RED 0
-#endif
-#ifndef ONE  // p and ds share registers, d_head 64
-#define ONE 1
-#endif
-#ifndef V_REGS  // v lies in registers, d_head 64
-#define V_REGS 1
-#endif
 #ifndef DETERMINISTIC  // a tile's dq is summed in the order of the keys
 #define DETERMINISTIC 0
 #endif
+
+// d_head 64, where registers are short: whether p and ds share theirs, which leaves room to load all statistics ahead
+// of their use, or only those of the first half's ds. On one H200 the first is up to 11% faster causal, the second 2 to
+// 5% not causal.
+constexpr bool SHARE = CAUSAL;
 
 struct Sizes {
   int seq_k, heads, group, batch_heads_kv, heads_in_l2, offset, row_tiles, padded_q;
@@ -54,8 +46,8 @@ struct Place {
   int batch, head_kv, first_key, first_tile;
 };
 
-// What this block owns: those keys first that the most queries see, within the heads whose queries fit the L2 cache together.
-// At least one tile of queries remains, whose mask may hide all.
+// What this block owns: those keys first that the most queries see, within the heads whose queries fit the L2 cache
+// together. At least one tile of queries remains, whose mask may hide all.
 DEVICE Place owned(const Sizes& z) {
   const int tiles = (z.seq_k + KEYS - 1) / KEYS;
   const int section = blockIdx.x / (z.heads_in_l2 * tiles), rest = blockIdx.x - section * z.heads_in_l2 * tiles;
@@ -96,7 +88,8 @@ DEVICE void produce(u32 shared, const TensorMap& q, const TensorMap& k, const Te
   }
 }
 
-// A consumer's place: its warpgroup, where its lane's rows lie, how far it has come. i counts tiles, over all heads of the group.
+// A consumer's place: its warpgroup, where its lane's rows lie, how far it has come. i counts tiles, over all heads of
+// the group.
 struct Consumer {
   const Sizes& z;
   const Place at;
@@ -108,7 +101,8 @@ struct Consumer {
   const u32 column;         // bytes to this thread's first statistics of 16
   const int steps;
   int i = 0, tile, head;    // head: of all batches
-  int place_before = 0, added = -1;  // where this warp's dq of the tile before goes, and what it added last, in 1024 numbers
+  int place_before = 0;  // where this warp's dq of the tile before goes, in 1024 numbers
+  int added = -1;        // where it added last
 
   DEVICE Consumer(u32 shared, const Sizes& z, float* dq, u32* turns)
       : z(z), at(owned(z)), shared(shared), dq(dq), turns(turns), w(uniform(threadIdx.x / 128) - 1),
@@ -140,12 +134,6 @@ struct Consumer {
     if ((CAUSAL && key + 63 > query) || (TAIL && key + 63 >= z.seq_k))
       hide(s, key + warp * 16 + lane_id() / 4, query + lane_id() % 4 * 2, z.seq_k);
   }
-  DEVICE void stamp(int k, int at) const {
-    if (STAMPS && warp == 0 && lane_id() == 0 && at < 64)
-      asm volatile("{ .reg .u32 t; mov.u32 t, %%clock; st.shared.u32 [%0], t; }"
-                   ::"r"(shared + SHARED_BYTES + (w * 64 + at) * 64 + k * 4) : "memory");
-  }
-  DEVICE void stamp(int k) const { stamp(k, i < 60 ? i : 64); }
 
   // What this warp added is in global memory: the next block may add to it.
   DEVICE void pass_on() {
@@ -155,15 +143,10 @@ struct Consumer {
       add_release(turns + added, 1);
     }
   }
-  // Add this warp's 16 x 64 numbers of dq to 4 KiB of global memory, in the order in which the threads hold them: four of a
-  // thread, the 32 threads, then the threads' next four. So stores meet no bank twice, and no barrier between warps is needed.
+  // Add this warp's 16 x 64 numbers of dq to 4 KiB of global memory, in the order in which the threads hold them: four
+  // of a thread, the 32 threads, then the threads' next four. So stores meet no bank twice, and no barrier between
+  // warps is needed.
   DEVICE void add_dq(const float (&x)[32]) {
-    float* to = dq + (long long)place_before * 1024;
-#if RED
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-      red_float4(to + j * 128 + lane_id() * 4, x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
-#else
     if (DETERMINISTIC)
       pass_on();
     else if (lane_id() == 0)
@@ -181,10 +164,9 @@ struct Consumer {
         fence_async();
         added = place_before;
       }
-      bulk_add_f32(to, dq_buffer(), 4096);
+      bulk_add_f32(dq + (long long)place_before * 1024, dq_buffer(), 4096);
       bulk_commit();
     }
-#endif
   }
   // Add dq of the tile before, and go on to the next.
   DEVICE void end_tile(const float (&before)[32]) {
@@ -201,72 +183,54 @@ struct Work {
   u32 p[16], ds[16], values[16];
 };
 
-// Up to the last product of a tile. In flight: dv b and dk b of the tile before, s a, dp a; afterwards: dq, in sa, dv b, dk b.
-DEVICE void issue_gradients(Consumer& c, Work& r, u64 gradients) {
-  if (V_REGS)
-    issue_scores(r.dp, r.values, gradients);
-  else
-    issue_scores(r.dp, describe(c.shared + V_AT + c.w * 64 * 128), gradients);
-}
+// Up to the last product of a tile. In flight: dv b and dk b of the tile before, s a, dp a; afterwards: dq, in sa, dv
+// b, dk b.
 DEVICE void work(Consumer& c, Work& r, float (&sa)[32], float (&sb)[32]) {
   const u64 keys = describe(c.shared + K_AT + c.w * 64 * 128), all_keys = describe(c.shared + K_AT);
   const u64 q_a = describe(c.q(c.i)), do_a = describe(c.dout(c.i)), q_b = q_a + (8192 >> 4), do_b = do_a + (8192 >> 4);
   float statistics[16];
-  u32(&ds)[16] = ONE ? r.p : r.ds;
-  c.stamp(0);
+  u32(&ds)[16] = SHARE ? r.p : r.ds;
   c.wait(DO_FULL, c.i);
-  issue_gradients(c, r, do_a);
+  issue_scores(r.dp, r.values, do_a);
   issue_scores(sb, keys, q_b);
-  if (AHEAD & 1) load_statistics(statistics, c.lse(0));
-  c.stamp(1);
+  if (SHARE) load_statistics(statistics, c.lse(0));
   mma_wait<2>();
   hold(sa);
   if (c.i > 0) c.give_back(c.i - 1);
-  c.stamp(2);
-  if (!(AHEAD & 1)) load_statistics(statistics, c.lse(0));
+  if (!SHARE) load_statistics(statistics, c.lse(0));
   c.hide_half(sa, 0);
   weigh(sa, statistics, c.z.scale_log2);
   to_operand(r.p, sa);
-  if (AHEAD & 2) load_statistics(statistics, c.delta(0));
+  load_statistics(statistics, c.delta(0));
   issue_sum(r.dv, r.p, do_a);
-  c.stamp(3);
   mma_wait<2>();
   hold(r.dp);
-  c.stamp(4);
-  if (!(AHEAD & 2)) load_statistics(statistics, c.delta(0));
   differentiate(sa, r.dp, statistics);
-  if (ONE) mma_wait<0>(), hold(r.p);
+  if (SHARE) mma_wait<0>(), hold(r.p);
   to_operand(ds, r.dp);
-  if (AHEAD & 4) load_statistics(statistics, c.lse(1));
-  c.stamp(5);
+  if (SHARE) load_statistics(statistics, c.lse(1));
   if (c.i > 0) c.wait_for_ds(c.i - 1);
-  c.stamp(6);
   store_operand(c.ds(c.i, 0) + c.row_chunk, ds);
   issue_sum(r.dk, ds, q_a);
-  issue_gradients(c, r, do_b);
+  issue_scores(r.dp, r.values, do_b);
   issue_dq(sa, describe(c.ds(c.i - 1, c.w)), all_keys);
-  c.stamp(7);
   mma_wait<3>();
   hold(sb);
-  c.stamp(8);
-  if (!(AHEAD & 4)) load_statistics(statistics, c.lse(1));
+  if (!SHARE) load_statistics(statistics, c.lse(1));
   c.hide_half(sb, 1);
   weigh(sb, statistics, c.z.scale_log2);
-  if (ONE) mma_wait<2>(), hold(r.p);
+  if (SHARE) mma_wait<2>(), hold(r.p);
   to_operand(r.p, sb);
-  if (AHEAD & 8) load_statistics(statistics, c.delta(1));
+  if (SHARE) load_statistics(statistics, c.delta(1));
   issue_sum(r.dv, r.p, do_b);
-  c.stamp(9);
   mma_wait<2>();
   hold(r.dp);
-  c.stamp(10);
-  if (!(AHEAD & 8)) load_statistics(statistics, c.delta(1));
+  if (!SHARE) load_statistics(statistics, c.delta(1));
   differentiate(sb, r.dp, statistics);
-  if (ONE) mma_wait<0>(), hold(r.p);
+  if (SHARE) mma_wait<0>(), hold(r.p);
   to_operand(ds, r.dp);
   store_operand(c.ds(c.i, 1) + c.row_chunk, ds);
   issue_sum(r.dk, ds, q_b);
-  c.stamp(11);
 }
 DEVICE void consume(Consumer& c, float (&dk)[32], float (&dv)[32]) {
   const u64 keys = describe(c.shared + K_AT + c.w * 64 * 128);
@@ -280,12 +244,11 @@ DEVICE void consume(Consumer& c, float (&dk)[32], float (&dv)[32]) {
   c.wait(Q_FULL, 0);
   issue_scores(sa, keys, describe(c.q(0)));
   barrier_wait(c.shared + V_FULL, 0);
-  if (V_REGS) load_operand(r.values, c.shared + V_AT + c.row_chunk);
+  load_operand(r.values, c.shared + V_AT + c.row_chunk);
   while (true) {
     work(c, r, sa, sb);
     mma_wait<2>();
     hold(sa);
-    c.stamp(12);
     c.ds_written(c.i);
     c.end_tile(sa);
     if (c.i == c.steps) break;
@@ -318,38 +281,27 @@ DEVICE void consume(Consumer& c, float (&dk)[64], float (&dv)[64]) {
   barrier_wait(c.shared + V_FULL, 0);
   while (true) {  // in flight: dk of the tile before, s
     const u64 queries = describe(c.q(c.i), QUERY_BLOCK), gradients = describe(c.dout(c.i), QUERY_BLOCK);
-    c.stamp(0);
     c.wait(DO_FULL, c.i);
     issue_scores(dp, values, gradients);
-    if (AHEAD) load_statistics(statistics, c.lse(0));
-    c.stamp(1);
+    load_statistics(statistics, c.lse(0));
     mma_wait<1>();
     hold(s);
     if (c.i > 0) c.give_back(c.i - 1);
-    c.stamp(2);
-    if (!AHEAD) load_statistics(statistics, c.lse(0));
     c.hide_half(s, 0);
     weigh(s, statistics, c.z.scale_log2);
     to_operand(p, s);
-    if (AHEAD) load_statistics(statistics, c.delta(0));
+    load_statistics(statistics, c.delta(0));
     issue_sum(dv, p, gradients);
-    c.stamp(3);
     mma_wait<1>();
     hold(dp);
-    c.stamp(4);
-    if (!AHEAD) load_statistics(statistics, c.delta(0));
     differentiate(s, dp, statistics);
     to_operand(ds, dp);
-    c.stamp(5);
     if (c.i > 0) c.wait_for_ds(c.i - 1);
-    c.stamp(6);
     store_operand(c.ds(c.i, 0) + c.row_chunk, ds);
     issue_dq(dp, describe(c.ds(c.i - 1, 0)), columns);
     issue_sum(dk, ds, queries);
-    c.stamp(7);
     mma_wait<1>();
     hold(dp);
-    c.stamp(8);
     c.ds_written(c.i);
     if (c.i + 1 == c.steps) break;  // before the next product: ptxas wants none in flight whose result is not used
     c.wait(Q_FULL, c.i + 1);
@@ -387,15 +339,15 @@ DEVICE void write(const TensorMap& to, const u32 (&buffers)[COLUMN_BLOCKS], cons
   }
 }
 
-// dk, dv, and dq / scale added in fp32 to zeros. q, k, v, dout, dk, dv: maps of (batch, heads, seq, d_head) with boxes of 64
-// columns and BLOCK_M, 128, 128, BLOCK_M, 16, 16 rows. lse (base 2, +∞ where nothing is seen), delta = Σ o · do: padded_q a head,
-// as `prepare` ordered them. Query i sees key j if not CAUSAL or j <= i + offset. TAIL: seq_k is no multiple of 128. turns, zeros
-// for each 1024 numbers of dq: if DETERMINISTIC.
+// dk, dv, and dq / scale added in fp32 to zeros. q, k, v, dout, dk, dv: maps of (batch, heads, seq, d_head) with boxes
+// of 64 columns and BLOCK_M, 128, 128, BLOCK_M, 16, 16 rows. lse (base 2, +∞ where nothing is seen), delta = Σ o · do:
+// padded_q a head, as `prepare` ordered them. Query i sees key j if not CAUSAL or j <= i + offset. TAIL: seq_k is no
+// multiple of 128. turns, zeros for each 1024 numbers of dq: if DETERMINISTIC.
 extern "C" __global__ void __launch_bounds__(384, 1)
-    backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-             const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk_map,
+    backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
+             const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk_map,
              const __grid_constant__ TensorMap dv_map, const float* lse, const float* delta, float* dq,
-             u32* turns, const __grid_constant__ Sizes z, u32* stamps) {
+             u32* turns, const __grid_constant__ Sizes z) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const u32 shared = shared_address(memory);
   grid_launch_next();
@@ -421,10 +373,8 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   registers_more<240>();
   grid_wait();  // dq holds zeros
   Consumer c(shared, z, dq, turns);
-  c.stamp(0, 63);
   float dk[D / 2], dv[D / 2];
   consume(c, dk, dv);
-  c.stamp(1, 63);
   named_sync(5 + c.w, 128);  // all warps of the warpgroup have read the values
   u32 in_values[COLUMN_BLOCKS], in_dq[COLUMN_BLOCKS];
 #pragma unroll
@@ -438,8 +388,4 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   write(dk_map, in_dq, dk, z.scale, c);
   if (lane_id() == 0) bulk_wait_read<0>();
   if (DETERMINISTIC) c.pass_on();
-  c.stamp(2, 63);
-  if (STAMPS && blockIdx.x == gridDim.x / 2 && c.warp == 0)
-    for (int k = lane_id(); k < 1024; k += 32)
-      stamps[c.w * 1024 + k] = __float_as_uint(load_float(shared + SHARED_BYTES + c.w * 4096 + k * 4));
 }

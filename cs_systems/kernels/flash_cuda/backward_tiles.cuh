@@ -1,4 +1,5 @@
-// The tiles of the backward: where they lie, the products of a warpgroup, and what threads do between them. See backward.cu.
+// The tiles of the backward: where they lie, the products of a warpgroup, and what threads do between them. See
+// backward.cu.
 #pragma once
 #include "hopper.cuh"
 
@@ -68,8 +69,8 @@ DEVICE void hide(float (&s)[32], int key, int query, int seq_k) {
         if (8 * j + l < hidden) s[4 * j + 2 * h + l] = __int_as_float(0xff800000);
   }
 }
-// Statistics of this thread's 16 of 64 queries, columns 8 j + t % 4 * 2 + l at [2 j + l]: as `prepare` ordered them. `at`:
-// shared address of the 64, plus 16 bytes for each t % 4.
+// Statistics of this thread's 16 of 64 queries, columns 8 j + t % 4 * 2 + l at [2 j + l]: as `prepare` ordered them.
+// `at`: shared address of the 64, plus 16 bytes for each t % 4.
 DEVICE void load_statistics(float (&x)[16], u32 at) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {

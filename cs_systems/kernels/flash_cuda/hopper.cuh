@@ -2,8 +2,8 @@
 //
 // Compiled by NVRTC alone. FP16 = 1 makes the elements fp16, otherwise they are bf16.
 //
-// Tiles in shared memory are blocks of R rows x 64 elements: 128 bytes a row, the 16-byte chunk c of row r at place
-// c ^ (r % 8), which is the 128-byte swizzle of TMA and wgmma; each block aligned to 1024 bytes. A tile of 128 columns is
+// Tiles in shared memory are blocks of R rows x 64 elements: 128 bytes a row, the 16-byte chunk c of row r at place c ^
+// (r % 8), which is the 128-byte swizzle of TMA and wgmma; each block aligned to 1024 bytes. A tile of 128 columns is
 // two blocks.
 //
 // Where a warpgroup of 128 threads holds a 64 x N result, d[N / 2] a thread: thread t has in d[4 j + 2 h + l] row
@@ -135,8 +135,8 @@ DEVICE void bulk_wait() {
 
 // ---- results to shared memory ----
 
-// 16 rows x 16 columns of a warp, in the registers of a left operand. Lane l gives the address of row l % 16, of its left
-// 8 columns if l < 16, of its right 8 otherwise.
+// 16 rows x 16 columns of a warp, in the registers of a left operand. Lane l gives the address of row l % 16, of its
+// left 8 columns if l < 16, of its right 8 otherwise.
 DEVICE void store_matrix(u32 at, u32 a0, u32 a1, u32 a2, u32 a3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(at), "r"(a0), "r"(a1), "r"(a2), "r"(a3) : "memory");
@@ -151,16 +151,6 @@ DEVICE u32 swizzled(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)
 DEVICE void store_float4(u32 at, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
-DEVICE float load_float(u32 at) {
-  float x;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
-  return x;
-}
-DEVICE float2 load_float2(u32 at) {
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at));
-  return x;
-}
 DEVICE uint4 load_uint4(u32 at) {
   uint4 x;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(at));
@@ -169,9 +159,9 @@ DEVICE uint4 load_uint4(u32 at) {
 
 // ---- wgmma ----
 
-// Describe operands that begin at a block's row (a multiple of 8). Steps of 16 along the summed dimension k:
-// - the rows of the block are m or n, k is contiguous: trans 0, a step is + 2, after four the next block;
-// - the rows of the block are k, m or n is contiguous: trans 1, a step is + 128. block_bytes: from 64 columns to the next
+// Describe operands that begin at a block's row (a multiple of 8). Steps of 16 along the summed dimension k: - the rows
+// of the block are m or n, k is contiguous: trans 0, a step is + 2, after four the next block; - the rows of the block
+// are k, m or n is contiguous: trans 1, a step is + 128. block_bytes: from 64 columns to the next
 //   64, where n is 128.
 // What is added to a descriptor is bytes >> 4.
 DEVICE u64 describe(u32 address, u32 block_bytes = 16) {
@@ -199,8 +189,8 @@ DEVICE void hold(u32 (&a)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+r"(a[i])::"memory");
 }
-// What is in d is not needed any more: ptxas takes a product that is not added to it for a new value. Put it before such
-// products where other instructions wrote d, or ptxas runs one product at a time (C7515).
+// What is in d is not needed any more: ptxas takes a product that is not added to it for a new value. Put it before
+// such products where other instructions wrote d, or ptxas runs one product at a time (C7515).
 template <int N>
 DEVICE void forget(float (&d)[N]) {
 #pragma unroll
@@ -252,11 +242,6 @@ DEVICE void mma(float (&d)[64], const u32 (&a)[N], int first, u64 b, int add) {
 }
 
 // ---- sums in global memory, and turns at them ----
-
-DEVICE void red_float4(float* to, float a, float b, float c, float d) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
-               ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
-}
 // Between what the copy engine does to global memory and what threads do.
 DEVICE void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 DEVICE u32 load_acquire(const u32* at) {

@@ -34,12 +34,13 @@ DEVICE float dot(uint4 a, uint4 b) {
   return sum;
 }
 
-// Where the statistics of row `at` of 16 lie: the backward's threads want those of rows 2 t, 2 t + 1, 2 t + 8, 2 t + 9 at once.
+// Where the statistics of row `at` of 16 lie: the backward's threads want those of rows 2 t, 2 t + 1, 2 t + 8, 2 t + 9
+// at once.
 DEVICE int statistics_place(int at) { return (at & ~15) | (at & 6) << 1 | (at & 8) >> 2 | (at & 1); }
 
-// delta = Σ o · do, lse_log2 = lse / ln 2 (+∞ where no key is seen, so that its weights are 0), both with the rows in the order
-// above; dq = 0, turns = 0; 64 rows a block of 256 threads. o, dout as above; lse: seq_q a head; the others padded_q a head, dq
-// padded_q · D, turns a 1024th of it, or null.
+// delta = Σ o · do, lse_log2 = lse / ln 2 (+∞ where no key is seen, so that its weights are 0), both with the rows in
+// the order above; dq = 0, turns = 0; 64 rows a block of 256 threads. o, dout as above; lse: seq_q a head; the others
+// padded_q a head, dq padded_q · D, turns a 1024th of it, or null.
 extern "C" __global__ void __launch_bounds__(256)
     prepare(const u16* o, const u16* dout, const float* lse, float* lse_log2, float* delta, float* dq, u32* turns,
             Strides of_o, Strides of_do, Rows z) {
@@ -80,13 +81,14 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// dq = scale · summed, 64 rows x 64 columns a block of 128 threads; each warp has 16 rows in the order in which the backward's
-// warps add them. dq as above.
+// dq = scale · summed, 64 rows x 64 columns a block of 128 threads; each warp has 16 rows in the order in which the
+// backward's warps add them. dq as above.
 extern "C" __global__ void __launch_bounds__(128) finish(const float* summed, u16* dq, Strides of_dq, Rows z) {
   __shared__ __align__(1024) unsigned char memory[4 * 16 * 128];
   constexpr int COLUMNS = D / 64;
-  const int blocks = (z.seq_q + BLOCK - 1) / BLOCK, index = blockIdx.x / COLUMNS, first_column = blockIdx.x % COLUMNS * 64;
-  const int block = index % blocks, batch_head = index / blocks, batch = batch_head / z.heads, head = batch_head % z.heads;
+  const int blocks = (z.seq_q + BLOCK - 1) / BLOCK, index = blockIdx.x / COLUMNS, block = index % blocks;
+  const int batch_head = index / blocks, batch = batch_head / z.heads, head = batch_head % z.heads;
+  const int first_column = blockIdx.x % COLUMNS * 64;
   const int warp = threadIdx.x / 32, lane = lane_id();
   const long long tile = ((long long)batch_head * (z.padded_q / BLOCK) + block) * COLUMNS + blockIdx.x % COLUMNS;
   const float4* from = reinterpret_cast<const float4*>(summed + tile * 4096 + warp * 1024);
