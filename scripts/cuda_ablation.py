@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from _kernels import clean
 from _study import Cell, Study, index, row_table, run
@@ -28,6 +29,9 @@ from cs_systems.formulas.peaks import peak_flops
 from cs_systems.profilers.ncu import chosen
 from cs_systems.record import Row
 from cs_systems.report.units import human
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BACKENDS = (Path(__file__).parent / "_cuda_steps.py").relative_to(Path(__file__).parents[1]).as_posix()
 # The techniques in the order in which one builds on the other, and the last fp32 step without each.
@@ -225,7 +229,37 @@ def explain(cells: list[Cell]) -> list[str]:
     return said
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="time", drawn=lambda c: shape_of(c) == MAIN)
+def draw(cells: list[Cell]) -> Figure:
+    """The time of each step of the ladder, and of the last fp32 kernel without one technique; where no step ran on a
+    GPU, of the sequential program.
+    """
+    from matplotlib.figure import Figure
+
+    from cs_systems.report.figures import COLORS, WIDTH
+
+    ladder = [(row["step"], row["time_s"], row["flops_per_s"]) for row in cumulative(cells)]
+    without = [(row["fp32 kernel"], row["time_s"], flops(MAIN) / row["time_s"]) for row in left_out(cells)[1:]]
+    core = [(f"one core, n {row['n']}", row["time_s"], row["flops_per_s"]) for row in one_core(cells)]
+    kinds = zip(COLORS, (ladder, without, () if ladder else core), strict=False)
+    bars = [(bar, color) for color, of_kind in kinds for bar in of_kind]
+    drawn = Figure(figsize=(WIDTH, 0.8 + 0.3 * len(bars)), layout="constrained")
+    axes = drawn.subplots()
+    axes.barh([name for (name, _, _), _ in bars], [1e3 * s for (_, s, _), _ in bars], color=[c for _, c in bars])
+    for place, ((_, time_s, rate), _) in enumerate(bars):
+        said = f" {human(time_s, 's')}, {human(rate, 'flops_per_s')}"
+        axes.annotate(said, (1e3 * time_s, place), va="center", annotation_clip=False)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.invert_yaxis()
+    axes.set_xlabel("ms of a pass, logarithmic" + f"; {spoken(MAIN)}, one technique more in each" * bool(ladder))
+    return drawn
+
+
+def spoken(shape: AttentionShape) -> str:
+    return f"batch {shape.batch}, n {shape.seq}, d {shape.d_head}"
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="time", draw=draw)
 
 
 def check() -> list[str]:

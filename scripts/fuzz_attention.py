@@ -11,7 +11,7 @@ Output: each failing case with the command that runs it again; refused calls by 
     Exit status 0: none failed; 1: some did; 2: malformed; 3: no call was served.
 
     python scripts/fuzz_attention.py flash_triton --cases 10000 --budget-s 500
-    python scripts/fuzz_attention.py flash_gluon --against flash_attn
+    python scripts/fuzz_attention.py flash_cuda --against flash_attn
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def compile_for(
         raise RuntimeError("TRITON_INTERPRET was set when triton was imported: compile in a process without it")
     with _target(capability):
         compiled: Any = kernel.warmup(grid=(1,), **arguments, **options)
-    usage, opcodes = _read_machine_code(compiled.asm["cubin"])
+    usage, opcodes = read_machine_code(compiled.asm["cubin"])
     return KernelResources(
         registers=int(usage["REG"]),
         spills=opcodes["STL"] + opcodes["LDL"],
@@ -79,7 +79,7 @@ def _target(capability: int) -> Iterator[None]:
         driver.set_active(nothing)  # the machine's own driver, if any, is looked up again on the next launch
 
 
-def _read_machine_code(cubin: bytes) -> tuple[dict[str, str], Counter[str]]:
+def read_machine_code(cubin: bytes) -> tuple[dict[str, str], Counter[str]]:
     """cuobjdump's resource usage of the one kernel in `cubin`, and how often each opcode stands in it."""
     import triton.backends.nvidia
 

@@ -56,20 +56,15 @@ class Problem:
 
     def forward(self, o: Tensor, lse: Tensor, options: ForwardOptions | None = None) -> Launch:
         """Writes o and lse (batch, heads, seq_q), float32, natural logarithm, −inf where no key is seen."""
-        mask = {"causal": self.causal, "offset": self.offset, "scale": self.scale}
-        more = {"multiprocessors": self.multiprocessors, "options": options}
-        return forward(self.q, self.k, self.v, o, lse, **mask, **more)
+        return forward(
+            self.q, self.k, self.v, o, lse, causal=self.causal, offset=self.offset, scale=self.scale,
+            multiprocessors=self.multiprocessors, options=options,
+        )  # fmt: skip
 
     def prepare(
-        self,
-        o: Tensor,
-        lse: Tensor,
-        do: Tensor,
-        lse_log2: Tensor,
-        delta: Tensor,
-        dq: Tensor,
+        self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor,
         turns: Tensor | None = None,
-    ) -> Launch:
+    ) -> Launch:  # fmt: skip
         """Writes lse_log2 and delta, in an order of their own, and zeros to dq and turns, as `backward` takes them."""
         tensors = (o, do, lse, lse_log2, delta, dq)
         arguments = (*map(pointer, tensors), optional(turns), strides(o), strides(do), self._rows())
@@ -84,15 +79,9 @@ class Problem:
         return Launch(self._function("rows", "finish"), blocks, 128, 0, arguments, (summed, dq), overlaps=True)
 
     def backward(
-        self,
-        do: Tensor,
-        lse_log2: Tensor,
-        delta: Tensor,
-        dq: Tensor,
-        dk: Tensor,
-        dv: Tensor,
+        self, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
         turns: Tensor | None = None,
-    ) -> Launch:
+    ) -> Launch:  # fmt: skip
         """Writes dk and dv, and adds dq / scale to `dq` (batch · heads, padded_rows(seq_q), padded d_head), float32, in
         an order of its own. lse_log2 and delta are (batch · heads, padded_rows(seq_q)), as `prepare` wrote them. With
         `turns` (dq.numel() / 1024), int32, each number of dq is summed in the order of the keys: always the same.
@@ -115,12 +104,7 @@ class Problem:
         )
         maps = ((self.q, rows), (self.k, KEYS), (self.v, KEYS), (do, rows), (dk, 16), (dv, 16))
         tensors = (lse_log2, delta, dq)
-        arguments = (
-            *(tensor_map(*one) for one in maps),
-            *map(pointer, tensors),
-            optional(turns),
-            sizes,
-        )
+        arguments = (*(tensor_map(*one) for one in maps), *map(pointer, tensors), optional(turns), sizes)
         flags = {"CAUSAL": self.causal, "TAIL": seq_k % KEYS != 0, "DETERMINISTIC": turns is not None}
         macros = (*((name, int(flag)) for name, flag in flags.items()), ("SHARED_BYTES", BACKWARD_SHARED_BYTES))
         kernel = self._function("backward", "backward", macros, 227 << 10)

@@ -17,10 +17,10 @@ from cs_systems.kernels.flash_gluon_configs import (
     BackwardOptions,
     ForwardOptions,
     forward_options,
-    padded_d_head,
 )
 from cs_systems.kernels.flash_gluon_forward import ROWS, ForwardPlan, flash_forward_kernel
 from cs_systems.kernels.flash_gluon_rows import finish_kernel, prepare_kernel
+from cs_systems.kernels.flash_layout import heads_together, padded_d_head, padded_rows
 from cs_systems.kernels.flash_triton import Launch
 
 TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
@@ -28,14 +28,8 @@ L2_FOR_KEYS_BYTES = 32 << 20
 """Of Hopper's 50 to 60 MB of L2 cache: what the keys and values of heads worked on at a time may take."""
 
 
-PADDING = 128
-"""The statistics of a head's rows are padded to a multiple of it."""
 BLOCK = 64
 """Rows of a program of the kernels before and after the backward."""
-
-
-def padded_rows(seq_q: int) -> int:
-    return -(-seq_q // PADDING) * PADDING
 
 
 @dataclass(frozen=True)
@@ -137,7 +131,7 @@ class Problem:
             "heads": heads,
             "group": heads // heads_kv,
             "batch_heads_kv": batch * heads_kv,
-            "heads_in_l2": self._heads_in_l2(options.l2_bytes),
+            "heads_in_l2": heads_together(self.q, self.k, self.causal, options.l2_bytes),
             "offset": self.offset,
             "row_tiles": -(-seq_q // rows),
             "padded_q": lse_log2.shape[-1],
@@ -156,33 +150,10 @@ class Problem:
         grid = (batch * heads_kv * -(-seq_k // OWNED.value), 1)
         return Launch(flash_backward_kernel, grid, arguments, {"num_warps": 4})
 
-    def _heads_in_l2(self, l2_bytes: int) -> int:
-        """Heads of keys to work on together, which evens out causal programs' lengths; in equal parts where it can be,
-        since a last part with few heads would have few programs, and long ones.
-        """
-        batch, heads, seq_q, d_head = self.q.shape
-        batch_heads_kv, group = batch * self.k.shape[1], heads // self.k.shape[1]
-        head_bytes = seq_q * padded_d_head(d_head) * (2 * self.q.element_size() + 4) * group
-        if not self.causal or l2_bytes < head_bytes:
-            return 1
-        parts = math.ceil(batch_heads_kv / (l2_bytes // head_bytes))
-        parts = next((n for n in range(parts, 2 * parts) if batch_heads_kv % n == 0), parts)
-        return math.ceil(batch_heads_kv / parts)
-
 
 def constants(plan: Any, **values: Any) -> Any:
     """A plan whose fields the compiler takes for constants."""
     return plan(**{name: gl.constexpr(value) for name, value in values.items()})
-
-
-def takes_layout(tensor: Tensor) -> bool:
-    """Whether the copy engine can read it: unit stride innermost, the others positive multiples of 16 bytes."""
-    aligned = all(
-        stride > 0 and stride * tensor.element_size() % 16 == 0
-        for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
-        if size > 1
-    )
-    return aligned and tensor.stride(-1) == 1 and tensor.data_ptr() % 16 == 0
 
 
 def described(tensor: Tensor, rows: int, depth: int) -> Any:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cs_systems.kernels.flash_layout import padded_d_head
+
 
 @dataclass(frozen=True)
 class ForwardOptions:
@@ -52,10 +54,6 @@ BACKWARD = {
     64: BackwardOptions(128, 2, late=False, l2_bytes=40 << 20),
     128: BackwardOptions(64, 2, late=True, l2_bytes=20 << 20),
 }
-
-
-def padded_d_head(d_head: int) -> int:
-    return 64 if d_head <= 64 else 128
 
 
 def forward_options(d_head: int, causal: bool, seq_q: int) -> ForwardOptions:

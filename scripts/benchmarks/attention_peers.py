@@ -9,7 +9,7 @@ credited FLOP/s of both passes along the length, under the device's ceiling.
 
     python scripts/benchmarks/attention_peers.py --out runs/attention_peers
     python scripts/benchmarks/attention_peers.py --lengths --causal yes --out runs/attention_lengths
-    python scripts/benchmarks/attention_peers.py --attention flash_gluon sdpa_cudnn --rows 4,16,4096,64 --out runs/one
+    python scripts/benchmarks/attention_peers.py --attention flash_cuda sdpa_cudnn --rows 4,16,4096,64 --out runs/one
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cs_systems.report.plot import save
 from cs_systems.report.rows import render_rows
 from cs_systems.runner import sweep
 
-BACKENDS = ["flash_gluon", "flash_attn", "sdpa_cudnn", "sdpa_flash"]
+BACKENDS = ["flash_cuda", "flash_gluon", "flash_attn", "sdpa_cudnn", "sdpa_flash"]
 ROWS = ["4,16,1024,64", "4,16,4096,64", "1,16,16384,64", "4,16,4096,128", "2,16,8192,128", "1,32,16384,128"]
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = [f"{TOKENS // n},{WIDTH // d},{n},{d}" for d in (64, 128) for n in (512, 1024, 2048, 4096, 8192, 16384)]

@@ -37,8 +37,9 @@ import torch
 from torch import Tensor
 
 from cs_systems.kernels.compile import compile_for
-from cs_systems.kernels.flash_gluon import Problem, padded_rows
+from cs_systems.kernels.flash_gluon import Problem
 from cs_systems.kernels.flash_gluon_configs import BackwardOptions, ForwardOptions
+from cs_systems.kernels.flash_layout import padded_rows
 from cs_systems.kernels.flash_triton import Launch
 
 Options = ForwardOptions | BackwardOptions

@@ -7,13 +7,13 @@
 # are kept. racecheck knows shared memory alone, and of copies by TMA and of wgmma's reads only what it says it supports:
 # what it finds there is to be read, what it does not find is no proof. Needs nvcc. Exit status 0: all clean.
 #
-#     bash scripts/benchmarks/sanitize.sh runs/sanitize flash_triton flash_gluon
+#     bash scripts/benchmarks/sanitize.sh runs/sanitize flash_triton flash_cuda
 #     TOOLS="memcheck racecheck synccheck" LIMIT_S=200 bash scripts/benchmarks/sanitize.sh runs/sanitize flash_gluon
 set -u
 out=${1:-runs/sanitize}
 shift
 backends=("$@")
-[ $# = 0 ] && backends=(flash_triton flash_gluon)
+[ $# = 0 ] && backends=(flash_triton flash_gluon flash_cuda)
 tools=${TOOLS:-memcheck racecheck}
 limit=${LIMIT_S:-100}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONWARNINGS=ignore PYTORCH_NO_CUDA_MEMORY_CACHING=1

@@ -12,8 +12,16 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from cs_systems.config import ConfigError
-from cs_systems.kernels.compile import SHARED_LIMIT_BYTES
-from cs_systems.kernels.flash_cuda_steps import FOLDER, LEFT_OUT, STEPS, attend, attend_from_host, attend_reference
+from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, read_machine_code
+from cs_systems.kernels.flash_cuda_steps import (
+    FOLDER,
+    LEFT_OUT,
+    STEPS,
+    attend,
+    attend_from_host,
+    attend_reference,
+    compile_step,
+)
 
 D_HEADS = (32, 64, 128)
 ALL = [pytest.param(step, id=name) for name, step in (STEPS | LEFT_OUT).items()]
@@ -35,6 +43,14 @@ def test_nvcc_takes_each_step_without_spills_and_its_shared_memory_fits(step, tm
         assert done.returncode == 0, done.stderr
         assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr
         assert step.launch(d)[2] <= SHARED_LIMIT_BYTES[90]
+
+
+@pytest.mark.parametrize("step", ALL)
+def test_nvrtc_takes_each_step_without_spills(step) -> None:
+    pytest.importorskip("cuda.core", reason="no cuda-core: pip install cuda-core nvidia-cuda-nvrtc")
+    for d in D_HEADS:
+        _, opcodes = read_machine_code(bytes(compile_step(step, d, "sm_90a").code))
+        assert opcodes["STL"] + opcodes["LDL"] == 0
 
 
 @pytest.mark.parametrize(("batch", "n", "d"), [(1, 64, 32), (3, 5, 7), (2, 128, 64)])

@@ -30,7 +30,8 @@ KNOWN_SPILLS = {(64, "main"): 89, (128, "main"): 50}
 
 
 def compile_all() -> dict[str, dict[str, Any]]:
-    from cs_systems.kernels.flash_gluon import Problem, padded_rows
+    from cs_systems.kernels.flash_gluon import Problem
+    from cs_systems.kernels.flash_layout import padded_rows
 
     found = {}
     for d_head in (64, 128):

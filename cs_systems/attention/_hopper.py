@@ -1,0 +1,206 @@
+"""What the backends for Hopper GPUs share: from a call on tensors to their kernels, and its gradient."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
+from cs_systems.attention._mask import causal_offset
+from cs_systems.attention._operators import operators
+from cs_systems.attention._refusals import no_cuda, wrong_dtype
+from cs_systems.formulas.cost import AttentionAlgorithm
+
+DTYPES = ("float16", "bfloat16")
+LARGEST_D_HEAD = 128
+
+
+@dataclass(frozen=True)
+class HopperKernels:
+    """name: of the backend. problem: imports the class whose launches are the kernels; `Problem` of
+    kernels/flash_gluon says what it has. missing: why the software that they need is not here and what to do, or None.
+    repeatable: where torch wants deterministic algorithms, `prepare` and `backward` are given `turns`, int32, one for
+    1024 numbers of dq, and sum each number in one order; without it a backward is refused there.
+    """
+
+    name: str
+    problem: Callable[[], Any]
+    missing: Callable[[], str | None]
+    repeatable: bool = False
+
+    def unavailable(self, call: AttentionCall) -> str | None:
+        """Why this call cannot be served here and what to do about it, or None."""
+        if reason := wrong_dtype(self.name, call, DTYPES):
+            return reason
+        if call.d_head % 8 or not 8 <= call.d_head <= LARGEST_D_HEAD:
+            return f"d_head {call.d_head} is no multiple of 8 from 8 to {LARGEST_D_HEAD}: use flash_triton"
+        if call.heads_q % call.heads_kv:
+            return f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads: use other numbers"
+        wants_same_bits = torch.are_deterministic_algorithms_enabled() and not self.repeatable
+        if call.needs_backward and wants_same_bits and not torch.is_deterministic_algorithms_warn_only_enabled():
+            return self.not_deterministic
+        if call.device != "cuda":
+            return f"{self.name} runs on Hopper GPUs only: use flash_torch on the CPU"
+        if reason := no_cuda():
+            return reason
+        capability = ".".join(map(str, torch.cuda.get_device_capability()))
+        if capability != "9.0":
+            return f"this GPU has compute capability {capability}, {self.name} is for 9.0 (Hopper): use flash_triton"
+        return self.missing()
+
+    def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Raises ValueError with the reason and the remedy for what cannot be served."""
+        if not q.dtype == k.dtype == v.dtype:
+            dtypes = f"{q.dtype}, {k.dtype}, {v.dtype}"
+            raise ValueError(f"q, k, v are {dtypes}: cast them to one dtype, or call under autocast")
+        if q.ndim != 4 or k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.shape[0] != k.shape[0]:
+            shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+            raise ValueError(
+                f"q, k, v have shapes {shapes}: give (batch, heads, seq, d_head); k and v must agree, and share q's "
+                "batch and d_head"
+            )
+        dtype, (_, heads_q, seq_q, d_head) = str(q.dtype).removeprefix("torch."), q.shape
+        call = AttentionCall(
+            q.device.type, dtype, d_head, seq_q, k.shape[-2], heads_q, k.shape[1], needs_backward=False
+        )
+        if reason := self.unavailable(call):
+            raise ValueError(reason)
+
+    @property
+    def not_deterministic(self) -> str:
+        return (
+            f"{self.name} adds up the gradient of q in whatever order its blocks end, and "
+            "torch.use_deterministic_algorithms is on: use flash_triton, whose gradients are the same from run to run, "
+            "or turn it off"
+        )
+
+    def alert_not_deterministic(self) -> None:
+        """As torch's own operators do: RuntimeError where only deterministic ones are wanted, or a warning."""
+        if self.repeatable or not torch.are_deterministic_algorithms_enabled():
+            return
+        if not torch.is_deterministic_algorithms_warn_only_enabled():
+            raise RuntimeError(self.not_deterministic)
+        warnings.warn(self.not_deterministic, stacklevel=2)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """The output, laid out as q, and the log-sum-exp."""
+        self.check(q, k, v)
+        from cs_systems.kernels.flash_layout import takes_layout
+
+        o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+        if not q.numel() or not k.numel():
+            return o.zero_(), lse.fill_(-torch.inf)
+        with torch.cuda.device_of(q):  # kernels are launched on the current device
+            q, k, v = readable(q, k, v)
+            written = o if takes_layout(o) else o.contiguous()
+            self.problem()(q, k, v, causal, offset, scale, multiprocessors(q)).forward(written, lse).run()
+            return (o if written is o else o.copy_(written)), lse
+
+    def backward(
+        self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
+        causal: bool, offset: int, scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """The gradients of q, k and v, each laid out as its tensor."""
+        self.alert_not_deterministic()
+        from cs_systems.kernels.flash_layout import padded_d_head, padded_rows, takes_layout
+
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        if not q.numel() or not k.numel():
+            return dq.zero_(), dk.zero_(), dv.zero_()
+        with torch.cuda.device_of(q):
+            q, k, v, o, do = readable(q, k, v, o, do)
+            rows = (q.shape[0] * q.shape[1], padded_rows(q.shape[2]))
+            lse_log2, delta = lse.new_empty(rows), lse.new_empty(rows)
+            summed = lse.new_empty(*rows, padded_d_head(q.shape[-1]))
+            written_q, written_k, written_v = (x if takes_layout(x) else x.contiguous() for x in (dq, dk, dv))
+            problem = self.problem()(q, k, v, causal, offset, scale, multiprocessors(q))
+            in_order = self.repeatable and torch.are_deterministic_algorithms_enabled()
+            turns = (torch.empty(summed.numel() // 1024, device=q.device, dtype=torch.int32),) if in_order else ()
+            problem.prepare(o, lse, do, lse_log2, delta, summed, *turns).run()
+            problem.backward(do, lse_log2, delta, summed, written_k, written_v, *turns).run()
+            problem.finish(summed, written_q).run()
+            for x, source in ((dq, written_q), (dk, written_k), (dv, written_v)):
+                if source is not x:
+                    x.copy_(source)
+        return dq, dk, dv
+
+
+def attention_of(kernels: HopperKernels) -> Callable[..., Tensor]:
+    """The backend's function. Registers its two passes as custom operators: a compiled model keeps one graph."""
+    forward_op, backward_op = operators(kernels.name, kernels.forward, kernels.backward)
+
+    class FlashAttention(torch.autograd.Function):
+        """Keeps q, k, v, the output, and the log-sum-exp of the scaled scores: (batch, heads, seq_q), float32, natural
+        logarithm, −inf where a query sees no key.
+        """
+
+        @staticmethod
+        def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float) -> Tensor:
+            run = forward_op if torch.compiler.is_compiling() else kernels.forward
+            o, lse = run(q, k, v, causal, offset, scale)
+            ctx.save_for_backward(q, k, v, o, lse)
+            ctx.call = (causal, offset, scale)
+            return o
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+            run = backward_op if torch.compiler.is_compiling() else kernels.backward
+            gradients = run(*(*ctx.saved_tensors, do, *ctx.call))
+            return *gradients, None, None, None
+
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None, align: str = "upper_left"
+    ) -> Tensor:
+        """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head).
+
+        heads_kv divides heads. scale defaults to 1/√d_head. Under autocast the inputs are cast, as torch does for its
+        own attention. Raises ValueError with the reason and the remedy for what `unavailable` refuses.
+        """
+        device = q.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        if scale <= 0:  # the kernels take the maximum before they scale
+            q, scale = (q * 0, 1.0) if scale == 0 else (-q, -scale)
+        out: Tensor = FlashAttention.apply(q, k, v, causal, causal_offset(q.shape[-2], k.shape[-2], align), scale)
+        return out
+
+    return attention
+
+
+def backend_of(kernels: HopperKernels, describe: Callable[[], str | None]) -> AttentionBackend:
+    return AttentionBackend(
+        attention_of(kernels),
+        unavailable=kernels.unavailable,
+        tolerance={dtype: TOLERANCE[dtype] for dtype in DTYPES},
+        algorithm=algorithm,
+        describe=describe,
+    )
+
+
+def algorithm(call: AttentionCall) -> AttentionAlgorithm:
+    """Forward's tiles and the padded head size."""
+    depth = 64 if call.d_head <= 64 else 128
+    return AttentionAlgorithm(64, 128, depth, backward_matmuls=5, dq_accumulator_bytes=4)
+
+
+def readable(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Each as it is, if the copy engine can read it, or a contiguous copy."""
+    from cs_systems.kernels.flash_layout import takes_layout
+
+    return tuple(x if takes_layout(x) else x.clone(memory_format=torch.contiguous_format) for x in tensors)
+
+
+def multiprocessors(tensor: Tensor) -> int:
+    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)

@@ -1,0 +1,41 @@
+"""FlashAttention-3's way on Hopper, written in CUDA C++: TMA, wgmma, specialised warps, every wait where it is wanted.
+
+Takes what flash_gluon takes: fp16 and bf16; d_head a multiple of 8 up to 128 (computed as 64 or 128); any lengths,
+seq_q ≠ seq_k too; both alignments; grouped heads; strides that the copy engine takes, others are copied. The gradient
+of q is added up in float32 in whatever order the blocks of keys end, so its last bits may differ from run to run; under
+`torch.use_deterministic_algorithms` the blocks take turns in the order of the keys. No second derivative. Needs
+compute capability 9.0, and cuda-core with NVRTC, which compiles the kernels on first use, in seconds.
+
+Under torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from cs_systems.attention._hopper import HopperKernels, backend_of
+
+INSTALL = "pip install cuda-core nvidia-cuda-nvrtc"
+
+
+def _problem() -> Any:
+    from cs_systems.kernels.flash_cuda import Problem
+
+    return Problem
+
+
+def _missing() -> str | None:
+    # A package of namespaces: where nothing of it is installed, its parent is not there either.
+    if find_spec("cuda") is None or find_spec("cuda.core") is None:
+        return f"flash_cuda compiles its kernels through cuda-core, which is not installed: {INSTALL}"
+    return None
+
+
+def describe() -> str | None:
+    return None if _missing() else "FlashAttention-3 in CUDA C++"
+
+
+# _missing is looked up at each call: what is installed can change.
+KERNELS = HopperKernels("flash_cuda", _problem, lambda: _missing(), repeatable=True)
+BACKEND = backend_of(KERNELS, describe)

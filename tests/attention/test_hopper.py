@@ -1,0 +1,258 @@
+"""What the backends for Hopper have of their own; what they share with every backend is in test_semantics.py."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cs_systems import plugins
+from cs_systems.attention import AttentionBackend, AttentionCall, _hopper, flash_cuda, flash_gluon, naive
+
+from .conftest import Case, available, relative_error, results
+
+HOPPER = AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1)
+AS_IT_TRACES = pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # torch warns itself
+MODULES = {"flash_cuda": flash_cuda, "flash_gluon": flash_gluon}
+
+
+@pytest.fixture(params=MODULES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def backend(name: str) -> AttentionBackend:
+    return plugins.get("attention", name)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as `unavailable` can see."""
+    monkeypatch.setattr(_hopper, "no_cuda", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(flash_gluon, "version", lambda package: "3.6.0")
+    for module in MODULES.values():
+        monkeypatch.setattr(module, "find_spec", lambda package: package)
+
+
+def test_every_backend_for_hopper_is_here() -> None:
+    """Those that are made of HopperKernels."""
+    found = {
+        name for name in plugins.names("attention") if hasattr(plugins.get("attention", name).unavailable, "__self__")
+    }
+    assert found == set(MODULES)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (AttentionCall("cuda", "float32", 64, 8, 8, 1, 1), "does not take float32: use float16 or bfloat16"),
+        (AttentionCall("cuda", "bfloat16", 20, 8, 8, 1, 1), "d_head 20 is no multiple of 8 from 8 to 128: use"),
+        (AttentionCall("cuda", "bfloat16", 136, 8, 8, 1, 1), "d_head 136 is no multiple of 8 from 8 to 128: use"),
+        (AttentionCall("cuda", "bfloat16", 64, 8, 8, 3, 2), "3 query heads are not a multiple of 2 key heads"),
+        (AttentionCall("cpu", "bfloat16", 64, 8, 8, 1, 1), "on Hopper GPUs only: use flash_torch on the CPU"),
+    ],
+)
+def test_what_it_cannot_take_it_says(call: AttentionCall, text: str, backend: AttentionBackend) -> None:
+    assert text in (backend.unavailable(call) or "")
+
+
+@pytest.mark.usefixtures("hopper")
+def test_hopper_with_what_they_need_is_served() -> None:
+    said = {name: plugins.get("attention", name).describe() for name in MODULES}
+    assert said == {
+        "flash_cuda": "FlashAttention-3 in CUDA C++",
+        "flash_gluon": "FlashAttention-3 in Gluon, Triton 3.6.0",
+    }
+    assert [plugins.get("attention", name).unavailable(HOPPER) for name in MODULES] == [None, None]
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
+def test_another_gpu_is_refused(
+    name: str, backend: AttentionBackend, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    reason = backend.unavailable(HOPPER) or ""
+    assert f"compute capability {capability[0]}.0, {name} is for 9.0 (Hopper): use flash_triton" in reason
+
+
+@pytest.mark.usefixtures("hopper")
+def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_gluon, "version", lambda package: "3.7.1")
+    gluon = flash_gluon.BACKEND
+    reason = gluon.unavailable(HOPPER) or ""
+    assert "triton is 3.7.1, and Gluon, its low level, changes between releases: pip install 'triton==3.6.*'" in reason
+    assert gluon.describe() is None
+    monkeypatch.setattr(flash_gluon, "find_spec", lambda package: None)
+    monkeypatch.setattr(flash_gluon, "version", importlib.metadata.version)
+    assert "triton is not installed: pip install 'triton==3.6.*'" in (gluon.unavailable(HOPPER) or "")
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("there", [(), ("cuda",)])
+def test_without_a_compiler_of_cuda_it_says_what_to_install(
+    there: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flash_cuda, "find_spec", lambda package: package if package in there else None)
+    assert "pip install cuda-core nvidia-cuda-nvrtc" in (flash_cuda.BACKEND.unavailable(HOPPER) or "")
+    assert flash_cuda.BACKEND.describe() is None
+
+
+def test_a_call_that_cannot_be_served_raises_its_reason(backend: AttentionBackend) -> None:
+    q = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="on Hopper GPUs only"):
+        backend(q, q, q)
+    with pytest.raises(ValueError, match="cast them to one dtype, or call under autocast"):
+        backend(q, q.half(), q)
+    with pytest.raises(ValueError, match="k and v must agree, and share q's batch and d_head"):
+        backend(q, q, q[..., :8])
+
+
+@AS_IT_TRACES
+def test_a_compiled_model_keeps_one_graph_around_it(name: str, backend: AttentionBackend) -> None:
+    """Of which nothing can run here; what dynamo captured can be read."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    q = torch.zeros(1, 2, 40, 64, dtype=torch.bfloat16, requires_grad=True)
+    compiled = torch.compile(lambda x: backend(2 * x, x, 3 * x, causal=True).sum(), backend=keep, fullgraph=True)
+    with pytest.raises(ValueError, match="on Hopper GPUs only"):
+        compiled(q)
+    parts = [part for part in graphs[0].modules() if isinstance(part, torch.fx.GraphModule)]
+    passes = {str(node.target) for part in parts for node in part.graph.nodes}
+    assert {f"cs_systems.{name}_forward.default", f"cs_systems.{name}_backward.default"} <= passes
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("hopper", "deterministic")
+def test_a_gradient_that_differs_from_run_to_run_is_refused_where_only_deterministic_ones_are_wanted() -> None:
+    gluon = flash_gluon.BACKEND
+    assert "is on: use flash_triton, whose gradients are the same" in (gluon.unavailable(HOPPER) or "")
+    assert gluon.unavailable(replace(HOPPER, needs_backward=False)) is None
+    x = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="is on: use flash_triton, whose gradients are the same"):
+        torch.ops.cs_systems.flash_gluon_backward(x, x, x, x, x[..., 0].float(), x, True, 0, 1.0)
+
+
+@pytest.mark.usefixtures("hopper", "deterministic")
+def test_where_torch_warns_only_so_does_it() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert flash_gluon.BACKEND.unavailable(HOPPER) is None
+    with pytest.warns(UserWarning, match="in whatever order its blocks end"):
+        flash_gluon.KERNELS.alert_not_deterministic()
+
+
+@pytest.mark.usefixtures("hopper", "deterministic")
+def test_one_that_can_take_turns_is_served_there() -> None:
+    assert flash_cuda.BACKEND.unavailable(HOPPER) is None
+    flash_cuda.KERNELS.alert_not_deterministic()  # warns of nothing
+
+
+@pytest.fixture
+def served(backend: AttentionBackend) -> AttentionBackend:
+    """Or skipped."""
+    available(backend, HOPPER)
+    return backend
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(240)  # each case compiles
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(1024, d_head=64, causal=True),
+        Case(1024, d_head=128, causal=True),
+        Case(777, d_head=128),
+        Case(300, 500, d_head=64, heads_q=6, heads_kv=2, causal=True, align="lower_right"),
+        Case(500, 300, d_head=128, heads_q=4, heads_kv=1, causal=True, align="lower_right", layout="transposed"),
+        Case(130, d_head=96, scale=-0.3, causal=True, layout="packed", grad="expanded"),
+        Case(130, d_head=8, scale=0.0),
+    ],
+)
+def test_tiles_lengths_and_layouts(case: Case, dtype: str, served: AttentionBackend) -> None:
+    inputs = case.inputs("cuda", dtype)
+    got = results(served, inputs, case, backward=True)
+    ref = results(naive.served, tuple(x.double() for x in inputs), case, backward=True)
+    errors = [relative_error(g, r) for g, r in zip(got, ref, strict=True)]
+    assert max(errors) <= served.tolerance[dtype], errors
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("deterministic")
+@pytest.mark.parametrize("d_head", [64, 128])
+@pytest.mark.parametrize("causal", [False, True])
+def test_under_deterministic_algorithms_gradients_are_the_same_to_the_bit(d_head: int, causal: bool) -> None:
+    available(flash_cuda.BACKEND, HOPPER)
+    case = Case(3000, batch=2, heads_q=8, heads_kv=4, d_head=d_head, causal=causal)
+    inputs = case.inputs("cuda", "bfloat16")
+    first, *others = (results(flash_cuda.BACKEND, inputs, case, backward=True) for _ in range(4))
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+    ref = results(naive.BACKEND, tuple(x.double() for x in inputs), case, backward=True)
+    errors = [relative_error(g, r) for g, r in zip(first, ref, strict=True)]
+    assert max(errors) <= flash_cuda.BACKEND.tolerance["bfloat16"], errors
+
+
+@pytest.mark.gpu
+def test_it_saves_the_log_sum_exp(served: AttentionBackend) -> None:
+    q, k = (torch.randn(1, 2, n, 64, device="cuda", dtype=torch.bfloat16) for n in (20, 7))
+    out = served(q.requires_grad_(), k, k, causal=True, align="lower_right")
+    (lse,) = [t for t in out.grad_fn.saved_tensors if t.shape == q.shape[:-1]]
+    scores = q.detach().double() @ k.double().mT / 8
+    hidden = torch.ones_like(scores, dtype=torch.bool).triu(7 - 20 + 1)
+    torch.testing.assert_close(lse.double(), scores.masked_fill(hidden, -torch.inf).logsumexp(-1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_more_heads_than_a_grid_has_rows(served: AttentionBackend) -> None:
+    """The second dimension of a grid ends at 65,535."""
+    case = Case(8, batch=1100, heads_q=64, d_head=64)
+    inputs = case.inputs("cuda", "bfloat16")
+    got = results(served, inputs, case, backward=True)
+    ref = results(naive.served, tuple(x.float() for x in inputs), case, backward=True)
+    assert max(relative_error(g, r) for g, r in zip(got, ref, strict=True)) <= served.tolerance["bfloat16"]
+
+
+@pytest.mark.gpu
+def test_no_keys_and_no_queries(served: AttentionBackend) -> None:
+    q, k = (torch.randn(1, 2, n, 16, device="cuda", dtype=torch.float16, requires_grad=True) for n in (5, 0))
+    out = served(q, k, k)
+    out.sum().backward()
+    assert torch.count_nonzero(out) == 0
+    assert q.grad is not None
+    assert torch.count_nonzero(q.grad) == 0
+    assert served(k, q, q).shape == k.shape
+
+
+@pytest.mark.gpu
+@AS_IT_TRACES
+def test_it_stays_in_one_graph_under_torch_compile(served: AttentionBackend) -> None:
+    torch.manual_seed(0)
+    like = {"device": "cuda", "dtype": torch.bfloat16}
+    inputs = [torch.randn(1, 200, 2, 64, **like).transpose(1, 2).requires_grad_() for _ in range(3)]
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (served(2 * q, k, v, causal=True) ** 2).sum()
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for got, ref in zip(
+        torch.autograd.grad(compiled(*inputs), inputs), torch.autograd.grad(loss(*inputs), inputs), strict=True
+    ):
+        assert relative_error(got, ref.double()) < 1e-2  # dq is added up in another order each time
