@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from cs_systems.formulas.parallel_cost import fully_sharded_bytes
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.parallel._collectives import dtype_of, maximum
+from cs_systems.parallel._collectives import dtype_of, gather_shards, maximum
 from cs_systems.parallel._data_parallel import broadcast_from_rank_0, check_same_parameters
 from cs_systems.parallel._fsdp_units import listed
 
@@ -127,8 +127,23 @@ def _take_parts_of_state(optimizer: torch.optim.Optimizer, state_dict: dict[str,
     return {**state_dict, "state": state}
 
 
+@torch.no_grad()
 def _whole(value: Any) -> Any:
-    return value.full_tensor().cpu() if isinstance(value, DTensor) else value
+    """The parts of all ranks as one tensor in host memory; what is divided over none as it is.
+
+    `full_tensor()` would send an `allgather_coalesced`. When gloo's threads (two a group, torch 2.13 and before it)
+    have ended a collective, they write its name to one std::string without a lock. Names of up to 15 characters lie in
+    the string itself, this one, of 19, on the heap: two threads may free it at once, and the process dies of it.
+    """
+    if not isinstance(value, DTensor):
+        return value
+    assert value.placements == (Shard(0),)
+    part, ranks = value.to_local(), value.device_mesh.size()
+    padded = part.new_zeros(-(-len(value) // ranks), *value.shape[1:])  # the last ranks may have fewer rows
+    padded[: len(part)] = part
+    whole = padded.new_empty(ranks * len(padded), *value.shape[1:])
+    gather_shards(whole, padded, value.device_mesh.get_group()).wait()
+    return whole[: len(value)].to("cpu", copy=True)
 
 
 def _part_of(p: Tensor, whole: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parallel.launch import NativeCrash, launch
+from tests.parallel.launch import launch
 from tests.parallel.ranks import run_gpu_rank, run_rank
 
 LIMIT_S = 50.0
@@ -38,13 +37,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     @cache
     def start(world_size: int) -> Ranks:
-        try:
-            return Ranks(world_size, tmp_path_factory.mktemp(f"world{world_size}"))
-        except NativeCrash as crash:
-            # Two of some hundred starts died like this while they trained, once of "free(): invalid size"; the cause is
-            # not known. The ranks print where they were; a second crash in a row fails.
-            print(f"{crash}: started again", file=sys.__stderr__)
-            return Ranks(world_size, tmp_path_factory.mktemp(f"world{world_size}"))
+        return Ranks(world_size, tmp_path_factory.mktemp(f"world{world_size}"))
 
     return start
 

@@ -8,12 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-NATIVE_CRASHES = {-6, -11}  # SIGABRT, SIGSEGV
-
-
-class NativeCrash(AssertionError):
-    """A rank died in native code, which Python's exceptions do not explain."""
-
 
 def launch(target: Callable[..., None], world_size: int, folder: Path, *, limit_s: float) -> None:
     """Run `target(rank, world_size, folder)` in N processes; AssertionError for a rank that fails or takes longer."""
@@ -41,6 +35,4 @@ def launch(target: Callable[..., None], world_size: int, folder: Path, *, limit_
 def _check(ranks: list[Any]) -> None:
     """Raise for ranks that have failed; one that still runs has no exit code yet."""
     failed = {rank: p.exitcode for rank, p in enumerate(ranks) if p.exitcode}
-    kind = NativeCrash if set(failed.values()) & NATIVE_CRASHES else AssertionError
-    if failed:
-        raise kind(f"exit codes by rank: {failed}")
+    assert not failed, f"exit codes by rank: {failed}"

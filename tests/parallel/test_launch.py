@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import nn
 from cs_systems import plugins
 from cs_systems.config import ConfigError
 from cs_systems.parallel import check, check_division, compose, data_ranks, options_of, splits_of
-from tests.parallel.launch import NativeCrash, launch
+from tests.parallel.launch import launch
 
 
 def hang(rank: int, world_size: int, folder: Path) -> None:
@@ -25,16 +24,6 @@ def die(rank: int, world_size: int, folder: Path) -> None:
     if rank == 1:
         sys.exit(7)
     time.sleep(3600)
-
-
-def crash(rank: int, world_size: int, folder: Path) -> None:
-    os.abort()
-
-
-def test_a_crash_of_native_code_is_told_from_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(NativeCrash, match="-6"):
-        launch(crash, 2, tmp_path, limit_s=50)
-    assert not issubclass(AssertionError, NativeCrash)
 
 
 def test_ranks_that_hang_are_ended(tmp_path: Path) -> None:
