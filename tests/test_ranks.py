@@ -31,19 +31,13 @@ def records() -> dict[str, RunRecord]:
     return dict(zip(CELLS, found, strict=True))
 
 
-@pytest.mark.parametrize("name", sorted(CELLS.keys() - {"fp16 in shards"}))
+@pytest.mark.parametrize("name", sorted(CELLS))
 def test_a_cell_on_ranks_is_one_record(records: dict[str, RunRecord], name: str) -> None:
     record = records[name]
     assert (record.status, record.reason) == ("ok", None)
     assert record.run_config == CELLS[name]
     assert record.measurement is not None
     assert len(record.measurement.timed) == 3
-
-
-def test_what_every_rank_refuses_is_unavailable(records: dict[str, RunRecord]) -> None:
-    refused = records["fp16 in shards"]
-    assert refused.status == "unavailable"
-    assert refused.reason == "zero1_flat hides gradients from the scaler of fp16: use bf16, or fsdp"
 
 
 def test_gradients_are_made_one_in_a_phase_of_its_own(records: dict[str, RunRecord]) -> None:

@@ -83,6 +83,17 @@ class ParallelStrategy:
         degree = check_layout(world_size, self.tp_degree, self.splits)
         return rank // degree, world_size // degree
 
+    def grad_scaler(self, device: str, *, enabled: bool = True) -> torch.amp.GradScaler:
+        """fp16's, for a type of device: where ranks have parts of the gradients, what overflows on one is skipped by
+        all. Unless it is enabled it does nothing."""
+        if not enabled or not {"gradients", "parameters", "features"} & self.splits:
+            from torch.amp import GradScaler
+
+            return GradScaler(device, enabled=enabled)
+        from cs_systems.parallel._scaler import PartsScaler
+
+        return PartsScaler(device)
+
 
 def check(name: str, options: Collection[str] = ()) -> list[str]:
     """The parts of `"ddp_bucketed+zero1"`. Reads their files, and imports none of them, nor torch.
@@ -140,12 +151,6 @@ def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]
     if "features" in splits and "batch" not in splits and degree != world_size:
         raise ConfigError(f"tp alone divides blocks over all {world_size} ranks: leave tp_degree out, or take fsdp+tp")
     return degree
-
-
-def hides_gradients(name: str) -> bool:
-    """Whether averaged gradients are on no parameter of the model, where a gradient scaler looks for them. No torch."""
-    splits = [set(plugins.declared("parallel", part).get("splits", {"batch"})) for part in check(name)]
-    return any({"batch", "optimizer"} <= things and "parameters" not in things for things in splits)
 
 
 def check_tp_degree(world_size: int, tp_degree: int | None) -> int:

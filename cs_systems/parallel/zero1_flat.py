@@ -8,7 +8,7 @@ stepped while others are.
 
 For optimizers that treat each element by itself (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor). After
 finish_gradient_synchronization() a rank has the averaged gradients of its part alone, and `.grad` of the model's
-parameters is None.
+parameters is None: in fp16 `_scaler.PartsScaler` finds them.
 """
 
 from __future__ import annotations
@@ -119,6 +119,12 @@ class FlatShardedOptimizer(ShardedOptimizer):
             key: value.flatten()[part.start : part.stop] if _is_element_wise(value, p.numel()) else value
             for key, value in state.items()
         }
+
+    @property
+    def of_parts(self) -> torch.optim.Optimizer:
+        """What steps this rank's parts: a gradient scaler finds gradients there, not among `param_groups`."""
+        assert self._local is not None
+        return self._local
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)

@@ -38,7 +38,7 @@ class Training:
         self.trained_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         self.strategy = strategy_of(config)
         self.wrapped = self.strategy.wrap(model)
-        self.scaler = _scaler(self.strategy)(device.torch.type, enabled=config.precision is Precision.FP16)
+        self.scaler = self.strategy.grad_scaler(device.torch.type, enabled=config.precision is Precision.FP16)
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizer_name: str | None = None
         if config.mode is Mode.TRAIN_STEP:
@@ -98,15 +98,6 @@ class Training:
         assert self.optimizer is not None
         self.scaler.step(self.optimizer)
         self.scaler.update()
-
-
-def _scaler(strategy: ParallelStrategy) -> type[torch.amp.GradScaler]:
-    """Where a rank has parts of the gradients, all must skip a step whose gradients overflowed in one's."""
-    if not {"parameters", "features"} & strategy.splits:
-        return torch.amp.GradScaler
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # half a second
-
-    return ShardedGradScaler
 
 
 def _options(config: RunConfig) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from cs_systems.formulas.parallel_cost import Payload, payload, tensor_rank_cost
 from cs_systems.formulas.parallel_memory import step_memory_of_a_rank
 from cs_systems.losses import cross_entropy
 from cs_systems.model import BasicTransformerLM
-from cs_systems.parallel import hides_gradients
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
@@ -67,8 +66,6 @@ class TrainStep(Training):
             sizes = {"d_model": config.model.d_model, "d_ff": config.model.d_ff}
             if reason := fp8.misfit(sizes | {"batch × context": config.batch_size * config.tokens_per_sequence}):
                 raise Unavailable(reason)
-        if config.precision is Precision.FP16 and hides_gradients(config.strategy):
-            raise Unavailable(f"{config.strategy} hides gradients from the scaler of fp16: use bf16, or fsdp")
         strategy = strategy_of(config)
         if backend is None or "features" in strategy.splits:  # the blocks of tensor parallelism are known to no formula
             return None

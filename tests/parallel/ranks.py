@@ -17,7 +17,7 @@ from cs_systems import plugins
 from cs_systems.parallel import ParallelStrategy, compose
 from tests.parallel.fsdp_scenarios import FSDP_SCENARIOS
 from tests.parallel.scenarios import SCENARIOS, narrowed
-from tests.parallel.training import Case, train_rank
+from tests.parallel.training import Case, train_rank, train_scaled
 
 COLLECTIVE_LIMIT_S = 20
 
@@ -55,6 +55,11 @@ def strategies(world_size: int) -> list[str]:
     return alone + joined
 
 
+def scaled() -> list[str]:
+    """What two ranks train with a gradient scaler as well: every strategy, in one composition if it needs any."""
+    return [name for name in strategies(2) if "+" not in name or name.startswith("ddp_flat+")]
+
+
 def composed(name: str) -> ParallelStrategy:
     """With several small buckets, of which some are ready in the midst of backward; and what unused parameters need."""
     mesh = {"tp_degree": TP_DEGREE} if "+tp" in name else {}
@@ -89,6 +94,8 @@ def run_rank(rank: int, world_size: int, folder: Path) -> None:
     results = _train(rank, world_size, "cpu")
     if world_size == 2:
         results |= _shard(rank, world_size, "cpu")
+        for name in scaled():
+            results[f"{name}-scaled"] = attempt(lambda n=name: train_scaled(composed(n), rank, world_size))
     for scenario in SCENARIOS if world_size < 2 * TP_DEGREE else []:
         results[scenario.__name__] = attempt(lambda s=scenario: s(rank, world_size))
     _leave(results, rank, folder)

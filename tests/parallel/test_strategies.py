@@ -10,7 +10,7 @@ import torch
 
 from cs_systems.formulas.parallel_cost import Payload
 from cs_systems.parallel import compose
-from tests.parallel.ranks import cases, composed, strategies
+from tests.parallel.ranks import cases, composed, scaled, strategies
 from tests.parallel.training import (
     CONFIG,
     OPTIMIZER,
@@ -68,6 +68,16 @@ def test_it_trains_to_the_parameters_of_one_process(worlds: Any, name: str, case
     close(first["tensors"], dict(tensors(reference)), case.precision, "against the whole batch")
     if world_size <= 2 and is_exact(name, case):  # a + b is b + a: the same arithmetic, to the bit
         same(first["tensors"], dict(tensors(in_parts(case, world_size)[0])), "against its parts", rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", scaled())
+def test_what_overflows_on_one_rank_is_skipped_by_all(worlds: Any, name: str) -> None:
+    """And the next step, by a scale of half as much, is the one that is made without a scaler."""
+    for rank in worlds(2).of(f"{name}-scaled"):
+        same(rank["skipped"], rank["before"], "not skipped", rtol=0, atol=0)
+        assert rank["scales"] == [2.0**15, 2.0**15, 1.0]
+        same(rank["scaled"], rank["plain"], "scaled", rtol=1e-5, atol=1e-7)
+        assert any(not torch.equal(x, rank["before"][name]) for name, x in rank["scaled"].items())
 
 
 def test_single_is_one_process() -> None:

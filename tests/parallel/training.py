@@ -140,6 +140,29 @@ def train_rank(
     }
 
 
+def train_scaled(strategy: ParallelStrategy, rank: int, world_size: int) -> dict[str, Any]:
+    """Two steps with a gradient scaler, in the first of which the last rank alone overflows; and one step without."""
+    part, parts = strategy.part_of_batch(rank, world_size)
+    rows = rows_of(part, parts, world_size, 1)
+    found: dict[str, Any] = {"scales": []}
+    for scaled in (True, False):
+        model = strategy.wrap(Model())
+        optimizer = strategy.make_optimizer(groups(model), OPTIMIZER, **OPTIONS)
+        scaler = strategy.grad_scaler("cpu", enabled=scaled)
+        found["before"] = dict(tensors(model))
+        for overflows in (True, False) if scaled else (False,):
+            optimizer.zero_grad()
+            too_large = torch.inf if overflows and rank == world_size - 1 else 1.0
+            loss = nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+            scaler.scale(loss * too_large).backward()
+            strategy.finish_gradients(model)
+            scaler.step(optimizer)
+            scaler.update()
+            found["skipped" if overflows else "scaled" if scaled else "plain"] = dict(tensors(model))
+            found["scales"].append(scaler.get_scale())
+    return found
+
+
 def train_whole(case: Case, world_size: int) -> tuple[Model, torch.optim.Optimizer]:
     """One process, the whole batch at once."""
     model = Model(case.precision)
