@@ -169,6 +169,15 @@ class RunConfig:
         return {name: value for name, value in options.items() if value is not None} | settings(self.strategy_args)
 
     @property
+    def computes_in(self) -> Precision:
+        """The precision of its matrix products: where autocast does not say, the `compute_dtype` that a strategy is
+        told."""
+        told = self.strategy_options.get("compute_dtype")
+        if self.precision.is_autocast or told not in (Precision.BF16, Precision.FP16):
+            return self.precision
+        return Precision(told)
+
+    @property
     def tokens_per_sequence(self) -> int:
         return self.model.context_length if self.seq_len is None else self.seq_len
 

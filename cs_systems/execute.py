@@ -284,11 +284,11 @@ def _cost_tables(cell: _Cell, device: Device) -> dict[str, list[Row]]:
     if costs := cell.workload.cost():
         rows = [{"phase": phase, **dataclasses.asdict(c)} for phase, c in costs.items()]
         tables["cost"] = [*rows, {"phase": "step", **{name: _sum(row[name] for row in rows) for name in _COSTS}}]
-    if peak := peaks.peak_flops(device.name, cell.config.precision):
+    if peak := peaks.peak_flops(device.name, cell.config.computes_in):
         bandwidth = peaks.peak_bandwidth(device.name)
         tables["ceiling"] = [
             {
-                "precision": cell.config.precision.value,
+                "precision": cell.config.computes_in.value,
                 "peak_flops_per_s": peak.per_s,
                 "peak_bytes_per_s": bandwidth.per_s if bandwidth else None,
                 "source": peak.source,

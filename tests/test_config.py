@@ -174,6 +174,22 @@ def test_describe_says_what_is_not_left_out(config: RunConfig, without: tuple[st
     assert describe(config, without) == text
 
 
+@pytest.mark.parametrize(
+    ("precision", "told", "computes_in"),
+    [
+        ("fp32", ("compute_dtype=bf16",), "bf16"),
+        ("bf16-pure", ("compute_dtype=fp16",), "fp16"),
+        ("bf16", ("compute_dtype=fp16",), "bf16"),  # autocast decides
+        ("fp32", ("comm_dtype=bf16",), "fp32"),
+        ("tf32", ("compute_dtype=fp8",), "tf32"),  # refused where it is wrapped
+        ("tf32", (), "tf32"),
+    ],
+)
+def test_what_a_strategy_computes_in_counts(precision: str, told: tuple[str, ...], computes_in: str) -> None:
+    config = RunConfig(precision=Precision(precision), strategy="fsdp", world_size=2, strategy_args=told)
+    assert config.computes_in == computes_in
+
+
 def test_what_a_strategy_is_told_has_the_type_that_it_looks_like() -> None:
     told = ("max_ctas=16", "high_priority=true", "comm_dtype=bf16")
     config = RunConfig(strategy="ddp_bucketed", world_size=2, strategy_args=told)

@@ -9,8 +9,8 @@ import pytest
 
 import cs_systems
 from cs_systems.config import PRESETS, Mode, Precision, RunConfig
-from cs_systems.device import Device
-from cs_systems.execute import run_cells
+from cs_systems.device import Device, resolve
+from cs_systems.execute import _Cell, _cost_tables, run_cells
 from cs_systems.record import RunRecord
 from cs_systems.workloads import CallableWorkload
 
@@ -73,6 +73,13 @@ def test_a_memory_limit_on_a_cpu_is_unavailable_rather_than_ignored() -> None:
         "unavailable",
         "nothing limits the memory of a CPU: leave out --memory-limit",
     )
+
+
+def test_the_ceiling_is_that_of_what_a_strategy_computes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Device, "name", "NVIDIA H200")
+    config = replace(TINY, strategy="fsdp", world_size=2, strategy_args=("compute_dtype=bf16",))
+    (ceiling,) = _cost_tables(_Cell(0, config, CallableWorkload(lambda: None)), resolve("cpu"))["ceiling"]
+    assert (ceiling["precision"], ceiling["peak_flops_per_s"]) == ("bf16", 989.5e12)
 
 
 def test_the_same_seed_gives_the_same_loss() -> None:

@@ -17,6 +17,7 @@ CELLS = {
     "ddp_flat": replace(TINY, strategy="ddp_flat", world_size=2),
     "composed": replace(TINY, strategy="ddp_bucketed+zero1", world_size=2, bucket_size_mb=0.1, warmup_s=0.05),
     "tensor parallel": replace(TINY, strategy="tp", world_size=2),
+    "two dimensions": replace(TINY, strategy="fsdp+tp", world_size=2, tp_degree=2),
     "sharded": replace(TINY, strategy="fsdp", world_size=2, precision="bf16"),
     "sharded, loss scaled": replace(TINY, strategy="fsdp", world_size=2, precision="fp16"),
     "fp16 in shards": replace(TINY, strategy="zero1_flat", world_size=2, precision="fp16"),
@@ -36,6 +37,10 @@ def test_a_cell_on_ranks_is_one_record(records: dict[str, RunRecord], name: str)
     record = records[name]
     assert (record.status, record.reason) == ("ok", None)
     assert record.run_config == CELLS[name]
+    if record.config["workload"] == "train_step":
+        flops = {row["phase"]: row["model_flops"] for row in record.results["cost"]}
+        assert flops["backward"] == 2 * flops["forward"]
+        assert flops["step"] > 0, "or its MFU would be unknown"
     assert record.measurement is not None
     assert len(record.measurement.timed) == 3
 

@@ -122,7 +122,7 @@ def _attention_call(config: RunConfig, device: Device) -> AttentionCall:
     length, heads = config.tokens_per_sequence, config.model.num_heads
     return AttentionCall(
         device.torch.type,
-        COMPUTE_DTYPES[config.precision],
+        COMPUTE_DTYPES[config.computes_in],
         config.model.d_head,
         length,
         length,
