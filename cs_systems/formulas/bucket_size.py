@@ -32,7 +32,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cs_systems.config import ModelConfig
-from cs_systems.formulas.collectives import BUS_FACTORS
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,6 @@ class Link:
 
     latency_s: float
     algorithm_bytes_per_s: float
-
-    @classmethod
-    def of_bus(cls, latency_s: float, bus_bytes_per_s: float, world_size: int) -> Link:
-        """From nccl-tests' busbw, which is the same for any number of ranks: algbw · 2 (N − 1) / N."""
-        return cls(latency_s, bus_bytes_per_s / BUS_FACTORS["all_reduce"](world_size))
 
     def time_s(self, size_bytes: float) -> float:
         return self.latency_s + size_bytes / self.algorithm_bytes_per_s

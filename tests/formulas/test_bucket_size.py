@@ -59,11 +59,6 @@ def test_a_link_that_does_not_keep_up_balances_latency_against_the_first_bucket(
     assert best_count(10e9, 0.01, link) == pytest.approx(math.sqrt(0.01 / 1e-4))
 
 
-def test_the_bus_bandwidth_of_two_ranks_is_the_algorithms() -> None:
-    assert Link.of_bus(0.0, 300e9, 2).algorithm_bytes_per_s == 300e9
-    assert Link.of_bus(0.0, 300e9, 4).algorithm_bytes_per_s == 200e9
-
-
 @pytest.mark.parametrize("size", ["tiny", "medium", "2.7B"])
 def test_the_parameters_are_those_of_the_model(size: str) -> None:
     assert sum(parameter_sizes(PRESETS[size])) == 4 * parameter_count(PRESETS[size])
