@@ -29,6 +29,11 @@ def under(profiler: str, configs: Iterable[RunConfig]) -> list[RunConfig]:
     return [replace(c, profiler=profiler, steps=STEPS, rounds=1) for c in configs]
 
 
+def has_streams(cell: Cell) -> bool:
+    """Whether a step was recorded, so that its streams can be drawn."""
+    return bool(cell.record.results.get("streams"))
+
+
 def groups(cells: Sequence[Cell]) -> list[list[RunRecord]]:
     """The training cells' records, those apart that differ in more than the strategy."""
     of_training = [cell.record for cell in cells if cell.record.config["workload"] == "train_step"]

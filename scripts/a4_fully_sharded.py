@@ -23,6 +23,7 @@ from _parallel import (
     best_and_torchs,
     cells,
     groups,
+    has_streams,
     off_formula,
     on_a_cpu,
     reconciled,
@@ -75,16 +76,7 @@ def _beside_fsdp2(group: Sequence[RunRecord]) -> list[str]:
     return [said]
 
 
-STUDY = Study(
-    __file__,
-    __doc__,
-    full,
-    small,
-    study_tables,
-    explain,
-    figure="streams",
-    drawn=lambda cell: bool(cell.record.results.get("streams")),
-)
+STUDY = Study(__file__, __doc__, full, small, study_tables, explain, figure="streams", drawn=has_streams)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

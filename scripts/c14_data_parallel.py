@@ -18,7 +18,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from _numerics import not_measured
-from _parallel import STEP_TABLES, Told, best_and_torchs, cells, groups, on_a_cpu, reconciled, tables, under, waiting
+from _parallel import (
+    STEP_TABLES,
+    Told,
+    best_and_torchs,
+    cells,
+    groups,
+    has_streams,
+    on_a_cpu,
+    reconciled,
+    tables,
+    under,
+    waiting,
+)
 from _study import Cell, Study, row_table, run
 
 from cs_systems.analysis import parallel
@@ -160,16 +172,7 @@ def study_tables(found: list[Cell], format: str) -> list[str]:
     ]
 
 
-STUDY = Study(
-    __file__,
-    __doc__,
-    full,
-    small,
-    study_tables,
-    explain,
-    figure="streams",
-    drawn=lambda cell: bool(cell.record.results.get("streams")),
-)
+STUDY = Study(__file__, __doc__, full, small, study_tables, explain, figure="streams", drawn=has_streams)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -37,6 +37,13 @@ const key = (canvas, name) => canvas.dispatchEvent(new KeyboardEvent("keydown", 
 const told = () => (byName("tip").hidden ? null : [...byName("tip").children].map((line) => line.textContent));
 const range = (canvas) => [Number(canvas.dataset.from), Number(canvas.dataset.to)];
 """
+MEASURED = """
+const tip = byName("tip").getBoundingClientRect();
+answer({
+  page: document.documentElement.scrollWidth, canvas: line.clientWidth, tip: [tip.left, tip.right], lines: told(),
+  background: getComputedStyle(document.body).backgroundColor,
+});
+"""
 
 
 class Page(HTMLParser):
@@ -103,3 +110,15 @@ def browse(
     found = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
     assert found, done.stderr
     return json.loads(Page(found[1]).text)
+
+
+def on_a_phone(folder: Path, page: str, tap: str, dark: bool) -> list[str]:
+    """What is told after `tap` on the canvas `line`, on a screen as narrow as a phone's, of which no part is wider."""
+    seen = browse(folder, page, tap + MEASURED, width=390, dark=dark)
+    assert seen["page"] <= 390
+    assert 300 < seen["canvas"] <= 390
+    left, right = seen["tip"]
+    assert 0 <= left < right <= 390
+    assert seen["background"] == ("rgb(21, 24, 28)" if dark else "rgb(255, 255, 255)")
+    lines: list[str] = seen["lines"]
+    return lines

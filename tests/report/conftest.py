@@ -13,6 +13,14 @@ import pytest
 from cs_systems.config import AttentionShape, Mode, Precision, RunConfig, preset
 from cs_systems.record import Caveat, Environment, Measurement, RunRecord, Sample
 
+
+@pytest.fixture(params=["page", "evil_page"])
+def any_page(request: pytest.FixtureRequest) -> str:
+    """Of a module that has both: a page, and one whose names are HTML."""
+    text: str = request.getfixturevalue(request.param)
+    return text
+
+
 H200 = Environment(
     cs_systems="0.1.0",
     code_version="3f2a9c51d0e7",

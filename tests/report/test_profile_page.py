@@ -17,7 +17,7 @@ from cs_systems.cli import main
 from cs_systems.report.profile_page import render
 from cs_systems.report.profile_tables import CAPTIONS, SHOWN
 
-from .browser import HAND, Page, browse, data_of, lines_of
+from .browser import HAND, Page, browse, data_of, lines_of, on_a_phone
 
 DATA = Path(__file__).parent.parent / "analysis" / "data"
 EVIL = "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\"><!-- {} & gemm"
@@ -96,7 +96,7 @@ def nsys_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def nsys_page(nsys_path: Path) -> str:
+def page(nsys_path: Path) -> str:
     return page_of(profile_of(nsys_path))
 
 
@@ -125,18 +125,12 @@ def evil_page(nsys_path: Path) -> str:
     return page_of(seen, EVIL)
 
 
-@pytest.fixture(params=["nsys_page", "evil_page"])
-def any_page(request: pytest.FixtureRequest) -> str:
-    text: str = request.getfixturevalue(request.param)
-    return text
-
-
 def test_the_page_fetches_nothing_and_names_are_data(any_page: str) -> None:
     assert data_of(any_page, "profile")["step"]["kernels"] == 238
 
 
-def test_it_says_what_is_shown_and_what_is_not_known(nsys_page: str) -> None:
-    text = Page(nsys_page).text
+def test_it_says_what_is_shown_and_what_is_not_known(page: str) -> None:
+    text = Page(page).text
     for said in (
         "NVIDIA H200",
         "GPU busy27.3%",
@@ -146,8 +140,8 @@ def test_it_says_what_is_shown_and_what_is_not_known(nsys_page: str) -> None:
         "100.0% belongs to a phase and 39.2% to a layer",
     ):
         assert said in text
-    assert {CAPTIONS[name].lower() for name in SHOWN if name != "overlap"} <= lines_of(nsys_page)
-    assert 'title="void at::native::' in nsys_page  # the whole name, where a table has the short one
+    assert {CAPTIONS[name].lower() for name in SHOWN if name != "overlap"} <= lines_of(page)
+    assert 'title="void at::native::' in page  # the whole name, where a table has the short one
 
 
 def test_kernels_of_a_graph_are_said_to_share_its_launch(nsys_path: Path, tmp_path: Path) -> None:
@@ -188,8 +182,8 @@ def test_a_recording_of_a_cpu_shows_the_host(nsys_path: Path, tmp_path: Path) ->
     assert seen["canvases"] == 1  # no icicle of kernel time
 
 
-def test_hover_zoom_pan_keys_and_double_click(nsys_page: str, tmp_path: Path) -> None:
-    seen: dict[str, Any] = browse(tmp_path, nsys_page, HAND + MOVES)
+def test_hover_zoom_pan_keys_and_double_click(page: str, tmp_path: Path) -> None:
+    seen: dict[str, Any] = browse(tmp_path, page, HAND + MOVES)
     wall = 5_910_726
     assert seen["start"] == seen["key 0"] == seen["whole"] == [0, wall]
     assert seen["shown"] == "0 ns … 5.91 ms of the step."
@@ -217,10 +211,10 @@ def test_hover_zoom_pan_keys_and_double_click(nsys_page: str, tmp_path: Path) ->
     assert seen["pinched"][1] - seen["pinched"][0] == pytest.approx(wall / 2, rel=0.01)
 
 
-def test_search_and_families_highlight(nsys_page: str, tmp_path: Path) -> None:
+def test_search_and_families_highlight(page: str, tmp_path: Path) -> None:
     seen: dict[str, Any] = browse(
         tmp_path,
-        nsys_page,
+        page,
         HAND
         + """
 const seen = { before: hues(line), icicle: hues(ice) }, search = byName("search");
@@ -288,29 +282,9 @@ answer(seen);
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_phone_shows_all_of_its_width_and_no_more(nsys_page: str, tmp_path: Path, dark: bool) -> None:
-    seen: dict[str, Any] = browse(
-        tmp_path,
-        nsys_page,
-        HAND
-        + """
-const tapped = find(line, "backward");
-event(line, "click", tapped.x, tapped.y);
-const tip = byName("tip").getBoundingClientRect();
-answer({
-  page: document.documentElement.scrollWidth, canvas: line.clientWidth, tip: [tip.left, tip.right], lines: told(),
-  background: getComputedStyle(document.body).backgroundColor,
-});
-""",
-        width=390,
-        dark=dark,
-    )
-    assert seen["page"] <= 390
-    assert 300 < seen["canvas"] <= 390
-    assert seen["tip"][0] >= 0
-    assert seen["tip"][1] <= 390
-    assert seen["lines"][0] == "backward"
-    assert seen["background"] == ("rgb(21, 24, 28)" if dark else "rgb(255, 255, 255)")
+def test_a_phone_shows_all_of_its_width_and_no_more(page: str, tmp_path: Path, dark: bool) -> None:
+    tap = HAND + """const tapped = find(line, "backward"); event(line, "click", tapped.x, tapped.y);"""
+    assert on_a_phone(tmp_path, page, tap, dark)[0] == "backward"
 
 
 def test_analyze_writes_the_page(nsys_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

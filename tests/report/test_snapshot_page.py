@@ -14,7 +14,7 @@ from cs_systems.analysis import memory_view
 from cs_systems.cli import main
 from cs_systems.report.snapshot_tables import CAPTIONS
 
-from .browser import HAND, Page, browse, data_of, lines_of
+from .browser import HAND, Page, browse, data_of, lines_of, on_a_phone
 
 SNAPSHOT = Path(__file__).parent.parent / "analysis" / "data" / "snapshot_h200_step.pickle.gz"
 EVIL = "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\"><!-- forward"
@@ -56,12 +56,6 @@ def evil_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("evil")
     (folder / "evil.pickle").write_bytes(pickle.dumps(data))
     return page_of(folder / "evil.pickle", folder)
-
-
-@pytest.fixture(params=["page", "evil_page"])
-def any_page(request: pytest.FixtureRequest) -> str:
-    text: str = request.getfixturevalue(request.param)
-    return text
 
 
 def test_the_page_fetches_nothing_and_names_are_data(any_page: str) -> None:
@@ -180,27 +174,8 @@ answer({
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_phone_shows_all_of_its_width_and_no_more(page: str, tmp_path: Path, dark: bool) -> None:
-    seen: dict[str, Any] = browse(
-        tmp_path,
-        page,
-        HAND
-        + """
-event(line, "click", 100, line.clientHeight - 20);
-const tip = byName("tip").getBoundingClientRect();
-answer({
-  page: document.documentElement.scrollWidth, canvas: line.clientWidth, tip: [tip.left, tip.right], lines: told(),
-  background: getComputedStyle(document.body).backgroundColor,
-});
-""",
-        width=390,
-        dark=dark,
-    )
-    assert seen["page"] <= 390
-    assert 300 < seen["canvas"] <= 390
-    assert seen["tip"][0] >= 0
-    assert seen["tip"][1] <= 390
-    assert seen["lines"][0].startswith("parameters: ")
-    assert seen["background"] == ("rgb(21, 24, 28)" if dark else "rgb(255, 255, 255)")
+    tap = HAND + """event(line, "click", 100, line.clientHeight - 20);"""
+    assert on_a_phone(tmp_path, page, tap, dark)[0].startswith("parameters: ")
 
 
 def test_what_is_not_drawn_one_by_one_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
