@@ -16,8 +16,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from cs_systems.attention._hopper import HopperKernels, backend_of
-
-INSTALL = "pip install cuda-core nvidia-cuda-nvrtc"
+from cs_systems.kernels.hopper import INSTALL
 
 
 def _problem() -> Any:
@@ -27,8 +26,8 @@ def _problem() -> Any:
 
 
 def _missing() -> str | None:
-    # A package of namespaces: where nothing of it is installed, its parent is not there either.
-    if find_spec("cuda") is None or find_spec("cuda.core") is None:
+    # The parent of a namespace first: where nothing of it is installed, asking for a part raises.
+    if any(find_spec(package) is None for package in ("cuda", "cuda.core", "cuda.bindings")):
         return f"flash_cuda compiles its kernels through cuda-core, which is not installed: {INSTALL}"
     return None
 

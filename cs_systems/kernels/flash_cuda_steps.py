@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import ConfigError, one_of
+from cs_systems.kernels.hopper import INSTALL
 
 FOLDER = Path(__file__).with_suffix("")
 ROWS_OF_TILE = 64  # n must be a multiple: there is no code for edges at teaching scale
-INSTALL = "install cuda-core and NVIDIA's runtime compiler: pip install cuda-core nvidia-cuda-nvrtc"
 
 
 @dataclass(frozen=True)

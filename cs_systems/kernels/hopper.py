@@ -18,7 +18,7 @@ from torch import Tensor
 
 FOLDER = Path(__file__).parent / "flash_cuda"
 ARCHITECTURE = "sm_90a"
-INSTALL = "pip install cuda-core nvidia-cuda-nvrtc"
+INSTALL = "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc"
 Macros = tuple[tuple[str, int], ...]
 
 

@@ -97,12 +97,12 @@ def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("there", [(), ("cuda",)])
+@pytest.mark.parametrize("there", [(), ("cuda",), ("cuda", "cuda.core")])
 def test_without_a_compiler_of_cuda_it_says_what_to_install(
     there: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flash_cuda, "find_spec", lambda package: package if package in there else None)
-    assert "pip install cuda-core nvidia-cuda-nvrtc" in (flash_cuda.BACKEND.unavailable(HOPPER) or "")
+    assert "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc" in (flash_cuda.BACKEND.unavailable(HOPPER) or "")
     assert flash_cuda.BACKEND.describe() is None
 
 
