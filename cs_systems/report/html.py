@@ -19,6 +19,7 @@ from cs_systems.report import plot, units
 from cs_systems.report.columns import Column, phases_of, plain
 from cs_systems.report.figures import KINDS
 from cs_systems.report.frame import CELL_COLUMNS, CLEAN, STEP, by_kind, frame, without_retried
+from cs_systems.report.layout import UNTIMED_WORKLOADS
 from cs_systems.report.table import Table, doubts, tables
 
 FOLDER = Path(__file__).parent
@@ -99,7 +100,7 @@ def _headline(records: Sequence[RunRecord]) -> str:
         facts.append(("with a caveat", str(doubted)))
     data = frame(records)
     if (clean := data["profiler"].fillna(CLEAN) == CLEAN).any():
-        data = data[clean]
+        data = data[clean & ~data["workload"].isin(UNTIMED_WORKLOADS)]
     steps = data[data["phase"] == STEP]
     best = {"most model FLOP/s": "model_flops_per_s", "best MFU": "mfu", "highest peak": "peak_allocated_bytes"}
     if set(data["workload"]) != {"attention"}:

@@ -64,9 +64,17 @@ OTHER = Layout(
 
 # Under these profilers a step's memory is what was measured; its time, with a synchronisation at each boundary, is not.
 WATCH_MEMORY = frozenset({"memory", "memory_snapshot", "nsys_memory", "rank_memory", "residuals"})
+# Nobody asked how long a step takes under these, nor in these workloads, whose results are the numbers in their tables.
+UNTIMED_PROFILERS = WATCH_MEMORY | {"dtypes"}
+UNTIMED_WORKLOADS = frozenset({"precision_error", "training_curve", "accumulation", "normalization"})
 OF_MEMORY = _names("peak_allocated_bytes peak_reserved_bytes predicted_peak_bytes note")
 # What they may be told of is not a doubt about a time.
 DOUBTS_OF_MEMORY = frozenset({"nan-loss", "no-tables", "shared-gpu"})
+
+
+def is_timed(workload: str, profiler: str) -> bool:
+    return workload not in UNTIMED_WORKLOADS and profiler not in UNTIMED_PROFILERS
+
 
 # A column that only repeats another says nothing.
 ECHOES = {"seq_len": "context_length", "heads_kv": "heads", "seq_k": "seq", "executed_d_head": "d_head"}

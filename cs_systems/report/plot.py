@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.config import ConfigError, one_of
 from cs_systems.record import RunRecord
 from cs_systems.report.figures import GREY, INK, KINDS, subject
-from cs_systems.report.frame import by_kind, frame, without_retried
+from cs_systems.report.frame import CLEAN, by_kind, frame, without_retried
+from cs_systems.report.layout import is_timed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENDINGS = ("svg", "png", "pdf")
 DPI = 150
+TIMES = ("phases", "rate", "time", "warmup")  # kinds that show how long a step takes
 STYLE: Any = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
@@ -50,7 +52,9 @@ def kinds(records: Sequence[RunRecord]) -> list[str]:
     """The figures that these records (of the workload that comes first) can fill, the most telling first."""
     chosen = _of_one_workload(records)
     data = frame(chosen)
-    return [name for name, kind in KINDS.items() if chosen and _holds(chosen, kind.table) and kind.fits(data)]
+    timed = any(is_timed(r.config["workload"], r.config.get("profiler", CLEAN)) for r in chosen)
+    fitting = [name for name, kind in KINDS.items() if chosen and _holds(chosen, kind.table) and kind.fits(data)]
+    return [name for name in fitting if timed or name not in TIMES]
 
 
 def _holds(records: Sequence[RunRecord], table: str | None) -> bool:
@@ -70,7 +74,7 @@ def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool =
         one_of("figure", kind, KINDS)
     fitting = kinds(records)
     if not fitting:
-        raise ConfigError("no figure: none of the records holds a measurement")
+        raise ConfigError("no figure: none of the records holds a timing, a peak or a table that one shows")
     if kind is not None and kind not in fitting:
         raise ConfigError(f"these records cannot fill the figure {kind!r}: choose {' or '.join(fitting)}")
     chosen, drawing = _of_one_workload(records), KINDS[kind or fitting[0]]

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 from cs_systems.config import describe
 from cs_systems.record import NO_TIMING, RunRecord
 from cs_systems.report import collectives
-from cs_systems.report.layout import WATCH_MEMORY
+from cs_systems.report.layout import is_timed
 from cs_systems.report.units import human
-
-UNTIMED = WATCH_MEMORY | {"dtypes"}  # under these nobody asked how long a step takes
 
 if TYPE_CHECKING:
     from cs_systems.runner import Progress
@@ -24,7 +22,7 @@ def outcome(record: RunRecord) -> str:
         return f"{record.status}: {record.reason}"
     if not record.is_timing:
         return "; ".join(f"{w.message}: no timing [{w.code}]" for w in record.warnings if w.code in NO_TIMING)
-    if record.run_config.profiler in UNTIMED:
+    if not is_timed(record.config["workload"], record.run_config.profiler):
         return "done"
     marks = "".join(f" [{w.code}]" for w in record.warnings)
     if of_call := collectives.call_s(record):

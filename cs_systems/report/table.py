@@ -85,16 +85,23 @@ def tables(
         whole = frame(chosen)
         whole["note"] = [_note(row, marks) for row in whole.to_dict("records")]
         rows = _rows(whole, phases)
-        notes = (*map(str, doubts(chosen)), *_failures(chosen, marks))
+        notes = (*_elsewhere(whole), *map(str, doubts(chosen)), *_failures(chosen, marks))
         made.append(_listed(whole, rows, columns, notes) if pivot is None else _pivoted(whole, rows, pivot, notes))
     return made
 
 
 def _without_doubts_of_time(record: RunRecord) -> RunRecord:
-    """The record, where it is of memory, without the caveats of a timing that it is not."""
-    if record.config.get("profiler", CLEAN) not in layout.WATCH_MEMORY:
+    """The record without the caveats of a timing, where it is none."""
+    if layout.is_timed(record.config["workload"], record.config.get("profiler", CLEAN)):
         return record
     return replace(record, warnings=tuple(w for w in record.warnings if w.code in layout.DOUBTS_OF_MEMORY))
+
+
+def _elsewhere(whole: pd.DataFrame) -> list[str]:
+    """Where to find what these rows cannot show."""
+    if _is_timed(whole) or _profiler(whole) in layout.WATCH_MEMORY:
+        return []
+    return ["what was found: cs-systems precision --show DIR"]
 
 
 def _rows(whole: pd.DataFrame, phases: Sequence[str] | None) -> pd.DataFrame:
@@ -150,8 +157,9 @@ def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
 def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None, notes: Sequence[str]) -> Table:
     apart, constant = varying(whole)
     chosen = layout.layout(whole["workload"].iloc[0])
-    if _profiler(rows) in layout.WATCH_MEMORY:
-        chosen = replace(chosen, measured=layout.OF_MEMORY, has_times=False)
+    if not _is_timed(rows):
+        of_memory = _profiler(rows) in layout.WATCH_MEMORY
+        chosen = replace(chosen, measured=layout.OF_MEMORY if of_memory else ("note",), has_times=False)
     shown = cols.phases_of(rows)
     if len(shown) > 1:
         apart.append("phase")
@@ -171,9 +179,10 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
     what = plain(str(rows["workload"].iloc[0]))
     if "device_name" in constant:
         what += f" on {plain(rows['device_name'].iloc[0])}"
-    of_memory = (profiler := _profiler(rows)) in layout.WATCH_MEMORY
-    if profiler != CLEAN:
-        what += f" under {plain(profiler)}" + (": no timing" if of_memory else ", whose own cost is in the times")
+    timed = _is_timed(rows)
+    if (profiler := _profiler(rows)) != CLEAN:
+        what += f" under {plain(profiler)}" + (", whose own cost is in the times" if timed else "")
+    what += "" if timed else ": no timing"
     said = {c: rows[c].tolist()[0] for c in constant if c not in layout.SILENT_COLUMNS}
     if rows["ran_optimizer"].nunique() == 1:
         said["ran_optimizer"] = rows["ran_optimizer"].dropna().iloc[0]
@@ -183,12 +192,16 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
     if named:
         parts.append(f"constant: {', '.join(dict.fromkeys(named))}")
     counts = rows["n"].dropna()
-    if len(counts) and not of_memory:
+    if len(counts) and timed:
         span = f"{counts.min()}" if counts.nunique() == 1 else f"{counts.min()} to {counts.max()}"
         clock = {(False,): " by the wall clock", (True,): " by the device's clock, launches queued ahead"}
         held = tuple(rows["held"].dropna().unique()) if shown_phases == [STEP] else ()
         parts.append(f"medians of {span} steps{clock.get(held, '')}")
     return "; ".join(parts)
+
+
+def _is_timed(rows: pd.DataFrame) -> bool:
+    return layout.is_timed(str(rows["workload"].iloc[0]), _profiler(rows))
 
 
 def _profiler(rows: pd.DataFrame) -> str:

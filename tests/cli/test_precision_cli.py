@@ -13,6 +13,7 @@ import torch
 from cs_systems.cli import _sweep, main
 from cs_systems.config import RunConfig
 from cs_systems.record import RunRecord, read_records
+from cs_systems.report import plot
 
 STEPS = """
 import torch
@@ -127,6 +128,16 @@ def test_precisions_against_fp32(
     assert rounds == [[0, 0, 1, 1]] * 3
     assert sweeps == [({"train_step"}, True), ({"precision_error", "training_curve"}, False)]
     assert "<svg" in (tmp_path / "training.svg").read_text()
+    told_apart = [line for line in progress.splitlines() if re.search("precision_error|training_curve", line)]
+    assert {line.rpartition(": ")[2] for line in told_apart} == {"done", "use fp32"}, "nobody asked how long it took"
+    assert main(["report", str(tmp_path)]) == 0
+    clean, errors, curves = capsys.readouterr().out.split("\n\n")
+    assert "no timing" not in clean
+    for table in (errors, curves):
+        assert ": no timing; constant: size tiny" in " ".join(table.split())
+        assert "what was found: cs-systems precision --show DIR" in table
+        assert "median" not in table
+    assert plot.kinds([r for r in records if r.config["workload"] == "precision_error"]) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device that must be missing")

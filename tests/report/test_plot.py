@@ -189,5 +189,5 @@ def test_what_cannot_be_drawn_names_the_remedy(
         plot.figure(attention_records, "phases")
     with pytest.raises(ConfigError, match="unknown figure 'tiem': did you mean time"):
         plot.figure(attention_records, "tiem")
-    with pytest.raises(ConfigError, match="none of the records holds a measurement"):
+    with pytest.raises(ConfigError, match="none of the records holds a timing, a peak or a table"):
         plot.figure(broken_records[:4])
