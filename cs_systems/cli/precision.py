@@ -77,6 +77,7 @@ class PrecisionOptions:
 
 
 ARGS = PrecisionOptions
+OF_TIMING = ("warmup", "steps", "rounds", "seed", "train_steps", "explain")
 NUMERICS = ("accumulation", "normalization")
 
 
@@ -84,12 +85,10 @@ def run(args: PrecisionOptions) -> int:
     """The exit status of the sweep, 3 where a step did not run in its precision. Raises ConfigError."""
     if args.show:
         return _shown(args, args.show)
-    if not (args.dtypes or args.accumulation or args.normalization):
+    tables = [name for name in ("dtypes", *NUMERICS) if getattr(args, name)]
+    _check_used(args, tables)
+    if not tables:
         return compared(args)
-    if args.size != SIZES:
-        raise ConfigError(
-            f"--size is of what is timed: --dtypes takes --model {' '.join(args.size)}, the sums have none"
-        )
     from cs_systems.cli._sweep import EXIT_NOTHING, asked_for, exit_status, measured, print_cells
 
     configs = [config for model in args.model if args.dtypes for config in _configs(model, args)]
@@ -104,6 +103,22 @@ def run(args: PrecisionOptions) -> int:
     mine = asked_for(records, args.sweep.of_part(configs))
     failed = any(record.status == "error" for record in mine)
     return EXIT_NOTHING if failed else exit_status(mine)
+
+
+def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
+    """ConfigError for what is given and belongs to the other thing that this command does."""
+    plain = PrecisionOptions()
+    if args.model != plain.model and "dtypes" not in tables:
+        taken = f"--size {' '.join(args.model)} names what is timed" if not tables else "the sums have none"
+        raise ConfigError(f"--model is of --dtypes: {taken}")
+    if tables and args.size != plain.size:
+        raise ConfigError(
+            f"--size is of what is timed: --dtypes takes --model {' '.join(args.size)}, the sums have none"
+        )
+    given = [name for name in OF_TIMING if tables and getattr(args, name) != getattr(plain, name)]
+    if given:
+        option, without = given[0].replace("_", "-"), " ".join(f"--{name}" for name in tables)
+        raise ConfigError(f"--{option} is of what is timed: leave it out, or {without}")
 
 
 def _shown(args: PrecisionOptions, folder: Path) -> int:

@@ -185,6 +185,10 @@ def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: p
         ),
         (["--show", "profiles/l2_causal"], "holds nothing that compares precisions: measure with cs-systems"),
         (["--dtypes", "--size", "tiny"], "--size is of what is timed: --dtypes takes --model tiny"),
+        (["--model", "medium"], "--model is of --dtypes: --size medium names what is timed"),
+        (["--accumulation", "--model", "medium"], "--model is of --dtypes: the sums have none"),
+        (["--dtypes", "--train-steps", "5"], "--train-steps is of what is timed: leave it out, or --dtypes"),
+        (["--accumulation", "--explain"], "--explain is of what is timed: leave it out, or --accumulation"),
         (["--dtypes", "--mode", "backward"], "mode backward alone is for the attention workload"),
     ],
 )
