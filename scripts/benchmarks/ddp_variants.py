@@ -135,7 +135,7 @@ class Step:
         torch.manual_seed(0)
         config = preset(args.size, context_length=args.context_length)
         with device.torch:
-            self.model = BasicTransformerLM(config)
+            self.model = BasicTransformerLM(config, args.attention)
             torch.manual_seed(world.rank())
             self.tokens, self.targets = (
                 torch.randint(config.vocab_size, (args.batch_size, args.context_length)) for _ in range(2)
@@ -285,6 +285,7 @@ def summary(
         "batch_size": args.batch_size,
         "context_length": args.context_length,
         "precision": args.precision,
+        "attention": args.attention,
         "torch": torch.__version__,
         "step_s": step_s,
         "p10_s": sorted(times)[len(times) // 10],
@@ -310,7 +311,7 @@ def publish(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         row["exposed_share"] = f"{row['exposed_share']:.1%}"
     first = rows[0]
     caption = (
-        f"{first['size']}, {first['precision']}, batch {first['batch_size']} a rank, context "
+        f"{first['size']}, {first['precision']}, {first['attention']}, batch {first['batch_size']} a rank, context "
         f"{first['context_length']}, {first['ranks']} ranks on {first['device']}, torch {first['torch']}"
     )
     table = render_rows(shown, "markdown", caption)
@@ -329,6 +330,7 @@ def main() -> None:
     parser.add_argument("--context-length", type=int, default=512)
     parser.add_argument("--batch-size", type=int, default=4, help="of each rank")
     parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--attention", default="sdpa_flash")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
