@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import re
@@ -104,10 +105,63 @@ def test_a_dry_run_lists_the_cells_with_their_memory_and_measures_nothing(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
-    pipeline = f"{sys.executable} -m cs_systems time --help | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", pipeline], capture_output=True, text=True, cwd=tmp_path)
+def piped(line: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`{cs}` in a line of bash is the program, buffered as Python does unless it is told otherwise."""
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | environment
+    script = line.format(cs=f"{sys.executable} -m cs_systems") + "; exit ${PIPESTATUS[0]}"
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=cwd, env=surroundings)
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "time --help", "memory --size tiny --fits 8GiB"])
+@pytest.mark.parametrize("reader", ["head -1", "true"])
+def test_a_reader_that_has_seen_enough_is_no_error(words: str, reader: str, tmp_path: Path) -> None:
+    done = piped(f"{{cs}} {words} | {reader}", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", ["--help", "time --help", "memory --size tiny --fits 8GiB"])
+def test_what_cannot_be_written_is_said_once(words: str, tmp_path: Path) -> None:
+    done = piped(f"{{cs}} {words} > /dev/full", tmp_path)
+    said = "cs-systems: No space left on device: make room, then give the same command again\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_a_closed_stream_takes_everything_and_shows_nothing(tmp_path: Path) -> None:
+    assert piped("{cs} memory --size tiny --fits 8GiB >&-", tmp_path).returncode == 0
+    assert piped("{cs} report nowhere 2>&-", tmp_path).returncode == 2
+
+
+def test_what_the_encoding_has_no_sign_for_is_escaped(tmp_path: Path) -> None:
+    done = piped("{cs} memory --size tiny --fits 8GiB", tmp_path, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "tiny ctx 64 batch 4 \\xb7 naive" in done.stdout
+
+
+def test_an_interrupt_before_anything_was_measured_promises_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cs_systems.cli.analyze.run", interrupted)
+    assert main(["analyze", "trace.json"]) == 130
+    assert capsys.readouterr().err == "cs-systems: interrupted\n"
+
+
+def test_a_file_that_may_not_be_read_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Root may read everything, so the system's own error stands in for a file that is closed."""
+    closed = tmp_path / "trace.json"
+    closed.touch()
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(closed))
+
+    monkeypatch.setattr(Path, "open", refused)
+    assert main(["analyze", str(closed)]) == 2
+    told = f"cs-systems: {closed}: Permission denied: ask its owner to let you, or give another\n"
+    assert capsys.readouterr().err == told
 
 
 def test_on_a_terminal_an_error_is_as_wide_as_that(

@@ -7,12 +7,15 @@ malformed input, 3 if none gave a result, 130 after Ctrl-C.
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
 from cs_systems.lifeline import rank_in_job
@@ -33,6 +36,10 @@ COMMANDS = {
     "snapshot": "read a CUDA memory snapshot of PyTorch: the peak, what takes it, where it was allocated",
     "doctor": "say what works on this machine, what does not, and the command that would fix it",
 }
+REMEDIES = {
+    errno.EACCES: ": ask its owner to let you, or give another",
+    errno.ENOSPC: ": make room, then give the same command again",
+}
 EXIT_MALFORMED = 2
 EXIT_INTERRUPTED = 130
 
@@ -45,34 +52,66 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rank:  # the command is rank 0's
             return job.follow()
         job.job()
+    status = 0
+    try:
+        _use_what_streams_there_are()
+        status = _answered(words)
+        sys.stdout.flush()  # while a reader who has left, or a full disk, can still be told
+    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+        _drop_output()
+    except OSError as error:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+        return _fail(_failed_file(error), EXIT_MALFORMED)
+    except (ConfigError, RuntimeError) as error:
+        return _fail(str(error), EXIT_MALFORMED)
+    except KeyboardInterrupt as interrupt:
+        return _fail(str(interrupt) or "interrupted", EXIT_INTERRUPTED)
+    return status
+
+
+def _use_what_streams_there_are() -> None:
+    """A closed stream (>&-) takes everything and shows nothing; what the terminal's encoding has no sign for is
+    escaped, as Python does it on standard error."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 (open as long as the process)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """What is buffered has nowhere to go: without this Python tries once more as it ends, and complains."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _answered(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0
     if words[0] == "--version":
         print("cs-systems", __version__)
         return 0
-    try:
-        return _dispatch(one_of("command", words[0], COMMANDS), words[1:])
-    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ConfigError, OSError, RuntimeError) as error:
-        return _fail(str(error), EXIT_MALFORMED)
-    except KeyboardInterrupt:
-        return _fail("interrupted; what was measured is kept, the same command goes on with the rest", EXIT_INTERRUPTED)
+    return _dispatch(one_of("command", words[0], COMMANDS), words[1:])
 
 
-def _dispatch(command: str, words: list[str]) -> int:
+def _dispatch(command: str, words: Sequence[str]) -> int:
     import tyro
 
     module = importlib.import_module(f"cs_systems.cli.{command}")
-    args = tyro.cli(
-        module.ARGS,
-        prog=f"cs-systems {command}",
-        description=_wrapped(module.__doc__ or ""),
-        args=words,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
+    try:
+        args = tyro.cli(
+            module.ARGS,
+            prog=f"cs-systems {command}",
+            description=_wrapped(module.__doc__ or ""),
+            args=words,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        )
+    finally:
+        sys.stdout.flush()  # after --help it leaves the process
     status: int = module.run(args)
     return status
 
@@ -91,6 +130,14 @@ def _wrapped(text: str) -> str:
 
 def _filled(text: str, indent: int) -> str:
     return textwrap.fill(text, shutil.get_terminal_size().columns, subsequent_indent=" " * indent)
+
+
+def _failed_file(error: OSError) -> str:
+    """Which file, why, and what to do, where the system alone has told it: `[Errno 13]` tells nobody anything."""
+    if error.strerror is None:
+        return str(error)
+    said = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
+    return said + REMEDIES.get(error.errno or 0, "")
 
 
 def _fail(message: str, status: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -73,19 +74,25 @@ def exit_status(records: Sequence[RunRecord]) -> int:
 def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: int) -> tuple[Path, list[RunRecord]]:
     """Measure the cells, showing how far it is; the folder of the records, and all that it holds then."""
     folder = options.folder(command)
-    with _progress() as shown:
-        for _ in sweep(
-            options.of_part(configs),
-            out=folder,
-            repeats=options.repeats,
-            timeout_s=options.timeout_s,
-            fresh=options.fresh,
-            skip_oom=options.skip_oom,
-            interleave=options.interleave,
-            shuffle_seed=seed if options.shuffle else None,
-            on_progress=shown.tell,
-        ):
-            pass
+    try:
+        with _progress() as shown:
+            for _ in sweep(
+                options.of_part(configs),
+                out=folder,
+                repeats=options.repeats,
+                timeout_s=options.timeout_s,
+                fresh=options.fresh,
+                skip_oom=options.skip_oom,
+                interleave=options.interleave,
+                shuffle_seed=seed if options.shuffle else None,
+                on_progress=shown.tell,
+            ):
+                pass
+    except KeyboardInterrupt:
+        if not records_path(folder).exists():
+            raise
+        again = f"the same command with --out {shlex.quote(str(folder))} goes on with the rest"
+        raise KeyboardInterrupt(f"interrupted; what was measured is kept, {again}") from None
     return folder, read_records(folder)[0]
 
 
