@@ -17,6 +17,7 @@ from typing import Any
 
 from cs_systems import plugins
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.filekind import GZIP_MAGIC, refuse_other
 
 SCHEMA_VERSION = 1
 RECORDS_FILE = "records.jsonl"
@@ -159,6 +160,8 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunRecord:
+        if not isinstance(data, Mapping):
+            raise ConfigError("not a record of cs_systems: it is no JSON object")
         version = data.get("schema_version")
         if not isinstance(version, int):
             raise ConfigError("not a record of cs_systems: it has no schema_version")
@@ -216,9 +219,13 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     file = records_path(path)
     if not file.is_file():
         raise FileNotFoundError(f"there are no records at {file}: give the folder that a run printed as 'records:'")
+    refuse_other(file, "report")
+    text = file.read_bytes()
+    if text.startswith(GZIP_MAGIC):
+        raise ConfigError(f"{file} is compressed: gunzip it first")
     records: list[RunRecord] = []
     complaints = []
-    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -230,7 +237,17 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
         except (TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{file}:{number} is not a record of cs_systems: {error!r}") from error
     if complaints and not records:
-        raise ConfigError(f"{file} holds no record that can be read: {complaints[0]}")
+        raise ConfigError(
+            f"{file} holds no record that can be read: it was cut while the first was written, or is no records.jsonl"
+        )
+    return records, complaints
+
+
+def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[str]]:
+    """As `read_records`, of at least one record. Raises ConfigError where there is none yet."""
+    records, complaints = read_records(path)
+    if not records:
+        raise ConfigError(f"{path} holds no record yet: run the sweep again to go on with it")
     return records, complaints
 
 

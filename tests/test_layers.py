@@ -20,7 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = {
     "0": [
         "__init__", "version", "checks", "shapes", "config", "record", "formulas/*", "stats", "plugins", "validity",
-        "finding", "slowest", "lifeline",
+        "finding", "slowest", "lifeline", "filekind",
         "attention/__init__", "workloads/__init__", "parallel/__init__", "profilers/__init__",
     ],
     "report": ["report/*"],

@@ -37,10 +37,10 @@ from cs_systems.analysis.trace import (
     without_collector,
 )
 from cs_systems.config import ConfigError
+from cs_systems.filekind import GZIP_MAGIC
 
 LONGEST_S = 1e9  # from the first event: what lies further off is no time of the recording
 WINDOW = 1 << 22  # characters decoded at a time
-GZIP_MAGIC = b"\x1f\x8b"
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 Event = dict[str, Any]

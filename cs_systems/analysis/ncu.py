@@ -67,7 +67,9 @@ def read(path: Path) -> list[Row]:
     """One row a profiled launch, in order: {kernel, ranges, grid, block, the columns of METRICS}. `ranges`: the NVTX
     ranges that were open, outermost first. Raises ConfigError: the file, or the package, is not there or of no use."""
     if not path.is_file():
-        raise ConfigError(f"{path} is not there: give a .ncu-rep")
+        raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give a .ncu-rep")
+    if not path.stat().st_size:
+        raise ConfigError(f"{path} is empty: the report was not written; was there room on the disk?")
     done = subprocess.run([sys.executable, "-m", __name__, path.resolve()], capture_output=True, text=True)
     if done.returncode < 0:
         died = signal.Signals(-done.returncode).name

@@ -9,8 +9,7 @@ from cs_systems.analysis import kineto, nsys
 from cs_systems.analysis.names import RECORDINGS
 from cs_systems.analysis.trace import Recording
 from cs_systems.config import ConfigError
-
-SQLITE_MAGIC = b"SQLite format 3\0"
+from cs_systems.filekind import GZIP_MAGIC, SQLITE_MAGIC, refuse_other
 
 
 def read(path: Path, process: int | None = None) -> Recording:
@@ -18,21 +17,24 @@ def read(path: Path, process: int | None = None) -> Recording:
     is missing and how to record it. `process`: the one to read, where there are several."""
     if path.is_dir():
         inside = sorted(file for file in path.iterdir() if file.name.endswith((*RECORDINGS, ".ncu-rep")))
+        if not inside:
+            refuse_other(path, "analyze")
         given = "one of " + ", ".join(map(str, inside)) if inside else "the file of a recording"
         raise ConfigError(f"{path} is a folder: give {given}")
     if not path.is_file():
         raise ConfigError(f"{path} is not there: give the file of a recording")
+    refuse_other(path, "analyze")
     with path.open("rb") as file:
         head = file.read(64)
+    if not head:
+        raise ConfigError(f"{path} is empty: the recording was not written; was there room on the disk?")
     if head.startswith(SQLITE_MAGIC):
         return nsys.read(path, process)
     if path.suffix == ".nsys-rep":
         with nsys.exported(path) as database:
             return replace(nsys.read(database, process), source=str(path))
-    if head.startswith(kineto.GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
+    if head.startswith(GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
         return kineto.read(path, process)
-    if not head:
-        raise ConfigError(f"{path} is empty: the recording was not written; was there room on the disk?")
     raise ConfigError(
         f"{path} is no recording: it must be an SQLite export or .nsys-rep of nsys, or a Chrome trace (.json, "
         ".json.gz) of torch.profiler, or a .ncu-rep of ncu"

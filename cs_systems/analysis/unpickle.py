@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cs_systems.config import ConfigError
+from cs_systems.filekind import GZIP_MAGIC, PICKLE_MAGIC, head, refuse_other
 
-GZIP_MAGIC, PICKLE_MAGIC = b"\x1f\x8b", b"\x80"
 MEMORY_PER_FILE_BYTE = 8  # bytes of Python objects that a byte of a pickled snapshot becomes
 
 
@@ -39,13 +39,15 @@ def load(path: Path, how: str) -> Any:
     Raises ConfigError, which says what is wrong and what to do about it.
     """
     if not path.is_file():
-        raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give the file of a snapshot")
-    with path.open("rb") as file:
-        head = file.read(2)
-    if not head:
+        inside = sorted(path.glob("*.pickle")) if path.is_dir() else []
+        give = "one of " + ", ".join(map(str, inside)) if inside else "the file of a snapshot"
+        raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give {give}")
+    if not path.stat().st_size:
         raise ConfigError(f"{path} is empty: the snapshot was not written; was there room on the disk?")
-    zipped = head == GZIP_MAGIC
-    if not zipped and head[:1] != PICKLE_MAGIC:
+    refuse_other(path, "snapshot")
+    with path.open("rb") as file:
+        zipped = file.read(2) == GZIP_MAGIC
+    if not head(path).startswith(PICKLE_MAGIC):
         raise ConfigError(f"{path} is not a pickle: write a memory snapshot with {how}")
     _refuse_beyond_memory(path)
     try:

@@ -12,10 +12,11 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.analysis.names import RECORDINGS, SPLITS
+from cs_systems.analysis.names import SPLITS
 from cs_systems.cli._options import MaybePath, Names, optional
 from cs_systems.cli._output import TableFormat, deliver, terminal_width
-from cs_systems.config import describe, one_of
+from cs_systems.config import ConfigError, describe, one_of
+from cs_systems.filekind import command_for
 from cs_systems.record import Row, RunRecord
 
 
@@ -37,14 +38,17 @@ HOPELESS = 1.0
 
 
 def run(args: Compare) -> int:
-    if all(path.is_file() and path.name.endswith(RECORDINGS) for path in (args.a, args.b)):
+    if all(command_for(path) == "analyze" for path in (args.a, args.b)):
         from cs_systems.cli import analyze
+
+        if args.phase != Compare.phase:
+            raise ConfigError("--phase is of recorded runs: of two recordings of a profiler every phase is shown")
 
         return analyze.run(analyze.Analyze(args.a, args.b, format=args.format, output=args.output))
     from cs_systems.analysis.compare import profiled_pairs, undisturbed
-    from cs_systems.record import read_records
+    from cs_systems.record import some_records
 
-    (a, torn_a), (b, torn_b) = read_records(args.a), read_records(args.b)
+    (a, torn_a), (b, torn_b) = some_records(args.a), some_records(args.b)
     pairs = profiled_pairs(a, b)
     texts = []
     if not pairs or args.format == "csv" or undisturbed(a):

@@ -8,6 +8,7 @@ first; `--best-checkpoint --budget 40GiB` finds the cheapest checkpoints that fi
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -98,9 +99,12 @@ def run(args: Memory) -> int:
 
 
 def _show(folder: Path) -> int:
-    from cs_systems.record import read_records
+    from cs_systems.record import some_records
 
-    told = [record for record in read_records(folder)[0] if OF_MEMORY & {*record.results, *record.artifacts}]
+    records, complaints = some_records(folder)
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    told = [record for record in records if OF_MEMORY & {*record.results, *record.artifacts}]
     if not told:
         raise ConfigError(f"{folder} tells of no memory by phase: cs-systems memory --out DIR measures it")
     for record in told:

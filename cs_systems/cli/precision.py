@@ -122,9 +122,9 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
 
 
 def _shown(args: PrecisionOptions, folder: Path) -> int:
-    from cs_systems.record import read_records
+    from cs_systems.record import some_records
 
-    records, complaints = read_records(folder)
+    records, complaints = some_records(folder)
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     _deliver(args, records, folder)

@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
 from cs_systems.cli._output import Format, deliver, terminal_width, writing
 from cs_systems.config import ConfigError
-from cs_systems.record import RunRecord, read_records
+from cs_systems.record import RunRecord, some_records
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,9 @@ def run(args: Report) -> int:
     """Exit status 0. Raises ConfigError for a malformed request or recording, FileNotFoundError where there is none."""
     if args.format == "html" and (args.columns or args.pivot or args.phase):
         raise ConfigError("an HTML page shows every column and phase: leave out --columns, --pivot and --phase")
-    records, complaints = read_records(args.dir)
+    records, complaints = some_records(args.dir)
     for complaint in complaints:
         print(complaint, file=sys.stderr)
-    if not records:
-        raise ConfigError(f"{args.dir} holds no record yet: run the sweep again to go on with it")
     if args.figure:
         from cs_systems.report import plot
 

@@ -157,7 +157,7 @@ def test_a_reader_that_dies_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatc
     """Seen with the package of ncu 2025.3.1 under Python 3.12: a segmentation fault, where a sweep's parent read."""
     (tmp_path / "ncu_report.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    (tmp_path / "a.ncu-rep").touch()
+    (tmp_path / "a.ncu-rep").write_bytes(b"NVR\0")
     with pytest.raises(ConfigError, match=r"ncu_report died of SIGSEGV over .*a.ncu-rep: install the newest, pip"):
         ncu.read(tmp_path / "a.ncu-rep")
 

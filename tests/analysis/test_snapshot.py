@@ -70,7 +70,7 @@ def test_the_planted_code_would_run_without_care(tmp_path: Path, monkeypatch: py
     ("data", "message"),
     [
         (b"", "is empty: the snapshot was not written"),
-        (b'{"traceEvents": []}', "is not a pickle: write a memory snapshot with"),
+        (b'{"segments": []}', "is not a pickle: write a memory snapshot with"),
         (b"PK\x03\x04 torch.save", "is not a pickle"),
         (pickle.dumps({"segments": [], "device_traces": [[], []]}), "holds no memory of a CUDA device: on a CPU"),
         (pickle.dumps([1, 2, 3])[:-1], "is cut off: dump it again"),
