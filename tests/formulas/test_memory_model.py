@@ -45,19 +45,24 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
+        self.at_most = 0  # what was alive when last counted, and all that was made since
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor):
                 storage = tensor.untyped_storage()
-                self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.peak = max(self.peak, self.now())
+                if storage._cdata not in self.storages:
+                    self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+                    self.at_most += storage.nbytes()
+        if self.at_most > self.peak:
+            self.peak = max(self.peak, self.now())
         return out
 
     def now(self) -> int:
         self.storages = {key: held for key, held in self.storages.items() if not held[0].expired()}
-        return sum(size for _, size in self.storages.values())
+        self.at_most = sum(size for _, size in self.storages.values())
+        return self.at_most
 
 
 def measured_step(
