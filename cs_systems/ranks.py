@@ -72,7 +72,7 @@ class NotStarted(RuntimeError):
 
 def launcher_command(world_size: int, *arguments: object) -> list[str]:
     """Starts that many `cs_systems.worker`s on this machine, once. `--standalone` takes a port that is free."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    launcher = [sys.executable, "-m", "cs_systems.launcher", "--standalone", "--local-addr", "127.0.0.1"]
     how = ["--nproc-per-node", str(world_size), "--max-restarts", "0"]
     return [*launcher, *how, "-m", "cs_systems.worker", *map(str, arguments)]
 

@@ -30,7 +30,7 @@ FLOORS = {
     "top": ["__main__", "cli/*"],
     "1": ["device", "watch/*", "annotate", "timing", "environment", "world"],
     "2": ["model", "optim", "losses", "fp8", "checkpointing", "attention/*", "kernels/*", "parallel/*"],
-    "3": ["workloads/*", "execute", "worker", "job", "doctor"],
+    "3": ["workloads/*", "execute", "worker", "launcher", "job", "doctor"],
 }  # fmt: skip
 MAY_IMPORT = {
     "0": {"0"},

@@ -133,7 +133,7 @@ def test_a_failure_of_all_ranks_alike_is_told_once_and_ends_none_of_them(tmp_pat
     launchers = set()
 
     def look(progress: Progress) -> None:
-        launchers.update(p for p in descendants(os.getpid()) if "torch.distributed.run" in command_of(p))
+        launchers.update(p for p in descendants(os.getpid()) if "cs_systems.launcher" in command_of(p))
 
     failed, fine = sweep([on_ranks("raises"), on_ranks("fine")], on_progress=look)
     assert (failed.status, failed.reason, fine.status) == ("error", "ZeroDivisionError: the numerator was fine", "ok")
