@@ -29,6 +29,8 @@ def whole(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool):
             raise ConfigError(f"{name} is {value!r}: it must be a whole number")
+        if abs(value) >= 1 << 63:
+            raise ConfigError(f"{name} is {value}: it must be below 2^63, which is what torch and tables can hold")
 
 
 def number(config: Any, name: str) -> None:

@@ -7,7 +7,6 @@ missing.
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import random
 import sys
@@ -27,6 +26,7 @@ from cs_systems.profilers import Profiler
 from cs_systems.record import Row, RunRecord, append_record, records_path
 
 _PROBE_BYTES = 1 << 20
+_YEAR_S = 365 * 86400  # the system cannot wait for any number of seconds
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-def check(configs: Sequence[RunConfig]) -> None:
-    """Raise ConfigError for a name that no plug-in has, strategies that do not go together, or a profiler that cannot
-    work here, before anything runs."""
+def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | None = None) -> None:
+    """Raise ConfigError for a name that no plug-in has, strategies that do not go together, a profiler that cannot
+    work here, or a sweep that is none, before anything runs."""
     for name in {c.profiler for c in configs}:
         profiler: Profiler = plugins.get("profilers", name)
         if reason := profiler.problem():
@@ -59,6 +59,10 @@ def check(configs: Sequence[RunConfig]) -> None:
     for config in configs:
         if config.strategy != "single" or config.strategy_options:
             parallel.check_config(config)
+    if repeats < 1:
+        raise ConfigError(f"repeats is {repeats}: it must be at least 1")
+    if timeout_s is not None and not 0 < timeout_s <= _YEAR_S:
+        raise ConfigError(f"the timeout is {timeout_s:g} s: it must be more than 0 and at most a year, or left out")
 
 
 def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None = None) -> RunRecord:
@@ -82,7 +86,7 @@ def preflight(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -
 
     timeout_s: for each config; without it, two minutes.
     """
-    check(configs)
+    check(configs, timeout_s=timeout_s)
     with Crew(timeout_s=timeout_s) as crew:
         return crew.preflight(configs)
 
@@ -123,11 +127,7 @@ def sweep(
     """
     _follow_in_job()
     configs = list(dict.fromkeys(configs))
-    check(configs)
-    if repeats < 1:
-        raise ConfigError(f"repeats is {repeats}: it must be at least 1")
-    if timeout_s is not None and not 0 < timeout_s < math.inf:
-        raise ConfigError(f"the timeout is {timeout_s:g} s: it must be more than 0, or left out")
+    check(configs, repeats, timeout_s)
     folder = None if out is None else prepare_folder(out, fresh=fresh)
     done, total = 0, len(configs) * repeats
 
@@ -179,6 +179,8 @@ def _only_writer(folder: Path | None) -> Iterator[None]:
 def prepare_folder(out: str | Path, *, fresh: bool) -> Path:
     """Make the folder and prove that it can be written, before hours are spent on what could not be kept."""
     folder = Path(out)
+    if folder.is_file():
+        raise OSError(f"cannot write to {folder}: it is a file; choose another --out, a folder of records")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".probe"

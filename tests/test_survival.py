@@ -209,6 +209,12 @@ def test_a_folder_that_cannot_be_made_is_an_error_before_the_first_cell(
     assert "[1/3]" not in said
 
 
+def test_a_file_is_no_folder_of_records(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").touch()
+    with pytest.raises(OSError, match=r"records.jsonl: it is a file; choose another --out, a folder of records"):
+        next(sweep([cell("fine")], out=tmp_path / "records.jsonl"))
+
+
 def test_records_that_cannot_be_appended_to_are_an_error_before_the_first_cell(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").mkdir()
     with pytest.raises(OSError, match="Is a directory; choose another --out"):

@@ -30,6 +30,20 @@ def deliver(text: str, format: Format, output: Path | None) -> None:
     print(f"{format}: {output}", file=sys.stderr)
 
 
+def prove_writable(output: Path | None, figure: Path | None = None) -> None:
+    """Raise ConfigError for a file that cannot be written, before hours are spent on what it should hold."""
+    if figure:
+        from cs_systems.report.plot import check_ending
+
+        check_ending(figure)
+    for file in filter(None, (output, figure)):
+        there = file.exists()
+        with writing(file):
+            file.open("ab").close()
+            if not there:
+                file.unlink()
+
+
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
     """Makes the file's folder where it is missing; what cannot be written is malformed input."""

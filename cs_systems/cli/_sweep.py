@@ -16,7 +16,7 @@ from cs_systems.cli._output import terminal_width, writing
 from cs_systems.config import RunConfig, describe
 from cs_systems.record import RunRecord, read_records, records_path
 from cs_systems.report.progress import outcome, progress_lines
-from cs_systems.runner import Progress, preflight, sweep
+from cs_systems.runner import Progress, check, preflight, sweep
 
 EXIT_NOTHING = 3
 
@@ -35,7 +35,7 @@ def run_and_report(
     from cs_systems.report.table import render
 
     if options.dry_run:
-        return print_cells(options.of_part(configs), options.timeout_s)
+        return print_cells(configs, options)
     folder, records = measured(configs, options, command, seed)
     if show:
         for record in records:
@@ -96,15 +96,18 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
     return folder, read_records(folder)[0]
 
 
-def print_cells(configs: Sequence[RunConfig], timeout_s: float | None = None) -> int:
-    """The cells of a sweep, with what each should take of the device's memory and why some cannot run."""
+def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> int:
+    """This job's cells of a sweep, with what each should take of the device's memory and why some cannot run."""
     from rich.console import Console
     from rich.table import Table
 
     from cs_systems.report.units import human
 
+    options = options or Sweep()
+    configs = options.of_part(configs)
+    check(configs, options.repeats, options.timeout_s)
     table = Table("cell", "predicted peak", "", box=None, pad_edge=False)
-    for config, row in zip(configs, preflight(configs, timeout_s=timeout_s), strict=True):
+    for config, row in zip(configs, preflight(configs, timeout_s=options.timeout_s), strict=True):
         predicted, memory = row["predicted_peak_bytes"], row["device_memory_bytes"]
         note = row["reason"] or ""
         if predicted is not None and memory is not None and predicted > memory:

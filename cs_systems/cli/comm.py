@@ -14,7 +14,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, Names, Numbers, Steps, Sweep, optional, parse_bytes
-from cs_systems.cli._output import TableFormat, deliver, terminal_width
+from cs_systems.cli._output import TableFormat, deliver, prove_writable, terminal_width
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.formulas.collectives import COLLECTIVES, ELEMENT_BYTES, CollectiveShape, calls_for, readable_bytes
 from cs_systems.record import Row, RunRecord
@@ -115,7 +115,8 @@ def run(args: Comm) -> int:
 
     configs = args.cells.configs(args.steps)
     if args.sweep.dry_run:
-        return print_cells(args.sweep.of_part(configs), args.sweep.timeout_s)
+        return print_cells(configs, args.sweep)
+    prove_writable(args.output, args.figure)
     folder, records = measured(configs, args.sweep, "comm", args.steps.seed)
     told = "\n".join(texts(records, args.format, terminal_width(args.output)))
     deliver(told, args.format, args.output)

@@ -90,7 +90,7 @@ def run(args: Memory) -> int:
         return _run_cheapest(args, configs, parse_bytes(args.budget))
     watched = _watched(args, configs)
     if args.sweep.dry_run:
-        return print_cells(args.sweep.of_part(watched), args.sweep.timeout_s)
+        return print_cells(watched, args.sweep)
     folder, records = measured(watched, args.sweep, "memory", args.steps.seed)
     for record in records:
         print_memory(record, folder)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeInt, MaybeNames, MaybePath, ModelCells, Names, Numbers, Steps, Sweep, optional
-from cs_systems.cli._output import TableFormat, deliver, terminal_width
+from cs_systems.cli._output import TableFormat, deliver, prove_writable, terminal_width
 from cs_systems.config import ConfigError, RunConfig, describe, one_of
 from cs_systems.record import Row, RunRecord
 
@@ -89,7 +89,8 @@ def run(args: Parallel) -> int:
     configs = cells(args)
     check(configs)
     if args.sweep.dry_run:
-        return print_cells(args.sweep.of_part(configs), args.sweep.timeout_s)
+        return print_cells(configs, args.sweep)
+    prove_writable(args.output, args.figure)
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
     told = "\n".join(texts(records, args.format, terminal_width(args.output)))
     deliver(told, args.format, args.output)
@@ -104,6 +105,8 @@ def cells(args: Parallel) -> list[RunConfig]:
 
     if args.tp_degree is not None and not any(map(_has_two_dimensions, args.strategy)):
         raise ConfigError("--tp-degree is of fsdp+tp and ddp_*+tp: name one in --strategy; tp alone takes all ranks")
+    if args.figure and "overlap" not in args.with_:
+        raise ConfigError("--figure draws what the recorder overlap sees: add it to --with")
     if args.bucket_size_mb and not any("bucket_size_mb" in options_of(_plain(name)) for name in args.strategy):
         raise ConfigError("--bucket-size-mb is of strategies with buckets: name one in --strategy, as ddp_bucketed")
     made: list[RunConfig] = []

@@ -23,7 +23,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybePath, Names, Numbers, Sweep, flag, optional
-from cs_systems.cli._output import TableFormat, deliver, terminal_width
+from cs_systems.cli._output import TableFormat, deliver, prove_writable, terminal_width
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
 from cs_systems.record import Row, RunRecord
 from cs_systems.report.formats import DEFAULT_WIDTH
@@ -97,7 +97,8 @@ def run(args: PrecisionOptions) -> int:
         if getattr(args, workload):
             configs += grid(once, workload=[workload], precision=args.precision or TABLES)
     if args.sweep.dry_run:
-        return print_cells(args.sweep.of_part(configs), args.sweep.timeout_s)
+        return print_cells(configs, args.sweep)
+    prove_writable(args.output)
     folder, records = measured(configs, args.sweep, "precision", 0)
     _deliver(args, asked_for(records, configs), folder)
     mine = asked_for(records, args.sweep.of_part(configs))
@@ -165,10 +166,11 @@ def compared(args: PrecisionOptions) -> int:
 
     timed, apart = comparison_configs(args)
     if args.sweep.dry_run:
-        return print_cells(args.sweep.of_part([*timed, *apart]), args.sweep.timeout_s)
+        return print_cells([*timed, *apart], args.sweep)
     if args.sweep.out and not records_path(args.sweep.out).is_file():
         cells = len(timed) + len(apart)
         print(f"{args.sweep.out} has no records yet: measuring {cells} cells; --show DIR tells of one", file=sys.stderr)
+    prove_writable(args.output)
     options = replace(args.sweep, interleave=True, out=args.sweep.folder("precision"))
     folder, _ = measured(timed, options, "precision", args.seed)
     folder, records = measured(

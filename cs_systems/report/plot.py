@@ -91,14 +91,20 @@ def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None
     write(lambda: figure(records, kind), file)
 
 
+def check_ending(path: Path) -> str:
+    """What a figure's file ends in, without the dot. ConfigError for what is not in ENDINGS."""
+    ending = path.suffix.lstrip(".")
+    if ending not in ENDINGS:
+        raise ConfigError(f"cannot write a figure to {str(path)!r}: end its name in .{', .'.join(ENDINGS)}")
+    return ending
+
+
 def write(draw: Callable[[], Figure], file: str | Path) -> None:
     """Write the figure that `draw` makes, in STYLE, as `save` does."""
     import matplotlib
 
     path = Path(file)
-    ending = path.suffix.lstrip(".")
-    if ending not in ENDINGS:
-        raise ConfigError(f"cannot write a figure to {str(path)!r}: end its name in .{', .'.join(ENDINGS)}")
+    ending = check_ending(path)
     with matplotlib.rc_context(STYLE):
         drawn = draw()
     path.write_bytes(_bytes(drawn, ending, "white"))
