@@ -26,6 +26,7 @@ from torch.distributed import ProcessGroup
 
 from cs_systems.config import ConfigError
 from cs_systems.parallel._collectives import Averaging, broadcast, maximum
+from cs_systems.parallel._sender import Sender
 
 Bucket = list[nn.Parameter]
 
@@ -84,6 +85,8 @@ class DataParallel(nn.Module):
     buckets: how the trainable parameters are shared out to all-reduces, in the order of sending.
     overlap: send a bucket as soon as backward has filled it, else all when backward is finished.
     group: the ranks that average; all by default.
+    send_thread: what is sent during backward is started by a thread of its own. Not where another group of ranks sends
+    during backward too: the order of the two would differ from rank to rank, and NCCL may then wait for ever.
 
     The first backward teaches the order in which buckets become ready on rank 0; later steps send in that order.
     Raises ConfigError where the ranks have different models.
@@ -96,6 +99,7 @@ class DataParallel(nn.Module):
         *,
         overlap: bool,
         group: ProcessGroup | None = None,
+        send_thread: bool = False,
     ) -> None:
         super().__init__()
         check_same_parameters(module, group)
@@ -111,6 +115,7 @@ class DataParallel(nn.Module):
         self._order_is_learned = not overlap
         self._syncing = True
         self._everything = torch.ones(len(self._params), dtype=torch.uint8, device=self._device())
+        self._sender = Sender(self._device()) if send_thread and overlap else None
         self._forget()
         if overlap:
             for index, bucket in enumerate(self._buckets):
@@ -118,6 +123,8 @@ class DataParallel(nn.Module):
                     p.register_post_accumulate_grad_hook(partial(self._gradient_is_ready, index))
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
+        if self._sender is not None:
+            self._sender.follow()
         return self.module(*inputs, **options)
 
     @contextmanager
@@ -137,6 +144,7 @@ class DataParallel(nn.Module):
         """
         if any(p.requires_grad for p in self._frozen):
             raise RuntimeError("a parameter was unfrozen after the model was wrapped: wrap the model again")
+        self._wait_for_sender()
         while self._unsent:
             self._send(self._unsent.popleft())
         present = self._presence()
@@ -154,6 +162,10 @@ class DataParallel(nn.Module):
         if not self._order_is_learned:
             self._learn_order()
         self._forget()
+
+    def _wait_for_sender(self) -> None:
+        if self._sender is not None:
+            self._sender.finish()
 
     def _device(self) -> torch.device:
         return next((p.device for p in self._params), torch.device("cpu"))
@@ -180,14 +192,19 @@ class DataParallel(nn.Module):
         pending, unsent = self._pending, self._unsent
         pending[index] -= 1
         if pending[index] < 0:
+            self._wait_for_sender()  # what comes after the error may send too
             raise RuntimeError(
                 "a second backward before finish_gradient_synchronization(): the gradients of the first are being "
                 "averaged; run every backward but the last under no_sync()"
             )
         if pending[index] == 0:
             self._ready.append(index)
+        sender = self._sender
         while unsent and pending[unsent[0]] == 0:
-            self._send(unsent.popleft())
+            if sender is None:
+                self._send(unsent.popleft())
+            else:
+                sender.put(self._send, unsent.popleft())
 
     def _send(self, index: int) -> None:
         grads = []

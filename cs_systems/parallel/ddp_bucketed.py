@@ -8,6 +8,7 @@ hold parameters in reverse order of registration, which is about the order in wh
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,28 +24,31 @@ from cs_systems.parallel._narrowed import NarrowedDataParallel
 
 def wrap(
     model: nn.Module,
-    bucket_size_mb: float = 25.0,
+    bucket_size_mb: float = 100.0,
     comm_dtype: str | torch.dtype | None = None,
     max_ctas: int | None = None,
     high_priority: bool = False,
     tp_degree: int = 1,
+    send_thread: bool = True,
 ) -> DataParallel:
     """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes as in PyTorch's DDP.
 
-    comm_dtype: bf16 or fp16, in which the gradients travel; None: in their own. The rest as in `communicator`.
+    comm_dtype: bf16 or fp16, in which the gradients travel; None: in their own. max_ctas, high_priority: as in
+    `communicator`. send_thread: as in `DataParallel`; not beside tp, which sends during backward too.
     """
     if not bucket_size_mb > 0:
         raise ConfigError(f"bucket_size_mb is {bucket_size_mb}: it must be above 0")
     buckets = partial(by_size, size_bytes=bucket_size_mb * 2**20)
     group = communicator(data_group(tp_degree), max_ctas, high_priority)
+    how: dict[str, Any] = {"overlap": True, "group": group, "send_thread": send_thread and tp_degree == 1}
     if (dtype := dtype_of("comm_dtype", comm_dtype)) is None:
-        return DataParallel(model, buckets, overlap=True, group=group)
-    return NarrowedDataParallel(model, buckets, overlap=True, group=group, dtype=dtype)
+        return DataParallel(model, buckets, **how)
+    return NarrowedDataParallel(model, buckets, **how, dtype=dtype)
 
 
 STRATEGY = ParallelStrategy(
     wrap=wrap,
     finish_gradients=finish_gradients,
     sent_bytes=averaging_bytes,
-    options=("bucket_size_mb", "comm_dtype", "max_ctas", "high_priority", "tp_degree"),
+    options=("bucket_size_mb", "comm_dtype", "max_ctas", "high_priority", "tp_degree", "send_thread"),
 )

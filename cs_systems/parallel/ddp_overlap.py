@@ -16,16 +16,21 @@ from cs_systems.parallel._mesh import data_group
 
 
 def wrap(
-    model: nn.Module, max_ctas: int | None = None, high_priority: bool = False, tp_degree: int = 1
+    model: nn.Module,
+    max_ctas: int | None = None,
+    high_priority: bool = False,
+    tp_degree: int = 1,
+    send_thread: bool = True,
 ) -> DataParallel:
-    """max_ctas, high_priority: as in `communicator`."""
+    """max_ctas, high_priority: as in `communicator`. send_thread: as in `DataParallel`; not beside tp, which sends
+    during backward too."""
     group = communicator(data_group(tp_degree), max_ctas, high_priority)
-    return DataParallel(model, one_each, overlap=True, group=group)
+    return DataParallel(model, one_each, overlap=True, group=group, send_thread=send_thread and tp_degree == 1)
 
 
 STRATEGY = ParallelStrategy(
     wrap=wrap,
     finish_gradients=finish_gradients,
     sent_bytes=averaging_bytes,
-    options=("max_ctas", "high_priority", "tp_degree"),
+    options=("max_ctas", "high_priority", "tp_degree", "send_thread"),
 )

@@ -32,7 +32,7 @@ from cs_systems.parallel._flat_layout import FlatLayout
 from cs_systems.parallel.zero1 import ShardedOptimizer
 
 ROUNDS = 8  # in which the optimizer steps and what it has stepped is gathered
-IN_FLIGHT = 8  # buckets that a rank holds beside its part of the gradients
+IN_FLIGHT = 4  # buckets that a rank holds beside its part of the gradients
 
 
 @dataclass
@@ -69,7 +69,7 @@ class FlatShards(DataParallel):
     """DataParallel that reduce-scatters its buckets."""
 
     def __init__(self, module: nn.Module, bucket_size_mb: float) -> None:
-        super().__init__(module, partial(by_size, size_bytes=bucket_size_mb * 2**20), overlap=True)
+        super().__init__(module, partial(by_size, size_bytes=bucket_size_mb * 2**20), overlap=True, send_thread=True)
         with torch.no_grad():
             self._flat = [FlatBucket(bucket) for bucket in self._buckets]
 
@@ -195,7 +195,7 @@ def _is_element_wise(value: Any, length: int) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == length
 
 
-def wrap(model: nn.Module, bucket_size_mb: float = 25.0) -> FlatShards:
+def wrap(model: nn.Module, bucket_size_mb: float = 100.0) -> FlatShards:
     """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes."""
     if not bucket_size_mb > 0:
         raise ConfigError(f"bucket_size_mb is {bucket_size_mb}: it must be above 0")

@@ -28,6 +28,7 @@ import argparse
 import gc
 import json
 import math
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -60,12 +61,16 @@ STRATEGIES: dict[str, Variant] = {
     ALONE: ("", {}),
     "torch_ddp": ("torch_ddp", {}),
     "torch_ddp 100 MB, view": ("torch_ddp", {"bucket_size_mb": 100, "gradient_as_bucket_view": True}),
+    "torch_ddp 1000 MB, view": ("torch_ddp", {"bucket_size_mb": 1000, "gradient_as_bucket_view": True}),
     "torch_ddp 1 byte, view": ("torch_ddp", {"bucket_size_mb": 2**-20, "gradient_as_bucket_view": True}),
     "ddp_naive": ("ddp_naive", {}),
     "ddp_flat": ("ddp_flat", {}),
     "ddp_overlap": ("ddp_overlap", {}),
+    "ddp_overlap, one thread": ("ddp_overlap", {"send_thread": False}),
     "ddp_bucketed 25 MB": ("ddp_bucketed", {"bucket_size_mb": 25}),
     "ddp_bucketed 100 MB": ("ddp_bucketed", {"bucket_size_mb": 100}),
+    "ddp_bucketed 25 MB, one thread": ("ddp_bucketed", {"bucket_size_mb": 25, "send_thread": False}),
+    "ddp_bucketed 100 MB, one thread": ("ddp_bucketed", {"bucket_size_mb": 100, "send_thread": False}),
     "ddp_bucketed 1000 MB": ("ddp_bucketed", {"bucket_size_mb": 1000}),
     "zero1_flat": ("zero1_flat", {}),
     "fsdp": ("fsdp", {}),
@@ -140,7 +145,8 @@ def submitted(step: Step, steps: int) -> list[dict[str, float]]:
     samples = [x for x in measure(step, step.device, warmup=1, steps=steps) if not x.warmup]  # type: ignore[arg-type]
     step.prepare()  # its gradients are no memory for the others' steps
     return [
-        {f"{phase}_host_s": s for phase, s in x.submit_s.items()} | {"behind_s": (x.lag_s or {})[Phase.BACKWARD]}
+        {f"{phase}_host_s": s for phase, s in x.submit_s.items()}
+        | {"behind_s": (x.lag_s or {})[Phase.BACKWARD], "step_s": x.wall_s}
         for x in samples
     ]
 
@@ -160,12 +166,15 @@ def launches(
     variants: dict[str, Variant], config: ModelConfig, rows: int, args: argparse.Namespace, device: Device
 ) -> list[dict[str, Any]]:
     """All variants at once, visited in turn."""
+    began = time.monotonic()
     steps = {name: Step(variant, config, rows, args.attention, device) for name, variant in variants.items()}
     found: dict[str, list[dict[str, float]]] = {variant: [] for variant in steps}
     host = submitted if device.is_cuda else on_thread
     for step in steps.values():
         host(step, 3)
     for number in range(args.rounds):
+        if world.agreed(number > 0 and time.monotonic() - began > args.budget_s, device):
+            break
         for variant, step in steps.items():
             found[variant] += host(step, args.steps)
         say(f"round {number}")
@@ -181,6 +190,9 @@ def launches(
                 **{name: median(s[name] for s in samples) for name in samples[0]},
             }
         )
+        if device.is_cuda:
+            told[-1]["steps_s"] = largest([s["step_s"] for s in samples], device)
+            told[-1]["step_s"] = median(told[-1]["steps_s"])
         if variants is VARIANTS:  # of all strategies this would take a minute
             told[-1]["operators"] = operators(steps[variant])
     for row in told:
@@ -250,7 +262,8 @@ def measured(scale: str, args: argparse.Namespace, device: Device) -> list[dict[
     config, rows = preset("medium", context_length=args.context_length), args.batch_size
     if is_tiny(scale, device):
         config, rows = TINY, 1
-    return launches(STRATEGIES if scale == "host" else VARIANTS, config, rows, args, device)
+    chosen = {name: v for name, v in STRATEGIES.items() if name == ALONE or re.search(args.only, name)}
+    return launches(chosen if scale == "host" else VARIANTS, config, rows, args, device)
 
 
 def quantile(values: list[float], q: float) -> float:
@@ -265,6 +278,7 @@ def publish(scale: str, rows: list[dict[str, Any]], args: argparse.Namespace, de
     if not is_tiny(scale, device):
         stamp |= {name: getattr(args, name) for name in ("batch_size", "context_length", "attention")}
     (args.out / f"{scale}.jsonl").write_text("".join(json.dumps(stamp | row) + "\n" for row in rows))
+    rows = [{name: value for name, value in row.items() if name != "steps_s"} for row in rows]
     table = render_rows(rows, "markdown", ", ".join(f"{name} {value}" for name, value in stamp.items()))
     (args.out / f"{scale}.md").write_text(table)
     print(table, flush=True)
@@ -282,6 +296,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4, help="of each rank")
     parser.add_argument("--attention", default="naive")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--only", default="", help="a regular expression: strategies of `host` with a match, and alone")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--budget-s", type=float, default=60.0, help="begin no further visit of a size after so long")

@@ -88,7 +88,7 @@ class Backwards(nn.Module):
 
 def learned_order(rank: int, world_size: int) -> list[list[int]]:
     """Per step: how many buckets were sent before each layer's gradient was ready, in the order of backward."""
-    model: Any = compose("ddp_overlap").wrap(Backwards())
+    model: Any = compose("ddp_overlap", send_thread=False).wrap(Backwards())
     seen: list[list[int]] = []
     for layer in model.module.layers:
         layer.weight.register_post_accumulate_grad_hook(lambda p: seen[-1].append(len(calls)))

@@ -1,0 +1,53 @@
+"""The thread that starts collectives: in order, with its errors raised where they are waited for, gone with its owner."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from functools import partial
+
+import pytest
+import torch
+
+from cs_systems.parallel._sender import Sender
+
+CPU = torch.device("cpu")
+
+
+def senders() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "sender"]
+
+
+def test_it_runs_all_in_order_on_one_thread_without_gradients() -> None:
+    sender, ran = Sender(CPU), []
+    for number in range(100):
+        sender.put(lambda n: ran.append((n, threading.get_ident(), torch.is_grad_enabled())), number)
+    sender.finish()
+    assert [number for number, _, _ in ran] == [*range(100)]
+    assert {thread for _, thread, _ in ran} == {ran[0][1]} != {threading.get_ident()}
+    assert not any(with_gradients for _, _, with_gradients in ran)
+
+
+def test_an_error_is_raised_where_it_is_waited_for_and_what_follows_is_left_out() -> None:
+    sender, ran = Sender(CPU), []
+    sender.put(ran.append, 1)
+    sender.put(partial(int, "no number"))
+    sender.put(ran.append, 2)
+    with pytest.raises(ValueError, match="no number"):
+        sender.finish()
+    sender.put(ran.append, 3)
+    sender.finish()
+    assert ran == [1, 3]
+
+
+def test_its_thread_ends_with_it_and_keeps_nothing_alive() -> None:
+    before = len(senders())
+    sender = Sender(CPU)
+    sender.put(len, [torch.zeros(1)])
+    sender.finish()
+    assert len(senders()) == before + 1
+    thread = senders()[-1]
+    del sender
+    gc.collect()
+    thread.join(5.0)
+    assert not thread.is_alive()
