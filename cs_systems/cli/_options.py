@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 from tyro.conf import UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from cs_systems.config import COMPILE_MODES, OPTIMIZERS, PRESETS, ConfigError, ModelConfig, RunConfig, grid
+from cs_systems.config import COMPILE_MODES, OPTIMIZERS, PRESETS, ConfigError, Mode, ModelConfig, RunConfig, grid
 from cs_systems.formulas.checkpoint_plan import FORMS
 
 # tyro judges the defaults of these by itself. For a `tuple[int, ...]` or an `int | None` it imports typeguard, which is
@@ -77,6 +77,24 @@ def flag(help: str) -> Any:
     return arg(help=help, help_behavior_hint="")
 
 
+def given(args: Any, default: Any = None) -> list[str]:
+    """The fields of a command's options, of nested ones too, that differ from their defaults."""
+    default = type(args)() if default is None else default
+    pairs = [(f.name, getattr(args, f.name), getattr(default, f.name)) for f in fields(args)]
+    return [
+        name
+        for field, value, usual in pairs
+        for name in (given(value, usual) if is_dataclass(value) else [field] if value != usual else [])
+    ]
+
+
+def refuse(names: Collection[str], why: str) -> None:
+    """ConfigError for options that would be ignored, where there are any: nobody would notice."""
+    if names:
+        options = " ".join("--" + name.replace("_", "-") for name in names)
+        raise ConfigError(f"{why}: leave out {options}")
+
+
 @dataclass(frozen=True)
 class ModelCells:
     """Which training steps: every combination of what is given."""
@@ -99,6 +117,10 @@ class ModelCells:
     rope_theta: Annotated[MaybeFloat, optional("FLOAT", "override of the preset")] = None
 
     def configs(self, base: RunConfig) -> list[RunConfig]:
+        if self.keep_graph and Mode.FORWARD not in self.mode:
+            refuse(["keep_graph"], "backward needs its graph: mode forward alone may keep it or not")
+        if self.optimizer != ModelCells.optimizer and Mode.TRAIN_STEP not in self.mode:
+            refuse(["optimizer"], f"no optimizer steps in mode {' or '.join(self.mode)}")
         names = [f.name for f in fields(ModelConfig) if f.name not in ("name", "context_length")]
         overrides = {name: [getattr(self, name)] for name in names if getattr(self, name) is not None}
         axes: dict[str, Sequence[Any]] = {"size": self.size, **overrides}

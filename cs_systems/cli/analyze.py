@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.analysis.names import SPLITS
-from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional
+from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, refuse
 from cs_systems.cli._output import Format, deliver
 from cs_systems.cli._tables import Part, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
@@ -52,6 +52,8 @@ def run(args: Analyze) -> int:
 def _recording(args: Analyze) -> str:
     known = SPLITS if args.other else SHOWN
     tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
+    if args.other and args.top:
+        refuse(["top"], "a comparison shows every row")
     if args.format == "html" and (args.other or args.table or args.top):
         raise ConfigError("an HTML page shows every table of one recording: leave out FILE2, --table and --top")
     return _text(args, tables)

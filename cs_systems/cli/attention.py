@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import MaybeNames, Names, Numbers, Steps, Sweep, flag
+from cs_systems.cli._options import MaybeNames, Names, Numbers, Steps, Sweep, flag, refuse
 from cs_systems.config import Mode, RunConfig, grid, one_of
 
 CAUSAL = {"false": (False,), "true": (True,), "both": (False, True)}
@@ -44,6 +44,10 @@ class AttentionCells:
 
     def configs(self, steps: Steps) -> list[RunConfig]:
         words = [one_of("value of --causal", word.lower(), CAUSAL) for word in self.causal or ("true",)]
+        if self.keep_graph and Mode.FORWARD not in self.mode:
+            refuse(["keep_graph"], "backward needs its graph: mode forward alone may keep it or not")
+        if self.align == "lower_right" and True not in {v for word in words for v in CAUSAL[word]}:
+            refuse(["align"], "without --causal there is no mask to align")
         axes: dict[str, Sequence[Any]] = {}
         for name in ("batch", "heads", "heads_kv", "seq", "seq_k", "d_head"):
             if values := getattr(self, name):

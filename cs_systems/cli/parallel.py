@@ -103,6 +103,8 @@ def cells(args: Parallel) -> list[RunConfig]:
     """The clean cells, the baseline of each group first; then the same under each recorder."""
     from cs_systems.parallel import options_of
 
+    if {*args.strategy} == {"single"} and args.world_size != Parallel.world_size:
+        raise ConfigError("single trains on one rank: name a strategy beside it, or leave out --world-size")
     if args.tp_degree is not None and not any(map(_has_two_dimensions, args.strategy)):
         raise ConfigError("--tp-degree is of fsdp+tp and ddp_*+tp: name one in --strategy; tp alone takes all ranks")
     if args.figure and "overlap" not in args.with_:

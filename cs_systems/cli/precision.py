@@ -22,7 +22,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import MaybePath, Names, Numbers, Sweep, flag, optional
+from cs_systems.cli._options import MaybePath, Names, Numbers, Sweep, flag, given, optional, refuse
 from cs_systems.cli._output import TableFormat, deliver, prove_writable, terminal_width
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
 from cs_systems.record import Row, RunRecord
@@ -78,12 +78,14 @@ class PrecisionOptions:
 
 ARGS = PrecisionOptions
 OF_TIMING = ("warmup", "steps", "rounds", "seed", "train_steps", "explain")
+OF_PRESETS = ("attention", "context_length", "batch_size")
 NUMERICS = ("accumulation", "normalization")
 
 
 def run(args: PrecisionOptions) -> int:
     """The exit status of the sweep, 3 where a step did not run in its precision. Raises ConfigError."""
     if args.show:
+        refuse([n for n in given(args) if n not in ("show", "format", "output")], "--show prints what was recorded")
         return _shown(args, args.show)
     tables = [name for name in ("dtypes", *NUMERICS) if getattr(args, name)]
     _check_used(args, tables)
@@ -116,10 +118,14 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
         raise ConfigError(
             f"--size is of what is timed: --dtypes takes --model {' '.join(args.size)}, the sums have none"
         )
-    given = [name for name in OF_TIMING if tables and getattr(args, name) != getattr(plain, name)]
-    if given:
-        option, without = given[0].replace("_", "-"), " ".join(f"--{name}" for name in tables)
+    names = given(args)
+    if timing := [name for name in OF_TIMING if tables and name in names]:
+        option, without = timing[0].replace("_", "-"), " ".join(f"--{name}" for name in tables)
         raise ConfigError(f"--{option} is of what is timed: leave it out, or {without}")
+    if tables and "dtypes" not in tables:
+        refuse([name for name in names if name in (*OF_PRESETS, "mode")], "the sums have no model")
+    if tables and not PRESETS.keys() & {*args.model}:
+        refuse([name for name in names if name in OF_PRESETS], f"no preset is among --model {' '.join(args.model)}")
 
 
 def _shown(args: PrecisionOptions, folder: Path) -> int:

@@ -46,6 +46,8 @@ def run(args: Report) -> int:
     """Exit status 0. Raises ConfigError for a malformed request or recording, FileNotFoundError where there is none."""
     if args.format == "html" and (args.columns or args.pivot or args.phase):
         raise ConfigError("an HTML page shows every column and phase: leave out --columns, --pivot and --phase")
+    if args.figure_kind and not args.figure:
+        raise ConfigError("--figure-kind is of a figure: add --figure FILE")
     records, complaints = some_records(args.dir)
     for complaint in complaints:
         print(complaint, file=sys.stderr)
@@ -57,7 +59,7 @@ def run(args: Report) -> int:
         others = ", ".join(plot.left_out(records))
         alone = f" (the first workload alone; --format html draws {others} too)" if others else ""
         print(f"figure: {args.figure}{alone}", file=sys.stderr)
-        if not args.output:
+        if not (args.output or args.columns or args.pivot or args.phase or args.format != Report.format):
             return 0
     text = _text(args, records)
     deliver(text, args.format, args.output)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional
+from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, refuse
 from cs_systems.cli._output import Format, deliver
 from cs_systems.cli._tables import Part, chosen_tables, document_text
 from cs_systems.config import PRESETS, ConfigError
@@ -49,6 +49,8 @@ def run(args: SnapshotArgs) -> int:
     tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.format == "html" and (args.other or args.table):
         raise ConfigError("an HTML page shows every table of one snapshot: leave out FILE2 and --table")
+    if args.other and args.size:
+        refuse(["size"], "a comparison names no tensors")
     from cs_systems.analysis.trace import without_collector
 
     with without_collector():

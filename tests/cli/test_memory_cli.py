@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cs_systems.cli import main, memory
+from cs_systems.cli import _memory_text, main
 from cs_systems.config import PRESETS, RunConfig
 from cs_systems.formulas.memory_fit import CONTEXT_BYTES, algorithm_of
 from cs_systems.formulas.memory_model import step_memory
@@ -113,6 +113,15 @@ def test_what_fits_is_said_without_running_anything(capsys: pytest.CaptureFixtur
         (["--best-checkpoint", "--budget", "1MiB"], "no checkpoint makes it fit 1.00 MiB: --fits 1MiB says what would"),
         (["--checkpoint", "evry:1"], "unknown checkpoint 'evry:1': did you mean every?"),
         (["--fits", "1GiB", "--attention", "json:loads"], "json:loads keeps in memory is not declared"),
+        (["--show", "d", "--batch-size", "1"], "--show prints what was recorded: leave out --"),
+        (["--fits", "1GiB", "--snapshot", "--dry-run"], "--fits predicts and runs nothing: leave out --dry-run --snap"),
+        (["--fits", "1GiB", "--memory-limit", "1GiB"], "--fits predicts and runs nothing: leave out --memory-limit"),
+        (["--best-checkpoint", "--budget", "4GiB", "--checkpoint", "every:2"], "itself chooses the checkpoint, within"),
+        (["--best-checkpoint", "--budget", "4GiB", "--memory-limit", "1GiB"], "each config: leave out --memory-limit"),
+        (["--best-checkpoint", "--budget", "4GiB", "--part", "0/2"], "each config: leave out --part"),
+        (["--best-checkpoint", "--budget", "4GiB", "--compile", "default"], "leave out --compile with --best-checkp"),
+        (["--keep-graph"], "backward needs its graph: mode forward alone may keep it or not: leave out --keep-graph"),
+        (["--mode", "forward", "--optimizer", "adamw"], "no optimizer steps in mode forward: leave out --optimizer"),
         (["--fits", "1GiB", "--workload", "json:loads"], "the memory of json:loads is not known by formula"),
     ],
 )
@@ -135,7 +144,7 @@ def test_of_what_nobody_knows_there_is_no_column(tmp_path: Path, capsys: pytest.
 def test_on_a_terminal_sentences_are_as_wide_as_that(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(memory, "terminal_width", lambda: 80)
+    monkeypatch.setattr(_memory_text, "terminal_width", lambda: 80)
     assert main(["memory", "--size", "2.7B", "--context-length", "2048", "--fits", "80GiB"]) == 0
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cs_systems.cli.memory import _print_ranges, spans
+from cs_systems.cli._memory_text import print_ranges, spans
 from cs_systems.record import Row
 
 MIB = 2**20
@@ -17,9 +17,7 @@ def row(phase: str, layer: str, took: int, freed: int, most: int, predicted: int
 
 def test_layers_alike_are_one_row_within_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = [row("forward", f"block {i}", 30 * MIB, 10 * MIB, (i + 1) * 20 * MIB, 20 * MIB) for i in range(12)]
-    _print_ranges(
-        [row("forward", "embedding", MIB, 0, MIB), *blocks], "small ctx 256 batch 4 · naive · fp32", "tensors"
-    )
+    print_ranges([row("forward", "embedding", MIB, 0, MIB), *blocks], "small ctx 256 batch 4 · naive · fp32", "tensors")
     said = capsys.readouterr().out
     assert "forward  block 0 … block 11" in said
     assert said.count("block 0") == 1
@@ -43,9 +41,9 @@ def test_only_blocks_that_follow_one_another_are_told_by_their_ends(names: list[
 
 
 def test_of_a_cache_it_says_what_shows_tensors(capsys: pytest.CaptureFixture[str]) -> None:
-    _print_ranges([row("forward", "block 0", MIB, 0, MIB)], "small", "the caching allocator's requests")
+    print_ranges([row("forward", "block 0", MIB, 0, MIB)], "small", "the caching allocator's requests")
     said = " ".join(capsys.readouterr().out.split())
     assert "what is freed stays in the allocator's cache: add --no-caching-allocator to see tensors" in said
     assert "predicted" not in said
-    _print_ranges([], "small", "the caching allocator's requests")
+    print_ranges([], "small", "the caching allocator's requests")
     assert "in no recorded step CUDA was asked for memory" in capsys.readouterr().out

@@ -189,6 +189,9 @@ def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: p
         (["--accumulation", "--model", "medium"], "--model is of --dtypes: the sums have none"),
         (["--dtypes", "--train-steps", "5"], "--train-steps is of what is timed: leave it out, or --dtypes"),
         (["--accumulation", "--explain"], "--explain is of what is timed: leave it out, or --accumulation"),
+        (["--show", "profiles/precision", "--size", "xl"], "--show prints what was recorded: leave out --size"),
+        (["--accumulation", "--mode", "forward", "--batch-size", "1"], "no model: leave out --mode --batch-size"),
+        (["--dtypes", "--context-length", "8"], "no preset is among --model toy: leave out --context-length"),
         (["--dtypes", "--mode", "backward"], "mode backward alone is for the attention workload"),
     ],
 )

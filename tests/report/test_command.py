@@ -91,3 +91,15 @@ def test_no_records_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     (tmp_path / "records.jsonl").touch()
     assert main(["report", str(tmp_path)]) == 2
     assert "holds no record yet: run the sweep again" in capsys.readouterr().err
+
+
+def test_a_figure_beside_a_table_that_is_asked_for_leaves_neither_out(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = ["report", str(folder), "--figure", str(tmp_path / "figure.svg")]
+    assert main(drawn) == 0
+    assert capsys.readouterr().out == ""
+    assert main([*drawn, "--format", "csv"]) == 0
+    assert capsys.readouterr().out.startswith("record,")
+    assert main([*drawn, "--columns", "sizze"]) == 2
+    assert "unknown column 'sizze'" in capsys.readouterr().err

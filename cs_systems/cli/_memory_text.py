@@ -1,0 +1,201 @@
+"""What records tell of memory, as tables for a terminal: phases, components, residuals, ranges."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from cs_systems.cli._output import terminal_width
+from cs_systems.cli._tables import within
+from cs_systems.config import describe
+from cs_systems.record import Row, RunRecord
+
+SHOWN = {
+    "step": "step",
+    "phase": "phase",
+    "allocated_bytes": "alloc.",
+    "predicted_allocated_bytes": "predicted",
+    "peak_allocated_bytes": "peak",
+    "predicted_peak_bytes": "predicted",
+    "residual_bytes": "off",
+    "reserved_bytes": "reserved",
+    "device_used_bytes": "device",
+    "resident_bytes": "process",
+}
+PREDICTED_ALONE = {  # headings where nothing was measured beside it
+    "predicted_allocated_bytes": "predicted",
+    "predicted_peak_bytes": "predicted peak",
+}
+CHECKPOINT = "a checkpoint keeps its input; backward computes the rest again"
+SELECTIVE = "what a selective one keeps beside it is no saved tensor: predicted counts it, kept does not"
+COMPILED = "of a compiled model the compiler decides what it keeps"
+ROOM_OF_NUMBERS = 24  # columns of a terminal: count, bytes and share, and what lies between
+TOP = 5  # of what forward keeps; the record has all
+NOTES = {
+    "residual_bytes": "off: measured peak less the predicted one",
+    "device_used_bytes": "device: in use by anybody, the CUDA context included",
+    "resident_bytes": "process: its resident memory, Python and torch included",
+}
+
+
+def print_memory(record: RunRecord, folder: Path) -> None:
+    """Whatever of a record is of memory: phases, components, parts of the device's memory, residuals, files."""
+    title, results = describe(record.run_config), record.results
+    if record.status != "ok":
+        say(f"{title}: {record.status}: {record.reason}\n")
+    if record.status == "oom" and record.run_config.profiler == "memory_snapshot" and not record.artifacts:
+        say("no snapshot: memory ran out before recording began, in building or in --warmup: use --warmup 0\n")
+    if rows := results.get("memory_phases"):
+        shown = [name for name in SHOWN if name in ("step", "phase") or any(row[name] is not None for row in rows)]
+        notes = [note for name, note in NOTES.items() if name in shown]
+        if record.run_config.compile != "none":
+            notes.append(f"not predicted: {COMPILED}")
+        titles = SHOWN if "allocated_bytes" in shown else SHOWN | PREDICTED_ALONE
+        print_table([{name: row[name] for name in shown} for row in rows], title, notes, titles)
+    if rows := results.get("memory_components"):
+        print_table(by_phase(rows), "by the closed form, after each phase of the second step", [], {})
+    if rows := results.get("memory_parts"):
+        parts = [{"part": f"= {row['part']}" if row["total"] else row["part"], "bytes": row["bytes"]} for row in rows]
+        print_table(
+            parts, "whose the device's memory is, after the last step", ["=: the sum so far"], {"bytes": "size"}
+        )
+    if rows := results.get("residuals"):
+        _print_residuals(rows, record, title)
+    if "memory_ranges" in results:
+        print_ranges(results["memory_ranges"], title, results["memory_ranges_of"][0]["sees"])
+    for what, file in record.artifacts.items():
+        print(f"{what}: {folder / file}")
+    if "snapshot" in record.artifacts:
+        print(f"read it: cs-systems snapshot {folder / record.artifacts['snapshot']}\n")
+
+
+def _print_residuals(rows: Sequence[Row], record: RunRecord, title: str) -> None:
+    """The largest of what forward keeps, and how much each block does."""
+    from cs_systems.report.units import human
+
+    results = record.results
+    of_modules = any(row["module"] for row in rows)  # a compiled model has one operation, and none
+    columns = (*(("module",) if of_modules else ()), "operation", "shape", "dtype", "count", "total_bytes")
+    top = [{name: row[name] for name in columns} | {"of all": f"{row['share']:.1%}"} for row in rows[:TOP]]
+    taken = sum(2 + max(len(str(row[name])) for row in top) for name in columns if name in ("module", "shape", "dtype"))
+    for row in top:
+        row["operation"] = within(row["operation"] or "", max(12, (terminal_width() or 80) - taken - ROOM_OF_NUMBERS))
+    left, whole = rows[TOP:], sum(row["total_bytes"] for row in rows)
+    rest = f"{len(left)} more keep {human(sum(row['total_bytes'] for row in left), 'bytes')}"
+    notes = [f"of {human(whole, 'bytes')} in all; {rest}; parameters, and what is kept already, cost nothing more"]
+    for row in results.get("residual_stream", ()):
+        notes.append(f"the residual stream is a tensor of {human(row['bytes'], 'bytes')}")
+    print_table(top, f"{title}: what forward keeps for backward", notes, {"total_bytes": "kept"})
+    _print_blocks(results["residual_blocks"], record.run_config.checkpoint.startswith("selective"))
+    if rows := results.get("backward_blocks", []):
+        note = "predicted: the gradients that a block's backward emits, less what the block kept"
+        titles = {"change_bytes": "allocated", "gradient_bytes": "gradients", "predicted_bytes": "predicted"}
+        _print_beside_prediction(rows, "change of what is allocated during each block's backward", note, titles)
+
+
+def _print_blocks(rows: Sequence[Row], selective: bool) -> None:
+    """How much each block keeps; blocks that keep the same, and checkpoints of as many blocks, are one row."""
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for row in rows:
+        under_one = row["blocks"] if row.get("checkpoint") else None  # older records tell of no checkpoint
+        alike.setdefault((row["bytes"], row["predicted_bytes"], under_one), []).append(row["block"])
+    blocks = [
+        {"block": _span(names, under_one), "bytes": size, "predicted_bytes": like}
+        for (size, like, under_one), names in alike.items()
+    ]
+    notes = [CHECKPOINT] if any(row.get("checkpoint") for row in rows) else []
+    notes += [SELECTIVE] if notes and selective else []
+    titles = {"bytes": "kept", "predicted_bytes": "predicted"}
+    _print_beside_prediction(blocks, "kept by each block", "predicted: by the closed form", titles, notes)
+
+
+def _span(names: Sequence[str], under_one: int | None) -> str:
+    """`spans`; where as many blocks are under one checkpoint, the names are of the first of each."""
+    if under_one is None:
+        return spans(names)
+    if under_one == 1:
+        return f"{spans(names)}: a checkpoint{' each' if names[1:] else ''}"
+    covered = [f"block {int(name.removeprefix('block ')) + i}" for name in names for i in range(under_one)]
+    return f"{spans(covered)}: a checkpoint{f' every {under_one}' if names[1:] else ''}"
+
+
+def _print_beside_prediction(
+    rows: Sequence[Row], caption: str, note: str, titles: dict[str, str], notes: Sequence[str] = ()
+) -> None:
+    """Without the columns of which nothing is known; `note` is of the prediction."""
+    names = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
+    alike = [name for name in titles if name in names]
+    known = [{name: row[name] for name in names} for row in rows]
+    print_table(known, caption, [*notes, *([note] if "predicted_bytes" in names else [])], titles, alike=alike)
+
+
+def print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:
+    """What CUDA allocated by phase and layer; layers of a phase in which the same happened are one row."""
+    if not rows:
+        say(
+            f"{title}: in no recorded step CUDA was asked for memory, for the allocator's cache held enough: add "
+            "--no-caching-allocator, or record the first steps with --warmup 0\n"
+        )
+        return
+    same = ("phase", "allocations", "allocated_bytes", "freed_bytes", "change_bytes", "predicted_bytes")
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in same), []).append(row)
+    shown = [
+        {"phase": key[0], "layer": spans([row["layer"] for row in members])}
+        | dict(zip(same[1:], key[1:], strict=True))
+        | {"most_bytes": max(row["most_bytes"] for row in members)}
+        for key, members in groups.items()
+    ]
+    unknown = {name for name in shown[0] if all(row[name] is None for row in shown)}
+    titles = {name: name.removesuffix("_bytes") for name in shown[0] if name.endswith("_bytes") and name not in unknown}
+    notes = [f"cudaMalloc and cudaFree by nsys, which sees {sees}; most: in use meanwhile, above the step's begin"]
+    if sees != "tensors":
+        notes.append("what is freed stays in the allocator's cache: add --no-caching-allocator to see tensors")
+    known = [{name: value for name, value in row.items() if name not in unknown} for row in shown]
+    headings = titles | {"allocations": "calls"}
+    print_table(known, f"{title}: the device's memory by range, a step", notes, headings, alike=list(titles))
+
+
+def spans(names: Sequence[str]) -> str:
+    """`block 0 … block 3, block 5, lm_head`: blocks that follow one another, in whatever order, by both ends."""
+    blocks = sorted(int(found[1]) for name in names if (found := re.fullmatch(r"block (\d+)", name)))
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(blocks), key=lambda pair: pair[1] - pair[0])]
+    said = [f"block {run[0]}" + (f" … block {run[-1]}" if run[1:] else "") for run in runs]
+    return ", ".join([*said, *(name for name in names if not re.fullmatch(r"block \d+", name))])
+
+
+def by_phase(rows: Sequence[Row]) -> list[Row]:
+    """A row for each component, a column for each phase of the last step, and the sum."""
+    last = max(row["step"] for row in rows)
+    phases = list(dict.fromkeys(row["phase"] for row in rows if row["step"] in (0, last)))
+    sizes = {(row["phase"], row["component"]): row["bytes"] for row in rows if row["step"] in (0, last)}
+    names = list(dict.fromkeys(row["component"] for row in rows if row["bytes"]))
+    made = [
+        {"component": name.replace("_", " ")} | {f"{phase}_bytes": sizes.get((phase, name), 0) for phase in phases}
+        for name in names
+    ]
+    total = {f"{phase}_bytes": sum(row[f"{phase}_bytes"] for row in made) for phase in phases}
+    return [*made, {"component": "all", **total}]
+
+
+def print_table(
+    rows: Sequence[Row], caption: str, notes: Sequence[str], titles: dict[str, str], alike: Sequence[str] = ()
+) -> None:
+    from cs_systems.report.rows import render_rows
+
+    width = terminal_width()
+    print(render_rows(rows, "terminal", caption, notes, titles, width, color=width is not None, alike=alike))
+
+
+def say(text: str) -> None:
+    """A sentence, and the line breaks after it; broken between words where a terminal shows it."""
+    indent = len(text) - len(text.lstrip())
+    width = terminal_width()
+    said = text.rstrip("\n")
+    shown = said if width is None else fill(said, width, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
+    print(shown + text[len(said) :], flush=True)
