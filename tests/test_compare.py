@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -184,3 +185,29 @@ def test_two_recordings_of_profilers_are_compared_as_analyze_does(capsys: pytest
     compared = capsys.readouterr().out
     assert main(["analyze", trace, trace]) == 0
     assert compared == capsys.readouterr().out
+
+
+def test_the_table_of_one_phase_fits_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cs_systems.cli.compare.terminal_width", lambda output: 80)
+    recorded = str(Path(__file__).parent.parent / "profiles" / "c2_size_by_context")
+    assert main(["compare", recorded, recorded]) == 0
+    said = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert said.startswith("B over A of step; ")
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_side_on_which_nothing_was_measured_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    timed = record(BASE, 1.0)
+    append_record(tmp_path / "a.jsonl", timed)
+    append_record(tmp_path / "b.jsonl", replace(timed, status="error", reason="it broke", measurement=None))
+    assert main(["compare", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]) == 2
+    assert "no cell of B was measured: cs-systems report DIR says why" in capsys.readouterr().err
+
+
+def test_csv_of_two_recordings_names_the_command_that_writes_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    recording = str(Path(__file__).parent / "analysis" / "data" / "kineto_h200_step.json.gz")
+    assert main(["compare", recording, recording, "--format", "csv"]) == 2
+    assert "CSV holds one table: cs-systems analyze A B --format csv --table phases" in capsys.readouterr().err
+    assert main(["analyze", recording, recording, "--format", "csv", "--table", "phases"]) == 0

@@ -42,12 +42,15 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
     The ratio is B's time over A's. What was timed under a profiler, or has a loss that is NaN or infinite, is left out.
     Raises ConfigError where no cell of A matches one of B.
     """
+    for side, records in (("A", a), ("B", b)):
+        if not any(record.measurement for record in records):
+            raise ConfigError(f"no cell of {side} was measured: cs-systems report DIR says why")
+        if not _clean(records):
+            raise ConfigError(
+                f"{side} has only times under a profiler or with a loss that is NaN or infinite, which are no "
+                "timings: measure with cs-systems time"
+            )
     a, b, left_out = _clean(a), _clean(b), list(_left_out(a, b))
-    if not a or not b:
-        raise ConfigError(
-            "one of the recordings has only times under a profiler or with a loss that is NaN or infinite, which are "
-            "no timings: measure with cs-systems time"
-        )
     compared = _compared(a, b)
     cells_a, cells_b = _cells(a, compared), _cells(b, compared)
     rows = [

@@ -44,6 +44,8 @@ def run(args: Compare) -> int:
         if args.phase != Compare.phase:
             raise ConfigError("--phase is of recorded runs: of two recordings of a profiler every phase is shown")
 
+        if args.format == "csv":
+            raise ConfigError("CSV holds one table: cs-systems analyze A B --format csv --table phases, for one")
         return analyze.run(analyze.Analyze(args.a, args.b, format=args.format, output=args.output))
     from cs_systems.analysis.compare import profiled_pairs, undisturbed
     from cs_systems.record import some_records
@@ -82,13 +84,16 @@ def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[s
         one_of("phase", phase, ["step", *sorted(known)])
     comparison = compare(a, b, args.phase)
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
-    caption = f"B over A; {what or 'the same configuration on both sides'}"
+    timed = f" of {args.phase[0]}" if args.format != "csv" and len(args.phase) == 1 else ""
+    caption = f"B over A{timed}; {what or 'the same configuration on both sides'}"
     blind: dict[str, dict[str, None]] = {}  # those that are alike but for a percentage
     for text in filter(None, (row["unseen"] for row in comparison.rows)):
         blind.setdefault(re.sub(r"[\d.]+%", "%", text), {})[text] = None
     unseen = [f"not seen: {'e.g. ' if len(texts) > 1 else ''}{next(iter(texts))}" for texts in blind.values()]
     legends = ["finds: the smallest slowdown that would have been called one"]
     rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
+    if timed:
+        rows = [{name: value for name, value in row.items() if name != "phase"} for row in rows]
     if all(row.get("interval") == UNKNOWN for row in rows):
         rows = [{name: value for name, value in row.items() if name != "interval"} for row in rows]
     else:

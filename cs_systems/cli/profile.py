@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from cs_systems.cli._counters import counters_text
+from cs_systems.cli._memory_text import say
 from cs_systems.cli._options import MaybeText, ModelCells, Repeated, Steps, Sweep, flag, optional
 from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
@@ -89,7 +90,8 @@ def print_profile(record: RunRecord, folder: Path) -> None:
         print(*counters_text(describe(record.run_config), results["counters"]), sep="\n")
         _print_artifacts(record, folder)
         return
-    print(*(overhead(record, row) for row in results.get("overhead", ())), sep="\n")
+    for row in results.get("overhead", ()):
+        say(overhead(record, row))
     if "coverage" not in results:  # the caveat says why
         if "ranges" in results:
             print(table_text(CAPTIONS["ranges"], results["ranges"][:TOP], SHOWN["ranges"], []))

@@ -98,6 +98,16 @@ def test_overhead_is_unknown_without_enough_warm_up(capsys: pytest.CaptureFixtur
     assert "without at least 3 warm-up steps, what that cost is unknown" in capsys.readouterr().out
 
 
+def test_what_recording_cost_is_as_wide_as_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cs_systems.cli._memory_text.terminal_width", lambda: 80)
+    print_profile(replace(record(), results={"overhead": overhead(record())}), Path("runs"))
+    lines = capsys.readouterr().out.splitlines()
+    assert "2.20 s a step while recorded, 1.10 s before" in " ".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= 80
+
+
 STEP_COST = {
     "forward": PhaseCost(70, 80, 1000, 30, 400),
     "backward": PhaseCost(140, 170, 2000, 70, 800),
