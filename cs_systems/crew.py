@@ -116,6 +116,8 @@ class Crew:
 
     def _refusal(self, kind: Kind) -> str | None:
         """Why ranks of that kind cannot run here, asked before they are started."""
+        if kind.device == "cpu" and rank_in_job() is None:  # which is always there, also once they are lost
+            return None
         if kind not in self._refusals:
             self.environment(kind.device)  # known when they are lost
             fits = self._ask(op="fits", device=kind.device, world_size=kind.world_size)["reason"]
@@ -141,7 +143,7 @@ class Crew:
         return self._environments[device]
 
     def on_cuda(self, config: RunConfig) -> bool:
-        return self.environment(config.device).device != "cpu"
+        return config.device != "cpu" and self.environment(config.device).device != "cpu"
 
     def preflight(self, configs: Sequence[RunConfig]) -> list[Row]:
         """A row for each config; one whose prediction kills or hangs the worker says so and costs no other."""
