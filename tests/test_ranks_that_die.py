@@ -22,7 +22,6 @@ from tests.test_survival import WORKLOADS, cell, is_running, wait_for
 
 LIMIT_S = 30.0
 NO_SHAPE = "ConfigError: rank 1 has another model than rank 0: parameter 0.weight (4, 4) float32 (4 tensors) where "
-NO_ORDER = "ConfigError: rank 1 has another model than rank 0: parameter b.weight (4, 4) float32 (4 tensors) where "
 
 
 def on_ranks(name: str, **rest: object) -> RunConfig:
@@ -58,47 +57,52 @@ def no_process_is_left() -> Iterator[None]:
     wait_for(lambda: {*descendants(os.getpid())} <= before, seconds=5)
 
 
-@pytest.mark.parametrize(
-    ("config", "status", "reason"),
-    [
-        (on_ranks("rank_1_is_killed"), "killed", r"rank 1 on cpu killed by SIGKILL .*last words: what it said last"),
-        (on_ranks("rank_1_exits"), "killed", "rank 1 on cpu exited with status 7"),
-        (on_ranks("rank_1_raises"), "error", "rank 1 on cpu: ZeroDivisionError: the numerator was fine"),
-        (on_ranks("rank_1_runs_out_of_memory"), "oom", "rank 1 on cpu: .*can't allocate memory: you tried to allocate"),
-        (on_ranks("every_rank_another_shape", strategy="ddp_flat"), "error", re.escape(NO_SHAPE)),
-        (on_ranks("every_rank_another_order", strategy="ddp_bucketed"), "error", re.escape(NO_ORDER)),
-        (on_ranks("rank_1_hangs_in_nccl"), "timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
-        (on_ranks("rank_1_hangs_alone", steps=1), "timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
-        (
-            on_ranks("rank_1_hangs"),
-            "timeout",
-            r"rank 1 on cpu kept the others waiting for 3 s: rank 1 on cpu is in hangs \(workloads_that_die.py:\d+\): "
-            "raise --timeout-s",
-        ),
-    ],
-    ids=lambda value: value.workload.rpartition(":")[2] if isinstance(value, RunConfig) else "",
-)
+DEATHS = {
+    "rank_1_is_killed": ("killed", r"rank 1 on cpu killed by SIGKILL .*last words: what it said last"),
+    "rank_1_exits": ("killed", "rank 1 on cpu exited with status 7"),
+}
+ERRORS = {
+    "rank_1_raises": ("error", "rank 1 on cpu: ZeroDivisionError: the numerator was fine"),
+    "rank_1_runs_out_of_memory": ("oom", "rank 1 on cpu: .*can't allocate memory: you tried to allocate"),
+    "every_rank_another_shape": ("error", re.escape(NO_SHAPE)),
+}
+HANGS = {
+    "rank_1_hangs_in_nccl": ("timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
+    "rank_1_hangs_alone": ("timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
+    "rank_1_hangs": (
+        "timeout",
+        r"rank 1 on cpu kept the others waiting for 3 s: rank 1 on cpu is in hangs \(workloads_that_die.py:\d+\): "
+        "raise --timeout-s",
+    ),
+}
+OF_CELL = {"every_rank_another_shape": {"strategy": "ddp_flat"}, "rank_1_hangs_alone": {"steps": 1}}
+
+
+@pytest.mark.parametrize("expected", [DEATHS, ERRORS, HANGS], ids=["deaths", "errors", "hangs"])
 @pytest.mark.usefixtures("no_process_is_left")
-def test_a_rank_that_fails_is_named(
-    config: RunConfig, status: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_rank_that_fails_is_named_and_the_sweep_goes_on_with_new_ranks(
+    expected: dict[str, tuple[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("cs_systems.ranks.PATIENCE_S", 3.0)
-    began: list[float] = []
-    (record,) = sweep([config], out=tmp_path, on_progress=lambda p: p.config and began.append(time.monotonic()))
-    assert record.status == status
-    assert re.match(reason, record.reason or ""), record.reason
-    assert time.monotonic() - began[0] < LIMIT_S
-    assert read_records(tmp_path)[0] == [record]
-
-
-@pytest.mark.usefixtures("no_process_is_left")
-def test_the_sweep_goes_on_with_new_ranks() -> None:
     """And a port that somebody has, told in the variables of a launcher around this one, is not asked for."""
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        patch.setenv("PET_MASTER_PORT", str(taken.getsockname()[1]))
-        died, fine = sweep([on_ranks("rank_1_is_killed"), on_ranks("fine")])
-    assert (died.status, fine.status) == ("killed", "ok")
+    monkeypatch.setattr("cs_systems.ranks.PATIENCE_S", 3.0)
+    cells = [on_ranks(name, **OF_CELL.get(name, {})) for name in expected]
+    took: list[float] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for variable in ("MASTER_PORT", "PET_MASTER_PORT"):
+            monkeypatch.setenv(variable, str(taken.getsockname()[1]))
+        began = time.monotonic()
+        found = []
+        for record in sweep([*cells, on_ranks("fine")], out=tmp_path):
+            found.append(record)
+            took.append(time.monotonic() - began)
+            began = time.monotonic()
+    *died, fine = found
+    assert fine.status == "ok"
+    for record, (status, reason), seconds in zip(died, expected.values(), took[:-1], strict=True):
+        assert record.status == status
+        assert re.match(reason, record.reason or ""), record.reason
+        assert seconds < LIMIT_S
+    assert read_records(tmp_path)[0] == found
 
 
 @pytest.mark.usefixtures("no_process_is_left")

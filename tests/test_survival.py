@@ -130,12 +130,12 @@ def test_a_worker_that_closes_its_pipes_and_hangs_is_given_up(monkeypatch: pytes
 
 def test_a_prediction_that_hangs_or_dies_costs_its_cell_only() -> None:
     cells = [cell("fine"), cell("hangs_in_preflight"), cell("dies_in_preflight"), cell("fine", seed=1)]
-    reasons = [row["reason"] for row in preflight(cells, timeout_s=5)]
+    reasons = [row["reason"] for row in preflight(cells, timeout_s=3)]
     assert (reasons[0], reasons[3]) == (None, None)
-    assert reasons[1] == "its prediction hung: no answer within 5 s: raise --timeout-s"
+    assert reasons[1] == "its prediction hung: no answer within 3 s: raise --timeout-s"
     assert reasons[2].startswith("its prediction killed the worker: killed by SIGKILL")
-    (record,) = sweep([cells[1]], timeout_s=5, skip_oom=True)
-    assert (record.status, record.reason) == ("timeout", "no answer within 5 s: raise --timeout-s")
+    (record,) = sweep([cells[1]], timeout_s=3, skip_oom=True)
+    assert (record.status, record.reason) == ("timeout", "no answer within 3 s: raise --timeout-s")
 
 
 def test_a_cell_that_was_only_predicted_to_run_out_of_memory_runs_without_the_flag(tmp_path: Path) -> None:

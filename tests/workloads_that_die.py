@@ -135,19 +135,3 @@ def rank_1_hangs_in_nccl() -> None:
 def every_rank_another_shape(config: RunConfig, device: Any) -> tuple[torch.nn.Module, torch.Tensor]:
     width = 3 + int(os.environ["RANK"])
     return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Linear(width, 2)), torch.ones(1, 4)
-
-
-class Disordered(torch.nn.Module):
-    """The layers a and b, on rank 1 b and a; b comes first where it runs, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        for name in "ab" if os.environ["RANK"] == "0" else "ba":
-            self.add_module(name, torch.nn.Linear(4, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.a(self.b(x))  # type: ignore[no-any-return]
-
-
-def every_rank_another_order(config: RunConfig, device: Any) -> tuple[torch.nn.Module, torch.Tensor]:
-    return Disordered(), torch.ones(1, 4)

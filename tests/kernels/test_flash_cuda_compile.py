@@ -32,10 +32,11 @@ def test_forward_stays_in_registers(depth: int, causal: bool) -> None:
     assert min(opcodes[name] for name in ("HGMMA", "UTMALDG", "UTMASTG")) > 0
 
 
-@pytest.mark.parametrize("fp16", [0, 1])
-@pytest.mark.parametrize("tail", [0, 1])
-@pytest.mark.parametrize("deterministic", [0, 1])
-@pytest.mark.parametrize("causal", [0, 1])
+# Every mask by default; deterministic and in fp16, which changes the products' type alone, the one with most code.
+BACKWARDS = [*((causal, 0, tail, 0) for causal in (0, 1) for tail in (0, 1)), (0, 1, 1, 0), (1, 1, 1, 0), (1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize(("causal", "deterministic", "tail", "fp16"), BACKWARDS)
 @pytest.mark.parametrize("depth", [64, 128])
 def test_backward_stays_in_registers(depth: int, causal: int, deterministic: int, tail: int, fp16: int) -> None:
     flags = {"CAUSAL": causal, "TAIL": tail, "DETERMINISTIC": deterministic, "SHARED_BYTES": BACKWARD_SHARED_BYTES}

@@ -35,14 +35,14 @@ def test_every_file_is_a_step() -> None:
 def test_nvcc_takes_each_step_without_spills_and_its_shared_memory_fits(step, tmp_path: Path) -> None:
     if not shutil.which("nvcc"):
         pytest.skip("there is no nvcc here")
-    for d in D_HEADS:
-        macros = [f"-D{macro}={value}" for macro, value in step.macros(d).items()]
-        source, made = FOLDER / f"{step.source}.cu", tmp_path / f"{d}.cubin"
-        command = ["nvcc", "-arch=sm_90a", "-cubin", "-Werror=all-warnings", "-Xptxas=-v", *macros, "-o", made, source]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr
-        assert step.launch(d)[2] <= SHARED_LIMIT_BYTES[90]
+    assert all(step.launch(d)[2] <= SHARED_LIMIT_BYTES[90] for d in D_HEADS)
+    d = max(D_HEADS)  # which takes the most registers; what runs is NVRTC's, below, for each of them
+    macros = [f"-D{macro}={value}" for macro, value in step.macros(d).items()]
+    source, made = FOLDER / f"{step.source}.cu", tmp_path / f"{d}.cubin"
+    command = ["nvcc", "-arch=sm_90a", "-cubin", "-Werror=all-warnings", "-Xptxas=-v", *macros, "-o", made, source]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "0 bytes spill stores, 0 bytes spill loads" in done.stderr
 
 
 @pytest.mark.parametrize("step", ALL)
