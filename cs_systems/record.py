@@ -234,8 +234,11 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
             complaints.append(f"{file}:{number} is torn (the run was cut while writing it): skipped")
         except ConfigError as error:
             raise ConfigError(f"{file}:{number}: {error}") from error
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ConfigError(f"{file}:{number} is not a record of cs_systems: {error!r}") from error
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"{file}:{number} is no record as this version writes it ({error}): read it with the cs-systems that "
+                "wrote it, or take the line out"
+            ) from error
     if complaints and not records:
         raise ConfigError(
             f"{file} holds no record that can be read: it was cut while the first was written, or is no records.jsonl"

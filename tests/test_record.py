@@ -148,3 +148,23 @@ def test_steps_and_phases_of_a_measurement() -> None:
     assert measurement.durations_s("step") == [1.0, 2.0]
     assert measurement.durations_s("forward") == [0.25, 0.5]
     assert measurement.phase_names() == ("forward",)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"later": 3},
+        {"measurement": {"clock": "monotonic", "setup_s": 0.0, "samples": {"round": [0, 0], "warmup": [False]}}},
+        {"environment": {"unheard_of": 1}},
+        {"warnings": [3]},
+    ],
+    ids=lambda damage: next(iter(damage)),
+)
+def test_a_line_of_another_version_is_named_with_what_to_do(damage: dict[str, object], tmp_path: Path) -> None:
+    append_record(tmp_path, some("a"))
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write(json.dumps(json.loads(some("b").to_json()) | damage) + "\n")
+    with pytest.raises(
+        ConfigError, match=r"records.jsonl:2 is no record as this version writes it \(.+\): read it with"
+    ):
+        read_records(tmp_path)

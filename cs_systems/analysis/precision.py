@@ -23,7 +23,7 @@ def by_cell(records: Iterable[RunRecord], workload: str) -> dict[RunConfig, dict
     """Cell (in fp32) → precision, in the order of `Precision` → its records (repeats) that no profiler disturbed."""
     mine = [r for r in records if r.config["workload"] == workload and r.config.get("profiler", "none") == "none"]
     cells: dict[RunConfig, dict[Precision, list[RunRecord]]] = {}
-    for record in sorted(mine, key=lambda r: list(Precision).index(Precision(r.config["precision"]))):
+    for record in sorted(mine, key=lambda r: list(Precision).index(r.run_config.precision)):
         cell = replace(record.run_config, precision=BASELINE, warmup=0, warmup_s=0.0, steps=1, rounds=1)
         cells.setdefault(cell, {}).setdefault(record.run_config.precision, []).append(record)
     return cells

@@ -198,3 +198,12 @@ def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: p
 def test_what_it_refuses(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["precision", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_records_of_a_precision_that_is_not_known_are_refused_with_those_that_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = Path(__file__).parents[2] / "profiles" / "precision" / "records.jsonl"
+    (tmp_path / "records.jsonl").write_text(recorded.read_text().replace('"precision":"bf16"', '"precision":"fp4"'))
+    assert main(["precision", "--show", str(tmp_path)]) == 2
+    assert "unknown precision 'fp4'" in capsys.readouterr().err
