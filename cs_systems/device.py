@@ -5,6 +5,7 @@ What a device cannot tell is None, never 0.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -131,7 +132,9 @@ class Device:
             raise DeviceUnavailable("nothing limits the memory of a CPU: leave out --memory-limit")
 
     def release_memory(self) -> None:
-        """Hand cached blocks back, so that one cell's leftovers do not stand in the next cell's numbers."""
+        """Hand cached blocks back, so that one cell's leftovers do not stand in the next cell's numbers; those too that
+        only cycles keep: a model knows its hooks, and hooks their model."""
+        gc.collect()
         if self.is_cuda:
             # cuBLAS keeps 32 MiB for each thread that called it, which would count in the next cell's peak.
             torch._C._cuda_clearCublasWorkspaces()

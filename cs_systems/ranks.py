@@ -37,6 +37,7 @@ from cs_systems.slowest import failed, verdict
 PATIENCE_S = 25.0
 COMPILING_PATIENCE_S = 600.0
 SETTLE_S = 2.0  # for the peers of a rank that failed to say what they know
+_LOOK_S = 1.0  # how often, while nothing arrives, somebody looks whether NCCL has given up
 _TICK_S = 0.2  # how often somebody looks whether the launcher lives, and how long a rank may take to say where it is
 # What would send the launcher's ranks to somebody else's rendezvous, or change its options.
 _NOT_OURS = re.compile("PET_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_")
@@ -103,6 +104,11 @@ class _Rank:
         self.gone = not chunk
         *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         return [json.loads(line) for line in lines]
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether NCCL has said here that it waited in vain for a peer."""
+        return self.log is not None and _NCCL_GAVE_UP in self.log.tail(1 << 16)
 
     def signal(self, number: int) -> None:
         if not self.gone:
@@ -242,9 +248,11 @@ class Ranks:
             if gone := [rank for rank in self._ranks if rank.gone]:
                 raise self._death(*gone)
             left = max(0.0, deadline - time.monotonic())
-            ready: list[_Rank] = [key.data for key, _ in self._selector.select(None if math.isinf(left) else left)]
+            ready: list[_Rank] = [key.data for key, _ in self._selector.select(min(left, _LOOK_S))]
             if not ready:
-                return None
+                self._see_who_gave_up()
+                if left <= _LOOK_S:
+                    return None
             for rank in ready:
                 self._heard += [(rank, event) for event in rank.events()]
         rank, event = self._heard.pop(0)
@@ -258,6 +266,13 @@ class Ranks:
         elif event["event"] == "done":
             self._done[rank.number] = event["usable"]
         return rank, event
+
+    def _see_who_gave_up(self) -> None:
+        """Raises WorkerTimeout where NCCL has waited in vain: it ends its process, but may be long about that."""
+        if not any(rank.gave_up for rank in self._ranks):
+            return
+        time.sleep(SETTLE_S)  # the others that wait say so in the same second
+        raise self._hang([rank for rank in self._ranks if not rank.gave_up] or self._ranks)
 
     @property
     def alive(self) -> bool:
@@ -298,8 +313,7 @@ class Ranks:
 
     def _death(self, *gone: _Rank) -> WorkerDied | WorkerTimeout:
         """What a rank died of, as the launcher tells once all of them have ended."""
-        waited = [rank for rank in gone if rank.log and _NCCL_GAVE_UP in rank.log.tail(1 << 16)]
-        if len(waited) == len(gone) and (late := [rank for rank in self._ranks if not rank.gone]):
+        if all(rank.gave_up for rank in gone) and (late := [rank for rank in self._ranks if not rank.gone]):
             return self._hang(late)
         deadline = time.monotonic() + GRACE_S
         while any(map(_exists, gone)) and time.monotonic() < deadline:

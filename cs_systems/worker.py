@@ -50,7 +50,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.device import DeviceUnavailable
 from cs_systems.environment import environment
 from cs_systems.execute import Emit, preflight, run_cells
-from cs_systems.lifeline import die_with_parent, rank_log, stack_file
+from cs_systems.lifeline import die_with_parent, leave_no_core, rank_log, stack_file
 from cs_systems.profilers import rank_file
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
@@ -148,6 +148,7 @@ def main() -> None:
     if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
         sys.exit(run_once(json.loads(sys.argv[1])))
     die_with_parent()
+    leave_no_core()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     if not sys.argv[1].isdigit():
         _serve_as_rank(Path(sys.argv[1]), Path(sys.argv[2]))

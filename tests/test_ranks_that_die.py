@@ -68,6 +68,7 @@ ERRORS = {
 }
 HANGS = {
     "rank_1_hangs_in_nccl": ("timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
+    "rank_1_hangs_in_nccl_that_stays": ("timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
     "rank_1_hangs_alone": ("timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
     "rank_1_hangs": (
         "timeout",

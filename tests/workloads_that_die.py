@@ -124,11 +124,21 @@ rank_1_runs_out_of_gpu_memory = _on_rank_1(lambda: torch.empty(1 << 50, dtype=to
 rank_1_runs_out_of_memory = _on_rank_1(torch_runs_out_of_memory)
 
 
+NCCL_GIVES_UP = "[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2)"
+
+
+def rank_1_hangs_in_nccl_that_stays() -> None:
+    """As NCCL's watchdog leaves a process that takes its time to end."""
+    if os.environ["RANK"] == "0":
+        print(NCCL_GIVES_UP, file=sys.stderr, flush=True)
+    hangs()
+
+
 def rank_1_hangs_in_nccl() -> None:
     """As NCCL's watchdog ends the process that has waited for it."""
     if os.environ["RANK"] == "1":
         hangs()
-    print("[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2)", file=sys.stderr, flush=True)
+    print(NCCL_GIVES_UP, file=sys.stderr, flush=True)
     os.abort()
 
 

@@ -160,16 +160,21 @@ def volumes(group: Sequence[RunRecord]) -> list[Row]:
     for record in clean(group):
         sent = next(iter(record.results.get("sent", ())), {})
         memory = next(iter(record.results.get("memory", ())), {})
+        peaks = [_peak_bytes(r) for r in (record, seen_by("rank_memory", record, group))]
         rows.append(
             {
                 "strategy": name(record.run_config),
                 "ranks": record.run_config.world_size,
                 **{k: sent.get(k) for k in ("collectives", "sent_bytes", "formula_sent_bytes")},
-                "peak_allocated_bytes": record.measurement and record.measurement.peak_allocated_bytes,
+                "peak_allocated_bytes": next((peak for peak in peaks if peak is not None), None),
                 "predicted_peak_bytes": memory.get("predicted_peak_bytes"),
             }
         )
     return rows
+
+
+def _peak_bytes(record: RunRecord | None) -> int | None:
+    return record.measurement.peak_allocated_bytes if record and record.measurement else None
 
 
 def stages(group: Sequence[RunRecord]) -> list[Row]:

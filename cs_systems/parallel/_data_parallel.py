@@ -12,6 +12,7 @@ that the optimizer leaves it alone.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -120,7 +121,7 @@ class DataParallel(nn.Module):
         if overlap:
             for index, bucket in enumerate(self._buckets):
                 for p in bucket:
-                    p.register_post_accumulate_grad_hook(partial(self._gradient_is_ready, index))
+                    p.register_post_accumulate_grad_hook(partial(_gradient_is_ready, weakref.ref(self), index))
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         if self._sender is not None:
@@ -184,28 +185,6 @@ class DataParallel(nn.Module):
         self._absent: list[nn.Parameter] = []  # those for which zeros were sent
         self._in_flight: list[tuple[Any, Any]] = []
 
-    def _gradient_is_ready(self, index: int, p: nn.Parameter) -> None:
-        """For each parameter in each backward, while the device may wait for the host: sets no attribute of this
-        module, which takes `nn.Module` longer than all else here."""
-        if not self._syncing:
-            return
-        pending, unsent = self._pending, self._unsent
-        pending[index] -= 1
-        if pending[index] < 0:
-            self._wait_for_sender()  # what comes after the error may send too
-            raise RuntimeError(
-                "a second backward before finish_gradient_synchronization(): the gradients of the first are being "
-                "averaged; run every backward but the last under no_sync()"
-            )
-        if pending[index] == 0:
-            self._ready.append(index)
-        sender = self._sender
-        while unsent and pending[unsent[0]] == 0:
-            if sender is None:
-                self._send(unsent.popleft())
-            else:
-                sender.put(self._send, unsent.popleft())
-
     def _send(self, index: int) -> None:
         grads = []
         for p in self._buckets[index]:
@@ -235,6 +214,34 @@ class DataParallel(nn.Module):
         broadcast(order, 0, self._group).wait()
         self._order = order.tolist()
         self._order_is_learned = True
+
+
+def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p: nn.Parameter) -> None:
+    """The hook of each parameter in each backward, while the device may wait for the host: sets no attribute of the
+    wrapper, which takes `nn.Module` longer than all else here.
+
+    Knows the wrapper weakly: the garbage collector does not see through the hooks of a tensor, and would keep a model
+    whose hooks know it for ever.
+    """
+    of = wrapper()
+    if of is None or not of._syncing:
+        return
+    pending, unsent = of._pending, of._unsent
+    pending[index] -= 1
+    if pending[index] < 0:
+        of._wait_for_sender()  # what comes after the error may send too
+        raise RuntimeError(
+            "a second backward before finish_gradient_synchronization(): the gradients of the first are being "
+            "averaged; run every backward but the last under no_sync()"
+        )
+    if pending[index] == 0:
+        of._ready.append(index)
+    sender = of._sender
+    while unsent and pending[unsent[0]] == 0:
+        if sender is None:
+            of._send(unsent.popleft())
+        else:
+            sender.put(of._send, unsent.popleft())
 
 
 def finish_gradients(model: nn.Module) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cs_systems.device import resolve
 from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import compose
 from cs_systems.parallel._collectives import counting
@@ -98,6 +100,24 @@ def learned_order(rank: int, world_size: int) -> list[list[int]]:
             model(torch.ones(1, 4)).sum().backward()
             model.finish_gradient_synchronization()
     return seen
+
+
+def kept_alive(rank: int, world_size: int) -> list[str]:
+    """The strategies of which something lives on when all who knew it have dropped it: it would stand in the peak of
+    what is measured next."""
+    kept = []
+    for name in ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed+zero1", "zero1_flat", "fsdp"):
+        strategy = compose(name)
+        model: Any = strategy.wrap(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        optimizer = strategy.make_optimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        model(torch.ones(1, 4)).sum().backward()
+        strategy.finish_gradients(model)
+        optimizer.step()
+        known = [weakref.ref(x) for x in (model, optimizer, *model.parameters())]
+        del model, optimizer
+        resolve("cpu").release_memory()
+        kept += [name] if any(ref() is not None for ref in known) else []
+    return kept
 
 
 def python_calls(rank: int, world_size: int) -> int:
@@ -236,4 +256,14 @@ def tensor_parallel(rank: int, world_size: int) -> dict[str, Any]:
     }
 
 
-SCENARIOS = [mismatches, misuses, learned_order, python_calls, narrowed, sharding, indivisible, tensor_parallel]
+SCENARIOS = [
+    mismatches,
+    misuses,
+    learned_order,
+    kept_alive,
+    python_calls,
+    narrowed,
+    sharding,
+    indivisible,
+    tensor_parallel,
+]

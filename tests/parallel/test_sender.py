@@ -1,4 +1,4 @@
-"""The thread that starts collectives: in order, with its errors raised where they are waited for, gone with its owner."""
+"""The thread that starts collectives: in order, its errors raised where they are waited for, gone with its owner."""
 
 from __future__ import annotations
 

@@ -209,6 +209,13 @@ def test_buckets_are_sent_in_the_order_in_which_backward_fills_them(worlds: Any)
         assert second == [1, 2, 3]
 
 
+@every_world
+def test_what_was_wrapped_is_freed_with_its_memory(worlds: Any, world_size: int) -> None:
+    """Hooks that knew the wrapper kept parameters and gradients for ever: the garbage collector does not see through
+    a tensor's hooks."""
+    assert worlds(world_size).of("kept_alive") == [[]] * world_size
+
+
 def test_to_send_a_gradient_takes_backward_one_call_of_python(worlds: Any) -> None:
     """Beside the hook: it is handed to another thread. A step has one for each parameter, and lasts as long as the host
     takes for them where that binds: it was 48, and 3 on the same thread."""
