@@ -32,7 +32,7 @@ from cs_systems.parallel._flat_layout import FlatLayout
 from cs_systems.parallel.zero1 import ShardedOptimizer
 
 ROUNDS = 8  # in which the optimizer steps and what it has stepped is gathered
-IN_FLIGHT = 4  # buckets that a rank holds beside its part of the gradients
+IN_FLIGHT = 8  # buckets that a rank holds beside its part of the gradients
 
 
 @dataclass
@@ -52,7 +52,7 @@ class FlatBucket:
     def __init__(self, params: Bucket) -> None:
         world_size, rank = dist.get_world_size(), dist.get_rank()
         layout = FlatLayout.of([p.numel() for p in params], world_size, params[0].dtype)
-        self.lined_up = layout.lined_up
+        self._layout = layout
         self.values = layout.lined_up([p.detach() for p in params])
         self.shard = self.values[rank * layout.part : (rank + 1) * layout.part]
         self.parts = []
@@ -60,6 +60,12 @@ class FlatBucket:
             p.data = self.values[at : at + p.numel()].view(p.shape)
             part = _parts[p] = Part(start, stop, in_shard, self, nn.Parameter(p.data.view(-1)[start:stop]))
             self.parts.append(part)
+
+    def lined_up(self, grads: list[Tensor]) -> Tensor:
+        """The gradients as one tensor. One that fills its bucket is sent as it lies: of a large model most are."""
+        if len(grads) == 1 and grads[0].numel() == self.values.numel():
+            return grads[0].view(-1)
+        return self._layout.lined_up(grads)
 
 
 _parts: Any = WeakTensorKeyDictionary()  # parameter → its Part: wrap leaves it for the optimizer, which sees no module
@@ -195,7 +201,7 @@ def _is_element_wise(value: Any, length: int) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == length
 
 
-def wrap(model: nn.Module, bucket_size_mb: float = 100.0) -> FlatShards:
+def wrap(model: nn.Module, bucket_size_mb: float = 25.0) -> FlatShards:
     """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes."""
     if not bucket_size_mb > 0:
         raise ConfigError(f"bucket_size_mb is {bucket_size_mb}: it must be above 0")
