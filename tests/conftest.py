@@ -4,6 +4,7 @@ no success."""
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,13 @@ import pytest
 # Before anything imports torch, and for the workers that tests start: tiny tensors gain nothing from a second thread,
 # and two test processes on two cores would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Collecting imports torch and makes thousands of items, all of which stay: looking for garbage took a third of it.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,9 +25,7 @@ def torchrun(*words: str) -> list[str]:
 
 def two_ranks(folder: Path, *names: str) -> tuple[int, str, list[RunRecord]]:
     """The exit status of a job on this machine, what it printed, and all that its folder holds then."""
-    command = torchrun(
-        "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", str(SCRIPT), str(folder), *names
-    )
+    command = [sys.executable, "-m", "cs_systems.launcher", *HERE, str(SCRIPT), str(folder), *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=55)
     return done.returncode, done.stdout, read_records(folder)[0]
 
@@ -138,8 +136,6 @@ def test_what_all_ranks_refuse_alike_ends_no_job(tmp_path: Path) -> None:
 
 
 def test_help_is_told_once_and_ends_all_ranks() -> None:
-    command = torchrun(
-        "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", "-m", "cs_systems", "--version"
-    )
+    command = torchrun(*HERE, "-m", "cs_systems", "--version")
     done = subprocess.run(command, capture_output=True, text=True, timeout=55)
     assert (done.returncode, done.stdout.count("cs-systems")) == (0, 1)

@@ -118,7 +118,6 @@ DEEP = {
 }
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 @pytest.mark.parametrize(
     ("attention", "checkpoint"),
     [
@@ -127,7 +126,7 @@ DEEP = {
         ("sdpa_flash", "selective:attention"),
     ],
 )
-@pytest.mark.parametrize("size", DEEP)
+@pytest.mark.parametrize(("size", "precision"), [*((size, Precision.FP32) for size in DEEP), ("wide", Precision.BF16)])
 def test_peak_of_a_step_under_checkpoints(size: str, attention: str, checkpoint: str, precision: Precision) -> None:
     model, batch, seq = DEEP[size]
     config = RunConfig(
