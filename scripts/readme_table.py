@@ -1,16 +1,18 @@
 """Put the tables of README.md into it, from committed records.
 
 Question: what does a training step of each model size take on one H200, and how far is that from the chip's peak? How
-    fast is our attention there beside its peers?
+    fast is our attention there beside its peers, and a step on two?
 Method: of the records of scripts/c2_size_by_context.py, the presets' training steps at one context, naive attention;
-    and those of scripts/benchmarks/attention_peers.py, medians of forward and backward together.
-Output: the parts of README.md between the `headline` and the `attention` marks.
+    and those of scripts/benchmarks/attention_peers.py, medians of forward and backward together; what
+    scripts/benchmarks/ddp_variants.py and fsdp_launches.py left of a model on two GPUs, each with its own `alone`.
+Output: the parts of README.md between the `headline`, the `attention` and the `parallel` marks.
 
     python scripts/readme_table.py            # or: make readme
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from statistics import median
@@ -28,6 +30,11 @@ COLUMNS = (
     *("tokens_per_s", "mfu", "peak_allocated_gib", "note"),
 )
 CONTEXT = 512
+REPLICATED, SHARDED = "ddp_variants/2.7B", "fsdp_launches/h200/2.7B"
+ON_TWO = (  # what is left out of the first are variants of its rows
+    *("alone", "torch_ddp", "torch_ddp 100 MB, view", "torch_ddp 1000 MB, view", "ddp_flat", "ddp_overlap"),
+    *("ddp_bucketed 100 MB", "ddp_bucketed 1000 MB"),
+)
 BENCHMARK = "scripts/benchmarks/attention_peers.py"
 INTRODUCTION = f"""\
 A training step of each preset on one H200, at batch 4 and context {CONTEXT}, with naive attention, in medians; the
@@ -36,6 +43,12 @@ other contexts, every sample and what they say are in [profiles/{STUDY}](profile
 ATTENTION = f"""\
 Forward and backward of one attention call on one H200, bf16, in ms: medians, all backends in one run, with the L2 cache
 cleared and launches hidden; each pass is in [profiles/{PEERS}](profiles/{PEERS}/table.md).
+"""
+PARALLEL = f"""\
+A step of 2.7B on two H200s, bf16, sdpa_flash, batch 4 a rank and context {CONTEXT}, in medians, visited in turn:
+replicated and sharded in a run each, with the same step without communication (`alone`) in both. All variants and what
+they say are in [profiles/ddp_variants](profiles/ddp_variants/2.7B_why.md) and
+[profiles/fsdp_launches](profiles/{SHARDED}.md).
 """
 
 
@@ -77,9 +90,29 @@ def attention(folder: Path) -> str:
     return f"{ATTENTION}\n{render_rows(whole, 'markdown', 'ms of forward and backward together', titles=titles)}"
 
 
+def parallel(root: Path) -> str:
+    """What each strategy exposes on two GPUs, beside PyTorch's, and the peak of the sharded ones."""
+    rows = []
+    for run, chosen in ((REPLICATED, ON_TWO), (SHARDED, None)):
+        file = root / f"{run}.jsonl"
+        if not file.exists():
+            raise ValueError(f"no records for the table of two GPUs in {file}")
+        for line in file.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            if chosen is None or row["variant"] in chosen:
+                names = ("variant", "step_s", "p10_s", "p90_s", "exposed_s", "peak_bytes")
+                rows.append({name: row.get(name) for name in names})
+    return f"{PARALLEL}\n{render_rows(rows, 'markdown', '2.7B on two H200s: steps')}"
+
+
 def filled(readme: str) -> str:
-    """README.md's text with both tables anew."""
-    texts = {"headline": headline(ROOT / "profiles" / STUDY), "attention": attention(ROOT / "profiles" / PEERS)}
+    """README.md's text with its tables anew."""
+    profiles = ROOT / "profiles"
+    texts = {
+        "headline": headline(profiles / STUDY),
+        "attention": attention(profiles / PEERS),
+        "parallel": parallel(profiles),
+    }
     for name, text in texts.items():
         head, mark, rest = readme.partition(f"<!-- {name}")
         comment, _, tail = rest.partition("\n")
