@@ -16,6 +16,7 @@ The report called 13% to 53% of the step communication, on two ranks of which on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from _numerics import not_measured
 from _parallel import (
@@ -96,9 +97,25 @@ def small() -> list[RunConfig]:
 
 def link(found: Sequence[Cell]) -> Link | None:
     """Of the measured all-reduces; None without a fit that has a latency and a bandwidth."""
-    rows = collectives.fits(cell.record for cell in found if cell.record.config.get("collective"))
-    known = [row for row in rows if row["latency_s"] and row["algbw_bytes_per_s"]]
-    return Link(known[0]["latency_s"], known[0]["algbw_bytes_per_s"]) if known else None
+    cells = [cell.record for cell in found if cell.record.config.get("collective") and cell.measured]
+    known = [row for row in collectives.fits(cells) if row["latency_s"] and row["algbw_bytes_per_s"]]
+    if not known:
+        return None
+    alone = [cell.record for cell in found if cell.record.run_config.strategy == "single" and cell.measured]
+    launch_bound = any(caveat.code == "launch-bound" for record in alone for caveat in record.warnings)
+    return Link(known[0]["latency_s"], known[0]["algbw_bytes_per_s"], _start_s(cells) if launch_bound else 0.0)
+
+
+def _start_s(all_reduces: Sequence[RunRecord]) -> float:
+    """The host's time to start one, where a device takes it from there."""
+    times = [
+        sample.submit_s["transfer"] / record.run_config.collective.calls
+        for record in all_reduces
+        if record.measurement and record.run_config.collective
+        for sample in record.measurement.samples
+        if sample.submit_s and not sample.warmup
+    ]
+    return median(times) if times else 0.0
 
 
 def bucket_rows(group: Sequence[RunRecord], found: Link) -> list[Row]:
@@ -116,7 +133,7 @@ def bucket_rows(group: Sequence[RunRecord], found: Link) -> list[Row]:
                 {
                     "bucket": f"{mb:g} MB",
                     "buckets": len(buckets),
-                    "predicted_exposed_s": exposed_s(buckets, backward_s, found),
+                    "predicted_longer_s": exposed_s(buckets, backward_s, found),
                     "longer_than_alone_s": row["by_difference_s"],
                     "exposed_in_trace_s": row["in_trace_s"],
                 }
@@ -147,18 +164,23 @@ def _buckets(group: Sequence[RunRecord], line: Link, backward_s: float) -> list[
     best = best_size_bytes(gradients, backward_s, line)
     said = [
         f"{human(gradients, 'bytes')} of gradients over α {human(line.latency_s, 's')}, β "
-        f"{human(line.algorithm_bytes_per_s, 'bytes_per_s')} against {human(backward_s, 's')} of backward: the best of "
-        f"equal buckets is {human(best, 'bytes')}, {best_count(gradients, backward_s, line):,.0f} of them"
+        f"{human(line.algorithm_bytes_per_s, 'bytes_per_s')}{_of_host(line)} against {human(backward_s, 's')} of "
+        f"backward: the best of equal buckets is {human(best, 'bytes')}, "
+        f"{best_count(gradients, backward_s, line):,.0f} of them"
     ]
     rows = [row for row in bucket_rows(group, line) if row["longer_than_alone_s"] is not None]
     if rows:
-        predicted = min(rows, key=lambda row: float(row["predicted_exposed_s"]))
+        predicted = min(rows, key=lambda row: float(row["predicted_longer_s"]))
         measured = min(rows, key=lambda row: float(row["longer_than_alone_s"]))
         said.append(
             f"of the sizes that were run, {predicted['bucket']} is the best as predicted, {measured['bucket']} as "
-            "measured; the formula knows the link alone, not what computing loses beside it"
+            "measured; the formula does not know what computing loses beside it"
         )
     return said
+
+
+def _of_host(line: Link) -> str:
+    return f" and {human(line.start_s, 's')} of the host that binds for each" if line.start_s else ""
 
 
 def study_tables(found: list[Cell], format: str) -> list[str]:
