@@ -140,7 +140,7 @@ def test_a_person_sees_three_tables_of_at_most_80_columns_and_csv_is_one(
 def test_a_file_that_is_no_report_is_an_error(tmp_path: Path, content: bytes) -> None:
     pytest.importorskip("ncu_report", reason="the extra ncu is not installed")
     (tmp_path / "a.ncu-rep").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"ncu-report cannot read .*a.ncu-rep|a.ncu-rep holds no profiled kernel"):
+    with pytest.raises(ConfigError, match=r"cannot read .*a.ncu-rep|a.ncu-rep (is empty|holds no profiled kernel)"):
         ncu.read(tmp_path / "a.ncu-rep")
     with pytest.raises(ConfigError, match=r"b.ncu-rep is not there"):
         ncu.read(tmp_path / "b.ncu-rep")

@@ -53,7 +53,7 @@ def test_the_prediction_holds_on_everything_that_was_measured() -> None:
         if config.workload != "train_step" or config.compile != "none" or config.precision not in ("fp32", "bf16"):
             continue
         peak = record.measurement and record.measurement.peak_allocated_bytes
-        if peak:
+        if peak and not config.is_distributed:
             on_gpu = replace(config, device="cuda")
             predicted = step_memory(on_gpu, algorithm_of(on_gpu)).peak_bytes
             checked, off[config] = checked + 1, abs(predicted / peak - 1)
