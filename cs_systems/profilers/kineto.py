@@ -24,12 +24,19 @@ def trace_path(out: Path) -> Path:
 
 
 @contextmanager
-def recording(out: Path, device: Device, ranges: AbstractContextManager[object]) -> Iterator[None]:
-    """Record the host, and the device where there is one, inside of `ranges`; the trace is written on leaving."""
+def recording(
+    out: Path, device: Device, ranges: AbstractContextManager[object], all_threads: bool = False
+) -> Iterator[None]:
+    """Record the host, and the device where there is one, inside of `ranges`; the trace is written on leaving.
+
+    all_threads: of the host also what threads do that neither autograd nor this one began.
+    """
+    from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
-    with profile(activities=activities) as profiler, ranges:
+    how = _ExperimentalConfig(profile_all_threads=all_threads)
+    with profile(activities=activities, experimental_config=how) as profiler, ranges:
         yield
     profiler.export_chrome_trace(str(trace_path(out)))
 

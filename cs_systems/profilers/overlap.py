@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None]:
-    """As kineto's, with ranges of phases alone."""
+    """As kineto's, with ranges of phases alone; collectives may be started by a thread of their own."""
     from cs_systems.annotate import RecordFunctionRanges, listening
 
-    return recording(out, device, listening(RecordFunctionRanges()))
+    return recording(out, device, listening(RecordFunctionRanges()), all_threads=True)
 
 
 def collect(out: Path, record: RunRecord) -> Collected:

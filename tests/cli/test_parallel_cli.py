@@ -114,6 +114,12 @@ def test_each_rank_has_its_row_and_one_of_them_waits_for_nobody(records: list[Ru
     assert set(record.artifacts) == {"trace", "trace_rank1"}
 
 
+def test_every_collective_is_recorded_on_whichever_thread_it_was_started(records: list[RunRecord]) -> None:
+    (record,) = [r for r in records if r.results.get("overlap") and r.config["world_size"] == 2]
+    (sent,) = [row for row in parallel.volumes(records) if row["strategy"] != "single"]
+    assert [row["collectives"] for row in record.results["overlap"]] == [sent["collectives"]] * 2
+
+
 def test_the_streams_are_drawn(run: Any) -> None:
     drawing = (run[2] / "streams.svg").read_text()
     assert drawing.count("<path") > 10
