@@ -86,8 +86,9 @@ class DataParallel(nn.Module):
     buckets: how the trainable parameters are shared out to all-reduces, in the order of sending.
     overlap: send a bucket as soon as backward has filled it, else all when backward is finished.
     group: the ranks that average; all by default.
-    send_thread: what is sent during backward is started by a thread of its own. Not where another group of ranks sends
-    during backward too: the order of the two would differ from rank to rank, and NCCL may then wait for ever.
+    send_thread: what is sent during backward is started by a thread of its own, all of it before backward ends. Not
+    where the model itself (synchronised batch norm) or another group of ranks sends during backward too: the order of
+    the two would differ from rank to rank, and they may then wait for ever, or take each other's numbers.
 
     The first backward teaches the order in which buckets become ready on rank 0; later steps send in that order.
     Raises ConfigError where the ranks have different models.
@@ -124,8 +125,6 @@ class DataParallel(nn.Module):
                     p.register_post_accumulate_grad_hook(partial(_gradient_is_ready, weakref.ref(self), index))
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        if self._sender is not None:
-            self._sender.follow()
         return self.module(*inputs, **options)
 
     @contextmanager
@@ -165,7 +164,8 @@ class DataParallel(nn.Module):
         self._forget()
 
     def _wait_for_sender(self) -> None:
-        if self._sender is not None:
+        """Of a backward that did not end."""
+        if self._sender is not None and self._sender.in_backward:
             self._sender.finish()
 
     def _device(self) -> torch.device:
@@ -241,6 +241,8 @@ def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p
         if sender is None:
             of._send(unsent.popleft())
         else:
+            if not sender.in_backward:
+                sender.join_backward()
             sender.put(of._send, unsent.popleft())
 
 

@@ -2,6 +2,10 @@
 
 To start a collective takes the host tens of microseconds, nearly all of them in C++ without the interpreter's lock.
 Where the host binds, a step is longer by that, once for each parameter or bucket; another core does it meanwhile.
+
+Collectives match by order. So there is one such thread for a device, whoever sends: two models with one loss send in
+the order of their gradients, on every rank. And backward ends when what it put is started: what its caller sends next
+comes after that.
 """
 
 from __future__ import annotations
@@ -14,46 +18,70 @@ from typing import Any
 
 import torch
 
-Job = tuple[Callable[..., Any], tuple[Any, ...]]
+# (errors of who put it, the stream to run on, what, its arguments)
+Job = tuple[list[BaseException], torch.cuda.Stream | None, Callable[..., Any], tuple[Any, ...]]
+
+
+class _Line:
+    """The jobs of one device's thread, which ends with this object."""
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
+        # The thread knows these alone: it must not keep this object alive.
+        Thread(target=_serve, args=(self.jobs,), name="sender", daemon=True).start()
+        weakref.finalize(self, self.jobs.put, None)
+
+
+_lines: weakref.WeakValueDictionary[torch.device, _Line] = weakref.WeakValueDictionary()
 
 
 class Sender:
-    """Runs what it is given, in order, on a thread that ends with this object. device: on which that thread works."""
+    """Runs what it is given, in order with all others of its device, on a thread that ends with the last of them.
+
+    in_backward: whether a backward has begun that is not known to have ended.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._line = _lines.get(device) or _Line()
+        _lines[device] = self._line
+        self._put = self._line.jobs.put
         self._errors: list[BaseException] = []
-        # The thread knows these alone: it must not keep this object alive.
-        Thread(target=_serve, args=(self._jobs, self._errors), name="sender", daemon=True).start()
-        weakref.finalize(self, self._jobs.put, None)
+        self._stream: torch.cuda.Stream | None = None
+        self.in_backward = False
 
-    def follow(self) -> None:
-        """From here on what it runs goes to the stream that is current for the caller."""
+    def join_backward(self) -> None:
+        """Called by a hook: what is put from here on goes to the stream of this backward, which ends when all is run,
+        and raises what that raised."""
+        self.in_backward = True
         if self._device.type == "cuda":
-            self.put(torch.cuda.set_stream, torch.cuda.current_stream(self._device))
+            self._stream = torch.cuda.current_stream(self._device)
+        torch.autograd.Variable._execution_engine.queue_callback(self.finish)
 
     def put(self, run: Callable[..., Any], *arguments: Any) -> None:
         """Have it run soon, without gradients."""
-        self._jobs.put((run, arguments))
+        self._put((self._errors, self._stream, run, arguments))
 
     def finish(self) -> None:
         """Wait until all is run. Raises what one of them raised; those after it were left out."""
         done = Event()
-        self.put(done.set)
+        self._put(([], None, done.set, ()))
         while not done.wait(1.0):  # not for ever: an interrupt is answered between
             pass
+        self.in_backward = False
         if self._errors:
             raise self._errors.pop()
 
 
-def _serve(jobs: SimpleQueue[Job | None], errors: list[BaseException]) -> None:
+def _serve(jobs: SimpleQueue[Job | None]) -> None:
     with torch.no_grad():
         while (job := jobs.get()) is not None:
-            run, arguments = job
+            errors, stream, run, arguments = job
             try:
-                if not errors or isinstance(getattr(run, "__self__", None), Event):
+                if stream is not None:
+                    torch.cuda.set_stream(stream)  # and its device
+                if not errors:
                     run(*arguments)
             except BaseException as error:  # raised where finish() is called
                 errors.append(error)
-            del job, run, arguments  # while it waits for the next one it must not keep a model alive
+            del job, errors, stream, run, arguments  # while it waits for the next one it must not keep a model alive

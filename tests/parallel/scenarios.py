@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from cs_systems.device import resolve
 from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import compose
-from cs_systems.parallel._collectives import counting
+from cs_systems.parallel._collectives import counting, total
 from cs_systems.parallel.zero1 import ShardedOptimizer
 from tests.parallel.training import CONFIG
 
@@ -77,10 +78,10 @@ def misuses(rank: int, world_size: int) -> dict[str, str]:
 class Backwards(nn.Module):
     """Layers that run in the reverse order of their registration."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 3) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in reversed(self.layers):
@@ -120,9 +121,38 @@ def kept_alive(rank: int, world_size: int) -> list[str]:
     return kept
 
 
+def others_collectives(rank: int, world_size: int) -> dict[str, Any]:
+    """Two models with one loss, which the caller averages before the gradients are: on the last rank the thread that
+    starts their collectives is late."""
+    torch.manual_seed(0)
+    towers: list[Any] = [compose("ddp_overlap").wrap(nn.Linear(4, 4, bias=False)) for _ in range(2)]
+
+    def backward() -> Tensor:
+        first, second = (tower(torch.full((1, 4), rank + 1.0)) for tower in towers)
+        loss = (first * second).sum()
+        loss.backward()
+        return loss.detach()
+
+    with towers[0].no_sync(), towers[1].no_sync():
+        loss = backward()
+    own = [loss, *(tower.module.weight.grad.clone() for tower in towers)]
+    for tower in towers:
+        tower.zero_grad()
+        tower._sender.put(time.sleep, 0.1 * (rank == world_size - 1) * (tower is towers[0]))
+    loss = backward()
+    total(loss).wait()
+    for tower in towers:
+        tower.finish_gradient_synchronization()
+    return {"own": own, "mean": [loss / world_size, *(tower.module.weight.grad for tower in towers)]}
+
+
 def python_calls(rank: int, world_size: int) -> int:
-    """Of Python functions, to send the gradients of three layers one by one while backward runs."""
-    model: Any = compose("ddp_overlap").wrap(Backwards())
+    """Of Python functions, to send the gradient of one layer more while backward runs."""
+    return _python_calls(3) - _python_calls(2)
+
+
+def _python_calls(layers: int) -> int:
+    model: Any = compose("ddp_overlap").wrap(Backwards(layers))
     counts = []
 
     def backward() -> None:
@@ -261,6 +291,7 @@ SCENARIOS = [
     misuses,
     learned_order,
     kept_alive,
+    others_collectives,
     python_calls,
     narrowed,
     sharding,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from functools import partial
 
 import pytest
@@ -38,6 +39,34 @@ def test_an_error_is_raised_where_it_is_waited_for_and_what_follows_is_left_out(
     sender.put(ran.append, 3)
     sender.finish()
     assert ran == [1, 3]
+
+
+def test_backward_ends_when_what_it_put_has_run_and_raises_what_that_raised() -> None:
+    sender, p, ran = Sender(CPU), torch.ones(1, requires_grad=True), []
+
+    def hook(_: torch.Tensor) -> None:
+        sender.join_backward()
+        for job in (partial(time.sleep, 0.05), partial(ran.append, 1), partial(int, "no number")):
+            sender.put(job)
+
+    p.register_post_accumulate_grad_hook(hook)
+    with pytest.raises(ValueError, match="no number"):
+        p.sum().backward()
+    assert ran == [1]
+    assert not sender.in_backward
+
+
+def test_all_of_a_device_share_a_thread_in_order_and_none_sees_the_others_errors() -> None:
+    (one, other), ran = (Sender(CPU), Sender(CPU)), []
+    for number, sender in enumerate([one, other] * 3):
+        sender.put(lambda n: ran.append((n, threading.get_ident())), number)
+    one.put(partial(int, "no number"))
+    other.put(lambda: ran.append((6, threading.get_ident())))
+    other.finish()
+    assert [number for number, _ in ran] == [*range(7)]
+    assert len({thread for _, thread in ran}) == 1
+    with pytest.raises(ValueError, match="no number"):
+        one.finish()
 
 
 def test_its_thread_ends_with_it_and_keeps_nothing_alive() -> None:

@@ -129,8 +129,6 @@ def train_rank(
         optimizer.zero_grad()
         with counting() as calls:
             backward(model, rows_of(part, parts, world_size, step).to(device), case)
-            if (sender := getattr(model, "_sender", None)) is not None:
-                sender.finish()
             during_backward = len(calls)
             strategy.finish_gradients(model)
             optimizer.step()
