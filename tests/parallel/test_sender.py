@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 from functools import partial
 
 import pytest
@@ -13,10 +14,6 @@ import torch
 from cs_systems.parallel._sender import Sender
 
 CPU = torch.device("cpu")
-
-
-def senders() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "sender"]
 
 
 def test_it_runs_all_in_order_on_one_thread_without_gradients() -> None:
@@ -70,13 +67,15 @@ def test_all_of_a_device_share_a_thread_in_order_and_none_sees_the_others_errors
 
 
 def test_its_thread_ends_with_it_and_keeps_nothing_alive() -> None:
-    before = len(senders())
-    sender = Sender(CPU)
-    sender.put(len, [torch.zeros(1)])
+    sender, threads = Sender(torch.device("meta")), []  # a device that no other test's is on
+    sender.put(lambda: threads.append(threading.current_thread()))
+    kept = weakref.ref(given := torch.zeros(1))
+    sender.put(len, [given])
     sender.finish()
-    assert len(senders()) == before + 1
-    thread = senders()[-1]
+    del given
+    assert kept() is None
+    assert threads[0].is_alive()
     del sender
     gc.collect()
-    thread.join(5.0)
-    assert not thread.is_alive()
+    threads[0].join(5.0)
+    assert not threads[0].is_alive()
