@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import torch
@@ -64,10 +64,9 @@ class Sender:
 
     def finish(self) -> None:
         """Wait until all is run. Raises what one of them raised; those after it were left out."""
-        done = Event()
-        self._put(([], None, done.set, ()))
-        while not done.wait(1.0):  # not for ever: an interrupt is answered between
-            pass
+        done: SimpleQueue[None] = SimpleQueue()
+        self._put(([], None, done.put, (None,)))
+        done.get()  # which an interrupt ends
         self.in_backward = False
         if self._errors:
             raise self._errors.pop()

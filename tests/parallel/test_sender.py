@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import time
 import weakref
@@ -64,6 +66,19 @@ def test_all_of_a_device_share_a_thread_in_order_and_none_sees_the_others_errors
     assert len({thread for _, thread in ran}) == 1
     with pytest.raises(ValueError, match="no number"):
         one.finish()
+
+
+def test_an_interrupt_ends_the_wait() -> None:
+    sender, goes_on = Sender(CPU), threading.Event()
+    sender.put(goes_on.wait)
+
+    def wait() -> None:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        sender.finish()
+
+    with pytest.raises(KeyboardInterrupt):
+        wait()
+    goes_on.set()
 
 
 def test_its_thread_ends_with_it_and_keeps_nothing_alive() -> None:
