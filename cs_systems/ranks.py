@@ -111,7 +111,8 @@ class _Rank:
         return self.log is not None and _NCCL_GAVE_UP in self.log.tail(1 << 16)
 
     def signal(self, number: int) -> None:
-        if not self.gone:
+        """To one that has said its pid. One that has not ends with the launcher."""
+        if self.hello and not self.gone:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.hello["pid"], number)
 

@@ -124,6 +124,26 @@ def test_ranks_that_cannot_meet_cost_their_cell_only(monkeypatch: pytest.MonkeyP
     )
 
 
+COMES_AND_ENDS = (
+    "import socket, sys, time\n"
+    "mine = socket.socket(socket.AF_UNIX)\n"
+    "mine.connect(sys.argv[1])\n"
+    "time.sleep(0.5)\n"
+    "sys.exit(1)\n"
+)
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_ranks_that_end_before_they_say_who_they_are_cost_their_cell_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was killed while its peer had come and not said so yet: the launcher ended both."""
+    monkeypatch.setattr(
+        "cs_systems.ranks.launcher_command", lambda _, address, log: [sys.executable, "-c", COMES_AND_ENDS, address]
+    )
+    apart, alone = sweep([on_ranks("fine"), cell("fine")])
+    assert (apart.status, alone.status) == ("error", "ok")
+    assert apart.reason == "2 ranks did not start: the launcher exited with status 1"
+
+
 @pytest.mark.usefixtures("no_process_is_left")
 def test_a_timeout_says_where_each_rank_is() -> None:
     (record,) = sweep([on_ranks("rank_1_hangs")], timeout_s=4)
