@@ -192,8 +192,8 @@ class DataParallel(nn.Module):
             if grad is None:
                 self._absent.append(p)
                 grad = p.grad = torch.zeros_like(p, memory_format=torch.contiguous_format)
-            elif not grad.is_contiguous():
-                grad = p.grad = grad.contiguous()
+            elif not grad.is_contiguous() or _is_shared(grad):
+                grad = p.grad = grad.clone(memory_format=torch.contiguous_format)
             grads.append(grad)
         self._in_flight.append(self._start(index, grads))
 
@@ -244,6 +244,14 @@ def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p
             if not sender.in_backward:
                 sender.join_backward()
             sender.put(of._send, unsent.popleft())
+
+
+def _is_shared(grad: Tensor) -> bool:
+    """Whether something else has the memory of `grad` too, which is averaged where it lies: autograd gives parameters
+    that are added as views of each other's shape one gradient for both."""
+    storage = grad.untyped_storage()
+    its_own = 2  # the gradient's, and that of `storage`
+    return storage.nbytes() == grad.nbytes and torch._C._storage_Use_Count(storage._cdata) > its_own
 
 
 def finish_gradients(model: nn.Module) -> None:

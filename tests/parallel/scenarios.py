@@ -146,6 +146,32 @@ def others_collectives(rank: int, world_size: int) -> dict[str, Any]:
     return {"own": own, "mean": [loss / world_size, *(tower.module.weight.grad for tower in towers)]}
 
 
+class Added(nn.Module):
+    """Two parameters to whose gradients autograd gives the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.q = nn.Parameter(torch.ones(2, 4)), nn.Parameter(torch.ones(4, 2))
+
+    def forward(self, factor: float) -> Tensor:
+        return ((self.p.view(-1) + self.q.view(-1)) * factor).sum()
+
+
+def one_gradient_for_two(rank: int, world_size: int) -> dict[str, list[float]]:
+    """Strategy → what two such parameters are after a step along the mean of 1, 2, …"""
+    found = {}
+    for name in ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "zero1_flat"):
+        size = {"bucket_size_mb": 2**-20} if name == "zero1_flat" else {}  # a bucket a parameter
+        strategy = compose(name, **size)
+        model: Any = strategy.wrap(Added())
+        optimizer = strategy.make_optimizer(model.parameters(), torch.optim.SGD, lr=1.0)
+        model(rank + 1.0).backward()
+        strategy.finish_gradients(model)
+        optimizer.step()
+        found[name] = sorted({float(x) for parameter in model.parameters() for x in parameter.flatten()})
+    return found
+
+
 def python_calls(rank: int, world_size: int) -> int:
     """Of Python functions, to send the gradient of one layer more while backward runs."""
     return _python_calls(3) - _python_calls(2)
@@ -291,6 +317,7 @@ SCENARIOS = [
     misuses,
     learned_order,
     kept_alive,
+    one_gradient_for_two,
     others_collectives,
     python_calls,
     narrowed,

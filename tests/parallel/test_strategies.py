@@ -210,6 +210,13 @@ def test_buckets_are_sent_in_the_order_in_which_backward_fills_them(worlds: Any)
 
 
 @every_world
+def test_one_gradient_for_two_parameters_is_averaged_once(worlds: Any, world_size: int) -> None:
+    """Each rank's is its number, their mean (N + 1) / 2."""
+    for found in worlds(world_size).of("one_gradient_for_two"):
+        assert found == {name: [1 - (world_size + 1) / 2] for name in found}
+
+
+@every_world
 def test_what_was_wrapped_is_freed_with_its_memory(worlds: Any, world_size: int) -> None:
     """Hooks that knew the wrapper kept parameters and gradients for ever: the garbage collector does not see through
     a tensor's hooks."""
