@@ -39,7 +39,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cs_systems import world
+from cs_systems import stats, world
 from cs_systems.config import ModelConfig, Phase, Precision, preset
 from cs_systems.device import Device, resolve
 from cs_systems.losses import cross_entropy
@@ -197,7 +197,26 @@ def launches(
             told[-1]["operators"] = operators(steps[variant])
     for row in told:
         row["of_strategy_s"] = row["host_s"] - told[0]["host_s"]
-    return told
+    return beside_torchs_best(told, args.steps)
+
+
+def beside_torchs_best(rows: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
+    """With the step over that of the same round of torch's fastest DDP, and the 95% interval of that, where the steps
+    of several ranks are known. steps: in a round."""
+    timed = {row["variant"]: row["steps_s"] for row in rows if "steps_s" in row}
+    torchs = [name for name in timed if name.startswith("torch_ddp")]
+    if not torchs:
+        return rows
+
+    def rounds(variant: str) -> list[float]:
+        return [median(timed[variant][i : i + steps]) for i in range(0, len(timed[variant]), steps)]
+
+    best = rounds(min(torchs, key=lambda name: median(timed[name])))
+    for row in rows:
+        ratios = [own / its for own, its in zip(rounds(row["variant"]), best, strict=True)]
+        low, high = stats.interval([[ratio] for ratio in ratios])[:2]
+        row |= {"of_torchs_best": median(ratios), "ratio_ci_low": low, "ratio_ci_high": high}
+    return rows
 
 
 def visit(variant: str, config: ModelConfig, args: argparse.Namespace, device: Device) -> dict[str, list[float]]:
