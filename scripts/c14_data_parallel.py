@@ -97,13 +97,17 @@ def small() -> list[RunConfig]:
 
 def link(found: Sequence[Cell]) -> Link | None:
     """Of the measured all-reduces; None without a fit that has a latency and a bandwidth."""
-    cells = [cell.record for cell in found if cell.record.config.get("collective") and cell.measured]
-    known = [row for row in collectives.fits(cells) if row["latency_s"] and row["algbw_bytes_per_s"]]
+    of_links = collective_records(found)
+    known = [row for row in collectives.fits(of_links) if row["latency_s"] and row["algbw_bytes_per_s"]]
     if not known:
         return None
-    alone = [cell.record for cell in found if cell.record.run_config.strategy == "single" and cell.measured]
-    launch_bound = any(caveat.code == "launch-bound" for record in alone for caveat in record.warnings)
-    return Link(known[0]["latency_s"], known[0]["algbw_bytes_per_s"], _start_s(cells) if launch_bound else 0.0)
+    alone = parallel.baseline([cell.record for cell in found])
+    launch_bound = alone is not None and any(caveat.code == "launch-bound" for caveat in alone.warnings)
+    return Link(known[0]["latency_s"], known[0]["algbw_bytes_per_s"], _start_s(of_links) if launch_bound else 0.0)
+
+
+def collective_records(found: Sequence[Cell]) -> list[RunRecord]:
+    return [cell.record for cell in found if cell.record.config.get("collective")]
 
 
 def _start_s(all_reduces: Sequence[RunRecord]) -> float:
@@ -186,7 +190,7 @@ def _of_host(line: Link) -> str:
 def study_tables(found: list[Cell], format: str) -> list[str]:
     line = link(found)
     buckets = [("buckets", lambda group: bucket_rows(group, line))] if line else []
-    fits = collectives.fits(cell.record for cell in found if cell.record.config.get("collective"))
+    fits = collectives.fits(collective_records(found))
     return [
         *not_measured(found, format),
         *tables(found, format, *STEP_TABLES, *buckets),

@@ -95,6 +95,12 @@ def refuse(names: Collection[str], why: str) -> None:
         raise ConfigError(f"{why}: leave out {options}")
 
 
+def check_keep_graph(keep_graph: bool, modes: Collection[str]) -> None:
+    """ConfigError where --keep-graph would change nothing."""
+    if keep_graph and Mode.FORWARD not in modes:
+        refuse(["keep_graph"], "backward needs its graph: mode forward alone may keep it or not")
+
+
 @dataclass(frozen=True)
 class ModelCells:
     """Which training steps: every combination of what is given."""
@@ -117,8 +123,7 @@ class ModelCells:
     rope_theta: Annotated[MaybeFloat, optional("FLOAT", "override of the preset")] = None
 
     def configs(self, base: RunConfig) -> list[RunConfig]:
-        if self.keep_graph and Mode.FORWARD not in self.mode:
-            refuse(["keep_graph"], "backward needs its graph: mode forward alone may keep it or not")
+        check_keep_graph(self.keep_graph, self.mode)
         if self.optimizer != ModelCells.optimizer and Mode.TRAIN_STEP not in self.mode:
             refuse(["optimizer"], f"no optimizer steps in mode {' or '.join(self.mode)}")
         names = [f.name for f in fields(ModelConfig) if f.name not in ("name", "context_length")]

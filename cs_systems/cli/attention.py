@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import MaybeNames, Names, Numbers, Steps, Sweep, flag, refuse
+from cs_systems.cli._options import MaybeNames, Names, Numbers, Steps, Sweep, check_keep_graph, flag, refuse
 from cs_systems.config import Mode, RunConfig, grid, one_of
 
 CAUSAL = {"false": (False,), "true": (True,), "both": (False, True)}
@@ -44,8 +44,7 @@ class AttentionCells:
 
     def configs(self, steps: Steps) -> list[RunConfig]:
         words = [one_of("value of --causal", word.lower(), CAUSAL) for word in self.causal or ("true",)]
-        if self.keep_graph and Mode.FORWARD not in self.mode:
-            refuse(["keep_graph"], "backward needs its graph: mode forward alone may keep it or not")
+        check_keep_graph(self.keep_graph, self.mode)
         if self.align == "lower_right" and True not in {v for word in words for v in CAUSAL[word]}:
             refuse(["align"], "without --causal there is no mask to align")
         axes: dict[str, Sequence[Any]] = {}

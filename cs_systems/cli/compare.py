@@ -43,7 +43,6 @@ def run(args: Compare) -> int:
 
         if args.phase != Compare.phase:
             raise ConfigError("--phase is of recorded runs: of two recordings of a profiler every phase is shown")
-
         if args.format == "csv":
             raise ConfigError("CSV holds one table: cs-systems analyze A B --format csv --table phases, for one")
         return analyze.run(analyze.Analyze(args.a, args.b, format=args.format, output=args.output))
