@@ -1,9 +1,7 @@
 """A thread that starts collectives, so that the one that runs backward goes on with it.
 
 To start a collective takes the host tens of microseconds, nearly all of them in C++ without the interpreter's lock.
-Where the host binds, a step is longer by that, once for each parameter or bucket; another core does it meanwhile. To
-wake a thread takes about as long again, so this one looks by itself whether there is something to do, and sleeps
-between backwards only.
+Where the host binds, a step is longer by that, once for each parameter or bucket; another core does it meanwhile.
 
 Collectives match by order. So there is one such thread for a device, whoever sends: two models with one loss send in
 the order of their gradients, on every rank. And backward ends when what it put is started: what its caller sends next
@@ -12,9 +10,7 @@ comes after that.
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
@@ -26,48 +22,14 @@ import torch
 Job = tuple[list[BaseException], torch.cuda.Stream | None, Callable[..., Any], tuple[Any, ...]]
 
 
-NAP_S = 20e-6
-NAPS = 100  # without a job, before the thread sleeps until it is called
-
-
-class _Jobs(deque[Job | None]):
-    """A queue of one reader, whom who appends has to call where it is asleep."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asleep = False
-        self._calls: SimpleQueue[None] = SimpleQueue()
-
-    def call(self) -> None:
-        if self.asleep:
-            self._calls.put(None)
-
-    def next(self) -> Job | None:
-        naps = 0
-        while not self:
-            if naps < NAPS:
-                naps += 1
-                time.sleep(NAP_S)
-                continue
-            self.asleep = True
-            if not self:  # else it came before its giver could see this
-                self._calls.get()
-            self.asleep = False
-        return self.popleft()
-
-    def end(self) -> None:
-        self.append(None)
-        self.call()
-
-
 class _Line:
     """The jobs of one device's thread, which ends with this object."""
 
     def __init__(self) -> None:
-        self.jobs = _Jobs()
+        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
         # The thread knows these alone: it must not keep this object alive.
         Thread(target=_serve, args=(self.jobs,), name="sender", daemon=True).start()
-        weakref.finalize(self, self.jobs.end)
+        weakref.finalize(self, self.jobs.put, None)
 
 
 _lines: weakref.WeakValueDictionary[torch.device, _Line] = weakref.WeakValueDictionary()
@@ -83,7 +45,7 @@ class Sender:
         self._device = device
         self._line = _lines.get(device) or _Line()
         _lines[device] = self._line
-        self._jobs = self._line.jobs
+        self._put = self._line.jobs.put
         self._errors: list[BaseException] = []
         self._stream: torch.cuda.Stream | None = None
         self.in_backward = False
@@ -98,24 +60,21 @@ class Sender:
 
     def put(self, run: Callable[..., Any], *arguments: Any) -> None:
         """Have it run soon, without gradients."""
-        self._jobs.append((self._errors, self._stream, run, arguments))
-        if self._jobs.asleep:  # here, to spare most hooks the call
-            self._jobs.call()
+        self._put((self._errors, self._stream, run, arguments))
 
     def finish(self) -> None:
         """Wait until all is run. Raises what one of them raised; those after it were left out."""
         done: SimpleQueue[None] = SimpleQueue()
-        self._jobs.append(([], None, done.put, (None,)))
-        self._jobs.call()
+        self._put(([], None, done.put, (None,)))
         done.get()  # which an interrupt ends
         self.in_backward = False
         if self._errors:
             raise self._errors.pop()
 
 
-def _serve(jobs: _Jobs) -> None:
+def _serve(jobs: SimpleQueue[Job | None]) -> None:
     with torch.no_grad():
-        while (job := jobs.next()) is not None:
+        while (job := jobs.get()) is not None:
             errors, stream, run, arguments = job
             try:
                 if stream is not None:
