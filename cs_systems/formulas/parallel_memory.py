@@ -30,15 +30,15 @@ def step_memory_of_a_rank(
 ) -> MemoryPrediction:
     """The prediction for a rank whose own part of the batch `whole` is of.
 
-    buckets: as a strategy says it, in Ψ; they fill as gradients come. Parameters that are split are gathered for a time
-    in the dtype that is computed in, so that autocast makes no copies of them; what is gathered is left out.
+    buckets: as a strategy says it, in Ψ; they are there at every moment. Parameters that are split are gathered for a
+    time in the dtype that is computed in, so that autocast makes no copies of them; what is gathered is left out.
     """
     moments = {}
     for name, alive in whole.moments.items():
         if SPLIT["parameters"] in splits:
             alive = {component: size for component, size in alive.items() if component != "weight_copies"}
-        filled = round(buckets * alive.get("gradients", 0))
-        moments[name] = of_a_rank(alive, splits, world_size) | ({"buckets": filled} if filled else {})
+        kept = round(buckets * alive.get("parameters", 0))
+        moments[name] = of_a_rank(alive, splits, world_size) | ({"buckets": kept} if kept else {})
     return MemoryPrediction(moments, whole.largest_allocation)
 
 

@@ -62,7 +62,7 @@ class ParallelStrategy:
     options: what `wrap` can be told, by name.
     one_dtype: whether it takes only models whose parameters share one dtype.
     for_unused: the options that it needs where a batch may leave a parameter without a gradient.
-    buckets: bytes that it holds beside parameters and gradients when backward ends, in Ψ.
+    buckets: bytes that it holds beside parameters and gradients from first to last, in Ψ.
     tp_degree: how many neighbouring ranks take the same rows; None: all.
     """
 
