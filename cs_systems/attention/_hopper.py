@@ -26,8 +26,8 @@ LARGEST_D_HEAD = 128
 class HopperKernels:
     """name: of the backend. problem: imports the class whose launches are the kernels; `Problem` of
     kernels/flash_gluon says what it has. missing: why the software that they need is not here and what to do, or None.
-    repeatable: where torch wants deterministic algorithms, `prepare` and `backward` are given `turns`, int32, one for
-    1024 numbers of dq, and sum each number in one order; without it a backward is refused there.
+    repeatable: where torch wants deterministic algorithms, `prepare` and `backward` are given as many int32 as the
+    problem's `turns`, and sum each number of dq in one order; without it a backward is refused there.
     """
 
     name: str
@@ -111,20 +111,20 @@ class HopperKernels:
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """The gradients of q, k and v, each laid out as its tensor."""
         self.alert_not_deterministic()
-        from cs_systems.kernels.flash_layout import padded_d_head, padded_rows, takes_layout
+        from cs_systems.kernels.flash_layout import padded_d_head, takes_layout
 
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         if not q.numel() or not k.numel():
             return dq.zero_(), dk.zero_(), dv.zero_()
         with torch.cuda.device_of(q):
             q, k, v, o, do = readable(q, k, v, o, do)
-            rows = (q.shape[0] * q.shape[1], padded_rows(q.shape[2]))
+            problem = self.problem()(q, k, v, causal, offset, scale, multiprocessors(q))
+            rows = (q.shape[0] * q.shape[1], problem.padded_q)
             lse_log2, delta = lse.new_empty(rows), lse.new_empty(rows)
             summed = lse.new_empty(*rows, padded_d_head(q.shape[-1]))
             written_q, written_k, written_v = (x if takes_layout(x) else x.contiguous() for x in (dq, dk, dv))
-            problem = self.problem()(q, k, v, causal, offset, scale, multiprocessors(q))
             in_order = self.repeatable and torch.are_deterministic_algorithms_enabled()
-            turns = (torch.empty(summed.numel() // 1024, device=q.device, dtype=torch.int32),) if in_order else ()
+            turns = (torch.empty(problem.turns, device=q.device, dtype=torch.int32),) if in_order else ()
             problem.prepare(o, lse, do, lse_log2, delta, summed, *turns).run()
             problem.backward(do, lse_log2, delta, summed, written_k, written_v, *turns).run()
             problem.finish(summed, written_q).run()

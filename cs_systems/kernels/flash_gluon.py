@@ -46,6 +46,11 @@ class Problem:
     scale: float
     multiprocessors: int
 
+    @property
+    def padded_q(self) -> int:
+        """seq_q as `backward` takes it."""
+        return padded_rows(self.q.shape[2])
+
     def forward(self, o: Tensor, lse: Tensor, options: ForwardOptions | None = None) -> Launch:
         """Writes o and lse (batch, heads, seq_q), float32."""
         batch, heads, seq_q, d_head = self.q.shape
@@ -96,7 +101,7 @@ class Problem:
     def finish(self, summed: Tensor, dq: Tensor) -> Launch:
         """dq, laid out freely, from what `backward` summed."""
         arguments = {"summed": summed, "dq": dq, "dq_strides": dq.stride(), "scale": self.scale}
-        return self._rows(finish_kernel, arguments | {"padded_q": padded_rows(self.q.shape[2])}, self.q.shape[2])
+        return self._rows(finish_kernel, arguments | {"padded_q": self.padded_q}, self.q.shape[2])
 
     def _rows(self, kernel: Any, arguments: dict[str, Any], rows: int) -> Launch:
         batch, heads, seq_q, d_head = self.q.shape
@@ -109,8 +114,8 @@ class Problem:
         self, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
         options: BackwardOptions | None = None,
     ) -> Launch:  # fmt: skip
-        """Writes dk and dv, and adds dq / scale to `dq` (batch · heads, padded_rows(seq_q), padded d_head), float32, in
-        an order of its own. lse_log2 and delta are (batch · heads, padded_rows(seq_q)), as `prepare` wrote them.
+        """Writes dk and dv, and adds dq / scale to `dq` (batch · heads, padded_q, padded d_head), float32, in
+        an order of its own. lse_log2 and delta are (batch · heads, padded_q), as `prepare` wrote them.
         """
         batch, heads, seq_q, d_head = self.q.shape
         heads_kv, seq_k = self.k.shape[1:3]

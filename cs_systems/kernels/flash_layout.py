@@ -7,11 +7,11 @@ import math
 from torch import Tensor
 
 PADDING = 128
-"""The statistics of a head's rows are padded to a multiple of it."""
+"""A head's rows are padded to a multiple of it where a backward keeps numbers for them, unless told another."""
 
 
-def padded_rows(seq_q: int) -> int:
-    return -(-seq_q // PADDING) * PADDING
+def padded_rows(seq_q: int, multiple: int = PADDING) -> int:
+    return -(-seq_q // multiple) * multiple
 
 
 def padded_d_head(d_head: int) -> int:

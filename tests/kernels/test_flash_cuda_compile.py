@@ -13,7 +13,7 @@ import torch
 from cs_systems.attention.flash_cuda import _missing
 from cs_systems.kernels import flash_cuda_forward, hopper
 from cs_systems.kernels.compile import read_machine_code
-from cs_systems.kernels.flash_cuda import BACKWARD_SHARED_BYTES
+from cs_systems.kernels.flash_cuda import BACKWARD_TILES
 
 pytestmark = [
     pytest.mark.skipif(_missing() is not None, reason=_missing() or ""),
@@ -36,12 +36,17 @@ def test_forward_stays_in_registers(depth: int, causal: bool) -> None:
 BACKWARDS = [*((causal, 0, tail, 0) for causal in (0, 1) for tail in (0, 1)), (0, 1, 1, 0), (1, 1, 1, 0), (1, 1, 1, 1)]
 
 
+SPILLS = {64: 0, 128: 16}
+"""Of the backward. At 128 without any, by statistics that are loaded later, it was 3 to 4% slower on one H200."""
+
+
 @pytest.mark.parametrize(("causal", "deterministic", "tail", "fp16"), BACKWARDS)
 @pytest.mark.parametrize("depth", [64, 128])
 def test_backward_stays_in_registers(depth: int, causal: int, deterministic: int, tail: int, fp16: int) -> None:
-    flags = {"CAUSAL": causal, "TAIL": tail, "DETERMINISTIC": deterministic, "SHARED_BYTES": BACKWARD_SHARED_BYTES}
-    _, opcodes = read_machine_code(hopper.machine_code("backward", (("D", depth), ("FP16", fp16), *flags.items())))
-    assert opcodes["STL"] + opcodes["LDL"] == 0
+    flags = {"D": depth, "FP16": fp16, "CAUSAL": causal, "TAIL": tail, "DETERMINISTIC": deterministic}
+    macros = (*flags.items(), *BACKWARD_TILES[depth].macros)
+    _, opcodes = read_machine_code(hopper.machine_code("backward", macros))
+    assert opcodes["STL"] + opcodes["LDL"] <= SPILLS[depth]
     # ptxas that cannot follow a product in flight waits for each instruction of it.
     assert opcodes["WARPGROUP"] < opcodes["HGMMA"]
     assert min(opcodes[name] for name in ("HGMMA", "UTMALDG", "UBLKRED")) > 0
@@ -49,7 +54,9 @@ def test_backward_stays_in_registers(depth: int, causal: int, deterministic: int
 
 @pytest.mark.parametrize("depth", [64, 128])
 def test_the_kernels_around_the_backward_do_not_spill(depth: int) -> None:
-    _, opcodes = read_machine_code(hopper.machine_code("rows", (("D", depth), ("FP16", 0))))
+    _, opcodes = read_machine_code(
+        hopper.machine_code("rows", (("D", depth), ("FP16", 0), *BACKWARD_TILES[depth].macros))
+    )
     assert opcodes["STL"] + opcodes["LDL"] == 0
 
 

@@ -1,5 +1,4 @@
-// FlashAttention's backward on Hopper: dq, dk, dv in one pass over tiles of 128 keys (Shah et al. 2024,
-// FlashAttention-3).
+// FlashAttention's backward on Hopper: dq, dk, dv in one pass over tiles of keys (Shah et al. 2024, FlashAttention-3).
 //
 // A block owns 128 keys of a head. A producer warp brings tiles of q and of the output's gradient do by TMA, two stages
 // of each; two warpgroups of 64 keys compute sᵀ = k qᵀ and dpᵀ = v doᵀ, so that the weights p and the gradients of the
@@ -7,22 +6,29 @@
 // each warpgroup takes both warpgroups' for half of the tile's dq = ds k; the copy engine adds dq to global memory in
 // fp32.
 //
-// Everything is worked on in halves of 64 queries x 64 keys a warpgroup: 32 registers a thread. What runs beside what,
-// d_head 64, tiles of 128 queries, halves a and b, products in the order of their issue:
+// d_head 64: tiles of 128 queries, worked on in halves of 64 queries x 64 keys a warpgroup, 32 registers a thread. What
+// runs beside what, halves a and b, products in the order of their issue:
 //
 //   tensor cores  | dp a, s b   | dv a | dk a, dp b, dq of the tile before | dv b      | dk b | s a of the next tile
 //   this warp     | exp2 of s a | ds a | exp2 of s b                       | ds b, out | dq out
 //
-// so products are always queued while a warp computes, and the two warpgroups need not be in step: one needs the
-// other's ds half a tile later. d_head 128: tiles of 64 queries, one half; dq of the tile before and the next s run
-// beside ds, dk and dp beside exp2.
+// so products are always queued while a warp computes, and one warpgroup needs the other's ds half a tile later only.
 //
-// Loads from shared memory take hundreds of cycles while products read it: what is needed of the rows' statistics is
-// loaded a step before, four loads together.
+// d_head 128: tiles of 80 queries, 40 registers a thread. Products of 64 queries with both operands in shared memory
+// read it all the time that they compute; of 80, nine tenths of it. Then dq is not a multiple of 64 high, so it is
+// computed transposed, ds lies with its queries as rows, and there are no registers for products during ds:
+//
+//   tensor cores  | s   | dp          |          | dv, dq of the tile before | dk     | s of the next tile
+//   this warp     |     | exp2 of s   | ds, p    | ds out                    | dq out |
+//
+// and while a warpgroup waits the other computes.
+//
+// Loads from shared memory take hundreds of cycles while products read it: the rows' statistics are loaded a step
+// before they are needed, several loads together.
 //
 // Registers, of 240, d_head 64: dk and dv 32 each, s 2 x 32, dp 32, p and ds 16 together, v 16, statistics 16; dq lies
-// where s a was. d_head 128: dk and dv 64 each, s 32, dp 32, p and ds 16 each, statistics 16; dq lies where dp was.
-// Shared memory: k, v, q and do 16 KiB a tile at 64, 32, 32, 16, 16 at 128; ds two tiles; dq 32 KiB: 192 KiB.
+// where s a was. d_head 128: dk and dv 64 each, s 40, dp 40, statistics 12; p lies where s was, ds and dq where dp was.
+// Shared memory: k, v, q and do 16 KiB a tile at 64, 32, 32, 20, 20 at 128; ds two tiles; dq 32 or 40 KiB: 192 or 224.
 //
 // A tile's dq is summed in the order in which blocks come, or (DETERMINISTIC) in the order of their keys: a warp waits
 // for its turn, which the block before passes on a tile later. Blocks of earlier keys start earlier, so it comes.
@@ -31,11 +37,6 @@
 #ifndef DETERMINISTIC  // a tile's dq is summed in the order of the keys
 #define DETERMINISTIC 0
 #endif
-
-// d_head 64, where registers are short: whether p and ds share theirs, which leaves room to load all statistics ahead
-// of their use, or only those of the first half's ds. On one H200 the first is up to 11% faster causal, the second 2 to
-// 5% not causal.
-constexpr bool SHARE = CAUSAL;
 
 struct Sizes {
   int seq_k, heads, group, batch_heads_kv, heads_in_l2, offset, row_tiles, padded_q;
@@ -98,26 +99,26 @@ struct Consumer {
   u32* const turns;
   const int w, warp;        // warpgroup; warp in it
   const u32 row_chunk;      // of this lane in a block of 128 keys, for stmatrix and ldmatrix
-  const u32 column;         // bytes to this thread's first statistics of 16
+  const u32 column;         // bytes to this thread's first statistics
   const int steps;
-  int i = 0, tile, head;    // head: of all batches
-  int place_before = 0;  // where this warp's dq of the tile before goes, in 1024 numbers
-  int added = -1;        // where it added last
+  int i = 0, tile;
+  int place;       // where this warp's dq of the tile before goes, in WARP_DQ numbers; 64 columns of a tile lie together
+  int added = -1;  // where it added last
 
   DEVICE Consumer(u32 shared, const Sizes& z, float* dq, u32* turns)
       : z(z), at(owned(z)), shared(shared), dq(dq), turns(turns), w(uniform(threadIdx.x / 128) - 1),
         warp(uniform(threadIdx.x / 32 % 4)),
         row_chunk(swizzled(w * 64 + warp * 16 + lane_id() % 16, lane_id() / 16)), column(lane_id() % 4 * 16),
         steps(z.group * (z.row_tiles - at.first_tile)), tile(at.first_tile),
-        head(at.batch * z.heads + at.head_kv * z.group) {}
+        place(((at.batch * z.heads + at.head_kv * z.group) * z.row_tiles - 1) * 8 + w * 4 + warp) {}
 
   DEVICE u32 stage(u32 first, u32 bytes, int i) const { return shared + first + i % STAGES * bytes; }
   DEVICE u32 q(int i) const { return stage(Q_AT, QUERY_TILE, i); }
   DEVICE u32 dout(int i) const { return stage(DO_AT, QUERY_TILE, i); }
-  DEVICE u32 lse(int half) const { return stage(LSE_AT, BLOCK_M * 4, i) + half * 256 + column; }
-  DEVICE u32 delta(int half) const { return stage(DELTA_AT, BLOCK_M * 4, i) + half * 256 + column; }
-  DEVICE u32 ds(int i, int half) const { return shared + DS_AT + (i % 2 * HALVES + half) * KEY_BLOCK; }
-  DEVICE u32 dq_buffer() const { return shared + DQ_AT + (w * 4 + warp) * 4096; }
+  DEVICE u32 lse(int half) const { return stage(LSE_AT, BLOCK_M * 4, i) + half * PART * 4 + column; }
+  DEVICE u32 delta(int half) const { return stage(DELTA_AT, BLOCK_M * 4, i) + half * PART * 4 + column; }
+  DEVICE u32 ds(int i, int half) const { return shared + DS_AT + i % 2 * DS_TILE + half * KEY_BLOCK; }
+  DEVICE u32 dq_buffer() const { return shared + DQ_AT + (w * 4 + warp) * WARP_DQ * 4; }
   DEVICE void wait(u32 full, int i) const { barrier_wait(shared + full + 8 * (i % STAGES), i / STAGES & 1); }
   DEVICE void give_back(int i) const {
     if (lane_id() == 0) barrier_arrive(shared + EMPTY + 8 * (i % STAGES));
@@ -129,8 +130,8 @@ struct Consumer {
   }
   DEVICE void wait_for_ds(int i) const { named_sync(1 + 2 * w + i % 2, 256); }
 
-  DEVICE void hide_half(float (&s)[32], int half) const {
-    const int key = at.first_key + w * 64, query = tile * BLOCK_M + half * 64 + z.offset;
+  DEVICE void hide_part(float (&s)[PART / 2], int half) const {
+    const int key = at.first_key + w * 64, query = tile * BLOCK_M + half * PART + z.offset;
     if ((CAUSAL && key + 63 > query) || (TAIL && key + 63 >= z.seq_k))
       hide(s, key + warp * 16 + lane_id() / 4, query + lane_id() % 4 * 2, z.seq_k);
   }
@@ -143,41 +144,45 @@ struct Consumer {
       add_release(turns + added, 1);
     }
   }
-  // Add this warp's 16 x 64 numbers of dq to 4 KiB of global memory, in the order in which the threads hold them: four
+  // Add this warp's 16 x PART numbers of dq to as much global memory, in the order in which the threads hold them: four
   // of a thread, the 32 threads, then the threads' next four. So stores meet no bank twice, and no barrier between
   // warps is needed.
-  DEVICE void add_dq(const float (&x)[32]) {
+  DEVICE void add_dq(const float (&x)[PART / 2]) {
     if (DETERMINISTIC)
       pass_on();
     else if (lane_id() == 0)
       bulk_wait_read<0>();  // the tile before has left the buffer
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < 8; j++)
+    for (int j = 0; j < PART / 8; j++)
       store_float4(dq_buffer() + j * 512 + lane_id() * 16, x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]);
     fence_shared_async();
     __syncwarp();
     if (lane_id() == 0) {
       if (DETERMINISTIC) {
-        while (load_acquire(turns + place_before) != at.first_key / KEYS) {
+        while (load_acquire(turns + place) != at.first_key / KEYS) {
         }
         fence_async();
-        added = place_before;
+        added = place;
       }
-      bulk_add_f32(dq + (long long)place_before * 1024, dq_buffer(), 4096);
+      bulk_add_f32(dq + (long long)place * WARP_DQ, dq_buffer(), WARP_DQ * 4);
       bulk_commit();
     }
   }
   // Add dq of the tile before, and go on to the next.
-  DEVICE void end_tile(const float (&before)[32]) {
+  DEVICE void end_tile(const float (&before)[PART / 2]) {
     if (i > 0) add_dq(before);
-    place_before = ((head * (z.padded_q / BLOCK_M) + tile) * 2 + w) * 4 + warp;  // 64 x 64 numbers lie together
+    place += tile == at.first_tile ? 8 * (at.first_tile + 1) : 8;
     i++;
-    if (++tile == z.row_tiles) tile = at.first_tile, head++;
+    if (++tile == z.row_tiles) tile = at.first_tile;
   }
 };
 
 #if D == 64
+// Whether p and ds share registers, which leaves room to load all statistics ahead of their use, or only those of the
+// first half's ds. On one H200 the first is up to 11% faster causal, the second 2 to 5% not causal.
+constexpr bool SHARE = CAUSAL;
+
 struct Work {
   float dk[32], dv[32], dp[32];
   u32 p[16], ds[16], values[16];
@@ -188,27 +193,27 @@ struct Work {
 DEVICE void work(Consumer& c, Work& r, float (&sa)[32], float (&sb)[32]) {
   const u64 keys = describe(c.shared + K_AT + c.w * 64 * 128), all_keys = describe(c.shared + K_AT);
   const u64 q_a = describe(c.q(c.i)), do_a = describe(c.dout(c.i)), q_b = q_a + (8192 >> 4), do_b = do_a + (8192 >> 4);
-  float statistics[16];
+  Statistics statistics;
   u32(&ds)[16] = SHARE ? r.p : r.ds;
   c.wait(DO_FULL, c.i);
   issue_scores(r.dp, r.values, do_a);
   issue_scores(sb, keys, q_b);
-  if (SHARE) load_statistics(statistics, c.lse(0));
+  if (SHARE) statistics.load(c.lse(0));
   mma_wait<2>();
   hold(sa);
   if (c.i > 0) c.give_back(c.i - 1);
-  if (!SHARE) load_statistics(statistics, c.lse(0));
-  c.hide_half(sa, 0);
+  if (!SHARE) statistics.load(c.lse(0));
+  c.hide_part(sa, 0);
   weigh(sa, statistics, c.z.scale_log2);
   to_operand(r.p, sa);
-  load_statistics(statistics, c.delta(0));
+  statistics.load(c.delta(0));
   issue_sum(r.dv, r.p, do_a);
   mma_wait<2>();
   hold(r.dp);
   differentiate(sa, r.dp, statistics);
   if (SHARE) mma_wait<0>(), hold(r.p);
   to_operand(ds, r.dp);
-  if (SHARE) load_statistics(statistics, c.lse(1));
+  if (SHARE) statistics.load(c.lse(1));
   if (c.i > 0) c.wait_for_ds(c.i - 1);
   store_operand(c.ds(c.i, 0) + c.row_chunk, ds);
   issue_sum(r.dk, ds, q_a);
@@ -216,16 +221,16 @@ DEVICE void work(Consumer& c, Work& r, float (&sa)[32], float (&sb)[32]) {
   issue_dq(sa, describe(c.ds(c.i - 1, c.w)), all_keys);
   mma_wait<3>();
   hold(sb);
-  if (!SHARE) load_statistics(statistics, c.lse(1));
-  c.hide_half(sb, 1);
+  if (!SHARE) statistics.load(c.lse(1));
+  c.hide_part(sb, 1);
   weigh(sb, statistics, c.z.scale_log2);
   if (SHARE) mma_wait<2>(), hold(r.p);
   to_operand(r.p, sb);
-  if (SHARE) load_statistics(statistics, c.delta(1));
+  if (SHARE) statistics.load(c.delta(1));
   issue_sum(r.dv, r.p, do_b);
   mma_wait<2>();
   hold(r.dp);
-  if (!SHARE) load_statistics(statistics, c.delta(1));
+  if (!SHARE) statistics.load(c.delta(1));
   differentiate(sb, r.dp, statistics);
   if (SHARE) mma_wait<0>(), hold(r.p);
   to_operand(ds, r.dp);
@@ -269,8 +274,11 @@ DEVICE void consume(Consumer& c, float (&dk)[32], float (&dv)[32]) {
 DEVICE void consume(Consumer& c, float (&dk)[64], float (&dv)[64]) {
   const u64 keys = describe(c.shared + K_AT + c.w * 64 * 128), values = keys + (KEY_TILE >> 4);
   const u64 columns = describe(c.shared + K_AT + c.w * KEY_BLOCK);
-  float s[32], dp[32], statistics[16];
-  u32 p[16], ds[16];
+  const u32 lane = lane_id();
+  const u32 query_chunk = c.w * QUERY_BLOCK + swizzled(lane / 16 * 8 + lane % 8, c.warp * 2 + lane / 8 % 2);
+  float s[PART / 2], dp[PART / 2];
+  u32 p[PART / 4], ds[PART / 4];
+  Statistics statistics;
 #pragma unroll
   for (int i = 0; i < 64; i++) dk[i] = dv[i] = 0;
   hold(dk);  // their zeros are written before any product begins
@@ -279,34 +287,35 @@ DEVICE void consume(Consumer& c, float (&dk)[64], float (&dv)[64]) {
   c.wait(Q_FULL, 0);
   issue_scores(s, keys, describe(c.q(0), QUERY_BLOCK));
   barrier_wait(c.shared + V_FULL, 0);
-  while (true) {  // in flight: dk of the tile before, s
+  while (true) {  // in flight: s
     const u64 queries = describe(c.q(c.i), QUERY_BLOCK), gradients = describe(c.dout(c.i), QUERY_BLOCK);
     c.wait(DO_FULL, c.i);
     issue_scores(dp, values, gradients);
-    load_statistics(statistics, c.lse(0));
+    statistics.load(c.lse(0));
     mma_wait<1>();
     hold(s);
-    if (c.i > 0) c.give_back(c.i - 1);
-    c.hide_half(s, 0);
+    c.hide_part(s, 0);
     weigh(s, statistics, c.z.scale_log2);
-    to_operand(p, s);
-    load_statistics(statistics, c.delta(0));
-    issue_sum(dv, p, gradients);
-    mma_wait<1>();
+    statistics.load(c.delta(0));
+    mma_wait<0>();
     hold(dp);
     differentiate(s, dp, statistics);
+    to_operand(p, s);
     to_operand(ds, dp);
+    issue_sum(dv, p, gradients);
     if (c.i > 0) c.wait_for_ds(c.i - 1);
-    store_operand(c.ds(c.i, 0) + c.row_chunk, ds);
     issue_dq(dp, describe(c.ds(c.i - 1, 0)), columns);
+    store_transposed(c.ds(c.i, 0) + query_chunk, ds);
     issue_sum(dk, ds, queries);
     mma_wait<1>();
     hold(dp);
     c.ds_written(c.i);
-    if (c.i + 1 == c.steps) break;  // before the next product: ptxas wants none in flight whose result is not used
-    c.wait(Q_FULL, c.i + 1);
-    issue_scores(s, keys, describe(c.q(c.i + 1), QUERY_BLOCK));
+    if (c.i + 1 == c.steps) break;  // before the next product: ptxas wants none whose result is not used
     c.end_tile(dp);
+    c.wait(Q_FULL, c.i);
+    mma_wait<0>();
+    c.give_back(c.i - 1);
+    issue_scores(s, keys, describe(c.q(c.i), QUERY_BLOCK));
   }
   c.end_tile(dp);
   c.wait_for_ds(c.i - 1);
@@ -342,7 +351,7 @@ DEVICE void write(const TensorMap& to, const u32 (&buffers)[COLUMN_BLOCKS], cons
 // dk, dv, and dq / scale added in fp32 to zeros. q, k, v, dout, dk, dv: maps of (batch, heads, seq, d_head) with boxes
 // of 64 columns and BLOCK_M, 128, 128, BLOCK_M, 16, 16 rows. lse (base 2, +∞ where nothing is seen), delta = Σ o · do:
 // padded_q a head, as `prepare` ordered them. Query i sees key j if not CAUSAL or j <= i + offset. TAIL: seq_k is no
-// multiple of 128. turns, zeros for each 1024 numbers of dq: if DETERMINISTIC.
+// multiple of 128. turns, zeros for each WARP_DQ numbers of dq: if DETERMINISTIC.
 extern "C" __global__ void __launch_bounds__(384, 1)
     backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk_map,

@@ -141,7 +141,13 @@ DEVICE void store_matrix(u32 at, u32 a0, u32 a1, u32 a2, u32 a3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(at), "r"(a0), "r"(a1), "r"(a2), "r"(a3) : "memory");
 }
-// The same the other way round: a left operand's registers from shared memory.
+// The same transposed: 16 rows of shared memory hold the 16 columns. Lane l gives the address of row l / 16 * 8 + l % 8,
+// of its left 8 columns if l / 8 is even, of its right 8 otherwise.
+DEVICE void store_matrix_transposed(u32 at, u32 a0, u32 a1, u32 a2, u32 a3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(at), "r"(a0), "r"(a1), "r"(a2), "r"(a3) : "memory");
+}
+// The first the other way round: a left operand's registers from shared memory.
 DEVICE void load_matrix(u32 at, u32& a0, u32& a1, u32& a2, u32& a3) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a0), "=r"(a1), "=r"(a2), "=r"(a3) : "r"(at) : "memory");
@@ -201,10 +207,12 @@ DEVICE void forget(float (&d)[N]) {
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
       "+f"(d[i + 7])
 #define WGMMA_SUM_32 WGMMA_8(0), WGMMA_8(8), WGMMA_8(16), WGMMA_8(24)
+#define WGMMA_SUM_40 WGMMA_SUM_32, WGMMA_8(32)
 #define WGMMA_SUM_64 WGMMA_SUM_32, WGMMA_8(32), WGMMA_8(40), WGMMA_8(48), WGMMA_8(56)
 #define WGMMA_LIST_32                                                                              \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25," \
   "%26,%27,%28,%29,%30,%31"
+#define WGMMA_LIST_40 WGMMA_LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define WGMMA_LIST_64                                                                            \
   WGMMA_LIST_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,"  \
   "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
@@ -217,6 +225,12 @@ template <int TRANS_A, int TRANS_B>
 DEVICE void mma(float (&d)[32], u64 a, u64 b, int add) {
   asm volatile(WGMMA("64", "34") WGMMA_LIST_32 "}, %32, %33, p, 1, 1, %35, %36; }"
                : WGMMA_SUM_32
+               : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B));
+}
+template <int TRANS_A, int TRANS_B>
+DEVICE void mma(float (&d)[40], u64 a, u64 b, int add) {
+  asm volatile(WGMMA("80", "42") WGMMA_LIST_40 "}, %40, %41, p, 1, 1, %43, %44; }"
+               : WGMMA_SUM_40
                : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B));
 }
 template <int TRANS_A, int TRANS_B>

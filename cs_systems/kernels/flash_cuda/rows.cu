@@ -2,7 +2,7 @@
 #include "hopper.cuh"
 
 constexpr int LANES = D / 8;  // of a row, 16 bytes each
-constexpr int BLOCK = 64;     // rows of a block of threads
+constexpr int WARP_DQ = QUERIES * D / 8;  // numbers of dq that a warp of the backward adds at once: of PART queries
 
 // Of a (batch, heads, rows, d_head) tensor, in elements; the last stride is 1, the others keep rows at 16 bytes.
 struct Strides {
@@ -39,36 +39,36 @@ DEVICE float dot(uint4 a, uint4 b) {
 DEVICE int statistics_place(int at) { return (at & ~15) | (at & 6) << 1 | (at & 8) >> 2 | (at & 1); }
 
 // delta = Σ o · do, lse_log2 = lse / ln 2 (+∞ where no key is seen, so that its weights are 0), both with the rows in
-// the order above; dq = 0, turns = 0; 64 rows a block of 256 threads. o, dout as above; lse: seq_q a head; the others
-// padded_q a head, dq padded_q · D, turns a 1024th of it, or null.
+// the order above; dq = 0, turns = 0; PART rows a block of 256 threads. o, dout as above; lse: seq_q a head; the others
+// padded_q a head, dq padded_q · D, turns one for each WARP_DQ of it, or null.
 extern "C" __global__ void __launch_bounds__(256)
     prepare(const u16* o, const u16* dout, const float* lse, float* lse_log2, float* delta, float* dq, u32* turns,
             Strides of_o, Strides of_do, Rows z) {
   grid_launch_next();
-  const int blocks = z.padded_q / BLOCK, block = blockIdx.x % blocks, batch_head = blockIdx.x / blocks;
+  const int blocks = z.padded_q / PART, block = blockIdx.x % blocks, batch_head = blockIdx.x / blocks;
   const int batch = batch_head / z.heads, head = batch_head % z.heads;
   const int lane = threadIdx.x % LANES, column = lane * 8;
   o += batch * of_o.batch + head * of_o.head + column;
   dout += batch * of_do.batch + head * of_do.head + column;
-  constexpr int TURNS = BLOCK * LANES / 256;
+  constexpr int TURNS = PART * LANES / 256;
   uint4 out[TURNS], gradient[TURNS];
 #pragma unroll
   for (int turn = 0; turn < TURNS; turn++) {
-    const int row = block * BLOCK + (turn * 256 + threadIdx.x) / LANES;
+    const int row = block * PART + (turn * 256 + threadIdx.x) / LANES;
     out[turn] = gradient[turn] = uint4{0, 0, 0, 0};
     if (row < z.seq_q && column < z.d_head) {
       out[turn] = *reinterpret_cast<const uint4*>(o + row * of_o.row);
       gradient[turn] = *reinterpret_cast<const uint4*>(dout + row * of_do.row);
     }
   }
-  const long long padded = (long long)batch_head * z.padded_q + block * BLOCK;
+  const long long padded = (long long)batch_head * z.padded_q + block * PART;
   float4* zeros = reinterpret_cast<float4*>(dq + padded * D);
 #pragma unroll
-  for (int i = threadIdx.x; i < BLOCK * D / 4; i += 256) zeros[i] = float4{0, 0, 0, 0};
-  if (turns && threadIdx.x < BLOCK * D / 1024) turns[padded * D / 1024 + threadIdx.x] = 0;
+  for (int i = threadIdx.x; i < PART * D / 4; i += 256) zeros[i] = float4{0, 0, 0, 0};
+  if (turns && threadIdx.x < PART * D / WARP_DQ) turns[padded * D / WARP_DQ + threadIdx.x] = 0;
 #pragma unroll
   for (int turn = 0; turn < TURNS; turn++) {
-    const int at = (turn * 256 + threadIdx.x) / LANES, row = block * BLOCK + at;
+    const int at = (turn * 256 + threadIdx.x) / LANES, row = block * PART + at;
     float sum = dot(out[turn], gradient[turn]);
 #pragma unroll
     for (int other = LANES / 2; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
@@ -81,24 +81,23 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// dq = scale · summed, 64 rows x 64 columns a block of 128 threads; each warp has 16 rows in the order in which the
-// backward's warps add them. dq as above.
+// dq = scale · summed, PART rows x 64 columns a block of 128 threads, in the order in which the backward's warps add them:
+// d_head 64, 16 rows each; 128, transposed, 16 columns each. dq as above.
 extern "C" __global__ void __launch_bounds__(128) finish(const float* summed, u16* dq, Strides of_dq, Rows z) {
-  __shared__ __align__(1024) unsigned char memory[4 * 16 * 128];
+  __shared__ __align__(1024) unsigned char memory[PART * 128];
   constexpr int COLUMNS = D / 64;
-  const int blocks = (z.seq_q + BLOCK - 1) / BLOCK, index = blockIdx.x / COLUMNS, block = index % blocks;
+  const int blocks = z.padded_q / PART, index = blockIdx.x / COLUMNS, block = index % blocks;
   const int batch_head = index / blocks, batch = batch_head / z.heads, head = batch_head % z.heads;
   const int first_column = blockIdx.x % COLUMNS * 64;
   const int warp = threadIdx.x / 32, lane = lane_id();
-  const long long tile = ((long long)batch_head * (z.padded_q / BLOCK) + block) * COLUMNS + blockIdx.x % COLUMNS;
-  const float4* from = reinterpret_cast<const float4*>(summed + tile * 4096 + warp * 1024);
-  float4 x[8];
+  const float4* from = reinterpret_cast<const float4*>(summed + ((long long)blockIdx.x * 4 + warp) * WARP_DQ);
+  float4 x[PART / 8];
   grid_wait();
 #pragma unroll
-  for (int j = 0; j < 8; j++) x[j] = from[j * 32 + lane];
-  const u32 shared = shared_address(memory) + warp * 2048;
+  for (int j = 0; j < PART / 8; j++) x[j] = from[j * 32 + lane];
+  const u32 shared = shared_address(memory);
 #pragma unroll
-  for (int k = 0; k < 4; k++) {
+  for (int k = 0; k < PART / 16; k++) {
     u32 a[4];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -106,14 +105,18 @@ extern "C" __global__ void __launch_bounds__(128) finish(const float* summed, u1
       a[2 * i] = pack(y.x * z.scale, y.y * z.scale);
       a[2 * i + 1] = pack(y.z * z.scale, y.w * z.scale);
     }
-    store_matrix(shared + swizzled(lane % 16, 2 * k + lane / 16), a[0], a[1], a[2], a[3]);
+    if (D == 64)
+      store_matrix(shared + warp * 2048 + swizzled(lane % 16, 2 * k + lane / 16), a[0], a[1], a[2], a[3]);
+    else
+      store_matrix_transposed(shared + swizzled(16 * k + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2),
+                              a[0], a[1], a[2], a[3]);
   }
-  __syncwarp();
-  const int chunk = lane % 8, column = first_column + chunk * 8;
+  __syncthreads();
+  const int chunk = threadIdx.x % 8, column = first_column + chunk * 8;
   dq += batch * of_dq.batch + head * of_dq.head + column;
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int at = i * 4 + lane / 8, row = block * BLOCK + warp * 16 + at;
+  for (int i = 0; i < PART / 16; i++) {
+    const int at = i * 16 + threadIdx.x / 8, row = block * PART + at;
     if (row < z.seq_q && column < z.d_head)
       *reinterpret_cast<uint4*>(dq + row * of_dq.row) = load_uint4(shared + swizzled(at, chunk));
   }
