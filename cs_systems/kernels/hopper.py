@@ -8,6 +8,7 @@ objects are not.
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from torch import Tensor
 FOLDER = Path(__file__).parent / "flash_cuda"
 ARCHITECTURE = "sm_90a"
 INSTALL = "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc"
+FOR_RACECHECK = "CS_SYSTEMS_FOR_RACECHECK"
+"""Set in the environment, kernels are compiled so that compute-sanitizer's racecheck can follow their barriers."""
 Macros = tuple[tuple[str, int], ...]
 
 
@@ -31,7 +34,7 @@ def machine_code(source: str, macros: Macros) -> bytes:
             from cuda.core.experimental import Program, ProgramOptions
     except ImportError as error:
         raise RuntimeError(f"there is no cuda-core here ({error}): {INSTALL}") from error
-    defined: Any = [(name, str(value)) for name, value in macros]
+    defined: Any = [(name, str(value)) for name, value in (*macros, ("EVERY_LANE", int(FOR_RACECHECK in os.environ)))]
     options = ProgramOptions(name=f"{source}.cu", arch=ARCHITECTURE, define_macro=defined, include_path=str(FOLDER))
     return bytes(Program((FOLDER / f"{source}.cu").read_text(), "c++", options).compile("cubin").code)
 

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Do attention kernels touch memory that is not theirs, or race in shared memory? compute-sanitizer over random small calls.
 #
-# First two planted errors, which the tools must find: what finds nothing proves nothing. Then each backend: its kernels
+# First two planted errors, which the tools must find: what finds nothing proves nothing. And two hand-overs of memory by
+# an mbarrier, both right: each lane of the reading warp arrives, or one lane does for all after __syncwarp, which
+# racecheck does not follow. So the kernels are compiled with an arrival of every lane (CS_SYSTEMS_FOR_RACECHECK), and
+# whether it still reports the second kind is told. Then each backend: its kernels
 # are compiled without the tool, and 16 calls of scripts/fuzz_attention.py, forward and backward, run under each tool,
 # with every tensor an allocation of its own, so that one element past its end is seen. Each part has its own limit, logs
 # are kept. racecheck knows shared memory alone, and of copies by TMA and of wgmma's reads only what it says it supports:
@@ -45,10 +48,43 @@ __global__ void race(float *x) {
     shared[threadIdx.x] = x[threadIdx.x];
     x[threadIdx.x] = shared[63 - threadIdx.x];  // no __syncthreads
 }
+__device__ void wait(unsigned barrier, unsigned parity) {
+    unsigned done = 0;
+    while (!done)
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+}
+__global__ void handed(float *x, bool by_all) {  // warp 0 writes anew what warp 1 has read
+    __shared__ float shared[32];
+    __shared__ unsigned long long full, empty;
+    const unsigned lane = threadIdx.x % 32, first = __cvta_generic_to_shared(&full), second = __cvta_generic_to_shared(&empty);
+    if (threadIdx.x == 0) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 32;" ::"r"(first));
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(second), "r"(by_all ? 32 : 1));
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        for (int i = 0; i < 4; i++) {
+            wait(second, (i & 1) ^ 1);
+            shared[lane] = i;
+            asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(first) : "memory");
+        }
+    } else {
+        float sum = 0;
+        for (int i = 0; i < 4; i++) {
+            wait(first, i & 1);
+            sum += shared[31 - lane];
+            __syncwarp();
+            if (by_all || lane == 0) asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(second) : "memory");
+        }
+        x[lane] = sum;
+    }
+}
 int main(int count, char **words) {
     float *x;
     if (cudaMalloc(&x, 64 * sizeof(float))) return 1;
     if (count > 1 && !strcmp(words[1], "race")) race<<<1, 64>>>(x);
+    else if (count > 1 && !strncmp(words[1], "handed", 6)) handed<<<1, 64>>>(x, !strcmp(words[1], "handed_by_all"));
     else outside<<<1, 64>>>(x);
     cudaDeviceSynchronize();
     return 0;
@@ -59,6 +95,12 @@ for pair in memcheck:outside racecheck:race; do
     checked "${pair%:*}" "planted_${pair#*:}" "$out/planted" "${pair#*:}"
     [ $? = $FOUND ] || { echo "   ${pair%:*} did not find the planted error: what it says below proves nothing"; unclean=1; }
 done
+
+checked racecheck planted_handed_by_all "$out/planted" handed_by_all ||
+    { echo "   racecheck reports a hand-over that is right: what it says below proves nothing"; unclean=1; }
+checked racecheck planted_handed_by_one "$out/planted" handed_by_one &&
+    echo "   racecheck follows an arrival of one lane for its warp now: CS_SYSTEMS_FOR_RACECHECK is not needed"
+export CS_SYSTEMS_FOR_RACECHECK=1
 
 for backend in "${backends[@]}"; do
     calls=(python3 scripts/fuzz_attention.py "$backend" --device cuda --scores 65536 --kinds 10 --cases 16)

@@ -120,9 +120,7 @@ struct Consumer {
   DEVICE u32 ds(int i, int half) const { return shared + DS_AT + i % 2 * DS_TILE + half * KEY_BLOCK; }
   DEVICE u32 dq_buffer() const { return shared + DQ_AT + (w * 4 + warp) * WARP_DQ * 4; }
   DEVICE void wait(u32 full, int i) const { barrier_wait(shared + full + 8 * (i % STAGES), i / STAGES & 1); }
-  DEVICE void give_back(int i) const {
-    if (lane_id() == 0) barrier_arrive(shared + EMPTY + 8 * (i % STAGES));
-  }
+  DEVICE void give_back(int i) const { release(shared + EMPTY + 8 * (i % STAGES)); }
   // Both warpgroups have written ds of tile i, and have read that of the tile before it.
   DEVICE void ds_written(int i) const {
     fence_shared_async();
@@ -369,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     for (int stage = 0; stage < STAGES; stage++) {
       barrier_init(shared + Q_FULL + 8 * stage, 1);
       barrier_init(shared + DO_FULL + 8 * stage, 1);
-      barrier_init(shared + EMPTY + 8 * stage, 8);  // warps
+      barrier_init(shared + EMPTY + 8 * stage, 8 * WARP_ARRIVALS);
     }
     barrier_init_done();
   }

@@ -28,12 +28,6 @@ constexpr u32 ALL = 0xffffffffu;
 
 // ---- a consumer ----
 
-// One lane of each warp arrives, when all of the warp are here.
-DEVICE void release(u32 empty) {
-  __syncwarp();
-  if (lane_id() == 0) barrier_arrive(empty);
-}
-
 // 16 x 8 sums of one warp, over 16 of k: what wgmma would add to d[0] ... d[3].
 DEVICE void mma_warp(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT
@@ -335,9 +329,10 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
   const int warpgroup = uniform(threadIdx.x / WARPGROUP);
   if (threadIdx.x == 0) {
     tma_prefetch_map(q), tma_prefetch_map(k), tma_prefetch_map(v), tma_prefetch_map(o);
-    for (int w = 0; w < CONSUMERS; w++) barrier_init(at.q_full(w), 1), barrier_init(at.q_empty(w), 4);
-    for (int i = 0; i < K_STAGES; i++) barrier_init(at.k_full(i), 1), barrier_init(at.k_empty(i), 4 * CONSUMERS);
-    for (int i = 0; i < V_STAGES; i++) barrier_init(at.v_full(i), 1), barrier_init(at.v_empty(i), 4 * CONSUMERS);
+    const u32 warpgroup = 4 * WARP_ARRIVALS, all = CONSUMERS * warpgroup;
+    for (int w = 0; w < CONSUMERS; w++) barrier_init(at.q_full(w), 1), barrier_init(at.q_empty(w), warpgroup);
+    for (int i = 0; i < K_STAGES; i++) barrier_init(at.k_full(i), 1), barrier_init(at.k_empty(i), all);
+    for (int i = 0; i < V_STAGES; i++) barrier_init(at.v_full(i), 1), barrier_init(at.v_empty(i), all);
     barrier_init_done();
   }
   __syncthreads();

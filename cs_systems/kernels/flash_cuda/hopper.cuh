@@ -60,8 +60,18 @@ DEVICE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.clus
 DEVICE void barrier_expect(u32 at, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
-// One arrival; call it in one lane: `if (lane_id() == 0)`, after __syncwarp() where other lanes read what is given up.
+// One arrival.
 DEVICE void barrier_arrive(u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
+// A warp's arrival, which one lane makes when all of them are here. compute-sanitizer's racecheck does not follow that
+// from lane to lane: EVERY_LANE = 1 is for it.
+#ifndef EVERY_LANE
+#define EVERY_LANE 0
+#endif
+constexpr u32 WARP_ARRIVALS = EVERY_LANE ? 32 : 1;
+DEVICE void release(u32 empty) {
+  __syncwarp();
+  if (EVERY_LANE || lane_id() == 0) barrier_arrive(empty);
+}
 DEVICE bool barrier_done(u32 at, u32 parity) {
   u32 done;
   asm volatile(
