@@ -45,7 +45,10 @@ def predicted_bytes(config: RunConfig) -> int:
 
 
 def unexplained_bytes(record: RunRecord) -> int:
-    """In 13 timed steps FSDP2 held as much as a rank's gradients more than in 6 recorded ones; why is not known."""
+    """FSDP2's timed steps (13) held this much more than its recorded ones (2 and 6): as much as a rank's gradients in
+    fp32, and on two ranks as all weights or gradients in bf16. The cause is not known; on gloo, with torch 2.13, steps
+    held as much whether Python's collector ran after each of them or not.
+    """
     config = record.run_config
     if (config.strategy, config.profiler) != ("torch_fsdp2", "none"):
         return 0

@@ -27,7 +27,7 @@
 // before they are needed, several loads together.
 //
 // Registers, of 240, d_head 64: dk and dv 32 each, s 2 x 32, dp 32, p and ds 16 together, v 16, statistics 16; dq lies
-// where s a was. d_head 128: dk and dv 64 each, s 40, dp 40, statistics 12; p lies where s was, ds and dq where dp was.
+// where s a was. d_head 128: dk and dv 64 each, s 40, dp 40, statistics 12; p, ds and dq lie where s and dp were.
 // Shared memory: k, v, q and do 16 KiB a tile at 64, 32, 32, 20, 20 at 128; ds two tiles; dq 32 or 40 KiB: 192 or 224.
 //
 // A tile's dq is summed in the order in which blocks come, or (DETERMINISTIC) in the order of their keys: a warp waits

@@ -175,11 +175,10 @@ DEVICE uint4 load_uint4(u32 at) {
 
 // ---- wgmma ----
 
-// Describe operands that begin at a block's row (a multiple of 8). Steps of 16 along the summed dimension k: - the rows
-// of the block are m or n, k is contiguous: trans 0, a step is + 2, after four the next block; - the rows of the block
-// are k, m or n is contiguous: trans 1, a step is + 128. block_bytes: from 64 columns to the next
-//   64, where n is 128.
-// What is added to a descriptor is bytes >> 4.
+// Describe operands that begin at a block's row (a multiple of 8). What is added to a descriptor is bytes >> 4. A step of
+// 16 along the summed dimension k, where the block's rows are m or n (k is contiguous, trans 0): + 2, after four of them
+// the next block; where its rows are k (m or n is contiguous, trans 1): + 128. block_bytes: from 64 columns to the next
+// 64, needed with trans 1 where n is 128.
 DEVICE u64 describe(u32 address, u32 block_bytes = 16) {
   constexpr u64 eight_rows = 1024 >> 4, swizzle_128 = 1;
   return (u64)((address & 0x3ffff) >> 4) | (u64)(block_bytes >> 4) << 16 | eight_rows << 32 | swizzle_128 << 62;
@@ -229,7 +228,7 @@ DEVICE void forget(float (&d)[N]) {
 #define WGMMA(N, ADD) \
   "{ .reg .pred p; setp.ne.b32 p, %" ADD ", 0; wgmma.mma_async.sync.aligned.m64n" N "k16.f32." ELEMENT "." ELEMENT " {"
 
-// d (64 x 64 or 64 x 128) = a b, or d += a b if `add`, over 16 of k: a and b described, trans as said at `describe`.
+// d (64 x 64, 64 x 80 or 64 x 128) = a b, or d += a b if `add`, over 16 of k: a and b described, trans as said at `describe`.
 // Asynchronous: from here to a wait for its group nothing may touch d.
 template <int TRANS_A, int TRANS_B>
 DEVICE void mma(float (&d)[32], u64 a, u64 b, int add) {
