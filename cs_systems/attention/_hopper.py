@@ -28,11 +28,13 @@ class HopperKernels:
     kernels/flash_gluon says what it has. missing: why the software that they need is not here and what to do, or None.
     repeatable: where torch wants deterministic algorithms, `prepare` and `backward` are given as many int32 as the
     problem's `turns`, and sum each number of dq in one order; without it a backward is refused there.
+    padded_queries: of a padded d_head, what the problem's `padded_q` is a multiple of.
     """
 
     name: str
     problem: Callable[[], Any]
     missing: Callable[[], str | None]
+    padded_queries: Callable[[int], int]
     repeatable: bool = False
 
     def unavailable(self, call: AttentionCall) -> str | None:
@@ -72,6 +74,12 @@ class HopperKernels:
         )
         if reason := self.unavailable(call):
             raise ValueError(reason)
+
+    def algorithm(self, call: AttentionCall) -> AttentionAlgorithm:
+        """Forward's tiles, the padded head size, and backward's padded queries."""
+        depth = 64 if call.d_head <= 64 else 128
+        padded = self.padded_queries(depth)
+        return AttentionAlgorithm(64, 128, depth, backward_matmuls=5, dq_accumulator_bytes=4, padded_queries=padded)
 
     @property
     def not_deterministic(self) -> str:
@@ -184,15 +192,9 @@ def backend_of(kernels: HopperKernels, describe: Callable[[], str | None]) -> At
         attention_of(kernels),
         unavailable=kernels.unavailable,
         tolerance={dtype: TOLERANCE[dtype] for dtype in DTYPES},
-        algorithm=algorithm,
+        algorithm=kernels.algorithm,
         describe=describe,
     )
-
-
-def algorithm(call: AttentionCall) -> AttentionAlgorithm:
-    """Forward's tiles and the padded head size."""
-    depth = 64 if call.d_head <= 64 else 128
-    return AttentionAlgorithm(64, 128, depth, backward_matmuls=5, dq_accumulator_bytes=4)
 
 
 def readable(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -25,6 +25,12 @@ def _problem() -> Any:
     return Problem
 
 
+def _padded_queries(d_head: int) -> int:
+    from cs_systems.kernels.flash_cuda import BACKWARD_TILES
+
+    return BACKWARD_TILES[d_head].queries
+
+
 def _missing() -> str | None:
     # The parent of a namespace first: where nothing of it is installed, asking for a part raises.
     if any(find_spec(package) is None for package in ("cuda", "cuda.core", "cuda.bindings")):
@@ -37,5 +43,5 @@ def describe() -> str | None:
 
 
 # _missing is looked up at each call: what is installed can change.
-KERNELS = HopperKernels("flash_cuda", _problem, lambda: _missing(), repeatable=True)
+KERNELS = HopperKernels("flash_cuda", _problem, lambda: _missing(), _padded_queries, repeatable=True)
 BACKEND = backend_of(KERNELS, describe)

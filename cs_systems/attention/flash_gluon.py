@@ -26,6 +26,12 @@ def _problem() -> Any:
     return Problem
 
 
+def _padded_queries(d_head: int) -> int:
+    from cs_systems.kernels.flash_layout import PADDING
+
+    return PADDING
+
+
 def _wrong_triton() -> str | None:
     if find_spec("triton") is None:
         return f"triton is not installed: pip install 'triton=={TRITON}.*' (Linux)"
@@ -42,5 +48,5 @@ def describe() -> str | None:
 
 
 # _wrong_triton is looked up at each call: what is installed can change.
-KERNELS = HopperKernels("flash_gluon", _problem, lambda: _wrong_triton())
+KERNELS = HopperKernels("flash_gluon", _problem, lambda: _wrong_triton(), _padded_queries)
 BACKEND = backend_of(KERNELS, describe)

@@ -22,7 +22,9 @@ def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
     d_head = next((d for d in _PADDED if d >= call.d_head), call.d_head)
     block_q, block_k = (128, 128) if d_head <= 64 else (128, 32) if d_head == 160 else (128, 64)
     block_q = 64 if d_head == 256 else block_q
-    return AttentionAlgorithm(block_q, block_k, d_head, backward_matmuls=5, dq_accumulator_bytes=4)
+    return AttentionAlgorithm(
+        block_q, block_k, d_head, backward_matmuls=5, dq_accumulator_bytes=4, padded_queries=128, copies_by_head=True
+    )
 
 
 BACKEND = sdpa_backend(SDPBackend.FLASH_ATTENTION, _algorithm, ("float64", "float32", "float16", "bfloat16"), HALF)

@@ -38,7 +38,10 @@ class AttentionAlgorithm:
     autocast_score_matrices: the same under CUDA's autocast, which widens a softmax that is an operation of its own to
         fp32 (one such matrix counts as two); None: the same, as for an implementation that autocast sees as one.
     dq_accumulator_bytes: of a buffer in which backward sums the query's gradient, for each element of it (4 where it
-        is fp32, as in FlashAttention-2); 0: there is none.
+        is fp32, as in FlashAttention-2); 0: there is none. Its heads are padded as `d_head` says.
+    padded_queries: backward keeps that buffer, and its numbers for each query, for a multiple of so many of them.
+    copies_by_head: backward copies the output and its gradient, where the query lies in memory as (batch, heads, seq,
+        d_head): it wants heads behind positions.
     output_by_position: the output lies in memory as (batch, seq, heads, d_head), so that a model's output projection
         reads it as it is; else as the query does, and a model copies it, heads behind positions.
     torch_matmul: its products are torch.matmul's: on CUDA cuBLAS's, which takes a workspace.
@@ -51,6 +54,8 @@ class AttentionAlgorithm:
     score_matrices: tuple[float, float, float] = (0, 0, 0)
     autocast_score_matrices: tuple[float, float, float] | None = None
     dq_accumulator_bytes: int = 0
+    padded_queries: int = 1
+    copies_by_head: bool = False
     output_by_position: bool = False
     torch_matmul: bool = False
 
