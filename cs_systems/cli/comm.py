@@ -85,7 +85,7 @@ def parse_sizes(text: str) -> list[int]:
     if not rest:
         return [parse_bytes(first)]
     factor = rest[1] if len(rest) == 2 else str(FACTOR)
-    if len(rest) > 2 or not factor.isdecimal() or int(factor) < 2:
+    if not first or not rest[0] or len(rest) > 2 or not factor.isdecimal() or int(factor) < 2:
         raise ConfigError(f"{text!r} is no range of sizes: write 1KiB:1GiB, or 1KiB:1GiB:2 to double each")
     size, last = parse_bytes(first), parse_bytes(rest[0])
     if not 0 < size <= last:

@@ -61,6 +61,7 @@ def test_sizes_are_one_or_a_range(text: str, sizes: list[int]) -> None:
     ("words", "message"),
     [
         (("--size", "1KiB:2KiB:1"), "'1KiB:2KiB:1' is no range of sizes: write 1KiB:1GiB, or 1KiB:1GiB:2 to double"),
+        (("--size", "1KiB:"), "'1KiB:' is no range of sizes: write 1KiB:1GiB"),
         (("--size", "2KiB:1KiB"), "'2KiB:1KiB' is no range of sizes: begin above 0, and end at or after the first"),
         (("--size", "many"), "'many' is not an amount of memory"),
         (("--size", "0B"), "'0B' is nothing: write 8GiB, 24GB or 512B"),
