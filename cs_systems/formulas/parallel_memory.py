@@ -26,7 +26,12 @@ def of_a_rank(components: Components, splits: Collection[str], world_size: int) 
 
 
 def step_memory_of_a_rank(
-    whole: MemoryPrediction, splits: Collection[str], world_size: int, buckets: float = 0.0
+    whole: MemoryPrediction,
+    splits: Collection[str],
+    world_size: int,
+    buckets: float = 0.0,
+    *,
+    gradients_in_buckets: bool = False,
 ) -> MemoryPrediction:
     """The prediction for a rank whose own part of the batch `whole` is of.
 
@@ -38,6 +43,8 @@ def step_memory_of_a_rank(
         if SPLIT["parameters"] in splits:
             alive = {component: size for component, size in alive.items() if component != "weight_copies"}
         kept = round(buckets * alive.get("parameters", 0))
+        if gradients_in_buckets:
+            kept -= alive.get("gradients", 0)
         moments[name] = of_a_rank(alive, splits, world_size) | ({"buckets": kept} if kept else {})
     return MemoryPrediction(moments, whole.largest_allocation)
 

@@ -62,7 +62,8 @@ class ParallelStrategy:
     options: what `wrap` can be told, by name.
     one_dtype: whether it takes only models whose parameters share one dtype.
     for_unused: the options that it needs where a batch may leave a parameter without a gradient.
-    buckets: bytes that it holds beside parameters and gradients from first to last, in Ψ.
+    buckets: bytes that it holds beside parameters from first to last, in Ψ. bucket_view: the option by which gradients
+        lie in them; None where there is none, or, of a composition, where they do not.
     tp_degree: how many neighbouring ranks take the same rows; None: all.
     """
 
@@ -76,6 +77,7 @@ class ParallelStrategy:
     one_dtype: bool = False
     for_unused: Mapping[str, Any] = field(default_factory=dict)
     buckets: float = 0.0
+    bucket_view: str | None = None
     tp_degree: int | None = 1
 
     def part_of_batch(self, rank: int, world_size: int) -> tuple[int, int]:
@@ -224,6 +226,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
         options=tuple(dict.fromkeys(option for part in parts.values() for option in part.options)),
         one_dtype=any(part.one_dtype for part in parts.values()),
         buckets=sum(part.buckets for part in parts.values()),
+        bucket_view=next((part.bucket_view for part in parts.values() if options.get(part.bucket_view or "")), None),
         for_unused={key: value for part in parts.values() for key, value in part.for_unused.items()},
         tp_degree=tp_degree,
     )

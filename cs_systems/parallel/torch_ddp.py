@@ -37,6 +37,7 @@ STRATEGY = ParallelStrategy(
     wrap=wrap,
     sent_bytes=averaging_bytes,
     buckets=1.0,
+    bucket_view="gradient_as_bucket_view",
     options=("bucket_size_mb", "gradient_as_bucket_view", "find_unused_parameters"),
     for_unused={"find_unused_parameters": True},
 )

@@ -70,7 +70,10 @@ class TrainStep(Training):
         if backend is None or "features" in strategy.splits:  # the blocks of tensor parallelism are known to no formula
             return None
         whole = memory_model.step_memory(replace(config, device=device.torch.type), backend.algorithm(call))
-        return step_memory_of_a_rank(whole, strategy.splits, config.world_size, strategy.buckets).peak_bytes
+        in_buckets = strategy.bucket_view is not None
+        return step_memory_of_a_rank(
+            whole, strategy.splits, config.world_size, strategy.buckets, gradients_in_buckets=in_buckets
+        ).peak_bytes
 
     def prepare(self) -> None:
         self.logits = self.loss = None

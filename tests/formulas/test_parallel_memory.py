@@ -47,3 +47,15 @@ def test_the_peak_of_a_rank_lacks_what_others_hold() -> None:
     saved = sum(whole.moments["optimizer"].values()) - sum(part.moments["optimizer"].values())
     assert saved == parameters
     assert step_memory_of_a_rank(whole, EVERYTHING, 1).peak_bytes == whole.peak_bytes
+
+
+def test_gradients_that_lie_in_buckets_take_no_memory_of_their_own() -> None:
+    """DDP on gloo held Ψ more when backward had ended than between steps, with views of its buckets nothing more."""
+    config = replace(RunConfig(model=preset("tiny")), device="cpu")
+    whole = step_memory(config, FULL_MATRIX)
+    parameters = 4 * parameter_count(config.model)
+    for in_buckets, beside in ((False, parameters), (True, 0)):
+        part = step_memory_of_a_rank(whole, {"batch"}, 2, 1.0, gradients_in_buckets=in_buckets)
+        more = {name: sum(part.moments[name].values()) - sum(whole.moments[name].values()) for name in part.moments}
+        assert more["loss"] == parameters
+        assert more["optimizer"] == beside

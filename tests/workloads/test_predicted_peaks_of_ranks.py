@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cs_systems import plugins
 from cs_systems.attention import AttentionBackend
-from cs_systems.config import RunConfig
+from cs_systems.config import RunConfig, preset
 from cs_systems.device import resolve
 from cs_systems.formulas.cost import PARAMETER_BYTES, parameter_count
 from cs_systems.formulas.memory_model import step_memory
 from cs_systems.formulas.parallel_memory import step_memory_of_a_rank
 from cs_systems.record import RunRecord, read_records
 from cs_systems.workloads._training import strategy_of
-from cs_systems.workloads.train_step import _attention_call
+from cs_systems.workloads.train_step import TrainStep, _attention_call
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 MEASURED = sorted(
@@ -76,3 +77,11 @@ def test_there_are_such_records_of_every_kind_of_strategy() -> None:
         "fsdp",
         "torch_fsdp2",
     }
+
+
+@pytest.mark.parametrize("strategy", ["torch_ddp", "torch_ddp+torch_zero"])
+def test_views_of_buckets_are_predicted_to_save_memory(strategy: str) -> None:
+    config = RunConfig(model=preset("small"), batch_size=1, seq_len=16, strategy=strategy, world_size=2, device="cpu")
+    viewed = replace(config, strategy_args=("gradient_as_bucket_view=true",))
+    copied_bytes, viewed_bytes = (TrainStep.preflight(one, resolve("cpu")) for one in (config, viewed))
+    assert (copied_bytes or 0) > (viewed_bytes or 0) > 0
