@@ -283,7 +283,11 @@ class Fuzz:
             said = "; ".join(f"{what} {whole:.3g}, worst row {row:.3g}" for what, (whole, row) in bad.items())
             yield f"relative error beyond {bound:g}, of a row {ROW_FACTOR * bound:g}: {said}"
         elif self.against and backward and not backends[self.against].unavailable(case.call(self.device.type)):
-            theirs = computed(backends[self.against], inputs, case, backward)
+            try:
+                theirs = computed(backends[self.against], inputs, case, backward)
+            except Exception:  # what the other one cannot do is no measure
+                tally.others_fail.append(number)
+                return
             others = {what: errors(g, *r) for what, g, r in zip(RESULTS, theirs, reference, strict=True)}
             if _beyond(others, bound):
                 tally.others_fail.append(number)
@@ -316,7 +320,8 @@ def summary(fuzz: Fuzz, tally: Tally, drawn_cases: int, asked: int) -> Iterator[
         count = tally.compared[dtype]
         yield f"error over {fuzz.against}'s, {dtype} {what}: {ratio:.3f}{verdict} ({count} cases)"
     if tally.others_fail:
-        yield f"{fuzz.against} is beyond {fuzz.name}'s bound in {len(tally.others_fail)} cases: {tally.others_fail[:5]}"
+        cases = f"{len(tally.others_fail)} cases: {tally.others_fail[:5]}"
+        yield f"{fuzz.against} raised, or is beyond {fuzz.name}'s bound, in {cases}"
     if fuzz.against and not tally.compared:
         yield f"no case was served by both {fuzz.name} and {fuzz.against}"
 

@@ -3,7 +3,7 @@
 Takes what flash_gluon takes: fp16 and bf16; d_head a multiple of 8 up to 128 (computed as 64 or 128); any lengths,
 seq_q ≠ seq_k too; both alignments; grouped heads; strides that the copy engine takes, others are copied. The gradient
 of q is added up in float32 in whatever order the blocks of keys end, so its last bits may differ from run to run; under
-`torch.use_deterministic_algorithms` the blocks take turns in the order of the keys, and the backward took 1.3 to 2.4
+`torch.use_deterministic_algorithms` the blocks take turns in the order of the keys, and the backward took 1.2 to 2.5
 times as long on one H200. No second derivative. Needs compute capability 9.0, and cuda-core with NVRTC, which compiles
 the kernels on first use, in seconds.
 

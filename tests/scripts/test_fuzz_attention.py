@@ -113,11 +113,12 @@ def test_larger_errors_than_the_others_fail(fuzz: Any, tmp_path: Path, capsys: A
     assert ": above 1.2 (" in said
 
 
-def test_cases_in_which_the_other_fails_are_no_measure(fuzz: Any, tmp_path: Path, capsys: Any) -> None:
-    wrong = planted(tmp_path, after="out = 0 * out")
+@pytest.mark.parametrize("after", ["out = 0 * out", "raise RuntimeError('no such launch')"], ids=["wrong", "raises"])
+def test_cases_in_which_the_other_fails_are_no_measure(fuzz: Any, tmp_path: Path, after: str, capsys: Any) -> None:
+    wrong = planted(tmp_path, after=after)
     assert fuzz.main(["flash_torch", *SMALL, "--cases", "5", "--against", wrong]) == 1
     said = capsys.readouterr().out
-    assert f"{wrong} is beyond flash_torch's bound in 5 cases: [0, 1, 2, 3, 4]" in said
+    assert f"{wrong} raised, or is beyond flash_torch's bound, in 5 cases: [0, 1, 2, 3, 4]" in said
     assert f"no case was served by both flash_torch and {wrong}" in said
 
 

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "benchmarks" / "sanitize.sh"
 CLEAN = "echo '========= ERROR SUMMARY: 0 errors'; exit 0"
+PLANTED = "*planted?outside*|*planted?race*|*handed_by_one*"
 FINDS = 'case "$*" in {pattern}) echo "========= ERROR SUMMARY: 1 error"; exit 99;; *) ' + CLEAN + ";; esac"
 
 
@@ -34,12 +35,14 @@ def test_without_the_tool_it_says_where_to_get_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "status", "said"),
     [
-        ("*planted*", 0, "== flash_triton_racecheck: status 0"),
+        (PLANTED, 0, "== flash_triton_racecheck: status 0"),
         ("nothing", 1, "memcheck did not find the planted error: what it says below proves nothing"),
-        ("*planted*|*memcheck*fuzz_attention*", 1, "== flash_triton_memcheck: status 99"),
-        ("*planted*|*racecheck*fuzz_attention*", 1, "== flash_triton_racecheck: status 99"),
+        ("nothing", 1, "racecheck follows an arrival of one lane for its warp now"),
+        (f"{PLANTED}|*handed_by_all*", 1, "racecheck reports a hand-over that is right"),
+        (f"{PLANTED}|*memcheck*fuzz_attention*", 1, "== flash_triton_memcheck: status 99"),
+        (f"{PLANTED}|*racecheck*fuzz_attention*", 1, "== flash_triton_racecheck: status 99"),
     ],
-    ids=["clean", "finds-nothing", "memcheck", "racecheck"],
+    ids=["clean", "finds-nothing", "follows-one-lane", "finds-what-is-right", "memcheck", "racecheck"],
 )
 def test_it_is_clean_only_if_the_planted_errors_alone_were_found(
     tmp_path: Path, pattern: str, status: int, said: str
@@ -50,7 +53,7 @@ def test_it_is_clean_only_if_the_planted_errors_alone_were_found(
 
 
 def test_calls_that_fail_without_a_tool_are_shown_and_not_checked(tmp_path: Path) -> None:
-    done = sanitize(tmp_path, FINDS.format(pattern="*planted*"), alone="echo 'case 3 failed'; exit 1")
+    done = sanitize(tmp_path, FINDS.format(pattern=PLANTED), alone="echo 'case 3 failed'; exit 1")
     assert done.returncode == 1
     assert "case 3 failed" in done.stdout
     assert "flash_triton_memcheck" not in done.stdout
