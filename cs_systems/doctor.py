@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -99,7 +100,10 @@ def _backend(name: str, call: AttentionCall) -> Row:
     title = f"attention {name}"
     try:
         backend: AttentionBackend = plugins.get("attention", name)
-        reason, remedy = _split(backend.unavailable(call))
+        refusal = backend.unavailable(call)
+        if refusal and call.device == "cpu":  # a kernel for GPUs lacks the GPU, not only the dtype that a CPU uses
+            refusal = backend.unavailable(replace(call, dtype="bfloat16")) or refusal
+        reason, remedy = _split(refusal)
     except Exception as error:  # a broken package is what a doctor is for
         return finding(
             title, f"{type(error).__name__}: {error}", "problem", "reinstall what it names, or choose another"

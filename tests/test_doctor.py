@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+import torch
 
 from cs_systems import plugins
 from cs_systems.cli import doctor, main
@@ -28,6 +29,12 @@ def test_every_backend_is_available_or_says_why_not(rows: dict[str, Row]) -> Non
     backends = {name: rows[f"attention {name}"] for name in plugins.names("attention")}
     assert backends["naive"]["state"] == "ok"
     assert all(row["state"] == "ok" or (row["found"] and row["remedy"]) for row in backends.values())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("name", ["flash_cuda", "flash_gluon"])
+def test_a_kernel_for_gpus_lacks_the_gpu_not_the_cpus_dtype(rows: dict[str, Row], name: str) -> None:
+    assert rows[f"attention {name}"]["found"] == f"{name} runs on Hopper GPUs only"
 
 
 def test_what_is_not_well_names_its_remedy(rows: dict[str, Row]) -> None:

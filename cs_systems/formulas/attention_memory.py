@@ -38,8 +38,8 @@ def attention_memory(
 
     saved = 4 * rows if tiled else q + k_copy  # the log-sum-exp; or the scaled query and the key's copy
     graph = mode is not Mode.FORWARD
-    padded_rows = shape.batch * shape.heads * -(-shape.seq // algorithm.padded_queries) * algorithm.padded_queries
-    tiled_workspace = padded_rows * (4 + (algorithm.d_head or shape.d_head) * algorithm.dq_accumulator_bytes)
+    queries = shape.batch * shape.heads, shape.seq
+    tiled_workspace = 4 * algorithm.padded_rows(*queries) + algorithm.dq_accumulator(*queries, shape.d_head)
     if algorithm.copies_by_head and shape.heads > 1 and not packed:
         tiled_workspace += 2 * q
     retained = k_copy if mode is Mode.BACKWARD else 0  # the value's copy

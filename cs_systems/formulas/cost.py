@@ -59,6 +59,14 @@ class AttentionAlgorithm:
     output_by_position: bool = False
     torch_matmul: bool = False
 
+    def padded_rows(self, batch_heads: int, length: int) -> int:
+        """For how many queries of all heads backward keeps numbers."""
+        return batch_heads * -(-length // self.padded_queries) * self.padded_queries
+
+    def dq_accumulator(self, batch_heads: int, length: int, d_head: int) -> int:
+        """Bytes of the buffer in which backward sums the query's gradient."""
+        return self.padded_rows(batch_heads, length) * (self.d_head or d_head) * self.dq_accumulator_bytes
+
 
 # Forward holds scores and weights, keeps the weights; backward holds the weights and the gradients of both. Autocast
 # adds an fp32 copy of the scores and fp32 weights, of which a copy in the compute dtype goes on; both weights are kept.

@@ -156,7 +156,7 @@ class _Step:
         )
         self.tiled = algorithm.block_q is not None
         self.log_sum_exp = 4 * tokens * model.num_heads if self.tiled else 0
-        self.dq_accumulator = tokens * model.d_model * algorithm.dq_accumulator_bytes
+        self.dq_accumulator = algorithm.dq_accumulator(config.batch_size * model.num_heads, length, model.d_head)
 
         # A norm keeps its input and the normalised input in fp32, and a factor for each token.
         norm = tokens * (8 * model.d_model + 4)

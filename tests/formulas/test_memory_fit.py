@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cs_systems import plugins
 from cs_systems.attention import AttentionCall
-from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunConfig, preset
+from cs_systems.config import AttentionShape, ConfigError, Mode, ModelConfig, Precision, RunConfig, preset
 from cs_systems.formulas.attention_memory import attention_memory
 from cs_systems.formulas.cost import COMPUTE_BYTES, recomputed_flops
 from cs_systems.formulas.cuda_allocator import CUBLAS_WORKSPACE_BYTES, rounding
@@ -107,6 +107,18 @@ def test_the_gradient_of_queries_is_summed_in_whole_tiles(d_head: int, seq: int,
         algorithm = plugins.get("attention", name).algorithm(call)
         moments = attention_memory(shape, Mode.FORWARD_BACKWARD, 2, algorithm).moments
         assert moments["backward"]["workspace"] == 2 * 3 * padded * (4 + 4 * d_head)
+
+
+def test_a_steps_gradient_of_queries_is_summed_in_whole_tiles_too() -> None:
+    """100 queries of d_head 80 in 160 rows of 128."""
+    model = ModelConfig("odd", 160, 256, num_layers=2, num_heads=2, vocab_size=64, context_length=100)
+    config = RunConfig(model=model, batch_size=3, precision=Precision.BF16, device="cuda", mode=Mode.FORWARD_BACKWARD)
+    algorithm = plugins.get("attention", "flash_cuda").algorithm(AttentionCall("cuda", "bfloat16", 80, 100, 100, 2, 2))
+    padded, exact = (
+        step_memory(config, declared).moments["backward: attention of block 1"]["workspace"]
+        for declared in (algorithm, replace(algorithm, d_head=None, padded_queries=1))
+    )
+    assert padded - exact == 3 * 2 * (160 * 128 - 100 * 80) * 4
 
 
 @pytest.mark.parametrize("precision", list(Precision))
