@@ -2,6 +2,9 @@
 
 2 Ψ (N−1)/N bytes. By its default it refuses a batch that leaves a parameter without a gradient; with
 `find_unused_parameters=True` it takes it, and walks the graph in each step.
+
+It lays its buckets out anew in the second step, and where steps are short NCCL's process group still holds the old ones
+then: Ψ above the predicted peak, once.
 """
 
 from __future__ import annotations

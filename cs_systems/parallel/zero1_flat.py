@@ -74,8 +74,9 @@ _parts: Any = WeakTensorKeyDictionary()  # parameter → its Part: wrap leaves i
 class FlatShards(DataParallel):
     """DataParallel that reduce-scatters its buckets."""
 
-    def __init__(self, module: nn.Module, bucket_size_mb: float) -> None:
-        super().__init__(module, partial(by_size, size_bytes=bucket_size_mb * 2**20), overlap=True, send_thread=True)
+    def __init__(self, module: nn.Module, bucket_size_mb: float, send_thread: bool) -> None:
+        buckets = partial(by_size, size_bytes=bucket_size_mb * 2**20)
+        super().__init__(module, buckets, overlap=True, send_thread=send_thread)
         with torch.no_grad():
             self._flat = [FlatBucket(bucket) for bucket in self._buckets]
 
@@ -201,11 +202,11 @@ def _is_element_wise(value: Any, length: int) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == length
 
 
-def wrap(model: nn.Module, bucket_size_mb: float = 25.0) -> FlatShards:
-    """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes."""
+def wrap(model: nn.Module, bucket_size_mb: float = 25.0, send_thread: bool = True) -> FlatShards:
+    """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes. send_thread: as in `DataParallel`."""
     if not bucket_size_mb > 0:
         raise ConfigError(f"bucket_size_mb is {bucket_size_mb}: it must be above 0")
-    return FlatShards(model, bucket_size_mb)
+    return FlatShards(model, bucket_size_mb, send_thread)
 
 
 STRATEGY = ParallelStrategy(
@@ -214,5 +215,5 @@ STRATEGY = ParallelStrategy(
     finish_gradients=finish_gradients,
     make_optimizer=FlatShardedOptimizer,
     sent_bytes=averaging_bytes,
-    options=("bucket_size_mb",),
+    options=("bucket_size_mb", "send_thread"),
 )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from cs_systems.device import resolve
@@ -119,6 +120,45 @@ def kept_alive(rank: int, world_size: int) -> list[str]:
         resolve("cpu").release_memory()
         kept += [name] if any(ref() is not None for ref in known) else []
     return kept
+
+
+class MeanOverRanks(torch.autograd.Function):
+    """Sends in forward and in backward, as synchronised batch norm does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x / dist.get_world_size()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient / dist.get_world_size()
+
+
+def a_model_that_sends(rank: int, world_size: int) -> dict[str, list[Tensor]]:
+    """The parameters after two steps, by strategy; what ddp_naive sends comes after backward."""
+
+    class Model(Backwards):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = MeanOverRanks.apply(layer(x) * (rank + 1))
+            return x
+
+    trained = {}
+    for name in ("ddp_naive", "ddp_overlap", "ddp_bucketed", "zero1_flat"):
+        strategy = compose(name, **({} if name == "ddp_naive" else {"send_thread": False}))
+        model: Any = strategy.wrap(Model())
+        optimizer = strategy.make_optimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.full((1, 4), rank + 1.0)).square().sum().backward()
+            strategy.finish_gradients(model)
+            optimizer.step()
+        trained[name] = [p.detach().clone() for p in model.parameters()]
+    return trained
 
 
 def others_collectives(rank: int, world_size: int) -> dict[str, Any]:
@@ -318,6 +358,7 @@ SCENARIOS = [
     learned_order,
     kept_alive,
     one_gradient_for_two,
+    a_model_that_sends,
     others_collectives,
     python_calls,
     narrowed,

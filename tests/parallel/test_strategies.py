@@ -233,6 +233,12 @@ def test_what_else_is_sent_keeps_its_place_in_the_order(worlds: Any, world_size:
         same(rank["mean"], exact, "mean")
 
 
+def test_beside_a_model_that_sends_in_backward_too_it_sends_from_backwards_thread(worlds: Any) -> None:
+    for trained in worlds(2).of("a_model_that_sends"):
+        for name, parameters in trained.items():
+            same(parameters, trained["ddp_naive"], name)
+
+
 def test_to_send_a_gradient_takes_backward_one_call_of_python(worlds: Any) -> None:
     """Beside the hook: it is handed to another thread. A step has one for each parameter, and lasts as long as the host
     takes for them where that binds: three of them took 48, and 3 on the same thread."""
