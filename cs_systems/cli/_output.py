@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,15 @@ def deliver(text: str, format: Format, output: Path | None) -> None:
     with writing(output):
         output.write_text(text, encoding="utf-8")
     print(f"{format}: {output}", file=sys.stderr)
+
+
+def deliver_tables(texts: Sequence[str], format: Format, output: Path | None) -> None:
+    """As `deliver`, one table after the other. A file of CSV holds one: the next go to FILE-2.csv, FILE-3.csv, …"""
+    if output is None or format != "csv":
+        deliver("\n".join(texts), format, output)
+    else:
+        for number, text in enumerate(texts, 1):
+            deliver(text, format, output if number == 1 else output.with_stem(f"{output.stem}-{number}"))
 
 
 def prove_writable(output: Path | None, figure: Path | None = None) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeInt, MaybeNames, MaybePath, ModelCells, Names, Numbers, Steps, Sweep, optional
-from cs_systems.cli._output import TableFormat, deliver, prove_writable, terminal_width
+from cs_systems.cli._output import TableFormat, deliver_tables, prove_writable, terminal_width
 from cs_systems.config import ConfigError, RunConfig, describe, one_of
 from cs_systems.record import Row, RunRecord
 
@@ -73,7 +73,7 @@ class Parallel:
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
     format: Annotated[TableFormat, arg(help="of the tables")] = "terminal"
-    output: Annotated[MaybePath, optional("FILE", "write the tables there instead of to the terminal")] = None
+    output: Annotated[MaybePath, optional("FILE", "write the tables there; CSV: FILE, FILE-2, …, one each")] = None
     figure: Annotated[
         MaybePath, optional("FILE", "streams of a step: FILE.svg, .png or .pdf", "streams.svg in --out")
     ] = None
@@ -92,8 +92,7 @@ def run(args: Parallel) -> int:
         return print_cells(configs, args.sweep)
     prove_writable(args.output, args.figure)
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
-    told = "\n".join(texts(records, args.format, terminal_width(args.output)))
-    deliver(told, args.format, args.output)
+    deliver_tables(texts(records, args.format, terminal_width(args.output)), args.format, args.output)
     recorded = [record for record in records if record.results.get("streams")]
     told_beside(args.format, folder, "streams", args.figure or folder / "streams.svg", recorded)
     return exit_status(asked_for(records, args.sweep.of_part(configs)))

@@ -23,7 +23,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybePath, Names, Numbers, Sweep, flag, given, optional, refuse
-from cs_systems.cli._output import TableFormat, deliver, prove_writable, terminal_width
+from cs_systems.cli._output import TableFormat, deliver_tables, prove_writable, terminal_width
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
 from cs_systems.record import Row, RunRecord
 from cs_systems.report.formats import DEFAULT_WIDTH
@@ -72,7 +72,7 @@ class PrecisionOptions:
     seed: Annotated[int, arg(help="of parameters and data")] = 0
     device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
     format: Annotated[TableFormat, arg(help="what to write")] = "terminal"
-    output: Annotated[MaybePath, optional("FILE", "write there instead of to the terminal")] = None
+    output: Annotated[MaybePath, optional("FILE", "write there; CSV: FILE, FILE-2, …, a table each")] = None
     sweep: Sweep = field(default_factory=Sweep)
 
 
@@ -156,7 +156,7 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
     texts += [*numerics_texts(sums, args.format, width), *comparison_texts(rest, args.format, width)]
     if not texts:
         raise ConfigError(f"{folder} holds nothing that compares precisions: measure with cs-systems precision")
-    deliver("\n".join(texts), args.format, args.output)
+    deliver_tables(texts, args.format, args.output)
     said = sys.stdout if args.format == "terminal" and args.output is None else sys.stderr
     curves = [record for record in rest if record.config["workload"] == CURVES]
     if not args.show and "curves" in plot.kinds(curves):

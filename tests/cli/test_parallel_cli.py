@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from cs_systems.analysis import parallel
 from cs_systems.cli import main
+from cs_systems.cli import parallel as parallel_command
+from cs_systems.cli._output import deliver_tables
 from cs_systems.record import RunRecord, read_records
 
 LINE = (
@@ -67,6 +71,20 @@ def test_the_tables_fit_80_columns_and_name_what_they_hold(run: Any) -> None:
         assert caption in said
     assert re.search(r"^single +[\d.,]+ +.* 100.0%", said, re.MULTILINE)
     assert len(re.findall(r"^zero1_flat 0.1 MB ", said, re.MULTILINE)) == 7
+
+
+def test_each_table_is_a_csv_file_of_its_own(
+    records: list[RunRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = parallel_command.texts(records, "csv", None)
+    deliver_tables(texts, "csv", tmp_path / "t.csv")
+    files = [tmp_path / f"t{number}.csv" for number in ("", "-2", "-3", "-4", "-5")]
+    assert capsys.readouterr().err == "".join(f"csv: {file}\n" for file in files)
+    tables = [pd.read_csv(file) for file in files]
+    assert [{"step_s", "in_trace_s", "recorder_s", "sent_bytes", "component"} & {*table} for table in tables] == [
+        {"step_s"}, {"in_trace_s"}, {"recorder_s"}, {"sent_bytes"}, {"component"}
+    ]  # fmt: skip
+    assert all({"single", "zero1_flat 0.1 MB"} & {*table["strategy"]} for table in tables)
 
 
 def test_what_was_sent_is_what_the_formula_says(records: list[RunRecord]) -> None:

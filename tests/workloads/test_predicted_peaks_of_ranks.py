@@ -48,9 +48,9 @@ def predicted_bytes(config: RunConfig) -> int:
 def not_predicted_bytes(record: RunRecord) -> int:
     """What two of PyTorch's strategies hold beyond the prediction, where they do.
 
-    DDP lays its buckets out anew in the second step. By its source, NCCL's process group lets go of the old ones with the
-    first collective after its watchdog has looked, every 100 ms: steps shorter than that held both, Ψ more, at
-    the beginning of backward; longer ones did not (2.7B, with a ZeRO optimizer).
+    DDP lays its buckets out anew in the second step. By its source, NCCL's process group lets go of the old ones with
+    the first collective after its watchdog has looked, every 100 ms: steps shorter than that held both, Ψ more, at the
+    beginning of backward; longer ones did not (2.7B, with a ZeRO optimizer).
 
     FSDP2's timed steps (13) held this much more than its recorded ones (2 and 6): as much as a rank's gradients in
     fp32, and on two ranks as all weights or gradients in bf16. The cause is not known; on gloo, with torch 2.13, steps
