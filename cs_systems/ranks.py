@@ -38,7 +38,8 @@ PATIENCE_S = 25.0
 COMPILING_PATIENCE_S = 600.0
 SETTLE_S = 2.0  # for the peers of a rank that failed to say what they know
 _LOOK_S = 1.0  # how often, while nothing arrives, somebody looks whether NCCL has given up
-_TICK_S = 0.2  # how often somebody looks whether the launcher lives, and how long a rank may take to say where it is
+_TICK_S = 0.2  # how often somebody looks whether the launcher lives
+_TELL_S = 3.0  # how long a rank may take to say where it is: on a busy machine it waits for a core
 # What would send the launcher's ranks to somebody else's rendezvous, or change its options.
 _NOT_OURS = re.compile("PET_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_")
 # NCCL's watchdog ends the process whose collective failed; it has waited for a peer.
@@ -345,14 +346,19 @@ class Ranks:
         """Where in the code these ranks are, those in one place together; Python's handler of SIGUSR1 writes it."""
         for rank in ranks:
             rank.signal(signal.SIGUSR1)
-        time.sleep(_TICK_S)
+        deadline = time.monotonic() + _TELL_S
+        while not all(map(self._place, ranks)) and time.monotonic() < deadline:
+            time.sleep(_TICK_S / 10)
         places: dict[str, list[str]] = {}
         for rank in ranks:
-            file = stack_file(self._address, rank.number)
-            told = re.findall(r'File "(.*)", line (\d+) in (.+)', file.read_text()) if file.exists() else []
-            place = f"{told[0][2]} ({Path(told[0][0]).name}:{told[0][1]})" if told else "a place that it does not tell"
-            places.setdefault(place, []).append(rank.name)
+            places.setdefault(self._place(rank) or "a place that it does not tell", []).append(rank.name)
         return "; ".join(f"{', '.join(names)} is in {place}" for place, names in places.items())
+
+    def _place(self, rank: _Rank) -> str | None:
+        """The innermost line that it has told."""
+        file = stack_file(self._address, rank.number)
+        told = re.search(r'File "(.*)", line (\d+) in (.+)\n', file.read_text()) if file.exists() else None
+        return told and f"{told[3]} ({Path(told[1]).name}:{told[2]})"
 
 
 def _exists(rank: _Rank) -> bool:
