@@ -77,7 +77,9 @@ class HopperKernels:
 
     def algorithm(self, call: AttentionCall) -> AttentionAlgorithm:
         """Forward's tiles, the padded head size, and backward's padded queries."""
-        depth = 64 if call.d_head <= 64 else 128
+        from cs_systems.kernels.flash_layout import padded_d_head
+
+        depth = padded_d_head(call.d_head)
         padded = self.padded_queries(depth)
         return AttentionAlgorithm(64, 128, depth, backward_matmuls=5, dq_accumulator_bytes=4, padded_queries=padded)
 

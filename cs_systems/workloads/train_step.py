@@ -20,6 +20,7 @@ from cs_systems.formulas.parallel_cost import Payload, payload, tensor_rank_cost
 from cs_systems.formulas.parallel_memory import step_memory_of_a_rank
 from cs_systems.losses import cross_entropy
 from cs_systems.model import BasicTransformerLM
+from cs_systems.parallel import ParallelStrategy
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
@@ -69,11 +70,7 @@ class TrainStep(Training):
         strategy = strategy_of(config)
         if backend is None or "features" in strategy.splits:  # the blocks of tensor parallelism are known to no formula
             return None
-        whole = memory_model.step_memory(replace(config, device=device.torch.type), backend.algorithm(call))
-        in_buckets = strategy.bucket_view is not None
-        return step_memory_of_a_rank(
-            whole, strategy.splits, config.world_size, strategy.buckets, gradients_in_buckets=in_buckets
-        ).peak_bytes
+        return _predicted_bytes(replace(config, device=device.torch.type), backend.algorithm(call), strategy)
 
     def prepare(self) -> None:
         self.logits = self.loss = None
@@ -134,6 +131,17 @@ def _attention_call(config: RunConfig, device: Device) -> AttentionCall:
         causal=True,
         needs_backward=config.keep_graph or config.mode is not Mode.FORWARD,
     )
+
+
+def _predicted_bytes(config: RunConfig, algorithm: cost.AttentionAlgorithm, strategy: ParallelStrategy) -> int:
+    """The peak of a rank of `config` on its device."""
+    return step_memory_of_a_rank(
+        memory_model.step_memory(config, algorithm),
+        strategy.splits,
+        config.world_size,
+        strategy.buckets,
+        gradients_in_buckets=strategy.bucket_view is not None,
+    ).peak_bytes
 
 
 def _compiled(model: torch.nn.Module, mode: str) -> Callable[..., Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -18,10 +19,16 @@ from cs_systems.formulas.cost import COMPUTE_BYTES, recomputed_flops
 from cs_systems.formulas.cuda_allocator import CUBLAS_WORKSPACE_BYTES, rounding
 from cs_systems.formulas.memory_fit import algorithm_of, cheapest_plan, fits, needed_bytes, plans
 from cs_systems.formulas.memory_model import phase_memory, step_memory
-from cs_systems.record import read_records
+from cs_systems.record import RunRecord, read_records
 
 MIB, GIB = 2**20, 2**30
-MEASURED = sorted((Path(__file__).parents[2] / "profiles").glob("*/records.jsonl"))
+PROFILES = Path(__file__).parents[2] / "profiles"
+
+
+@cache
+def measured() -> list[RunRecord]:
+    """The committed records."""
+    return [record for file in sorted(PROFILES.glob("*/records.jsonl")) for record in read_records(file)[0]]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +55,7 @@ def test_the_prediction_holds_on_everything_that_was_measured() -> None:
     """The committed records of one H200: eager steps of every size, precision and context within 5%, half of them
     within 0.1%."""
     checked, off = 0, {}
-    for record in (record for file in MEASURED for record in read_records(file)[0]):
+    for record in measured():
         config = record.run_config
         if config.workload != "train_step" or config.compile != "none" or config.precision not in ("fp32", "bf16"):
             continue
@@ -66,7 +73,7 @@ def test_the_prediction_holds_on_everything_that_was_measured() -> None:
 def test_an_attention_over_the_whole_matrix_was_measured_as_predicted() -> None:
     """Its tensors are few and large: the committed records of one H200 differ by less than 1 MiB."""
     checked = 0
-    for record in (record for file in MEASURED for record in read_records(file)[0]):
+    for record in measured():
         config = record.run_config
         peak = record.measurement and record.measurement.peak_allocated_bytes
         if config.workload == "attention" and config.attention == "naive" and config.shape and peak:
@@ -82,7 +89,7 @@ def test_flash_attention_2_was_measured_as_predicted() -> None:
     what is less is padded by copies of its inputs. A few small cells took up to 6 MiB more, in blocks not split.
     """
     off = {}
-    for record in (record for file in MEASURED for record in read_records(file)[0]):
+    for record in measured():
         config, shape = record.run_config, record.run_config.shape
         peak = record.measurement and record.measurement.peak_allocated_bytes
         eager = (config.workload, config.attention, config.compile) == ("attention", "sdpa_flash", "none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,9 @@ from cs_systems.attention import AttentionBackend
 from cs_systems.config import RunConfig, preset
 from cs_systems.device import resolve
 from cs_systems.formulas.cost import PARAMETER_BYTES, parameter_count
-from cs_systems.formulas.memory_model import step_memory
-from cs_systems.formulas.parallel_memory import step_memory_of_a_rank
 from cs_systems.record import RunRecord, read_records
 from cs_systems.workloads._training import strategy_of
-from cs_systems.workloads.train_step import TrainStep, _attention_call
+from cs_systems.workloads.train_step import TrainStep, _attention_call, _predicted_bytes
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 MEASURED = sorted(
@@ -26,6 +25,7 @@ MEASURED = sorted(
 )
 
 
+@cache
 def read(folder: str) -> list[RunRecord]:
     """Eager steps on several GPUs of which the peak is known."""
     return [
@@ -40,9 +40,8 @@ def read(folder: str) -> list[RunRecord]:
 
 def predicted_bytes(config: RunConfig) -> int:
     backend: AttentionBackend = plugins.get("attention", config.attention)
-    whole = step_memory(config, backend.algorithm(_attention_call(config, resolve("cpu"))))
-    strategy = strategy_of(config)
-    return step_memory_of_a_rank(whole, strategy.splits, config.world_size, strategy.buckets).peak_bytes
+    algorithm = backend.algorithm(_attention_call(config, resolve("cpu")))
+    return _predicted_bytes(config, algorithm, strategy_of(config))
 
 
 def not_predicted_bytes(record: RunRecord) -> int:
