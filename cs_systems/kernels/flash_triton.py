@@ -5,11 +5,13 @@ A `Launch` is a kernel call as data: `run()` performs it, `cs_systems.kernels.co
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -56,14 +58,14 @@ class Problem:
         tile = self._tiles().forward
         arguments = self._common(tile) | self._by_query(tile) | _with_strides(o=o) | {"lse": lse}
         sign = {"scale_log2": abs(arguments["scale_log2"]), "NEGATE": self.scale < 0}
-        return Launch(flash_forward_kernel, self._grid(self.q, tile.block_m), arguments | sign, _options(tile))
+        return self._launch(flash_forward_kernel, self.q, tile.block_m, arguments | sign, tile)
 
     def dq(self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor) -> Launch:
         """Writes dq, lse_log2 and delta. Runs before `dkdv`, which reads the latter two."""
         tile = self._tiles().dq
         arguments = self._common(tile) | self._by_query(tile) | _with_strides(o=o, do=do, dq=dq)
         arguments |= {"lse": lse, "lse_log2": lse_log2, "delta": delta, "scale": self.scale}
-        return Launch(flash_dq_kernel, self._grid(self.q, tile.block_m), arguments, _options(tile))
+        return self._launch(flash_dq_kernel, self.q, tile.block_m, arguments, tile)
 
     def dkdv(self, do: Tensor, lse_log2: Tensor, delta: Tensor, dk: Tensor, dv: Tensor) -> Launch:
         """Writes dk and dv."""
@@ -74,14 +76,18 @@ class Problem:
         arguments |= {"q": _streamed(self.q, rows, tile), "do": _streamed(do, rows, tile)}
         arguments |= {"lse_log2": _streamed(lse_log2.flatten(0, 1), row, tile)}
         arguments |= {"delta": _streamed(delta.flatten(0, 1), row, tile)}
-        return Launch(flash_dkdv_kernel, self._grid(self.k, tile.block_n), arguments, _options(tile))
+        return self._launch(flash_dkdv_kernel, self.k, tile.block_n, arguments, tile)
+
+    def _launch(self, kernel: Any, owned: Tensor, block: int, arguments: dict[str, Any], tile: Tile) -> Launch:
+        if self.k.shape[2] == 1 and not INTERPRETED:
+            kernel = _of_unknown_lengths(kernel)
+        batch, heads, seq, _ = owned.shape
+        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        return Launch(kernel, (batch * heads, -(-seq // block)), arguments, options)
 
     def _tiles(self) -> Tiles:
         capability = torch.cuda.get_device_capability(self.q.device) if self.q.is_cuda else None
         return self.tiles or tiles_for(capability, self.q.element_size(), self.q.shape[-1])
-
-    def _grid(self, owned: Tensor, block: int) -> tuple[int, int]:
-        return owned.shape[0] * owned.shape[1], -(-owned.shape[2] // block)
 
     def _by_query(self, tile: Tile) -> dict[str, Any]:
         """Of the kernels that own queries and walk the keys."""
@@ -103,6 +109,14 @@ class Problem:
         }
 
 
+@functools.cache
+def _of_unknown_lengths(kernel: Any) -> Any:
+    """`kernel` with lengths that Triton does not look at when it compiles. It would take a length of 1 for a constant,
+    and CUDA 12.8's ptxas crashes on what Triton 3.6 makes of one key. Not for all: the forward at d_head 128 would take
+    4 to 8% longer."""
+    return triton.jit(kernel.fn, do_not_specialize=("seq_q", "seq_k"))
+
+
 def _streamed(tensor: Tensor, block: list[int], tile: Tile) -> Tensor | TensorDescriptor:
     """What a kernel walks along: a tensor descriptor if the tile asks for one and the copy engine takes the layout."""
     if not tile.descriptors:
@@ -112,10 +126,6 @@ def _streamed(tensor: Tensor, block: list[int], tile: Tile) -> Tensor | TensorDe
     if not aligned or inner != 1 or tensor.data_ptr() % 16:
         return tensor
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
-
-
-def _options(tile: Tile) -> dict[str, int]:
-    return {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
 
 
 def _with_strides(**tensors: Tensor) -> dict[str, Any]:
