@@ -68,7 +68,7 @@ def get(package: str, name: str) -> Any:
 
 
 def declared(package: str, name: str) -> dict[str, Any]:
-    """What the file of a built-in plug-in gives its constant by name and written out (`options=("size",)`,
+    """What the file of a built-in plug-in gives its constant by name and written out (`options={"size": "count"}`,
     `splits=frozenset({"batch"})`), read without importing it."""
     source = (Path(__file__).parent / package / f"{check(package, name)}.py").read_text()
     constant = CONSTANTS[package]

@@ -24,12 +24,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cs_systems import plugins
-from cs_systems.config import ConfigError, RunConfig
+from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.formulas.parallel_cost import Payload
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+
+Takes = str | tuple[str, ...]  # what an option must be
 
 
 def _unchanged(model: nn.Module, **options: Any) -> nn.Module:
@@ -59,7 +62,8 @@ class ParallelStrategy:
     make_optimizer: `(params, cls, **kw)` makes what steps like `cls(params, **kw)`.
     sent_bytes: `(payload of a rank's rows, world size)` → bytes that a rank sends in a step by formula; None where it
         is not known.
-    options: what `wrap` can be told, by name.
+    options: what `wrap` can be told, by name, and what that must be: a "flag", a "count" (a whole number of at least
+        1), a "size" (a number above 0), or one of these names. "… for NCCL": leave it out on a CPU.
     one_dtype: whether it takes only models whose parameters share one dtype.
     for_unused: the options that it needs where a batch may leave a parameter without a gradient.
     buckets: bytes that it holds beside parameters from first to last, in Ψ. bucket_view: the option by which gradients
@@ -73,7 +77,7 @@ class ParallelStrategy:
     finish_gradients: Callable[[nn.Module], None] = _nothing
     make_optimizer: Callable[..., torch.optim.Optimizer] = _plain_optimizer
     sent_bytes: Callable[[Payload, int], float] | None = None
-    options: tuple[str, ...] = ()
+    options: Mapping[str, Takes] = field(default_factory=dict)
     one_dtype: bool = False
     for_unused: Mapping[str, Any] = field(default_factory=dict)
     buckets: float = 0.0
@@ -97,27 +101,35 @@ class ParallelStrategy:
         return PartsScaler(device)
 
 
-def check(name: str, options: Collection[str] = ()) -> list[str]:
+def check(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
     """The parts of `"ddp_bucketed+zero1"`. Reads their files, and imports none of them, nor torch.
 
-    Raises ConfigError for an unknown strategy or option and for a composition that makes no sense.
+    Raises ConfigError for an unknown strategy or option, for what an option cannot be, and for a composition that makes
+    no sense.
     """
+    options = options or {}
     parts = [plugins.check("parallel", part) for part in name.split("+")]
     declared = {part: plugins.declared("parallel", part) for part in parts}
     splits = {part: frozenset(said.get("splits", {"batch"})) for part, said in declared.items()}
-    known = {part: tuple(said.get("options", ())) for part, said in declared.items()}
-    any_of = list(dict.fromkeys(option for of_part in known.values() for option in of_part))
-    for option in options:
+    known: dict[str, Mapping[str, Takes]] = {part: said.get("options", {}) for part, said in declared.items()}
+    any_of = {option: takes for of_part in known.values() for option, takes in of_part.items()}
+    for option, value in options.items():
         if option not in any_of:
             raise ConfigError(f"{name} has no option {option!r}: it knows {', '.join(any_of) or 'none'}")
+        _check_value(option, value, any_of[option])
     _check_mesh(name, splits, known, has_degree="tp_degree" in options)
     _check_sense(name, splits)
     return parts
 
 
 def check_config(config: RunConfig) -> None:
-    """As `check`, of a cell's strategy, and whether its ranks and its model divide as that wants. No torch."""
-    check(config.strategy, config.strategy_options)
+    """As `check`, of a cell's strategy, and whether its ranks, its model and its device suit that. No torch."""
+    options = config.strategy_options
+    check(config.strategy, options)
+    if config.device == "cpu":
+        known = options_of(config.strategy)
+        for option in (name for name, value in options.items() if value and "for NCCL" in known[name]):
+            raise ConfigError(f"{option} is for NCCL, which sends between GPUs: leave it out on a CPU")
     if "features" in (splits := splits_of(config.strategy)):
         degree = check_layout(config.world_size, config.tp_degree, splits)
         check_division(config.model.num_heads, config.model.d_ff, degree)
@@ -137,10 +149,10 @@ def data_ranks(config: Mapping[str, Any]) -> int:
     return ranks // check_layout(ranks, config.get("tp_degree"), splits)
 
 
-def options_of(name: str) -> tuple[str, ...]:
+def options_of(name: str) -> dict[str, Takes]:
     """What the parts of a strategy can be told, as their files say. No torch."""
     declared = [plugins.declared("parallel", part) for part in name.split("+")]
-    return tuple(option for said in declared for option in said.get("options", ()))
+    return {option: takes for said in declared for option, takes in said.get("options", {}).items()}
 
 
 def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]) -> int:
@@ -223,7 +235,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
         finish_gradients=finish_gradients,
         make_optimizer=make_optimizer,
         sent_bytes=None if any(part.sent_bytes is None for part in parts.values()) else sent_bytes,
-        options=tuple(dict.fromkeys(option for part in parts.values() for option in part.options)),
+        options={option: takes for part in parts.values() for option, takes in part.options.items()},
         one_dtype=any(part.one_dtype for part in parts.values()),
         buckets=sum(part.buckets for part in parts.values()),
         bucket_view=next((part.bucket_view for part in parts.values() if options.get(part.bucket_view or "")), None),
@@ -234,6 +246,23 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
 
 def _making(make: Callable[..., Any], cls: Callable[..., Any]) -> Callable[..., Any]:
     return lambda params, **options: make(params, cls, **options)
+
+
+def _check_value(option: str, value: Any, takes: Takes) -> None:
+    """What has a dtype or None told it by a program is not looked at."""
+    if not isinstance(value, str | bool | int | float):
+        return
+    if not isinstance(takes, str):
+        one_of(option, str(value), takes)
+        return
+    kind, is_number = takes.removesuffix(" for NCCL"), not isinstance(value, str | bool)
+    suits, remedy = {
+        "flag": (isinstance(value, bool), "it must be true or false"),
+        "count": (is_number and isinstance(value, int) and value >= 1, "it must be a whole number of at least 1"),
+        "size": (is_number and float(value) > 0, "it must be a number above 0"),
+    }[kind]
+    if not suits:
+        raise ConfigError(f"{option} is {value}: {remedy}")
 
 
 def _check_sense(name: str, parts: Mapping[str, frozenset[str]]) -> None:
@@ -253,7 +282,7 @@ def _check_sense(name: str, parts: Mapping[str, frozenset[str]]) -> None:
 
 
 def _check_mesh(
-    name: str, splits: Mapping[str, frozenset[str]], known: Mapping[str, tuple[str, ...]], has_degree: bool
+    name: str, splits: Mapping[str, frozenset[str]], known: Mapping[str, Mapping[str, Takes]], has_degree: bool
 ) -> None:
     """Who shares the ranks with what divides the blocks must know that there are two dimensions of them."""
     divider = next((part for part, things in splits.items() if "features" in things), None)

@@ -124,8 +124,6 @@ def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority
         raise ConfigError("max_ctas and high_priority are NCCL's: leave them out on a CPU")
     options: Any = dist.ProcessGroupNCCL.Options(is_high_priority_stream=high_priority)
     if max_ctas is not None:
-        if max_ctas < 1:
-            raise ConfigError(f"max_ctas is {max_ctas}: it must be at least 1")
         options.config.max_ctas = max_ctas
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     made: ProcessGroup = dist.new_group(ranks, backend="nccl", pg_options=options, use_local_synchronization=True)

@@ -37,16 +37,25 @@ def one_each(params: Sequence[nn.Parameter]) -> list[Bucket]:
     return [[p] for p in reversed(params)]
 
 
-def by_size(params: Sequence[nn.Parameter], size_bytes: float) -> list[Bucket]:
-    """Buckets of one dtype and device, closed by the parameter that fills them, the last registered first."""
+def by_size(params: Sequence[nn.Parameter], size_bytes: float, last_bytes: float | None = None) -> list[Bucket]:
+    """Buckets of one dtype and device, closed by the parameter that fills them, the last registered first.
+
+    last_bytes: what fills the bucket that is sent last, for which backward does not go on; each bucket before it may be
+    twice as large as the one after it, up to size_bytes. None: all alike.
+    """
     done: list[Bucket] = []
     open_buckets: dict[Any, Bucket] = {}
-    for p in reversed(params):
-        bucket = open_buckets.setdefault((p.dtype, p.device), [])
+    full_at: dict[Any, float] = {}
+    for p in reversed(params) if last_bytes is None else params:
+        kind = p.dtype, p.device
+        bucket = open_buckets.setdefault(kind, [])
         bucket.append(p)
-        if sum(q.nbytes for q in bucket) >= size_bytes:
-            done.append(open_buckets.pop((p.dtype, p.device)))
-    return done + list(open_buckets.values())
+        limit = full_at.get(kind, size_bytes if last_bytes is None else last_bytes)
+        if sum(q.nbytes for q in bucket) >= min(limit, size_bytes):
+            done.append(open_buckets.pop(kind))
+            full_at[kind] = 2 * limit
+    done += open_buckets.values()
+    return done if last_bytes is None else [bucket[::-1] for bucket in reversed(done)]
 
 
 def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from cs_systems.config import ConfigError
 from cs_systems.formulas.parallel_cost import averaging_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import communicator, dtype_of
@@ -30,15 +29,16 @@ def wrap(
     high_priority: bool = False,
     tp_degree: int = 1,
     send_thread: bool = True,
+    last_bucket_mb: float | None = None,
 ) -> DataParallel:
-    """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes as in PyTorch's DDP.
+    """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes as in PyTorch's DDP. last_bucket_mb: that of the last
+    one, which nothing hides; each before it may be twice as large as the one after it. None: as the others.
 
     comm_dtype: bf16 or fp16, in which the gradients travel; None: in their own. max_ctas, high_priority: as in
     `communicator`. send_thread: as in `DataParallel`; not beside tp, which sends during backward too.
     """
-    if not bucket_size_mb > 0:
-        raise ConfigError(f"bucket_size_mb is {bucket_size_mb}: it must be above 0")
-    buckets = partial(by_size, size_bytes=bucket_size_mb * 2**20)
+    last_bytes = None if last_bucket_mb is None else last_bucket_mb * 2**20
+    buckets = partial(by_size, size_bytes=bucket_size_mb * 2**20, last_bytes=last_bytes)
     group = communicator(data_group(tp_degree), max_ctas, high_priority)
     how: dict[str, Any] = {"overlap": True, "group": group, "send_thread": send_thread and tp_degree == 1}
     if (dtype := dtype_of("comm_dtype", comm_dtype)) is None:
@@ -50,5 +50,13 @@ STRATEGY = ParallelStrategy(
     wrap=wrap,
     finish_gradients=finish_gradients,
     sent_bytes=averaging_bytes,
-    options=("bucket_size_mb", "comm_dtype", "max_ctas", "high_priority", "tp_degree", "send_thread"),
+    options={
+        "bucket_size_mb": "size",
+        "last_bucket_mb": "size",
+        "comm_dtype": ("bf16", "fp16"),
+        "max_ctas": "count for NCCL",
+        "high_priority": "flag for NCCL",
+        "tp_degree": "count",
+        "send_thread": "flag",
+    },
 )

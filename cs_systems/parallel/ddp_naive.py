@@ -18,5 +18,5 @@ def wrap(model: nn.Module, tp_degree: int = 1) -> DataParallel:
 
 
 STRATEGY = ParallelStrategy(
-    wrap=wrap, finish_gradients=finish_gradients, sent_bytes=averaging_bytes, options=("tp_degree",)
+    wrap=wrap, finish_gradients=finish_gradients, sent_bytes=averaging_bytes, options={"tp_degree": "count"}
 )

@@ -3,8 +3,8 @@
 2 Ψ (N−1)/N bytes, most of them behind the rest of backward; the latency of a collective as often as there are
 parameters. Nothing is copied.
 
-Where the host binds, PyTorch's flight recorder, which keeps a Python stack of every collective, is part of what each
-one costs the host: `TORCH_FR_BUFFER_SIZE=0` in the environment turns it off (profiles/fsdp_launches/h200 has numbers).
+Where the host binds, what it takes to launch so many collectives is not hidden: `ddp_bucketed` launches fewer
+(profiles/fsdp_launches/h200/host_per_parameter.md).
 """
 
 from __future__ import annotations
@@ -35,5 +35,10 @@ STRATEGY = ParallelStrategy(
     wrap=wrap,
     finish_gradients=finish_gradients,
     sent_bytes=averaging_bytes,
-    options=("max_ctas", "high_priority", "tp_degree", "send_thread"),
+    options={
+        "max_ctas": "count for NCCL",
+        "high_priority": "flag for NCCL",
+        "tp_degree": "count",
+        "send_thread": "flag",
+    },
 )

@@ -326,5 +326,5 @@ STRATEGY = ParallelStrategy(
     finish_gradients=finish_gradients,
     make_optimizer=make_optimizer,
     sent_bytes=fully_sharded_bytes,
-    options=("compute_dtype", "tp_degree"),
+    options={"compute_dtype": ("bf16", "fp16"), "tp_degree": "count"},
 )

@@ -41,6 +41,6 @@ STRATEGY = ParallelStrategy(
     sent_bytes=averaging_bytes,
     buckets=1.0,
     bucket_view="gradient_as_bucket_view",
-    options=("bucket_size_mb", "gradient_as_bucket_view", "find_unused_parameters"),
+    options={"bucket_size_mb": "size", "gradient_as_bucket_view": "flag", "find_unused_parameters": "flag"},
     for_unused={"find_unused_parameters": True},
 )

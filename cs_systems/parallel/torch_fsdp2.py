@@ -159,7 +159,11 @@ STRATEGY = ParallelStrategy(
     finish_gradients=finish_gradients,
     make_optimizer=make_optimizer,
     sent_bytes=fully_sharded_bytes,
-    options=("compute_dtype", "reshard_after_forward", "find_unused_parameters"),
+    options={
+        "compute_dtype": ("bf16", "fp16"),
+        "reshard_after_forward": "flag",
+        "find_unused_parameters": "flag",
+    },
     one_dtype=True,
     for_unused={"find_unused_parameters": True},
 )

@@ -239,6 +239,6 @@ STRATEGY = ParallelStrategy(
     after_wrap=save_whole,
     make_optimizer=make_optimizer,
     sent_bytes=tensor_parallel_bytes,
-    options=("tp_degree",),
+    options={"tp_degree": "count"},
     tp_degree=None,
 )

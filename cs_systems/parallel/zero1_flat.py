@@ -204,8 +204,6 @@ def _is_element_wise(value: Any, length: int) -> bool:
 
 def wrap(model: nn.Module, bucket_size_mb: float = 25.0, send_thread: bool = True) -> FlatShards:
     """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes. send_thread: as in `DataParallel`."""
-    if not bucket_size_mb > 0:
-        raise ConfigError(f"bucket_size_mb is {bucket_size_mb}: it must be above 0")
     return FlatShards(model, bucket_size_mb, send_thread)
 
 
@@ -215,5 +213,5 @@ STRATEGY = ParallelStrategy(
     finish_gradients=finish_gradients,
     make_optimizer=FlatShardedOptimizer,
     sent_bytes=averaging_bytes,
-    options=("bucket_size_mb", "send_thread"),
+    options={"bucket_size_mb": "size", "send_thread": "flag"},
 )

@@ -73,8 +73,10 @@ def group(max_ctas: int | None, high_priority: bool) -> dist.ProcessGroup | None
 
 
 def own(kind: type[DataParallel] = DataParallel, size_mb: float = 100.0, **how: Any) -> Wrap:
-    """One of ours, with buckets; size 0: a bucket a parameter."""
-    buckets = partial(by_size, size_bytes=size_mb * 2**20) if size_mb else one_each
+    """One of ours as it is by default, with buckets; size 0: a bucket a parameter. last_mb: of the bucket sent last."""
+    how = {"send_thread": True, **how}
+    last_bytes = how.pop("last_mb") * 2**20 if "last_mb" in how else None
+    buckets = partial(by_size, size_bytes=size_mb * 2**20, last_bytes=last_bytes) if size_mb else one_each
     ctas, priority = how.pop("ctas", None), how.pop("priority", False)
     return lambda model: kind(
         model, buckets, overlap=how.get("overlap", True), group=group(ctas, priority), **rest(how)
@@ -110,6 +112,9 @@ def variants(on_gpu: bool) -> list[Variant]:
         Variant("ddp_bucketed 100 MB, bf16", own(NarrowedDataParallel, dtype=torch.bfloat16)),
         Variant("torch_ddp 100 MB, view, bf16", torchs(100, view=True, bf16=True)),
         Variant("ddp_bucketed 1000 MB", own(size_mb=1000)),
+        Variant("ddp_bucketed 500 MB, last 25 MB", own(size_mb=500, last_mb=25)),
+        Variant("ddp_bucketed 1000 MB, last 25 MB", own(size_mb=1000, last_mb=25)),
+        Variant("ddp_bucketed 2000 MB, last 25 MB", own(size_mb=2000, last_mb=25)),
         Variant("ddp_flat", own(OneTensor, math.inf, overlap=False)),
     ]
     if not on_gpu:
@@ -122,6 +127,12 @@ def variants(on_gpu: bool) -> list[Variant]:
         Variant("ddp_bucketed 100 MB, 16 CTAs, carve-out", own(ctas=16), carveout=16),
         Variant("ddp_bucketed 100 MB, 16 CTAs, carve-out, cublasLt", own(ctas=16), carveout=16, blas="cublaslt"),
         Variant("ddp_bucketed 100 MB, 32 CTAs, carve-out, cublasLt", own(ctas=32), carveout=32, blas="cublaslt"),
+        Variant(
+            "ddp_bucketed 1000 MB, last 25 MB, 16 CTAs, carve-out, cublasLt",
+            own(size_mb=1000, last_mb=25, ctas=16),
+            carveout=16,
+            blas="cublaslt",
+        ),
         Variant(f"{ALONE}, cublasLt", lambda model: model, blas="cublaslt"),
         Variant("ddp_bucketed 100 MB, bf16, 16 CTAs", own(NarrowedDataParallel, dtype=torch.bfloat16, ctas=16)),
         *found[7:],

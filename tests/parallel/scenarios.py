@@ -71,6 +71,7 @@ def misuses(rank: int, world_size: int) -> dict[str, str]:
         "another state": message(load_another),
         "not wrapped": message(step_unwrapped),
         "no bucket": message(lambda: compose("ddp_bucketed", bucket_size_mb=0).wrap(nn.Linear(2, 2))),
+        "no last bucket": message(lambda: compose("ddp_bucketed", last_bucket_mb=0).wrap(nn.Linear(2, 2))),
         "no such dtype": message(lambda: compose("ddp_bucketed", comm_dtype="fp8").wrap(nn.Linear(2, 2))),
         "not NCCL": message(lambda: compose("ddp_overlap", max_ctas=8).wrap(nn.Linear(2, 2))),
     }

@@ -70,7 +70,7 @@ def test_an_option_that_no_part_knows_is_refused() -> None:
 def test_what_is_read_from_a_file_is_what_it_exports(name: str) -> None:
     declared, strategy = plugins.declared("parallel", name), plugins.get("parallel", name)
     assert frozenset(declared.get("splits", {"batch"})) == strategy.splits
-    assert declared.get("options", ()) == strategy.options
+    assert declared.get("options", {}) == strategy.options
 
 
 def test_a_degree_needs_tensor_parallelism() -> None:
