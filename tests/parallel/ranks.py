@@ -7,6 +7,8 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +98,9 @@ def run_rank(rank: int, world_size: int, folder: Path) -> None:
     results = _train(rank, world_size, "cpu")
     if world_size == 2:
         results |= _shard(rank, world_size, "cpu")
-        for name in scaled():
-            results[f"{name}-scaled"] = attempt(lambda n=name: train_scaled(composed(n), rank, world_size))
+        for name, fused in product(scaled(), (False, True)):
+            work = partial(train_scaled, composed(name), rank, world_size, fused)
+            results[f"{name}-scaled{'-fused' * fused}"] = attempt(work)
     for scenario in SCENARIOS if world_size < 2 * TP_DEGREE else []:
         results[scenario.__name__] = attempt(lambda s=scenario: s(rank, world_size))
     _leave(results, rank, folder)

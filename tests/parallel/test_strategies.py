@@ -70,10 +70,11 @@ def test_it_trains_to_the_parameters_of_one_process(worlds: Any, name: str, case
         same(first["tensors"], dict(tensors(in_parts(case, world_size)[0])), "against its parts", rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("optimizer", ["scaled", "scaled-fused"])
 @pytest.mark.parametrize("name", scaled())
-def test_what_overflows_on_one_rank_is_skipped_by_all(worlds: Any, name: str) -> None:
+def test_what_overflows_on_one_rank_is_skipped_by_all(worlds: Any, name: str, optimizer: str) -> None:
     """And the next step, by a scale of half as much, is the one that is made without a scaler."""
-    for rank in worlds(2).of(f"{name}-scaled"):
+    for rank in worlds(2).of(f"{name}-{optimizer}"):
         same(rank["skipped"], rank["before"], "not skipped", rtol=0, atol=0)
         assert rank["scales"] == [2.0**15, 2.0**15, 1.0]
         same(rank["scaled"], rank["plain"], "scaled", rtol=1e-5, atol=1e-7)

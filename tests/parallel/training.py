@@ -140,27 +140,44 @@ def train_rank(
     }
 
 
-def train_scaled(strategy: ParallelStrategy, rank: int, world_size: int) -> dict[str, Any]:
-    """Two steps with a gradient scaler, in the first of which the last rank alone overflows; and one step without."""
+def train_scaled(strategy: ParallelStrategy, rank: int, world_size: int, fused: bool) -> dict[str, Any]:
+    """Two steps with a gradient scaler, in the first of which the last rank alone overflows; and one step without.
+
+    fused: the optimizer looks at what the scaler found in its own kernel, and unscales there.
+    """
     part, parts = strategy.part_of_batch(rank, world_size)
     rows = rows_of(part, parts, world_size, 1)
     found: dict[str, Any] = {"scales": []}
     for scaled in (True, False):
         model = strategy.wrap(Model())
-        optimizer = strategy.make_optimizer(groups(model), OPTIMIZER, **OPTIONS)
+        optimizer = strategy.make_optimizer(groups(model), OPTIMIZER, **OPTIONS, fused=fused)
         scaler = strategy.grad_scaler("cpu", enabled=scaled)
         found["before"] = dict(tensors(model))
         for overflows in (True, False) if scaled else (False,):
             optimizer.zero_grad()
-            too_large = torch.inf if overflows and rank == world_size - 1 else 1.0
+            overflows_here = overflows and rank == world_size - 1
             loss = nn.functional.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
-            scaler.scale(loss * too_large).backward()
+            scaler.scale(loss * (torch.inf if overflows_here and not has_parts(strategy) else 1.0)).backward()
             strategy.finish_gradients(model)
+            if overflows_here and has_parts(strategy):
+                overflow(optimizer)
             scaler.step(optimizer)
             scaler.update()
             found["skipped" if overflows else "scaled" if scaled else "plain"] = dict(tensors(model))
             found["scales"].append(scaler.get_scale())
     return found
+
+
+def has_parts(strategy: ParallelStrategy) -> bool:
+    """Whether a rank has gradients that no other has; else what overflows on one does so in the mean of all."""
+    return bool({"gradients", "parameters", "features"} & strategy.splits)
+
+
+def overflow(optimizer: Any) -> None:
+    """In one element of what this rank has of the gradients."""
+    found = (p.grad for group in getattr(optimizer, "of_parts", optimizer).param_groups for p in group["params"])
+    grads = (getattr(grad, "_local_tensor", grad) for grad in found if grad is not None)
+    next(grad for grad in grads if grad.numel()).view(-1)[0] = torch.inf
 
 
 def train_whole(case: Case, world_size: int) -> tuple[Model, torch.optim.Optimizer]:
