@@ -140,12 +140,12 @@ def sweep(
                 missing = configs
                 if folder is not None:
                     missing = crew.missing(configs, repeat, skip_oom, on_note=lambda note: report(note=note))
-                done += len(configs) - len(missing)
+                recorded = len(configs) - len(missing)
+                done += recorded
                 if shuffle_seed is not None:
                     missing = random.Random(shuffle_seed + repeat).sample(missing, len(missing))
-                if len(missing) < len(configs):
-                    done = len(configs) - len(missing)
-                    report(note=f"{done} {'cell is' if done == 1 else 'cells are'} recorded already")
+                if recorded:
+                    report(note=f"{recorded} {'cell is' if recorded == 1 else 'cells are'} recorded already")
                 for record in crew.measure(missing, repeat, interleave, skip_oom, on_visit=lambda c: report(config=c)):
                     if folder is not None:
                         append_record(folder, record)
@@ -177,7 +177,11 @@ def _only_writer(folder: Path | None) -> Iterator[None]:
 
 
 def prepare_folder(out: str | Path, *, fresh: bool) -> Path:
-    """Make the folder and prove that it can be written, before hours are spent on what could not be kept."""
+    """Make the folder and prove that it can be written, before hours are spent on what could not be kept.
+
+    fresh: put its records aside. Raises OSError where it cannot be written, ConfigError while a sweep writes what is to
+    be put aside.
+    """
     folder = Path(out)
     if folder.is_file():
         raise OSError(f"cannot write to {folder}: it is a file; choose another --out, a folder of records")
@@ -197,5 +201,6 @@ def prepare_folder(out: str | Path, *, fresh: bool) -> Path:
     except OSError as error:
         raise OSError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
     if fresh and file.exists():
-        file.rename(file.with_name(f"records-until-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"))
+        with _only_writer(folder):
+            file.rename(file.with_name(f"records-until-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"))
     return folder

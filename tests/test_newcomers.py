@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 
 from cs_systems.config import ConfigError
+from cs_systems.record import read_records
 from cs_systems.runner import preflight, sweep
 from tests.test_survival import TINY, cell
 
 
-def test_two_sweeps_do_not_write_to_one_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fresh", [False, True])
+def test_two_sweeps_do_not_write_to_one_folder(tmp_path: Path, fresh: bool) -> None:
     first = sweep([cell("fine"), cell("fine", seed=1)], out=tmp_path)
     next(first)
     with pytest.raises(ConfigError, match=r"another sweep is writing to .*: wait for it, or choose another --out"):
-        next(sweep([cell("fine")], out=tmp_path))
+        next(sweep([cell("fine")], out=tmp_path, fresh=fresh))
     assert [r.status for r in first] == ["ok"]
+    assert len(read_records(tmp_path)[0]) == 2  # and none was put aside meanwhile
     assert list(sweep([cell("fine")], out=tmp_path)) == []  # recorded already, and nobody holds the folder
 
 

@@ -293,3 +293,5 @@ def test_progress_counts_every_cell(tmp_path: Path) -> None:
     finished = [p for p in told() if p.record]
     assert [(p.done, p.total) for p in finished] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert [p.record.repeat for p in finished if p.record] == [0, 0, 1, 1]
+    resumed = [(p.done, p.total) for p in told() if p.record]
+    assert resumed == [(2, 4), (4, 4)], "what is recorded already counts in each repeat"
