@@ -9,10 +9,11 @@ from statistics import median
 
 from cs_systems.analysis.compare import compare
 from cs_systems.config import Precision, RunConfig, describe
+from cs_systems.parallel import data_ranks
 from cs_systems.record import Row, RunRecord
 
 BASELINE = Precision.FP32
-PHASES = ("forward", "loss", "backward", "optimizer", "step")
+PHASES = ("forward", "loss", "backward", "synchronize", "optimizer", "step")
 SPEEDUP = ("speedup", "speedup_low", "speedup_high", "verdict", "noise")
 ITSELF: Row = dict.fromkeys(SPEEDUP)  # fp32 is no faster than fp32
 HOPELESS = 1.0  # where not even a doubling would have been found, an interval says nothing
@@ -36,8 +37,9 @@ def name_of(cell: RunConfig) -> str:
 
 
 def gains(found: dict[Precision, list[RunRecord]]) -> list[Row]:
-    """Of one cell a row for each precision: {precision, forward_s, loss_s, backward_s, optimizer_s, step_s (medians),
-    speedup, speedup_low, speedup_high, verdict, noise, tokens_per_s, peak_allocated_bytes, mfu, status, reason}.
+    """Of one cell a row for each precision: {precision, forward_s, loss_s, backward_s, synchronize_s, optimizer_s,
+    step_s (medians), speedup, speedup_low, speedup_high, verdict, noise, tokens_per_s (of all ranks),
+    peak_allocated_bytes, mfu, status, reason}.
 
     The speed-up is fp32's step over this one's, with its interval (`stats.ratio_interval`); None where one of the two
     is not timed, or has a loss that is NaN or infinite. MFU is of the peak of the row's own precision.
@@ -51,11 +53,12 @@ def _gain(precision: Precision, records: Sequence[RunRecord], baseline: Sequence
     last = (timed or records)[-1]
     caveats = "; ".join(w.message for w in last.warnings) if not timed and last.measurement else None
     peaks = [r.measurement.peak_allocated_bytes for r in timed if r.measurement]
+    tokens = _only(last, "ran").get("tokens")  # of a rank
     return {
         "precision": precision.value,
         **{f"{phase}_s": time for phase, time in times.items()},
         **(speedup([r for r in baseline if r.is_timing], timed) if precision is not BASELINE else ITSELF),
-        "tokens_per_s": _over(_only(last, "ran").get("tokens"), times["step"]),
+        "tokens_per_s": _over(tokens and tokens * data_ranks(last.config), times["step"]),
         "peak_allocated_bytes": max((p for p in peaks if p is not None), default=None),
         "mfu": _over(_over(_step_flops(last), times["step"]), _only(last, "ceiling").get("peak_flops_per_s")),
         "status": last.status,

@@ -13,9 +13,9 @@ from cs_systems.report.formats import DEFAULT_WIDTH
 UNKNOWN = "–"
 Part = tuple[str, list[Row], Callable[[Row], Row], dict[str, str], list[str]]  # rows, and how a person reads each
 GAINS = {
-    "precision": "precision", "forward_s": "fwd", "loss_s": "loss", "backward_s": "bwd", "optimizer_s": "opt",
-    "step_s": "step", "gain": "gain", "interval": "interval", "tokens_per_s": "tokens/s", "mfu": "MFU",
-    "peak_allocated_bytes": "peak",
+    "precision": "precision", "forward_s": "fwd", "loss_s": "loss", "backward_s": "bwd",
+    "synchronize_s": "sync", "optimizer_s": "opt", "step_s": "step", "gain": "gain", "interval": "interval",
+    "tokens_per_s": "tokens/s", "mfu": "MFU", "peak_allocated_bytes": "peak",
 }  # fmt: skip
 ERRORS = {
     "precision": "precision", "logits": "logits", "loss": "loss", "gradients": "gradients",

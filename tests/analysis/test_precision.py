@@ -45,6 +45,16 @@ def test_the_clean_twin_is_found_where_one_of_both_names_the_device(large: list[
     assert None not in [row["speedup"] for row in explained(named)]
 
 
+def test_a_step_on_ranks_has_the_tokens_of_all_and_its_synchronizing() -> None:
+    records = [r for r in read_records(PROFILES / "c14_data_parallel")[0] if r.config["strategy"] == "ddp_naive"]
+    (cell,) = precision.by_cell(records, precision.TIMED).values()
+    (row,) = precision.gains(cell)
+    config = records[0].run_config
+    assert config.world_size == 2
+    assert row["tokens_per_s"] * row["step_s"] == pytest.approx(2 * config.batch_size * config.tokens_per_sequence)
+    assert row["synchronize_s"] > 0
+
+
 def test_of_fp8_it_is_said_where_its_scales_are_found(large: list[RunRecord]) -> None:
     row = explained(large)[-1] | {"precision": "fp8"}
     assert "all other kernels (those that find and apply fp8's scales too) take 22 ms as before" in sentence(row)
