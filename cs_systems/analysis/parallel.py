@@ -105,8 +105,8 @@ def communication(group: Sequence[RunRecord]) -> list[Row]:
     """{strategy, ranks, by_difference_s, of_step, in_trace_s, hidden_s, hidden, transfer_s, waiting_s} of each cell on
     ranks: what the baseline's step is shorter, and of the recording of the slowest rank what was exposed and hidden.
 
-    of_step: by_difference_s over the step. hidden: hidden_s over all communication. transfer_s, waiting_s: of all
-    collectives in a recorded step, the longest waiting of a rank.
+    of_step: by_difference_s over the step. hidden: hidden_s over all communication. transfer_s, waiting_s: of
+    all collectives, means of the recorded steps, the longest waiting of a rank.
     """
     alone_s = _step_s(baseline(group))
     rows = []

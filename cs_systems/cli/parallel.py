@@ -23,8 +23,8 @@ DDP = ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "torch_ddp")
 STEPS = {"strategy": "strategy", "ranks": "ranks", "step_s": "step", "p10_s": "p10", "p90_s": "p90",
          "tokens_per_s": "tokens/s", "efficiency": "efficiency", "note": "note"}  # fmt: skip
 COMMUNICATION = {"strategy": "strategy", "ranks": "ranks", "by_difference_s": "longer", "of_step": "of step",
-                 "in_trace_s": "exposed", "hidden_s": "hidden", "hidden": "hidden %", "transfer_s": "transfer",
-                 "waiting_s": "waiting"}  # fmt: skip
+                 "in_trace_s": "exposed", "hidden_s": "hidden", "hidden": "hidden %"}  # fmt: skip
+SKEW = {"strategy": "strategy", "ranks": "ranks", "transfer_s": "transfer", "waiting_s": "waiting"}
 DIFFERENCES = {"strategy": "strategy", "ranks": "ranks", "difference_s": "longer", "exposed_s": "exposed",
                "slower_compute_s": "compute", "waits_longer_s": "idle", "recorder_s": "recorder"}  # fmt: skip
 VOLUMES = {"strategy": "strategy", "ranks": "ranks", "collectives": "calls", "sent_bytes": "sent",
@@ -33,12 +33,17 @@ VOLUMES = {"strategy": "strategy", "ranks": "ranks", "collectives": "calls", "se
 STAGES = {"strategy": "strategy", "ranks": "ranks", "component": "component", "built_bytes": "built",
           "forward_bytes": "forward", "backward_bytes": "backward", "optimizer_bytes": "optimizer",
           "off": "off"}  # fmt: skip
+SPREAD = ("p10_s", "p90_s")  # leaves where a terminal has no room; cs-systems report has it too
 PERCENT = ("efficiency", "of_step", "hidden", "off")
 NOTES = {
     "steps": ["efficiency: tokens/s over those of as many ranks that train alone"],
     "communication": [
         "longer: than the step of a rank that trains alone; the rest from a recording of the slowest rank: exposed, "
-        "hidden: communication alone, and beside computing; transfer, waiting: of all collectives, for a late peer"
+        "hidden: communication alone, and beside computing"
+    ],
+    "skew": [
+        "summed over the collectives, which may run at once, means of the recorded steps; transfer: once all ranks "
+        "are there; waiting: for them, of the rank that waits most"
     ],
     "differences": [
         "longer = exposed + what computing takes longer beside communication + what the device idles longer + what "
@@ -50,6 +55,10 @@ NOTES = {
         "has given out"
     ],
 }
+
+BLOCKING = (
+    "on a CPU communication inside forward, backward or optimizer counts as hidden, also where the phase waits for it"
+)
 
 
 @dataclass(frozen=True)
@@ -181,16 +190,23 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
         tables: list[tuple[str, str, list[Row], dict[str, str]]] = [
             ("steps", f"{title}: steps", parallel.steps(own), STEPS),
             ("communication", "communication, of a step", parallel.communication(own), COMMUNICATION),
+            ("skew", "transfer and waiting, of a step", parallel.communication(own), SKEW),
             ("differences", "why a step is longer than alone", parallel.differences(own), DIFFERENCES),
             ("volumes", "bytes sent and memory, of a rank", parallel.volumes(own), VOLUMES),
             ("stages", "what a rank holds after each stage of its first step", parallel.stages(own), STAGES),
         ]
         said += [
-            _table(rows, caption, NOTES[key], titles, format, width)
+            _table(rows, caption, NOTES[key] + _of_a_cpu(key, own), titles, format, width)
             for key, caption, rows, titles in tables
             if any(row[name] is not None for row in rows for name in titles if name not in ("strategy", "ranks"))
         ]
     return said
+
+
+def _of_a_cpu(key: str, records: Sequence[RunRecord]) -> list[str]:
+    """A CPU records phases, not what computes in them: communication within one counts as hidden."""
+    on_cpu = any(record.environment and record.environment.device == "cpu" for record in records)
+    return [BLOCKING] if key == "communication" and on_cpu else []
 
 
 def _table(
@@ -205,7 +221,7 @@ def _table(
     alike = [name for name in names if name.endswith("_bytes")] if "component" in names else []
     told = {name: titles[name] for name in names}
     color = width is not None
-    return render_rows(shown, format, caption, notes, told, width, color=color, alike=alike)
+    return render_rows(shown, format, caption, notes, told, width, color=color, alike=alike, optional=SPREAD)
 
 
 def _percent(name: str, value: Any) -> Any:

@@ -6,6 +6,7 @@ A column's unit comes from the end of its name, as everywhere: `ratio_low` has n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cs_systems.config import one_of
 from cs_systems.record import Row
@@ -24,12 +25,15 @@ def render_rows(
     width: int | None = None,
     color: bool = False,
     alike: Sequence[str] = (),
+    optional: Sequence[str] = (),
 ) -> str:
     """The rows as one table, of the first one's columns. `titles`: column → heading, where names are not
     enough, shown as it is. `alike`: columns that one compares with each other, so they get one unit.
+    `optional`: what a narrow terminal may leave out, in this order.
     """
     write = FORMATS[one_of("format", format, FORMATS)]
-    return write([table_of(rows, caption, notes, titles, alike)], width, color)
+    table = table_of(rows, caption, notes, titles, alike)
+    return write([replace(table, optional=tuple(optional))], width, color)
 
 
 def table_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from cs_systems.record import RunRecord, read_records
 LINE = (
     "parallel --size tiny --batch-size 1 --strategy zero1_flat --bucket-size-mb 0.1 --device cpu --warmup 1 --steps 2"
 )
+
+NAMED = {"step_s", "in_trace_s", "waiting_s", "recorder_s", "sent_bytes", "component"}  # of each table one column
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +67,29 @@ def test_the_tables_fit_80_columns_and_name_what_they_hold(run: Any) -> None:
     captions = (
         "steps",
         "communication, of a step",
+        "transfer and waiting, of a step",
         "why a step is longer than alone",
         "bytes sent and memory, of a rank",
     )
     for caption in (*captions, "what a rank holds after each stage of its first step"):
         assert caption in said
     assert re.search(r"^single +[\d.,]+ +.* 100.0%", said, re.MULTILINE)
-    assert len(re.findall(r"^zero1_flat 0.1 MB ", said, re.MULTILINE)) == 7
+    assert len(re.findall(r"^zero1_flat 0.1 MB ", said, re.MULTILINE)) == 8
+    assert "on a CPU communication inside forward, backward or optimizer counts as hidden" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_numbers_of_ranks_beside_a_long_name_fit_80_columns_as_well(records: list[RunRecord]) -> None:
+    told: Any = {"strategy": "fsdp", "strategy_args": ("compute_dtype=bf16",), "bucket_size_mb": None}
+
+    def as_fsdp(record: RunRecord, ranks: int) -> RunRecord:
+        return replace(record, config=replace(record.run_config, world_size=ranks, **told).to_dict())
+
+    alone = [r for r in records if r.config["world_size"] == 1]
+    several = [as_fsdp(r, ranks) for ranks in (2, 4) for r in records if r.config["world_size"] == 2]
+    said = re.sub(r"\x1b\[\d*m", "", "".join(parallel_command.texts([*alone, *several], "terminal", 80)))
+    assert len(re.findall(r"^fsdp:compute_dtype=bf16 +[24] ", said, re.MULTILINE)) == 16
+    assert max(map(len, said.splitlines())) <= 80
 
 
 def test_each_table_is_a_csv_file_of_its_own(
@@ -78,11 +97,11 @@ def test_each_table_is_a_csv_file_of_its_own(
 ) -> None:
     texts = parallel_command.texts(records, "csv", None)
     deliver_tables(texts, "csv", tmp_path / "t.csv")
-    files = [tmp_path / f"t{number}.csv" for number in ("", "-2", "-3", "-4", "-5")]
+    files = [tmp_path / f"t{number}.csv" for number in ("", "-2", "-3", "-4", "-5", "-6")]
     assert capsys.readouterr().err == "".join(f"csv: {file}\n" for file in files)
     tables = [pd.read_csv(file) for file in files]
-    assert [{"step_s", "in_trace_s", "recorder_s", "sent_bytes", "component"} & {*table} for table in tables] == [
-        {"step_s"}, {"in_trace_s"}, {"recorder_s"}, {"sent_bytes"}, {"component"}
+    assert [NAMED & {*table} for table in tables] == [
+        {"step_s"}, {"in_trace_s"}, {"waiting_s"}, {"recorder_s"}, {"sent_bytes"}, {"component"}
     ]  # fmt: skip
     assert all({"single", "zero1_flat 0.1 MB"} & {*table["strategy"]} for table in tables)
 
