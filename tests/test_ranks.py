@@ -96,7 +96,7 @@ def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
         ({}, "single trains one process, world_size is 2: take a strategy such as ddp_bucketed"),
         (
             {"strategy": "tp", "world_size": 3},
-            "num_heads 4 does not divide over 3 ranks: choose tp_degree among 1, 2, 4",
+            "num_heads 4 does not divide over 3 ranks: choose tp_degree, or the ranks of tp alone, among 1, 2, 4",
         ),
         ({"strategy": "ddp_flat+tp"}, "with another strategy tp needs tp_degree: how many neighbouring ranks divide"),
         ({"strategy": "tp", "tp_degree": 1}, "tp alone divides blocks over all 2 ranks: leave tp_degree out"),

@@ -183,7 +183,8 @@ def check_division(num_heads: int, d_ff: int, tp_degree: int) -> None:
             common = math.gcd(num_heads, d_ff)
             fitting = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
             raise ConfigError(
-                f"{what} {count} does not divide over {tp_degree} ranks: choose tp_degree among {fitting}"
+                f"{what} {count} does not divide over {tp_degree} ranks: "
+                f"choose tp_degree, or the ranks of tp alone, among {fitting}"
             )
 
 

@@ -98,7 +98,10 @@ def test_neighbours_take_the_same_rows() -> None:
 
 def test_what_cannot_be_divided_is_told_before_any_process() -> None:
     check_division(num_heads=12, d_ff=30, tp_degree=6)
-    with pytest.raises(ConfigError, match="d_ff 30 does not divide over 4 ranks: choose tp_degree among 1, 2, 3, 6"):
+    with pytest.raises(
+        ConfigError,
+        match="d_ff 30 does not divide over 4 ranks: choose tp_degree, or the ranks of tp alone, among 1, 2, 3, 6",
+    ):
         check_division(num_heads=12, d_ff=30, tp_degree=4)
 
 
