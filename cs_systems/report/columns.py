@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.config import Phase, one_of
+from cs_systems.config import ConfigError, Phase, one_of
 from cs_systems.formulas.collectives import readable_bytes
 from cs_systems.report import layout, units
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS
@@ -64,7 +64,18 @@ def parse(name: str, phases: Sequence[str]) -> Spec:
     phase, _, column = name.rpartition(".")
     if phase and phases:
         one_of("phase", phase, phases)
-    return Spec(name, phase or None, *units.resolve(column, NAMES))
+    try:
+        return Spec(name, phase or None, *units.resolve(column, NAMES))
+    except ConfigError:
+        if meant := _under_heading(name, phases):
+            raise ConfigError(f"{name!r} is a heading: its column is {meant}") from None
+        raise
+
+
+def _under_heading(title: str, phases: Sequence[str]) -> str | None:
+    """The column that tables head so, but for its unit: `ranks` → `world_size`, `loss` → `loss.median_s`."""
+    headings = {layout.title(name): name for name in NAMES}
+    return headings.get(title) or (f"{title}.median_s" if title in phases else None)
 
 
 def phases_of(frame: pd.DataFrame) -> list[str]:
@@ -108,7 +119,7 @@ def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[
         numeric = any(isinstance(v, int | float | tuple) and not isinstance(v, bool) for v in column)
         label = unit.label if unit else ""
         numbers = tuple(_in_unit(v, spec.unit) for v in column)
-        made.append(Column(spec.name, _title(spec, shown), label, cells, numbers, numeric, _legend(spec.column, rows)))
+        made.append(Column(spec.name, _title(spec, shown), label, cells, numbers, numeric, _legend(spec, rows)))
     return made
 
 
@@ -143,8 +154,11 @@ def _title(spec: Spec, shown_phases: list[str]) -> str:
     return f"{spec.phase} {title}" if spec.phase else title
 
 
-def _legend(column: str, rows: pd.DataFrame) -> str:
-    legend = layout.LEGENDS.get(column, "")
+def _legend(spec: Spec, rows: pd.DataFrame) -> str:
+    column = spec.column
+    legend = layout.LEGENDS.get(spec.name, layout.LEGENDS.get(column, ""))
+    if (rows["world_size"] > 1).any():
+        legend += layout.OF_RANKS.get(column, "")
     of = "link" if column == "link_share" else "ceiling"
     rate = "link_bytes_per_s" if column == "link_share" else "ceiling_flops_per_s"
     ceilings = rows[[rate, f"{of}_source"]].dropna().drop_duplicates()

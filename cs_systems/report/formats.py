@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DEFAULT_WIDTH = 80
 WRAP_WIDTH = 22  # a terminal's columns of text may wrap down to this
 NARROW_WIDTH = 12  # and to this, where they do not fit otherwise
-SHORT = {"forward": "fwd", "backward": "bwd", "optimizer": "opt"}
+SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
 STATUS_STYLE = {"oom": "yellow", "unavailable": "yellow"}
 
 

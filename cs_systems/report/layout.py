@@ -123,6 +123,7 @@ TITLES = {
 }
 # Legends of the columns whose names do not explain themselves; a table says those it needs.
 LEGENDS = {
+    "skew.median_s": "skew: how long the rank that waits longest took to meet the others before the calls",
     "spread": "spread: p10 to p90 over the median",
     "ci_low_s": "CI: of the median, 95%; from the rounds' medians, below 3 rounds from samples taken as independent",
     "model_flops_per_s": "model FLOP/s: credited by formula, causal halved",
@@ -132,6 +133,12 @@ LEGENDS = {
     "algbw_bytes_per_s": "algbw: size over time; busbw: algbw × 2(n−1)/n for all_reduce, 1 for broadcast, else (n−1)/n",
     "link_share": "of the link: busbw over what a GPU's links carry in one direction",
     "hfu": "HFU: executed FLOP/s over the device's peak at that precision",
+}
+
+OF_RANKS = {  # more of a legend, where a step has several ranks
+    "tokens_per_s": "tokens/s: of all ranks together",
+    "model_flops_per_s": ", of one rank",
+    "hardware_flops_per_s": ", of one rank",
 }
 
 

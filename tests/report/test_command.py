@@ -74,6 +74,8 @@ def test_a_torn_line_is_named_and_the_rest_shown(folder: Path, capsys: pytest.Ca
     ("options", "message"),
     [
         (["--columns", "medain_ms"], "did you mean median"),
+        (["--columns", "size", "ranks"], "'ranks' is a heading: its column is world_size"),
+        (["--columns", "size", "forward"], "'forward' is a heading: its column is forward.median_s"),
         (["--format", "html", "--columns", "size"], "leave out --columns, --pivot and --phase"),
         (["--figure", "figure.bmp"], "end its name in .svg, .png, .pdf"),
     ],

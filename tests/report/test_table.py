@@ -2,12 +2,13 @@ import csv
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from cs_systems.config import ConfigError, RunConfig, preset
-from cs_systems.record import RunRecord
+from cs_systems.record import RunRecord, read_records
 from cs_systems.report import columns, table
 from cs_systems.report.formats import FORMATS
 from cs_systems.report.rows import render_rows
@@ -15,6 +16,7 @@ from cs_systems.report.table import render, tables
 
 from .conftest import Build, attention_config, train_config
 
+PROFILES = Path(__file__).parents[2] / "profiles"
 MIXED = [("none", 4, 0.01), ("nsys", 4, 0.03), ("none", 8, 0.02)]  # profiler, batch, seconds
 NASTY = 'a|b & 50% $x_1^2$ #set {y} ~z \\end <b>*c* `d` [e](f) @g "h"\n\x1b[31mred'
 
@@ -30,6 +32,17 @@ def test_a_training_table_reads_at_80_columns(train_records: list[RunRecord]) ->
     assert oom.split() == ["large", "1024", "naive", "–", "–", "–", "–", "–", "oom:", "predicted", "151", "GiB"]
     assert "no room for loss (ms)" in text
     assert "widen the terminal, or name columns: cs-systems report DIR --columns" in text.replace("\n", " ")
+
+
+def test_a_table_of_ranks_reads_at_80_columns_and_says_whose_rates_these_are() -> None:
+    profiled = [r for r in read_records(PROFILES / "c14_data_parallel")[0] if r.config["workload"] == "train_step"]
+    records = [r for r in profiled if r.config["profiler"] == "none" and r.config["bucket_size_mb"] is None]
+    divided = {"strategy": "fsdp+tp", "tp_degree": 2, "world_size": 4}
+    records += [replace(records[-1], config=records[-1].config | divided, warnings=())]
+    assert max(map(len, render(records, width=80).splitlines())) <= 80
+    wide = render(records, width=300)
+    assert "\ntokens/s: of all ranks together\n" in wide
+    assert "\nmodel FLOP/s: credited by formula, causal halved, of one rank\n" in wide
 
 
 def test_an_attention_table_reads_at_80_columns(attention_records: list[RunRecord]) -> None:
