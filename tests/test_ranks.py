@@ -19,6 +19,10 @@ CELLS = {
     "tensor parallel": replace(TINY, strategy="tp", world_size=2),
     "two dimensions": replace(TINY, strategy="fsdp+tp", world_size=2, tp_degree=2),
     "sharded": replace(TINY, strategy="fsdp", world_size=2, precision="bf16"),
+    "told a dtype": replace(TINY, strategy="fsdp", world_size=2, strategy_args=("compute_dtype=bf16",)),
+    "narrowed gradients": replace(
+        TINY, strategy="ddp_bucketed+zero1", world_size=2, strategy_args=("comm_dtype=bf16",)
+    ),
     "sharded, loss scaled": replace(TINY, strategy="fsdp", world_size=2, precision="fp16"),
     "fp16 in shards": replace(TINY, strategy="zero1_flat", world_size=2, precision="fp16"),
     "any workload": replace(TINY, workload=f"{WORKLOADS}:fine", world_size=2),
@@ -73,6 +77,16 @@ def test_what_is_sharded_is_sent_in_the_dtype_of_autocast(records: dict[str, Run
     assert (
         sent["formula_sent_bytes"] < 3 / 4 * whole["formula_sent_bytes"]
     )  # 3 Ψ in 2 bytes, less a gathering; 2 Ψ in 4
+
+
+def test_a_dtype_that_a_strategy_is_told_counts_as_that_of_autocast(records: dict[str, RunRecord]) -> None:
+    """In bytes, sent or moved, and in the prediction; and of the parts of a composition only for the one that is told
+    it."""
+    told, autocast = (records[name].results for name in ("told a dtype", "sharded"))
+    assert [row["bytes"] for row in told["cost"]] == [row["bytes"] for row in autocast["cost"]]
+    assert told["memory"][0]["predicted_peak_bytes"] == autocast["memory"][0]["predicted_peak_bytes"]
+    (sent,) = records["narrowed gradients"].results["sent"]
+    assert sent["sent_bytes"] == pytest.approx(sent["formula_sent_bytes"], rel=0.01)
 
 
 def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:

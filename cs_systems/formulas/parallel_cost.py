@@ -14,22 +14,31 @@ from dataclasses import dataclass, replace
 from cs_systems.config import ModelConfig, Phase
 from cs_systems.formulas.cost import PhaseCost, parameter_count
 
+NARROW_BYTES = 2  # of an element of bf16 or fp16
+
 
 @dataclass(frozen=True)
 class Payload:
     """What the strategies' volumes are made of.
 
-    parameter_bytes: Ψ, in the dtype in which parameters or gradients are sent.
+    parameter_bytes: Ψ, in the dtype of the parameters and of their gradients.
     divided_bytes: of Ψ, the blocks' matrices, which tensor parallelism divides over its ranks.
     blocks: how many the model has.
     residual_bytes: of the residual stream, (rows, sequence, d_model), of the rows that a rank takes, in the dtype in
         which activations are sent.
+    narrow_share: of Ψ, what a strategy sends that is told to send in two bytes an element.
     """
 
     parameter_bytes: float
     divided_bytes: float = 0
     blocks: int = 0
     residual_bytes: float = 0
+    narrow_share: float = 1.0
+
+    def narrowed(self) -> Payload:
+        """As a strategy sends it that is told a narrower dtype."""
+        share = self.narrow_share
+        return replace(self, parameter_bytes=self.parameter_bytes * share, divided_bytes=self.divided_bytes * share)
 
     def on_tensor_rank(self, ranks: int) -> Payload:
         """What is left for data parallelism on one of `ranks` that divide the blocks' matrices."""
@@ -39,13 +48,14 @@ class Payload:
 
 def payload(model: ModelConfig, tokens: int, parameter_bytes: int, activation_bytes: int) -> Payload:
     """Of a BasicTransformerLM that trains all its parameters. tokens: rows × sequence of a rank; the rest: bytes of
-    an element as it is sent."""
+    an element."""
     block_matrices = model.num_layers * (4 * model.d_model**2 + 3 * model.d_model * model.d_ff)
     return Payload(
         parameter_bytes * parameter_count(model),
         parameter_bytes * block_matrices,
         model.num_layers,
         activation_bytes * tokens * model.d_model,
+        NARROW_BYTES / parameter_bytes,
     )
 
 

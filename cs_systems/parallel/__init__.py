@@ -49,6 +49,9 @@ def _plain_optimizer(
     return cls(params, **options)
 
 
+_NARROW = {"compute_dtype", "comm_dtype"}  # options that are bf16 or fp16
+
+
 @dataclass(frozen=True)
 class ParallelStrategy:
     """One way to share the work of a step. Each hook is the identity unless given, so that strategies compose.
@@ -198,6 +201,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
     inside_out = sorted(parts.values(), key=lambda part: "features" not in part.splits)
     splits = frozenset[str]().union(*(part.splits for part in parts.values()))
     tp_degree = options.get("tp_degree") if "features" in splits else 1
+    told = {key for key, value in options.items() if value is not None}
 
     def wrap(model: nn.Module) -> nn.Module:
         _check_degree_is_told(tp_degree, splits)
@@ -224,10 +228,11 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
         volume = 0.0
         for part in parts.values():
             assert part.sent_bytes is not None
+            own = payload.narrowed() if _NARROW & told & {*part.options} else payload
             if "features" in part.splits:
-                volume += part.sent_bytes(payload, degree)
+                volume += part.sent_bytes(own, degree)
             else:
-                volume += part.sent_bytes(payload.on_tensor_rank(degree), world_size // degree)
+                volume += part.sent_bytes(own.on_tensor_rank(degree), world_size // degree)
         return volume
 
     return ParallelStrategy(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cs_systems.config import Mode, Phase, Precision, RunConfig
 from cs_systems.device import Device
 from cs_systems.formulas.cost import PARAMETER_BYTES
-from cs_systems.formulas.parallel_cost import Payload
+from cs_systems.formulas.parallel_cost import NARROW_BYTES, Payload
 from cs_systems.optim import optimizer_class
 from cs_systems.parallel import ParallelStrategy, compose
 from cs_systems.parallel._collectives import Call, counting
@@ -74,12 +74,7 @@ class Training:
 
     def payload(self) -> Payload:
         """What the strategies' formulas are of; without what tensor parallelism divides, which no module tells."""
-        return Payload(self.trained_bytes * self._sent_share())
-
-    def _sent_share(self) -> float:
-        """Of an element of a parameter, the bytes as they are sent."""
-        narrow = {"compute_dtype", "comm_dtype"} & _options(self.config).keys()
-        return 2 / PARAMETER_BYTES[self.config.precision] if narrow else 1.0
+        return Payload(self.trained_bytes, narrow_share=NARROW_BYTES / PARAMETER_BYTES[self.config.precision])
 
     @abstractmethod
     def _forward(self) -> None: ...

@@ -70,7 +70,8 @@ class TrainStep(Training):
         strategy = strategy_of(config)
         if backend is None or "features" in strategy.splits:  # the blocks of tensor parallelism are known to no formula
             return None
-        return _predicted_bytes(replace(config, device=device.torch.type), backend.algorithm(call), strategy)
+        known = replace(config, device=device.torch.type, precision=config.computes_in)
+        return _predicted_bytes(known, backend.algorithm(call), strategy)
 
     def prepare(self) -> None:
         self.logits = self.loss = None
@@ -89,9 +90,8 @@ class TrainStep(Training):
             self.loss = cross_entropy(self.logits, self.targets)
 
     def payload(self) -> Payload:
-        sizes = (self.tokens.numel(), PARAMETER_BYTES[self.config.precision], COMPUTE_BYTES[self.config.precision])
-        whole, share = payload(self.config.model, *sizes), self._sent_share()
-        return replace(whole, parameter_bytes=whole.parameter_bytes * share, divided_bytes=whole.divided_bytes * share)
+        c = self.config
+        return payload(c.model, self.tokens.numel(), PARAMETER_BYTES[c.precision], COMPUTE_BYTES[c.computes_in])
 
     def cost(self) -> Mapping[str, cost.PhaseCost] | None:
         if not isinstance(self.backend, AttentionBackend):
@@ -99,7 +99,7 @@ class TrainStep(Training):
         c = self.config
         algorithm = self.backend.algorithm(_attention_call(c, self.device))
         tokens = c.tokens_per_sequence
-        whole = cost.step_cost(c.model, c.batch_size, tokens, c.mode, algorithm, c.precision, c.checkpoint)
+        whole = cost.step_cost(c.model, c.batch_size, tokens, c.mode, algorithm, c.computes_in, c.checkpoint)
         if (degree := self.strategy.tp_degree or c.world_size) == 1:
             return whole
         return tensor_rank_cost(whole, c.model, c.batch_size * tokens, degree)
