@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cs_systems import run, sweep
-from cs_systems.config import PRESETS, ConfigError, RunConfig
+from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig
 from cs_systems.record import RunRecord
 from cs_systems.runner import check
 from tests.test_survival import WORKLOADS
@@ -26,6 +26,8 @@ CELLS = {
     "sharded, loss scaled": replace(TINY, strategy="fsdp", world_size=2, precision="fp16"),
     "fp16 in shards": replace(TINY, strategy="zero1_flat", world_size=2, precision="fp16"),
     "any workload": replace(TINY, workload=f"{WORKLOADS}:fine", world_size=2),
+    "no optimizer": replace(TINY, strategy="ddp_flat+zero1", world_size=2, mode=Mode.FORWARD_BACKWARD),
+    "forward twice": replace(TINY, strategy="tp", world_size=2, checkpoint="every:1"),
     "one rank": replace(TINY, strategy="ddp_flat"),
 }
 
@@ -87,6 +89,14 @@ def test_a_dtype_that_a_strategy_is_told_counts_as_that_of_autocast(records: dic
     assert told["memory"][0]["predicted_peak_bytes"] == autocast["memory"][0]["predicted_peak_bytes"]
     (sent,) = records["narrowed gradients"].results["sent"]
     assert sent["sent_bytes"] == pytest.approx(sent["formula_sent_bytes"], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["no optimizer", "forward twice"])
+def test_a_formula_of_a_whole_step_stands_beside_no_other(records: dict[str, RunRecord], name: str) -> None:
+    """Without its optimizer zero1 does not send the parameters; what a checkpoint computes again tp sends again."""
+    (sent,) = records[name].results["sent"]
+    assert sent["sent_bytes"] > 0
+    assert sent["formula_sent_bytes"] is None
 
 
 def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:

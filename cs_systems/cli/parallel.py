@@ -205,7 +205,8 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
 
 def _of_a_cpu(key: str, records: Sequence[RunRecord]) -> list[str]:
     """A CPU records phases, not what computes in them: communication within one counts as hidden."""
-    on_cpu = any(record.environment and record.environment.device == "cpu" for record in records)
+    recorded = [record.environment for record in records if record.results.get("overlap")]
+    on_cpu = any(machine and machine.device == "cpu" for machine in recorded)
     return [BLOCKING] if key == "communication" and on_cpu else []
 
 

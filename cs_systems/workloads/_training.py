@@ -64,13 +64,20 @@ class Training:
         if not self.config.is_distributed:
             return {}
         own = not any(part.startswith("torch_") for part in self.config.strategy.split("+"))
-        formula = self.strategy.sent_bytes
         row = {
             "collectives": len(self.calls) if own else None,
             "sent_bytes": sum(call.sent_bytes for call in self.calls) if own else None,
-            "formula_sent_bytes": formula and formula(self.payload(), self.config.world_size),
+            "formula_sent_bytes": self._formula_sent_bytes(),
         }
         return {"sent": [row]}
+
+    def _formula_sent_bytes(self) -> float | None:
+        """Of a whole training step; None of a part of one, and where checkpoints send again what tp divides."""
+        formula, config = self.strategy.sent_bytes, self.config
+        again = config.checkpoint != "none" and "features" in self.strategy.splits
+        if formula is None or config.mode is not Mode.TRAIN_STEP or again:
+            return None
+        return formula(self.payload(), config.world_size)
 
     def payload(self) -> Payload:
         """What the strategies' formulas are of; without what tensor parallelism divides, which no module tells."""
