@@ -117,6 +117,8 @@ class RunConfig:
             if not isinstance(value, kind):
                 one_of(name, value, kind)
                 object.__setattr__(self, name, kind(value))
+        if not isinstance(self.model, ModelConfig):
+            raise ConfigError(f"model is {self.model!r}: it must be a ModelConfig, as preset('small') makes one")
         counts(self, "batch_size", "steps", "rounds")
         whole(self, "warmup", "seed")
         number(self, "warmup_s")

@@ -7,7 +7,7 @@ times that over the sum of both means. Memory: the allocator's peak from before 
 Output: a JSON file; beside the numbers stand the inputs, all samples, the environment and the predicted memory. What
 does not fit the device gives nulls and the status "oom". Exit status 2 where the call cannot be measured here.
 
-    python scripts/lab5.py --batch_size 32 --seq_len 1024 --num_heads 32 --emb_dim 2048 --impl Flash2 --causal \
+    python scripts/lab5.py --batch_size 32 --seq_len 1024 --num_heads 32 --emb_dim 2048 --impl Flash2 --causal \\
         --repeats 30 --output benchmark_result.json
 
 `--impl` is Pytorch (the backend naive), Flash2 (FlashAttention-2 of the flash-attn package), or any attention backend.

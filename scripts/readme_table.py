@@ -12,8 +12,10 @@ Output: the parts of README.md between the `headline`, the `attention` and the `
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -46,9 +48,9 @@ cleared and launches hidden; each pass is in [profiles/{PEERS}](profiles/{PEERS}
 """
 PARALLEL = f"""\
 A step of 2.7B on two H200s, bf16, sdpa_flash, batch 4 a rank and context {CONTEXT}, in medians, visited in turn:
-replicated and sharded in a run each, with the same step without communication (`alone`) in both. All variants and what
-they say are in [profiles/ddp_variants](profiles/ddp_variants/2.7B_why.md) and
-[profiles/fsdp_launches](profiles/{SHARDED}.md).
+replicated and sharded in a run each, with the same step without communication (`alone`) in both. All variants are in
+[profiles/ddp_variants](profiles/{REPLICATED}.md) (a second run, [with why](profiles/{REPLICATED}_why.md))
+and [profiles/fsdp_launches](profiles/{SHARDED}.md).
 """
 
 
@@ -120,7 +122,8 @@ def filled(readme: str) -> str:
     return readme
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(argv)
     file = ROOT / "README.md"
     try:
         file.write_text(filled(file.read_text(encoding="utf-8")), encoding="utf-8")

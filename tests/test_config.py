@@ -103,6 +103,7 @@ def test_grid_refuses_an_unknown_axis() -> None:
         (lambda: preset("small", num_heads=7), "768 is not divisible by num_heads 7: choose num_heads among 4, 6, 8"),
         (lambda: preset("small", num_layers=0), "num_layers is 0: it must be at least 1"),
         (lambda: preset("small", d_model=12, num_heads=12), "d_head 1 is odd"),
+        (lambda: RunConfig(model="tiny"), r"model is 'tiny': it must be a ModelConfig, as preset\('small'\) makes"),  # type: ignore[arg-type]
         (lambda: RunConfig(batch_size=-1), "batch_size is -1: it must be at least 1"),
         (lambda: RunConfig(warmup=-1), "neither may be negative"),
         (lambda: RunConfig(precision="bf61"), "unknown precision 'bf61': did you mean bf16"),  # type: ignore[arg-type]

@@ -111,6 +111,10 @@ def cells(args: Parallel) -> list[RunConfig]:
     """The clean cells, the baseline of each group first; then the same under each recorder."""
     from cs_systems.parallel import options_of
 
+    if stray := [name for name in args.strategy if "=" in _plain(name)]:
+        raise ConfigError(
+            f"{stray[0]!r} is no strategy: join its options by colons, ddp_bucketed:comm_dtype=bf16:max_ctas=16"
+        )
     if {*args.strategy} == {"single"} and args.world_size != Parallel.world_size:
         raise ConfigError("single trains on one rank: name a strategy beside it, or leave out --world-size")
     if args.tp_degree is not None and not any(map(_has_two_dimensions, args.strategy)):

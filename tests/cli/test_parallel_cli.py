@@ -179,6 +179,7 @@ def test_a_strategy_that_torch_sends_for_has_a_formula_and_no_count() -> None:
         ("tp --tp-degree 2", "--tp-degree is of fsdp+tp and ddp_*+tp: name one in --strategy; tp alone takes all"),
         ("fsdp+tp", "with another strategy tp needs tp_degree: how many neighbouring ranks divide a block"),
         ("fsdp --bucket-size-mb 1", "--bucket-size-mb is of strategies with buckets: name one in --strategy, as ddp_b"),
+        ("ddp_bucketed:comm_dtype=bf16,max_ctas=2", "'max_ctas=2' is no strategy: join its options by colons, ddp_buc"),
         ("ddp --bucket-size-mb 1", "unknown parallel strategy 'ddp'"),
     ],
 )

@@ -260,6 +260,13 @@ def test_the_readme_holds_what_the_committed_records_say() -> None:
     assert readme.filled(altered) == text
 
 
+def test_what_writes_the_readme_takes_no_words(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = importlib.import_module("readme_table")
+    with pytest.raises(SystemExit, match="2"):
+        readme.main(["--check"])
+    assert "unrecognized arguments: --check" in capsys.readouterr().err
+
+
 def test_c8_finishes_one_model_before_the_next(skeleton: Any) -> None:
     c8 = importlib.import_module("c8_fp32_against_bf16")
     clean_first = sorted(c8.full(), key=lambda config: config.profiler != "none")

@@ -42,6 +42,10 @@ def has_flash2() -> bool:
         return False
 
 
+def test_the_help_shows_the_command_on_two_lines(script: Any) -> None:
+    assert "--causal \\\n        --repeats 30" in script.__doc__
+
+
 def test_the_file_has_the_keys_and_the_convention(tmp_path: Path) -> None:
     output = tmp_path / "x.json"
     done = lab5(*SMALL, "--impl", "naive", "--device", "cpu", "--causal", "--output", output, cwd=tmp_path)
