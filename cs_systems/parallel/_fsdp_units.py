@@ -99,9 +99,11 @@ class Call:
 def divide(module: nn.Module, shard_types: tuple[type, ...]) -> dict[nn.Module, Places]:
     """Module of a unit → where there are the parameters that it gathers, the root unit (of `module`) first.
 
-    What is to be sharded are all parameters that a module of `shard_types` has, wherever else they are too.
+    What is to be sharded are all parameters that a module of `shard_types` has, wherever else they are too; but for
+    those without dimensions, of which there are no parts.
     """
-    sharded = {p for m in module.modules() if isinstance(m, shard_types) for p in m.parameters(recurse=False)}
+    theirs = (p for m in module.modules() if isinstance(m, shard_types) for p in m.parameters(recurse=False))
+    sharded = {p for p in theirs if p.ndim}
     unit_of = dict.fromkeys(module.modules(), module)
     for child in listed(module):
         for m in child.modules():

@@ -43,7 +43,7 @@ class Part:
     stop: int
     in_shard: int
     flat: FlatBucket
-    values: nn.Parameter  # (stop − start,), a view of the bucket
+    values: nn.Parameter  # (stop − start,), a view of the bucket; (), the whole of a parameter without dimensions
 
 
 class FlatBucket:
@@ -58,7 +58,8 @@ class FlatBucket:
         self.parts = []
         for p, at, (start, stop, in_shard) in zip(params, layout.starts, layout.held(rank), strict=True):
             p.data = self.values[at : at + p.numel()].view(p.shape)
-            part = _parts[p] = Part(start, stop, in_shard, self, nn.Parameter(p.data.view(-1)[start:stop]))
+            values = p.data.view(-1)[start:stop] if p.ndim or start == stop else p.data
+            part = _parts[p] = Part(start, stop, in_shard, self, nn.Parameter(values))
             self.parts.append(part)
 
     def lined_up(self, grads: list[Tensor]) -> Tensor:
@@ -85,7 +86,8 @@ class FlatShards(DataParallel):
         flat, shard = own.lined_up(grads), torch.empty_like(own.shard)
         for p, part in zip(self._buckets[index], own.parts, strict=True):
             p.grad = None
-            part.values.grad = shard[part.in_shard : part.in_shard + part.stop - part.start]
+            grad = shard[part.in_shard : part.in_shard + part.stop - part.start]
+            part.values.grad = grad if part.values.ndim else grad.view(())
         return average_shard(flat, shard), flat
 
     def _send(self, index: int) -> None:

@@ -353,7 +353,37 @@ def tensor_parallel(rank: int, world_size: int) -> dict[str, Any]:
     }
 
 
+class Gain(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.gain = nn.Parameter(torch.tensor(1.5))  # without dimensions
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gain * super().forward(x)
+
+
+def without_dimensions(rank: int, world_size: int) -> dict[str, Any]:
+    """Strategy → what two steps make of such a parameter beside others, all saved and loaded between them."""
+    found = {}
+    for name in ("ddp_flat+zero1", "zero1_flat", "fsdp") if world_size > 1 else ("single",):
+        torch.manual_seed(0)
+        strategy, saved = compose(name), dict[str, Any]()
+        model = strategy.wrap(nn.Sequential(Gain(), nn.Linear(1, 2)))
+        for _ in range(2):
+            optimizer = strategy.make_optimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+            for what, state in saved.items():
+                {"model": model, "optimizer": optimizer}[what].load_state_dict(state)
+            model.zero_grad()
+            model(torch.ones(1, 3)).square().sum().backward()
+            strategy.finish_gradients(model)
+            optimizer.step()
+            saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        found[name] = {key.removeprefix("module."): x.clone() for key, x in saved["model"].items()}
+    return found
+
+
 SCENARIOS = [
+    without_dimensions,
     mismatches,
     misuses,
     learned_order,

@@ -11,6 +11,7 @@ import torch
 from cs_systems.formulas.parallel_cost import Payload
 from cs_systems.parallel import compose
 from tests.parallel.ranks import cases, composed, scaled, strategies
+from tests.parallel.scenarios import without_dimensions
 from tests.parallel.training import (
     CONFIG,
     OPTIMIZER,
@@ -223,6 +224,14 @@ def test_what_was_wrapped_is_freed_with_its_memory(worlds: Any, world_size: int)
     """Hooks that knew the wrapper kept parameters and gradients for ever: the garbage collector does not see through
     a tensor's hooks."""
     assert worlds(world_size).of("kept_alive") == [[]] * world_size
+
+
+@every_world
+def test_a_parameter_without_dimensions_is_trained_and_loaded_as_any(worlds: Any, world_size: int) -> None:
+    alone = without_dimensions(0, 1)["single"]
+    for rank in worlds(world_size).of("without_dimensions"):
+        for name, got in rank.items():
+            same(got, alone, name, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
