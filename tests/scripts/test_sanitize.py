@@ -15,14 +15,16 @@ PLANTED = "*planted?outside*|*planted?race*|*handed_by_one*"
 FINDS = 'case "$*" in {pattern}) echo "========= ERROR SUMMARY: 1 error"; exit 99;; *) ' + CLEAN + ";; esac"
 
 
-def sanitize(folder: Path, sanitizer: str | None, alone: str = "exit 0") -> subprocess.CompletedProcess[str]:
+def sanitize(
+    folder: Path, sanitizer: str | None, alone: str = "exit 0", backend: str = "flash_triton"
+) -> subprocess.CompletedProcess[str]:
     """The script with programs that answer so: compute-sanitizer, nvcc, and the fuzzer without a tool."""
     programs = {"nvcc": "exit 0", "python3": alone} | ({"compute-sanitizer": sanitizer} if sanitizer else {})
     for name, text in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
     path = f"{folder}:/usr/bin:/bin"
-    command = ["bash", str(SCRIPT), str(folder / "out"), "flash_triton"]
+    command = ["bash", str(SCRIPT), str(folder / "out"), backend]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PATH": path})
 
 
@@ -57,3 +59,30 @@ def test_calls_that_fail_without_a_tool_are_shown_and_not_checked(tmp_path: Path
     assert done.returncode == 1
     assert "case 3 failed" in done.stdout
     assert "flash_triton_memcheck" not in done.stdout
+
+
+GLUON = ROOT / "cs_systems" / "kernels" / "flash_gluon_forward.py"
+
+
+def hazards(*lines: int) -> str:
+    """What racecheck prints of accesses at these lines of the kernel's file."""
+    access = "echo '=========     and Write access at flash_forward_kernel+0xe140 in {}:{} [6 hazards]'; "
+    return "".join(access.format(GLUON.name, line) for line in lines) + "exit 99"
+
+
+@pytest.mark.parametrize("warps_are_reported", [True, False])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_how_triton_tells_warps_their_part_is_no_race_and_all_else_is(
+    tmp_path: Path, elsewhere: bool, warps_are_reported: bool
+) -> None:
+    text = GLUON.read_text().splitlines()
+    kernel = next(i for i, line in enumerate(text, 1) if line.startswith("def flash_forward_kernel"))
+    specialize = next(i for i, line in enumerate(text, 1) if "gl.warp_specialize(" in line)
+    store = next(i for i, line in enumerate(text, 1) if "out.store(" in line)
+    found = hazards(kernel, specialize, specialize - 1, *[store] * elsewhere)
+    warps = "*planted_warps.py*) " + (hazards(kernel) if warps_are_reported else CLEAN)
+    answers = f'case "$*" in {PLANTED}) exit 99;; {warps};; *racecheck*fuzz_attention*) {found};; *) {CLEAN};; esac'
+    done = sanitize(tmp_path, answers, backend="flash_gluon")
+    assert done.returncode == elsewhere, done.stdout + done.stderr
+    assert ("all of it where Triton tells warps their part" in done.stdout) is not elsewhere
+    assert ("racecheck follows how Triton tells warps their part now" in done.stdout) is not warps_are_reported
