@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 import cs_systems
-from cs_systems.cli import COMMANDS, main
-from cs_systems.record import read_records
+from cs_systems.cli import COMMANDS, _sweep, main
+from cs_systems.config import RunConfig
+from cs_systems.record import RunRecord, read_records
+from cs_systems.runner import Progress
 
 WITHOUT_TORCH = """
 import sys
@@ -94,6 +96,26 @@ def test_on_a_terminal_a_bar_tells_what_is_measured_and_the_time_left(tmp_path: 
     assert "1/2" in text
     assert " s left" in text
     assert "train-step" in text
+
+
+def test_names_are_shown_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """rich takes brackets for a style and a word between colons for a picture."""
+    named = RunConfig(workload="[red]/own.py:factory")
+    record = RunRecord("key", named.to_dict(), "error", reason="install cs-systems[flash-attn]")
+    with _sweep._Bar() as bar:
+        bar.tell(Progress(0, 2, named, record, "[red] is :skull: beside it"))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "[red]/own.py:factory: error: install cs-systems[flash-attn]" in said
+    assert "[red] is :skull: beside it" in said
+    (tmp_path / "[red]").mkdir()
+    (tmp_path / "[red]" / "own.py").write_text("nothing = 0\n")
+    monkeypatch.chdir(tmp_path)
+    assert main([*TINY, "--attention", "[red]/own.py:factory", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "[red]/own.py:factory ·" in said
+    assert "'[red]/own.py:factory'" in said
 
 
 def test_a_dry_run_lists_the_cells_with_their_memory_and_measures_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import terminal_width, writing
@@ -17,6 +17,9 @@ from cs_systems.config import RunConfig, describe
 from cs_systems.record import RunRecord, read_records, records_path
 from cs_systems.report.progress import outcome, progress_lines
 from cs_systems.runner import Progress, check, preflight, sweep
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EXIT_NOTHING = 3
 
@@ -98,7 +101,6 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
 
 def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> int:
     """This job's cells of a sweep, with what each should take of the device's memory and why some cannot run."""
-    from rich.console import Console
     from rich.table import Table
 
     from cs_systems.report.units import human
@@ -113,14 +115,13 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
         if predicted is not None and memory is not None and predicted > memory:
             note = f"does not fit {human(memory, 'bytes')}"
         table.add_row(describe(config), "–" if predicted is None else human(predicted, "bytes"), note)
-    Console().print(table)
+    _console().print(table)
     print("1 cell" if len(configs) == 1 else f"{len(configs)} cells")
     return 0
 
 
 def print_warmup(record: RunRecord, _folder: Path) -> None:
     """Every step of a run from the first, with the cause of the slow ones."""
-    from rich.console import Console
     from rich.table import Table
 
     from cs_systems.analysis.warmup import warmup_curve
@@ -134,8 +135,15 @@ def print_warmup(record: RunRecord, _folder: Path) -> None:
         mark = "*" if row["warmup"] else ""
         excess = human(row["excess_s"], "s") if row["cause"] else ""
         table.add_row(f"{row['step']}{mark}", human(row["wall_s"], "s"), excess, row["cause"] or "")
-    Console().print(table)
+    _console().print(table)
     print("* warm-up\n")
+
+
+def _console(stderr: bool = False) -> Console:
+    """It shows names and reasons as they are: rich takes `[flash-attn]` for a style and `:factory:` for a picture."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def _progress() -> _Lines | _Bar:
@@ -157,15 +165,14 @@ class _Bar(AbstractContextManager["_Bar"]):
     """A bar with the time left, redrawn between cells only: a refreshing thread would disturb what is measured."""
 
     def __init__(self) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
         self._bar = RichProgress(
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            console=Console(stderr=True),
+            TextColumn("{task.description}", markup=False),
+            console=_console(stderr=True),
             auto_refresh=False,
             transient=True,
         )
@@ -183,7 +190,7 @@ class _Bar(AbstractContextManager["_Bar"]):
         if progress.record:
             self._measured += 1
             cell = describe(progress.record.run_config)
-            self._bar.console.print(f"{cell}: {outcome(progress.record)}", markup=False, highlight=False)
+            self._bar.console.print(f"{cell}: {outcome(progress.record)}")
         now = describe(progress.config) if progress.config else ""
         text = " ".join(filter(None, [self._time_left(progress), now]))
         self._bar.update(self._task, completed=progress.done, total=progress.total, description=text, refresh=True)
