@@ -119,7 +119,7 @@ def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[
         numeric = any(isinstance(v, int | float | tuple) and not isinstance(v, bool) for v in column)
         label = unit.label if unit else ""
         numbers = tuple(_in_unit(v, spec.unit) for v in column)
-        made.append(Column(spec.name, _title(spec, shown), label, cells, numbers, numeric, _legend(spec, rows)))
+        made.append(Column(spec.name, _title(spec, shown), label, cells, numbers, numeric, legend(spec, rows)))
     return made
 
 
@@ -154,18 +154,19 @@ def _title(spec: Spec, shown_phases: list[str]) -> str:
     return f"{spec.phase} {title}" if spec.phase else title
 
 
-def _legend(spec: Spec, rows: pd.DataFrame) -> str:
+def legend(spec: Spec, rows: pd.DataFrame) -> str:
+    """What a column means, where its heading does not say it."""
     column = spec.column
-    legend = layout.LEGENDS.get(spec.name, layout.LEGENDS.get(column, ""))
+    said = layout.LEGENDS.get(spec.name, layout.LEGENDS.get(column, ""))
     if (rows["world_size"] > 1).any():
-        legend += layout.OF_RANKS.get(column, "")
+        said += layout.OF_RANKS.get(column, "")
     of = "link" if column == "link_share" else "ceiling"
     rate = "link_bytes_per_s" if column == "link_share" else "ceiling_flops_per_s"
     ceilings = rows[[rate, f"{of}_source"]].dropna().drop_duplicates()
     if column in ("mfu", "hfu", "link_share") and len(ceilings) == 1:
         peak, source = ceilings.iloc[0]
-        legend += f", {units.human(peak, rate)} ({source})"
-    return legend
+        said += f", {units.human(peak, rate)} ({source})"
+    return said
 
 
 def _in_unit(value: Any, unit: units.Unit | None) -> Any:

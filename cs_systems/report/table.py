@@ -272,16 +272,19 @@ def _pivoted(whole: pd.DataFrame, rows: pd.DataFrame, pivot: str, notes: Sequenc
     for key, head, number, status in zip(keys, heads, found, rows["status"], strict=True):
         places.setdefault((key, head), []).append(status if number is None else number)
     lines = [*dict.fromkeys(keys)]
+    meaning = cols.legend(value, rows)
     firsts = rows.loc[[keys.index(line) for line in lines]]
     made = cols.make([s.name for s in index], firsts, whole)
     for head in dict.fromkeys(heads):
         middle = [_middle(places.get((line, head), [])) for line in lines]
         cells = tuple(v if isinstance(v, str) else cols.text(v, unit) for v in middle)
         title = ", ".join(cols.text(v, None) for v in head)
-        made.append(Column(title, title, unit.label if unit else "", cells, tuple(middle), numeric=True))
+        label = unit.label if unit else ""
+        made.append(Column(title, title, label, cells, tuple(middle), numeric=True, legend=meaning))
     used = {s.column for s in (*index, *across)}
     constant = [c for c in varying(whole)[1] if c not in used]
     what = f"{value.phase or ', '.join(cols.phases_of(rows))} {layout.title(value.column)}"
+    what += " FLOP/s" if value.column.endswith("flops_per_s") else ""  # `model` alone, with the unit in a heading
     return Table(f"{what} of {_caption(rows, constant, [])}", tuple(made), tuple(notes), ("ok",) * len(lines))
 
 

@@ -145,6 +145,12 @@ def test_phases_leave_an_attention_table_before_its_rate(build: Build) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_pivot_says_what_its_value_means(train_records: list[RunRecord]) -> None:
+    said = render(train_records, "markdown", pivot="size,context_length:attention:model_tflops_per_s")
+    assert said.startswith("**step model FLOP/s of train_step on NVIDIA H200")
+    assert said.count("- model FLOP/s: credited by formula, causal halved\n") == 1
+
+
 def test_a_pivot_takes_the_median_of_repeats(build: Build) -> None:
     records = [build(train_config("small"), s, 1e12, 10**9, repeat=i) for i, s in enumerate((0.01, 0.9, 0.02))]
     (table,) = tables(records, pivot="size:attention:median_ms")
