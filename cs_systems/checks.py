@@ -34,10 +34,11 @@ def whole(config: Any, *names: str) -> None:
 
 
 def number(config: Any, name: str) -> None:
-    """Raise ConfigError for a field of `config` that is no finite number."""
+    """Make a field of `config` a float, for 25 and 25.0 are one value; ConfigError for what is no finite number."""
     value = getattr(config, name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ConfigError(f"{name} is {value!r}: it must be a number")
+    object.__setattr__(config, name, float(value))
 
 
 def counts(config: Any, *names: str) -> None:

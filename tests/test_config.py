@@ -70,6 +70,22 @@ def test_keys_tell_configs_apart(a: RunConfig, b: RunConfig) -> None:
     assert (a.key() == b.key()) == (a == b)
 
 
+@pytest.mark.parametrize(
+    ("whole", "same"),
+    [
+        (RunConfig(warmup_s=1), RunConfig(warmup_s=1.0)),
+        (
+            RunConfig(strategy="ddp_bucketed", bucket_size_mb=25),
+            RunConfig(strategy="ddp_bucketed", bucket_size_mb=25.0),
+        ),
+        (RunConfig(model=preset("tiny", rope_theta=500_000)), RunConfig(model=preset("tiny", rope_theta=5e5))),
+    ],
+)
+def test_a_number_written_without_a_point_has_the_same_key(whole: RunConfig, same: RunConfig) -> None:
+    assert whole == same
+    assert whole.key() == same.key()
+
+
 def test_a_key_is_stable() -> None:
     """A changed key would make every recorded sweep start over."""
     assert RunConfig().key() == "44136fa355b3678a"

@@ -115,7 +115,7 @@ def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
         ({"strategy": "zero1"}, "zero1 leaves the gradients of the ranks different: write ddp_bucketed\\+zero1"),
         ({"strategy": "ddp_flat", "bucket_size_mb": 2}, "ddp_flat has no option 'bucket_size_mb': it knows "),
         ({"world_size": 1, "bucket_size_mb": 2}, "single has no option 'bucket_size_mb'"),
-        ({"strategy": "ddp_flat", "bucket_size_mb": 0}, "bucket_size_mb is 0: it must be above 0"),
+        ({"strategy": "ddp_flat", "bucket_size_mb": 0}, "bucket_size_mb is 0.0: it must be above 0"),
         ({"world_size": 0, "strategy": "ddp_flat"}, "world_size is 0: it must be at least 1"),
         ({}, "single trains one process, world_size is 2: take a strategy such as ddp_bucketed"),
         (
