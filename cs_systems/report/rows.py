@@ -61,5 +61,5 @@ def _column(name: str, title: str | None, rows: Sequence[Row], scale: Sequence[o
     unit = units.best_unit(units.SCALES[suffix], numbers) if suffix and numbers else None
     cells = tuple(text(v, unit) for v in values)
     if title is None:
-        title = name.removesuffix(suffix or "").replace("_", " ")
+        title = name.removesuffix(suffix or "").replace("_", " ") + ("/s" if suffix == "_per_s" else "")
     return Column(name, title, unit.label if unit else "", cells, values, bool(numbers))

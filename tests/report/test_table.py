@@ -145,6 +145,11 @@ def test_phases_leave_an_attention_table_before_its_rate(build: Build) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_plain_rows_tell_a_rate_from_a_count() -> None:
+    said = render_rows([{"tokens": 512, "tokens_per_s": 17123.0, "sent_bytes_per_s": 2e9}], "markdown")
+    assert said.splitlines()[2] == "|   tokens |   tokens/s |   sent (GB/s) |"
+
+
 def test_a_pivot_says_what_its_value_means(train_records: list[RunRecord]) -> None:
     said = render(train_records, "markdown", pivot="size,context_length:attention:model_tflops_per_s")
     assert said.startswith("**step model FLOP/s of train_step on NVIDIA H200")
