@@ -60,6 +60,9 @@ BLOCKING = (
     "on a CPU communication inside forward, backward or optimizer counts as hidden, also where the phase waits for it"
 )
 
+DISTURBED = "over 100%: one rank alone was slower than one of several, as on a busy machine: measure it again, --fresh"
+MOST_EFFICIENT = 1.05  # above that it is no noise
+
 
 @dataclass(frozen=True)
 class Parallel:
@@ -200,11 +203,16 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
             ("stages", "what a rank holds after each stage of its first step", parallel.stages(own), STAGES),
         ]
         said += [
-            _table(rows, caption, NOTES[key] + _of_a_cpu(key, own), titles, format, width)
+            _table(rows, caption, NOTES[key] + _beyond_reason(rows) + _of_a_cpu(key, own), titles, format, width)
             for key, caption, rows, titles in tables
             if any(row[name] is not None for row in rows for name in titles if name not in ("strategy", "ranks"))
         ]
     return said
+
+
+def _beyond_reason(rows: Sequence[Row]) -> list[str]:
+    """N ranks do not do more than N times what one does alone."""
+    return [DISTURBED] if any((row.get("efficiency") or 0) > MOST_EFFICIENT for row in rows) else []
 
 
 def _of_a_cpu(key: str, records: Sequence[RunRecord]) -> list[str]:

@@ -79,6 +79,18 @@ def test_the_tables_fit_80_columns_and_name_what_they_hold(run: Any) -> None:
     assert max(map(len, said.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(("alone_s", "told"), [(0.1, False), (0.21, True)])
+def test_ranks_that_do_more_than_so_many_alone_are_told(records: list[RunRecord], alone_s: float, told: bool) -> None:
+    def taking(record: RunRecord, wall_s: float) -> RunRecord:
+        assert record.measurement is not None
+        samples = tuple(replace(sample, wall_s=wall_s) for sample in record.measurement.samples)
+        return replace(record, measurement=replace(record.measurement, samples=samples))
+
+    made = [taking(r, alone_s if r.config["world_size"] == 1 else 0.1) for r in records]
+    said = " ".join("".join(parallel_command.texts(made, "markdown", None)).split())
+    assert ("over 100%: one rank alone was slower than one of several" in said) is told
+
+
 def test_numbers_of_ranks_beside_a_long_name_fit_80_columns_as_well(records: list[RunRecord]) -> None:
     told: Any = {"strategy": "fsdp", "strategy_args": ("compute_dtype=bf16",), "bucket_size_mb": None}
 
