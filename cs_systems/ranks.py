@@ -171,7 +171,10 @@ class Ranks:
         for rank in self._ranks:
             rank.channel.settimeout(START_TIMEOUT_S)
             while not rank.hello:
-                said = rank.events()
+                try:
+                    said = rank.events()
+                except TimeoutError:
+                    raise WorkerTimeout(f"one did not say which it is within {START_TIMEOUT_S:g} s") from None
                 if rank.gone:
                     raise WorkerDied(f"one ended before it said which it is{self._log.last_words()}")
                 rank.hello = said[0] if said else {}

@@ -144,6 +144,26 @@ def test_ranks_that_end_before_they_say_who_they_are_cost_their_cell_only(monkey
     assert apart.reason == "2 ranks did not start: the launcher exited with status 1"
 
 
+COME_AND_HANG = (
+    "import socket, sys, time\n"
+    "ranks = [socket.socket(socket.AF_UNIX) for _ in range(2)]\n"
+    "[rank.connect(sys.argv[1]) for rank in ranks]\n"
+    "time.sleep(60)\n"
+)
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_ranks_that_never_say_who_they_are_cost_their_cell_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose driver does not answer when it is asked for its device."""
+    monkeypatch.setattr("cs_systems.ranks.START_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(
+        "cs_systems.ranks.launcher_command", lambda _, address, log: [sys.executable, "-c", COME_AND_HANG, address]
+    )
+    apart, alone = sweep([on_ranks("fine"), cell("fine")])
+    assert (apart.status, alone.status) == ("error", "ok")
+    assert apart.reason == "2 ranks did not start: one did not say which it is within 3 s"
+
+
 @pytest.mark.usefixtures("no_process_is_left")
 def test_a_timeout_says_where_each_rank_is() -> None:
     (record,) = sweep([on_ranks("rank_1_hangs")], timeout_s=4)
