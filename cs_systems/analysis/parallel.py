@@ -1,7 +1,10 @@
 """What strategies cost, from records alone: each cell on ranks beside the same on one rank, timed cleanly and recorded.
 
 Cells are of one group if they differ in strategy, bucket size and number of ranks alone. A group's baseline is `single`
-on one rank with the batch of a rank. A row is of a clean cell; what a profiler has seen of the same cell joins it.
+on one rank with the batch of a rank. A row is of a clean cell, of each repeat of it; what a profiler has seen of the
+same cell in the same repeat joins it, and so does the baseline of that repeat.
+
+Each row says its cell: {strategy, ranks, repeat}; repeat is None where nothing was repeated.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ def group_of(config: RunConfig) -> RunConfig:
 
 
 def groups(records: Sequence[RunRecord]) -> dict[RunConfig, list[RunRecord]]:
-    """In the order of the records; those of an earlier attempt are left out."""
-    found: dict[RunConfig, dict[RunConfig, RunRecord]] = {}
+    """In the order of the records, each repeat of a cell; those of an earlier attempt are left out."""
+    found: dict[RunConfig, dict[tuple[RunConfig, int], RunRecord]] = {}
     for record in records:
         config = record.run_config
-        found.setdefault(group_of(config), {})[config] = record
+        found.setdefault(group_of(config), {})[config, record.repeat] = record
     return {group: list(of.values()) for group, of in found.items()}
 
 
@@ -48,36 +51,44 @@ def clean(group: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def seen_by(profiler: str, record: RunRecord, group: Iterable[RunRecord]) -> RunRecord | None:
-    """The same cell under that profiler, if it went well."""
-    like = _cell(record.run_config)
+    """The same cell under that profiler in the same repeat, if it went well."""
+    like = _cell(record)
     profiled = (r for r in group if r.run_config.profiler == profiler and r.status == "ok")
-    return next((r for r in profiled if _cell(r.run_config) == like), None)
+    return next((r for r in profiled if _cell(r) == like), None)
 
 
-def _cell(config: RunConfig) -> tuple[Any, ...]:
-    return name(config), config.world_size
+def _cell(record: RunRecord) -> tuple[Any, ...]:
+    config = record.run_config
+    return name(config), config.world_size, record.repeat
 
 
-def baseline(group: Iterable[RunRecord]) -> RunRecord | None:
-    """`single` on one rank, measured cleanly."""
-    return next((r for r in clean(group) if r.run_config.world_size == 1 and not r.run_config.is_distributed), None)
+def _told(record: RunRecord, group: Iterable[RunRecord]) -> Row:
+    """Which cell of its group a row is of."""
+    several = len({r.repeat for r in group}) > 1
+    strategy, ranks, repeat = _cell(record)
+    return {"strategy": strategy, "ranks": ranks, "repeat": repeat if several else None}
+
+
+def baseline(group: Iterable[RunRecord], repeat: int = 0) -> RunRecord | None:
+    """`single` on one rank, measured cleanly in that repeat."""
+    alone = (r for r in clean(group) if r.run_config.world_size == 1 and not r.run_config.is_distributed)
+    return next((r for r in alone if r.repeat == repeat), None)
 
 
 def steps(group: Sequence[RunRecord]) -> list[Row]:
-    """{strategy, ranks, step_s, p10_s, p90_s, tokens_per_s, efficiency, note}: of all ranks together.
+    """{step_s, p10_s, p90_s, tokens_per_s, efficiency, note}: of all ranks together.
 
     tokens_per_s: of all ranks. efficiency: those over what as many baselines would do; None without a baseline.
     """
-    alone_s = _step_s(baseline(group))
     rows = []
     for record in clean(group):
         config, step_s = record.run_config, _step_s(record)
+        alone_s = _step_s(baseline(group, record.repeat))
         times = record.measurement.durations_s("step") if record.measurement else []
         tokens = config.batch_size * config.tokens_per_sequence * data_ranks(record.config)
         rows.append(
             {
-                "strategy": name(config),
-                "ranks": config.world_size,
+                **_told(record, group),
                 "step_s": step_s,
                 "p10_s": stats.quantile(times, 0.1) if times else None,
                 "p90_s": stats.quantile(times, 0.9) if times else None,
@@ -102,21 +113,20 @@ def _step_s(record: RunRecord | None) -> float | None:
 
 
 def communication(group: Sequence[RunRecord]) -> list[Row]:
-    """{strategy, ranks, by_difference_s, of_step, in_trace_s, hidden_s, hidden, transfer_s, waiting_s} of each cell on
-    ranks: what the baseline's step is shorter, and of the recording of the slowest rank what was exposed and hidden.
+    """{by_difference_s, of_step, in_trace_s, hidden_s, hidden, transfer_s, waiting_s} of each cell on ranks: what the
+    baseline's step is shorter, and of the recording of the slowest rank what was exposed and hidden.
 
     of_step: by_difference_s over the step. hidden: hidden_s over all communication. transfer_s, waiting_s: of
     all collectives, means of the recorded steps, the longest waiting of a rank.
     """
-    alone_s = _step_s(baseline(group))
     rows = []
     for record in on_ranks(group):
-        step_s, seen = _step_s(record), slowest(seen_by("overlap", record, group))
+        step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
+        seen = slowest(seen_by("overlap", record, group))
         exposed_s = step_s - alone_s if step_s and alone_s else None
         rows.append(
             {
-                "strategy": name(record.run_config),
-                "ranks": record.run_config.world_size,
+                **_told(record, group),
                 "by_difference_s": exposed_s,
                 "of_step": exposed_s / step_s if exposed_s is not None and step_s else None,
                 "in_trace_s": seen.get("exposed_s"),
@@ -139,23 +149,21 @@ def slowest(record: RunRecord | None) -> Row:
 
 
 def differences(group: Sequence[RunRecord]) -> list[Row]:
-    """{strategy, ranks, difference_s, exposed_s, slower_compute_s, waits_longer_s, recorder_s}: why a step on ranks is
-    longer than the baseline's, of those cells of which both were recorded as well."""
-    alone = baseline(group)
-    alone_s, alone_seen = _step_s(alone), slowest(seen_by("overlap", alone, group)) if alone else {}
+    """{difference_s, exposed_s, slower_compute_s, waits_longer_s, recorder_s}: why a step on ranks is longer than the
+    baseline's, of those cells of which both were recorded as well."""
     rows = []
     for record in on_ranks(group):
-        step_s, seen = _step_s(record), slowest(seen_by("overlap", record, group))
+        alone = baseline(group, record.repeat)
+        step_s, alone_s = _step_s(record), _step_s(alone)
+        seen, alone_seen = (slowest(r and seen_by("overlap", r, group)) for r in (record, alone))
         if step_s and alone_s and seen and alone_seen:
-            config = record.run_config
-            why = reconcile(seen, alone_seen, step_s, alone_s)
-            rows.append({"strategy": name(config), "ranks": config.world_size, **why})
+            rows.append({**_told(record, group), **reconcile(seen, alone_seen, step_s, alone_s)})
     return rows
 
 
 def volumes(group: Sequence[RunRecord]) -> list[Row]:
-    """{strategy, ranks, collectives, sent_bytes, formula_sent_bytes, peak_allocated_bytes, predicted_peak_bytes}: of a
-    step, of a rank; of memory, of the rank that holds most."""
+    """{collectives, sent_bytes, formula_sent_bytes, peak_allocated_bytes, predicted_peak_bytes}: of a step, of a rank;
+    of memory, of the rank that holds most."""
     rows = []
     for record in clean(group):
         sent = next(iter(record.results.get("sent", ())), {})
@@ -163,8 +171,7 @@ def volumes(group: Sequence[RunRecord]) -> list[Row]:
         peaks = [_peak_bytes(r) for r in (record, seen_by("rank_memory", record, group))]
         rows.append(
             {
-                "strategy": name(record.run_config),
-                "ranks": record.run_config.world_size,
+                **_told(record, group),
                 **{k: sent.get(k) for k in ("collectives", "sent_bytes", "formula_sent_bytes")},
                 "peak_allocated_bytes": next((peak for peak in peaks if peak is not None), None),
                 "predicted_peak_bytes": memory.get("predicted_peak_bytes"),
@@ -178,8 +185,8 @@ def _peak_bytes(record: RunRecord | None) -> int | None:
 
 
 def stages(group: Sequence[RunRecord]) -> list[Row]:
-    """{strategy, ranks, component, built_bytes, forward_bytes, backward_bytes, optimizer_bytes, off}: after each stage
-    of the first step, of the rank that holds most. off: the farthest from the formula, over the formula's most."""
+    """{component, built_bytes, forward_bytes, backward_bytes, optimizer_bytes, off}: after each stage of the first
+    step, of the rank that holds most. off: the farthest from the formula, over the formula's most."""
     rows = []
     for record in group:
         found = [row for row in record.results.get("rank_memory", ()) if row["step"] <= 1]
@@ -188,9 +195,9 @@ def stages(group: Sequence[RunRecord]) -> list[Row]:
                 [_most(found, component, stage, key) for stage in STAGES] for key in ("bytes", "expected_bytes")
             )
             if any(size is not None for size in measured):
-                cell = {"strategy": name(record.run_config), "ranks": record.run_config.world_size}
                 sizes = {f"{stage}_bytes": size for stage, size in zip(STAGES, measured, strict=True)}
-                rows.append({**cell, "component": component.replace("_", " "), **sizes, "off": _off(measured, formula)})
+                cell = {**_told(record, group), "component": component.replace("_", " ")}
+                rows.append({**cell, **sizes, "off": _off(measured, formula)})
     return rows
 
 

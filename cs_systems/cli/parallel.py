@@ -20,19 +20,18 @@ from cs_systems.record import Row, RunRecord
 
 WITH = ("overlap", "rank_memory")
 DDP = ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "torch_ddp")
-STEPS = {"strategy": "strategy", "ranks": "ranks", "step_s": "step", "p10_s": "p10", "p90_s": "p90",
-         "tokens_per_s": "tokens/s", "efficiency": "efficiency", "note": "note"}  # fmt: skip
-COMMUNICATION = {"strategy": "strategy", "ranks": "ranks", "by_difference_s": "longer", "of_step": "of step",
-                 "in_trace_s": "exposed", "hidden_s": "hidden", "hidden": "hidden %"}  # fmt: skip
-SKEW = {"strategy": "strategy", "ranks": "ranks", "transfer_s": "transfer", "waiting_s": "waiting"}
-DIFFERENCES = {"strategy": "strategy", "ranks": "ranks", "difference_s": "longer", "exposed_s": "exposed",
-               "slower_compute_s": "compute", "waits_longer_s": "idle", "recorder_s": "recorder"}  # fmt: skip
-VOLUMES = {"strategy": "strategy", "ranks": "ranks", "collectives": "calls", "sent_bytes": "sent",
-           "formula_sent_bytes": "formula", "peak_allocated_bytes": "peak",
-           "predicted_peak_bytes": "predicted"}  # fmt: skip
-STAGES = {"strategy": "strategy", "ranks": "ranks", "component": "component", "built_bytes": "built",
-          "forward_bytes": "forward", "backward_bytes": "backward", "optimizer_bytes": "optimizer",
-          "off": "off"}  # fmt: skip
+CELL = {"strategy": "strategy", "ranks": "ranks", "repeat": "repeat"}
+STEPS = CELL | {"step_s": "step", "p10_s": "p10", "p90_s": "p90", "tokens_per_s": "tokens/s",
+                "efficiency": "efficiency", "note": "note"}  # fmt: skip
+COMMUNICATION = CELL | {"by_difference_s": "longer", "of_step": "of step", "in_trace_s": "exposed",
+                        "hidden_s": "hidden", "hidden": "hidden %"}  # fmt: skip
+SKEW = CELL | {"transfer_s": "transfer", "waiting_s": "waiting"}
+DIFFERENCES = CELL | {"difference_s": "longer", "exposed_s": "exposed", "slower_compute_s": "compute",
+                      "waits_longer_s": "idle", "recorder_s": "recorder"}  # fmt: skip
+VOLUMES = CELL | {"collectives": "calls", "sent_bytes": "sent", "formula_sent_bytes": "formula",
+                  "peak_allocated_bytes": "peak", "predicted_peak_bytes": "predicted"}  # fmt: skip
+STAGES = CELL | {"component": "component", "built_bytes": "built", "forward_bytes": "forward",
+                 "backward_bytes": "backward", "optimizer_bytes": "optimizer", "off": "off"}  # fmt: skip
 SPREAD = ("p10_s", "p90_s")  # leaves where a terminal has no room; cs-systems report has it too
 PERCENT = ("efficiency", "of_step", "hidden", "off")
 NOTES = {
@@ -105,7 +104,7 @@ def run(args: Parallel) -> int:
     prove_writable(args.output, args.figure)
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
     deliver_tables(texts(records, args.format, terminal_width(args.output)), args.format, args.output)
-    recorded = [record for record in records if record.results.get("streams")]
+    recorded = [record for record in records if record.results.get("streams") and record.repeat == 0]
     told_beside(args.format, folder, "streams", args.figure or folder / "streams.svg", recorded)
     return exit_status(asked_for(records, args.sweep.of_part(configs)))
 
@@ -205,7 +204,7 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
         said += [
             _table(rows, caption, NOTES[key] + _beyond_reason(rows) + _of_a_cpu(key, own), titles, format, width)
             for key, caption, rows, titles in tables
-            if any(row[name] is not None for row in rows for name in titles if name not in ("strategy", "ranks"))
+            if any(row[name] is not None for row in rows for name in titles if name not in CELL)
         ]
     return said
 

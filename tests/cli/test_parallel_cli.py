@@ -91,6 +91,28 @@ def test_ranks_that_do_more_than_so_many_alone_are_told(records: list[RunRecord]
     assert ("over 100%: one rank alone was slower than one of several" in said) is told
 
 
+def test_each_repeat_has_its_rows_beside_the_baseline_of_its_own_process(records: list[RunRecord]) -> None:
+    def slower(record: RunRecord) -> RunRecord:
+        """The same, measured again: every step takes twice as long."""
+        measured = record.measurement
+        assert measured is not None
+        samples = tuple(replace(sample, wall_s=2 * sample.wall_s) for sample in measured.samples)
+        return replace(record, repeat=1, measurement=replace(measured, samples=samples))
+
+    (group,) = parallel.groups([*records, *map(slower, records)]).values()
+    first, again = ([row for row in parallel.steps(group) if row["repeat"] == n] for n in (0, 1))
+    assert [row["strategy"] for row in again] == ["single", "zero1_flat 0.1 MB"]
+    assert [row["step_s"] for row in again] == [2 * row["step_s"] for row in first]
+    assert [row["efficiency"] for row in again] == [row["efficiency"] for row in first]
+    longer = [row["by_difference_s"] for row in parallel.communication(group)]
+    assert longer[1] == pytest.approx(2 * longer[0])
+    assert [row["repeat"] for row in parallel.differences(group)] == [0, 1]
+    said = re.sub(r"\x1b\[\d*m", "", "".join(parallel_command.texts(group, "terminal", 80)))
+    assert len(re.findall(r"^strategy +repeat ", said, re.MULTILINE)) == 6
+    assert max(map(len, said.splitlines())) <= 80
+    assert {row["repeat"] for row in parallel.steps(records)} == {None}  # nothing was repeated
+
+
 def test_numbers_of_ranks_beside_a_long_name_fit_80_columns_as_well(records: list[RunRecord]) -> None:
     told: Any = {"strategy": "fsdp", "strategy_args": ("compute_dtype=bf16",), "bucket_size_mb": None}
 
