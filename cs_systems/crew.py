@@ -105,10 +105,11 @@ class Crew:
         """Record the cell in which the last job was killed."""
         if not self._marker.exists():
             return
-        key, repeat = self._marker.read_text().split()
-        if config := next((c for c in configs if c.key() == key), None):
-            reason = "the job was killed while it measured this cell"
-            append_record(self._marker.parent, self._record(config, int(repeat), "killed", reason))
+        told = self._marker.read_text().split()
+        for config in configs if len(told) == 2 else ():  # else it was killed before it had begun to measure
+            if config.key() == told[0]:
+                reason = "the job was killed while it measured this cell"
+                append_record(self._marker.parent, self._record(config, int(told[1]), "killed", reason))
         self._unmark()
 
     def _kind_of(self, config: RunConfig) -> Kind | None:

@@ -28,6 +28,12 @@ def test_the_same_cell_twice_is_measured_once(tmp_path: Path) -> None:
     assert len(list(sweep([cell("fine")] * 3, out=tmp_path))) == 1
 
 
+def test_a_job_that_was_killed_before_it_told_which_cell_it_measures_is_resumed(tmp_path: Path) -> None:
+    (tmp_path / ".running").touch()
+    assert [r.status for r in sweep([cell("fine")], out=tmp_path)] == ["ok"]
+    assert [file.name for file in tmp_path.iterdir() if file.name == ".running"] == []
+
+
 def test_last_words_are_the_cells_own(tmp_path: Path) -> None:
     raised, killed = sweep([cell("raises"), cell("exits")], out=tmp_path)
     assert raised.status == "error"
