@@ -234,7 +234,7 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
             complaints.append(f"{file}:{number} is torn (the run was cut while writing it): skipped")
         except ConfigError as error:
             raise ConfigError(f"{file}:{number}: {error}") from error
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
+        except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"{file}:{number} is no record as this version writes it ({error}): read it with the cs-systems that "
                 "wrote it, or take the line out"

@@ -7,6 +7,7 @@ missing.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import random
 import sys
@@ -202,5 +203,12 @@ def prepare_folder(out: str | Path, *, fresh: bool) -> Path:
         raise OSError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
     if fresh and file.exists():
         with _only_writer(folder):
-            file.rename(file.with_name(f"records-until-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"))
+            file.rename(_aside(file))
     return folder
+
+
+def _aside(file: Path) -> Path:
+    """What no file is called yet: --fresh may be given twice within a second."""
+    until = f"records-until-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain([until], (f"{until}-{number}" for number in itertools.count(2)))
+    return next(path for name in names if not (path := file.with_name(f"{name}.jsonl")).exists())

@@ -103,7 +103,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
         read_records(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["hello\n", "[1]\n", '{"a": 1}\n', '{"schema_version": 1}\n'])
+@pytest.mark.parametrize("text", ["hello\n", "[1]\n", '{"a": 1}\n', '{"schema_version": 1}\n', "[" * 100_000])
 def test_what_is_not_a_record_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text(text)

@@ -20,7 +20,7 @@ from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, RunConfig
 from cs_systems.crew import same_device
 from cs_systems.record import RunRecord, append_record, read_records
-from cs_systems.runner import Progress, preflight, sweep
+from cs_systems.runner import Progress, preflight, prepare_folder, sweep
 
 WORKLOADS = Path(__file__).parent / "workloads_that_die.py"
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)
@@ -274,6 +274,13 @@ def test_fresh_starts_over_and_keeps_the_old_records_aside(tmp_path: Path, measu
     assert len(read_records(tmp_path)[0]) == 1
     (aside,) = tmp_path.glob("records-until-*.jsonl")
     assert read_records(aside)[0] == [measured]
+
+
+def test_what_was_put_aside_within_the_same_second_is_kept(tmp_path: Path) -> None:
+    for text in ("first", "second", "third"):
+        (prepare_folder(tmp_path, fresh=False) / "records.jsonl").write_text(text)
+        prepare_folder(tmp_path, fresh=True)
+    assert {file.read_text() for file in tmp_path.glob("records-until-*.jsonl")} == {"first", "second", "third"}
 
 
 def test_a_device_that_disappears_is_an_error_that_says_what_to_do() -> None:
