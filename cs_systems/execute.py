@@ -106,6 +106,7 @@ class _Cell:
     setup_s: float = 0.0
     peaks: list[tuple[int | None, int | None]] = field(default_factory=list)
     held_bytes: int = 0  # of the device's memory, between its visits
+    others_bytes: int = 0  # what other cells hold while this one is visited
     before: Environment | None = None
 
 
@@ -173,7 +174,8 @@ def _visit(cell: _Cell, round: int, out: Path | None, shared: bool) -> None:
     allocator's cache is nobody knows. cuBLAS's workspaces count for the cell that made cuBLAS take them."""
     config = cell.config
     device = devices.resolve(config.device)
-    others_bytes = device.allocated_bytes() - cell.held_bytes if shared else 0
+    cell.others_bytes = device.allocated_bytes() - cell.held_bytes if shared else 0
+    device.reset_peaks()  # of the cell before: should building fail, the peak is of that
     devices.set_float32_matmul(config.precision)
     device.limit_memory(config.memory_limit_bytes)
     warmup, warmup_s = config.warmup, config.warmup_s
@@ -196,12 +198,15 @@ def _visit(cell: _Cell, round: int, out: Path | None, shared: bool) -> None:
             cell.workload, device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes,
             region=region,
         )  # fmt: skip
-    peak_bytes = device.peak_allocated_bytes()
+    cell.peaks.append((_own_peak_bytes(cell, device), None if shared else device.peak_reserved_bytes()))
     if shared:
-        cell.peaks.append((None if peak_bytes is None else peak_bytes - others_bytes, None))
-        cell.held_bytes = device.allocated_bytes() - others_bytes
-    else:
-        cell.peaks.append((peak_bytes, device.peak_reserved_bytes()))
+        cell.held_bytes = device.allocated_bytes() - cell.others_bytes
+
+
+def _own_peak_bytes(cell: _Cell, device: Device) -> int | None:
+    """Since the peaks were reset in its last visit."""
+    peak_bytes = device.peak_allocated_bytes()
+    return None if peak_bytes is None else peak_bytes - cell.others_bytes
 
 
 def _region(
@@ -312,7 +317,7 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
     surroundings = cell.before or environment(device)
     memory = {
         "predicted_peak_bytes": cell.predicted_peak_bytes,
-        "peak_allocated_bytes": device.peak_allocated_bytes(),
+        "peak_allocated_bytes": _own_peak_bytes(cell, device),
         "memory_limit_bytes": cell.config.memory_limit_bytes,
         "failed_allocation_bytes": devices.failed_allocation_bytes(error),
     }

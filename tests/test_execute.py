@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import cs_systems
 from cs_systems.config import PRESETS, Mode, Precision, RunConfig
@@ -109,9 +110,20 @@ class Counter:
         self.most = max(self.most, self.now)
 
 
-def test_what_others_hold_between_visits_is_no_part_of_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
+    """The memory of the device on which cells are measured now."""
     counter = Counter()
+    monkeypatch.setattr(Device, "allocated_bytes", lambda device: counter.now)
+    monkeypatch.setattr(Device, "peak_allocated_bytes", lambda device: counter.most)
+    monkeypatch.setattr(Device, "reset_peaks", lambda device: setattr(counter, "most", counter.now))
+    monkeypatch.setattr("cs_systems.execute.preflight", lambda config, device: 0)
+    return counter
 
+
+def test_what_others_hold_between_visits_is_no_part_of_a_peak(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Holder:
         """Keeps `kept` bytes from when it is built on, and takes `taken` more within a step."""
 
@@ -124,10 +136,6 @@ def test_what_others_hold_between_visits_is_no_part_of_a_peak(monkeypatch: pytes
             counter.add(-self.taken)
 
     sizes = {1: (100, 7), 2: (1000, 70), 3: (10, 700)}  # by seed
-    monkeypatch.setattr(Device, "allocated_bytes", lambda device: counter.now)
-    monkeypatch.setattr(Device, "peak_allocated_bytes", lambda device: counter.most)
-    monkeypatch.setattr(Device, "reset_peaks", lambda device: setattr(counter, "most", counter.now))
-    monkeypatch.setattr("cs_systems.execute.preflight", lambda config, device: 0)
     monkeypatch.setattr(
         "cs_systems.execute.build", lambda config, device: CallableWorkload(Holder(*sizes[config.seed]).step)
     )
@@ -135,6 +143,36 @@ def test_what_others_hold_between_visits_is_no_part_of_a_peak(monkeypatch: pytes
     measured = [record.measurement for record in records if record.measurement]
     assert [m.peak_allocated_bytes for m in measured] == [107, 1070, 710]
     assert {m.peak_reserved_bytes for m in measured} == {None}, "nobody knows whose the allocator's cache is"
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("fails_in", ["build", "step"])
+def test_the_peak_of_a_cell_that_runs_out_of_memory_is_its_own(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch, fails_in: str, rounds: int
+) -> None:
+    """The cell before it took more: 100 bytes that it keeps between its visits, and 900 more within a step."""
+
+    def takes_and_gives_back() -> None:
+        counter.add(900)
+        counter.add(-900)
+
+    def runs_out() -> None:
+        counter.add(40)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def build(config: RunConfig, device: Device) -> CallableWorkload:
+        if config.seed == 0:
+            counter.add(100)
+            return CallableWorkload(takes_and_gives_back)
+        if fails_in == "build":
+            runs_out()
+        return CallableWorkload(runs_out)
+
+    monkeypatch.setattr("cs_systems.execute.build", build)
+    configs = [replace(TINY, seed=seed, steps=2, rounds=rounds) for seed in (0, 1)]
+    records, _ = together(*configs)
+    failed = next(record for record in records if record.status == "oom")
+    assert failed.results["memory"][0]["peak_allocated_bytes"] == 40
 
 
 @pytest.mark.gpu
