@@ -79,6 +79,23 @@ def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) 
                 )
 
 
+def refuse_assigning(module: nn.Module) -> None:
+    """Have load_state_dict(assign=True) raise RuntimeError, of the module and of each inside of it: what sends and
+    shards knows the parameters that are there, and would leave others as they are on each rank."""
+    for m in module.modules():
+        m.register_load_state_dict_pre_hook(_refuse_assigned)
+
+
+def _refuse_assigned(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *_: Any
+) -> None:
+    if local_metadata.get("assign_to_params_buffers"):
+        raise RuntimeError(
+            "load_state_dict(assign=True) would put other parameters in the place of those that were wrapped: load "
+            "without assign, or before the model is wrapped"
+        )
+
+
 @torch.no_grad()
 def broadcast_from_rank_0(module: nn.Module, group: ProcessGroup | None = None) -> None:
     """Every rank starts with the parameters and buffers of rank 0."""
@@ -115,6 +132,7 @@ class DataParallel(nn.Module):
         super().__init__()
         check_same_parameters(module, group)
         broadcast_from_rank_0(module, group)
+        refuse_assigning(module)
         self._group = group
         self.module = module
         self._params = [p for p in module.parameters() if p.requires_grad]

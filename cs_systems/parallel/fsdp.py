@@ -28,7 +28,7 @@ from cs_systems import model
 from cs_systems.formulas.parallel_cost import fully_sharded_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import Averaging, dtype_of, maximum
-from cs_systems.parallel._data_parallel import broadcast_from_rank_0, by_size, check_same_parameters
+from cs_systems.parallel._data_parallel import broadcast_from_rank_0, by_size, check_same_parameters, refuse_assigning
 from cs_systems.parallel._fsdp_flat import Reduction
 from cs_systems.parallel._fsdp_norms import cast, take_any_dtype
 from cs_systems.parallel._fsdp_state import gather_into, make_optimizer, take_parts, whole_parameters
@@ -67,6 +67,7 @@ class FullyShardedDataParallel(nn.Module):
         super().__init__()
         check_same_parameters(module, group)
         broadcast_from_rank_0(module, group)
+        refuse_assigning(module)
         self.module = module
         self._dtype, self._group = compute_dtype, group
         device = next((p.device for p in module.parameters()), torch.device("cpu"))

@@ -34,7 +34,7 @@ from cs_systems.formulas.parallel_cost import tensor_parallel_bytes
 from cs_systems.model import Linear, SelfAttention, SwiGLU
 from cs_systems.parallel import ParallelStrategy, check_division, check_tp_degree
 from cs_systems.parallel._collectives import gather_shards, total
-from cs_systems.parallel._data_parallel import broadcast_from_rank_0, check_same_parameters
+from cs_systems.parallel._data_parallel import broadcast_from_rank_0, check_same_parameters, refuse_assigning
 from cs_systems.parallel._mesh import tensor_group
 
 BY_OUTPUT, BY_INPUT = 0, 1  # dimensions of a weight (out, in)
@@ -127,6 +127,7 @@ def wrap(model: nn.Module, tp_degree: int | None = None) -> nn.Module:
     _check_alone(model, blocks)
     check_division(heads, d_ff, degree)
     broadcast_from_rank_0(model)
+    refuse_assigning(model)
     group = tensor_group(degree)
     for block in blocks:
         _divide(block, group, degree)

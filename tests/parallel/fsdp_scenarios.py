@@ -16,7 +16,7 @@ from cs_systems.model import RMSNorm
 from cs_systems.parallel._collectives import counting
 from cs_systems.parallel._fsdp_flat import parts
 from cs_systems.parallel.fsdp import FullyShardedDataParallel, gather_full_params, wrap
-from tests.parallel.scenarios import message
+from tests.parallel.misuses import message
 
 D, VOCABULARY = 16, 40
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from cs_systems import plugins
 from cs_systems.parallel import ParallelStrategy, compose
 from tests.parallel.fsdp_scenarios import FSDP_SCENARIOS
+from tests.parallel.misuses import MISUSES
 from tests.parallel.scenarios import SCENARIOS, narrowed
 from tests.parallel.training import Case, train_rank, train_scaled
 
@@ -101,7 +102,7 @@ def run_rank(rank: int, world_size: int, folder: Path) -> None:
         for name, fused in product(scaled(), (False, True)):
             work = partial(train_scaled, composed(name), rank, world_size, fused)
             results[f"{name}-scaled{'-fused' * fused}"] = attempt(work)
-    for scenario in SCENARIOS if world_size < 2 * TP_DEGREE else []:
+    for scenario in [*SCENARIOS, *MISUSES] if world_size < 2 * TP_DEGREE else []:
         results[scenario.__name__] = attempt(lambda s=scenario: s(rank, world_size))
     _leave(results, rank, folder)
 

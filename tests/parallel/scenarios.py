@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,63 +17,8 @@ from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import compose
 from cs_systems.parallel._collectives import counting, total
 from cs_systems.parallel.zero1 import ShardedOptimizer
+from tests.parallel.misuses import message
 from tests.parallel.training import CONFIG
-
-
-def message(work: Callable[[], Any]) -> str:
-    """What the error says; nothing where there is none."""
-    try:
-        work()
-    except (ValueError, RuntimeError) as error:
-        return str(error)
-    return ""
-
-
-def mismatches(rank: int, world_size: int) -> dict[str, str]:
-    """What the last rank's other model is answered with, on this rank."""
-    last = rank == world_size - 1
-    models: dict[str, Callable[[], nn.Module]] = {
-        "shape": lambda: nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5 if last else 4)),
-        "count": lambda: nn.Sequential(nn.Linear(2, 2), *[nn.Linear(2, 2)] * (not last)),
-        "order": lambda: nn.ModuleDict({k: nn.Linear(2, 2) for k in ("ba" if last else "ab")}),
-        "dtype": lambda: nn.Linear(2, 2).to(torch.bfloat16 if last else torch.float32),
-        "frozen": lambda: nn.Linear(2, 2).requires_grad_(not last),
-    }
-    return {what: message(lambda build=build: compose("ddp_flat").wrap(build())) for what, build in models.items()}
-
-
-def misuses(rank: int, world_size: int) -> dict[str, str]:
-    """What is answered to calls that would train something else than was meant."""
-
-    def backward_twice() -> None:
-        model: Any = compose("ddp_overlap").wrap(nn.Linear(2, 2))
-        for _ in range(2):
-            model(torch.ones(1, 2)).sum().backward()
-
-    def unfreeze() -> None:
-        model: Any = compose("ddp_flat").wrap(nn.Linear(2, 2).requires_grad_(False))
-        model.module.weight.requires_grad_(True)
-        model.finish_gradient_synchronization()
-
-    def load_another() -> None:
-        params = [nn.Parameter(torch.ones(2)) for _ in range(3)]
-        state = torch.optim.SGD(params[:2], lr=0.1).state_dict()
-        ShardedOptimizer(params, torch.optim.SGD, lr=0.1).load_state_dict(state)
-
-    def step_unwrapped() -> None:
-        compose("zero1_flat").make_optimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
-
-    return {
-        "single": message(lambda: compose("single").wrap(nn.Linear(2, 2))),
-        "backward twice": message(backward_twice),
-        "unfrozen": message(unfreeze),
-        "another state": message(load_another),
-        "not wrapped": message(step_unwrapped),
-        "no bucket": message(lambda: compose("ddp_bucketed", bucket_size_mb=0).wrap(nn.Linear(2, 2))),
-        "no last bucket": message(lambda: compose("ddp_bucketed", last_bucket_mb=0).wrap(nn.Linear(2, 2))),
-        "no such dtype": message(lambda: compose("ddp_bucketed", comm_dtype="fp8").wrap(nn.Linear(2, 2))),
-        "not NCCL": message(lambda: compose("ddp_overlap", max_ctas=8).wrap(nn.Linear(2, 2))),
-    }
 
 
 class Backwards(nn.Module):
@@ -384,8 +328,6 @@ def without_dimensions(rank: int, world_size: int) -> dict[str, Any]:
 
 SCENARIOS = [
     without_dimensions,
-    mismatches,
-    misuses,
     learned_order,
     kept_alive,
     one_gradient_for_two,

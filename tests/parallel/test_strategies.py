@@ -10,6 +10,7 @@ import torch
 
 from cs_systems.formulas.parallel_cost import Payload
 from cs_systems.parallel import compose
+from tests.parallel.misuses import STRATEGIES
 from tests.parallel.ranks import cases, composed, scaled, strategies
 from tests.parallel.scenarios import without_dimensions
 from tests.parallel.training import (
@@ -203,6 +204,14 @@ def test_ranks_with_different_models_are_told(worlds: Any, world_size: int, what
 def test_misuse_is_told(worlds: Any, what: str, answer: str) -> None:
     for answers in worlds(2).of("misuses"):
         assert answers[what].startswith(answer)
+
+
+def test_parameters_that_would_be_put_in_the_place_of_wrapped_ones_are_refused(worlds: Any) -> None:
+    """They would train unaveraged, on each rank to something else."""
+    for answers in worlds(2).of("assigned"):
+        assert len(answers) == 2 * len(STRATEGIES)
+        for answer in answers.values():
+            assert answer.startswith("load_state_dict(assign=True) would put other parameters in the place of")
 
 
 def test_buckets_are_sent_in_the_order_in_which_backward_fills_them(worlds: Any) -> None:
