@@ -259,7 +259,8 @@ def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p
         of._wait_for_sender()  # what comes after the error may send too
         raise RuntimeError(
             "a second backward before finish_gradient_synchronization(): the gradients of the first are being "
-            "averaged; run every backward but the last under no_sync()"
+            "averaged; run every backward but the last under no_sync(); after one that failed on all ranks call that, "
+            "and zero_grad(), first"
         )
     if pending[index] == 0:
         of._ready.append(index)

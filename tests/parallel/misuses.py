@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cs_systems.config import PRESETS
 from cs_systems.model import BasicTransformerLM
@@ -84,4 +84,53 @@ def assigned(rank: int, world_size: int) -> dict[str, str]:
     return found
 
 
-MISUSES = [mismatches, misuses, assigned]
+class _OutOfLuck(torch.autograd.Function):
+    """Backward fails where the numbers are below zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.fails = bool((x < 0).any())
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        if ctx.fails:
+            raise RuntimeError("out of luck")
+        return gradient
+
+
+class Unlucky(nn.Module):
+    """Two layers of positive weights; backward fails between them where the input is negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        for p in self.parameters():
+            nn.init.ones_(p)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(_OutOfLuck.apply(self.first(x)))
+
+
+def after_a_failed_backward(rank: int, world_size: int) -> dict[str, tuple[list[str], list[Tensor], list[Tensor]]]:
+    """Name → what each backward says, the parameters after a step that follows them, and those without a failure."""
+    found = {}
+    for name in ("ddp_overlap", "ddp_bucketed", "zero1_flat"):
+        strategy, x = compose(name), torch.full((1, 2), rank + 1.0)
+        trained, said = [], []
+        for inputs in ([-x, x], []):
+            model: Any = strategy.wrap(Unlucky())
+            optimizer = strategy.make_optimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+            said += [message(lambda m=model, x=x: m(x).sum().backward()) for x in inputs]
+            if inputs:
+                model.finish_gradient_synchronization()
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            strategy.finish_gradients(model)
+            optimizer.step()
+            trained.append([p.detach().clone() for p in model.parameters()])
+        found[name] = (said, *trained)
+    return found
+
+
+MISUSES = [mismatches, misuses, assigned, after_a_failed_backward]

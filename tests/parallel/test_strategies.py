@@ -214,6 +214,14 @@ def test_parameters_that_would_be_put_in_the_place_of_wrapped_ones_are_refused(w
             assert answer.startswith("load_state_dict(assign=True) would put other parameters in the place of")
 
 
+def test_after_a_backward_that_failed_the_next_one_says_how_to_go_on(worlds: Any) -> None:
+    for found in worlds(2).of("after_a_failed_backward"):
+        for name, ((failed, following), trained, expected) in found.items():
+            assert failed == "out of luck"
+            assert following.endswith("after one that failed on all ranks call that, and zero_grad(), first")
+            same(trained, expected, name, rtol=0, atol=0)
+
+
 def test_buckets_are_sent_in_the_order_in_which_backward_fills_them(worlds: Any) -> None:
     """Layers that run in the reverse of their registration: the first step waits for the last, the second for none."""
     for first, second in worlds(2).of("learned_order"):
