@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cs_systems.config import ConfigError
 from cs_systems.parallel._data_parallel import DataParallel
 
 
@@ -28,6 +29,8 @@ class NarrowedDataParallel(DataParallel):
 
     def __init__(self, *arguments: Any, dtype: torch.dtype, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        if kind := next((p.dtype for p in self._params if p.is_complex()), None):
+            raise ConfigError(f"comm_dtype is of real gradients: it would drop the imaginary part of {kind} ones")
         self._dtype = dtype
         on_gpu = self._device().type == "cuda"
         self._streams = (torch.cuda.Stream(self._device()), torch.cuda.Stream(self._device())) if on_gpu else None

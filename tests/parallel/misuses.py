@@ -68,6 +68,9 @@ def misuses(rank: int, world_size: int) -> dict[str, str]:
         "no bucket": message(lambda: compose("ddp_bucketed", bucket_size_mb=0).wrap(nn.Linear(2, 2))),
         "no last bucket": message(lambda: compose("ddp_bucketed", last_bucket_mb=0).wrap(nn.Linear(2, 2))),
         "no such dtype": message(lambda: compose("ddp_bucketed", comm_dtype="fp8").wrap(nn.Linear(2, 2))),
+        "complex": message(
+            lambda: compose("ddp_bucketed", comm_dtype="bf16").wrap(nn.Linear(2, 2, dtype=torch.cfloat))
+        ),
         "not NCCL": message(lambda: compose("ddp_overlap", max_ctas=8).wrap(nn.Linear(2, 2))),
     }
 

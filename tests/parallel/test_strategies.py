@@ -198,6 +198,7 @@ def test_ranks_with_different_models_are_told(worlds: Any, world_size: int, what
         ("no bucket", "bucket_size_mb is 0: it must be a number above 0"),
         ("no last bucket", "last_bucket_mb is 0: it must be a number above 0"),
         ("no such dtype", "unknown comm_dtype 'fp8': did you mean fp16? known: bf16, fp16"),
+        ("complex", "comm_dtype is of real gradients: it would drop the imaginary part of torch.complex64 ones"),
         ("not NCCL", "max_ctas and high_priority are NCCL's: leave them out on a CPU"),
     ],
 )
