@@ -20,6 +20,7 @@ from typing import Any
 
 from _kernels import CLEAN, add_kernel_times, clean, drop_tables, possible
 
+from cs_systems.cli import until_reader_leaves
 from cs_systems.cli._sweep import print_cells
 from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, describe
 from cs_systems.formulas.cost import FULL_MATRIX, attention_cost, step_cost
@@ -272,6 +273,10 @@ def _missing(study: Study, records: Sequence[RunRecord]) -> Iterator[str]:
 
 def run(study: Study, argv: Sequence[str] | None = None) -> int:
     """The command line of one study; returns the exit status, as cs-systems' commands do."""
+    return until_reader_leaves(lambda: _answered(study, argv))
+
+
+def _answered(study: Study, argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -294,6 +299,8 @@ def run(study: Study, argv: Sequence[str] | None = None) -> int:
         out = args.out or study.folder(scale)
         measure(study, scale, out, fresh=args.fresh)
         return publish(study, out, args.format)
+    except BrokenPipeError:  # no failure of the study's
+        raise
     except (ConfigError, OSError, RuntimeError) as error:
         print(f"{study.name}: {error}", file=sys.stderr)
         return EXIT_MALFORMED
@@ -350,4 +357,4 @@ def main() -> int:
 if __name__ == "__main__":
     import _study  # the one that the studies import, not this script's second copy of it
 
-    raise SystemExit(_study.main())
+    raise SystemExit(until_reader_leaves(_study.main))

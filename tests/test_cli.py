@@ -141,6 +141,15 @@ def test_a_reader_that_has_seen_enough_is_no_error(words: str, reader: str, tmp_
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("words", ["_study.py", "c2_size_by_context.py --out {out} --measured {c2}"])
+def test_a_reader_that_has_seen_enough_of_the_studies_is_no_error(words: str, tmp_path: Path) -> None:
+    root = Path(cs_systems.__file__).parent.parent
+    script = words.format(out=tmp_path, c2=root / "profiles/c2_size_by_context")
+    done = piped(f"{sys.executable} {root}/scripts/{script} | true", tmp_path)
+    assert done.returncode == 0
+    assert [line for line in done.stderr.splitlines() if not line.startswith(f"{tmp_path}: ")] == []
+
+
 @pytest.mark.parametrize("words", ["--help", "time --help", "memory --size tiny --fits 8GiB"])
 def test_what_cannot_be_written_is_said_once(words: str, tmp_path: Path) -> None:
     done = piped(f"{{cs}} {words} > /dev/full", tmp_path)

@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
@@ -55,10 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     status = 0
     try:
         _use_what_streams_there_are()
-        status = _answered(words)
-        sys.stdout.flush()  # while a reader who has left, or a full disk, can still be told
-    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
-        _drop_output()
+        status = until_reader_leaves(lambda: _answered(words))
     except OSError as error:
         try:
             sys.stdout.flush()
@@ -69,6 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), EXIT_MALFORMED)
     except KeyboardInterrupt as interrupt:
         return _fail(str(interrupt) or "interrupted", EXIT_INTERRUPTED)
+    return status
+
+
+def until_reader_leaves(answer: Callable[[], int]) -> int:
+    """The exit status that it returns; 0 where the reader of our output (head, less) has seen enough before."""
+    try:
+        status = answer()
+        sys.stdout.flush()  # while a reader who has left, or a full disk, can still be told
+    except BrokenPipeError:
+        _drop_output()
+        return 0
     return status
 
 
