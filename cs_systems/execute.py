@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import sys
 import time
 import traceback
@@ -64,9 +63,9 @@ def _foreign_workload(made: Any, config: RunConfig, device: Device) -> Workload:
         raise ConfigError(f"{name} is of type {type(made).__name__}: name a factory (config, device) or a step")
     if isinstance(made, torch.nn.Module):
         raise ConfigError(f"{name} is a module alone: {WITH_INPUTS}")
-    if not isinstance(made, type) and _takes(made):
+    if not isinstance(made, type) and plugins.takes(made):
         return CallableWorkload(made, takes_config=False)
-    if not _takes(made, config, device):
+    if not plugins.takes(made, config, device):
         raise ConfigError(f"{name} takes other arguments: write a factory (config, device), or a step without")
     result = made(config, device)
     if isinstance(result, tuple) and len(result) in (2, 3):
@@ -79,19 +78,6 @@ def _foreign_workload(made: Any, config: RunConfig, device: Device) -> Workload:
             f"{name} returned an object of type {found}: return a Workload, a step to call, or (module, inputs)"
         )
     return result if hasattr(result, "step") else CallableWorkload(result)
-
-
-def _takes(function: Any, *arguments: Any) -> bool:
-    """Whether it can be called so. What does not tell its signature (C code) can, as far as anybody knows."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:
-        return True
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return False
-    return True
 
 
 @dataclass

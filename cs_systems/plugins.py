@@ -11,6 +11,7 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,19 @@ def provenance(name: str) -> dict[str, str] | None:
     path = _source_file(source)
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
     return {"name": name, "path": source, "sha256": digest}
+
+
+def takes(function: Any, *arguments: Any, **named: Any) -> bool:
+    """Whether it can be called so. What does not tell its signature (C code) can, as far as anybody knows."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError:
+        return False
+    return True
 
 
 def _source_file(source: str) -> Path | None:

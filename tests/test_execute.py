@@ -249,6 +249,15 @@ def test_somebody_elses_attention_and_step(tmp_path: Any) -> None:
     assert record.measurement.phase_names() == ("call",)
 
 
+@pytest.mark.parametrize("written", ["def attend(q, k, v, causal=False): return v", "attend = 7"])
+def test_an_attention_that_takes_other_arguments_is_told_which(tmp_path: Any, written: str) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(written)
+    record = run(replace(TINY, workload="attention", attention=f"{source}:attend", mode=Mode.FORWARD))
+    wanted = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
+    assert (record.status, record.reason) == ("error", f"ConfigError: {source}:attend takes other arguments: {wanted}")
+
+
 SOMEBODYS = """
 import functools
 def step(times=3, *, pause_s=0.0): return sum(range(times))

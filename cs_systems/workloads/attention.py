@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cs_systems import plugins
 from cs_systems.attention import AttentionCall
-from cs_systems.config import AttentionShape, Mode, Phase, Precision, RunConfig
+from cs_systems.config import AttentionShape, ConfigError, Mode, Phase, Precision, RunConfig
 from cs_systems.device import Device
 from cs_systems.formulas import cost
 from cs_systems.formulas.attention_memory import attention_memory
@@ -65,6 +65,8 @@ class Attention:
             raise Unavailable("nothing clears the cache of a CPU: use --l2 warm")
         call = attention_call(config, device)
         backend = check_backend(config, device, call)
+        if backend is None:
+            _check_signature(config.attention)
         return None if backend is None else _predicted_peak_bytes(config, device, backend.algorithm(call), packed)
 
     def prepare(self) -> None:
@@ -162,6 +164,13 @@ def _predicted_peak_bytes(config: RunConfig, device: Device, algorithm: Attentio
     only_forward = sum(prediction.moments["forward"].values())
     peak = only_forward if config.mode is Mode.FORWARD else prediction.peak_bytes
     return peak + (device.l2_clear_bytes() if config.l2 == "clear" else 0)
+
+
+def _check_signature(name: str) -> None:
+    """Raises ConfigError where somebody's function cannot be called as backends are."""
+    function = plugins.get("attention", name)
+    if not callable(function) or not plugins.takes(function, *"qkv", causal=False, scale=None, align="upper_left"):
+        raise ConfigError(f'{name} takes other arguments: (q, k, v, *, causal=False, scale=None, align="upper_left")')
 
 
 def _separate(config: RunConfig, device: Device) -> Problem:
