@@ -164,7 +164,9 @@ def comma_separated(tables: Sequence[Table], width: int | None, color: bool) -> 
         writer = csv.writer(out, lineterminator="\n")
         names, columns = [], []
         for c in table.columns:
-            ends = ["p10_s", "p90_s"] if c.name.endswith("range_s") else [c.name]
+            phase, dot, name = c.name.rpartition(".")
+            is_range = name.startswith("range_")  # backward.range_ms: backward.p10_ms and backward.p90_ms
+            ends = [phase + dot + name.replace("range", end, 1) for end in ("p10", "p90")] if is_range else [c.name]
             names += ends
             columns += [[v[i] if isinstance(v, tuple) else v for v in c.values] for i in range(len(ends))]
         writer.writerow(names)

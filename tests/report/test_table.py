@@ -239,6 +239,15 @@ def test_csv_columns_are_in_the_unit_of_their_name(train_records: list[RunRecord
     assert float(first["p10_s"]) <= float(first["median_s"]) <= float(first["p90_s"])
 
 
+def test_csv_ranges_keep_both_ends_in_their_unit_and_phase(train_records: list[RunRecord]) -> None:
+    text = render(train_records, "csv", columns=["size", "range_s", "range_ms", "backward.range_ms", "backward.p90_s"])
+    first = next(csv.DictReader(io.StringIO(text)))
+    ranges = ["p10_s", "p90_s", "p10_ms", "p90_ms", "backward.p10_ms", "backward.p90_ms"]
+    assert list(first) == ["size", *ranges, "backward.p90_s"]
+    assert float(first["p90_ms"]) == pytest.approx(1e3 * float(first["p90_s"]))
+    assert float(first["backward.p90_ms"]) == pytest.approx(1e3 * float(first["backward.p90_s"]))
+
+
 def test_a_changed_preset_stands_beside_the_one_it_was_made_from(build: Build) -> None:
     models = [preset("xl"), preset("large", num_layers=32), preset("large"), preset("small")]
     (table,) = tables([build(RunConfig(model=model), 0.1, 1e12, 10**9) for model in models], columns=["size"])
