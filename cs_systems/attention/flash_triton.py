@@ -135,7 +135,9 @@ def _as_4d(x: Tensor) -> Tensor:
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: cast them to one dtype, or call under autocast")
-    if k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.shape[:-3] != k.shape[:-3]:
+    # What leads three dimensions is the batch, heads stand behind more: a kernel would read past a smaller batch.
+    batch_q, batch_k = (x.shape[:-3] or x.shape[:-2] for x in (q, k))
+    if k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.ndim != k.ndim or batch_q != batch_k:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(f"q, k, v have shapes {shapes}: k and v must agree, and share q's batch and d_head")
     heads_q, heads_kv = _as_4d(q).shape[1], _as_4d(k).shape[1]

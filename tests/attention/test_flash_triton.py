@@ -131,6 +131,17 @@ def test_no_keys_and_no_queries(device: str) -> None:
 
 
 @DEVICES
+@pytest.mark.parametrize(
+    ("leading_q", "leading_k"),
+    [((4,), (2,)), ((1,), (2,)), ((), (2,)), ((2,), ()), ((2, 4), (2,)), ((2, 3, 1), (3, 2, 1))],
+)
+def test_a_batch_that_q_and_k_do_not_share_is_refused(leading_q, leading_k, device: str) -> None:
+    q, k = torch.randn(*leading_q, 5, 16, device=device), torch.randn(*leading_k, 5, 16, device=device)
+    with pytest.raises(ValueError, match="k and v must agree, and share q's batch"):
+        FlashAttentionTriton.apply(q, k, k)
+
+
+@DEVICES
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, as it traces
 def test_it_stays_in_one_graph_under_torch_compile(device: str) -> None:
     torch.manual_seed(0)
