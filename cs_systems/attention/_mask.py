@@ -11,10 +11,16 @@ import torch
 from torch import Tensor
 
 from cs_systems.attention import AttentionCall
+from cs_systems.checks import one_of
+from cs_systems.shapes import ALIGNMENTS
 
 
 def causal_offset(seq_q: int, seq_k: int, align: str) -> int:
-    """How many keys beyond its own index a causal query sees; negative: so many queries see none."""
+    """How many keys beyond its own index a causal query sees; negative: so many queries see none.
+
+    Raises ConfigError for an alignment that is neither: it would be taken for `upper_left`.
+    """
+    one_of("alignment", align, ALIGNMENTS)
     return seq_k - seq_q if align == "lower_right" else 0
 
 
@@ -26,7 +32,12 @@ def hidden_keys(seq_q: int, seq_k: int, align: str, device: torch.device) -> Ten
 
 
 def repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """k and v with as many heads as q, where groups of queries share one: (batch, heads_kv, …) → (batch, heads, …)."""
+    """k and v with as many heads as q, where groups of queries share one: (batch, heads_kv, …) → (batch, heads, …).
+
+    Raises ValueError where q's heads are no multiple: of 1 head and 2 of keys came an output without a head.
+    """
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads: use other numbers")
     group = q.shape[1] // k.shape[1]
     return (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
 

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from cs_systems.attention import TOLERANCE, AttentionBackend, AttentionCall
-from cs_systems.attention._mask import has_blind_queries, has_two_readings, hidden_keys
+from cs_systems.attention._mask import causal_offset, has_blind_queries, has_two_readings, hidden_keys
 from cs_systems.attention._refusals import no_cuda, wrong_dtype
 from cs_systems.formulas.cost import AttentionAlgorithm
 
@@ -60,7 +60,7 @@ def _attention(
     align: str = "upper_left",
 ) -> Tensor:
     seq_q, seq_k = q.shape[-2], k.shape[-2]
-    upper_left = causal and (align == "upper_left" or seq_q == seq_k)
+    upper_left = causal and causal_offset(seq_q, seq_k, align) == 0
     mask = None
     if causal and not upper_left:
         if kernel is SDPBackend.MATH or q.device.type == "cpu":

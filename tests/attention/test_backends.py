@@ -73,6 +73,21 @@ def test_the_two_readings_of_causal(align: str, weights: list[list[float]]) -> N
     assert torch.allclose(backend("naive")(q, k, v, causal=True, align=align)[0, 0], torch.tensor(weights))
 
 
+@pytest.mark.parametrize("name", ["naive", "flash_torch", "sdpa_math", "sdpa_flash", "flex"])
+def test_an_unknown_alignment_is_no_upper_left(name: str) -> None:
+    q, k, v, _ = Case(2, 3).inputs("cpu", "float32")
+    with torch.compiler.set_stance("force_eager"), pytest.raises(ValueError, match="did you mean lower_right"):
+        backend(name)(q, k, v, causal=True, align="lower-right")
+
+
+@pytest.mark.parametrize(("heads_q", "heads_kv"), [(1, 2), (3, 2)])
+@pytest.mark.parametrize("name", ["naive", "flash_torch"])
+def test_heads_that_do_not_group_are_refused(name: str, heads_q: int, heads_kv: int) -> None:
+    q, k, v, _ = Case(5, heads_q=heads_q, heads_kv=heads_kv).inputs("cpu", "float32")
+    with pytest.raises(ValueError, match=f"{heads_q} query heads are not a multiple of {heads_kv} key heads"):
+        backend(name)(q, k, v)
+
+
 @pytest.mark.parametrize("name", ["naive", "flash_torch"])
 def test_parts_are_annotated(name: str) -> None:
     ranges = Parts()
