@@ -3,7 +3,8 @@
 Method: case K of a seed is one call, the same each time: odd lengths and lengths around the edges of tiles, q shorter
     or longer than k, both alignments, grouped heads, strides, now and then more than 65,535 heads; fp16 and bf16; its
     output and gradients are held against `naive` in float64. Norms must agree within the backend's tolerance, and each
-    row (a query's or key's d_head numbers) within twice that: one wrong row among many is found.
+    row (a query's or key's d_head numbers) within twice that: one wrong row among many is found. To the tolerance of a
+    backend that `rounds_scores` comes the unit roundoff times the largest score.
     What a kernel is compiled for (dtype, d_head, mask, grouping, layout) is drawn from --kinds combinations, since
     each compiles anew; lengths and numbers of heads differ in every case.
 Output: each failing case with the command that runs it again; refused calls by reason; the largest errors. With
@@ -215,6 +216,14 @@ def errors(got: Tensor, reference: Tensor, terms: Tensor) -> tuple[float, float]
     return float(rows.norm()) / size, float((rows / terms.clamp(min=tenth)).max())
 
 
+def rounding_of_scores(inputs: Sequence[Tensor], case: Case) -> float:
+    """The share of itself by which a weight may move where scores are kept in the dtype."""
+    q, k = inputs[0].double(), inputs[1].double()
+    grouped = q.unflatten(1, (case.heads_kv, case.kind.group)).flatten(2, 3)  # query head h is of key head h // group
+    scale = abs(case.kind.scale or case.kind.d_head**-0.5)
+    return torch.finfo(inputs[0].dtype).eps / 2 * scale * float((grouped @ k.mT).abs().max())
+
+
 @dataclass
 class Tally:
     """What was found so far. largest: (dtype, result, whole or row) → (error, case).
@@ -276,12 +285,13 @@ class Fuzz:
         tally.served += 1
         found = {what: errors(g, *r) for what, g, r in zip(RESULTS, got, reference, strict=False)}
         dtype, bound = case.kind.dtype, backend.tolerance[case.kind.dtype]
+        bound += rounding_of_scores(inputs, case) if backend.rounds_scores else 0
         for what, both in found.items():
             for of, error in zip(("whole", "worst row"), both, strict=True):
                 tally.largest[dtype, what, of] = max(tally.largest.get((dtype, what, of), (0.0, 0)), (error, number))
         if bad := _beyond(found, bound):
             said = "; ".join(f"{what} {whole:.3g}, worst row {row:.3g}" for what, (whole, row) in bad.items())
-            yield f"relative error beyond {bound:g}, of a row {ROW_FACTOR * bound:g}: {said}"
+            yield f"relative error beyond {bound:.3g}, of a row {ROW_FACTOR * bound:.3g}: {said}"
         elif self.against and backward and not backends[self.against].unavailable(case.call(self.device.type)):
             try:
                 theirs = computed(backends[self.against], inputs, case, backward)

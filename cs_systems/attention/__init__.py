@@ -35,7 +35,8 @@ class AttentionCall:
 
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
-"""dtype name → largest relative error ‖out − ref‖ / ‖ref‖ against float64, for a backend that sums in float32."""
+"""dtype name → largest relative error ‖out − ref‖ / ‖ref‖ against float64, for a backend that sums in float32. One that
+`rounds_scores` too comes within it while scores are small."""
 
 
 def always_available(call: AttentionCall) -> str | None:
@@ -50,6 +51,9 @@ class AttentionBackend:
     unavailable: the reason and the remedy why a call cannot be served here, or None.
     tolerance: as TOLERANCE, of outputs and gradients; a dtype that it does not name is not taken.
     algorithm: what the implementation really computes and keeps for a call (for executed FLOPs and predicted memory).
+    rounds_scores: it keeps the scores in the dtype of q. A score s is then off by up to u |s|, u the dtype's unit
+        roundoff, and its weight by that share of itself: in bfloat16 (u = 2⁻⁸) by 6% at a score of 16, whatever the
+        sums do. A row that one weight makes is off by as much.
     describe: the implementation that runs, with its version, for the record ("flash-attn 2.8.3 (FlashAttention-2)").
     """
 
@@ -57,6 +61,7 @@ class AttentionBackend:
     unavailable: Callable[[AttentionCall], str | None] = always_available
     tolerance: Mapping[str, float] = field(default_factory=lambda: TOLERANCE)
     algorithm: Callable[[AttentionCall], AttentionAlgorithm] = lambda call: FULL_MATRIX
+    rounds_scores: bool = False
     describe: Callable[[], str | None] = lambda: None
 
     def __call__(

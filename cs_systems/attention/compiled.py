@@ -21,4 +21,5 @@ BACKEND = AttentionBackend(
     compile_each_shape(attention),
     unavailable=_unavailable,
     algorithm=lambda call: AttentionAlgorithm(score_matrices=(2, 1, 2), torch_matmul=True),
+    rounds_scores=True,
 )

@@ -54,6 +54,15 @@ def test_a_backend_that_is_right_passes(fuzz: Any, capsys: Any) -> None:
         assert f"error over naive's, bfloat16 {result}: " in said
 
 
+def test_where_scores_are_rounded_their_size_is_in_the_bound(fuzz: Any, tmp_path: Path, capsys: Any) -> None:
+    """Case 42 has bf16 scores of up to 15.5, and naive rounds them, which moves weights by up to 6%."""
+    drawn = ["--device", "cpu", "--scores", "16384", "--case", "42"]
+    assert fuzz.main(["naive", *drawn]) == 0
+    off = planted(tmp_path, after="out = out * 1.05")
+    assert fuzz.main([off, *drawn]) == 1
+    assert "beyond 0.02, of a row 0.04: out 0.05" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("error", "found"),
     [
