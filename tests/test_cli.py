@@ -145,7 +145,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(words: str, reader: str, tmp_
 def test_a_reader_that_has_seen_enough_of_the_studies_is_no_error(words: str, tmp_path: Path) -> None:
     root = Path(cs_systems.__file__).parent.parent
     script = words.format(out=tmp_path, c2=root / "profiles/c2_size_by_context")
-    done = piped(f"{sys.executable} {root}/scripts/{script} | true", tmp_path)
+    done = piped(f"{sys.executable} {root}/scripts/{script} | true", tmp_path, PYTHONUNBUFFERED="1")
     assert done.returncode == 0
     assert [line for line in done.stderr.splitlines() if not line.startswith(f"{tmp_path}: ")] == []
 

@@ -122,7 +122,7 @@ def test_a_folder_names_what_is_in_it(
     shutil.copy(files["kineto"], inside)
     (tmp_path / "records.jsonl").write_bytes(RECORDS.read_bytes())
     assert main([command, str(tmp_path)]) == 2
-    assert f"{tmp_path} is a folder: give one of {inside}" in capsys.readouterr().err
+    assert f"{tmp_path} is a folder: give one of\n  {inside}\n" in capsys.readouterr().err
 
 
 def test_a_folder_of_records_alone_is_for_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

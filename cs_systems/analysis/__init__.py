@@ -1,7 +1,8 @@
 """What joins records, and readers of what profilers leave: files and records in, plain rows out. No torch.
 
 A recording of a profiler goes from its file to tables in this order:
-- `read` tells which kind of file it is, `nsys` and `kineto` read it into the one form of `trace`;
+- `read` tells which kind of file it is, `folder` which ones a folder has, and of which cells;
+- `nsys` and `kineto` read a file into the one form of `trace`;
 - `names` says what the name of a range means, `families` what the name of a kernel does, `stalls` what that of a call;
 - `attribution` gives each kernel its phase and layer, where no range does with the help of `sequence`, against which
   `check` holds the whole; `gaps` says why no kernel ran, `host` how long the host was in each range;

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cs_systems.analysis import kineto, nsys
+from cs_systems.analysis.folder import choice
 from cs_systems.analysis.names import RECORDINGS
 from cs_systems.analysis.trace import Recording
 from cs_systems.config import ConfigError
@@ -19,7 +20,7 @@ def read(path: Path, process: int | None = None) -> Recording:
         inside = sorted(file for file in path.iterdir() if file.name.endswith((*RECORDINGS, ".ncu-rep")))
         if not inside:
             refuse_other(path, "analyze")
-        given = "one of " + ", ".join(map(str, inside)) if inside else "the file of a recording"
+        given = choice(path, inside) if inside else "the file of a recording"
         raise ConfigError(f"{path} is a folder: give {given}")
     if not path.is_file():
         raise ConfigError(f"{path} is not there: give the file of a recording")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cs_systems.analysis.folder import choice
 from cs_systems.config import ConfigError
 from cs_systems.filekind import GZIP_MAGIC, PICKLE_MAGIC, head, refuse_other
 
@@ -40,7 +41,7 @@ def load(path: Path, how: str) -> Any:
     """
     if not path.is_file():
         inside = sorted(path.glob("*.pickle")) if path.is_dir() else []
-        give = "one of " + ", ".join(map(str, inside)) if inside else "the file of a snapshot"
+        give = choice(path, inside) if inside else "the file of a snapshot"
         raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give {give}")
     if not path.stat().st_size:
         raise ConfigError(f"{path} is empty: the snapshot was not written; was there room on the disk?")

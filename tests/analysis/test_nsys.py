@@ -268,7 +268,7 @@ def test_a_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
         read(tmp_path)
     for name in ("a.trace.json.gz", "b.sqlite", "records.jsonl"):
         (tmp_path / name).touch()
-    with pytest.raises(ConfigError, match=r"is a folder: give one of \S+/a.trace.json.gz, \S+/b.sqlite$"):
+    with pytest.raises(ConfigError, match=r"is a folder: give one of\n  \S+/a.trace.json.gz\n  \S+/b.sqlite$"):
         read(tmp_path)
     with pytest.raises(ConfigError, match=r"is not there"):
         read(tmp_path / "none.sqlite")

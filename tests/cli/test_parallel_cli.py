@@ -185,6 +185,17 @@ def test_each_rank_has_its_row_and_one_of_them_waits_for_nobody(records: list[Ru
     assert set(record.artifacts) == {"trace", "trace_rank1"}
 
 
+def test_analyze_says_of_each_recording_in_the_folder_which_cell_it_is_of(
+    run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyze", str(run[2])]) == 2
+    said = capsys.readouterr().err
+    cell = "tiny ctx 64 batch 1 · naive · fp32 · train-step"
+    assert len(re.findall(rf"-0\.trace\.json\.gz \({cell} · under overlap\)$", said, re.MULTILINE)) == 1
+    on_ranks = rf"-0(-rank1)?\.trace\.json\.gz \({cell} · zero1_flat · buckets of 0.1 MB · 2 ranks · under overlap\)$"
+    assert len(re.findall(on_ranks, said, re.MULTILINE)) == 2
+
+
 def test_every_collective_is_recorded_on_whichever_thread_it_was_started(records: list[RunRecord]) -> None:
     (record,) = [r for r in records if r.results.get("overlap") and r.config["world_size"] == 2]
     (sent,) = [row for row in parallel.volumes(records) if row["strategy"] != "single"]
