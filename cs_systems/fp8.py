@@ -130,11 +130,12 @@ class Fp8Linear(Linear):
 def use_fp8(model: nn.Module) -> int:
     """Put an Fp8Linear in the place of each linear layer within whose sizes are multiples of 16; how many there were.
 
-    A linear layer that several modules share is shared afterwards.
+    A linear layer that several modules share is shared afterwards. A model that is one itself has none within: nothing
+    can be put in its own place.
     """
     made: dict[nn.Module | None, Fp8Linear] = {}
     for module in model.modules():
-        if type(module) not in (nn.Linear, Linear):  # a subclass may do more than a product
+        if module is model or type(module) not in (nn.Linear, Linear):  # a subclass may do more than a product
             continue
         weight = module.get_parameter("weight")
         if all(size % MULTIPLE == 0 for size in weight.shape):

@@ -244,3 +244,7 @@ def test_where_it_is_unavailable_it_says_why_and_what_to_do() -> None:
     assert reason(replace(TINY, workload="attention", mode=Mode.FORWARD)) == (
         "no attention backend here computes in fp8, which is of linear layers: use bf16"
     )
+
+
+def test_a_model_that_is_a_linear_layer_itself_is_not_counted() -> None:
+    assert use_fp8(nn.Linear(16, 16)) == 0
