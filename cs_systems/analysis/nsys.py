@@ -183,6 +183,7 @@ class _Reader:
     def recording(self) -> Recording:
         kernels = self._kernels()
         ranges = self._ranges()
+        copies = [copy for kind, table in COPIES.items() for copy in self._copies(kind, table)]
         if self._has(GRAPHS):
             ((whole,),) = self.database.execute(f"SELECT count(*) FROM {GRAPHS}")
             self.limitations.append(
@@ -194,7 +195,7 @@ class _Reader:
             profiler="nsys",
             devices=self._texts("TARGET_INFO_GPU", "name"),
             kernels=kernels,
-            copies=[copy for kind, table in COPIES.items() for copy in self._copies(kind, table)],
+            copies=copies,
             calls=self._calls(),
             ranges=ranges,
             overheads=self._overheads(),
@@ -269,7 +270,11 @@ class _Reader:
         if self._has(table):
             fields = (self._column(table, name) for name in ("deviceId", "streamId", "bytes"))
             start, end, *rest = self._read(table, "start", "end", *fields)
-            for begin, stop, device, stream, size in _rows(_s(start), _s(end), *rest):
+            if damaged := int((end < start).sum()):
+                self.limitations.append(f"{damaged} {kind}s have no end, or one before their start: they are left out")
+            whole = end >= start
+            columns = (column[whole] for column in (_s(start), _s(end), *rest))
+            for begin, stop, device, stream, size in _rows(*columns):
                 yield Copy(kind, begin, stop, max(device, 0), max(stream, 0), None if size == UNKNOWN else size)
 
     def _calls(self) -> list[Call]:

@@ -344,17 +344,18 @@ def _split(rows: list[Row]) -> list[str]:
 
 
 def _reconciled(rows: list[Row]) -> list[str]:
-    """A warning where wall clock, events and the span of the kernels disagree."""
-    said = []
+    """A warning where wall clock, events and the span of the kernels disagree. A step has a row for each device."""
+    said, steps = [], {row["step"]: row for row in rows}
     apart = [row for row in rows if abs(row["residual_share"]) > DISAGREES]
     if apart:
         worst = max(apart, key=lambda row: abs(row["residual_share"]))
+        count = len({row["step"] for row in apart})
         said.append(
-            f"warning: wall clock and GPU span disagree by over {DISAGREES:.0%} in {len(apart)} of {len(rows)} "
+            f"warning: wall clock and GPU span disagree by over {DISAGREES:.0%} in {count} of {len(steps)} "
             f"steps, most in step {worst['step']} ({worst['residual_share']:+.1%}): the host worked before the "
             "first or after the last kernel, or the step did not end with a synchronisation; see gaps"
         )
-    for row in rows:
+    for row in steps.values():
         if row["event_s"] is not None and abs(row["event_s"] / row["wall_s"] - 1) > DISAGREES:
             said.append(
                 f"warning: step {row['step']}: events say {row['event_s'] * 1e3:.3g} ms and the wall clock "

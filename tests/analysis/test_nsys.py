@@ -225,6 +225,12 @@ def test_kernels_that_end_before_they_start_are_left_out_and_named(change: Calla
     assert 0 < len(recording.kernels) < 714
 
 
+def test_copies_that_end_before_they_start_are_left_out_and_named(change: Callable[..., Path]) -> None:
+    recording = read(change("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET end = start - 5 WHERE rowid % 4 = 0"))
+    assert len(recording.copies) == 18
+    assert "6 memcpys have no end, or one before their start: they are left out" in recording.limitations
+
+
 def test_a_view_is_no_table(change: Callable[..., Path]) -> None:
     path = change(f"ALTER TABLE {KERNELS} RENAME TO hidden", f"CREATE VIEW {KERNELS} AS SELECT * FROM hidden")
     with pytest.raises(ConfigError, match=r"holds no kernel"):

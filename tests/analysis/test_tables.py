@@ -133,6 +133,15 @@ def test_a_step_is_reconciled(export: Export) -> None:
     assert "step 0: events say 0.0015 ms and the wall clock 0.001 ms" in notes[1]
 
 
+def test_a_step_of_two_devices_is_one_step_in_the_warnings(change: Callable[..., Path]) -> None:
+    made = profile(read(change("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = correlationId % 2")))
+    rows = tables.steps(made, tables.Costs(event_s=1.0))
+    assert len(rows) == 6
+    disagree, *events = tables.notes("steps", made, rows)
+    assert " of 3 steps, most in step 0 " in disagree
+    assert [said.partition(": events say")[0] for said in events] == [f"warning: step {n}" for n in range(3)]
+
+
 GAPS: list[tuple[str, dict[str, Any], dict[str, float]]] = [
     ("nothing was launched", {}, {"launch-bound": 900}),
     ("the next was launched in time", {"launches": [(0, 10, 1), (20, 30, 2)]},
