@@ -273,8 +273,8 @@ class _Reader:
             if damaged := int((end < start).sum()):
                 self.limitations.append(f"{damaged} {kind}s have no end, or one before their start: they are left out")
             whole = end >= start
-            columns = (column[whole] for column in (_s(start), _s(end), *rest))
-            for begin, stop, device, stream, size in _rows(*columns):
+            rest = [column[whole] for column in rest]
+            for begin, stop, device, stream, size in _rows(_s(start[whole]), _s(end[whole]), *rest):
                 yield Copy(kind, begin, stop, max(device, 0), max(stream, 0), None if size == UNKNOWN else size)
 
     def _calls(self) -> list[Call]:
