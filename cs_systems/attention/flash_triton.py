@@ -1,9 +1,9 @@
 """FlashAttention-2 as Triton kernels, forward and backward: memory linear in the sequence length, causal tiles skipped.
 
 Takes fp32 (true fp32, no TF32), fp16 and bf16; d_head 1 … 256 (computed with the next power of two, so 80 and 96 cost
-what 128 costs); any lengths, seq_q ≠ seq_k too; both alignments; grouped heads; any strides, read in place. Gradients
-are the same from run to run: nothing is added up by atomics. No second derivative. Needs triton and compute capability
-8.0; on a CPU, Triton's interpreter (TRITON_INTERPRET=1), slowly.
+what 128 costs); any lengths, seq_q ≠ seq_k too; both alignments; grouped heads; any strides, read in place, where 128
+rows of a head lie within 2³¹ elements. Gradients are the same from run to run: nothing is added up by atomics. No
+second derivative. Needs triton and compute capability 8.0; on a CPU, Triton's interpreter (TRITON_INTERPRET=1), slowly.
 
 Under torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
 """
@@ -27,6 +27,7 @@ from cs_systems.kernels.flash_triton_configs import Tiles, padded_d_head, tiles_
 
 DTYPES = ("float32", "float16", "bfloat16")
 LARGEST_D_HEAD = 256
+MOST_ROWS = 128  # of a tile, within which the kernels count elements with 32 bits
 
 
 def attention(
@@ -113,6 +114,7 @@ def _backward(
     from cs_systems.kernels.flash_triton import Problem
 
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    do = do if _tiles_are_near(do) else do.contiguous()
     lse = _as_4d(lse[..., None])[..., 0]
     lse_log2, delta = torch.empty_like(lse), torch.empty_like(lse)
     problem = Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles)
@@ -132,6 +134,12 @@ def _as_4d(x: Tensor) -> Tensor:
     return x[(None,) * (4 - x.ndim)] if x.ndim != 3 else x[:, None]
 
 
+def _tiles_are_near(x: Tensor) -> bool:
+    """Whether the elements of any tile of (..., seq, d_head) are less than 2³¹ apart."""
+    rows, columns = min(x.shape[-2], MOST_ROWS) - 1, x.shape[-1] - 1
+    return rows * x.stride(-2) + columns * x.stride(-1) < 2**31
+
+
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: cast them to one dtype, or call under autocast")
@@ -140,6 +148,12 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.ndim != k.ndim or batch_q != batch_k:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(f"q, k, v have shapes {shapes}: k and v must agree, and share q's batch and d_head")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not _tiles_are_near(x):
+            raise ValueError(
+                f"the rows of {name} lie {x.stride(-2)} elements apart, and the kernels count those of a tile with 32 "
+                f"bits: give {name}.contiguous()"
+            )
     heads_q, heads_kv = _as_4d(q).shape[1], _as_4d(k).shape[1]
     dtype = str(q.dtype).removeprefix("torch.")
     call = AttentionCall(q.device.type, dtype, q.shape[-1], q.shape[-2], k.shape[-2], heads_q, heads_kv)

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cs_systems.attention import AttentionCall, naive
+from cs_systems.attention import AttentionCall, flash_triton, naive
 from cs_systems.attention.flash_triton import BACKEND, FlashAttentionTriton, attention
 from cs_systems.kernels.flash_triton_configs import Tile, Tiles, padded_d_head, tiles_for
 
@@ -141,6 +141,13 @@ def test_a_batch_that_q_and_k_do_not_share_is_refused(leading_q, leading_k, devi
         FlashAttentionTriton.apply(q, k, k)
 
 
+def test_tiles_that_reach_over_two_to_the_31_elements_are_refused() -> None:
+    near, far = (torch.empty_strided((1, 1, 20, 16), (1, 1, apart, 1), device="meta") for apart in (2**26, 2**27))
+    assert flash_triton._tiles_are_near(near)
+    with pytest.raises(ValueError, match=r"rows of v lie 134217728 elements apart, .*: give v\.contiguous\(\)"):
+        FlashAttentionTriton.apply(near, near, far)
+
+
 @DEVICES
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, as it traces
 def test_it_stays_in_one_graph_under_torch_compile(device: str) -> None:
@@ -218,7 +225,8 @@ def test_every_head_size_and_dtype_has_tiles(capability: tuple[int, int] | None)
     for element_bytes in (2, 4):
         for d_head in range(1, 257):
             assert padded_d_head(d_head) >= d_head
-            assert tiles_for(capability, element_bytes, d_head)
+            tiles = tiles_for(capability, element_bytes, d_head)
+            assert all(max(t.block_m, t.block_n) <= flash_triton.MOST_ROWS for t in vars(tiles).values())
 
 
 @pytest.mark.gpu
