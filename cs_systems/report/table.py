@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+# What of a configuration is around a step, whatever that takes.
+REACHES_ANY_STEP = (
+    *("device", "memory_limit_bytes", "precision", "seed"),
+    *("warmup", "warmup_s", "steps", "rounds", "profiler"),
+)
+
+
 @dataclass(frozen=True)
 class Table:
     """One table, ready for any format. `statuses`: one a row. `optional`: what a narrow terminal may leave out."""
@@ -85,7 +92,7 @@ def tables(
         whole = frame(chosen)
         whole["note"] = [_note(row, marks) for row in whole.to_dict("records")]
         rows = _rows(whole, phases)
-        notes = (*_elsewhere(whole), *map(str, doubts(chosen)), *_failures(chosen, marks))
+        notes = (*_elsewhere(whole), *_same_step(chosen), *map(str, doubts(chosen)), *_failures(chosen, marks))
         made.append(_listed(whole, rows, columns, notes) if pivot is None else _pivoted(whole, rows, pivot, notes))
     return made
 
@@ -102,6 +109,20 @@ def _elsewhere(whole: pd.DataFrame) -> list[str]:
     if _is_timed(whole) or _profiler(whole) in layout.WATCH_MEMORY:
         return []
     return ["what was found: cs-systems precision --show DIR"]
+
+
+def _same_step(records: Sequence[RunRecord]) -> list[str]:
+    """Of a step that takes no configuration: which rows nothing but chance tells apart."""
+    plain_steps = (r for r in records if any(ran.get("takes_config") is False for ran in r.results.get("ran", ())))
+    cells = {record.run_config for record in plain_steps}
+    alike = Counter(tuple(getattr(cell, name) for name in REACHES_ANY_STEP) for cell in cells)
+    if (most := max(alike.values(), default=0)) < 2:
+        return []
+    name = next(iter(cells)).workload
+    return [
+        f"{name} takes no configuration: {_cells(most)} are the same step; for one that sizes and the like reach name "
+        "a factory (config, device)"
+    ]
 
 
 def _rows(whole: pd.DataFrame, phases: Sequence[str] | None) -> pd.DataFrame:

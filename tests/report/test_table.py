@@ -272,6 +272,25 @@ def test_a_caption_names_nothing_that_somebodys_workload_did_not_use(build: Buil
     assert table.columns[0].cells == ("mine.py:step",)
 
 
+def test_rows_of_a_step_that_takes_no_configuration_are_said_to_be_the_same(build: Build) -> None:
+    def made(takes_config: bool, **fields: int) -> RunRecord:
+        record = build(RunConfig(workload="mine.py:step", **fields), 0.01, 1e12, 10**9)
+        return replace(record, results={"ran": [{"tokens": None, "takes_config": takes_config}]})
+
+    said = (
+        "mine.py:step takes no configuration: 2 cells are the same step; for one that sizes and the like reach name a"
+    )
+    twice = [made(False, batch_size=n) for n in (4, 8)]
+    assert said in " ".join(tables(twice)[0].notes)
+    others = [
+        [made(True, batch_size=n) for n in (4, 8)],
+        [made(False, seed=n) for n in (0, 1)],
+        [replace(twice[0], repeat=n) for n in (0, 1)],
+    ]
+    for records in others:
+        assert "the same step" not in " ".join(tables(records)[0].notes)
+
+
 @pytest.mark.parametrize("format", ["terminal", "markdown", "csv"])
 def test_profiled_times_stand_apart_from_clean_ones(build: Build, format: str) -> None:
     records = [build(RunConfig(profiler=name, batch_size=n), s, 1e12, 10**9) for name, n, s in MIXED]
