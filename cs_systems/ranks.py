@@ -313,8 +313,8 @@ class Ranks:
         for rank in self._ranks:
             rank.signal(signal.SIGKILL)
             rank.gone = True
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._launcher.wait(GRACE_S if self._ranks else 0.0)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # of one that never said which it is nobody knows the pid
+            self._launcher.wait(GRACE_S if any(rank.hello for rank in self._ranks) else 0.0)
 
     def _death(self, *gone: _Rank) -> WorkerDied | WorkerTimeout:
         """What a rank died of, as the launcher tells once all of them have ended."""
