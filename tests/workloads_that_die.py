@@ -127,8 +127,19 @@ rank_1_runs_out_of_memory = _on_rank_1(torch_runs_out_of_memory)
 NCCL_GIVES_UP = "[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2)"
 
 
+def _until_rank_1_is_about_to_hang() -> None:
+    """A watchdog gives up after seconds, in which rank 1 has left the barrier before the step."""
+    store = torch.distributed.distributed_c10d._get_default_store()
+    if os.environ["RANK"] == "1":
+        store.set("about to hang", "")
+    else:
+        store.wait(["about to hang"])
+        time.sleep(0.2)
+
+
 def rank_1_hangs_in_nccl_that_stays() -> None:
     """As NCCL's watchdog leaves a process that takes its time to end."""
+    _until_rank_1_is_about_to_hang()
     if os.environ["RANK"] == "0":
         print(NCCL_GIVES_UP, file=sys.stderr, flush=True)
     hangs()
@@ -136,6 +147,7 @@ def rank_1_hangs_in_nccl_that_stays() -> None:
 
 def rank_1_hangs_in_nccl() -> None:
     """As NCCL's watchdog ends the process that has waited for it."""
+    _until_rank_1_is_about_to_hang()
     if os.environ["RANK"] == "1":
         hangs()
     print(NCCL_GIVES_UP, file=sys.stderr, flush=True)
