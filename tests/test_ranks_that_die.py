@@ -16,6 +16,7 @@ import pytest
 
 from cs_systems import sweep
 from cs_systems.config import RunConfig
+from cs_systems.process import START_TIMEOUT_S
 from cs_systems.record import read_records
 from cs_systems.runner import Progress
 from tests.test_survival import WORKLOADS, cell, is_running, wait_for
@@ -131,19 +132,6 @@ COMES_AND_ENDS = (
     "time.sleep(0.5)\n"
     "sys.exit(1)\n"
 )
-
-
-@pytest.mark.usefixtures("no_process_is_left")
-def test_ranks_that_end_before_they_say_who_they_are_cost_their_cell_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One was killed while its peer had come and not said so yet: the launcher ended both."""
-    monkeypatch.setattr(
-        "cs_systems.ranks.launcher_command", lambda _, address, log: [sys.executable, "-c", COMES_AND_ENDS, address]
-    )
-    apart, alone = sweep([on_ranks("fine"), cell("fine")])
-    assert (apart.status, alone.status) == ("error", "ok")
-    assert apart.reason == "2 ranks did not start: the launcher exited with status 1"
-
-
 COME_AND_HANG = (
     "import socket, sys, time\n"
     "ranks = [socket.socket(socket.AF_UNIX) for _ in range(2)]\n"
@@ -152,16 +140,27 @@ COME_AND_HANG = (
 )
 
 
+@pytest.mark.parametrize(
+    ("program", "patience_s", "reason"),
+    [
+        (COMES_AND_ENDS, START_TIMEOUT_S, "the launcher exited with status 1"),
+        (COME_AND_HANG, 3.0, "one did not say which it is within 3 s"),
+    ],
+    ids=["end", "hang"],
+)
 @pytest.mark.usefixtures("no_process_is_left")
-def test_ranks_that_never_say_who_they_are_cost_their_cell_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one whose driver does not answer when it is asked for its device."""
-    monkeypatch.setattr("cs_systems.ranks.START_TIMEOUT_S", 3.0)
+def test_ranks_that_do_not_say_who_they_are_cost_their_cell_only(
+    program: str, patience_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One was killed while its peer had come and not said so yet, and the launcher ended both; or one's driver does not
+    answer when it is asked for its device."""
+    monkeypatch.setattr("cs_systems.ranks.START_TIMEOUT_S", patience_s)
     monkeypatch.setattr(
-        "cs_systems.ranks.launcher_command", lambda _, address, log: [sys.executable, "-c", COME_AND_HANG, address]
+        "cs_systems.ranks.launcher_command", lambda _, address, log: [sys.executable, "-c", program, address]
     )
     apart, alone = sweep([on_ranks("fine"), cell("fine")])
     assert (apart.status, alone.status) == ("error", "ok")
-    assert apart.reason == "2 ranks did not start: one did not say which it is within 3 s"
+    assert apart.reason == f"2 ranks did not start: {reason}"
 
 
 @pytest.mark.usefixtures("no_process_is_left")
