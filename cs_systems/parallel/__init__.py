@@ -129,7 +129,7 @@ def check_config(config: RunConfig) -> None:
     """As `check`, of a cell's strategy, and whether its ranks, its model and its device suit that. No torch."""
     options = config.strategy_options
     check(config.strategy, options)
-    if config.device == "cpu":
+    if options and config.device == "cpu":
         known = options_of(config.strategy)
         for option in (name for name, value in options.items() if value and "for NCCL" in known[name]):
             raise ConfigError(f"{option} is for NCCL, which sends between GPUs: leave it out on a CPU")
