@@ -21,16 +21,16 @@ from cs_systems.version import __version__
 if TYPE_CHECKING:
     from cs_systems.record import RunRecord, read_records
     from cs_systems.report.frame import load
-    from cs_systems.runner import preflight, run, sweep
+    from cs_systems.runtime.sweep import preflight, run, sweep
 
 # Looked up when first asked for: `cs-systems --help` pays for none of them.
 _LAZY = {
     "RunRecord": "cs_systems.record",
     "read_records": "cs_systems.record",
     "load": "cs_systems.report.frame",
-    "preflight": "cs_systems.runner",
-    "run": "cs_systems.runner",
-    "sweep": "cs_systems.runner",
+    "preflight": "cs_systems.runtime.sweep",
+    "run": "cs_systems.runtime.sweep",
+    "sweep": "cs_systems.runtime.sweep",
 }
 
 __all__ = [

@@ -161,8 +161,14 @@ class RunConfig:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether it runs on ranks that torch's launcher starts: one alone may be a baseline of several."""
+        """Return True for a cell that runs on ranks: one alone may be a baseline of several."""
         return self.world_size > 1 or self.strategy != "single" or self.collective is not None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Code from outside the package that it names: files and modules, sorted."""
+        named = (name.rpartition(":")[0] for name in (self.attention, self.workload) if ":" in name)
+        return tuple(sorted({*named}))
 
     @property
     def strategy_options(self) -> dict[str, Any]:

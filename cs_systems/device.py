@@ -5,6 +5,7 @@ What a device cannot tell is None, never 0.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import re
@@ -172,7 +173,7 @@ def _resident_bytes() -> int | None:
 def resolve(name: str) -> Device:
     """The device that `auto`, `cpu`, `cuda` or `cuda:N` means here. Raises DeviceUnavailable.
 
-    Of the ranks that torch's launcher starts on a machine, each has the GPU of its LOCAL_RANK.
+    Of the ranks of a machine each has the GPU of its LOCAL_RANK.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -225,13 +226,19 @@ def float32_matmul() -> str:
     return str(torch.backends.cuda.matmul.fp32_precision)
 
 
+# What PyTorch, the C++ library and the system say when the host's memory is exhausted.
+_NO_HOST_MEMORY = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory|std::bad_alloc|Cannot allocate memory|ENOMEM"
+)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    text = str(error)
-    return (
-        isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        or "DefaultCPUAllocator: can't allocate memory" in text
-        or "DefaultCPUAllocator: not enough memory" in text
-    )
+    """Return True where memory was exhausted, the device's or the host's."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and _NO_HOST_MEMORY.search(str(error)) is not None
 
 
 _ALLOCATION = re.compile(r"[Tt]ried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")

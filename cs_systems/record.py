@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ NO_TIMING = frozenset(
     {"nan-loss", "inf-loss"}
 )  # codes of caveats: such a step may be faster or slower than one that computes
 Row = dict[str, Any]
+
+
+class NewerSchema(ConfigError):
+    """A record that a newer version wrote, which must not be mixed with this version's."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,7 @@ class RunRecord:
         if not isinstance(version, int):
             raise ConfigError("not a record of cs_systems: it has no schema_version")
         if version > SCHEMA_VERSION:
-            raise ConfigError(
+            raise NewerSchema(
                 f"the record has schema {version}, newer than {SCHEMA_VERSION}, "
                 "which this version reads: upgrade cs-systems"
             )
@@ -220,29 +225,41 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     if not file.is_file():
         raise FileNotFoundError(f"there are no records at {file}: give the folder that a run printed as 'records:'")
     refuse_other(file, "report")
-    text = file.read_bytes()
-    if text.startswith(GZIP_MAGIC):
-        raise ConfigError(f"{file} is compressed: gunzip it first")
+    with file.open("rb") as stream:
+        if stream.read(2).startswith(GZIP_MAGIC):
+            raise ConfigError(f"{file} is compressed: gunzip it first")
+    records, complaints = readable_records(file, strict=True)
+    if complaints and not records:
+        raise ConfigError(
+            f"{file} holds no record that can be read: it was cut while the first was written, or is no records.jsonl"
+        )
+    return records, complaints
+
+
+def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecord], list[str]]:
+    """Return every record of a file that can be read, and a complaint about each line that cannot.
+
+    Raises ConfigError where a record is of a newer schema; with `strict` also where a line is whole, but no record.
+    """
     records: list[RunRecord] = []
     complaints = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(file.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
         try:
             records.append(RunRecord.from_dict(json.loads(line)))
         except (json.JSONDecodeError, UnicodeDecodeError):
             complaints.append(f"{file}:{number} is torn (the run was cut while writing it): skipped")
-        except ConfigError as error:
+        except NewerSchema as error:
             raise ConfigError(f"{file}:{number}: {error}") from error
-        except (TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"{file}:{number} is no record as this version writes it ({error}): read it with the cs-systems that "
-                "wrote it, or take the line out"
-            ) from error
-    if complaints and not records:
-        raise ConfigError(
-            f"{file} holds no record that can be read: it was cut while the first was written, or is no records.jsonl"
-        )
+        except (ConfigError, TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
+            if strict and isinstance(error, ConfigError):
+                raise ConfigError(f"{file}:{number}: {error}") from error
+            told = f"{file}:{number} is no record as this version writes it ({error}): "
+            if strict:
+                remedy = "read it with the cs-systems that wrote it, or take the line out"
+                raise ConfigError(told + remedy) from error
+            complaints.append(f"{told}skipped")
     return records, complaints
 
 
@@ -255,14 +272,23 @@ def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
 
 
 def append_record(path: str | os.PathLike[str], record: RunRecord) -> None:
-    """Write one line and force it to the disk, so that a killed sweep loses nothing that was measured."""
+    """Write one line and force it to the disk, so that a killed sweep loses nothing that was measured.
+
+    Raises OSError, which names the file, where it cannot be written; the file is then as it was.
+    """
     file = records_path(path)
-    with file.open("ab+") as stream:
-        if stream.tell() and not _ends_with_newline(stream):
-            stream.write(b"\n")  # a torn line stays apart from this one
-        stream.write(record.to_json().encode() + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+    with file.open("ab+", buffering=0) as stream:
+        before = stream.seek(0, os.SEEK_END)
+        torn = b"\n" if before and not _ends_with_newline(stream) else b""  # a torn line stays apart from this one
+        line = memoryview(torn + record.to_json().encode() + b"\n")
+        try:
+            while line:
+                line = line[stream.write(line) :]
+            os.fsync(stream.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                stream.truncate(before)
+            raise OSError(error.errno, f"cannot write the record: {error.strerror}", str(file)) from error
 
 
 def _ends_with_newline(stream: Any) -> bool:

@@ -13,26 +13,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from cs_systems.record import Caveat, Measurement, Row, RunRecord, Sample
 
 
-def failed(answer: Mapping[str, Any]) -> bool:
-    """Whether a rank's answer is the record of a failure."""
-    return answer["record"]["status"] not in ("ok", "unavailable")
+class Answer(Protocol):
+    """A rank's record of a cell. `of_peers`: it failed only because it waited for another rank."""
+
+    @property
+    def record(self) -> Mapping[str, Any]: ...
+
+    @property
+    def of_peers(self) -> bool: ...
+
+    @property
+    def failed(self) -> bool: ...
 
 
-def verdict(answers: Mapping[int, Mapping[str, Any]], names: Sequence[str]) -> RunRecord:
-    """What became of a cell: rank → {"record", "of_peers": whether it failed only because it waited for another}, in
-    the order in which they came; all ranks', unless one failed.
+def verdict(answers: Mapping[int, Answer], names: Sequence[str]) -> RunRecord:
+    """Make one record of the ranks' answers, in the order in which they came; of all ranks, unless one failed.
 
     Of failures the first counts that is a rank's own. It is told as that rank's, unless all ranks have the same.
     """
-    records = {rank: RunRecord.from_dict(answer["record"]) for rank, answer in answers.items()}
-    failures = [rank for rank, answer in answers.items() if failed(answer)]
+    records = {rank: RunRecord.from_dict(answer.record) for rank, answer in answers.items()}
+    failures = [rank for rank, answer in answers.items() if answer.failed]
     if failures:
-        rank = next((rank for rank in failures if not answers[rank]["of_peers"]), failures[0])
+        rank = next((rank for rank in failures if not answers[rank].of_peers), failures[0])
         record = records[rank]
         if len(records) == len(names) and len({r.reason for r in records.values()}) == 1:
             return record

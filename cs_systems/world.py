@@ -6,6 +6,7 @@ one phase, they wait for in the next one that needs all of them: see `slowest`.
 
 from __future__ import annotations
 
+import dis
 import os
 import re
 import time
@@ -20,15 +21,19 @@ from cs_systems.device import Device
 _set_up: dict[str, float | None] = {"start_s": None, "init_process_group_s": None}
 
 
-def join(device: Device, patience_s: float) -> None:
-    """Join the ranks that torch's launcher has started: by NCCL on GPUs, by gloo on CPUs.
+def join(device: Device, patience_s: float, store: Path | None = None) -> None:
+    """Join the process group of RANK and WORLD_SIZE: by NCCL on GPUs, by gloo on CPUs.
 
     patience_s: for how long a collective waits for a rank that does not come, before it fails.
+    store: the file through which ranks of one machine meet, without a network; None meets as torchrun says.
     """
     started = time.perf_counter()
     _set_up["start_s"] = _alive_s()
     dist.init_process_group(
         "nccl" if device.is_cuda else "gloo",
+        init_method=None if store is None else f"file://{store}",
+        rank=-1 if store is None else int(os.environ["RANK"]),
+        world_size=-1 if store is None else int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=patience_s),
         device_id=device.torch if device.is_cuda else None,
     )
@@ -84,10 +89,25 @@ def agreed(answer: bool, device: Device) -> bool:
     return bool(told)
 
 
-# What gloo raises as a plain RuntimeError.
+# What gloo raises as a plain RuntimeError, from C++.
 _LOST_A_PEER = re.compile(r"gloo/transport|Application timeout caused pair closure|Connection (closed|reset) by peer")
+_RAISES = frozenset(dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in dis.opmap)
 
 
 def is_of_peers(error: BaseException) -> bool:
-    """Whether a collective failed because another rank was lost or did not come: the cause is there."""
-    return isinstance(error, dist.DistError) or (joined() and _LOST_A_PEER.search(str(error)) is not None)
+    """Return True where a collective failed because another rank was lost or did not come: the cause is there.
+
+    An error that somebody's Python raised is that rank's own, whatever it says.
+    """
+    if isinstance(error, dist.DistError):
+        return True
+    from_library = joined() and type(error) is RuntimeError and not _raised_by_python(error)
+    return from_library and _LOST_A_PEER.search(str(error)) is not None
+
+
+def _raised_by_python(error: BaseException) -> bool:
+    """Return True where the innermost frame ran a raise statement, and not a call into C++ that failed."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_code[trace.tb_lasti] in _RAISES

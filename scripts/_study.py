@@ -28,7 +28,7 @@ from cs_systems.record import RECORDS_FILE, Row, RunRecord, read_records, record
 from cs_systems.report.formats import FORMATS
 from cs_systems.report.progress import progress_lines
 from cs_systems.report.rows import render_rows
-from cs_systems.runner import preflight, sweep
+from cs_systems.runtime.sweep import preflight, sweep
 
 SCRIPTS = Path(__file__).parent
 # The most telling first: what a budget leaves out is at the end.

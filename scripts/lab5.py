@@ -33,7 +33,7 @@ from cs_systems.cli._options import parse_bytes
 from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunConfig, one_of
 from cs_systems.formulas.cost import AttentionAlgorithm, credited_attention_flops
 from cs_systems.record import RunRecord
-from cs_systems.runner import run
+from cs_systems.runtime.sweep import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

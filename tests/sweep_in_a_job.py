@@ -10,8 +10,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from cs_systems import ranks, sweep
+from cs_systems import sweep
 from cs_systems.config import PRESETS, RunConfig
+from cs_systems.runtime import ranks
 
 WORKLOADS = Path(__file__).parent / "workloads_that_die.py"
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)

@@ -10,7 +10,7 @@ import pytest
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, RunConfig
 from cs_systems.record import RunRecord, read_records
-from cs_systems.runner import sweep
+from cs_systems.runtime.sweep import sweep
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)
 

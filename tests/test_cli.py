@@ -16,7 +16,7 @@ import cs_systems
 from cs_systems.cli import COMMANDS, _sweep, main
 from cs_systems.config import RunConfig
 from cs_systems.record import RunRecord, read_records
-from cs_systems.runner import Progress
+from cs_systems.runtime.sweep import Progress
 
 WITHOUT_TORCH = """
 import sys

@@ -11,8 +11,9 @@ import torch
 import cs_systems
 from cs_systems.config import PRESETS, Mode, Precision, RunConfig
 from cs_systems.device import Device, resolve
-from cs_systems.execute import _Cell, _cost_tables, run_cells
 from cs_systems.record import RunRecord
+from cs_systems.runtime.channel import CellRecord, Message, Visit
+from cs_systems.runtime.execute import _Cell, _cost_tables, run_cells
 from cs_systems.workloads import CallableWorkload
 
 TINY = RunConfig(model=PRESETS["tiny"], device="cpu", warmup=1, steps=3)
@@ -24,10 +25,12 @@ def run(config: RunConfig) -> RunRecord:
 
 def together(*configs: RunConfig) -> tuple[list[RunRecord], list[int]]:
     """The records in the order of the cells, and the order of the visits."""
-    events: list[dict[str, Any]] = []
-    run_cells(configs, emit=events.append)
-    by_cell = {e["cell"]: RunRecord.from_dict(e["record"]) for e in events if e["event"] == "record"}
-    return [by_cell[i] for i in range(len(configs))], [e["cell"] for e in events if "round" in e]
+    said: list[Message] = []
+    run_cells(configs, emit=said.append)
+    by_cell = {m.cell: RunRecord.from_dict(m.record) for m in said if isinstance(m, CellRecord)}
+    return [by_cell[i] for i in range(len(configs))], [
+        m.cell for m in said if isinstance(m, Visit) and m.round is not None
+    ]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     monkeypatch.setattr(Device, "allocated_bytes", lambda device: counter.now)
     monkeypatch.setattr(Device, "peak_allocated_bytes", lambda device: counter.most)
     monkeypatch.setattr(Device, "reset_peaks", lambda device: setattr(counter, "most", counter.now))
-    monkeypatch.setattr("cs_systems.execute.preflight", lambda config, device: 0)
+    monkeypatch.setattr("cs_systems.runtime.execute.preflight", lambda config, device: 0)
     return counter
 
 
@@ -137,7 +140,7 @@ def test_what_others_hold_between_visits_is_no_part_of_a_peak(
 
     sizes = {1: (100, 7), 2: (1000, 70), 3: (10, 700)}  # by seed
     monkeypatch.setattr(
-        "cs_systems.execute.build", lambda config, device: CallableWorkload(Holder(*sizes[config.seed]).step)
+        "cs_systems.runtime.execute.build", lambda config, device: CallableWorkload(Holder(*sizes[config.seed]).step)
     )
     records, _ = together(*(replace(TINY, seed=seed, steps=3, rounds=3) for seed in sizes))
     measured = [record.measurement for record in records if record.measurement]
@@ -168,7 +171,7 @@ def test_the_peak_of_a_cell_that_runs_out_of_memory_is_its_own(
             runs_out()
         return CallableWorkload(runs_out)
 
-    monkeypatch.setattr("cs_systems.execute.build", build)
+    monkeypatch.setattr("cs_systems.runtime.execute.build", build)
     configs = [replace(TINY, seed=seed, steps=2, rounds=rounds) for seed in (0, 1)]
     records, _ = together(*configs)
     failed = next(record for record in records if record.status == "oom")
@@ -197,7 +200,7 @@ def test_a_cell_that_cannot_run_here_does_not_put_the_others_out_of_memory() -> 
 
 
 def test_cells_that_do_not_fit_together_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cs_systems.execute.RESIDENT_SHARE", 1e-9)
+    monkeypatch.setattr("cs_systems.runtime.execute.RESIDENT_SHARE", 1e-9)
     config = replace(TINY, steps=2, rounds=2)
     records, _ = together(config, replace(config, seed=1))
     assert [r.results["ran"][0]["resident"] for r in records] == [False, False]

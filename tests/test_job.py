@@ -25,7 +25,7 @@ def torchrun(*words: str) -> list[str]:
 
 def two_ranks(folder: Path, *names: str) -> tuple[int, str, list[RunRecord]]:
     """The exit status of a job on this machine, what it printed, and all that its folder holds then."""
-    command = [sys.executable, "-m", "cs_systems.launcher", *HERE, str(SCRIPT), str(folder), *names]
+    command = [*torchrun(*HERE), str(SCRIPT), str(folder), *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=55)
     return done.returncode, done.stdout, read_records(folder)[0]
 

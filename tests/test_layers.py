@@ -20,17 +20,18 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = {
     "0": [
         "__init__", "version", "checks", "shapes", "config", "record", "formulas/*", "stats", "plugins", "validity",
-        "finding", "slowest", "lifeline", "filekind",
+        "finding", "slowest", "filekind",
+        "runtime/__init__", "runtime/channel", "runtime/guardian", "runtime/lifetime", "runtime/plain_rows",
         "attention/__init__", "workloads/__init__", "parallel/__init__", "profilers/__init__",
     ],
     "report": ["report/*"],
     "analysis": ["analysis/*"],
     "profilers": ["profilers/*"],
-    "parent": ["process", "ranks", "crew", "profiled", "runner"],
+    "3": ["workloads/*", "runtime/worker", "runtime/execute", "runtime/process_state", "runtime/torchrun", "doctor"],
+    "parent": ["runtime/*"],
     "top": ["__main__", "cli/*"],
     "1": ["device", "watch/*", "annotate", "timing", "environment", "world"],
     "2": ["model", "optim", "losses", "fp8", "checkpointing", "attention/*", "kernels/*", "parallel/*"],
-    "3": ["workloads/*", "execute", "worker", "launcher", "job", "doctor"],
 }  # fmt: skip
 MAY_IMPORT = {
     "0": {"0"},
@@ -115,8 +116,8 @@ def test_every_file_knows_only_the_floors_below_it() -> None:
         ("stats", "import torch", "imports torch"),
         ("report/page", "try:\n    from torch import nn\nexcept ImportError: pass", "imports torch.nn"),
         ("formulas/cost", "from cs_systems.report.table import render", "floor report"),
-        ("device", "from cs_systems import execute", "floor 3"),
-        ("runner", "from cs_systems.worker import serve", "floor 3"),
+        ("device", "from cs_systems.runtime import execute", "floor 3"),
+        ("runtime/sweep", "from cs_systems.runtime.worker import serve", "floor 3"),
         ("model", "class A:\n    import time", "neither times nor writes"),
         ("attention/fast", "from cs_systems.workloads.train_step import TrainStep", "floor 3"),
         ("brand_new", "", "add it to FLOORS"),

@@ -9,7 +9,7 @@ import pytest
 
 from cs_systems.config import ConfigError
 from cs_systems.record import read_records
-from cs_systems.runner import preflight, sweep
+from cs_systems.runtime.sweep import preflight, sweep
 from tests.test_survival import TINY, cell
 
 

@@ -9,7 +9,7 @@ import pytest
 from cs_systems import run, sweep
 from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig
 from cs_systems.record import RunRecord
-from cs_systems.runner import check
+from cs_systems.runtime.sweep import check
 from tests.test_survival import WORKLOADS
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=1, steps=3)

@@ -49,7 +49,7 @@ def test_each_rank_has_a_gpu_and_its_peak() -> None:
 def test_a_rank_that_fails_is_named(
     name: str, status: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("cs_systems.ranks.PATIENCE_S", 10.0)
+    monkeypatch.setattr("cs_systems.runtime.ranks.PATIENCE_S", 10.0)
     began: list[float] = []
     (record,) = sweep(
         [on_ranks(name, device="cuda")], out=tmp_path, on_progress=lambda p: p.config and began.append(time.monotonic())

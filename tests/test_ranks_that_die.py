@@ -16,9 +16,9 @@ import pytest
 
 from cs_systems import sweep
 from cs_systems.config import RunConfig
-from cs_systems.process import START_TIMEOUT_S
 from cs_systems.record import read_records
-from cs_systems.runner import Progress
+from cs_systems.runtime.processes import START_TIMEOUT_S
+from cs_systems.runtime.sweep import Progress
 from tests.test_survival import WORKLOADS, cell, is_running, wait_for
 
 LIMIT_S = 30.0
@@ -86,7 +86,7 @@ def test_a_rank_that_fails_is_named_and_the_sweep_goes_on_with_new_ranks(
     expected: dict[str, tuple[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """And a port that somebody has, told in the variables of a launcher around this one, is not asked for."""
-    monkeypatch.setattr("cs_systems.ranks.PATIENCE_S", 3.0)
+    monkeypatch.setattr("cs_systems.runtime.ranks.PATIENCE_S", 3.0)
     cells = [on_ranks(name, **OF_CELL.get(name, {})) for name in expected]
     took: list[float] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -117,7 +117,7 @@ def test_interleaved_cells_die_of_what_they_do_themselves() -> None:
 
 @pytest.mark.usefixtures("no_process_is_left")
 def test_ranks_that_cannot_meet_cost_their_cell_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    monkeypatch.setattr("cs_systems.runtime.ranks.LOOPBACK", "nowhere0")
     apart, alone = sweep([on_ranks("fine"), cell("fine")])
     assert (apart.status, alone.status) == ("error", "ok")
     assert re.match("2 ranks did not start: rank [01] exited with status 1; .*nowhere0", apart.reason or ""), (
@@ -125,42 +125,24 @@ def test_ranks_that_cannot_meet_cost_their_cell_only(monkeypatch: pytest.MonkeyP
     )
 
 
-COMES_AND_ENDS = (
-    "import socket, sys, time\n"
-    "mine = socket.socket(socket.AF_UNIX)\n"
-    "mine.connect(sys.argv[1])\n"
-    "time.sleep(0.5)\n"
-    "sys.exit(1)\n"
-)
-COME_AND_HANG = (
-    "import socket, sys, time\n"
-    "ranks = [socket.socket(socket.AF_UNIX) for _ in range(2)]\n"
-    "[rank.connect(sys.argv[1]) for rank in ranks]\n"
-    "time.sleep(60)\n"
-)
-
-
 @pytest.mark.parametrize(
     ("program", "patience_s", "reason"),
     [
-        (COMES_AND_ENDS, START_TIMEOUT_S, "the launcher exited with status 1"),
-        (COME_AND_HANG, 3.0, "one did not say which it is within 3 s"),
+        ("raise SystemExit(1)", START_TIMEOUT_S, "rank [01] exited with status 1"),
+        ("import time; time.sleep(60)", 3.0, "rank 0, rank 1 did not register within 3 s"),
     ],
     ids=["end", "hang"],
 )
 @pytest.mark.usefixtures("no_process_is_left")
-def test_ranks_that_do_not_say_who_they_are_cost_their_cell_only(
+def test_ranks_that_do_not_register_cost_their_cell_only(
     program: str, patience_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One was killed while its peer had come and not said so yet, and the launcher ended both; or one's driver does not
-    answer when it is asked for its device."""
-    monkeypatch.setattr("cs_systems.ranks.START_TIMEOUT_S", patience_s)
-    monkeypatch.setattr(
-        "cs_systems.ranks.launcher_command", lambda _, address, log: [sys.executable, "-c", program, address]
-    )
+    """As where one's driver does not answer when it is asked for its device."""
+    monkeypatch.setattr("cs_systems.runtime.ranks.START_TIMEOUT_S", patience_s)
+    monkeypatch.setattr("cs_systems.runtime.ranks.worker_command", lambda *_: [sys.executable, "-c", program])
     apart, alone = sweep([on_ranks("fine"), cell("fine")])
     assert (apart.status, alone.status) == ("error", "ok")
-    assert apart.reason == f"2 ranks did not start: {reason}"
+    assert re.fullmatch(f"2 ranks did not start: {reason}", apart.reason or ""), apart.reason
 
 
 @pytest.mark.usefixtures("no_process_is_left")
@@ -174,14 +156,14 @@ def test_a_timeout_says_where_each_rank_is() -> None:
 
 @pytest.mark.usefixtures("no_process_is_left")
 def test_a_failure_of_all_ranks_alike_is_told_once_and_ends_none_of_them(tmp_path: Path) -> None:
-    launchers = set()
+    guardians = set()
 
     def look(progress: Progress) -> None:
-        launchers.update(p for p in descendants(os.getpid()) if "cs_systems.launcher" in command_of(p))
+        guardians.update(p for p in descendants(os.getpid()) if "guardian.py" in command_of(p))
 
     failed, fine = sweep([on_ranks("raises"), on_ranks("fine")], on_progress=look)
     assert (failed.status, failed.reason, fine.status) == ("error", "ZeroDivisionError: the numerator was fine", "ok")
-    assert len(launchers) == 1
+    assert len(guardians) == 1
 
 
 def test_ranks_end_with_the_process_that_measures(tmp_path: Path) -> None:
@@ -196,7 +178,7 @@ def test_ranks_end_with_the_process_that_measures(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"TEST_PID_FILE": str(pid_file)})
     wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
     children = [*descendants(parent.pid)]
-    assert len(children) == 3  # a launcher and two ranks
+    assert len(children) == 3  # a guardian and two ranks
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     wait_for(lambda: not any(map(is_running, children)), seconds=10)

@@ -18,9 +18,11 @@ import pytest
 
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, RunConfig
-from cs_systems.crew import same_device
 from cs_systems.record import RunRecord, append_record, read_records
-from cs_systems.runner import Progress, preflight, prepare_folder, sweep
+from cs_systems.runtime.channel import Ready
+from cs_systems.runtime.journal import Journal
+from cs_systems.runtime.supervisor import same_device
+from cs_systems.runtime.sweep import Progress, preflight, sweep
 
 WORKLOADS = Path(__file__).parent / "workloads_that_die.py"
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)
@@ -120,7 +122,7 @@ def test_a_broken_attention_among_interleaved_cells_costs_itself_only(tmp_path: 
 
 def test_a_worker_that_closes_its_pipes_and_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No timeout is needed: nobody can answer through a closed pipe."""
-    monkeypatch.setattr("cs_systems.process.GRACE_S", 0.5)
+    monkeypatch.setattr("cs_systems.runtime.processes.GRACE_S", 0.5)
     monkeypatch.setenv("TEST_PID_FILE", str(tmp_path / "pid"))
     hung, harmless = sweep([cell("closes_its_pipes_and_hangs"), cell("fine")])
     assert (hung.status, harmless.status) == ("killed", "ok")
@@ -278,14 +280,14 @@ def test_fresh_starts_over_and_keeps_the_old_records_aside(tmp_path: Path, measu
 
 def test_what_was_put_aside_within_the_same_second_is_kept(tmp_path: Path) -> None:
     for text in ("first", "second", "third"):
-        (prepare_folder(tmp_path, fresh=False) / "records.jsonl").write_text(text)
-        prepare_folder(tmp_path, fresh=True)
+        (Journal.prepare(tmp_path).folder / "records.jsonl").write_text(text)
+        Journal.prepare(tmp_path, fresh=True)
     assert {file.read_text() for file in tmp_path.glob("records-until-*.jsonl")} == {"first", "second", "third"}
 
 
 def test_a_device_that_disappears_is_an_error_that_says_what_to_do() -> None:
-    gpu, cpu = {"event": "ready", "device": "NVIDIA H200"}, {"event": "ready", "device": "some CPU"}
-    same_device(gpu, dict(gpu))
+    gpu, cpu = Ready(1, "NVIDIA H200"), Ready(2, "some CPU")
+    same_device(gpu, Ready(3, gpu.device))
     with pytest.raises(RuntimeError, match=r"the device disappeared.*H200.*some CPU.*run the same command again"):
         same_device(gpu, cpu)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
-from cs_systems.lifeline import rank_in_job
+from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.version import __version__
 
 # In the order in which a newcomer needs them. One line each: the overview is all that `--help` has to import.
@@ -46,12 +46,12 @@ EXIT_INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    if (rank := rank_in_job()) is not None:
-        from cs_systems import job
+    if (rank := torchrun_rank()) is not None:
+        from cs_systems.runtime import torchrun
 
         if rank:  # the command is rank 0's
-            return job.follow()
-        job.job()
+            return torchrun.follow()
+        torchrun.job()
     status = 0
     try:
         _use_what_streams_there_are()

@@ -16,7 +16,7 @@ from cs_systems.cli._output import terminal_width, writing
 from cs_systems.config import RunConfig, describe
 from cs_systems.record import RunRecord, read_records, records_path
 from cs_systems.report.progress import outcome, progress_lines
-from cs_systems.runner import Progress, check, preflight, sweep
+from cs_systems.runtime.sweep import Progress, check, preflight, sweep
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -64,7 +64,8 @@ def _python() -> Row:
 
 def _asked_of_a_worker() -> Iterator[Row]:
     """What needs torch, from the process that measures; if that process cannot run, nothing can be measured."""
-    from cs_systems.process import ANSWER_TIMEOUT_S, Worker
+    from cs_systems.runtime.channel import Diagnose, Diagnosed
+    from cs_systems.runtime.processes import ANSWER_TIMEOUT_S, Worker
 
     try:
         worker = Worker()
@@ -72,8 +73,9 @@ def _asked_of_a_worker() -> Iterator[Row]:
         yield finding("worker", str(error), "problem", "pip install --force-reinstall 'torch>=2.11'")
         return
     try:
-        [answer] = worker.request(ANSWER_TIMEOUT_S, op="doctor")
-        yield from answer["rows"]
+        [answer] = worker.request(Diagnose(), ANSWER_TIMEOUT_S)
+        assert isinstance(answer, Diagnosed)
+        yield from answer.rows
     except RuntimeError as error:
         yield finding("worker", str(error), "problem", "its last words say what to reinstall")
     finally:

@@ -159,13 +159,14 @@ def _check_predictable(configs: Sequence[RunConfig], option: str) -> None:
 def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int) -> int:
     from cs_systems.cli._sweep import exit_status
     from cs_systems.record import records_path
-    from cs_systems.runner import preflight, prepare_folder
+    from cs_systems.runtime.journal import Journal
+    from cs_systems.runtime.sweep import preflight
 
     _check_predictable(configs, "--best-checkpoint")
     on_gpu = args.steps.device != "cpu" and preflight([replace(configs[0], device="cuda")])[0]["reason"] is None
     folder = args.sweep.folder("memory")
     if args.sweep.fresh and not args.sweep.dry_run:
-        prepare_folder(folder, fresh=True)  # once: each config and each plan is a sweep of its own
+        Journal.prepare(folder, fresh=True)  # once: each config and each plan is a sweep of its own
     args = replace(args, sweep=replace(args.sweep, out=folder, fresh=False))
     records = [record for config in configs for record in _proven(args, config, budget_bytes, on_gpu=on_gpu)]
     if args.sweep.dry_run:

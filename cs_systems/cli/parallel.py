@@ -95,7 +95,7 @@ ARGS = Parallel
 
 def run(args: Parallel) -> int:
     from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, told_beside
-    from cs_systems.runner import check
+    from cs_systems.runtime.sweep import check
 
     configs = cells(args)
     check(configs)

@@ -49,7 +49,7 @@ ARGS = Profile
 
 def run(args: Profile) -> int:
     from cs_systems.cli._sweep import run_and_report
-    from cs_systems.runner import profiler_commands
+    from cs_systems.runtime.sweep import profiler_commands
 
     options = _options(args)
     configs = [

@@ -13,7 +13,7 @@ from cs_systems.report.layout import is_timed
 from cs_systems.report.units import human
 
 if TYPE_CHECKING:
-    from cs_systems.runner import Progress
+    from cs_systems.runtime.sweep import Progress
 
 
 def outcome(record: RunRecord) -> str:

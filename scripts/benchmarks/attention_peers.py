@@ -24,7 +24,7 @@ from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunC
 from cs_systems.record import RunRecord
 from cs_systems.report.plot import save
 from cs_systems.report.rows import render_rows
-from cs_systems.runner import sweep
+from cs_systems.runtime.sweep import sweep
 
 BACKENDS = ["flash_cuda", "flash_gluon", "flash_attn", "sdpa_cudnn", "sdpa_flash"]
 ROWS = ["4,16,1024,64", "4,16,4096,64", "1,16,16384,64", "4,16,4096,128", "2,16,8192,128", "1,32,16384,128"]

@@ -31,7 +31,8 @@ from cs_systems.formulas.memory_fit import algorithm_of
 from cs_systems.formulas.memory_model import step_memory
 from cs_systems.record import DONE, Row, RunRecord, append_record, read_records, records_path
 from cs_systems.report.rows import render_rows
-from cs_systems.runner import preflight, prepare_folder, sweep
+from cs_systems.runtime.journal import Journal
+from cs_systems.runtime.sweep import preflight, sweep
 
 # Held out first, the largest of them before the small; what a budget leaves out is at the end.
 SIZES = ("2.7B", "xl", "large", "8B", "10B", "medium", "small")
@@ -175,7 +176,7 @@ def main() -> int:
         if row["reason"]:
             print(row["reason"], file=sys.stderr)
             return 3
-        measure(prepare_folder(args.out, fresh=False), args.budget_s)
+        measure(Journal.prepare(args.out).folder, args.budget_s)
     records, _ = read_records(args.out)
     said = "\n".join(f"- {sentence}" for sentence in explain(records))
     caption = "peak memory: predicted, measured, and their ratio less 1"

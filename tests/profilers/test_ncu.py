@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import cs_systems
-from cs_systems import crew, profiled
 from cs_systems.analysis import ncu as reports
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, RunConfig
 from cs_systems.profilers import ncu
 from cs_systems.record import RunRecord
+from cs_systems.runtime import profiled, supervisor
 
 TINY = RunConfig(
     model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=0, steps=1, profiler="ncu", profiler_args=("-k=a",)
@@ -165,7 +165,7 @@ def test_the_kernels_of_a_range_are_counted_on_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("fake")
 def test_the_command_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["profile", "--with", "ncu", "--kernel", "gemm", "--size", "tiny", "--device", "cpu", "--show-command"]
-    monkeypatch.setattr(crew.Crew, "on_cuda", lambda self, config: True)
+    monkeypatch.setattr(supervisor.Supervisor, "on_cuda", lambda self, config: True)
     assert main(words) == 0
     command = shlex.split(capsys.readouterr().out)
     assert command[4] == "ncu"

@@ -98,7 +98,7 @@ def test_the_command_is_shown_and_nothing_runs(
     command = shlex.split(capsys.readouterr().out)
     assert command[:3] == ["mkdir", "-p", str(tmp_path / "here")]
     assert command[3:6] == ["&&", "nsys", "profile"]
-    assert command[-3:-1] == ["-m", "cs_systems.worker"]
+    assert command[-3:-1] == ["-m", "cs_systems.runtime.worker"]
     assert json.loads(command[-1])["cells"][0]["model"]["name"] == "tiny"
     assert command[command.index("--stats=true") + 1] == "-w false"
     assert not (tmp_path / "here").exists()

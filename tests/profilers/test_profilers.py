@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 import cs_systems
-from cs_systems import plugins, profiled
+from cs_systems import plugins
 from cs_systems.analysis.compare import compare
 from cs_systems.cli import main
 from cs_systems.cli.profile import print_profile
 from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig
 from cs_systems.profilers import ProfileLost, Profiler
 from cs_systems.record import RunRecord, read_records
+from cs_systems.runtime import profiled as profiling
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=1, steps=3)
 PHASES = ["forward", "loss", "backward", "optimizer"]
@@ -141,7 +142,7 @@ def test_what_cannot_be_profiled_is_said_before_anything_runs(capsys: pytest.Cap
 def test_a_command_of_its_own_measures_the_cell(precision: str, said: str, status: int, tmp_path: Path) -> None:
     """What --show-command wraps: one request as an argument, for a person's own profiler."""
     config = replace(TINY, profiler="kineto", precision=Precision(precision))
-    argv = profiled.command(config, tmp_path / "mine", on_cuda=False)
+    argv = profiling.command(config, tmp_path / "mine", on_cuda=False)
     done = subprocess.run(argv, capture_output=True, text=True)
     assert (done.stdout.startswith(said), done.returncode) == (True, status), done.stderr
     assert [file.name for file in tmp_path.iterdir()] == (["mine.trace.json.gz"] if status == 0 else [])

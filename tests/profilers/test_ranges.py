@@ -5,7 +5,6 @@ The worker runs as it does under nsys; a library of a few lines stands in nsys's
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -15,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from cs_systems.config import PRESETS, Mode, RunConfig
-from cs_systems.process import run_request, worker_command
 from cs_systems.profilers.nsys import CAPTURE
+from cs_systems.runtime.channel import run_request, to_json
+from cs_systems.runtime.processes import worker_command
 
 SOURCE = Path(__file__).with_name("nvtx_injection.c")
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=1, steps=2, profiler="nsys")
@@ -41,7 +41,7 @@ def heard(config: RunConfig, library: Path, folder: Path) -> list[Span]:
     """Every range that measuring the cell opened, in order; each is closed in its own thread."""
     log = folder / "nvtx.log"
     surroundings = os.environ | {"NVTX_INJECTION64_PATH": str(library), "NVTX_LOG": str(log)}
-    argv = worker_command(json.dumps(run_request([config], 0, folder / "cell")))
+    argv = worker_command(to_json(run_request([config], 0, folder / "cell")))
     done = subprocess.run(argv, env=surroundings, capture_output=True, text=True)
     assert done.stdout == "ok\n", done.stderr
     spans: list[Span] = []

@@ -18,7 +18,7 @@ from study_axes import AXES
 
 from cs_systems.config import Precision, RunConfig, grid
 from cs_systems.record import RunRecord, append_record, read_records
-from cs_systems.runner import check
+from cs_systems.runtime.sweep import check
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = ROOT / "scripts"

@@ -16,7 +16,7 @@ from cs_systems import plugins
 from cs_systems.attention import AttentionCall, flash_triton
 from cs_systems.config import ConfigError
 from cs_systems.record import read_records
-from cs_systems.runner import run
+from cs_systems.runtime.sweep import run
 
 ROOT = Path(__file__).parents[2]
 RECORDED = ROOT / "profiles" / "c12_tile_sizes" / "cpu"

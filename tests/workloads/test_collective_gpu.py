@@ -10,7 +10,7 @@ from cs_systems.config import RunConfig
 from cs_systems.formulas.collectives import COLLECTIVES, CollectiveShape
 from cs_systems.record import RunRecord
 from cs_systems.report import collectives
-from cs_systems.runner import sweep
+from cs_systems.runtime.sweep import sweep
 
 SIZES, DTYPES = (1024, 16 * 2**20), ("fp32", "bf16")
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from cs_systems import plugins
 from cs_systems.config import RunConfig
-from cs_systems.process import run_request, worker_command
 from cs_systems.profilers import ProfileLost, Profiler
 from cs_systems.record import RunRecord
+from cs_systems.runtime.channel import run_request, to_json
+from cs_systems.runtime.processes import worker_command
 
 
 def prefix(folder: Path, config: RunConfig, repeat: int) -> Path:
@@ -27,7 +27,7 @@ def launcher(config: RunConfig, out: Path, *, on_cuda: bool) -> Callable[[list[s
 
 def command(config: RunConfig, out: Path, *, on_cuda: bool) -> list[str]:
     """The cell under its profiler as a command for a shell: an argument tells the worker what a pipe would."""
-    request = json.dumps(run_request([config], 0, out))
+    request = to_json(run_request([config], 0, out))
     return launcher(config, out, on_cuda=on_cuda)(worker_command(request))
 
 

@@ -1,4 +1,4 @@
-"""Cells become records, in this process. Floor 3: the worker calls it, and `run(config, in_process=True)`."""
+"""Execution of cells in this process: each becomes a record. For the worker, and `run(config, in_process=True)`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,15 @@ from cs_systems.device import Device, DeviceUnavailable
 from cs_systems.environment import environment
 from cs_systems.formulas import cost, peaks
 from cs_systems.record import Environment, Measurement, Row, RunRecord, Sample, make_key
+from cs_systems.runtime.channel import CellRecord, Message, Visit
+from cs_systems.runtime.plain_rows import check_phases, plain_row, plain_tables
+from cs_systems.runtime.process_state import ProcessState
 from cs_systems.timing import measure
 from cs_systems.watch.probes import Probes
 from cs_systems.workloads import CallableWorkload, Unavailable, Workload
 from cs_systems.workloads._module import ModuleStep
 
-Emit = Callable[[dict[str, Any]], None]
+Emit = Callable[[Message], object]
 # A resident workload that is visited again has compiled and allocated already; a step refills caches and clocks.
 REVISIT_WARMUP = 1
 # Residents may fill this share of the device by prediction; the rest is for what no formula knows.
@@ -94,41 +97,86 @@ class _Cell:
     held_bytes: int = 0  # of the device's memory, between its visits
     others_bytes: int = 0  # what other cells hold while this one is visited
     before: Environment | None = None
+    state: ProcessState | None = None  # of the process, as it left it between two visits
 
 
 def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None = None, emit: Emit) -> bool:
-    """Measure the cells together: round by round when there are several. Returns whether CUDA is still usable.
+    """Measure the cells, round by round when there are several. Returns False where the process is of no further use.
 
     out: what the names of a profiler's files begin with; a cell with a profiler comes alone.
 
-    Each cell ends in one `record` event, which says of a failure on N ranks whether it is only that of a peer. A cell
-    that fails leaves the others untouched.
+    Each cell ends in one `CellRecord`. A cell that fails leaves the others untouched, and each finds the process as it
+    was before the first: where that cannot be restored the process is of no further use either.
     """
     cells = [_Cell(i, c) for i, c in enumerate(configs)]
+    _load_sources(cells, emit)
+    clean = ProcessState()
     resident = _all_fit(cells, emit)
     alive = list(cells)
     for round in range(max(c.rounds for c in configs)):
         for cell in list(alive):
             if round >= cell.config.rounds:
                 continue
-            emit({"event": "visit", "cell": cell.index, "round": round})
-            record, usable, of_peers = None, True, False
-            try:
-                _visit(cell, round, out, shared=resident and len(cells) > 1)
-                if round + 1 == cell.config.rounds:
-                    record = _success(cell, repeat, resident and len(cells) > 1)
-            except Exception as error:  # the error boundary of a cell: whatever it raised becomes its record
-                record, usable = _failure(cell, repeat, error), not devices.is_poisoned(error)
-                of_peers = world.is_of_peers(error)
-            if record is not None:
+            emit(Visit(cell.index, round))
+            if cell.state is not None:
+                cell.state.restore()
+            reply, usable = _turn(cell, round, repeat, out, resident, len(cells) > 1)
+            if reply is None and len(cells) > 1:
+                cell.state = ProcessState()
+            disturbed = _disturbances(cell, clean) if usable and (reply or len(cells) > 1) else []
+            if disturbed and reply is None:
+                reply = CellRecord(cell.index, dataclasses.asdict(_disturber(cell, repeat, disturbed)))
+            if reply is not None:
                 alive.remove(cell)
-                told = {"cell": cell.index, "record": dataclasses.asdict(record), "of_peers": of_peers}
-                emit({"event": "record", **told})
-            if not usable:
-                return False  # nothing more can be asked of the device, not even to free what is left on it
-            if record is not None or not resident:
+                emit(reply)
+            if disturbed:
+                print(f"the worker is replaced: a cell left {', '.join(disturbed)}", file=sys.stderr)  # noqa: T201
+            if disturbed or not usable:
+                return False  # after lost CUDA nothing more can be asked, not even to free what is left on the device
+            if reply is not None or not resident:
                 _drop(cell)
     return True
+
+
+def _turn(
+    cell: _Cell, round: int, repeat: int, out: Path | None, resident: bool, shared: bool
+) -> tuple[CellRecord | None, bool]:
+    """Visit a cell. Returns its record, once it has failed or this was its last round, and whether CUDA is usable."""
+    try:
+        _visit(cell, round, out, shared=resident and shared)
+        if round + 1 < cell.config.rounds:
+            return None, True
+        return CellRecord(cell.index, dataclasses.asdict(_success(cell, repeat, resident and shared))), True
+    except Exception as raised:  # the error boundary of a cell: whatever it raised becomes its record
+        error = _readable(raised)
+        record = dataclasses.asdict(_failure(cell, repeat, error))
+        return CellRecord(cell.index, record, world.is_of_peers(error)), not devices.is_poisoned(error)
+
+
+def _load_sources(cells: list[_Cell], emit: Emit) -> None:
+    """Import the code from outside the package, so that what this changes in the process holds for all of its cells."""
+    for cell in cells:
+        if not cell.config.sources:
+            continue
+        emit(Visit(cell.index))  # if this kills or hangs the process, it was this cell
+        for package, name in (("workloads", cell.config.workload), ("attention", cell.config.attention)):
+            if plugins.is_foreign(name):
+                with suppress(Exception):  # raised again, and recorded, when the cell is built
+                    plugins.get(package, name)
+
+
+def _disturbances(cell: _Cell, clean: ProcessState) -> list[str]:
+    """Undo what the cell changed in the process; return what cannot be undone."""
+    left = [f"{name} changed" for name in clean.restore()]
+    return left + (clean.left_running() if cell.config.sources else [])
+
+
+def _disturber(cell: _Cell, repeat: int, disturbed: list[str]) -> RunRecord:
+    error = ConfigError(
+        f"it left {', '.join(disturbed)}, which would disturb the cells that are visited in turn with it; "
+        "measure it without --interleave"
+    )
+    return _failure(cell, repeat, error)
 
 
 def _all_fit(cells: list[_Cell], emit: Emit) -> bool:
@@ -138,7 +186,7 @@ def _all_fit(cells: list[_Cell], emit: Emit) -> bool:
     total = 0
     try:
         for cell in cells:
-            emit({"event": "visit", "cell": cell.index})  # if this kills or hangs the process, it was this cell
+            emit(Visit(cell.index))  # if this kills or hangs the process, it was this cell
             device = devices.resolve(cell.config.device)
             limit = cell.config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
             try:
@@ -226,8 +274,10 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     device = devices.resolve(cell.config.device)
     peaks = [max((p for p in column if p is not None), default=None) for column in zip(*cell.peaks, strict=True)]
     measurement = Measurement(device.clock, tuple(cell.samples), cell.setup_s, *peaks)
+    check_phases(measurement.phase_names())
     after = environment(device)
-    description = cell.workload.describe()
+    is_foreign = plugins.is_foreign(cell.config.workload)
+    description = plain_row("describe()", cell.workload.describe(), is_foreign)
     warnings = validity.caveats(
         measurement,
         cell.before,
@@ -260,7 +310,8 @@ def _provenance(config: RunConfig) -> Row:
 
 def _tables(cell: _Cell, device: Device) -> dict[str, list[Row]]:
     """What joins the record beside its samples: memory and cost, and the workload's own tables."""
-    own: dict[str, list[Row]] = getattr(cell.workload, "tables", dict)()
+    made: Any = getattr(cell.workload, "tables", dict)()
+    own: dict[str, list[Row]] = plain_tables(made) if plugins.is_foreign(cell.config.workload) else made
     return own | _cost_tables(cell, device)
 
 
@@ -325,4 +376,16 @@ def _classify(error: Exception) -> tuple[str, str]:
         return "unavailable", text
     if devices.is_out_of_memory(error):
         return "oom", text.split(". GPU ")[0].splitlines()[0]
-    return "error", f"{type(error).__name__}: {text}"
+    return "error", f"{type(error).__name__}: {text}"[:_LONGEST_REASON]
+
+
+_LONGEST_REASON = 4000
+
+
+def _readable(error: Exception) -> Exception:
+    """Return the error, or one that says which it is where its text cannot be made."""
+    try:
+        str(error).encode()
+        return error
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}, whose message cannot be read")

@@ -6,27 +6,23 @@ missing.
 
 from __future__ import annotations
 
-import fcntl
-import itertools
-import os
-import random
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cs_systems import parallel, plugins, profiled
+from cs_systems import parallel, plugins
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.crew import Crew
-from cs_systems.lifeline import rank_in_job
-from cs_systems.process import Event
 from cs_systems.profilers import Profiler
-from cs_systems.record import Row, RunRecord, append_record, records_path
+from cs_systems.record import DONE, Environment, Row, RunRecord, make_key
+from cs_systems.runtime import profiled, scheduler
+from cs_systems.runtime.channel import CellRecord, Message
+from cs_systems.runtime.journal import Journal
+from cs_systems.runtime.lifetime import torchrun_rank
+from cs_systems.runtime.supervisor import Supervisor
 
-_PROBE_BYTES = 1 << 20
 _YEAR_S = 365 * 86400  # the system cannot wait for any number of seconds
 
 
@@ -75,11 +71,11 @@ def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None 
     if config.is_distributed:
         raise ConfigError("ranks are processes of their own: leave in_process=True out")
     check([config])
-    from cs_systems.execute import run_cells
+    from cs_systems.runtime.execute import run_cells
 
-    events: list[Event] = []
-    run_cells([config], emit=events.append)
-    return RunRecord.from_dict(events[-1]["record"])
+    said: list[Message] = []
+    run_cells([config], emit=said.append)
+    return next(RunRecord.from_dict(message.record) for message in said if isinstance(message, CellRecord))
 
 
 def preflight(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -> list[Row]:
@@ -88,15 +84,18 @@ def preflight(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -
     timeout_s: for each config; without it, two minutes.
     """
     check(configs, timeout_s=timeout_s)
-    with Crew(timeout_s=timeout_s) as crew:
-        return crew.preflight(configs)
+    with Supervisor(timeout_s=timeout_s) as supervisor:
+        return supervisor.preflight(configs)
 
 
 def profiler_commands(configs: Sequence[RunConfig], folder: Path) -> list[list[str]]:
     """For each cell a command that measures it under its profiler as a sweep would; `folder` must exist by then."""
     check(configs)
-    with Crew() as crew:
-        return [profiled.command(c, profiled.prefix(folder.absolute(), c, 0), on_cuda=crew.on_cuda(c)) for c in configs]
+    with Supervisor() as supervisor:
+        prefixes = [profiled.prefix(folder.absolute(), c, 0) for c in configs]
+        return [
+            profiled.command(c, out, on_cuda=supervisor.on_cuda(c)) for c, out in zip(configs, prefixes, strict=True)
+        ]
 
 
 def sweep(
@@ -122,93 +121,83 @@ def sweep(
     interleave: visit all cells in turn, `rounds` times, instead of finishing one after the other.
     shuffle_seed: shuffle the order of the cells, in each repeat anew.
 
-    Of a job that torchrun started, rank 0 measures here and the others end with it: see `job`.
+    Of a job that torchrun started, rank 0 measures here and the others end with it: see `torchrun`.
 
     Raises ConfigError for malformed input, and OSError for a folder that cannot be written, before the first cell runs.
     """
     _follow_in_job()
     configs = list(dict.fromkeys(configs))
     check(configs, repeats, timeout_s)
-    folder = None if out is None else prepare_folder(out, fresh=fresh)
+    journal = None if out is None else Journal.prepare(out, fresh=fresh)
     done, total = 0, len(configs) * repeats
 
     def report(**news: Any) -> None:
         on_progress(Progress(done, total, **news))
 
-    with _only_writer(folder):
+    with journal.locked() if journal else nullcontext():
         for repeat in range(repeats):
-            with Crew(folder, timeout_s) as crew:
+            with Supervisor(journal, timeout_s) as supervisor:
                 missing = configs
-                if folder is not None:
-                    missing = crew.missing(configs, repeat, skip_oom, on_note=lambda note: report(note=note))
+                if journal is not None:
+                    supervisor.record_lost(configs)
+                    missing = _missing(journal, supervisor, configs, repeat, skip_oom, lambda note: report(note=note))
                 recorded = len(configs) - len(missing)
                 done += recorded
                 if shuffle_seed is not None:
-                    missing = random.Random(shuffle_seed + repeat).sample(missing, len(missing))
+                    missing = scheduler.shuffled(missing, shuffle_seed + repeat)
                 if recorded:
                     report(note=f"{recorded} {'cell is' if recorded == 1 else 'cells are'} recorded already")
-                for record in crew.measure(missing, repeat, interleave, skip_oom, on_visit=lambda c: report(config=c)):
-                    if folder is not None:
-                        append_record(folder, record)
+                for record in supervisor.measure(missing, repeat, interleave, skip_oom, lambda c: report(config=c)):
+                    if journal is not None:
+                        journal.append(record)
                     done += 1
                     report(record=record)
                     yield record
 
 
+def _missing(
+    journal: Journal,
+    supervisor: Supervisor,
+    configs: list[RunConfig],
+    repeat: int,
+    skip_oom: bool,
+    on_note: Callable[[str], None],
+) -> list[RunConfig]:
+    """Return the cells that the journal does not hold yet, those that failed before at last.
+
+    Raises ConfigError if it was measured elsewhere or by other code.
+    """
+    records, complaints = journal.read()
+    for complaint in complaints:
+        on_note(complaint)
+    if not records:
+        return configs
+    for record in records:
+        if record.environment is not None:
+            _same_origin(record.environment, supervisor.environment(record.run_config.device), journal.folder)
+    status = {record.key: record.status for record in records if skip_oom or not record.predicted}
+    found = {c: status.get(make_key(c, repeat, supervisor.environment(c.device))) for c in configs}
+    unavailable = [c for c in configs if found[c] == "unavailable"]
+    rows = supervisor.preflight(unavailable) if unavailable else []
+    remedied = {c for c, row in zip(unavailable, rows, strict=True) if row["reason"] is None}
+    missing = [c for c in configs if found[c] not in DONE or c in remedied]
+    return sorted(missing, key=lambda c: found[c] is not None)
+
+
+def _same_origin(recorded: Environment, now: Environment, folder: Path) -> None:
+    """Raise ConfigError when a folder's records come from another torch, device or version of this code."""
+    for what, name in (("torch", "torch"), ("device", "device_name"), ("cs_systems code", "code_version")):
+        before, after = getattr(recorded, name), getattr(now, name)
+        if before != after:
+            raise ConfigError(
+                f"{folder} holds records of {what} {before}, this is {after}: they would not be comparable; "
+                "choose another --out, or start over with --fresh"
+            )
+
+
 def _follow_in_job() -> None:
-    """Of the ranks of torchrun's all but 0 only answer it, and end with it."""
-    if rank_in_job():
-        from cs_systems.job import follow
+    """Answer rank 0 and end with it, as all other ranks of a job of torchrun's do."""
+    if torchrun_rank():
+        from cs_systems.runtime.torchrun import follow
 
         sys.exit(follow())
-
-
-@contextmanager
-def _only_writer(folder: Path | None) -> Iterator[None]:
-    """Hold the folder for this sweep: two at once would measure each other. Raises ConfigError where it is held."""
-    if folder is None:
-        yield
-        return
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"another sweep is writing to {folder}: wait for it, or choose another --out") from None
-        yield
-
-
-def prepare_folder(out: str | Path, *, fresh: bool) -> Path:
-    """Make the folder and prove that it can be written, before hours are spent on what could not be kept.
-
-    fresh: put its records aside. Raises OSError where it cannot be written, ConfigError while a sweep writes what is to
-    be put aside.
-    """
-    folder = Path(out)
-    if folder.is_file():
-        raise OSError(f"cannot write to {folder}: it is a file; choose another --out, a folder of records")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".probe"
-        try:
-            with probe.open("wb") as stream:
-                stream.write(b"\0" * _PROBE_BYTES)
-                stream.flush()
-                os.fsync(stream.fileno())
-        finally:
-            probe.unlink(missing_ok=True)
-        file = records_path(folder)
-        if file.exists():
-            file.open("ab").close()
-    except OSError as error:
-        raise OSError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
-    if fresh and file.exists():
-        with _only_writer(folder):
-            file.rename(_aside(file))
-    return folder
-
-
-def _aside(file: Path) -> Path:
-    """What no file is called yet: --fresh may be given twice within a second."""
-    until = f"records-until-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = itertools.chain([until], (f"{until}-{number}" for number in itertools.count(2)))
-    return next(path for name in names if not (path := file.with_name(f"{name}.jsonl")).exists())

@@ -1,7 +1,8 @@
-"""The ranks of a job that torchrun started, of any number of nodes: this process is one of them. Floor 3.
+"""Ranks of a job that torchrun started, on any number of nodes: this process is one of them.
 
 The command runs on rank 0 alone, which alone writes records and prints; it asks the others through the launcher's
-store, and they answer as workers do. For `crew`, `Job` is what `Ranks` are, but that rank 0 measures in this process:
+store, and they answer as workers do. For the supervisor, `Job` is what `Ranks` are, but that rank 0 measures in this
+process:
 
     torchrun --nproc-per-node 2 -m cs_systems comm --world-size 2 --out runs/comm
 
@@ -15,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
 import os
 import select
 import signal
@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -34,17 +33,18 @@ from torch.distributed.rendezvous import rendezvous
 
 from cs_systems import device as devices
 from cs_systems import world
-from cs_systems.lifeline import die_with_parent
-from cs_systems.slowest import failed, verdict
-from cs_systems.worker import answer, serve
+from cs_systems.runtime import channel
+from cs_systems.runtime.channel import CellRecord, Done, Join, Joined, Message, Ready, Visit
+from cs_systems.runtime.lifetime import die_with_parent, is_running
+from cs_systems.runtime.worker import answer, serve
+from cs_systems.slowest import verdict
 
-Event = dict[str, Any]
 Lost = Callable[[str, str], None]
 SETTLE_S = 2.0  # for the peers of a rank that failed to say what they know
 START_TIMEOUT_S = 120.0
 EXIT_LOST = 4
 _LOOK_S = 0.5  # how often the thread beside a measuring rank 0 looks for what the others have said
-_END = ""
+_END = b""
 
 
 class JobLost(RuntimeError):
@@ -67,47 +67,47 @@ def follow() -> int:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     rank, store = int(os.environ["RANK"]), _connect()
-    introduction = {"rank": rank, "pid": os.getpid(), "host": socket.gethostname()}
-    serve(_requests(store), _Replies(store, rank), introduction)
+    replies = _Replies(store, rank)
+    serve(
+        _requests(store),
+        replies.send,
+        Ready(os.getpid(), devices.resolve_or_cpu("auto").name, rank, socket.gethostname()),
+    )
     world.leave()
     return 0
 
 
-def _requests(store: Any) -> Iterator[str]:
+def _requests(store: Any) -> Iterator[Message]:
     for number in itertools.count():
-        if (line := _wait_for(store, f"request/{number}")) == _END:
+        if (frame := _wait_for(store, f"request/{number}")) == _END:
             return
-        yield line
+        yield channel.decode(frame, None, number)
 
 
-def _wait_for(store: Any, key: str, timeout_s: float | None = None) -> str:
-    """The value once it is there. Raises TimeoutError; what the store raises when it is gone, else."""
+def _wait_for(store: Any, key: str, timeout_s: float | None = None) -> bytes:
+    """Return the value once it is there. Raises TimeoutError; what the store raises when it is gone, else."""
     end = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         left = 60.0 if end is None else max(0.01, end - time.monotonic())
         try:
             store.wait([key], timedelta(seconds=left))
-            return str(store.get(key).decode())
+            return bytes(store.get(key))
         except dist.DistStoreError:
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError(key) from None
 
 
 class _Replies:
-    """Where a rank writes its events, one line each; the first failure in a request is told aloud too."""
+    """The replies of one rank, in the store; the first failure in a request is told aloud too."""
 
     def __init__(self, store: Any, rank: int) -> None:
         self._store, self._rank, self._count = store, rank, 0
 
-    def write(self, line: str) -> None:
-        event = json.loads(line)
-        self._store.set(f"reply/{self._rank}/{self._count}", line)
+    def send(self, message: Message) -> None:
+        self._store.set(f"reply/{self._rank}/{self._count}", channel.encode(message, os.getpid(), self._count))
         self._count += 1
-        if event["event"] == "record" and failed(event) and not event["of_peers"]:
+        if isinstance(message, CellRecord) and message.failed and not message.of_peers:
             self._store.set("failed", str(self._rank))
-
-    def flush(self) -> None:
-        return
 
 
 class Job:
@@ -118,16 +118,20 @@ class Job:
         self._others = range(1, int(os.environ["WORLD_SIZE"]))
         self._read = dict.fromkeys(self._others, 0)  # of each rank's replies
         self._devices: dict[int, str] = {}
-        self._hellos = {rank: self._next(rank, None) for rank in self._others}
+        self._hellos: dict[int, Ready] = {}
+        for rank in self._others:
+            hello = self._next(rank, None)
+            assert isinstance(hello, Ready)
+            self._hellos[rank] = hello
         self._kind: Any = None
-        self.hello: Event = {"event": "ready", "device": devices.resolve("auto").name}
+        self.hello = Ready(os.getpid(), devices.resolve("auto").name)
         self.lost: Lost = lambda status, reason: None
 
     def of_kind(self, kind: Any, lost: Lost) -> Job:
         """The ranks joined for cells of that kind. lost: told a status and a reason where this process ends at once."""
         self.lost = lost
         if kind != self._kind:
-            for _ in self.request(op="join", device=kind.device, patience_s=kind.patience_s):
+            for _ in self.request(Join(kind.device, kind.patience_s)):
                 pass
             self._kind = kind
         return self
@@ -143,62 +147,64 @@ class Job:
         """Let the other ranks end."""
         self._store.set(f"request/{self._count}", _END)
 
-    def request(self, timeout_s: float | None = None, **request: Any) -> Iterator[Event]:
-        """As `Ranks.request`; a cell's visits are told when it is done. Raises JobLost."""
+    def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
+        """Do as `Ranks.request`; a cell's visits are told when it is done. Raises JobLost."""
         self._store.delete_key("failed")
-        self._store.set(f"request/{self._count}", json.dumps(request))
+        self._store.set(f"request/{self._count}", channel.encode(request, os.getpid(), self._count))
         self._count += 1
-        mine: list[Event] = []
-        answers: dict[int, dict[int, Event]] = {}
+        mine: list[Message] = []
+        answers: dict[int, dict[int, CellRecord]] = {}
         with self._watched(timeout_s):
             answer(request, mine.append)
-            for event in mine:
-                self._note(0, event, answers)
+            for message in mine:
+                self._note(0, message, answers)
             silent = [rank for rank in self._others if not self._hear(rank, answers, mine)]
         names = [self._name(rank) for rank in range(len(self._others) + 1)]
-        for event in mine:
-            if event["event"] == "visit":
-                yield event
-            if event["event"] != "record":
+        for message in mine:
+            if isinstance(message, Visit):
+                yield message
+            if not isinstance(message, CellRecord):
                 continue
-            of_cell = answers[event["cell"]]
-            told = any(failed(a) and not a["of_peers"] for a in of_cell.values())
+            of_cell = answers[message.cell]
+            told = any(a.failed and not a.of_peers for a in of_cell.values())
             if silent and not told and len(of_cell) < len(names):
                 self.lost(*self._why_silent([rank for rank in self._others if rank not in of_cell]))
                 raise JobLost
             record = verdict(of_cell, names)
-            yield {"event": "record", "cell": event["cell"], "record": dataclasses.asdict(record)}
-            if len(of_cell) < len(names) or any(a["of_peers"] for a in of_cell.values()):
+            yield CellRecord(message.cell, dataclasses.asdict(record))
+            if len(of_cell) < len(names) or any(a.of_peers for a in of_cell.values()):
                 raise JobLost
 
-    def _hear(self, rank: int, answers: dict[int, dict[int, Event]], mine: list[Event]) -> bool:
+    def _hear(self, rank: int, answers: dict[int, dict[int, CellRecord]], mine: list[Message]) -> bool:
         """Note a rank's answers up to its last; False where it does not come to that, though this one is done."""
         allowed_s = self._kind.patience_s if self._kind else START_TIMEOUT_S
-        if any(failed(event) for event in mine if event["event"] == "record"):
+        if any(message.failed for message in mine if isinstance(message, CellRecord)):
             allowed_s = SETTLE_S
         while True:
             try:
-                event = self._next(rank, allowed_s)
+                message = self._next(rank, allowed_s)
             except TimeoutError:
                 return False
-            self._note(rank, event, answers)
-            if event["event"] == "done":
+            self._note(rank, message, answers)
+            if isinstance(message, Done):
                 return True
 
-    def _note(self, rank: int, event: Event, answers: dict[int, dict[int, Event]]) -> None:
-        if event["event"] == "joined":
-            self._devices[rank] = event["device"]
-        elif event["event"] == "record":
-            answers.setdefault(event["cell"], {})[rank] = event
+    def _note(self, rank: int, message: Message, answers: dict[int, dict[int, CellRecord]]) -> None:
+        if isinstance(message, Joined):
+            self._devices[rank] = message.device
+        elif isinstance(message, CellRecord):
+            answers.setdefault(message.cell, {})[rank] = message
 
-    def _next(self, rank: int, timeout_s: float | None) -> Event:
-        event: Event = json.loads(_wait_for(self._store, f"reply/{rank}/{self._read[rank]}", timeout_s))
+    def _next(self, rank: int, timeout_s: float | None) -> Message:
+        number = self._read[rank]
+        pid = self._hellos[rank].pid if number else None
+        message = channel.decode(_wait_for(self._store, f"reply/{rank}/{number}", timeout_s), pid, number)
         self._read[rank] += 1
-        return event
+        return message
 
     def _name(self, rank: int) -> str:
-        host = self._hellos[rank]["host"] if rank else socket.gethostname()
-        hosts = {socket.gethostname(), *(hello["host"] for hello in self._hellos.values())}
+        host = self._hellos[rank].host if rank else socket.gethostname()
+        hosts = {socket.gethostname(), *(hello.host for hello in self._hellos.values())}
         where = f" of {host}" if len(hosts) > 1 else ""
         return f"rank {rank} on {self._devices.get(rank, 'an unknown device')}{where}"
 
@@ -211,8 +217,8 @@ class Job:
 
     def _dead(self, ranks: list[int]) -> list[int]:
         """Those of this host that are no more than a number."""
-        mine = [rank for rank in ranks if self._hellos[rank]["host"] == socket.gethostname()]
-        return [rank for rank in mine if not _runs(self._hellos[rank]["pid"])]
+        mine = [rank for rank in ranks if self._hellos[rank].host == socket.gethostname()]
+        return [rank for rank in mine if not is_running(self._hellos[rank].pid)]
 
     @contextlib.contextmanager
     def _watched(self, timeout_s: float | None) -> Iterator[None]:
@@ -254,9 +260,10 @@ class Job:
 
     def _tell_failure(self, rank: int, store: Any) -> None:
         for number in itertools.count(self._read[rank]):
-            event = json.loads(_wait_for(store, f"reply/{rank}/{number}", SETTLE_S))
-            if event["event"] == "record" and failed(event):
-                record = event["record"]
+            frame = _wait_for(store, f"reply/{rank}/{number}", SETTLE_S)
+            message = channel.decode(frame, self._hellos[rank].pid, number)
+            if isinstance(message, CellRecord) and message.failed:
+                record = message.record
                 self._give_up(record["status"], f"{self._name(rank)}: {record['reason']}")
 
     def _give_up(self, status: str, reason: str) -> None:
@@ -274,10 +281,3 @@ def job() -> Job:
     made = Job()
     atexit.register(made.end)
     return made
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -1,0 +1,351 @@
+"""Channel between a supervisor and its workers: typed messages in frames that only their writer can have made.
+
+A frame is a header (magic, the writer's PID, the message's number, the length of the body, a checksum of these and one
+of the body) and a body of JSON. A reader takes frames of one writer, in order, and nothing else: what somebody's step
+writes to descriptors that it did not open, or a child that it forks, raises ChannelError, which costs the cell in which
+it happens and no other.
+
+The same messages go through pipes (`Sender`, `Receiver`) and through the store of a job that torchrun started
+(`encode`, `decode`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import types
+import typing
+import zlib
+from dataclasses import dataclass
+from typing import NoReturn
+
+from cs_systems.config import RunConfig
+
+_MAGIC = b"\x1eCS1"
+_HEADER = struct.Struct(">4sIIIII")
+_LONGEST_BYTES = 1 << 30
+EXIT_FORKED, EXIT_LOST = 81, 82
+
+
+class ChannelError(RuntimeError):
+    """Something that is no message of the worker arrived; the text says what, and is the reason of the cell."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A request or a reply. Fields are plain JSON values."""
+
+
+@dataclass(frozen=True)
+class Run(Message):
+    """Measure cells together. `out`: what a profiler's files begin with. Replies: `Visit`, `CellRecord`, `Done`."""
+
+    cells: list
+    repeat: int = 0
+    out: str | None = None
+
+    @property
+    def configs(self) -> list[RunConfig]:
+        return [RunConfig.from_dict(cell) for cell in self.cells]
+
+
+@dataclass(frozen=True)
+class Preflight(Message):
+    """Predict cells without running them. Replies: a `Predicted` each."""
+
+    cells: list
+
+
+@dataclass(frozen=True)
+class Describe(Message):
+    """Describe machine and software. Reply: `Described`."""
+
+    device: str
+
+
+@dataclass(frozen=True)
+class CountDevices(Message):
+    """Check that so many ranks can have a device each. Reply: `Counted`."""
+
+    device: str
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Join(Message):
+    """Join the process group of all ranks. Reply: `Joined`."""
+
+    device: str
+    patience_s: float
+
+
+@dataclass(frozen=True)
+class Diagnose(Message):
+    """Check what works on this machine. Reply: `Diagnosed`."""
+
+
+@dataclass(frozen=True)
+class Ready(Message):
+    """First message of a worker: its PID, its rank, its host, and the device that `auto` means there."""
+
+    pid: int
+    device: str
+    rank: int = 0
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Visit(Message):
+    """A cell's turn begins. `log_bytes`: the size of the worker's log at that moment."""
+
+    cell: int
+    round: int | None = None
+    log_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class CellRecord(Message):
+    """A cell is done. `of_peers`: it failed only because another rank was lost or did not come."""
+
+    cell: int
+    record: dict
+    of_peers: bool = False
+
+    @property
+    def failed(self) -> bool:
+        return self.record["status"] not in ("ok", "unavailable")
+
+
+@dataclass(frozen=True)
+class Predicted(Message):
+    """A row of `reason`, `predicted_peak_bytes` and `device_memory_bytes`."""
+
+    row: dict
+
+
+@dataclass(frozen=True)
+class Described(Message):
+    """An `Environment` as a mapping."""
+
+    environment: dict
+
+
+@dataclass(frozen=True)
+class Counted(Message):
+    """`reason`: why so many ranks cannot have a device each, None where they can."""
+
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Joined(Message):
+    """The device that this rank has."""
+
+    device: str
+
+
+@dataclass(frozen=True)
+class Diagnosed(Message):
+    """Rows of `check`, `state`, `found` and `remedy`."""
+
+    rows: list
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """Last reply to a request. `usable`: the worker can take another one."""
+
+    usable: bool
+
+
+_TYPES = {kind.__name__: kind for kind in Message.__subclasses__()}
+
+
+def _field_types(kind: type[Message]) -> dict[str, tuple[type, ...]]:
+    """Types that each field takes: of `str | None` both, of a float whole numbers too."""
+    found = {}
+    for name, hint in typing.get_type_hints(kind).items():
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        found[name] = (*options, int) if float in options else options
+    return found
+
+
+_FIELDS = {kind: _field_types(kind) for kind in Message.__subclasses__()}
+REPLIES: dict[type[Message], tuple[type[Message], ...]] = {
+    Run: (Visit, CellRecord),
+    Preflight: (Predicted,),
+    Describe: (Described,),
+    CountDevices: (Counted,),
+    Join: (Joined,),
+    Diagnose: (Diagnosed,),
+}
+
+
+def run_request(configs: typing.Sequence[RunConfig], repeat: int = 0, out: object = None) -> Run:
+    """Build the request that measures these cells; `out` is what a profiler's files begin with."""
+    return Run([c.to_dict() for c in configs], repeat, None if out is None else str(out))
+
+
+def to_json(message: Message) -> str:
+    return json.dumps({"type": type(message).__name__, **vars(message)})
+
+
+def from_json(text: str | bytes) -> Message:
+    """Read a message. Raises ChannelError where it is none, or a field has another type than it is declared with."""
+    try:
+        fields = json.loads(text)
+        kind = _TYPES[fields.pop("type")]
+        message = kind(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ChannelError(f"no message of a worker: {type(error).__name__}") from error
+    for name, allowed in _FIELDS[kind].items():
+        if not isinstance(getattr(message, name), allowed):
+            raise ChannelError(f"no message of a worker: {kind.__name__}.{name} is of the wrong type")
+    return message
+
+
+def encode(message: Message, pid: int, number: int) -> bytes:
+    """Make the frame of a message."""
+    body = to_json(message).encode()
+    start = struct.pack(">4sIII", _MAGIC, pid, number, len(body))
+    return start + struct.pack(">II", zlib.crc32(start), zlib.crc32(body)) + body
+
+
+def decode(frame: bytes, pid: int | None, number: int) -> Message:
+    """Read one whole frame of that writer and number. Raises ChannelError."""
+    data = bytearray(frame)
+    message = _take(data, pid, number)
+    if message is None or data:
+        raise ChannelError("no message of a worker: its frame is cut or too long")
+    return message
+
+
+def _take(data: bytearray, pid: int | None, number: int) -> Message | None:
+    """Remove the message that `data` begins with and return it; None while it is not whole.
+
+    pid: of the writer; None takes any. Raises ChannelError.
+    """
+    if not _MAGIC.startswith(begin := bytes(data[: len(_MAGIC)])) and begin != _MAGIC:
+        raise _foreign(data)
+    if len(data) < _HEADER.size:
+        return None
+    _, writer, counted, length, header_sum, body_sum = _HEADER.unpack_from(data)
+    if zlib.crc32(data[: _HEADER.size - 8]) != header_sum or length > _LONGEST_BYTES:
+        raise _foreign(data)
+    if len(data) < (end := _HEADER.size + length):
+        return None
+    body = bytes(data[_HEADER.size : end])
+    if zlib.crc32(body) != body_sum:
+        raise _foreign(data)
+    if pid not in (None, writer):
+        raise ChannelError(
+            f"process {writer}, which the step forked, answered in the worker's place; end a forked child with os._exit"
+        )
+    if counted != number:
+        raise ChannelError(f"message {counted} arrived where message {number} was due: somebody repeats the worker's")
+    del data[:end]
+    return from_json(body)
+
+
+def _foreign(data: bytearray) -> ChannelError:
+    return ChannelError(
+        f"the step wrote to the worker's own pipe ({bytes(data[:20])!r}…); "
+        "write only to descriptors that the step opened"
+    )
+
+
+class Receiver:
+    """Reading end of a pipe: collects the messages of one writer.
+
+    closed: the writer has closed its end. Its PID is the first message's, which must be `Ready`.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.closed = descriptor, False
+        self._pid: int | None = None
+        self._number, self._data = 0, bytearray()
+        os.set_blocking(descriptor, False)
+
+    def messages(self) -> list[Message]:
+        """Return what has arrived since the last call. Raises ChannelError, after which nothing more can be read."""
+        found: list[Message] = []
+        while not self.closed:
+            try:
+                chunk = os.read(self.descriptor, 1 << 16)
+            except BlockingIOError:
+                break
+            self.closed = not chunk
+            self._data += chunk
+            while self._data and (message := _take(self._data, self._pid, self._number)) is not None:
+                if self._pid is None:
+                    if not isinstance(message, Ready):
+                        raise ChannelError("a worker's first message was not Ready")
+                    self._pid = message.pid
+                self._number += 1
+                found.append(message)
+        return found
+
+
+class Sender:
+    """Writing end of a pipe, in a worker. It ends the process where it is no longer the worker's own pipe.
+
+    A child that the worker forks closes its copy, so that the pipe ends with the worker, and ends itself when it comes
+    to send something: it has returned into a loop that is not its own.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._pid, self._number = descriptor, os.getpid(), 0
+        self._identity = _identity(descriptor)
+        os.set_inheritable(descriptor, False)
+        os.register_at_fork(after_in_child=self._leave)
+
+    def _leave(self) -> None:
+        if _identity(self._descriptor) == self._identity:
+            os.close(self._descriptor)
+
+    def send(self, message: Message) -> None:
+        if os.getpid() != self._pid:
+            os._exit(EXIT_FORKED)
+        frame = memoryview(encode(message, self._pid, self._number))
+        self._number += 1
+        if _identity(self._descriptor) != self._identity:
+            _end("the step closed or replaced the worker's own pipe")
+        try:
+            while frame:
+                frame = frame[os.write(self._descriptor, frame) :]
+        except OSError as error:
+            _end(f"the supervisor is gone: {error}")
+
+
+def _end(reason: str) -> NoReturn:
+    try:
+        os.write(2, f"{reason}\n".encode())
+    finally:
+        os._exit(EXIT_LOST)
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def requests(descriptor: int) -> typing.Iterator[Message]:
+    """Yield the requests that arrive in a worker, until the supervisor closes the pipe. Frames are its own alone."""
+    os.set_inheritable(descriptor, False)
+    data, number = bytearray(), 0
+    while True:
+        while data and (message := _take(data, None, number)) is not None:
+            number += 1
+            yield message
+        try:
+            chunk = os.read(descriptor, 1 << 16)
+        except OSError:  # somebody's step closed it
+            sys.exit(EXIT_LOST)
+        if not chunk:
+            return
+        data += chunk

@@ -1,0 +1,147 @@
+"""Guardian of worker processes: starts them, and ends their whole process tree when they end or their parent does.
+
+The supervisor runs this file as a script of its own, `python -I -S guardian.py PLAN`, without the package and without
+torch. It is the reaper of all that the workers start: a child that they fork, detach or forget becomes its own child
+when its parent ends (PR_SET_CHILD_SUBREAPER, Linux), so that nothing outlives the tree, even where the supervisor was
+killed by SIGKILL. Elsewhere than on Linux it ends the workers' process groups.
+
+PLAN is JSON: `control`, the read end of a pipe that closes when the supervisor ends; `status`, the write end of a pipe
+for its reports; `parent`, the supervisor's PID; `commands`, each {argv, env, fds, log}; `scratch`, the prefix of a
+private folder to make and at last to remove, or null. `{scratch}` in an argument or a log means that folder.
+
+Reports are lines: `scratch PATH`, then `exit INDEX STATUS` for each command as it ends, with the signal's number
+negated. It ends when all commands have ended, or when the control pipe closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+_POLL_S = 0.005
+
+
+def prctl(option: int, value: int) -> None:
+    """Call Linux's prctl; do nothing where there is none."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+class Guardian:
+    """The commands of one plan, their exit statuses, and everything that descends from them."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self._control, self._status, self._parent = plan["control"], plan["status"], plan["parent"]
+        self._scratch = tempfile.mkdtemp(prefix=plan["scratch"]) if plan["scratch"] else None
+        self._plan = plan["commands"]
+        self._running: dict[int, int] = {}  # PID → index of the command
+
+    def run(self) -> None:
+        """Start the commands and return when nothing of them is left."""
+        ear, mouth = os.pipe()
+        os.set_blocking(mouth, False)
+        signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # sent by the kernel when the supervisor's thread ends
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        try:
+            if self._scratch:
+                self._report(f"scratch {self._scratch}")
+            for index, command in enumerate(self._plan):
+                self._start(index, command)
+            while self._running and os.getppid() == self._parent:
+                ready, _, _ = select.select([self._control, ear], [], [])
+                if self._control in ready:
+                    break
+                os.read(ear, 4096)
+                self._reap()
+        finally:
+            self._end_tree()
+            if self._scratch:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _report(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # the supervisor may have ended
+            os.write(self._status, f"{line}\n".encode())
+
+    def _filled(self, text: str) -> str:
+        return text.replace("{scratch}", self._scratch or "")
+
+    def _start(self, index: int, command: dict[str, Any]) -> None:
+        output = open(self._filled(command["log"]), "ab") if command["log"] else None  # noqa: SIM115, PTH123
+        process = subprocess.Popen(
+            [self._filled(word) for word in command["argv"]],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=os.environ | command["env"],
+            pass_fds=command["fds"],
+            start_new_session=True,
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+        )
+        process.returncode = 0  # its exit status is read by `_reap`
+        self._running[process.pid] = index
+        for descriptor in command["fds"]:
+            os.close(descriptor)
+        if output is not None:
+            output.close()
+
+    def _reap(self) -> bool:
+        """Collect the exit status of every child that has ended; return whether any child is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid in self._running:
+                self._report(f"exit {self._running.pop(pid)} {os.waitstatus_to_exitcode(status)}")
+
+    def _end_tree(self) -> None:
+        groups = list(self._running)
+        while True:
+            for pid in descendants(os.getpid()):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            for group in groups:
+                with contextlib.suppress(OSError):
+                    os.killpg(group, signal.SIGKILL)
+            if not self._reap():
+                return
+            groups = list(self._running)
+            time.sleep(_POLL_S)
+
+
+def descendants(root: int) -> set[int]:
+    """Return the PIDs of all processes that descend from `root`, as /proc tells; empty where there is no /proc."""
+    parents = {}
+    try:
+        names = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    except OSError:
+        return set()
+    for name in names:
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:  # noqa: PTH123
+            parents[int(name)] = int(stat.read().rpartition(b")")[2].split()[1])
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {root}
+
+
+if __name__ == "__main__":
+    Guardian(json.loads(sys.argv[1])).run()

@@ -1,0 +1,131 @@
+"""Journal of a sweep: the folder of its records. One sweep at a time writes it, and a killed one loses nothing.
+
+Records are appended and forced to disk one by one; what a folder holds is never changed. Beside them lie the lock that
+a sweep holds, and, in a job that torchrun started, the name of the cell that is being measured.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.record import RunRecord, append_record, readable_records, records_path
+
+_PROBE_BYTES = 1 << 20
+
+
+class Journal:
+    """Records of one folder.
+
+    Raises OSError where the folder cannot be written, and ConfigError where another sweep writes it or a file of a name
+    that the journal uses is no plain file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def log(self) -> Path:
+        """File of the workers' output."""
+        return self.folder / "worker.log"
+
+    @property
+    def _running(self) -> Path:
+        return self.folder / ".running"
+
+    @classmethod
+    def prepare(cls, out: str | Path, *, fresh: bool = False) -> Journal:
+        """Make the folder and prove that it can be written, before hours are spent on what could not be kept.
+
+        fresh: put its records aside.
+        """
+        folder = Path(out)
+        if folder.is_file():
+            raise OSError(f"cannot write to {folder}: it is a file; choose another --out, a folder of records")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(prefix=".probe-", dir=folder) as probe:
+                probe.write(b"\0" * _PROBE_BYTES)
+                probe.flush()
+                os.fsync(probe.fileno())
+            journal, file = cls(folder), records_path(folder)
+            for own in (file, journal.log, journal._running):
+                if own.exists():
+                    _open_plain(own, os.O_RDWR | os.O_APPEND).close()
+        except OSError as error:
+            raise OSError(f"cannot write to {folder}: {error.strerror or error}; choose another --out") from error
+        if fresh and file.exists():
+            with journal.locked():
+                file.rename(_aside(file))
+        return journal
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder for this sweep: two at once would measure each other."""
+        try:
+            lock = _open_plain(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise ConfigError(f"{self.folder / '.lock'} is a link: remove it, or choose another --out") from None
+            raise
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another sweep is writing to {self.folder}: wait for it, or choose another --out"
+                ) from None
+            yield
+
+    def read(self) -> tuple[list[RunRecord], list[str]]:
+        """Return the records that can be read, and a complaint about each line that cannot.
+
+        Raises ConfigError for a record of a newer schema: it must not be mixed with this version's.
+        """
+        file = records_path(self.folder)
+        return readable_records(file) if file.exists() else ([], [])
+
+    def append(self, record: RunRecord) -> None:
+        append_record(self.folder, record)
+
+    def mark_running(self, config: RunConfig, repeat: int) -> None:
+        """Note which cell is being measured, for a process that may be killed with it."""
+        with _open_plain(self._running, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW) as marker:
+            marker.write(f"{config.key()} {repeat}".encode())
+
+    def unmark_running(self) -> None:
+        self._running.unlink(missing_ok=True)
+
+    def found_running(self, configs: Sequence[RunConfig]) -> tuple[RunConfig, int] | None:
+        """Return the cell, of these, and the repeat in which an earlier job was killed; None where none was."""
+        try:
+            key, repeat = self._running.read_text().split()
+            return next((config, int(repeat)) for config in configs if config.key() == key)
+        except (FileNotFoundError, ValueError, StopIteration):  # or it was killed before it had begun to measure
+            return None
+
+
+def _open_plain(path: Path, flags: int) -> IO[bytes]:
+    """Open a plain file; never wait for a FIFO's other end. Raises OSError for anything else."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(f"{path} is no plain file: remove it, or choose another --out")
+    return os.fdopen(descriptor, "rb+" if flags & os.O_RDWR else "wb")
+
+
+def _aside(file: Path) -> Path:
+    """Return a name that no file has yet: --fresh may be given twice within a second."""
+    until = f"records-until-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = itertools.chain([until], (f"{until}-{number}" for number in itertools.count(2)))
+    return next(path for name in names if not (path := file.with_name(f"{name}.jsonl")).exists())

@@ -1,0 +1,77 @@
+"""Check of what somebody's workload says of itself: plain rows, which every later report can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cs_systems.config import ConfigError
+from cs_systems.record import Row
+
+# Tables that this package makes, and reads by their columns.
+OWN_TABLES = frozenset(
+    {
+        *("accumulation", "attention", "backward_blocks", "ceiling", "collectives", "cost", "counters", "coverage"),
+        *("dtypes", "families", "gaps", "kernels", "link", "memory", "memory_components", "memory_parts"),
+        *("memory_phases", "memory_ranges", "memory_ranges_of", "normalization", "normalization_range", "notes"),
+        *("overhead", "overlap", "phases", "precision_error", "ran", "rank_memory", "ranges", "ranks"),
+        *("residual_blocks", "residual_stream", "residuals", "resources", "sent", "setup", "steps", "streams"),
+        *("summation", "training_curve"),
+    }
+)
+MOST_ROWS, MOST_COLUMNS, LONGEST_TEXT = 100_000, 1_000, 10_000
+_REMEDY = "use None, True, a number or a text (of a tensor its .item())"
+
+
+def plain_tables(tables: Any) -> dict[str, list[Row]]:
+    """Return the tables of a workload as they are recorded. Raises ConfigError for what is none."""
+    if not isinstance(tables, Mapping):
+        raise ConfigError(f"tables() returned {_kind(tables)}; return a mapping from a table's name to its rows")
+    found = {}
+    for name, rows in tables.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(f"tables() names a table {name!r:.60}; name it by a word of letters, digits and _")
+        if name in OWN_TABLES:
+            raise ConfigError(f"tables() has a table {name!r}, a name that cs_systems uses itself; choose another")
+        if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
+            raise ConfigError(f"table {name!r} is {_kind(rows)}; make it a list of rows")
+        if len(rows) > MOST_ROWS:
+            raise ConfigError(f"table {name!r} has {len(rows)} rows; give at most {MOST_ROWS}")
+        found[name] = [plain_row(f"row {number} of table {name!r}", row) for number, row in enumerate(rows)]
+        if len({tuple(row) for row in found[name]}) > 1:
+            raise ConfigError(f"the rows of table {name!r} have different columns; give each row the same ones")
+    return found
+
+
+def plain_row(what: str, row: Any, is_checked: bool = True) -> Row:
+    """Return a row as it is recorded. Raises ConfigError where it is no mapping from names to plain values."""
+    if not is_checked:
+        return dict(row)
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"{what} is {_kind(row)}; make it a mapping from names to plain values")
+    if len(row) > MOST_COLUMNS:
+        raise ConfigError(f"{what} has {len(row)} fields; give at most {MOST_COLUMNS}")
+    for name, value in row.items():
+        if not isinstance(name, str) or not name or len(name) > LONGEST_TEXT:
+            raise ConfigError(f"{what} has a field named {name!r:.60}; name it by a text")
+        if value is not None and not isinstance(value, (bool, int, float, str)):
+            raise ConfigError(f"{name!r:.60} in {what} is {_kind(value)}; {_REMEDY}")
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise ConfigError(f"{name!r:.60} in {what} has {len(value)} characters; give at most {LONGEST_TEXT}")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ConfigError(f"{name!r:.60} in {what} does not fit into 64 bits; give it as a float")
+    tokens = row.get("tokens") if what == "describe()" else None
+    if isinstance(tokens, str):
+        raise ConfigError("'tokens' in describe() is a text; give the number of tokens of a step, or None")
+    return dict(row)
+
+
+def check_phases(names: Sequence[Any]) -> None:
+    """Raise ConfigError for names of phases that are no short texts."""
+    for name in names:
+        if not isinstance(name, str) or not name or len(name) > 200:
+            raise ConfigError(f"step() yields a phase named {name!r:.60}; name it by a short text")
+
+
+def _kind(value: Any) -> str:
+    return f"of type {type(value).__name__}"

@@ -1,0 +1,371 @@
+"""Worker processes as the supervisor sees them: a process tree under a guardian, and a channel to each worker.
+
+A worker's standard output and error go to a log, so that nothing it prints is mistaken for a reply or scrolls over a
+progress bar; the end of that log explains a death. Both ends of a worker are watched, its pipe and its process: a pipe
+may stay open in a child that the worker forked, and a process may go on without its pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from cs_systems.runtime import channel
+from cs_systems.runtime.channel import CellRecord, ChannelError, Done, Message, Ready, Receiver, Visit
+
+START_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 120.0  # for a request that measures nothing
+GRACE_S = 10.0  # for a process to end that has nothing left to do
+FINISH_TIMEOUT_S = 600.0  # for a profiler to write its report when the worker has ended
+_GUARDIAN = Path(__file__).with_name("guardian.py")
+
+
+class WorkerDied(RuntimeError):
+    """The process ended before it had answered; the message says how, with the last line of its log."""
+
+
+class WorkerOutOfMemory(WorkerDied):
+    """The system killed the process because memory ran out."""
+
+
+class WorkerTimeout(RuntimeError):
+    """No message came in the time allowed, which the text says."""
+
+
+def worker_command(*arguments: object) -> list[str]:
+    """Build a worker's command. `arguments`: its ends of the two pipes, or one `Run` as JSON, after which it ends."""
+    return [sys.executable, "-m", "cs_systems.runtime.worker", *map(str, arguments)]
+
+
+class Log:
+    """File of a process's output: one that others write to as well, or a temporary one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.stream: IO[bytes] = tempfile.TemporaryFile() if path is None else path.open("ab+")  # noqa: SIM115
+        self.begin = self.stream.seek(0, os.SEEK_END)  # of this process's output, and then of this visit's
+
+    def tail(self, size_bytes: int) -> str:
+        end = self.stream.seek(0, os.SEEK_END)
+        self.stream.seek(max(min(self.begin, end), end - size_bytes))
+        return self.stream.read().decode(errors="replace")
+
+    def last_words(self) -> str:
+        """Return the last line that explains an end, as the end of a sentence: an exception's, else the last of all."""
+        lines = [line for line in map(printable, self.tail(1 << 14).splitlines()) if line.strip()]
+        told = [line for line in lines if _EXPLAINS.match(line)] or [line for line in lines if not line[0].isspace()]
+        last = (told or lines or [""])[-1].strip()
+        return f"; its last words: {last[:200]}" if last else ""
+
+
+_EXPLAINS = re.compile(
+    r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Interrupt|Exit|Warning)\b: \S|Fatal |terminate called|  what\(\)"
+)
+
+
+def printable(text: str) -> str:
+    """Return the text without what moves a terminal's cursor, changes its colours or turns its direction."""
+    return "".join(c if c.isprintable() or c == "\t" else " " for c in re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text))
+
+
+@dataclass
+class Member:
+    """One worker of a tree: the pipes to it, and the messages that have come and nobody has read yet."""
+
+    index: int
+    request_fd: int
+    receiver: Receiver
+    heard: list[Message] = field(default_factory=list)
+    status: int | None = None  # once it has ended
+    _sent: int = 0
+
+    def send(self, message: Message, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Send a request. Raises BrokenPipeError where the worker has ended, WorkerTimeout where it does not read."""
+        frame = memoryview(channel.encode(message, os.getpid(), self._sent))
+        self._sent += 1
+        deadline = time.monotonic() + timeout_s
+        while frame:
+            try:
+                frame = frame[os.write(self.request_fd, frame) :]
+            except BlockingIOError:
+                if (left := deadline - time.monotonic()) <= 0:
+                    raise WorkerTimeout(f"it did not read its request within {timeout_s:g} s") from None
+                select.select([], [self.request_fd], [], min(left, 0.1))
+
+    def listen(self) -> None:
+        """Note what has come. Raises ChannelError."""
+        self.heard += self.receiver.messages()
+
+    def stop_requests(self) -> None:
+        """Let the worker see that nothing more will be asked of it."""
+        if self.request_fd >= 0:
+            os.close(self.request_fd)
+            self.request_fd = -1
+
+
+class Tree:
+    """Worker processes under one guardian, which ends them and all that they started when this process ends.
+
+    commands: a function for each worker that makes its command of its two descriptors (requests, replies); `{scratch}`
+    in a command is the path of a private folder of the tree. environments, logs: one for each worker, or none.
+    """
+
+    def __init__(
+        self,
+        commands: Sequence[Callable[[int, int], list[str]]],
+        log: Log,
+        *,
+        environments: Sequence[Mapping[str, str]] = (),
+        logs: Sequence[str] = (),
+        scratch: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.members: list[Member] = []
+        self.ended: list[Member] = []  # in the order in which they did
+        self.scratch: Path | None = None
+        self._oom_kills = oom_kills()
+        plan, theirs = [], []
+        control_read, self._control = os.pipe()
+        self._status, status_write = os.pipe()
+        for index, command in enumerate(commands):
+            request_read, request_write = os.pipe()
+            reply_read, reply_write = os.pipe()
+            os.set_blocking(request_write, False)
+            self.members.append(Member(index, request_write, Receiver(reply_read)))
+            fds = [request_read, reply_write]
+            theirs += fds
+            env = dict(environments[index]) if environments else {}
+            plan.append({"argv": command(*fds), "env": env, "fds": fds, "log": logs[index] if logs else None})
+        whole = {"control": control_read, "status": status_write, "parent": os.getpid(), "commands": plan}
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_GUARDIAN), json.dumps({**whole, "scratch": scratch})],
+            stdin=subprocess.DEVNULL,
+            stdout=log.stream,
+            stderr=log.stream,
+            env=environment,
+            pass_fds=(control_read, status_write, *theirs),
+            start_new_session=True,  # Ctrl-C in the terminal is for the supervisor alone
+        )
+        for descriptor in (control_read, status_write, *theirs):
+            os.close(descriptor)
+        os.set_blocking(self._status, False)
+        self._reports = b""
+        self._closed = False
+
+    @property
+    def alive(self) -> bool:
+        self._look()
+        return not self._closed and not self.ended and self._guardian.poll() is None
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until some worker has said something, closed its pipe or ended; False where none has in that time.
+
+        Raises ChannelError for what is no message, with the member in `member`.
+        """
+        poll = select.poll()
+        for descriptor in [self._status, *(m.receiver.descriptor for m in self.members if not m.receiver.closed)]:
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(None if timeout_s == math.inf else max(0, math.ceil(timeout_s * 1000)))
+        self._look()
+        for member in self.members:
+            try:
+                member.listen()
+            except ChannelError as error:
+                error.add_note(str(member.index))
+                raise
+        return bool(ready)
+
+    def _look(self) -> None:
+        """Read the guardian's reports."""
+        if self._closed:
+            return
+        while True:
+            try:
+                chunk = os.read(self._status, 4096)
+            except BlockingIOError:
+                break
+            if not chunk:  # the guardian has ended, or was killed
+                for member in self.members:
+                    if member.status is None:
+                        member.status = -signal.SIGKILL
+                        self.ended.append(member)
+                break
+            *lines, self._reports = (self._reports + chunk).split(b"\n")
+            for line in lines:
+                word, _, rest = line.decode().partition(" ")
+                if word == "scratch":
+                    self.scratch = Path(rest)
+                elif word == "exit":
+                    index, status = map(int, rest.split())
+                    self.members[index].status = status
+                    self.ended.append(self.members[index])
+
+    def wait_for_end(self, members: Iterable[Member], timeout_s: float) -> bool:
+        """Wait until these have ended; False where some have not in that time."""
+        deadline = time.monotonic() + timeout_s
+        while any(m.status is None for m in members):
+            if (left := deadline - time.monotonic()) <= 0:
+                return False
+            poll = select.poll()
+            poll.register(self._status, select.POLLIN)
+            poll.poll(math.ceil(left * 1000))
+            self._look()
+        return True
+
+    def obituary(self, member: Member, log: Log | None) -> WorkerDied:
+        """Tell how a worker ended that has ended or closed its pipe."""
+        words = log.last_words() if log else ""
+        if not self.wait_for_end([member], GRACE_S):
+            return WorkerDied(f"it closed its pipes and went on for {GRACE_S:g} s without them{words}")
+        assert member.status is not None
+        if member.status == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            return WorkerOutOfMemory(f"memory ran out, the system killed the process{words}")
+        return WorkerDied(how_it_ended(member.status) + words)
+
+    def finish(self, pids: Sequence[int], wrapped: bool) -> None:
+        """Let the workers end by themselves, and then what wraps them; kill whatever takes too long."""
+        if self._closed:
+            return
+        for member in self.members:
+            member.stop_requests()
+        if not self.wait_for_end(self.members, GRACE_S) and wrapped:
+            for pid in pids:  # a thread that its step left running would hold it for ever
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            self.wait_for_end(self.members, FINISH_TIMEOUT_S)
+        self.close()
+
+    def close(self) -> None:
+        """End the workers and all that they started; once only."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(OSError):  # said aloud too: a fork of this process may hold the pipe open
+            os.write(self._control, b"end")
+        os.close(self._control)
+        for member in self.members:
+            member.stop_requests()
+            os.close(member.receiver.descriptor)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process may hang in a driver, which nobody can end
+            self._guardian.wait(GRACE_S)
+        os.close(self._status)
+
+
+class Worker:
+    """One worker process, started on creation and ended, with all that it started, on `close`.
+
+    wrap: makes another command of the worker's, one that runs it and hands its open pipes on.
+    """
+
+    def __init__(self, log: Path | None = None, wrap: Callable[[list[str]], list[str]] = list) -> None:
+        self._log = Log(log)
+        self._wrapped = False
+
+        def command(*descriptors: int) -> list[str]:
+            bare = worker_command(*descriptors)
+            self._wrapped = (wrapped := wrap(list(bare))) != bare
+            return wrapped
+
+        self._tree = Tree([command], self._log)
+        self._member = self._tree.members[0]
+        try:
+            hello = self._next(START_TIMEOUT_S)
+            assert isinstance(hello, Ready)
+            self.hello = hello
+        except (WorkerDied, WorkerTimeout, ChannelError) as error:
+            self.close()
+            raise RuntimeError(f"the worker process did not start: {error}") from error
+
+    def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
+        """Send a request and yield the replies up to `Done`. `timeout_s` is allowed from one reply to the next.
+
+        Raises WorkerDied, WorkerTimeout or ChannelError; the worker is of no use then.
+        """
+        try:
+            self._member.send(request)
+        except BrokenPipeError:
+            raise self._tree.obituary(self._member, self._log) from None
+        expected = Expected(request)
+        while True:
+            reply = self._next(timeout_s)
+            if isinstance(reply, Done):
+                if not reply.usable:
+                    self.close()
+                return
+            expected.check(reply)
+            if isinstance(reply, Visit):
+                self._log.begin = reply.log_bytes
+            yield reply
+
+    @property
+    def alive(self) -> bool:
+        return self._tree.alive
+
+    def finish(self) -> None:
+        """Let the worker end by itself, and whatever wraps it finish its own work."""
+        self._tree.finish([self.hello.pid], self._wrapped)
+        self._log.stream.close()
+
+    def close(self) -> None:
+        """Kill the process and all that it started."""
+        self._tree.close()
+        self._log.stream.close()
+
+    def _next(self, timeout_s: float | None) -> Message:
+        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+        while not self._member.heard:
+            if self._member.status is not None or self._member.receiver.closed:
+                raise self._tree.obituary(self._member, self._log)
+            if not self._tree.wait(max(0.0, deadline - time.monotonic())):
+                raise WorkerTimeout(f"no answer within {timeout_s:g} s")
+        return self._member.heard.pop(0)
+
+
+class Expected:
+    """Check of the replies to one request: of its kinds, about its cells, one record a cell. Raises ChannelError."""
+
+    def __init__(self, request: Message) -> None:
+        self._kinds = channel.REPLIES[type(request)]
+        self._open = set(range(len(request.cells))) if isinstance(request, channel.Run) else set()
+
+    def check(self, reply: Message) -> None:
+        if not isinstance(reply, self._kinds):
+            raise ChannelError(f"a worker answered {type(reply).__name__}, which nobody asked for")
+        if isinstance(reply, (Visit, CellRecord)) and reply.cell not in self._open:
+            raise ChannelError(f"a worker answered for cell {reply.cell}, which is not asked for or done")
+        if isinstance(reply, CellRecord):
+            self._open.remove(reply.cell)
+
+
+def how_it_ended(status: int) -> str:
+    """Put an exit status into words; negative it is a signal's number."""
+    if status == channel.EXIT_LOST:
+        return "its step closed or replaced the worker's own pipe"
+    if status >= 0:
+        return f"exited with status {status}"
+    by = " (by hand, or by the system when memory ran out)" if status == -signal.SIGKILL else ""
+    try:
+        return f"killed by {signal.Signals(-status).name}{by}"
+    except ValueError:  # a real-time signal has no name
+        return f"killed by signal {-status}"
+
+
+def oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
+    """Count the processes that the system has killed because memory ran out; 0 where it does not say."""
+    try:
+        told = re.search(r"^oom_kill (\d+)$", vmstat.read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(told[1]) if told else 0

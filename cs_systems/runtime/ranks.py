@@ -1,0 +1,352 @@
+"""N worker processes of this machine as one: each has a device, and all measure the same cells together.
+
+All ranks get the same requests and answer each for itself; what they measured becomes one record (`slowest`). They meet
+through a file in a private folder and speak over the loopback interface: nothing listens where another machine could
+reach it.
+
+A cell that fails on a rank ends within `SETTLE_S`, and the record names the rank, its device and its error. A rank that
+hangs shows in its peers: their collectives fail after the kind's patience; then, or when the time allowed is over, each
+rank is asked where in the code it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cs_systems.config import RunConfig
+from cs_systems.runtime.channel import CellRecord, ChannelError, Done, Join, Joined, Message, Ready, Visit
+from cs_systems.runtime.lifetime import stack_file
+from cs_systems.runtime.processes import (
+    START_TIMEOUT_S,
+    Expected,
+    Log,
+    Member,
+    Tree,
+    WorkerDied,
+    WorkerTimeout,
+    worker_command,
+)
+from cs_systems.slowest import verdict
+
+PATIENCE_S = 25.0
+COMPILING_PATIENCE_S = 600.0
+SETTLE_S = 2.0  # for the peers of a rank that failed to say what they know
+_LOOK_S = 1.0  # how often, while nothing arrives, the logs are searched for NCCL's watchdog
+_TELL_S = 3.0  # how long a rank may take to say where it is: on a busy machine it waits for a core
+# Variables of a launcher around this process, removed before ranks are started: they belong to another process group.
+_OF_LAUNCHERS = re.compile("PET_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_")
+LOOPBACK = "lo"
+# NCCL's watchdog ends the process whose collective failed; it has waited for a peer.
+_NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Requirements of a cell on the processes that measure it; cells of one kind are measured by the same ones.
+
+    sources: code from outside the package that the cell names, which changes a process by being imported.
+    patience_s: how long a rank waits for its peers in a collective; one that comes later has hung. It need not be as
+    long as a step, which is slow on all ranks alike: that is why a hang is found where nobody gave a timeout. A timeout
+    that is longer is the patience too, for cells whose ranks drift apart; as is, where each compiles, a longer one.
+    """
+
+    world_size: int = 1
+    device: str = ""
+    patience_s: float = 0.0
+    sources: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: RunConfig, timeout_s: float | None = None) -> Kind:
+        sources = config.sources
+        if not config.is_distributed:
+            return cls(sources=sources)
+        least_s = PATIENCE_S if config.compile == "none" else COMPILING_PATIENCE_S
+        return cls(config.world_size, config.device, max(least_s, timeout_s or 0.0), sources)
+
+    @property
+    def is_distributed(self) -> bool:
+        return self.device != ""
+
+
+class NotStarted(RuntimeError):
+    """There are no ranks to measure with; the message tells why."""
+
+
+class _Rank:
+    """One rank: its process, what it has told of itself, and its log."""
+
+    def __init__(self, member: Member, log: Path) -> None:
+        self.member, self.log = member, Log(log)
+        self.hello: Ready | None = None
+        self.device = ""
+
+    @property
+    def number(self) -> int:
+        return self.member.index
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.number} on {self.device}" if self.device else f"rank {self.number}"
+
+    @property
+    def is_gone(self) -> bool:
+        return self.member.status is not None or self.member.receiver.closed
+
+    @property
+    def gave_up(self) -> bool:
+        """NCCL has said here that it waited in vain for a peer."""
+        return _NCCL_GAVE_UP in self.log.tail(1 << 16)
+
+    def signal(self, number: int) -> None:
+        if self.hello and self.member.status is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.hello.pid, number)
+
+
+class Ranks:
+    """Group of ranks with the interface of `processes.Worker`. Raises NotStarted.
+
+    log: of the group; each rank has its own beside it, `worker-rank1.log`.
+    """
+
+    def __init__(self, kind: Kind, log: Path | None = None) -> None:
+        self._kind, self._log = kind, Log(log)
+        self._ranks: list[_Rank] = []
+        self._answers: dict[int, dict[int, CellRecord]] = {}  # cell → rank → its record
+        self._first_at: dict[int, float] = {}  # cell → when the first rank had its record
+        self._done: dict[int, bool] = {}  # rank → it is of further use
+        self._heard: list[tuple[_Rank, Message]] = []
+        self._expected: list[Expected] = []
+        logs = [
+            str(log.with_name(f"{log.stem}-rank{r}{log.suffix}")) if log else f"{{scratch}}/rank{r}.log"
+            for r in range(kind.world_size)
+        ]
+        self._tree = Tree(
+            [lambda *fds: worker_command(*fds, "{scratch}")] * kind.world_size,
+            self._log,
+            environments=[_rank_variables(rank, kind.world_size) for rank in range(kind.world_size)],
+            logs=logs,
+            scratch=str(Path(os.environ.get("TMPDIR") or "/tmp") / "cs-ranks-"),
+            environment={name: value for name, value in os.environ.items() if not _OF_LAUNCHERS.match(name)},
+        )
+        try:
+            self._greet(logs)
+            for _ in self.request(Join(kind.device, kind.patience_s), START_TIMEOUT_S):
+                pass
+        except (WorkerDied, WorkerTimeout, ChannelError) as error:
+            self.close()
+            raise NotStarted(f"{kind.world_size} ranks did not start: {error}") from error
+        hello = self._ranks[0].hello
+        assert hello is not None
+        self.hello = hello
+
+    def _greet(self, logs: list[str]) -> None:
+        """Wait until every rank has said that it is there."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self._tree.scratch is None and self._tree.alive:
+            self._tree.wait(0.1)
+        self._ranks = [
+            _Rank(member, Path(file.replace("{scratch}", str(self._tree.scratch))))
+            for member, file in zip(self._tree.members, logs, strict=True)
+        ]
+        while waiting := [rank for rank in self._ranks if rank.hello is None]:
+            heard = self._next(deadline)
+            if heard is None:
+                names = ", ".join(rank.name for rank in waiting)
+                raise WorkerTimeout(f"{names} did not register within {START_TIMEOUT_S:g} s")
+            rank, message = heard
+            assert isinstance(message, Ready)
+            rank.hello = message
+
+    def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
+        """Send a request to all ranks and yield what they answer as one worker would, up to `Done`.
+
+        A visit is told when rank 0 begins it, a record when all ranks have theirs, or one has failed. `timeout_s` is
+        allowed from one of these to the next. Raises WorkerDied, WorkerTimeout or ChannelError; the ranks are of no use
+        then.
+        """
+        self._answers.clear()
+        self._first_at.clear()
+        self._done.clear()
+        self._expected = [Expected(request) for _ in self._ranks]
+        for rank in self._ranks:
+            try:
+                rank.member.send(request)
+            except BrokenPipeError:
+                raise self._death(rank) from None
+        deadline = _deadline(timeout_s)
+        while len(self._done) < len(self._ranks):
+            if (heard := self._next(min(deadline, self._last_due()))) is None:
+                if time.monotonic() < deadline:
+                    raise self._hang([r for r in self._ranks if any(r.number not in a for a in self._answers.values())])
+                raise WorkerTimeout(f"no answer within {timeout_s:g} s: {self._whereabouts(self._ranks)}")
+            rank, message = heard
+            if isinstance(message, Visit) and rank.number == 0:
+                yield message
+                deadline = _deadline(timeout_s)
+            if not isinstance(message, CellRecord):
+                continue
+            answers = self._answers[message.cell]
+            if message.failed:
+                self._settle(answers)
+            if message.failed or len(answers) == len(self._ranks):
+                record = verdict(answers, [r.name for r in self._ranks])
+                yield CellRecord(message.cell, dataclasses.asdict(record))
+                if len(answers) < len(self._ranks) or any(a.of_peers for a in answers.values()):
+                    raise WorkerDied("its peers wait for a rank that has failed")
+                deadline = _deadline(timeout_s)
+        if not all(self._done.values()):
+            self.close()
+
+    def _last_due(self) -> float:
+        """Return when the last rank must have answered for a cell of which some have."""
+        waiting = [at for cell, at in self._first_at.items() if len(self._answers[cell]) < len(self._ranks)]
+        return min(waiting, default=math.inf) + self._kind.patience_s
+
+    def _settle(self, answers: dict[int, CellRecord]) -> None:
+        """After a failure: wait a little until all ranks have said what became of the cell, or one that explains it.
+
+        Raises WorkerDied for a rank that has died, and WorkerTimeout where some only waited for others.
+        """
+        deadline = time.monotonic() + SETTLE_S
+        try:
+            while len(answers) < len(self._ranks) and self._next(deadline) is not None:
+                pass
+        except (WorkerDied, WorkerTimeout, ChannelError):
+            if all(answer.of_peers for answer in answers.values() if answer.failed):
+                raise
+            return  # it went on to the next cell and died of that
+        late = [rank for rank in self._ranks if rank.number not in answers]
+        if late and all(answer.of_peers for answer in answers.values() if answer.failed):
+            raise self._hang(late)
+
+    def _next(self, deadline: float) -> tuple[_Rank, Message] | None:
+        """Note and return the next message of any rank; None at the deadline.
+
+        Raises WorkerDied or WorkerTimeout for a rank that is gone, once all is read that it had said.
+        """
+        while not self._heard:
+            left = max(0.0, deadline - time.monotonic())
+            came = self._listen(min(left, _LOOK_S))
+            for rank in self._ranks:
+                self._heard += [(rank, message) for message in rank.member.heard]
+                rank.member.heard.clear()
+            if self._heard:
+                break
+            if gone := [rank for rank in self._ranks if rank.is_gone]:
+                raise self._death(*gone)
+            if not came:
+                self._see_who_gave_up()
+                if left <= _LOOK_S:
+                    return None
+        rank, message = self._heard.pop(0)
+        if isinstance(message, (Ready, Done)):
+            if isinstance(message, Done):
+                self._done[rank.number] = message.usable
+            return rank, message
+        self._expected[rank.number].check(message)
+        if isinstance(message, Joined):
+            rank.device = message.device
+        elif isinstance(message, Visit):
+            rank.log.begin = message.log_bytes
+        elif isinstance(message, CellRecord):
+            self._answers.setdefault(message.cell, {})[rank.number] = message
+            self._first_at.setdefault(message.cell, time.monotonic())
+        return rank, message
+
+    def _listen(self, timeout_s: float) -> bool:
+        try:
+            return self._tree.wait(timeout_s)
+        except ChannelError as error:
+            name = self._ranks[int(error.__notes__[0])].name
+            raise ChannelError(f"{name}: {error}") from None
+
+    def _see_who_gave_up(self) -> None:
+        """Raise WorkerTimeout where NCCL has waited in vain: it ends its process, but may be long about that."""
+        if not any(rank.gave_up for rank in self._ranks):
+            return
+        time.sleep(SETTLE_S)  # the others that wait say so in the same second
+        raise self._hang([rank for rank in self._ranks if not rank.gave_up] or self._ranks)
+
+    @property
+    def alive(self) -> bool:
+        return self._tree.alive
+
+    def finish(self) -> None:
+        """Let the ranks end by themselves."""
+        self._tree.finish([], wrapped=False)
+        self._close_logs()
+
+    def close(self) -> None:
+        """Kill the ranks and all that they started."""
+        self._tree.close()
+        self._close_logs()
+
+    def _close_logs(self) -> None:
+        for rank in self._ranks:
+            rank.log.stream.close()
+        self._log.stream.close()
+
+    def _death(self, *gone: _Rank) -> WorkerDied | WorkerTimeout:
+        """Tell which rank died first, and of what."""
+        if all(rank.gave_up for rank in gone) and (late := [rank for rank in self._ranks if not rank.is_gone]):
+            return self._hang(late)
+        first = next((self._ranks[member.index] for member in self._tree.ended), gone[0])
+        death = self._tree.obituary(first.member, first.log)
+        return type(death)(f"{first.name} {death}")
+
+    def _hang(self, late: list[_Rank]) -> WorkerTimeout:
+        who = ", ".join(rank.name for rank in late)
+        return WorkerTimeout(
+            f"{who} kept the others waiting for {self._kind.patience_s:g} s: {self._whereabouts(late)}"
+        )
+
+    def _whereabouts(self, ranks: list[_Rank]) -> str:
+        """Say where in the code these ranks are, those in one place together; Python's handler of SIGUSR1 writes it."""
+        for rank in ranks:
+            rank.signal(signal.SIGUSR1)
+        deadline = time.monotonic() + _TELL_S
+        while not all(map(self._place, ranks)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        places: dict[str, list[str]] = {}
+        for rank in ranks:
+            places.setdefault(self._place(rank) or "an unknown place", []).append(rank.name)
+        return "; ".join(f"{', '.join(names)} is in {place}" for place, names in places.items())
+
+    def _place(self, rank: _Rank) -> str | None:
+        """Return the innermost line that it has told."""
+        file = stack_file(self._tree.scratch or Path(), rank.number)
+        told = re.search(r'File "(.*)", line (\d+) in (.+)\n', file.read_text()) if file.exists() else None
+        return told and f"{told[3]} ({Path(told[1]).name}:{told[2]})"
+
+
+def _deadline(timeout_s: float | None) -> float:
+    return time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+
+
+def _rank_variables(rank: int, world_size: int) -> dict[str, str]:
+    """Environment variables of a rank, as torchrun would set them.
+
+    Each rank gets its share of the host's cores: all of them on every rank would be in each other's way. Gloo and NCCL
+    are bound to the loopback interface.
+    """
+    threads = max(1, (os.cpu_count() or 1) // world_size)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+        "NCCL_SOCKET_IFNAME": LOOPBACK,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    }

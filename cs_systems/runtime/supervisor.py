@@ -1,0 +1,294 @@
+"""Supervisor of the processes that measure: starts a worker or N ranks, watches them, and replaces them.
+
+It is the one error boundary of a sweep: a cell that raises, runs out of memory, hangs, kills its process or disturbs
+the channel to it costs that cell only. Its record says so, and the next cell gets new processes.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from cs_systems.checks import binary_size
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.record import Environment, Row, RunRecord, make_key
+from cs_systems.runtime import channel, profiled, scheduler
+from cs_systems.runtime.channel import CellRecord, ChannelError, Message, Ready, Visit, run_request
+from cs_systems.runtime.journal import Journal
+from cs_systems.runtime.lifetime import torchrun_rank
+from cs_systems.runtime.processes import (
+    ANSWER_TIMEOUT_S,
+    Worker,
+    WorkerDied,
+    WorkerOutOfMemory,
+    WorkerTimeout,
+)
+from cs_systems.runtime.ranks import Kind, NotStarted, Ranks
+
+OnVisit = Callable[[RunConfig], None]
+ONE_WORKER = Kind()
+
+
+class Processes(Protocol):
+    """A worker, ranks that were started here, or those of a job that torchrun started."""
+
+    @property
+    def hello(self) -> Ready: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]: ...
+
+    def finish(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Supervisor:
+    """The processes that measure at the moment, and what has been learnt of the machine."""
+
+    def __init__(self, journal: Journal | None = None, timeout_s: float | None = None) -> None:
+        self._journal, self._timeout_s = journal, timeout_s
+        self._processes: Processes | None = None
+        self._kind = ONE_WORKER
+        self._asked: tuple[RunConfig, int] | None = None
+        self._refusals: dict[Kind, str | None] = {}
+        self._first_hello: Ready | None = None
+        self._environments: dict[str, Environment] = {}
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._processes is not None:
+            self._processes.close()
+
+    def kind_of(self, config: RunConfig) -> Kind:
+        return Kind.of(config, self._timeout_s)
+
+    def _ready(self, kind: Kind) -> Processes:
+        """Return processes of that kind. Those of another kind end first: idle ones would hold memory, and disturb."""
+        if self._processes is not None and (kind != self._kind or not self._processes.alive):
+            self._dismiss()
+        if self._processes is None:
+            self._processes, self._kind = self._started(kind), kind
+            self._first_hello = self._first_hello or self._processes.hello
+            same_device(self._first_hello, self._processes.hello)
+        return self._processes
+
+    def _started(self, kind: Kind) -> Processes:
+        if not kind.is_distributed:
+            return Worker(self._log)
+        if torchrun_rank() is None or kind.world_size == 1:
+            return Ranks(kind, self._log)
+        from cs_systems.runtime.torchrun import job  # here this process measures: it has torch
+
+        return job().of_kind(kind, self._lost)
+
+    def _dismiss(self) -> None:
+        if self._processes is not None:
+            self._processes.finish()
+            self._processes = None
+
+    @property
+    def _log(self) -> Path | None:
+        return None if self._journal is None else self._journal.log
+
+    def _lost(self, status: str, reason: str) -> None:
+        """Write what became of the cell that is measured, while this process can."""
+        if self._journal is not None and self._asked is not None:
+            self._journal.append(self._record(*self._asked, status, reason))
+            self._journal.unmark_running()
+
+    def _mark(self, config: RunConfig, repeat: int) -> None:
+        self._asked = config, repeat
+        if self._journal is not None and torchrun_rank() is not None:
+            self._journal.mark_running(config, repeat)
+
+    def _unmark(self) -> None:
+        if self._journal is not None and torchrun_rank() is not None:
+            self._journal.unmark_running()
+
+    def record_lost(self, configs: Sequence[RunConfig]) -> None:
+        """Record the cell in which an earlier job of torchrun's was killed."""
+        assert self._journal is not None
+        if found := self._journal.found_running(configs):
+            reason = "the job was killed while it measured this cell"
+            self._journal.append(self._record(*found, "killed", reason))
+        self._journal.unmark_running()
+
+    def _ask(self, request: Message) -> Message:
+        """Return the one answer of a worker to what measures nothing."""
+        kind = self._kind if self._processes is not None and not self._kind.is_distributed else ONE_WORKER
+        try:
+            [answer] = self._ready(kind).request(request, ANSWER_TIMEOUT_S)
+        except (WorkerDied, WorkerTimeout, ChannelError) as error:
+            self.close()
+            raise RuntimeError(f"the worker does not answer {type(request).__name__}: {error}") from error
+        return answer
+
+    def environment(self, device: str) -> Environment:
+        if device not in self._environments:
+            answer = self._ask(channel.Describe(device))
+            assert isinstance(answer, channel.Described)
+            self._environments[device] = Environment.from_dict(answer.environment)
+        return self._environments[device]
+
+    def on_cuda(self, config: RunConfig) -> bool:
+        return config.device != "cpu" and self.environment(config.device).device != "cpu"
+
+    def _refusal(self, kind: Kind) -> str | None:
+        """Return why ranks of that kind cannot run here, asked before they are started."""
+        if kind.device == "cpu" and torchrun_rank() is None:  # which is always there, also once they are lost
+            return None
+        if kind not in self._refusals:
+            self.environment(kind.device)  # known when they are lost
+            counted = self._ask(channel.CountDevices(kind.device, kind.world_size))
+            assert isinstance(counted, channel.Counted)
+            self._refusals[kind] = _of_another_job(kind) or counted.reason
+        return self._refusals[kind]
+
+    def preflight(self, configs: Sequence[RunConfig]) -> list[Row]:
+        """Return a row for each config; one whose prediction kills or hangs the worker says so and costs no other."""
+        rows: list[Row] = []
+        sources = {source for config in configs for source in config.sources}
+        while len(rows) < len(configs):
+            kind = Kind(sources=tuple(sorted(sources)))
+            request = channel.Preflight([c.to_dict() for c in configs[len(rows) :]])
+            try:
+                for reply in self._ready(kind).request(request, self._timeout_s or ANSWER_TIMEOUT_S):
+                    assert isinstance(reply, channel.Predicted)
+                    rows.append(reply.row)
+                continue
+            except WorkerTimeout as error:
+                lost = f"its prediction hung: {error}: raise --timeout-s"
+            except (WorkerDied, ChannelError) as error:
+                lost = f"its prediction killed the worker: {error}"
+            self.close()
+            if len(rows) < len(configs):  # else it died of what it had told already
+                rows.append({"reason": lost, "predicted_peak_bytes": None, "device_memory_bytes": None})
+        if sources:
+            self._dismiss()  # what their prediction changed in it is nobody's measurement
+        return rows
+
+    def measure(
+        self, configs: Sequence[RunConfig], repeat: int, interleave: bool, skip_oom: bool, on_visit: OnVisit
+    ) -> Iterator[RunRecord]:
+        """Measure the cells and yield the record of each as it is done."""
+        if skip_oom and configs:
+            rows = self.preflight(configs)
+            yield from (
+                replace(self._record(c, repeat, "oom", _too_large(row), memory=[row]), predicted=True)
+                for c, row in zip(configs, rows, strict=True)
+                if _does_not_fit(row)
+            )
+            configs = [c for c, row in zip(configs, rows, strict=True) if not _does_not_fit(row)]
+        for kind in dict.fromkeys(map(self.kind_of, configs)):
+            if kind.is_distributed:
+                self._refusal(kind)  # while there is one worker to ask: ranks take its place
+        for batch in scheduler.batches(configs, self.kind_of, interleave):
+            if batch.is_profiled:
+                yield self._profile(batch, repeat, on_visit)
+            else:
+                yield from self._measure(batch, repeat, on_visit)
+
+    def _profile(self, batch: scheduler.Batch, repeat: int, on_visit: OnVisit) -> RunRecord:
+        """Measure one cell in processes of its own, and join what the profiler left once they have ended."""
+        (config,) = batch.configs
+        with self._artifacts() as folder:
+            out = profiled.prefix(Path(folder), config, repeat)
+            launch = profiled.launcher(config, out, on_cuda=self.on_cuda(config))
+            self._dismiss()  # it would be another process on the GPU
+            if not batch.kind.is_distributed:
+                self._processes, self._kind = Worker(self._log, launch), batch.kind
+            [record] = self._measure(batch, repeat, on_visit, out)
+            self._dismiss()
+            return profiled.with_profile(record, out, keep=self._journal is not None)
+
+    def _artifacts(self) -> AbstractContextManager[str | Path]:
+        """Return the folder of the records; without one, one that is gone once the tables are made."""
+        return nullcontext(self._journal.folder) if self._journal is not None else tempfile.TemporaryDirectory()
+
+    def _measure(
+        self, batch: scheduler.Batch, repeat: int, on_visit: OnVisit, out: Path | None = None
+    ) -> Iterator[RunRecord]:
+        waiting, kind = list(batch.configs), batch.kind
+        if kind.is_distributed and (reason := self._refusal(kind)):
+            yield from (self._record(config, repeat, "unavailable", reason) for config in waiting)
+            return
+        while waiting:
+            asked, current = list(waiting), waiting[0]
+            self._mark(current, repeat)
+            try:
+                for reply in self._ready(kind).request(run_request(asked, repeat, out), self._timeout_s):
+                    assert isinstance(reply, (Visit, CellRecord))
+                    current = asked[reply.cell]
+                    if isinstance(reply, Visit):
+                        on_visit(current)
+                    else:
+                        record = _checked(reply)
+                        waiting.remove(current)
+                        self._unmark()
+                        yield record
+            except (WorkerDied, WorkerTimeout, NotStarted, ChannelError) as error:
+                self.close()
+                if current in waiting:  # else it died of what it had told already
+                    waiting.remove(current)
+                    yield self._casualty(current, repeat, error)
+
+    def _casualty(self, config: RunConfig, repeat: int, error: Exception) -> RunRecord:
+        """Make the record of a cell whose processes were lost."""
+        if isinstance(error, WorkerTimeout):
+            return self._record(config, repeat, "timeout", f"{error}: raise --timeout-s")
+        if isinstance(error, (NotStarted, ChannelError)):
+            return self._record(config, repeat, "error", str(error))
+        status = "oom" if isinstance(error, WorkerOutOfMemory) else "killed"
+        lost = str(error) if config.is_distributed else f"the worker was lost: {error}"
+        return self._record(config, repeat, status, lost)
+
+    def _record(self, config: RunConfig, repeat: int, status: str, reason: str, **results: list[Row]) -> RunRecord:
+        environment = self.environment(config.device)
+        key = make_key(config, repeat, environment)
+        return RunRecord(key, config.to_dict(), status, repeat, reason, environment, results=results)
+
+
+def _checked(reply: CellRecord) -> RunRecord:
+    try:
+        return RunRecord.from_dict(reply.record)
+    except (ConfigError, TypeError, KeyError, AttributeError, ValueError) as error:
+        raise ChannelError(f"a worker sent a record that cannot be read: {error}") from error
+
+
+def _of_another_job(kind: Kind) -> str | None:
+    """Return why the ranks of the job that this process belongs to are not these."""
+    if torchrun_rank() is None or kind.world_size in (1, size := int(os.environ["WORLD_SIZE"])):
+        return None
+    return f"this job has {size} ranks, the cell {kind.world_size}: start torchrun with as many"
+
+
+def _does_not_fit(row: Row) -> bool:
+    predicted, memory = row["predicted_peak_bytes"], row["device_memory_bytes"]
+    return predicted is not None and memory is not None and predicted > memory
+
+
+def _too_large(row: Row) -> str:
+    predicted, memory = (binary_size(row[name]) for name in ("predicted_peak_bytes", "device_memory_bytes"))
+    return f"predicted peak {predicted} of {memory}: not run (--skip-oom)"
+
+
+def same_device(first: Ready, now: Ready) -> None:
+    """Raise RuntimeError when the device that a sweep began on is not what a new worker finds."""
+    if first.device != now.device:
+        raise RuntimeError(
+            f"the device disappeared: the sweep began on {first.device}, a new worker finds {now.device}; "
+            "what was measured is kept: bring the device back and run the same command again"
+        )

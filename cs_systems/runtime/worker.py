@@ -1,0 +1,157 @@
+"""Worker: the process that touches torch. It answers requests with replies until the supervisor closes its pipe.
+
+`python -m cs_systems.runtime.worker REQUESTS REPLIES` takes the numbers of its ends of two pipes, `… SCRATCH` as one of
+N ranks also the private folder in which they meet. Requests and replies are the messages of `channel`, on pipes of
+their own, so that whatever a workload prints cannot break them. First comes `Ready`, then for each request its replies
+and at last `Done`.
+
+With one argument, a `Run` request as JSON, it measures that and ends, for a profiler that a person starts by hand.
+"""
+
+from __future__ import annotations
+
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # importing torch makes no garbage: looking for it takes a quarter of the import
+
+import contextlib
+import dataclasses
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from cs_systems import device as devices
+from cs_systems import doctor, world
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.device import DeviceUnavailable
+from cs_systems.environment import environment
+from cs_systems.profilers import rank_file
+from cs_systems.record import Row
+from cs_systems.runtime import channel
+from cs_systems.runtime.channel import CellRecord, Done, Message, Ready, Visit
+from cs_systems.runtime.execute import preflight, run_cells
+from cs_systems.runtime.lifetime import die_with_parent, leave_no_core, stack_file, store_file
+from cs_systems.workloads import Unavailable
+
+Send = Callable[[Message], object]
+
+
+def serve(requests: Iterable[Message], send: Send, hello: Ready) -> None:
+    """Answer requests until there are no more, or until this process is of no further use."""
+
+    def reply(message: Message) -> None:
+        if isinstance(message, Visit):  # what is logged from here on is this cell's
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+            message = dataclasses.replace(message, log_bytes=_log_bytes())
+        send(message)
+
+    send(hello)
+    for request in requests:
+        usable = answer(request, reply)
+        send(Done(usable))
+        if not usable:
+            return
+
+
+def answer(request: Message, send: Send) -> bool:
+    """Do what is asked and send the replies but for `Done`; return whether this process is of further use."""
+    if isinstance(request, channel.Run):
+        out = rank_file(Path(request.out), world.rank()) if request.out else None
+        return run_cells(request.configs, repeat=request.repeat, out=out, emit=send)
+    if isinstance(request, channel.Preflight):
+        for cell in request.cells:
+            send(channel.Predicted(_preflight_row(RunConfig.from_dict(cell))))
+    elif isinstance(request, channel.Describe):
+        device = devices.resolve_or_cpu(request.device)
+        send(channel.Described(dataclasses.asdict(environment(device))))
+    elif isinstance(request, channel.CountDevices):
+        send(channel.Counted(_too_few(request.device, request.world_size)))
+    elif isinstance(request, channel.Join):
+        device = devices.resolve(request.device)
+        world.join(device, request.patience_s, _store)
+        send(channel.Joined(str(device.torch)))
+    elif isinstance(request, channel.Diagnose):
+        send(channel.Diagnosed(doctor.checks()))
+    return True
+
+
+_store: Path | None = None  # of ranks of one machine: the file through which they meet
+
+
+def _preflight_row(config: RunConfig) -> Row:
+    row: Row = {"reason": None, "predicted_peak_bytes": None, "device_memory_bytes": None}
+    try:
+        device = devices.resolve(config.device)
+        of_device = device.total_memory_bytes() or devices.host_memory_bytes()
+        row["device_memory_bytes"] = config.memory_limit_bytes or of_device
+        row["reason"] = devices.too_few(config.device, config.world_size)
+        row["predicted_peak_bytes"] = preflight(config, device)
+    except (Unavailable, DeviceUnavailable, ConfigError) as error:
+        row["reason"] = str(error)
+    except Exception as error:  # whatever somebody's file raises when it is loaded: its own cell's matter
+        row["reason"] = f"{type(error).__name__}: {error}"
+    return row
+
+
+def _too_few(device: str, world_size: int) -> str | None:
+    try:
+        return devices.too_few(device, world_size)
+    except DeviceUnavailable as error:
+        return str(error)
+
+
+def _log_bytes() -> int:
+    try:
+        return os.fstat(2).st_size
+    except OSError:
+        return 0
+
+
+def run_once(request: channel.Run) -> int:
+    """Measure the cells of one request and print what became of each; the exit status is 0 if all of them are ok."""
+    outcomes = []
+
+    def emit(message: Message) -> None:
+        if isinstance(message, CellRecord):
+            record = message.record
+            outcomes.append(record["status"])
+            print(": ".join(filter(None, (record["status"], record["reason"]))))  # noqa: T201
+
+    run_cells(request.configs, repeat=request.repeat, out=Path(request.out) if request.out else None, emit=emit)
+    return 0 if outcomes == ["ok"] * len(request.cells) else 1
+
+
+def main() -> None:
+    gc.freeze()  # nor is it looked for in what was imported while cells run, or when the process ends
+    gc.enable()
+    if len(sys.argv) == 2:
+        request = channel.from_json(sys.argv[1])
+        assert isinstance(request, channel.Run)
+        sys.exit(run_once(request))
+    die_with_parent()
+    leave_no_core()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's
+    requests, sender = channel.requests(int(sys.argv[1])), channel.Sender(int(sys.argv[2]))
+    if len(sys.argv) == 3:
+        serve(requests, sender.send, Ready(os.getpid(), devices.resolve("auto").name))
+    else:
+        _serve_as_rank(requests, sender.send, Path(sys.argv[3]))
+
+
+def _serve_as_rank(requests: Iterable[Message], send: Send, scratch: Path) -> None:
+    global _store
+    _store, rank = store_file(scratch), int(os.environ["RANK"])
+    with stack_file(scratch, rank).open("w") as stack:
+        faulthandler.register(signal.SIGUSR1, stack, all_threads=False)  # answers even where no Python runs
+        serve(requests, send, Ready(os.getpid(), devices.resolve_or_cpu("auto").name, rank))
+        faulthandler.unregister(signal.SIGUSR1)
+    world.leave()
+
+
+if __name__ == "__main__":
+    main()
