@@ -24,7 +24,7 @@ from cs_systems.formulas import cost, peaks
 from cs_systems.record import Environment, Measurement, Row, RunRecord, Sample, make_key
 from cs_systems.runtime.channel import CellRecord, Message, Visit
 from cs_systems.runtime.plain_rows import check_phases, plain_row, plain_tables
-from cs_systems.runtime.process_state import ProcessState
+from cs_systems.runtime.process_state import ProcessState, seed_all
 from cs_systems.timing import measure
 from cs_systems.watch.probes import Probes
 from cs_systems.workloads import CallableWorkload, Unavailable, Workload
@@ -110,6 +110,7 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
     """
     cells = [_Cell(i, c) for i, c in enumerate(configs)]
     _load_sources(cells, emit)
+    seed_all()
     clean = ProcessState()
     resident = _all_fit(cells, emit)
     alive = list(cells)
@@ -130,7 +131,8 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
                 alive.remove(cell)
                 emit(reply)
             if disturbed:
-                print(f"the worker is replaced: a cell left {', '.join(disturbed)}", file=sys.stderr)  # noqa: T201
+                with suppress(OSError, ValueError, AttributeError):  # standard error may be what was changed
+                    print(f"the worker is replaced: a cell left {', '.join(disturbed)}", file=sys.stderr)  # noqa: T201
             if disturbed or not usable:
                 return False  # after lost CUDA nothing more can be asked, not even to free what is left on the device
             if reply is not None or not resident:
@@ -348,7 +350,8 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
     status, reason = _classify(error)
     if status == "error":
-        traceback.print_exception(error, file=sys.stderr)
+        with suppress(OSError, ValueError, AttributeError):  # standard error may be closed
+            traceback.print_exception(error, file=sys.stderr)
     lost = status == "error" and devices.is_poisoned(error)  # then nothing more can be asked of the device
     device = devices.resolve_or_cpu("cpu" if lost else cell.config.device)
     surroundings = cell.before or environment(device)

@@ -245,6 +245,14 @@ def _set_collector(enabled: bool, thresholds: tuple[int, int, int]) -> None:
     gc.set_threshold(*thresholds)
 
 
+def seed_all(seed: int = 0) -> None:
+    """Seed every generator of this process, so that a cell's random numbers do not depend on which worker it has."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)
+
+
 class ProcessState:
     """Values of all settings at one moment, the random numbers, the threads and the child processes."""
 

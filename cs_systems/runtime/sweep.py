@@ -72,9 +72,12 @@ def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None 
         raise ConfigError("ranks are processes of their own: leave in_process=True out")
     check([config])
     from cs_systems.runtime.execute import run_cells
+    from cs_systems.runtime.process_state import ProcessState
 
     said: list[Message] = []
+    before = ProcessState()
     run_cells([config], emit=said.append)
+    before.restore()
     return next(RunRecord.from_dict(message.record) for message in said if isinstance(message, CellRecord))
 
 

@@ -1,0 +1,220 @@
+"""Somebody else's workloads, brought by `path.py:name`: each does to its process what must not reach another cell."""
+
+from __future__ import annotations
+
+import locale
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class ReportsState:
+    """A workload that computes nothing and reports the process that it finds."""
+
+    def __init__(self, config: Any, device: Any) -> None:
+        pass
+
+    def prepare(self) -> None:
+        pass
+
+    def step(self) -> tuple[tuple[str, Callable[[], None]], ...]:
+        return (("look", lambda: print("seen")),)
+
+    def cost(self) -> None:
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "tokens": None,
+            "dtype": str(torch.get_default_dtype()),
+            "default_device": str(torch.ones(1).device),
+            "grad": torch.is_grad_enabled(),
+            "threads": torch.get_num_threads(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "torch_random": float(torch.rand(1, dtype=torch.float64, device="cpu")),
+            "random": random.random(),
+            "path": os.environ.get("PATH"),
+            "marker": os.environ.get("CS_TEST_MARKER"),
+            "directory": str(Path.cwd()),
+            "umask": _umask(),
+            "sigterm": str(signal.getsignal(signal.SIGTERM)),
+            "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+            "timer": signal.getitimer(signal.ITIMER_REAL)[0],
+            "recursion": sys.getrecursionlimit(),
+            "filters": len(warnings.filters),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "locale": locale.setlocale(locale.LC_ALL),
+            "pid": os.getpid(),
+        }
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def changes_what_can_be_restored() -> None:
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(3)
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(7)
+    random.seed(7)
+    os.environ.clear()
+    os.environ["CS_TEST_MARKER"] = "left"
+    os.chdir("/")
+    os.umask(0o777)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    signal.setitimer(signal.ITIMER_REAL, 300)
+    sys.setrecursionlimit(5000)
+    sys.path.clear()
+    warnings.simplefilter("error")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    sys.stdout = sys.stderr = None
+
+
+def closes_its_streams() -> None:
+    sys.stdout.close()
+    os.closerange(1, 3)
+
+
+def replaces_its_streams() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def leaves_a_thread() -> None:
+    threading.Thread(target=time.sleep, args=(300,)).start()
+
+
+def leaves_a_process() -> None:
+    subprocess.Popen(["sleep", "300"], close_fds=False)
+
+
+def leaves_a_detached_process() -> None:
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(300)
+        os._exit(0)
+    os.wait()
+
+
+def dies_while_its_child_lives() -> None:
+    if os.fork() == 0:
+        time.sleep(300)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def has_a_child_that_returns() -> None:
+    os.fork()
+
+
+def has_a_child_that_raises() -> None:
+    if os.fork() == 0:
+        raise ValueError("raised in the child")
+
+
+def _other_descriptors() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc/self/fd").iterdir() if int(entry.name) > 2]
+
+
+def writes_to_every_descriptor() -> None:
+    for descriptor in _other_descriptors():
+        try:
+            os.write(descriptor, b'{"type": "Done", "usable": true}\n')
+        except OSError:
+            continue
+
+
+def closes_every_descriptor() -> None:
+    os.closerange(3, 256)
+
+
+def puts_a_file_in_every_descriptor() -> None:
+    file = os.open(os.environ["TEST_FILE"], os.O_RDWR | os.O_CREAT)
+    for descriptor in _other_descriptors():
+        os.dup2(file, descriptor)
+
+
+def raises_what_cannot_be_printed() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    raise Silent
+
+
+class HasAnotherTable(ReportsState):
+    """Returns a set where a value belongs."""
+
+    def tables(self) -> Any:
+        return {"mine": [{"x": {1, 2}}]}
+
+
+class HasOurTable(ReportsState):
+    """Uses the name of a table that the package reads by its columns."""
+
+    def tables(self) -> Any:
+        return {"kernels": [{"x": 1}]}
+
+
+class DescribesATensor(ReportsState):
+    """Returns a tensor where a number belongs."""
+
+    def describe(self) -> Any:
+        return {"tokens": torch.ones(1)}
+
+
+class DescribesTooMuch(ReportsState):
+    """Returns a number that no table can hold."""
+
+    def describe(self) -> Any:
+        return {"tokens": 10**400}
+
+
+def says_that_a_peer_was_lost() -> None:
+    if os.environ["RANK"] == "0":
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
+    torch.distributed.barrier()
+
+
+def listens(config: Any, device: Any) -> Callable[[], None]:
+    """Write which sockets of this process listen, so that a test may see them all while ranks run."""
+
+    def step() -> None:
+        torch.distributed.all_reduce(torch.ones(8))
+        file = Path(os.environ["TEST_SOCKETS"]) / os.environ["RANK"]
+        file.write_text("\n".join(listening_addresses()))
+
+    return step
+
+
+def listening_addresses() -> list[str]:
+    """Return the addresses at which this process listens, as /proc writes them in hexadecimal."""
+    mine = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            mine.add(str(entry.readlink()))
+        except OSError:
+            continue
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in mine:
+                found.append(words[1].partition(":")[0])
+    return found

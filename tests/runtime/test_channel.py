@@ -1,0 +1,150 @@
+"""Channel: frames of one writer, in order and whole, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cs_systems.config import RunConfig
+from cs_systems.runtime import channel
+from cs_systems.runtime.channel import CellRecord, ChannelError, Done, Message, Ready, Receiver, Visit
+from cs_systems.runtime.processes import Expected
+
+PID = 4321
+texts = st.text(max_size=20)
+messages = st.one_of(
+    st.builds(Visit, st.integers(0, 99), st.none() | st.integers(0, 9), st.integers(0, 2**60)),
+    st.builds(CellRecord, st.integers(0, 99), st.dictionaries(texts, texts | st.integers() | st.none()), st.booleans()),
+    st.builds(Done, st.booleans()),
+    st.builds(channel.Join, texts, st.floats(0, 1e6) | st.integers(0, 9)),
+    st.builds(channel.Counted, st.none() | texts),
+)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[Receiver, int]]:
+    read, write = os.pipe()
+    yield Receiver(read), write
+    os.close(read)
+    os.close(write)
+
+
+def frames(*told: Message, pid: int = PID) -> bytes:
+    return b"".join(channel.encode(message, pid, number) for number, message in enumerate(told))
+
+
+@given(messages, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+def test_a_message_survives_its_frame(message: Message, pid: int, number: int) -> None:
+    assert channel.decode(channel.encode(message, pid, number), pid, number) == message
+
+
+@given(st.binary(min_size=1, max_size=200), st.integers(0, 400), messages)
+def test_bytes_that_somebody_writes_into_the_pipe_are_never_a_message(noise: bytes, at: int, message: Message) -> None:
+    frame = channel.encode(message, PID, 0)
+    at = min(at, len(frame))
+    with pytest.raises(ChannelError):
+        channel.decode(frame[:at] + noise + frame[at:], PID, 0)
+
+
+@given(messages, st.data())
+def test_a_changed_byte_is_seen(message: Message, data: st.DataObject) -> None:
+    frame = bytearray(channel.encode(message, PID, 0))
+    at = data.draw(st.integers(0, len(frame) - 1))
+    frame[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(ChannelError):
+        channel.decode(bytes(frame), PID, 0)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 100_000])
+def test_messages_arrive_in_any_pieces(pipe: tuple[Receiver, int], size: int) -> None:
+    receiver, write = pipe
+    told = [Ready(PID, "cpu"), Visit(0), CellRecord(0, {"status": "ok"}), Done(True)]
+    data, found = frames(*told), []
+    for start in range(0, len(data), size):
+        os.write(write, data[start : start + size])
+        found += receiver.messages()
+    assert found == told
+
+
+@pytest.mark.parametrize(
+    ("noise", "said"),
+    [
+        (b'{"event": "done"}\n', "the step wrote to the worker's own pipe"),
+        (b"\0", "the step wrote to the worker's own pipe"),
+        (b"\x1eCS1" + b"\xff" * 40, "the step wrote to the worker's own pipe"),
+        (channel.encode(Done(True), PID + 1, 1), f"process {PID + 1}, which the step forked, answered"),
+        (channel.encode(Done(True), PID, 0), "message 0 arrived where message 1 was due"),
+        (channel.encode(Done(True), PID, 2), "message 2 arrived where message 1 was due"),
+    ],
+    ids=["JSON", "NUL", "a torn header", "a child", "an old message", "a later message"],
+)
+def test_what_is_no_message_of_the_worker_is_refused_with_the_reason(
+    pipe: tuple[Receiver, int], noise: bytes, said: str
+) -> None:
+    receiver, write = pipe
+    os.write(write, frames(Ready(PID, "cpu")) + noise)
+    with pytest.raises(ChannelError, match=said):
+        receiver.messages()
+
+
+def test_the_first_message_says_whose_the_pipe_is(pipe: tuple[Receiver, int]) -> None:
+    receiver, write = pipe
+    os.write(write, frames(Done(True)))
+    with pytest.raises(ChannelError, match="a worker's first message was not Ready"):
+        receiver.messages()
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"type": "Nothing"}', '{"type": "Done"}', '{"type": "Done", "usable": 3.5}', "[" * 10**5]
+)
+def test_json_that_is_no_message_is_refused(text: str) -> None:
+    with pytest.raises(ChannelError, match="no message of a worker"):
+        channel.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("replies", "said"),
+    [
+        ([Done(True)], "a worker answered Done, which nobody asked for"),
+        ([Visit(1)], "a worker answered for cell 1, which is not asked for or done"),
+        ([CellRecord(0, {}), CellRecord(0, {})], "a worker answered for cell 0, which is not asked for or done"),
+        ([CellRecord(0, {}), Visit(0)], "a worker answered for cell 0, which is not asked for or done"),
+    ],
+)
+def test_replies_are_about_the_cells_that_were_asked_for(replies: list[Message], said: str) -> None:
+    expected = Expected(channel.run_request([RunConfig()]))
+    *before, last = replies
+    for reply in before:
+        expected.check(reply)
+    with pytest.raises(ChannelError, match=said):
+        expected.check(last)
+
+
+SENDS_FROM_A_FORK = """
+import os, sys
+from cs_systems.runtime.channel import Done, Ready, Sender
+sender = Sender(int(sys.argv[1]))
+sender.send(Ready(os.getpid(), "cpu"))
+if os.fork() == 0:
+    sender.send(Done(False))  # ends here
+os.wait()
+sender.send(Done(True))
+"""
+
+
+def test_a_forked_child_sends_nothing_and_holds_nothing() -> None:
+    read, write = os.pipe()
+    subprocess.run([sys.executable, "-c", SENDS_FROM_A_FORK, str(write)], pass_fds=[write], check=True, timeout=30)
+    os.close(write)
+    receiver = Receiver(read)
+    hello, done = receiver.messages()
+    assert isinstance(hello, Ready)
+    assert done == Done(True)
+    assert receiver.closed
+    os.close(read)

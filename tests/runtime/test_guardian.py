@@ -1,0 +1,157 @@
+"""Guardian: nothing that a worker started outlives it, whatever ends the worker, the supervisor or the sweep."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cs_systems.runtime.lifetime import is_running
+from cs_systems.runtime.processes import Log, Tree, WorkerOutOfMemory, how_it_ended, oom_kills
+
+# Starts a child, a detached grandchild and one in a session of its own; writes their PIDs, and then waits.
+STARTS_CHILDREN = """
+import os, sys, time
+def note():
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{os.getpid()}\\n")
+def child(detached):
+    if os.fork() == 0:
+        if detached:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            os.environ.clear()
+        note()
+        time.sleep(600)
+note()
+for detached in (False, True, True):
+    child(detached)
+while len(open(sys.argv[1]).read().split()) < 4:
+    time.sleep(0.01)
+open(sys.argv[1] + ".ready", "w").close()
+time.sleep(600 if sys.argv[2] == "wait" else 0)
+"""
+SUPERVISES = f"""
+import sys, time
+from pathlib import Path
+from cs_systems.runtime.processes import Log, Tree
+program = {STARTS_CHILDREN!r}
+tree = Tree([lambda *fds: [sys.executable, "-c", program, sys.argv[1], "wait"]], Log(None), scratch=sys.argv[2])
+time.sleep(600)
+"""
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def pids(file: Path) -> list[int]:
+    return [int(word) for word in file.read_text().split()]
+
+
+@contextmanager
+def tree(file: Path, what: str) -> Iterator[Tree]:
+    """The tree of a process that starts children, once they are there."""
+    command = [sys.executable, "-c", STARTS_CHILDREN, str(file), what]
+    log = Log(None)
+    started = Tree([lambda *fds: command], log)
+    wait_for(lambda: file.with_name(f"{file.name}.ready").exists())
+    yield started
+    started.close()
+    log.stream.close()
+
+
+@pytest.mark.parametrize("what", ["wait", "end"])
+def test_a_tree_ends_whole_when_it_is_closed_or_its_worker_ends(what: str, tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    with tree(file, what) as started:
+        if what == "wait":
+            assert all(map(is_running, pids(file)))
+            started.close()
+        wait_for(lambda: not any(map(is_running, pids(file))))
+        assert len(pids(file)) == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_nothing_is_left_when_the_supervisor_is_killed(number: signal.Signals, tmp_path: Path) -> None:
+    """No process, and no private folder."""
+    file, scratch = tmp_path / "pids", tmp_path / "scratch-"
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISES, str(file), str(scratch)], stderr=subprocess.DEVNULL
+    )
+    wait_for(lambda: (tmp_path / "pids.ready").exists())
+    assert list(tmp_path.glob("scratch-*")) != []
+    supervisor.send_signal(number)
+    supervisor.wait()
+    wait_for(lambda: not any(map(is_running, pids(file))) and not list(tmp_path.glob("scratch-*")))
+
+
+def test_a_worker_that_is_killed_is_told_apart_from_its_children(tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    with tree(file, "wait") as started:
+        os.kill(pids(file)[0], signal.SIGSEGV)
+        (member,) = started.members
+        assert started.wait_for_end([member], 20)
+        assert member.status == -signal.SIGSEGV
+        wait_for(lambda: not any(map(is_running, pids(file))))
+
+
+def test_a_kill_for_want_of_memory_is_out_of_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The system counts its kills; one more of them while a worker ran says what its SIGKILL was."""
+    monkeypatch.setattr("cs_systems.runtime.processes.oom_kills", lambda: 0)
+    with tree(tmp_path / "pids", "wait") as started:
+        monkeypatch.setattr("cs_systems.runtime.processes.oom_kills", lambda: 1)
+        os.kill(pids(tmp_path / "pids")[0], signal.SIGKILL)
+        death = started.obituary(started.members[0], None)
+        assert isinstance(death, WorkerOutOfMemory)
+        assert str(death) == "memory ran out, the system killed the process"
+
+
+def test_the_systems_kills_are_read_from_its_counter(tmp_path: Path) -> None:
+    (tmp_path / "vmstat").write_text("nr_free_pages 3\noom_kill 12\nballoon 0\n")
+    assert oom_kills(tmp_path / "vmstat") == 12
+    assert oom_kills(tmp_path / "nowhere") == 0
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (3, "exited with status 3"),
+        (-signal.SIGSEGV, "killed by SIGSEGV"),
+        (-signal.SIGKILL, "killed by SIGKILL (by hand, or by the system when memory ran out)"),
+        (-40, "killed by signal 40"),
+    ],
+)
+def test_an_exit_status_is_put_into_words(status: int, said: str) -> None:
+    assert how_it_ended(status) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ""),
+        ("a\nb\n", "; its last words: b"),
+        (
+            "Traceback (most recent call last):\n  File 'x', line 1\nValueError: so\n  frame #3\n",
+            "; its last words: ValueError: so",
+        ),
+        ("noise\n\x1b[31mred\x1b[0m \x1b]0;title\x07\n", "; its last words: red  ]0;title"),
+        ("terminate called after throwing\n", "; its last words: terminate called after throwing"),
+    ],
+)
+def test_last_words_are_one_line(text: str, words: str, tmp_path: Path) -> None:
+    log = Log(tmp_path / "log")
+    log.stream.write(text.encode())
+    assert log.last_words() == words
+    log.stream.close()

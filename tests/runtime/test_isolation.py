@@ -1,0 +1,138 @@
+"""Isolation of cells: nothing that a step does to its process, its children or its channel reaches another cell."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cs_systems import sweep
+from cs_systems.config import PRESETS, RunConfig
+from cs_systems.record import RunRecord, read_records
+from cs_systems.report.frame import frame
+from cs_systems.runtime.guardian import descendants
+
+WORKLOADS = Path(__file__).with_name("disturbing_workloads.py")
+TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=2)
+
+# What each cell becomes; the one after it must find its process as the first did.
+LIVING = {
+    "changes_what_can_be_restored": ("ok", None),
+    "closes_its_streams": ("ok", None),
+    "replaces_its_streams": ("ok", None),
+    "leaves_a_thread": ("ok", None),
+    "leaves_a_process": ("ok", None),
+    "leaves_a_detached_process": ("ok", None),
+    "has_a_child_that_returns": ("ok", None),
+    "has_a_child_that_raises": ("ok", None),
+}
+DYING = {
+    "raises_what_cannot_be_printed": ("error", "Silent, whose message cannot be read"),
+    "dies_while_its_child_lives": ("killed", "the worker was lost: killed by SIGKILL"),
+    "writes_to_every_descriptor": ("error", "the step wrote to the worker's own pipe"),
+    "closes_every_descriptor": ("killed", "the worker was lost: its step closed or replaced the worker's own pipe"),
+    "puts_a_file_in_every_descriptor": ("killed", "the worker was lost: its step closed or replaced"),
+    "HasAnotherTable": ("error", "'x' in row 0 of table 'mine' is of type set; use None, True, a number or a text"),
+    "HasOurTable": ("error", "tables() has a table 'kernels', a name that cs_systems uses itself; choose another"),
+    "DescribesATensor": ("error", "'tokens' in describe() is of type Tensor; use None"),
+    "DescribesTooMuch": ("error", "'tokens' in describe() does not fit into 64 bits; give it as a float"),
+}
+
+
+def cell(name: str, **rest: object) -> RunConfig:
+    return replace(TINY, workload=f"{WORKLOADS}:{name}", **rest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("expected", [LIVING, DYING], ids=["living", "dying"])
+def test_a_step_that_disturbs_its_process_costs_no_other_cell(
+    expected: dict[str, tuple[str, str | None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_FILE", str(tmp_path / "file"))
+    before = descendants(os.getpid())
+    cells = [cell("ReportsState", seed=99)]
+    for number, name in enumerate(expected):
+        cells += [cell(name), cell("ReportsState", seed=number)]
+    records = list(sweep(cells, out=tmp_path / "run", timeout_s=20))
+    first, disturbing, others = records[0], records[1::2], records[2::2]
+    for record, (name, (status, reason)) in zip(disturbing, expected.items(), strict=True):
+        assert record.status == status, (name, record.reason)
+        assert (reason or "") in (record.reason or ""), name
+    for record, name in zip(others, expected, strict=True):
+        assert record.status == "ok", (name, record.reason)
+        assert state(record) == state(first), name
+    assert len(read_records(tmp_path / "run")[0]) == len(cells)
+    assert len(frame(records)["record"].unique()) == len(cells), "every record can be reported"
+    assert descendants(os.getpid()) == before
+    file = tmp_path / "file"
+    assert not file.exists() or file.read_bytes() == b"", "nothing of ours was written into the step's own file"
+
+
+def state(record: RunRecord) -> dict[str, object]:
+    """What the workload saw of its process, but for its number."""
+    (ran,) = record.results["ran"]
+    return {name: value for name, value in ran.items() if name != "pid"}
+
+
+def test_state_that_can_be_restored_costs_no_new_worker() -> None:
+    first, changing, second = sweep(
+        [cell("ReportsState"), cell("changes_what_can_be_restored"), cell("ReportsState", seed=1)]
+    )
+    assert changing.status == "ok"
+    assert first.results["ran"][0]["pid"] == second.results["ran"][0]["pid"]
+
+
+def test_interleaved_cells_keep_their_own_state() -> None:
+    cells = [cell("ReportsState", rounds=2), cell("changes_what_can_be_restored", rounds=2)]
+    records = {r.run_config.workload.rpartition(":")[2]: r for r in sweep(cells, interleave=True)}
+    assert [r.status for r in records.values()] == ["ok", "ok"]
+    (alone,) = sweep([cell("ReportsState", rounds=2)])
+    assert state(records["ReportsState"]) == state(alone)
+
+
+def test_an_interleaved_cell_that_leaves_a_thread_is_an_error_and_the_others_complete() -> None:
+    cells = [cell("leaves_a_thread", rounds=2), cell("ReportsState", rounds=2)]
+    records = {r.run_config.workload.rpartition(":")[2]: r for r in sweep(cells, interleave=True)}
+    assert records["ReportsState"].status == "ok"
+    assert records["leaves_a_thread"].status == "error"
+    assert re.search("it left thread .*; measure it without --interleave", records["leaves_a_thread"].reason or "")
+
+
+def test_what_code_changes_by_being_imported_holds_for_all_of_its_cells_and_no_others(tmp_path: Path) -> None:
+    changing = tmp_path / "changing.py"
+    changing.write_text(
+        "import torch\ntorch.set_default_dtype(torch.float64)\n"
+        f"exec(open({str(WORKLOADS)!r}).read().replace('from __future__ import annotations', ''))\n"
+    )
+    mine = [replace(TINY, workload=f"{changing}:ReportsState", seed=seed) for seed in (0, 1)]
+    records = list(sweep([mine[0], mine[1], cell("ReportsState")]))
+    assert [r.status for r in records] == ["ok"] * 3
+    assert [r.results["ran"][0]["dtype"] for r in records] == ["torch.float64", "torch.float64", "torch.float32"]
+    assert state(records[0]) == state(records[1])
+
+
+@pytest.mark.parametrize("profiler", ["memory", "kineto"])
+def test_a_thread_that_a_profiled_cell_leaves_costs_no_minutes(profiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker is ended when its time is over: the record would not be on disk before."""
+    monkeypatch.setattr("cs_systems.runtime.processes.GRACE_S", 1.0)
+    before = descendants(os.getpid())
+    (record,) = sweep([cell("leaves_a_thread", profiler=profiler)])
+    assert record.status == "ok", record.reason
+    assert descendants(os.getpid()) == before
+
+
+def test_an_error_that_reads_as_a_lost_peer_is_the_ranks_own() -> None:
+    (record,) = sweep([cell("says_that_a_peer_was_lost", world_size=2)])
+    assert record.status == "error"
+    assert (record.reason or "").startswith("rank 0 on cpu: RuntimeError: [gloo/transport/tcp/pair.cc:547]")
+
+
+def test_ranks_of_one_machine_listen_nowhere_beyond_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_SOCKETS", str(tmp_path))
+    (record,) = sweep([cell("listens", world_size=2)])
+    assert record.status == "ok", record.reason
+    heard = {rank: (tmp_path / rank).read_text().split() for rank in ("0", "1")}
+    assert all(heard.values()), "gloo listens somewhere"
+    assert {address for rank in heard.values() for address in rank} == {"0100007F"}, "127.0.0.1 alone"
