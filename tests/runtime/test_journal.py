@@ -1,0 +1,119 @@
+"""Journal: damage costs the damaged line, other people's files stay theirs, and a full disk is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cs_systems import sweep
+from cs_systems.config import PRESETS, ConfigError, RunConfig
+from cs_systems.record import RunRecord, append_record, read_records
+from cs_systems.report.frame import frame
+from cs_systems.runtime.journal import Journal
+
+TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=2)
+OTHERS = ["[1]\n", '{"schema_version": 1}\n', '{"schema_version": 1, "key": 1, "config": 3, "status": []}\n']
+
+
+def some(key: str) -> RunRecord:
+    return RunRecord(key, RunConfig().to_dict(), "ok")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b'{"schema_version":1,"key":"cut in the mid', b"\0" * 100, b"\xff\xfe\n\n", *(t.encode() for t in OTHERS)],
+)
+def test_a_damaged_line_blocks_no_folder(damage: bytes, tmp_path: Path) -> None:
+    """Neither as the first, nor as the only line; what is there stays as it is, byte for byte."""
+    file = tmp_path / "records.jsonl"
+    file.write_bytes(damage)
+    journal = Journal.prepare(tmp_path)
+    assert journal.read()[0] == []
+    assert "records.jsonl:1 " in journal.read()[1][0]
+    journal.append(some("a"))
+    records, complaints = journal.read()
+    assert ([r.key for r in records], len(complaints)) == (["a"], 1)
+    assert file.read_bytes().startswith(damage)
+
+
+def test_a_sweep_resumes_in_a_folder_whose_first_record_is_torn(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_bytes(b'{"schema_version":1,"key":"cut\0\0\0')
+    notes: list[str | None] = []
+    (record,) = sweep([TINY], out=tmp_path, on_progress=lambda p: notes.append(p.note))
+    assert record.status == "ok"
+    assert any("records.jsonl:1 is torn (the run was cut while writing it): skipped" in (note or "") for note in notes)
+    assert list(sweep([TINY], out=tmp_path)) == []
+    assert [r.key for r in read_records(tmp_path)[0]] == [record.key]
+
+
+@pytest.mark.parametrize("name", [".lock", "records.jsonl", "worker.log"])
+def test_a_fifo_of_a_name_that_a_sweep_uses_is_refused(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name} is no plain file: remove it, or choose another --out"):
+        list(sweep([TINY], out=tmp_path))
+
+
+def test_a_link_is_not_locked_through(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / ".lock").symlink_to(theirs)
+    (out / ".probe").symlink_to(theirs)
+    with pytest.raises(ConfigError, match=r"\.lock is a link: remove it, or choose another --out"):
+        list(sweep([TINY], out=out))
+    assert theirs.read_text() == "precious"
+    assert (out / ".probe").is_symlink()
+
+
+def test_a_users_files_of_these_names_keep_what_they_hold(tmp_path: Path) -> None:
+    for name in (".lock", ".probe"):
+        (tmp_path / name).write_text("precious")
+    with Journal.prepare(tmp_path).locked():
+        pass
+    assert [(tmp_path / name).read_text() for name in (".lock", ".probe")] == ["precious", "precious"]
+
+
+APPENDS = """
+import sys
+from cs_systems.config import RunConfig
+from cs_systems.record import RunRecord, append_record
+try:
+    append_record(sys.argv[1], RunRecord("b", RunConfig().to_dict(), "ok", reason="x" * 5000))
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_record_that_the_disk_does_not_take_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    append_record(tmp_path, some("a"))
+    file = tmp_path / "records.jsonl"
+    before = file.read_bytes()
+
+    def disk_with_little_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 2000,) * 2)
+
+    done = subprocess.run(
+        [sys.executable, "-c", APPENDS, str(tmp_path)], capture_output=True, text=True, preexec_fn=disk_with_little_room
+    )
+    assert "cannot write the record: File too large" in done.stdout
+    assert str(file) in done.stdout
+    assert file.read_bytes() == before
+
+
+def test_one_oversized_cell_does_not_poison_its_folder(tmp_path: Path) -> None:
+    large = replace(TINY, model=replace(TINY.model, context_length=999_999_999_999))
+    records = list(sweep([large, TINY], out=tmp_path))
+    assert records[0].status in ("oom", "error", "unavailable")
+    assert records[1].status == "ok"
+    table = frame(read_records(tmp_path)[0])
+    assert set(table["status"]) == {records[0].status, "ok"}
+    for line in (tmp_path / "records.jsonl").read_text().splitlines():
+        json.loads(line)
