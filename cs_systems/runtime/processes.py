@@ -70,8 +70,10 @@ class Log:
         return f"; its last words: {last[:200]}" if last else ""
 
 
+# Lines that say what went wrong: of Python's exceptions, of C++, of the interpreter itself, and of programs.
 _EXPLAINS = re.compile(
-    r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Interrupt|Exit|Warning)\b: \S|Fatal |terminate called|  what\(\)"
+    r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Interrupt|Exit|Warning)\b: \S"
+    r"|Fatal |terminate called|  what\(\)|(?i:unrecogni[sz]ed option|(fatal )?error:)"
 )
 
 
