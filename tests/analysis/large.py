@@ -121,31 +121,25 @@ def snapshot(steps: int, blocks: int) -> dict[str, Any]:
         for block in range(blocks):
             event("free_requested", address(3, block), 2, "zero_grad")
             event("free_completed", address(3, block), 2, "zero_grad")
-    segments = [
-        {
-            "device": 0,
-            "address": address(kind, block),
-            "total_size": 2 * MIB,
-            "segment_type": "large",
-            "segment_pool_id": (0, 0),
-            "stream": 0,
-            "is_expandable": False,
-            "blocks": [
-                {
-                    "address": address(kind, block),
-                    "size": 2 * MIB,
-                    "requested_size": 2 * MIB,
-                    "state": "active_allocated" if kind == 1 else "inactive",
-                    "frames": [],
-                }
-            ],
-        }
-        for kind in (1, 2, 3)
-        for block in range(blocks)
-    ]
+    segments = [_segment(address(kind, block), used=kind == 1) for kind in (1, 2, 3) for block in range(blocks)]
     return {
         "segments": segments,
         "device_traces": [events],
         "allocator_settings": {},
         "external_annotations": marks,
+    }
+
+
+def _segment(address: int, used: bool) -> dict[str, Any]:
+    """A segment of one block."""
+    place = {"address": address, "frames": [], "requested_size": 2 * MIB, "size": 2 * MIB}
+    return {
+        "device": 0,
+        "address": address,
+        "total_size": 2 * MIB,
+        "segment_type": "large",
+        "segment_pool_id": (0, 0),
+        "stream": 0,
+        "is_expandable": False,
+        "blocks": [place | {"state": "active_allocated" if used else "inactive"}],
     }
