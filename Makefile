@@ -8,7 +8,7 @@ OUT := runs/$(shell date +%Y%m%d-%H%M%S)-bench
 PYTEST_ARGS ?= -n 2 --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test lint types format readme studies clean
+.PHONY: help install bench test lint types format readme studies stale clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -39,6 +39,9 @@ readme: $(INSTALLED)  ## the README's headline table again, from the committed r
 
 studies: $(INSTALLED)  ## every study at the size that fits this machine; again: goes on with the rest
 	$(BIN)/python scripts/_study.py --all
+
+stale:  ## the quoted figures whose code has changed since they were measured
+	@$(PYTHON) scripts/benchmarks/stale_figures.py
 
 clean:  ## take .venv and the caches away; runs/ stays
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

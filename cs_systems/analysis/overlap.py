@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from cs_systems.analysis.attribution import attribute
 from cs_systems.analysis.families import family
 from cs_systems.analysis.names import meaning
 from cs_systems.analysis.profile import find_steps
-from cs_systems.analysis.trace import Bools, Floats, Ranges, Recording, Step, steps_of
+from cs_systems.analysis.trace import Bools, Floats, Ints, Kernels, Recording, Step, steps_of
 from cs_systems.config import ConfigError
 from cs_systems.record import Row
 
@@ -112,64 +113,62 @@ def streams(recording: Recording, steps: str | None = None) -> list[Streams]:
     ranges = recording.ranges
     gloo = ranges.take(ranges.name.codes_where(lambda name: name.startswith(GLOO)))
     phases = ranges.take(ranges.name.codes_where(lambda name: meaning(name).phase and name != SYNCHRONIZE))
-    return [_cut(step, _within(gloo, step), _within(phases, step)) for step in chosen]
+    collectives = _Work(gloo.start_s, gloo.start_s, gloo.end_s)
+    return _cut(chosen, list(gloo.name), collectives, _Work(phases.start_s, phases.start_s, phases.end_s))
 
 
 def of_kernels(recording: Recording, chosen: Sequence[Step], device: int | None = None) -> list[Streams]:
-    """Both streams of each of the steps, of the kernels that were launched in it (on one device, or on any)."""
+    """Both streams of each of the steps, of the kernels that were launched in it (on one device, or on any).
+
+    Memcpys and memsets compute: they hold up a stream as kernels do.
+    """
     kernels = recording.kernels
-    number, inside = steps_of(kernels.launched_s, chosen)
-    inside &= True if device is None else kernels.device == device
-    collective = kernels.function.codes_where(lambda function: family(function.name) == "collective")
+    own = np.ones(len(kernels), bool) if device is None else kernels.device == device
+    collective = is_collective(kernels)
+    copies = [copy for copy in recording.copies if device in (None, copy.device)]
+    copied = np.array([(copy.start_s, copy.start_s, copy.end_s) for copy in copies]).reshape(-1, 3)
+    collectives, computing = _Work.of_kernels(kernels, own & collective), _Work.of_kernels(kernels, own & ~collective)
+    computing = _Work(*(np.append(*columns) for columns in zip(computing, copied.T, strict=True)))
+    names = [function.name for function in kernels.function.take(own & collective)]
+    return _cut(chosen, names, collectives, computing)
+
+
+def is_collective(kernels: Kernels) -> Bools:
+    """Return for each kernel whether it communicates."""
+    return kernels.function.codes_where(lambda function: family(function.name) == "collective")
+
+
+class _Work(NamedTuple):
+    """Intervals in any order, and the time at which the host asked for each: it decides the step."""
+
+    asked_s: Floats
+    start_s: Floats
+    end_s: Floats
+
+    @classmethod
+    def of_kernels(cls, kernels: Kernels, which: Bools) -> _Work:
+        return cls(kernels.launched_s[which], kernels.start_s[which], kernels.end_s[which])
+
+    def by_step(self, steps: Sequence[Step]) -> list[Ints]:
+        """Return for each step the places of its intervals, from one sort over all of them."""
+        number, inside = steps_of(self.asked_s, steps)
+        mine = np.flatnonzero(inside)
+        mine = mine[np.argsort(number[mine], kind="stable")]
+        first = np.searchsorted(number[mine], np.arange(len(steps) + 1))
+        return [mine[begin:end] for begin, end in pairwise(first.tolist())]
+
+
+def _cut(chosen: Sequence[Step], names: Sequence[str], collectives: _Work, computing: _Work) -> list[Streams]:
+    """Both streams of each step. The device may end after the host's range does: the step lasts until both have."""
     found = []
-    for index, step in enumerate(chosen):
-        own = inside & (number == index)
-        found.append(
-            _cut(
-                step,
-                (
-                    kernels.start_s[own & collective],
-                    kernels.end_s[own & collective],
-                    [function.name for function in kernels.function.take(own & collective)],
-                ),
-                _with_copies(recording, step, own & ~collective, device),
-            )
-        )
+    for step, sent, computed in zip(chosen, collectives.by_step(chosen), computing.by_step(chosen), strict=True):
+        sent = sent[np.argsort(collectives.start_s[sent], kind="stable")]
+        start, end = collectives.start_s[sent] - step.start_s, collectives.end_s[sent] - step.start_s
+        computes = union(computing.start_s[computed] - step.start_s, computing.end_s[computed] - step.start_s)
+        last = max([step.end_s, *collectives.end_s[sent].tolist(), *computing.end_s[computed].tolist()])
+        of_step = tuple(names[i] for i in sent.tolist())
+        found.append(Streams(step._replace(end_s=last), Intervals(start, end), of_step, computes))
     return found
-
-
-def _with_copies(
-    recording: Recording, step: Step, computes: Bools, device: int | None
-) -> tuple[Floats, Floats, list[str]]:
-    """What computed, with the memcpys and memsets of the step: they hold up a stream as kernels do."""
-    kernels, copies = recording.kernels, [c for c in recording.copies if step.start_s <= c.start_s < step.end_s]
-    copies = [copy for copy in copies if device in (None, copy.device)]
-    return (
-        np.append(kernels.start_s[computes], [copy.start_s for copy in copies]),
-        np.append(kernels.end_s[computes], [copy.end_s for copy in copies]),
-        [],
-    )
-
-
-def _within(ranges: Ranges, step: Step) -> tuple[Floats, Floats, list[str]]:
-    """The ranges that began in the step."""
-    own = ranges.take((ranges.start_s >= step.start_s) & (ranges.start_s < step.end_s))
-    return own.start_s, own.end_s, list(own.name)
-
-
-def _cut(
-    step: Step, collective: tuple[Floats, Floats, list[str]], computing: tuple[Floats, Floats, list[str]]
-) -> Streams:
-    """The device may end after the host's range does: the step lasts until both have."""
-    start, end, names = collective
-    order = np.argsort(start, kind="stable")
-    last = max([step.end_s, *end.tolist(), *computing[1].tolist()])
-    return Streams(
-        step._replace(end_s=last),
-        Intervals(start[order] - step.start_s, end[order] - step.start_s),
-        tuple(names[i] for i in order.tolist()),
-        union(computing[0] - step.start_s, computing[1] - step.start_s),
-    )
 
 
 class Waiting(NamedTuple):
@@ -252,7 +251,7 @@ def _computing_by_phase(recording: Recording, step: Step) -> dict[str, Intervals
             found[str(phase)] = Intervals(edges[:, 0], edges[:, 1])
         return found
     places, (_, inside) = attribute(recording), steps_of(kernels.launched_s, [step])
-    computes = ~kernels.function.codes_where(lambda function: family(function.name) == "collective")
+    computes = ~is_collective(kernels)
     for phase in dict.fromkeys(place.phase for place in places.values):
         named = [place.phase == phase for place in places.values]
         own = inside & computes & np.array(named)[places.codes]

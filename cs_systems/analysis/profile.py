@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ class StepKernels(NamedTuple):
     last_end_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Profile:
     """What the tables are made from. Kernels that no step launched are in none of the sums.
 
@@ -61,7 +62,7 @@ class Profile:
     def devices(self) -> list[int]:
         return sorted({device for _, device in self.by_step})
 
-    @property
+    @cached_property
     def time_s(self) -> float:
         """Of all kernels in all steps."""
         return sum(total.time_s for total in self.groups.values())

@@ -6,7 +6,7 @@ Times and calls are those of one step: the mean over the steps. A share is of al
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -18,7 +18,7 @@ from cs_systems.analysis.families import FAMILIES, family
 from cs_systems.analysis.gaps import gap_rows
 from cs_systems.analysis.host import range_rows
 from cs_systems.analysis.names import LAYERS, PARTS, UNATTRIBUTED, meaning
-from cs_systems.analysis.overlap import of_kernels
+from cs_systems.analysis.overlap import is_collective, of_kernels
 from cs_systems.analysis.profile import Profile, Sum
 from cs_systems.analysis.trace import Function, steps_of
 from cs_systems.config import Phase
@@ -260,19 +260,23 @@ def _phase_walls(profile: Profile) -> dict[str, float]:
 
 def overlap(profile: Profile, costs: Costs) -> list[Row]:
     """A row for each device, per step: its communication, hidden behind computing and exposed."""
+    kernels, count = profile.recording.kernels, len(profile.steps)
+    communicating = set(kernels.device[is_collective(kernels)].tolist())
     rows = []
     for device in profile.devices:
-        found = [streams.row() for streams in of_kernels(profile.recording, profile.steps, device)]
-        mean = {name: sum(row[name] for row in found) / len(found) for name in found[0]}
+        total = Counter[str]()
+        if device in communicating:  # else every sum is 0, whatever the device computes
+            for streams in of_kernels(profile.recording, profile.steps, device):
+                total.update(streams.row())
         rows.append(
             {
                 "device": device,
-                "collectives_per_step": mean["collectives"],
-                "communication_s": mean["communication_s"],
-                "hidden_s": mean["hidden_s"],
-                "exposed_s": mean["exposed_s"],
-                "hidden_share": mean["hidden_s"] / mean["communication_s"] if mean["communication_s"] else None,
-                "share": mean["exposed_s"] / mean["step_s"],
+                "collectives_per_step": total["collectives"] / count,
+                "communication_s": total["communication_s"] / count,
+                "hidden_s": total["hidden_s"] / count,
+                "exposed_s": total["exposed_s"] / count,
+                "hidden_share": total["hidden_s"] / total["communication_s"] if total["communication_s"] else None,
+                "share": total["exposed_s"] / total["step_s"] if total["step_s"] else 0.0,
             }
         )
     return rows

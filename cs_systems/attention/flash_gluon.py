@@ -3,8 +3,8 @@
 Takes fp16 and bf16; d_head a multiple of 8 up to 128 (computed as 64 or 128); any lengths, seq_q ≠ seq_k too; both
 alignments; grouped heads; strides that the copy engine takes, others are copied. The gradient of q is added up by
 atomics in float32, so its last bits may differ from run to run: under `torch.use_deterministic_algorithms` backward
-raises, or warns if torch is told to warn only. No second derivative. Needs compute capability 9.0 and triton 3.6, since
-Gluon changes between releases.
+raises, or warns if torch is told to warn only. No second derivative. Needs compute capability 9.0 and triton 3.6 or
+3.7, since Gluon changes between releases.
 
 Under torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
 """
@@ -17,7 +17,8 @@ from typing import Any
 
 from cs_systems.attention._hopper import HopperKernels, backend_of
 
-TRITON = "3.6"
+TRITONS = ("3.6.", "3.7.")
+INSTALL = "pip install 'triton>=3.6,<3.8'"
 
 
 def _problem() -> Any:
@@ -34,11 +35,11 @@ def _padded_queries(d_head: int) -> int:
 
 def _wrong_triton() -> str | None:
     if find_spec("triton") is None:
-        return f"triton is not installed: pip install 'triton=={TRITON}.*' (Linux)"
-    if not version("triton").startswith(f"{TRITON}."):
+        return f"triton is not installed: {INSTALL} (Linux)"
+    if not version("triton").startswith(TRITONS):
         return (
             f"triton is {version('triton')}, and Gluon, its low level, changes between releases: "
-            f"pip install 'triton=={TRITON}.*', or use flash_triton"
+            f"{INSTALL}, or use flash_triton"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""From tensors to launches of the Gluon FlashAttention kernels: descriptors, grids, options. Needs triton 3.6."""
+"""From tensors to launches of the Gluon FlashAttention kernels: descriptors, grids, options. Triton 3.6 or 3.7."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""FlashAttention backward for Hopper, written in Gluon (Triton 3.6): one pass over the tiles of keys and values.
+"""FlashAttention backward for Hopper, written in Gluon (Triton 3.6, 3.7): one pass over the tiles of keys and values.
 
 A program owns 128 keys. One producer warp brings tiles of q and of the output's gradient by TMA; two warpgroups of 64
 keys each compute the scores transposed, so that weights and their gradients are the left operands of dv and dk in

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""FlashAttention forward for Hopper, written in Gluon (Triton 3.6): TMA, wgmma and warp specialisation by hand.
+"""FlashAttention forward for Hopper, written in Gluon (Triton 3.6, 3.7): TMA, wgmma and warp specialisation by hand.
 
 One producer warp brings tiles of q, k and v into shared memory by TMA; CONSUMERS warpgroups own 64 query rows each and
 walk the keys from the last tile that they see (the only one with a mask) to the first. The scores of the next tile are

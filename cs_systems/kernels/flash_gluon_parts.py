@@ -30,6 +30,6 @@ def following(stage, phase, STAGES: gl.constexpr):
 
 @builtin
 def async_atomic_add(desc, coord, src, _semantic=None):
-    """Add shared memory to global memory by the copy engine. Triton 3.6 has the operation, but no name for it."""
+    """Add shared memory to global memory by the copy engine. Triton 3.6 and 3.7 have no name for this."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)

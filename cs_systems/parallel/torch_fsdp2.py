@@ -5,7 +5,8 @@
 parameter by its first dimension, those of norms too, which then are computed with in the compute dtype.
 
 By its default no rank may be alone with a gradient. With `find_unused_parameters` the parameters of the root unit take
-part in every step, with zeros added where a rank has no use for them, and one that no rank used is left alone.
+part in every step, with zeros added where a rank has no use for them, and one that no rank used is left alone: it
+keeps the gradient of an earlier micro-batch, or none.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class FSDP2(nn.Module):
             if find_unused_parameters and p.requires_grad and p not in in_lists
         ]
         self._called: set[nn.Module] = set()
+        self._finished = True  # whether no forward has run since gradients were finished
+        self._kept: set[Tensor] = set()  # optional parameters with a gradient from before that forward
         for owner in {owner for owner, _ in self._optional}:
             owner.register_forward_pre_hook(lambda module, inputs: self._called.add(module))
         module.register_state_dict_post_hook(_gather_into)
@@ -52,6 +55,12 @@ class FSDP2(nn.Module):
             output = output + (0 * getattr(owner, name).view(-1)[0]).to(output.dtype)
         return output
 
+    def keep_earlier(self) -> None:
+        """Note which gradients finished micro-batches have left. Called while the parameters are sharded."""
+        if self._finished:
+            self._kept = {p for owner, name in self._optional if (p := getattr(owner, name)).grad is not None}
+            self._finished = False
+
     def forget_unused(self) -> None:
         """Take back the gradients of what no rank called."""
         if self._optional:
@@ -61,8 +70,9 @@ class FSDP2(nn.Module):
             params = [getattr(owner, name) for owner, name in self._optional]
             used = {p for p, once in zip(params, called.tolist(), strict=True) if once}
             for p in params:
-                p.grad = p.grad if p in used else None
+                p.grad = p.grad if p in used | self._kept else None
         self._called.clear()
+        self._finished = True
 
 
 def finish_gradients(model: nn.Module) -> None:
@@ -90,6 +100,8 @@ def wrap(
         if any(True for _ in child.parameters()):
             fully_shard(child, reshard_after_forward=reshard_after_forward, **options)
     fully_shard(wrapped, **options)
+    # Before torch's own hook, which makes the parameters whole.
+    wrapped.register_forward_pre_hook(lambda module, inputs: module.keep_earlier(), prepend=True)
     return wrapped
 
 

@@ -8,7 +8,8 @@ stepped while others are.
 
 For optimizers that treat each element by itself (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor). After
 finish_gradient_synchronization() a rank has the averaged gradients of its part alone, and `.grad` of the model's
-parameters is None: in fp16 `_scaler.PartsScaler` finds them.
+parameters is None: in fp16 `_scaler.PartsScaler` finds them. Those of the next backward are added to them, until
+zero_grad() of the model or of the optimizer drops them.
 """
 
 from __future__ import annotations
@@ -80,12 +81,15 @@ class FlatShards(DataParallel):
         super().__init__(module, buckets, overlap=True, send_thread=send_thread)
         with torch.no_grad():
             self._flat = [FlatBucket(bucket) for bucket in self._buckets]
+        self._earlier: list[tuple[nn.Parameter, Tensor]] = []  # what finished micro-batches left, while others travel
 
     def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor]:
         own = self._flat[index]
         flat, shard = own.lined_up(grads), torch.empty_like(own.shard)
         for p, part in zip(self._buckets[index], own.parts, strict=True):
             p.grad = None
+            if part.values.grad is not None:
+                self._earlier.append((part.values, part.values.grad))
             grad = shard[part.in_shard : part.in_shard + part.stop - part.start]
             part.values.grad = grad if part.values.ndim else grad.view(())
         return average_shard(flat, shard), flat
@@ -97,6 +101,14 @@ class FlatShards(DataParallel):
         if len(self._in_flight) > IN_FLIGHT:
             handle, _ = self._in_flight.pop(0)
             handle.wait()
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self) -> None:
+        """Wait for this rank's parts of the mean, and add what it had of them before."""
+        super().finish_gradient_synchronization()
+        for values, grad in self._earlier:
+            values.grad = grad if values.grad is None else values.grad.add_(grad)
+        self._earlier = []
 
     def _drop(self, p: nn.Parameter) -> None:
         _parts[p].values.grad = None

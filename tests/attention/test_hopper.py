@@ -86,14 +86,16 @@ def test_another_gpu_is_refused(
 
 @pytest.mark.usefixtures("hopper")
 def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_gluon, "version", lambda package: "3.7.1")
+    monkeypatch.setattr(flash_gluon, "version", lambda package: "3.8.0")
     gluon = flash_gluon.BACKEND
     reason = gluon.unavailable(HOPPER) or ""
-    assert "triton is 3.7.1, and Gluon, its low level, changes between releases: pip install 'triton==3.6.*'" in reason
+    assert (
+        "triton is 3.8.0, and Gluon, its low level, changes between releases: pip install 'triton>=3.6,<3.8'" in reason
+    )
     assert gluon.describe() is None
     monkeypatch.setattr(flash_gluon, "find_spec", lambda package: None)
     monkeypatch.setattr(flash_gluon, "version", importlib.metadata.version)
-    assert "triton is not installed: pip install 'triton==3.6.*'" in (gluon.unavailable(HOPPER) or "")
+    assert "triton is not installed: pip install 'triton>=3.6,<3.8'" in (gluon.unavailable(HOPPER) or "")
 
 
 @pytest.mark.usefixtures("hopper")

@@ -1,7 +1,7 @@
 """The flash_gluon kernels compile for Hopper without a GPU, fit a multiprocessor and use its own instructions.
 
-Compiling needs triton 3.6 and a process without TRITON_INTERPRET: this file is its program; it prints a JSON object,
-kernel → resources.
+Compiling needs a triton that they are written for, and a process without TRITON_INTERPRET: this file is its program;
+it prints a JSON object, kernel → resources.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ pytestmark = [
 ]
 
 CASES = [(d_head, causal, kernel) for d_head in (64, 128) for causal in (False, True) for kernel in ("forward", "main")]
-KNOWN_SPILLS = {(64, "main"): 89, (128, "main"): 50}
-"""Local-memory instructions that may not grow: loop-invariant addresses, read again in the loop."""
+KNOWN_SPILLS = {(64, "main"): 89, (128, "main"): 56}
+"""Local-memory instructions that may not grow, the larger number of triton 3.6 and 3.7: loop-invariant addresses, read
+again in the loop."""
 
 
 def compile_all() -> dict[str, dict[str, Any]]:

@@ -33,11 +33,12 @@ ON_NCCL: dict[str, dict[str, Any]] = {
 
 def cases(name: str, world_size: int) -> list[Case]:
     """Compositions have fewer: their parts are tried alone too; and three ranks, which are the slowest to run here."""
+    each = Case("fp32", micro_batches=2, finishes_each=True)
     exact = Case("fp32", micro_batches=2)
     low = Case("bf16" if composed(name).one_dtype else "mixed", micro_batches=2)
     if "+" in name and world_size == 3:
         return [exact]
-    return [exact, low] if "+" in name or world_size == 3 else [Case("fp32"), exact, low, Case("bf16")]
+    return [exact, low] if "+" in name or world_size == 3 else [Case("fp32"), exact, each, low, Case("bf16")]
 
 
 TP_DEGREE = 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +22,15 @@ CONFIG = ModelConfig("test", d_model=24, d_ff=24, num_layers=2, num_heads=6, voc
 
 @dataclass(frozen=True)
 class Case:
-    """precision: fp32; bf16; or mixed, bf16 with the norms in fp32. micro_batches: of each rank's part."""
+    """precision: fp32; bf16; or mixed, bf16 with the norms in fp32. micro_batches: of each rank's part. finishes_each:
+    gradients are averaged after each of them, not after the last alone."""
 
     precision: str = "fp32"
     micro_batches: int = 1
+    finishes_each: bool = False
 
     def __str__(self) -> str:
-        return f"{self.precision}-{self.micro_batches}"
+        return f"{self.precision}-{self.micro_batches}{'-each' * self.finishes_each}"
 
 
 class Model(nn.Module):
@@ -83,12 +85,19 @@ OPTIMIZER = torch.optim.AdamW
 OPTIONS: dict[str, Any] = {"lr": 1e-2, "eps": 1e-2}
 
 
-def backward(model: nn.Module, tokens: Tensor, case: Case) -> None:
-    """The gradients of the mean loss over these rows (in micro-batches, synchronised with the last of them)."""
+def nothing(model: nn.Module) -> None:
+    """Finish no gradients: one process has none to average."""
+
+
+def backward(model: nn.Module, tokens: Tensor, case: Case, finish: Callable[[nn.Module], None] = nothing) -> None:
+    """The gradients of the mean loss over these rows: of micro-batches, finished after each but the last where the case
+    says so, else synchronised with the last alone."""
     parts = tokens.chunk(case.micro_batches)
     for i, part in enumerate(parts):
-        last = i == len(parts) - 1
-        with nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync():
+        if i and case.finishes_each:
+            finish(model)
+        syncs = case.finishes_each or i == len(parts) - 1
+        with nullcontext() if syncs or not hasattr(model, "no_sync") else model.no_sync():
             logits = model(part[:, :-1])
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten())
             (loss / len(parts)).backward()
@@ -128,7 +137,7 @@ def train_rank(
             optimizer.load_state_dict(saved)
         optimizer.zero_grad()
         with counting() as calls:
-            backward(model, rows_of(part, parts, world_size, step).to(device), case)
+            backward(model, rows_of(part, parts, world_size, step).to(device), case, strategy.finish_gradients)
             during_backward = len(calls)
             strategy.finish_gradients(model)
             optimizer.step()

@@ -1,0 +1,207 @@
+"""Which figures that README and docs quote were measured with code that has changed since?
+
+Method: SOURCES maps each quoted file under profiles/ to the code whose change may move its numbers. A figure counts as
+measured in the last commit that touched its data: the records beside a table, else the file itself. Every later commit
+that touched a source counts, those of merged branches too; what is not committed does not.
+Output: a line for each figure: when it was measured, and which sources have changed since, in how many commits. A
+changed source does not prove the number wrong: it says what to measure again before quoting it.
+
+    python scripts/benchmarks/stale_figures.py            # or: make stale
+    python scripts/benchmarks/stale_figures.py --check    # exit status 1 if any figure is stale
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_ANSWER = 2  # exit status without git or history
+RECORDS = ("records.jsonl", "processes.jsonl")  # data of the table beside them
+
+CLOCK = ("cs_systems/timing.py", "cs_systems/stats.py")
+MODEL = ("cs_systems/model.py", "cs_systems/losses.py", "cs_systems/optim.py")
+STEP = (*CLOCK, *MODEL, "cs_systems/workloads/train_step.py", "cs_systems/workloads/_training.py")
+CALL = (*CLOCK, "cs_systems/workloads/attention.py", "cs_systems/workloads/_calls.py")
+GPU_KERNELS = (
+    *("cs_systems/attention/flash_cuda.py", "cs_systems/attention/flash_gluon.py", "cs_systems/attention/_hopper.py"),
+    *("cs_systems/attention/flash_attn.py", "cs_systems/attention/_sdpa.py", "cs_systems/kernels/hopper.py"),
+    *(
+        "cs_systems/kernels/flash_cuda.py",
+        "cs_systems/kernels/flash_cuda_forward.py",
+        "cs_systems/kernels/flash_cuda/*",
+    ),
+    *("cs_systems/kernels/flash_gluon*.py", "cs_systems/kernels/flash_layout.py"),
+)
+DATA_PARALLEL = (
+    *("cs_systems/parallel/ddp_*.py", "cs_systems/parallel/torch_ddp.py", "cs_systems/parallel/_data_parallel.py"),
+    *("cs_systems/parallel/_collectives.py", "cs_systems/parallel/_sender.py"),
+)
+SHARDED = (
+    *("cs_systems/parallel/fsdp.py", "cs_systems/parallel/_fsdp_*.py", "cs_systems/parallel/torch_fsdp2.py"),
+    "cs_systems/parallel/_collectives.py",
+)
+PROFILE = tuple(
+    f"cs_systems/analysis/{name}.py"
+    for name in (
+        *("read", "nsys", "kineto", "trace", "names", "families", "attribution", "sequence", "profile", "tables"),
+        *("gaps", "stalls", "host", "overlap"),
+    )
+)
+SNAPSHOT = tuple(
+    f"cs_systems/analysis/{name}.py"
+    for name in (
+        *("unpickle", "snapshot", "allocations", "sites", "memory_phases", "memory_categories", "memory_tables"),
+        *("memory_view", "tensor_names"),
+    )
+)
+PAGES = ("cs_systems/report/chart.js", "cs_systems/report/page.css", "cs_systems/report/page.js")
+VERDICTS = (*CLOCK, "cs_systems/analysis/compare.py", "cs_systems/execute.py", "scripts/benchmarks/verdicts.py")
+
+# quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, none of which expires.
+SOURCES: dict[str, tuple[str, ...]] = {
+    "profiles/c2_size_by_context/table.md": (*STEP, "cs_systems/attention/naive.py", "scripts/c2_size_by_context.py"),
+    "profiles/attention_h200/table.md": (
+        *CALL,
+        *(
+            "cs_systems/attention/flash_triton.py",
+            "cs_systems/attention/_sdpa.py",
+            "cs_systems/kernels/flash_triton*.py",
+        ),
+    ),
+    "profiles/attention_h200/peers/table.md": (*CALL, *GPU_KERNELS, "scripts/benchmarks/attention_peers.py"),
+    "profiles/attention_h200/log.md": (),
+    "profiles/ddp_variants/2.7B.md": (*STEP, *DATA_PARALLEL, "scripts/benchmarks/ddp_variants.py"),
+    "profiles/ddp_variants/2.7B_why.md": (
+        *(*STEP, *DATA_PARALLEL, "cs_systems/analysis/overlap.py", "scripts/benchmarks/ddp_variants.py"),
+    ),
+    "profiles/ddp_variants/2.7B_last_bucket.md": (*STEP, *DATA_PARALLEL, "scripts/benchmarks/ddp_variants.py"),
+    "profiles/fsdp_launches/h200/2.7B.md": (*STEP, *SHARDED, "scripts/benchmarks/fsdp_launches.py"),
+    "profiles/fsdp_launches/h200/host_per_parameter.md": (
+        *(*STEP, *DATA_PARALLEL, *SHARDED, "scripts/benchmarks/fsdp_launches.py"),
+    ),
+    "profiles/profile_page/page.png": (*PAGES, "cs_systems/report/profile_*", "cs_systems/analysis/view.py"),
+    "profiles/profile_page/speed.md": (
+        *(*PAGES, "cs_systems/report/profile_*", "cs_systems/analysis/view.py", "scripts/benchmarks/profile_page.py"),
+    ),
+    "profiles/overhead/h200.md": (*STEP, "scripts/benchmarks/harness_overhead.py"),
+    "profiles/overhead/cpu.md": (*STEP, "scripts/benchmarks/harness_overhead.py"),
+    "profiles/overhead/startup.md": (
+        *("cs_systems/__init__.py", "cs_systems/__main__.py", "cs_systems/cli/*", "cs_systems/config.py"),
+        *("cs_systems/runner.py", "cs_systems/crew.py", "cs_systems/process.py", "cs_systems/worker.py"),
+        *("cs_systems/execute.py", "scripts/benchmarks/startup.py"),
+    ),
+    "profiles/analyze_speed/cpu.md": (*PROFILE, "cs_systems/cli/analyze.py", "scripts/benchmarks/analyze_speed.py"),
+    "profiles/memory_prediction/speed.md": (
+        *("cs_systems/formulas/*memory*.py", "cs_systems/formulas/checkpoint_plan.py"),
+        *("cs_systems/formulas/cuda_allocator.py", "scripts/benchmarks/prediction_speed.py"),
+    ),
+    "profiles/snapshot_speed/cpu.md": (
+        *(*SNAPSHOT, *PAGES, "cs_systems/report/snapshot_*", "cs_systems/cli/snapshot.py"),
+        "scripts/benchmarks/snapshot_speed.py",
+    ),
+    "profiles/verdicts/h200/table.md": VERDICTS,
+    "profiles/verdicts/h200_short_steps/table.md": VERDICTS,
+    "profiles/verdicts/h200_disturbed/table.md": VERDICTS,
+    "profiles/verdicts/shared_cpu/table.md": VERDICTS,
+}
+
+
+class NoHistory(Exception):
+    """Git cannot say when a figure was measured; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A quoted file, the commit that measured it (None: never committed), and its sources' commits since then."""
+
+    path: str
+    commit: str | None
+    date: str | None
+    changed: dict[str, int]
+
+
+def quoted(root: Path) -> list[str]:
+    """Return the files under profiles/ that README and docs link to, in their order."""
+    pages = [root / "README.md", *sorted(root.glob("docs/**/*.md"))]
+    links = [link for page in pages for link in re.findall(r"\]\((?:\.\./)*(profiles/[^)#\s]+)", page.read_text())]
+    return list(dict.fromkeys(links))
+
+
+def measured_file(root: Path, figure: str) -> str:
+    """Return what changes when the figure is measured anew: its records where it has some, else the file itself."""
+    path = Path(figure)
+    beside = [path.with_name(name) for name in RECORDS if path.stem == "table"]
+    return next((str(p) for p in (path.with_suffix(".jsonl"), *beside) if (root / p).is_file()), figure)
+
+
+def figures(root: Path, sources: dict[str, tuple[str, ...]]) -> list[Figure]:
+    """Return a Figure for each of the sources' keys. Raises NoHistory."""
+    check_history(root)
+    return [_figure(root, path, specs) for path, specs in sources.items()]
+
+
+def check_history(root: Path) -> None:
+    """Raise NoHistory unless git has every commit of the folder."""
+    try:
+        shallow = git(root, "rev-parse", "--is-shallow-repository").strip()
+    except FileNotFoundError:
+        raise NoHistory("git is not installed, and the history says when figures were measured; install git") from None
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or "").strip().partition("\n")[0]
+        raise NoHistory(f"{root} has no git history ({said}); run this in a clone") from None
+    if shallow == "true":
+        raise NoHistory("this clone is shallow: it lacks the commits that measured; run git fetch --unshallow")
+
+
+def git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def _figure(root: Path, path: str, specs: tuple[str, ...]) -> Figure:
+    # A file that was only moved was not measured anew.
+    last = git(
+        root, "log", "-1", "--follow", "--diff-filter=AM", "--format=%h %cs", "--", measured_file(root, path)
+    ).split()
+    if not last:
+        return Figure(path, None, None, {})
+    commit, date = last
+    changed: Counter[str] = Counter()
+    if specs:
+        touched = git(root, "log", "--format=", "--name-only", f"{commit}..HEAD", "--", *specs)
+        changed.update(touched.split())
+    return Figure(path, commit, date, dict(changed.most_common()))
+
+
+def table(found: list[Figure]) -> str:
+    """Return the figures as Markdown, stale ones first."""
+    lines = ["| figure | measured | sources changed since (commits) |", "| --- | --- | --- |"]
+    for figure in sorted(found, key=lambda figure: not figure.changed):
+        measured = f"{figure.commit}, {figure.date}" if figure.commit else "not committed"
+        since = ", ".join(f"{path} ({count})" for path, count in figure.changed.items()) or "none"
+        lines.append(f"| {figure.path} | {measured} | {since} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT, sources: dict[str, tuple[str, ...]] = SOURCES) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="exit with status 1 if any figure is stale")
+    args = parser.parse_args(arguments)
+    try:
+        found = figures(root, sources)
+    except NoHistory as error:
+        print(error, file=sys.stderr)
+        return NO_ANSWER
+    stale = sum(bool(figure.changed) for figure in found)
+    print(f"{table(found)}\n\n{stale} of {len(found)} figures were measured with code that has changed since.")
+    return int(args.check and stale > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

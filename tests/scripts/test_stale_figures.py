@@ -1,0 +1,150 @@
+"""Figures whose code has changed since they were measured are named, by the history of git."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FIGURE = "profiles/speed/table.md"
+SOURCES = {FIGURE: ("code/*.py", "scripts/speed.py")}
+
+
+@pytest.fixture(scope="module")
+def stale(scripts_path: None) -> Any:
+    return importlib.import_module("benchmarks.stale_figures")
+
+
+class Repository:
+    """A small one, in which each call is a commit."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.git("init", "--quiet", "--initial-branch=main")
+
+    def git(self, *words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(self.root), *who, *words], check=True, capture_output=True)
+
+    def write(self, **texts: str) -> None:
+        """Commit files, `code__a_py="x"` as code/a.py."""
+        for name, text in texts.items():
+            path = self.root / name.replace("__", "/").replace("_", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self.commit()
+
+    def commit(self) -> None:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", "a change")
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
+    """With a figure that was measured after its code was written."""
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "made").mkdir()
+    made = Repository(tmp_path / "made")
+    made.write(code__a_py="1", code__b_py="1", scripts__speed_py="1", other_py="1")
+    made.write(profiles__speed__table_md="1 s")
+    return made
+
+
+def changed(stale: Any, repository: Repository) -> dict[str, int]:
+    (figure,) = stale.figures(repository.root, SOURCES)
+    return dict(figure.changed)
+
+
+def test_a_figure_newer_than_its_sources_is_fresh(stale: Any, repository: Repository) -> None:
+    repository.write(other_py="2")
+    assert changed(stale, repository) == {}
+
+
+def test_commits_that_changed_a_source_are_counted(stale: Any, repository: Repository) -> None:
+    repository.write(code__a_py="2", scripts__speed_py="2")
+    repository.write(code__a_py="3")
+    assert changed(stale, repository) == {"code/a.py": 2, "scripts/speed.py": 1}
+    repository.write(profiles__speed__table_md="2 s")
+    assert changed(stale, repository) == {}
+
+
+def test_a_merged_branch_that_forked_before_the_measurement_counts(stale: Any, repository: Repository) -> None:
+    repository.git("checkout", "--quiet", "-b", "side", "HEAD~1")
+    repository.write(code__b_py="2")
+    repository.git("checkout", "--quiet", "main")
+    repository.git("merge", "--quiet", "--no-ff", "--message", "a merge", "side")
+    assert changed(stale, repository) == {"code/b.py": 1}
+
+
+@pytest.mark.parametrize("records", ["records_jsonl", "processes_jsonl", "table_jsonl"])
+def test_a_table_is_as_old_as_its_records(stale: Any, repository: Repository, records: str) -> None:
+    """It can be written again without measuring again."""
+    repository.write(**{f"profiles__speed__{records}": "{}"})
+    repository.write(code__a_py="2")
+    repository.write(profiles__speed__table_md="1.0 s")
+    assert changed(stale, repository) == {"code/a.py": 1}
+
+
+def test_a_file_that_was_moved_was_not_measured_anew(stale: Any, repository: Repository) -> None:
+    repository.write(code__a_py="2")
+    repository.git("mv", "profiles/speed", "profiles/moved")
+    repository.commit()
+    (figure,) = stale.figures(repository.root, {"profiles/moved/table.md": SOURCES[FIGURE]})
+    assert figure.changed == {"code/a.py": 1}
+
+
+def test_a_diary_and_a_file_without_a_commit_are_no_stale_figures(stale: Any, repository: Repository) -> None:
+    repository.write(code__a_py="2")
+    diary, missing = stale.figures(repository.root, {FIGURE: (), "profiles/none.md": ("code/*.py",)})
+    assert (diary.changed, missing.commit, missing.changed) == ({}, None, {})
+    assert "| profiles/none.md | not committed | none |" in stale.table([missing])
+
+
+def test_the_command_lists_stale_figures_and_check_fails(
+    stale: Any, repository: Repository, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert stale.main(["--check"], repository.root, SOURCES) == 0
+    assert "0 of 1 figures were measured with code that has changed since." in capsys.readouterr().out
+    repository.write(code__a_py="2")
+    assert stale.main([], repository.root, SOURCES) == 0
+    assert "| code/a.py (1) |" in capsys.readouterr().out
+    assert stale.main(["--check"], repository.root, SOURCES) == 1
+
+
+def test_without_history_it_says_what_to_do(
+    stale: Any, repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    clone = tmp_path / "clone"
+    repository.git("clone", "--quiet", "--depth", "1", f"file://{repository.root}", str(clone))
+    assert stale.main([], clone, SOURCES) == stale.NO_ANSWER
+    assert "this clone is shallow" in (said := capsys.readouterr().err)
+    assert said.endswith("run git fetch --unshallow\n")
+    (tmp_path / "plain").mkdir()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    assert stale.main([], tmp_path / "plain", SOURCES) == stale.NO_ANSWER
+    assert "plain has no git history (fatal: not a git repository" in (said := capsys.readouterr().err)
+    assert said.endswith("; run this in a clone\n")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert stale.main([], repository.root, SOURCES) == stale.NO_ANSWER
+    assert capsys.readouterr().err.startswith("git is not installed")
+
+
+def test_links_of_readme_and_docs_are_found(stale: Any, tmp_path: Path) -> None:
+    (tmp_path / "docs" / "deep").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("[a](profiles/a/table.md) [a](profiles/a/table.md) [b](other.md)")
+    (tmp_path / "docs" / "deep" / "page.md").write_text("![c](../../profiles/c.png) [d](../../profiles/d.md#part)")
+    assert stale.quoted(tmp_path) == ["profiles/a/table.md", "profiles/c.png", "profiles/d.md"]
+
+
+def test_every_quoted_figure_names_its_sources(stale: Any) -> None:
+    assert sorted(stale.SOURCES) == sorted(stale.quoted(ROOT))
+
+
+def test_every_figure_and_source_exists(stale: Any) -> None:
+    paths = {*stale.SOURCES, *(source for sources in stale.SOURCES.values() for source in sources)}
+    assert [path for path in sorted(paths) if not list(ROOT.glob(path))] == []
