@@ -16,7 +16,7 @@ SQLITE_MAGIC, GZIP_MAGIC = b"SQLite format 3\0", b"\x1f\x8b"
 PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlcipqrtSVIKX(.\]}]|c[\w.]+\n[\w.]+\n")
 HEAD_BYTES = 1 << 16
 # A trace or a snapshot shrinks to a tenth or a fiftieth, the same bytes again and again to a thousandth.
-MOST_EXPANSION, EXPANSION_FROM = 100, 1 << 26
+MOST_EXPANSION, EXPANSION_FROM = 100, 1 << 24
 HOLDS = {  # command → what its files hold
     "report": "records of runs",
     "analyze": "what a profiler recorded",

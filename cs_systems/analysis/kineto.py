@@ -1,20 +1,16 @@
 """Kineto: the Chrome trace (.json, .json.gz) that `torch.profiler` exports. Floor 0.
 
-The events are decoded one by one from a window on the file, and only what the tables need is kept, so that a trace of
-many hundred megabytes does not have to fit into memory.
-Format: "Trace Event Format", of which Kineto writes complete ("X") events with times in µs.
+Only what the tables need is kept of the events, so that a trace of many hundred megabytes does not have to fit into
+memory. Kineto writes complete ("X") events with times in µs.
 """
 
 from __future__ import annotations
 
-import codecs
 import gzip
-import json
 import math
-import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from cs_systems.analysis.chrome_trace import Event, Text, events, header
 from cs_systems.analysis.stalls import stalls
 from cs_systems.analysis.trace import (
     NO_KERNELS,
@@ -44,17 +41,10 @@ from cs_systems.filekind import Unpacked, shown
 
 LONGEST_S = 1e9  # from the first event: what lies further off is no time of the recording
 LATEST_US = 1e17  # by the profiler's clock: 3,000 years
-WINDOW = 1 << 22  # characters read at a time
-BATCH = 1 << 16  # characters decoded at a time, while they are in the processor's cache
-LONGEST_EVENT = 1 << 24  # characters, of the header too: profilers write some thousands
 MOST_KEPT = 4_000_000  # events from which tables are made: about 1 GB
-FORECAST = 4  # how many times that may be expected before the file was read to its end
-FORECAST_FROM = 1 << 26  # bytes after which that is known
+FORECAST = 2  # how many times that may be expected before the file was read to its end
+FORECAST_FROM = 1 << 25  # bytes after which that is known
 MOST_LISTED = 20  # processes that a message names
-_BETWEEN = re.compile(r"[\s,]*")
-_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-_DECODER = json.JSONDecoder(strict=False)
-Event = dict[str, Any]
 
 
 @without_collector()
@@ -62,11 +52,11 @@ def read(path: Path, process: int | None = None) -> Recording:
     """Return the recording in a trace. `process`: which one, by its pid, where there are several."""
     with closing(Unpacked(path)) as file:
         try:
-            text = _Text(file, path)
-            devices = _devices(_header(text))
+            text = Text(file, path)
+            devices = _devices(header(text))
             reader = _Reader(path)
-            for events in _events(text):
-                for event in events:
+            for some in events(text):
+                for event in some:
                     reader.take(event)
                 reader.refuse_too_many(file)
             return reader.recording(devices, process)
@@ -84,94 +74,11 @@ def read(path: Path, process: int | None = None) -> Recording:
             ) from None
 
 
-class _Text:
-    """The part of a trace that is being decoded: `text` from `at` on."""
-
-    def __init__(self, file: Unpacked, path: Path) -> None:
-        self.path = path
-        self.text, self.at = "", 0
-        self._file = file
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-
-    def extend(self) -> bool:
-        """Read on, behind what is not decoded yet; False at the end of the file.
-
-        What does not fit is read twice as far each time, so that the whole of it is looked at twice and not for ever.
-        """
-        rest = self.text[self.at :]
-        if len(rest) > LONGEST_EVENT:
-            raise ConfigError(
-                f"{self.path} is no trace of torch.profiler: one of its events, or what stands before them, has over "
-                f"{LONGEST_EVENT >> 20} million characters; export it with export_chrome_trace"
-            )
-        raw = self._file.read(max(WINDOW, len(rest)))
-        more = self._decoder.decode(raw, final=not raw)
-        self.text, self.at = rest + more, 0
-        return bool(raw)
-
-
-def _header(text: _Text) -> Event:
-    """Return what stands before the events, and leave the text at the first. A bare array of events is a trace too."""
-    text.extend()
-    if (begin := text.text.lstrip()).startswith("["):
-        text.at = len(text.text) - len(begin) + 1
-        return {}
-    while not (found := _EVENTS.search(text.text)):
-        if not text.extend():
-            raise ConfigError(f"{text.path} holds no traceEvents: export it with torch.profiler's export_chrome_trace")
-    try:
-        header: Event = json.loads(text.text[: found.end()] + "]}")
-    except ValueError as error:
-        raise ConfigError(f"{text.path} does not begin as a Chrome trace: {error}") from None
-    text.at = found.end()
-    return header
-
-
-def _devices(header: Event) -> dict[int, str]:
+def _devices(before: Event) -> dict[int, str]:
     """Return the names of the devices by their numbers; none where they are not told as the profiler tells them."""
-    told = header.get("deviceProperties")
+    told = before.get("deviceProperties")
     known = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
     return {one["id"]: str(one.get("name", "")) for one in known if type(one.get("id")) is int}
-
-
-def _events(window: _Text) -> Iterator[list[Any]]:
-    """Yield the events, some of them at a time; the list is empty when the next is asked for.
-
-    To decode an array of them takes two thirds of the time that one after the other does. It is cut behind a brace that
-    a comma follows; where that is not an event's last, the array is none, and its events are decoded one by one.
-    """
-    number, alone = 0, 0
-    while True:
-        text, at = window.text, _BETWEEN.match(window.text, window.at).end()  # type: ignore[union-attr]
-        window.at = at
-        if text.startswith("]", at):
-            return
-        cut = text.rfind("},", at, at + BATCH) + 1 if at >= alone else 0
-        try:
-            if cut:
-                found, window.at = _DECODER.decode(f"[{text[at:cut]}]"), cut
-            else:
-                event, window.at = _DECODER.raw_decode(text, at)
-                found = [event]
-        except ValueError as error:
-            if cut:
-                alone = cut
-                continue
-            if not isinstance(error, json.JSONDecodeError):
-                raise ConfigError(
-                    f"{window.path} is damaged: a number in event {number} has thousands of digits; record again"
-                ) from None
-            alone = 0
-            if not window.extend():
-                ends = error.pos >= len(text) - 1 or at >= len(text)
-                raise ConfigError(
-                    f"{window.path} is truncated or damaged: it {'ends inside' if ends else 'breaks at'} event {number}"
-                    "; let the profiler finish writing, or record again"
-                ) from None
-            continue
-        number += len(found)
-        yield found
-        found.clear()  # the next are decoded into the same memory, which the processor has in its cache
 
 
 @dataclass

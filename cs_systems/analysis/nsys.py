@@ -174,7 +174,11 @@ class _Reader:
             raise sqlite3.DatabaseError(f"{table} has a text where a number belongs")
         if wanted is None and least == most:
             return least
-        found = dict(self.database.execute(f"SELECT {owner}, count(*) FROM {table} GROUP BY 1"))
+        found = dict(
+            self.database.execute(
+                f"SELECT {owner}, count(*) FROM {table} GROUP BY 1 HAVING typeof({owner}) = 'integer'"
+            )
+        )
         pids = {number >> 24 & 0xFFFFFF: number for number in found}
         if wanted in pids:
             return int(pids[wanted])

@@ -32,6 +32,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.filekind import shown
 
 SIDECAR_VERSION = 1
+MOST_FRAMES = 2000  # of a stack: Python's own end at 1,000
 MOST_SIDECAR_BYTES = 1 << 24  # of a model with 60,000 tensors
 TENSOR_KINDS = ("parameter", "gradient", "optimizer_state", "buffer", "input")
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "other")
@@ -215,10 +216,11 @@ class _Stacks:
         self.known: list[Stack] = [()]
         self._by_content: dict[Stack, int] = {(): 0}
         self._by_identity: dict[tuple[int, ...], int] = {(): 0}
-        self._by_list: dict[int, int] = {}
         self._kept: list[Any] = []  # what is known by identity must stay, or another takes its place
 
     def number(self, frames: Sequence[Mapping[str, Any]]) -> int:
+        if len(frames) > MOST_FRAMES:
+            raise ValueError(f"a stack has {len(frames)} frames")
         identity = tuple(map(id, frames))
         number = self._by_identity.get(identity)
         if number is None:
@@ -289,14 +291,14 @@ def _events(trace: list[Any], stacks: _Stacks) -> Events:
     number = stacks.number
     timed = bool(trace) and all("time_us" in event for event in (trace[0], trace[-1]))
     for index, event in enumerate(trace):
-        action.append(_CODES.get(event["action"], OTHER))
+        action.append(_CODES.get(event.pop("action"), OTHER))  # so that no event counts twice
         address.append(event.get("addr", 0))
         size.append(event.get("size", 0))
         stack.append(number(event.get("frames") or ()))
         if timed:
             time_us.append(event["time_us"])
         if "device_free" in event:
-            device_free_bytes[index] = event["device_free"]
+            device_free_bytes[index] = _count(event["device_free"])
         trace[index] = None
     if any(min(column, default=0) < 0 for column in (address, size)):
         raise ValueError("a size or an address is negative")
