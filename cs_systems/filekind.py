@@ -13,7 +13,7 @@ from cs_systems.checks import ConfigError
 
 SQLITE_MAGIC, GZIP_MAGIC = b"SQLite format 3\0", b"\x1f\x8b"
 # From protocol 2 on a pickle names its protocol first; an older one begins with a list, a dictionary or a global.
-PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlcipqrtSVIKX(.\]}]|c[\w.]+\n[\w.]+\n")
+PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlciPpqrtSVIKX(.\]}]|c[\w.]+\n[\w.]+\n")
 HEAD_BYTES = 1 << 16
 # A trace or a snapshot shrinks to a tenth or a fiftieth, the same bytes again and again to a thousandth.
 MOST_EXPANSION, EXPANSION_FROM = 100, 1 << 24
