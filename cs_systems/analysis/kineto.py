@@ -122,6 +122,8 @@ class _Reader:
         keep = self.keep.get(category) if type(category) is str else None
         if keep is None:
             return
+        if category == "cpu_op" and "Sequence number" not in _args(event):  # most of all events
+            return
         phase = event.get("ph")
         if phase != "X" and phase != "B":
             return
@@ -186,11 +188,10 @@ class _Reader:
         self.processes[int(event["pid"])].ranges.append(Range(str(event["name"]), start, end, int(event["tid"])))
 
     def _op(self, event: Event, start: float, end: float) -> None:
-        args = event.get("args", {})
-        if "Sequence number" in args:
-            numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
-            op = Op(str(event["name"]), start, end, int(event["tid"]), *numbers)
-            self.processes[int(event["pid"])].ops.append(op)
+        args = event["args"]
+        numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
+        op = Op(str(event["name"]), start, end, int(event["tid"]), *numbers)
+        self.processes[int(event["pid"])].ops.append(op)
 
     def recording(self, devices: dict[int, str], wanted: int | None) -> Recording:
         self._refuse()
@@ -276,6 +277,11 @@ class _Reader:
 def _listed(names: Iterable[str]) -> str:
     first = list(islice(names, MOST_LISTED + 1))
     return ", ".join(first[:MOST_LISTED]) + (", …" if first[MOST_LISTED:] else "")
+
+
+def _args(event: Event) -> Event:
+    args = event.get("args")
+    return args if type(args) is dict else {}
 
 
 def _clock(time_us: Any) -> float:
