@@ -16,7 +16,7 @@ from cs_systems.config import ConfigError
 from cs_systems.filekind import Unpacked
 
 WINDOW = 1 << 22  # characters read at a time
-BATCH = 1 << 16  # characters decoded at a time, while they are in the processor's cache
+BATCH = 1 << 15  # characters decoded at a time, while they are in the processor's cache
 LONGEST_EVENT = 1 << 24  # characters, of the header too: profilers write some thousands
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
