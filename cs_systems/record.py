@@ -18,7 +18,7 @@ from typing import Any
 
 from cs_systems import plugins
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.filekind import GZIP_MAGIC, refuse_other
+from cs_systems.filekind import GZIP_MAGIC, refuse_other, shown
 
 SCHEMA_VERSION = 1
 RECORDS_FILE = "records.jsonl"
@@ -26,7 +26,21 @@ DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed s
 NO_TIMING = frozenset(
     {"nan-loss", "inf-loss"}
 )  # codes of caveats: such a step may be faster or slower than one that computes
+LONGEST_S = 1e9  # of a step: 30 years
 Row = dict[str, Any]
+# Fields of a record in a file, whatever wrote it.
+_TYPES: dict[str, tuple[Any, str]] = {
+    "key": (str, "a text"),
+    "config": (Mapping, "an object"),
+    "status": (str, "a text"),
+    "repeat": (int, "a whole number"),
+    "reason": (str | None, "a text or null"),
+    "environment": (Mapping | None, "an object or null"),
+    "measurement": (Mapping | None, "an object or null"),
+    "warnings": (list, "a list"),
+    "results": (Mapping, "an object"),
+    "artifacts": (Mapping, "an object"),
+}
 
 
 class NewerSchema(ConfigError):
@@ -175,10 +189,13 @@ class RunRecord:
                 f"the record has schema {version}, newer than {SCHEMA_VERSION}, "
                 "which this version reads: upgrade cs-systems"
             )
+        _refuse_other_types(data)
         fields = dict(data)
         if measurement := data.get("measurement"):
             rows = measurement["samples"]
             samples = tuple(Sample(**s) for s in (_rows(rows) if isinstance(rows, Mapping) else rows))
+            for sample in samples:
+                _refuse_other_times(sample)
             fields["measurement"] = Measurement(**{**measurement, "samples": samples})
         if environment := data.get("environment"):
             fields["environment"] = Environment.from_dict(environment)
@@ -190,6 +207,28 @@ class RunRecord:
         from cs_systems.report.frame import frame
 
         return frame([self])
+
+
+def _refuse_other_types(data: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a field of a record from a file that is not of its type."""
+    for name, (kind, what) in _TYPES.items():
+        value = data.get(name)
+        if name in data and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise ConfigError(f"{name} is {shown(value)}: it must be {what}")
+    if not 0 <= data.get("repeat", 0) < 1 << 63:
+        raise ConfigError(f"repeat is {shown(data['repeat'])}: it must be a number from 0 on, below 2^63")
+    for name, rows in data.get("results", {}).items():
+        if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
+            raise ConfigError(f"results {shown(name)} is {shown(rows)}: it must be a list of rows")
+
+
+def _refuse_other_times(sample: Sample) -> None:
+    """Raise ConfigError for a time of a sample that no step takes: sums of such numbers are no number."""
+    times = {"wall_s": sample.wall_s, **{f"phases_s {name}": time for name, time in sample.phases_s.items()}}
+    times |= {f"submit_s {name}": time for name, time in sample.submit_s.items()}
+    for name, time in times.items():
+        if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time <= LONGEST_S:
+            raise ConfigError(f"{name} of a sample is {shown(time)}: it must be a time from 0 to {LONGEST_S:.0e} s")
 
 
 def _columns(rows: Sequence[Row]) -> Row:

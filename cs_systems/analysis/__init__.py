@@ -2,7 +2,7 @@
 
 A recording of a profiler goes from its file to tables in this order:
 - `read` tells which kind of file it is, `folder` which ones a folder has, and of which cells;
-- `nsys` and `kineto` read a file into the one form of `trace`;
+- `nsys` and `kineto`, with the events of `chrome_trace`, read a file into the one form of `trace`;
 - `names` says what the name of a range means, `families` what the name of a kernel does, `stalls` what that of a call;
 - `attribution` gives each kernel its phase and layer, where no range does with the help of `sequence`, against which
   `check` holds the whole; `gaps` says why no kernel ran, `host` how long the host was in each range;

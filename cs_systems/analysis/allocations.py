@@ -250,4 +250,4 @@ class _LargePool:
 
     def remove(self, address: int) -> None:
         if self._size.pop(address, None) is not None:
-            self._starts.remove(address)
+            del self._starts[bisect_left(self._starts, address)]

@@ -1,26 +1,26 @@
 """Kineto: the Chrome trace (.json, .json.gz) that `torch.profiler` exports. Floor 0.
 
-The events are decoded one by one from a window on the file, and only what the tables need is kept, so that a trace of
-many hundred megabytes does not have to fit into memory.
-Format: "Trace Event Format", of which Kineto writes complete ("X") events with times in µs.
+Only what the tables need is kept of the events, so that a trace of many hundred megabytes does not have to fit into
+memory. Kineto writes complete ("X") events with times in µs.
 """
 
 from __future__ import annotations
 
 import gzip
-import json
 import math
-import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from cs_systems.analysis.chrome_trace import Event, Text, events, header
 from cs_systems.analysis.stalls import stalls
 from cs_systems.analysis.trace import (
     NO_KERNELS,
@@ -37,25 +37,28 @@ from cs_systems.analysis.trace import (
     without_collector,
 )
 from cs_systems.config import ConfigError
-from cs_systems.filekind import GZIP_MAGIC
+from cs_systems.filekind import Unpacked, shown
 
 LONGEST_S = 1e9  # from the first event: what lies further off is no time of the recording
-WINDOW = 1 << 22  # characters decoded at a time
-_BETWEEN = re.compile(r"[\s,]*")
-_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-Event = dict[str, Any]
+LATEST_US = 1e17  # by the profiler's clock: 3,000 years
+MOST_KEPT = 4_000_000  # events from which tables are made: about 1 GB
+FORECAST = 2  # how many times that may be expected before the file was read to its end
+FORECAST_FROM = 1 << 25  # bytes after which that is known
+MOST_LISTED = 20  # processes that a message names
 
 
 @without_collector()
 def read(path: Path, process: int | None = None) -> Recording:
-    """The recording in a trace. `process`: which one, by its pid, where there are several."""
-    with _open(path) as file:
+    """Return the recording in a trace. `process`: which one, by its pid, where there are several."""
+    with closing(Unpacked(path)) as file:
         try:
-            header, events = _parse(file, path)
+            text = Text(file, path)
+            devices = _devices(header(text))
             reader = _Reader(path)
-            for event in events:
-                reader.take(event)
-            devices = {int(d["id"]): str(d.get("name", "")) for d in header.get("deviceProperties", ()) if "id" in d}
+            for some in events(text):
+                for event in some:
+                    reader.take(event)
+                reader.refuse_too_many(file)
             return reader.recording(devices, process)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ConfigError(f"{path} is truncated ({error}): copy it again, or record again") from None
@@ -63,60 +66,19 @@ def read(path: Path, process: int | None = None) -> Recording:
             raise ConfigError(
                 f"{path} is damaged: the number of a thread, device or stream is none: record again"
             ) from None
+        except RecursionError:
+            raise ConfigError(f"{path} is damaged: values are nested hundreds deep; record again") from None
         except UnicodeDecodeError:
             raise ConfigError(
                 f"{path} is not text, so no trace of torch.profiler: gunzip an export of nsys first"
             ) from None
 
 
-def _open(path: Path) -> IO[str]:
-    with path.open("rb") as file:
-        compressed = file.read(2) == GZIP_MAGIC
-    return gzip.open(path, "rt", encoding="utf-8") if compressed else path.open(encoding="utf-8")
-
-
-def _parse(file: IO[str], path: Path) -> tuple[Event, Iterator[Event]]:
-    """(what stands before the events, the events). A bare array of events is a trace too."""
-    text = file.read(WINDOW)
-    if text.lstrip().startswith("["):
-        return {}, _events(file, text.lstrip()[1:], path)
-    while not (found := _EVENTS.search(text)):
-        more = file.read(WINDOW)
-        if not more:
-            raise ConfigError(f"{path} holds no traceEvents: export it with torch.profiler's export_chrome_trace")
-        text += more
-    try:
-        header = json.loads(text[: found.end()] + "]}")
-    except ValueError as error:
-        raise ConfigError(f"{path} does not begin as a Chrome trace: {error}") from None
-    return header, _events(file, text[found.end() :], path)
-
-
-def _events(file: IO[str], text: str, path: Path) -> Iterator[Event]:
-    decode: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(strict=False).raw_decode
-    at, number = 0, 0
-    while True:
-        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
-        if text.startswith("]", at):
-            return
-        try:
-            event, at = decode(text, at)
-        except json.JSONDecodeError as error:
-            more = file.read(WINDOW)
-            if not more:
-                what = (
-                    f"ends inside event {number}"
-                    if error.pos >= len(text) - 1 or at >= len(text)
-                    else f"breaks at event {number}"
-                )
-                raise ConfigError(
-                    f"{path} is truncated or damaged: it {what}; let the profiler finish writing, or record again"
-                ) from None
-            text, at = text[at:] + more, 0
-            continue
-        number += 1
-        if isinstance(event, dict):
-            yield event
+def _devices(before: Event) -> dict[int, str]:
+    """Return the names of the devices by their numbers; none where they are not told as the profiler tells them."""
+    told = before.get("deviceProperties")
+    known = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    return {one["id"]: str(one.get("name", "")) for one in known if type(one.get("id")) is int}
 
 
 @dataclass
@@ -142,8 +104,9 @@ class _Reader:
         self.overheads: list[tuple[float, float]] = []
         self.launched = False
         self.endless: list[str] = []
-        self.damaged = 0
-        self.keep: dict[str, Callable[[Event, float, float], None]] = {
+        self.damaged: Counter[str] = Counter()  # by category
+        self.first_damaged = ""
+        self.keep: dict[object, Callable[[Event, float, float], None]] = {
             "kernel": self._kernel,
             "gpu_memcpy": self._copy,
             "gpu_memset": self._copy,
@@ -154,24 +117,42 @@ class _Reader:
             "overhead": lambda event, start, end: self.overheads.append((start, end)),
         }
 
-    def take(self, event: Event) -> None:
-        keep = self.keep.get(str(event.get("cat")))
+    def take(self, event: Any) -> None:
+        category = event.get("cat") if type(event) is dict else None
+        keep = self.keep.get(category) if type(category) is str else None
+        if keep is None:
+            return
+        if category == "cpu_op" and "Sequence number" not in _args(event):  # most of all events
+            return
         phase = event.get("ph")
-        if keep is None or phase not in ("X", "B"):
+        if phase != "X" and phase != "B":
             return
         if phase == "B" or "dur" not in event:  # Kineto writes a range as one event when it ends
             self.endless.append(str(event.get("name")))
             return
         try:
             if self.origin_us is None:
-                self.origin_us = float(event["ts"])
+                self.origin_us = _clock(event["ts"])
             start = (event["ts"] - self.origin_us) * 1e-6
             end = start + event["dur"] * 1e-6
             if not -LONGEST_S < start <= end < LONGEST_S:
                 raise ValueError
             keep(event, start, end)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
-            self.damaged += 1
+            self.first_damaged = self.first_damaged or _described(event)
+            self.damaged[str(category)] += 1
+
+    def refuse_too_many(self, file: Unpacked) -> None:
+        """Raise ConfigError where there are, or clearly will be, more events to keep than fit into memory."""
+        owned = (len(p.launches) + len(p.ranges) + len(p.calls) + len(p.ops) + 4 for p in self.processes.values())
+        kept = sum(owned) + len(self.kernels) + len(self.copies) + len(self.overheads) + len(self.endless)
+        expected = kept / file.share if file.count > FORECAST_FROM else kept
+        if kept > MOST_KEPT or expected > FORECAST * MOST_KEPT:
+            how_many = f"over {MOST_KEPT:,}" if kept > MOST_KEPT else f"about {expected:,.0f}"
+            raise ConfigError(
+                f"{self.path} holds {how_many} kernels, calls, operators and ranges, and {MOST_KEPT:,} fit into "
+                "memory: record fewer steps, with torch.profiler.schedule(wait=1, warmup=1, active=3)"
+            )
 
     def _kernel(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
@@ -180,8 +161,8 @@ class _Reader:
             str(event["name"]),
             grid,  # type: ignore[arg-type]
             block,  # type: ignore[arg-type]
-            args.get("registers per thread"),
-            args.get("shared memory"),
+            _whole(args.get("registers per thread")),
+            _whole(args.get("shared memory")),
         )
         one = self.functions.setdefault(function, function)
         in_graph = bool(args.get("graph node id"))
@@ -191,8 +172,8 @@ class _Reader:
     def _copy(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
         kind = event["cat"].removeprefix("gpu_")
-        copy = Copy(kind, start, end, int(args["device"]), int(args["stream"]), args.get("bytes"))
-        self.copies.append((copy, args.get("correlation", UNKNOWN)))
+        copy = Copy(kind, start, end, int(args["device"]), int(args["stream"]), _whole(args.get("bytes")))
+        self.copies.append((copy, int(args.get("correlation", UNKNOWN))))
 
     def _call(self, event: Event, start: float, end: float) -> None:
         name, thread, process = str(event["name"]), int(event["tid"]), self.processes[int(event["pid"])]
@@ -207,11 +188,10 @@ class _Reader:
         self.processes[int(event["pid"])].ranges.append(Range(str(event["name"]), start, end, int(event["tid"])))
 
     def _op(self, event: Event, start: float, end: float) -> None:
-        args = event.get("args", {})
-        if "Sequence number" in args:
-            numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
-            op = Op(str(event["name"]), start, end, int(event["tid"]), *numbers)
-            self.processes[int(event["pid"])].ops.append(op)
+        args = event["args"]
+        numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
+        op = Op(str(event["name"]), start, end, int(event["tid"]), *numbers)
+        self.processes[int(event["pid"])].ops.append(op)
 
     def recording(self, devices: dict[int, str], wanted: int | None) -> Recording:
         self._refuse()
@@ -223,7 +203,10 @@ class _Reader:
                 "let the profiler run on until they are closed"
             )
         if self.damaged:
-            limitations.append(f"{self.damaged} event(s) lack a time or a number that such events have: left out")
+            limitations.append(
+                f"{self.damaged.total()} event(s) lack a time or a number that such events have: left out; "
+                f"the first is {self.first_damaged}"
+            )
         kernels, copies = self.kernels, self.copies
         if sum(bool(one.launches) for one in self.processes.values()) > 1:
             kernels = [row for row in kernels if row[-1] in process.launches]
@@ -244,10 +227,17 @@ class _Reader:
         )
 
     def _refuse(self) -> None:
-        """What no table can be made of. Ranges without kernels are a recording of the host, if nothing was launched."""
+        """Raise ConfigError where no table can be made. Ranges without kernels are a recording of the host, if nothing
+        was launched."""
         ranges = any(process.ranges for process in self.processes.values())
         record = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
         mark = "mark step, forward, backward … with torch.profiler.record_function"
+        for what, category, found in (("kernel", "kernel", self.kernels), ("range", "user_annotation", ranges)):
+            if not found and (count := self.damaged[category]):
+                raise ConfigError(
+                    f"{self.path} is damaged: each of its {count} {what}s lacks a time or a number that such events "
+                    f"have; the first event of that kind is {self.first_damaged}: record again"
+                )
         if not self.kernels and not ranges and not self.endless:
             raise ConfigError(f"{self.path} holds no kernel and no range: {record}, and {mark}")
         if not self.kernels and self.launched:
@@ -262,21 +252,53 @@ class _Reader:
         if not self.kernels or not found:
             found = Counter({pid: len(process.ranges) for pid, process in self.processes.items() if process.ranges})
         elif len(found) > 1:
-            owners = [[pid for pid in found if kernel[-1] in self.processes[pid].launches] for kernel in self.kernels]
-            if any(len(of_kernel) > 1 for of_kernel in owners):
+            owner: dict[int, int] = {}
+            alike = set[int]()
+            for pid in found:
+                launches = self.processes[pid].launches
+                alike |= owner.keys() & launches.keys()
+                owner.update(dict.fromkeys(launches, pid))
+            if any(kernel[-1] in alike for kernel in self.kernels):
                 raise ConfigError(
-                    f"{self.path} holds the processes {', '.join(map(str, sorted(found)))}, and as they number their "
+                    f"{self.path} holds the processes {_listed(map(str, sorted(found)))}, and as they number their "
                     "launches alike, whose a kernel is cannot be told: analyse the trace of each process by itself"
                 )
-            found = Counter(pid for of_kernel in owners for pid in of_kernel)
+            found = Counter(owner[kernel[-1]] for kernel in self.kernels if kernel[-1] in owner)
         if wanted is None and len(found) == 1:
             return next(iter(found))
         if wanted is not None and wanted in found:
             return wanted
         what = "kernel" if self.kernels else "range"
-        listed = ", ".join(f"{pid} ({count} {what}s)" for pid, count in sorted(found.items()))
+        listed = _listed(f"{pid} ({count} {what}s)" for pid, count in sorted(found.items()))
         reason = f"{len(found)} processes" if wanted is None else f"no {what} of process {wanted}"
         raise ConfigError(f"{self.path} holds {reason}: choose one with --process: {listed}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    first = list(islice(names, MOST_LISTED + 1))
+    return ", ".join(first[:MOST_LISTED]) + (", …" if first[MOST_LISTED:] else "")
+
+
+def _args(event: Event) -> Event:
+    args = event.get("args")
+    return args if type(args) is dict else {}
+
+
+def _clock(time_us: Any) -> float:
+    """Return the time of a first event, from which the others are counted; ValueError where it is none."""
+    if not -LATEST_US < time_us < LATEST_US:
+        raise ValueError
+    return float(time_us)
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and abs(value) < 1 << 63 else None
+
+
+def _described(event: Event) -> str:
+    """Return what a message says of an event that cannot be used."""
+    told = ", ".join(f"{name} {shown(event[name])}" for name in ("name", "ts", "dur", "args") if name in event)
+    return f"a {event['cat']} with {told or 'nothing in it'}"
 
 
 def _kernels(

@@ -46,6 +46,7 @@ PUSH_POP, START_END = 59, 60
 NODES = "--cuda-graph-trace=node"
 PROCESS_MASK = ~0xFFFFFF  # of a globalTid: leaves the globalPid
 CHUNK = 1 << 18  # rows that are text at one time
+LONGEST_VALUE = 1 << 26  # bytes of a text, a blob or a row: an expression can ask SQLite for any number of them
 EXPORT = ("nsys", "export", "-t", "sqlite", "--lazy=false", "--force-overwrite=true")
 # The columns of a kernel that make its Function, shared memory apart.
 _LAUNCH = ("demangledName", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
@@ -61,7 +62,7 @@ def read(path: Path, process: int | None = None) -> Recording:
             raise ConfigError(
                 f"{path} lacks what the exports of nsys 2022.4 and newer have ({error}): export it with such a version"
             ) from None
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, MemoryError, OverflowError) as error:
             raise ConfigError(f"{path} is a damaged export ({error}): export it again from the .nsys-rep") from None
 
 
@@ -87,6 +88,7 @@ def exported(report: Path) -> Iterator[Path]:
 def _open(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     database.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
     database.execute("PRAGMA trusted_schema=OFF")
     database.execute("PRAGMA temp_store=MEMORY")
     return database
@@ -133,7 +135,7 @@ class _Reader:
         """id → text."""
         if not self._has(table):
             return {}
-        query = f"SELECT id, CAST({column} AS TEXT) FROM {table} WHERE {column} IS NOT NULL"
+        query = f"SELECT id, CAST({column} AS TEXT) FROM {table} WHERE {column} IS NOT NULL AND typeof(id) = 'integer'"
         return dict(self.database.execute(query))
 
     def _column(self, table: str, name: str) -> str:
@@ -172,7 +174,11 @@ class _Reader:
             raise sqlite3.DatabaseError(f"{table} has a text where a number belongs")
         if wanted is None and least == most:
             return least
-        found = dict(self.database.execute(f"SELECT {owner}, count(*) FROM {table} GROUP BY 1"))
+        found = dict(
+            self.database.execute(
+                f"SELECT {owner}, count(*) FROM {table} GROUP BY 1 HAVING typeof({owner}) = 'integer'"
+            )
+        )
         pids = {number >> 24 & 0xFFFFFF: number for number in found}
         if wanted in pids:
             return int(pids[wanted])

@@ -29,8 +29,11 @@ from typing import Any, NamedTuple
 
 from cs_systems.analysis.unpickle import load
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.filekind import shown
 
 SIDECAR_VERSION = 1
+MOST_FRAMES = 2000  # of a stack: Python's own end at 1,000
+MOST_SIDECAR_BYTES = 1 << 24  # of a model with 60,000 tensors
 TENSOR_KINDS = ("parameter", "gradient", "optimizer_state", "buffer", "input")
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "other")
 # Expandable segments grow and shrink by these; for what is reserved they are segments that come and go.
@@ -150,6 +153,8 @@ def read(path: Path, device: int | None = None) -> Snapshot:
         raise ConfigError(f"{path} is a pickle, but no memory snapshot: write one with {_HOW}")
     try:
         return _snapshot(path, data, device)
+    except RecursionError:
+        raise ConfigError(f"{path} is no snapshot as PyTorch writes it: values are nested hundreds deep") from None
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -161,6 +166,9 @@ _HOW = "torch.cuda.memory._record_memory_history() before and torch.cuda.memory.
 
 def _snapshot(path: Path, data: dict[str, Any], device: int | None) -> Snapshot:
     segments, traces = data.get("segments") or [], data.get("device_traces") or []
+    _refuse_repeated("segment", segments)
+    _refuse_repeated("list of blocks", [s["blocks"] for s in segments if "blocks" in s])
+    _refuse_repeated("list of events", traces)
     devices = sorted({_count(s.get("device", 0)) for s in segments} | {n for n, trace in enumerate(traces) if trace})
     if not devices:
         raise ConfigError(
@@ -194,6 +202,13 @@ def _listed(devices: Sequence[int]) -> str:
     return " or ".join(map(str, devices))
 
 
+def _refuse_repeated(what: str, values: Iterable[Any]) -> None:
+    """Raise ValueError where one object stands in several places: a few bytes can then ask for any amount of work."""
+    values = list(values)
+    if len({*map(id, values)}) < len(values):
+        raise ValueError(f"one {what} stands in several places")
+
+
 class _Stacks:
     """Gives each distinct stack a number. PyTorch shares the frames' dictionaries: most are known by identity."""
 
@@ -204,10 +219,12 @@ class _Stacks:
         self._kept: list[Any] = []  # what is known by identity must stay, or another takes its place
 
     def number(self, frames: Sequence[Mapping[str, Any]]) -> int:
+        if len(frames) > MOST_FRAMES:
+            raise ValueError(f"a stack has {len(frames)} frames")
         identity = tuple(map(id, frames))
         number = self._by_identity.get(identity)
         if number is None:
-            stack = tuple(Frame(str(f["filename"]), int(f["line"]), str(f["name"])) for f in frames)
+            stack = tuple(Frame(_text(f["filename"]), int(f["line"]), _text(f["name"])) for f in frames)
             number = self._by_content.get(stack)
             if number is None:
                 number = self._by_content[stack] = len(self.known)
@@ -230,7 +247,7 @@ def _segment(segment: Mapping[str, Any], stacks: _Stacks) -> Segment:
     return Segment(
         address=_count(segment["address"]),
         bytes=_count(segment["total_size"]),
-        pool=str(segment.get("segment_type", "large")),
+        pool=_text(segment.get("segment_type", "large")),
         stream=_count(segment.get("stream", 0)),
         private=tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0),
         blocks=tuple(blocks),
@@ -239,15 +256,21 @@ def _segment(segment: Mapping[str, Any], stacks: _Stacks) -> Segment:
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise ValueError(f"{value!r} is no size, address or stream")
+        raise ValueError(f"{shown(value)} is no size, address or stream")
     return int(value)
 
 
 def _state(value: Any) -> str:
-    state = {"active_awaiting_free": "active_pending_free"}.get(value, value)
-    if state not in ("active_allocated", "active_pending_free", "inactive"):
-        raise ValueError(f"{value!r} is no state of a block")
-    return str(state)
+    state = "active_pending_free" if value == "active_awaiting_free" else value
+    if not isinstance(state, str) or state not in ("active_allocated", "active_pending_free", "inactive"):
+        raise ValueError(f"{shown(value)} is no state of a block")
+    return state
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is no text")
+    return value
 
 
 def _settings(settings: Mapping[str, Any]) -> Settings:
@@ -268,14 +291,14 @@ def _events(trace: list[Any], stacks: _Stacks) -> Events:
     number = stacks.number
     timed = bool(trace) and all("time_us" in event for event in (trace[0], trace[-1]))
     for index, event in enumerate(trace):
-        action.append(_CODES.get(event["action"], OTHER))
+        action.append(_CODES.get(event.pop("action"), OTHER))  # so that no event counts twice
         address.append(event.get("addr", 0))
         size.append(event.get("size", 0))
         stack.append(number(event.get("frames") or ()))
         if timed:
             time_us.append(event["time_us"])
         if "device_free" in event:
-            device_free_bytes[index] = event["device_free"]
+            device_free_bytes[index] = _count(event["device_free"])
         trace[index] = None
     if any(min(column, default=0) < 0 for column in (address, size)):
         raise ValueError("a size or an address is negative")
@@ -287,7 +310,7 @@ def _of_device(annotations: Iterable[Mapping[str, Any]], device: int) -> Iterabl
 
 
 def _annotation(annotation: Mapping[str, Any]) -> Annotation:
-    return Annotation(int(annotation["time_us"]), annotation["stage"] == "START", str(annotation["name"]))
+    return Annotation(int(annotation["time_us"]), annotation["stage"] == "START", _text(annotation["name"]))
 
 
 def _missing(data: Mapping[str, Any], segments: Sequence[Any], events: Events, stacks: bool) -> Iterable[str]:
@@ -308,20 +331,27 @@ def _missing(data: Mapping[str, Any], segments: Sequence[Any], events: Events, s
 def _sidecar(path: Path, device: int) -> Sidecar | None:
     if not path.is_file():
         return None
+    if path.stat().st_size > MOST_SIDECAR_BYTES:
+        raise ConfigError(f"{path} has {path.stat().st_size >> 20} MiB, too much for what a recorder leaves: remove it")
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
         if data["schema_version"] != SIDECAR_VERSION:
-            raise ConfigError(f"{path} has version {data['schema_version']}, this reads {SIDECAR_VERSION}: update one")
-        of_device = [t for t in data["tensors"] if t.get("device", 0) == device]
-        tensors = tuple(
-            Tensor(str(t["kind"]), str(t["name"]), int(t["address"]), int(t["bytes"]), tuple(t["shape"]), t["dtype"])
-            for t in of_device
-        )
+            version = shown(data["schema_version"])
+            raise ConfigError(f"{path} has version {version}, this reads {SIDECAR_VERSION}: update one")
+        tensors = tuple(_tensor(t) for t in data["tensors"] if t.get("device", 0) == device)
         if unknown := {t.kind for t in tensors} - {*TENSOR_KINDS}:
-            raise ConfigError(f"{path} names a tensor's kind {unknown.pop()!r}: known are {', '.join(TENSOR_KINDS)}")
+            raise ConfigError(
+                f"{path} names a tensor's kind {shown(unknown.pop())}: known are {', '.join(TENSOR_KINDS)}"
+            )
         config = RunConfig.from_dict(data["config"]) if data.get("config") else None
-        return Sidecar(config, data.get("max_allocated_bytes"), tensors)
-    except (KeyError, TypeError, ValueError) as error:
+        most = data.get("max_allocated_bytes")
+        return Sidecar(config, None if most is None else _count(most), tensors)
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path} is not what a recorder leaves beside a snapshot: remove it ({error})") from None
+
+
+def _tensor(told: Mapping[str, Any]) -> Tensor:
+    kind, name, dtype = (_text(told[field]) for field in ("kind", "name", "dtype"))
+    return Tensor(kind, name, _count(told["address"]), _count(told["bytes"]), (*map(_count, told["shape"]),), dtype)

@@ -1,22 +1,30 @@
 """Plain data from a pickle that comes from outside: `load(path, how) -> data`. Floor 0.
 
-The unpickler refuses every global, so that nothing in the file can run, and gets no more memory than there is.
+The unpickler refuses every global, so that nothing in the file can run, and gets memory in proportion to the bytes that
+it has read: a few bytes of a pickle can ask for any amount.
 """
 
 from __future__ import annotations
 
-import gzip
+import io
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from cs_systems.analysis.folder import choice
 from cs_systems.config import ConfigError
-from cs_systems.filekind import GZIP_MAGIC, PICKLE_MAGIC, head, refuse_other
+from cs_systems.filekind import PICKLE, Unpacked, head, refuse_other, shown
 
 MEMORY_PER_FILE_BYTE = 8  # bytes of Python objects that a byte of a pickled snapshot becomes
+MOST_PER_BYTE = 16  # that a byte of any pickle may become, beyond FREE_BYTES
+FREE_BYTES = 1 << 28
+CHUNK = 1 << 20
+AGAIN = "dump it again, with fewer events (max_entries) if room is short"
+# What the unpickler says where the bytes end too early; of an old protocol an argument that ends with the line.
+_CUT = re.compile("truncated|Ran out of input|pickle data was")
 
 
 class _Refusing(pickle.Unpickler):
@@ -27,7 +35,7 @@ class _Refusing(pickle.Unpickler):
         raise _Refused(what if what.isprintable() else ascii(what))
 
     def persistent_load(self, id: Any) -> NoReturn:
-        raise _Refused(f"a persistent id ({str(id)[:80]!r})")
+        raise _Refused(f"a persistent id ({shown(id)})")
 
 
 class _Refused(Exception):
@@ -46,25 +54,29 @@ def load(path: Path, how: str) -> Any:
     if not path.stat().st_size:
         raise ConfigError(f"{path} is empty: the snapshot was not written; was there room on the disk?")
     refuse_other(path, "snapshot")
-    with path.open("rb") as file:
-        zipped = file.read(2) == GZIP_MAGIC
-    if not head(path).startswith(PICKLE_MAGIC):
+    if not PICKLE.match(head(path)):
         raise ConfigError(f"{path} is not a pickle: write a memory snapshot with {how}")
     _refuse_beyond_memory(path)
     try:
-        with gzip.open(path) if zipped else path.open("rb") as file, _within_memory():
-            return _Refusing(file).load()
+        with closing(Unpacked(path)) as source, _metered_memory() as allow:
+            return _Refusing(io.BufferedReader(_Metered(source, allow), CHUNK)).load()
     except _Refused as refused:
         raise ConfigError(
             f"{path} was refused: it asks for {refused}, as a pickle that runs code does. A memory snapshot holds "
             "numbers, texts, lists and dictionaries alone; nothing of it was run"
         ) from None
-    except (EOFError, MemoryError) as error:
-        why = "is cut off" if isinstance(error, EOFError) else "does not fit into this machine's memory"
-        raise ConfigError(f"{path} {why}: dump it again, with fewer events (max_entries) if room is short") from None
+    except ConfigError:
+        raise
+    except EOFError:
+        raise ConfigError(f"{path} is cut off: {AGAIN}") from None
+    except MemoryError:
+        raise ConfigError(
+            f"{path} asks for more memory than this machine has, or than a snapshot of its size needs: {AGAIN}"
+        ) from None
     except Exception as error:  # a malformed pickle may raise anything
-        cut = "is cut off" if "truncated" in str(error) else f"is a damaged pickle ({str(error)[:200]!a})"
-        raise ConfigError(f"{path} {cut}: dump it again, with fewer events (max_entries) if room is short") from None
+        why = str(error)
+        wrong = "is cut off" if _CUT.search(why) else f"is a damaged pickle ({why[:200]!a})"
+        raise ConfigError(f"{path} {wrong}: {AGAIN}") from None
 
 
 def _refuse_beyond_memory(path: Path) -> None:
@@ -86,19 +98,40 @@ def _available_bytes() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
+class _Metered(io.RawIOBase):
+    """Bytes of a pickle; says how many were read before they are used."""
+
+    def __init__(self, source: Unpacked, allow: Callable[[int], None]) -> None:
+        self._source, self._allow = source, allow
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._source.read(len(buffer))
+        buffer[: len(data)] = data
+        self._allow(self._source.count)
+        return len(data)
+
+
 @contextmanager
-def _within_memory() -> Iterator[None]:
-    """A pickle can ask for any amount of memory: what is more than there is becomes a MemoryError. On Linux."""
+def _metered_memory() -> Iterator[Callable[[int], None]]:
+    """What a pickle asks for beyond the memory that the bytes read so far allow is a MemoryError. On Linux."""
     available = _available_bytes()
     if available is None:
-        yield
+        yield lambda count: None
         return
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + available
-    resource.setrlimit(resource.RLIMIT_AS, (limit if soft == resource.RLIM_INFINITY else min(limit, soft), hard))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most = used + available if soft == resource.RLIM_INFINITY else min(used + available, soft)
+
+    def allow(count: int) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (min(most, used + FREE_BYTES + MOST_PER_BYTE * count), hard))
+
+    allow(0)
     try:
-        yield
+        yield allow
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cs_systems.analysis import kineto
+from cs_systems.analysis import chrome_trace
 from cs_systems.analysis.profile import Profile, profile
 from cs_systems.analysis.read import read
 from cs_systems.analysis.trace import Recording
@@ -42,7 +42,7 @@ def test_the_size_of_the_window_changes_nothing(
     events = json.loads(gzip.decompress(kineto_path.read_bytes()))["traceEvents"]
     kept = [e for e in events if e.get("cat") in ("kernel", "cuda_runtime", "cuda_driver", "user_annotation")]
     path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": kept, "traceName": "x"}))
-    monkeypatch.setattr(kineto, "WINDOW", window)
+    monkeypatch.setattr(chrome_trace, "WINDOW", window)
     assert [k.function for k in read(path).kernels] == [k.function for k in kineto_recording.kernels]
 
 

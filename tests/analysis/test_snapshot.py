@@ -128,7 +128,7 @@ def test_a_pickle_that_asks_for_all_memory_gets_none(tmp_path: Path) -> None:
     """A few bytes that make the unpickler's memo of 2³² entries."""
     path = tmp_path / "greedy.pickle"
     path.write_bytes(b"\x80\x02]r\xff\xff\xff\x7f.")
-    with pytest.raises(ConfigError, match="does not fit into this machine's memory"):
+    with pytest.raises(ConfigError, match="asks for more memory than this machine has, or than a snapshot"):
         read(path)
 
 

@@ -1,0 +1,292 @@
+"""Files that want to run code, to take all time or memory, or to end a command in a traceback: each is answered."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cs_systems.cli import main
+from cs_systems.cli._output import Format
+
+from . import files
+
+RECORDS = Path(__file__).parents[2] / "profiles" / "c2_size_by_context" / "records.jsonl"
+MOST_MEMORY = 1 << 30
+PATIENCE_S = 50  # a bomb would take minutes, or for ever
+# Runs a command for each file in one process that has no more memory, and says its status and message.
+ANSWER = f"""
+import contextlib, io, json, resource, sys
+from cs_systems.cli import main
+import cs_systems.analysis.profile, cs_systems.analysis.snapshot
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + {MOST_MEMORY}, resource.RLIM_INFINITY))
+for path in sys.argv[2:]:
+    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+        status = main([sys.argv[1], path])
+    print(json.dumps([path, status, said.getvalue()]), flush=True)
+"""
+FUZZED = settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def answers(command: str, paths: Sequence[Path], folder: Path) -> list[tuple[str, int, str]]:
+    words = [sys.executable, "-c", ANSWER, command, *map(str, paths)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]  # type: ignore[misc]
+
+
+def written(folder: Path, contents: dict[str, bytes]) -> list[Path]:
+    for name, content in contents.items():
+        (folder / f"{name}.pickle").write_bytes(content)
+    return [folder / f"{name}.pickle" for name in contents]
+
+
+def test_no_opcode_of_a_pickle_calls_anything(tmp_path: Path) -> None:
+    found = answers("snapshot", written(tmp_path, files.CALLING), tmp_path)
+    assert len(found) == len(files.CALLING)
+    for path, status, said in found:
+        assert status == 2, path
+        assert said.startswith(f"cs-systems: {path} "), said
+        assert "was refused: it asks for" in said or "is a damaged pickle" in said, said
+    assert not (tmp_path / files.CANARY).exists()
+
+
+@pytest.mark.parametrize("opcode", ["REDUCE", "REDUCE of protocol 0", "INST", "OBJ"])
+def test_the_planted_call_would_run_without_care(opcode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(files.CALLING[opcode])
+    assert (tmp_path / files.CANARY).exists()
+
+
+def test_pickle_bombs_are_refused(tmp_path: Path) -> None:
+    found = answers("snapshot", written(tmp_path, files.PICKLE_BOMBS), tmp_path)
+    assert len(found) == len(files.PICKLE_BOMBS)
+    for path, status, said in found:
+        assert status == 2, path
+        assert said.startswith(f"cs-systems: {path} "), said
+
+
+def test_trace_bombs_are_refused(tmp_path: Path) -> None:
+    paths = [files.trace_bomb(tmp_path / f"{name}.json.gz", name) for name in files.TRACE_BOMBS]
+    found = answers("analyze", paths, tmp_path)
+    assert len(found) == len(paths)
+    for path, status, said in found:
+        assert status == 2, path
+        assert said.startswith(f"cs-systems: {path} "), said
+        assert any(wrong in said for wrong in ("unpacks to over", "million characters", "nested hundreds deep")), said
+
+
+def test_hostile_exports_of_nsys_are_answered(tmp_path: Path) -> None:
+    paths = [files.small_export(tmp_path / f"{name}.sqlite", *sql) for name, sql in files.HOSTILE_SQL.items()]
+    found = answers("analyze", [files.small_export(tmp_path / "none.sqlite"), *paths], tmp_path)
+    assert found[0][1] == 0, found[0]
+    assert [path for path, *_ in found[1:]] == [str(path) for path in paths]
+    assert {status for _, status, _ in found} <= {0, 2}
+
+
+@pytest.mark.parametrize("format", get_args(Format))
+def test_names_reach_every_format(format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a name holds ends no command; how each format escapes it is for the tests of the formats."""
+    trace, snapshot = tmp_path / "trace.json", tmp_path / "made.pickle"
+    for name in files.NAMES:
+        trace.write_text(json.dumps(files.small_trace(name)))
+        snapshot.write_bytes(pickle.dumps(files.small_snapshot(name)))
+        for command, path, table in (("analyze", trace, "kernels"), ("snapshot", snapshot, "alive")):
+            chosen = ["--table", table] if format == "csv" else []
+            assert main([command, str(path), "--format", format, *chosen]) == 0
+        capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        5,
+        "H200",
+        {"id": 0},
+        [5],
+        [{"id": "0"}],
+        [{"id": []}],
+        [{"id": 1e400}],
+        [{"name": {}}],
+        [{"id": 0, "name": []}],
+    ],
+)
+def test_odd_properties_of_devices_name_none(told: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({**files.small_trace(), "deviceProperties": told}))
+    assert main(["analyze", str(path)]) == 0
+    assert "kineto" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("where", ["deviceProperties", "event"])
+def test_a_number_of_thousands_of_digits_is_named(
+    where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = files.small_trace()
+    trace["traceEvents"][3]["args"]["correlation"] = 77777 if where == "event" else 1
+    trace["deviceProperties"][0]["id"] = 77777 if where != "event" else 0
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace).replace("77777", "7" * 5000))
+    assert main(["analyze", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert str(path) in said
+    assert "digits" in said
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("inf"), 1e300, "late", None])
+def test_a_time_that_is_none_is_not_a_missing_kernel(
+    time: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = files.small_trace()
+    trace["traceEvents"][3]["ts"] = time
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace))
+    assert main(["analyze", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "is damaged: each of its 1 kernels lacks a time or a number that such events have" in said
+    assert f"a kernel with name 'gemm', ts {time!r}" in said
+
+
+def test_a_first_time_that_is_none_costs_its_event_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = files.small_trace()
+    trace["traceEvents"].insert(0, trace["traceEvents"][1] | {"ts": float("nan")})
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace))
+    assert main(["analyze", str(path)]) == 0
+    assert "1 event(s) lack a time or a number" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_snapshot_of_any_protocol_is_read(protocol: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "made.pickle"
+    path.write_bytes(pickle.dumps(files.small_snapshot(), protocol))
+    assert main(["snapshot", str(path)]) == 0
+    assert "512" in capsys.readouterr().out
+
+
+SIDECAR = {
+    "schema_version": 1,
+    "config": None,
+    "max_allocated_bytes": 512,
+    "tensors": [{"kind": "buffer", "name": "x", "address": 4096, "bytes": 500, "shape": [5], "dtype": "int8"}],
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"max_allocated_bytes": "many"}, {"tensors": ["x"]}, {"tensors": 5}, {"config": "small"}, {"config": [1]},
+        {"tensors": [SIDECAR["tensors"][0] | {"shape": ["a"]}]}, {"tensors": [SIDECAR["tensors"][0] | {"bytes": "5"}]},
+        {"tensors": [SIDECAR["tensors"][0] | {"kind": ["buffer"]}]}, {"max_allocated_bytes": -1},
+    ],
+)  # fmt: skip
+def test_a_sidecar_of_other_types_is_refused(
+    changed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "made.pickle"
+    path.write_bytes(pickle.dumps(files.small_snapshot()))
+    beside = Path(f"{path}.json")
+    beside.write_text(json.dumps(SIDECAR))
+    assert main(["snapshot", str(path)]) == 0
+    capsys.readouterr()
+    beside.write_text(json.dumps(SIDECAR | changed))
+    assert main(["snapshot", str(path)]) == 2
+    assert str(beside) in capsys.readouterr().err or "config" in changed
+
+
+def record() -> dict[str, Any]:
+    with RECORDS.open() as file:
+        made: dict[str, Any] = json.loads(file.readline())
+    return made
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("wall_s", 1e308, "wall_s of a sample is 1e+308: it must be a time from 0 to 1e+09 s"),
+        ("wall_s", -1.0, "wall_s of a sample is -1.0: it must be a time"),
+        ("wall_s", float("nan"), "wall_s of a sample is nan: it must be a time"),
+        ("wall_s", "3", "wall_s of a sample is '3': it must be a time"),
+        ("repeat", "3", "repeat is '3': it must be a whole number"),
+        ("repeat", 10**30, "repeat is a int: it must be a number from 0 on, below 2^63"),
+        ("config", [], "config is a list: it must be an object"),
+        ("results", {"cost": 5}, "results 'cost' is 5: it must be a list of rows"),
+    ],
+)
+def test_a_record_of_other_types_is_refused(
+    field: str, value: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = record()
+    samples = data["measurement"]["samples"]
+    (samples if field in samples else data)[field] = [value] * len(samples["wall_s"]) if field in samples else value
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(data) + "\n")
+    assert main(["report", str(path)]) == 2
+    assert f"{path}:1: {said}" in capsys.readouterr().err
+
+
+SMALL = {
+    "analyze": json.dumps(files.small_trace()).encode(),
+    "snapshot": pickle.dumps(files.small_snapshot()),
+    "report": RECORDS.read_bytes().splitlines(keepends=True)[0],
+}
+
+
+@pytest.mark.parametrize("command", SMALL)
+@FUZZED
+@given(data=st.data())
+def test_damaged_bytes_end_in_an_answer(
+    command: str, data: st.DataObject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = bytearray(SMALL[command])
+    for _ in range(data.draw(st.integers(0, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / "damaged.bin"
+    path.write_bytes(content[: data.draw(st.integers(len(content) // 2, len(content)))])
+    assert main([command, str(path)]) in (0, 2)
+    capsys.readouterr()
+
+
+ODD = st.sampled_from([None, True, -1, 0, 1e308, float("nan"), 10**30, "", "7", [], {}, [[]], {"a": []}])
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    return [path] * bool(path) + [place for key, one in inside for place in places(one, (*path, key))]
+
+
+def swapped(value: Any, path: tuple[Any, ...], other: Any) -> Any:
+    changed = copy.deepcopy(value)
+    *outer, last = path
+    target = changed
+    for key in outer:
+        target = target[key]
+    target[last] = other
+    return changed
+
+
+@pytest.mark.parametrize("command", ["analyze", "snapshot"])
+@FUZZED
+@given(data=st.data())
+def test_swapped_types_end_in_an_answer(
+    command: str, data: st.DataObject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = files.small_trace() if command == "analyze" else files.small_snapshot()
+    changed = swapped(made, data.draw(st.sampled_from(places(made))), data.draw(ODD))
+    path = tmp_path / "swapped.bin"
+    path.write_bytes(json.dumps(changed).encode() if command == "analyze" else pickle.dumps(changed))
+    assert main([command, str(path)]) in (0, 2)
+    capsys.readouterr()
