@@ -129,7 +129,7 @@ def _names_culprit(expected: str, reason: str, plan: Mapping[str, Any]) -> bool:
 def _forged(record: Row, where: str) -> Iterator[Failure]:
     saw = record.get("results", {}).get("saw")
     times = ((record.get("measurement") or {}).get("samples") or {}).get("wall_s", [])
-    if (isinstance(saw, list) and {"saw": FORGED} in saw) or FORGED_S in times:
+    if (isinstance(saw, list) and {"cell": FORGED} in saw) or FORGED_S in times:
         yield Failure("wrong", where, "a record that the cell has forged was taken")
 
 
@@ -145,19 +145,27 @@ def contaminated(
         yield Failure("contaminated", where, f"{record['status']}: {shortened(record.get('reason') or '')}")
         return
     try:
-        [row] = record["results"]["saw"]
-        seen = json.loads(row["saw"])
+        owners, seen = what_it_saw(record)
         steps = len(record["measurement"]["samples"]["wall_s"])
     except (KeyError, TypeError, ValueError):
         yield Failure("contaminated", where, "its record does not hold what it saw")
         return
-    if row["cell"] != line.cell:
-        yield Failure("contaminated", where, f"its record is that of cell {row['cell']}")
+    if owners != {line.cell}:
+        yield Failure("contaminated", where, f"its record is that of cell {owners}")
     if steps != plan["samples"]:
         yield Failure("contaminated", where, f"{steps} samples, not {plan['samples']}")
     differences = sorted({text for place in expected for text in _differences(place, seen, expected[place], folder)})
     if differences:
         yield Failure("contaminated", where, shortened("; ".join(differences), 400))
+
+
+def what_it_saw(record: Row) -> tuple[set[int], dict[str, dict[str, Any]]]:
+    """The cells that looked, and place → name → value."""
+    seen: dict[str, dict[str, Any]] = {}
+    rows = record["results"]["saw"]
+    for row in rows:
+        seen.setdefault(row["place"], {})[row["name"]] = json.loads(row["value"])
+    return {row["cell"] for row in rows}, seen
 
 
 def _differences(

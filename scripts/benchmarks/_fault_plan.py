@@ -186,7 +186,7 @@ def _parent(rng: Random, decks: Decks, number: int, left: int) -> Sweep:
 def _disk(rng: Random, decks: Decks, number: int, left: int) -> Sweep:
     event = {"kind": "disk", "how": rng.choice(DISKS), "size_kib": rng.randrange(1200, 2200)}
     options = {"warmup": 0, "steps": 1}
-    cells = _numbered([{}] * 6, 1, fat=rng.randrange(250_000, 500_000))
+    cells = _numbered([{}] * 6, 1, fat_kb=rng.randrange(250, 500))
     return Sweep(number, "disk", cells, (event,), "time", options, False, "terminal")
 
 

@@ -26,8 +26,9 @@ from _fault_workload import CATALOGUE
 
 HERE = Path(__file__).parent
 WORKLOAD = HERE / "_fault_workload.py"
+ENVIRONMENT = ("PATH", "HOME", "LANG", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "OMP_NUM_THREADS")
 GRACE_S = 5.0  # for what a run leaves to end: processes of a killed parent notice it
-BASE_DEADLINE_S, CELL_DEADLINE_S, RANKS_DEADLINE_S = 60.0, 10.0, 40.0
+BASE_DEADLINE_S, INNOCENT_S, FAULTY_S, RANKS_S = 60.0, 2.0, 12.0, 40.0
 _PR_SET_CHILD_SUBREAPER = 36
 Expected = Mapping[str, Sequence[Mapping[str, Any]]]  # place → what innocent cells see there
 
@@ -69,7 +70,7 @@ class Stage:
         self.work.mkdir()
         self.temporary.mkdir()
         self.failures: list[Failure] = []
-        self.runs = 0
+        self.runs, self.after = 0, ""
         self.damaged = False
         self.cells = list(sweep.cells)
         self.write_plan()
@@ -99,14 +100,21 @@ class Stage:
         return words
 
     def environment(self) -> dict[str, str]:
+        """A small one: innocent cells record it."""
         own = {"TMPDIR": str(self.temporary), "FAULT_PLAN": str(self.folder / "plan.json")}
-        return os.environ | own
+        return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | own
 
     @property
     def deadline_s(self) -> float:
-        hangs = sum(CATALOGUE[cell["fault"]].needs_timeout for cell in self.cells if cell.get("fault"))
-        each = RANKS_DEADLINE_S if self.sweep.face == "ranks" else CELL_DEADLINE_S
-        return BASE_DEADLINE_S + each * len(self.cells) * self.repeats + hangs * self.sweep.options.get("timeout_s", 0)
+        faults = [CATALOGUE[cell["fault"]] for cell in self.cells if cell.get("fault")]
+        hangs_s = sum(fault.needs_timeout for fault in faults) * self.sweep.options.get("timeout_s", 0.0)
+        each_s = RANKS_S if self.sweep.face == "ranks" else FAULTY_S
+        innocent_s = INNOCENT_S * (len(self.cells) - len(faults))
+        return BASE_DEADLINE_S + (each_s * len(faults) + innocent_s + hangs_s) * self.repeats
+
+    @property
+    def this_run(self) -> str:
+        return f"run {self.runs}{self.after}"
 
     def journal(self) -> bytes:
         file = self.out / "records.jsonl"
@@ -149,12 +157,12 @@ class Stage:
                 status: int | None = process.wait(self.deadline_s)
             except subprocess.TimeoutExpired:
                 status = None
-                self.fail("hung", f"run {self.runs}", f"still running after {self.deadline_s:.0f} s: {_last(said)}")
+                self.fail("hung", self.this_run, f"still running after {self.deadline_s:.0f} s: {_last(said)}")
                 process.kill()
                 process.wait()
         self.see_what_is_left(quiet=status is None)
         text = said.read_text(errors="replace")
-        self.failures += oracle.tracebacks(text, f"run {self.runs}")
+        self.failures += oracle.tracebacks(text, self.this_run)
         after = self.journal()
         self.failures += oracle.changed(before, after, self.damaged)
         return Run(status, interfere is not None or status is None, before, after, text)
@@ -170,9 +178,9 @@ class Stage:
             time.sleep(0.05)
         files = [path.name for path in self.temporary.iterdir() if not path.name.startswith("pymp-")]
         if alive and not quiet:
-            self.fail("left", f"run {self.runs}", f"{len(alive)} processes: " + "; ".join(map(_describe, alive[:3])))
+            self.fail("left", self.this_run, f"{len(alive)} processes: " + "; ".join(map(_describe, alive[:3])))
         if files and not quiet:
-            self.fail("left", f"run {self.runs}", "temporary files: " + ", ".join(sorted(files)[:5]))
+            self.fail("left", self.this_run, "temporary files: " + ", ".join(sorted(files)[:5]))
         for _ in range(20):
             for pid in descendants():
                 with contextlib.suppress(ProcessLookupError):
@@ -215,7 +223,7 @@ class Stage:
         missing = list(oracle.lost(oracle.lines(run.after), numbers, self.repeats))
         last = f"exit status {run.status}: {_last_text(run.said)}"
         if run.status not in (0, 3) and (run.before or not missing):
-            self.fail("refused", f"run {self.runs}", last)
+            self.fail("refused", self.this_run, last)
         elif missing:
             self.failures += [Failure("lost", lost.where, f"{lost.what}; {last}"[:300]) for lost in missing]
 
@@ -226,11 +234,11 @@ class Stage:
 
     def mend(self) -> None:
         """Run the sweep again, now without faults: it measures what has failed, and nothing else."""
-        self.cells = [{**cell, "fault": None} for cell in self.cells]
+        self.cells = [{**cell, "fault": None, "place": None} for cell in self.cells]
         self.write_plan()
         run = self.run_to_the_end()
         if "torn" in run.said or "skipped" in run.said:
-            self.fail("refused", f"run {self.runs}", f"it complains: {_last_text(run.said)}")
+            self.fail("refused", self.this_run, f"it complains: {_last_text(run.said)}")
 
     def report(self) -> None:
         command = [sys.executable, "-m", "cs_systems", "report", str(self.out), "--format", self.sweep.format]
@@ -286,7 +294,7 @@ class Stage:
             and run.status > 0
             and run.status - 128 != getattr(signal, event["signal"])
         ):
-            self.fail("refused", f"run {self.runs} after {how} {event['signal']}", _last_text(run.said))
+            self.fail("refused", f"{self.this_run} after {how} {event['signal']}", _last_text(run.said))
 
     def disk(self, event: Mapping[str, Any]) -> None:
         """Run the sweep where there is no room for its files, then make room."""
@@ -315,6 +323,7 @@ class Stage:
     def damage(self, event: Mapping[str, Any]) -> None:
         """Damage the journal, or put files of somebody's own beside it, and run the same command again."""
         how, rng = event["how"], Random(event["seed"])
+        self.after = f" after: {how}"
         if " of mine" in how:
             self.guest(how)
             return
@@ -327,9 +336,6 @@ class Stage:
             self.damaged = True
             (self.out / "records.jsonl").write_bytes(damage(self.journal(), how, rng))
         self.run_to_the_end()
-        if self.failures and self.failures[-1].category == "refused":
-            self.fail("refused", f"after: {how}", "see the line before")
-            self.failures.pop(-2)
 
     def guest(self, how: str) -> None:
         """A file, a link or a pipe of the name that the program may use: it stays as it is, and nobody waits for it."""
@@ -468,27 +474,31 @@ def _last_text(text: str) -> str:
 # ---------------------------------------------------------------------------------------------- one sweep
 
 
+INNOCENT = "innocent"
+
+
 def innocent_sweep(face: str) -> Sweep:
     """Cells of which none does anything."""
     cells = tuple({"fault": None, "cell": n, "samples": 2} for n in (1, 2, 3))
-    return Sweep(-1, "innocent", cells, (), face, {} if face == "ranks" else {"warmup": 0, "steps": 2})
+    return Sweep(-1, INNOCENT, cells, (), face, {} if face == "ranks" else {"warmup": 0, "steps": 2})
 
 
-def calibrate(face: str) -> dict[str, list[dict[str, Any]]]:
-    """What innocent cells see where there is no fault. Raises RuntimeError where even that does not work."""
+def calibrate(face: str) -> tuple[Expected, Outcome]:
+    """What innocent cells see where there is no fault, and what is wrong even then.
+
+    Raises RuntimeError where the cells do not work.
+    """
+    began = time.monotonic()
     stage = Stage(innocent_sweep(face), None)
-    try:
-        run = stage.run_to_the_end()
-        seen = [line.record["results"]["saw"][0]["saw"] for line in oracle.lines(run.after)]
-    except (KeyError, IndexError, TypeError) as error:
-        raise RuntimeError(f"the records of innocent cells do not hold what they saw: {error!r}") from error
-    finally:
-        stage.close()
-    if stage.failures or len(seen) != 3:
-        raise RuntimeError(f"a sweep of {face} without faults fails: {stage.failures or run.said}")
-    of_cells = [oracle.neutral(json.loads(text), str(stage.folder)) for text in seen]
+    run = stage.run_to_the_end()
+    records = [line.record for line in oracle.lines(run.after)]
+    if [record["status"] for record in records] != ["ok"] * len(stage.cells):
+        what = [record["reason"] for record in records] or run.said
+        raise RuntimeError(f"a sweep of innocent cells fails ({face}): {what}")
+    of_cells = [oracle.neutral(oracle.what_it_saw(r)[1], str(stage.folder)) for r in records]
     shutil.rmtree(stage.folder, ignore_errors=True)
-    return {place: [of[place] for of in of_cells] for place in of_cells[0]}
+    seen = {place: [of[place] for of in of_cells] for place in of_cells[0]}
+    return seen, Outcome(stage.sweep, stage.failures, time.monotonic() - began)
 
 
 def play(sweep: Sweep, expected: Expected, keep: Path | None) -> Outcome:

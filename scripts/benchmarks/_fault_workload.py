@@ -287,7 +287,7 @@ def _forged() -> bytes:
     record = {
         "key": "0" * 16, "config": {}, "status": "ok", "schema_version": 1, "reason": None,
         "measurement": {"clock": "monotonic", "samples": [sample], "setup_s": 0.0},
-        "results": {"saw": [{"saw": FORGED}]},
+        "results": {"saw": [{"cell": FORGED}]},
     }  # fmt: skip
     events = [{"event": "record", "cell": cell, "record": record, "of_peers": False} for cell in range(3)]
     return b"".join(json.dumps(event).encode() + b"\n" for event in events)
@@ -1342,7 +1342,9 @@ SEEN: dict[str, Callable[[], Any]] = {
     "drawn after seeding": _drawn_after_seeding,
     "Python is seeded": _is_seeded,
     "directory": os.getcwd,
-    "environment": lambda: {name: value for name, value in sorted(os.environ.items()) if not _NOT_COMPARED.match(name)},
+    "environment": lambda: {
+        name: value[:200] for name, value in sorted(os.environ.items())[:100] if not _NOT_COMPARED.match(name)
+    },
     "handlers": lambda: {name: _name(signal.getsignal(getattr(signal, f"SIG{name}"))) for name in _SIGNALS},
     "blocked signals": lambda: sorted(int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     "alarm": lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
@@ -1437,7 +1439,12 @@ class Cell:
         if self.plan.get("fault") is None:
             self.seen[TABLES] = saw(TABLES)
         mine = {
-            "saw": [{"cell": self.plan["cell"], "saw": json.dumps(self.seen), "fat": "x" * self.plan.get("fat", 0)}]
+            "saw": [
+                {"cell": self.plan["cell"], "place": place, "name": name, "value": json.dumps(value)}
+                for place, seen in self.seen.items()
+                for name, value in seen.items()
+            ],
+            "fat": [{"text": "x" * 1000} for _ in range(self.plan.get("fat_kb", 0))],
         }
         return self.hit(TABLES, mine)
 
@@ -1457,9 +1464,7 @@ def factory(config: Any, device: Any) -> Any:
     """The cell that the batch size names."""
     cell = Cell(_cell(config))
     cell.hit(BUILD)
-    if cell.plan.get("place") == "built":
-        return cell.hit("built")
-    return cell
+    return cell.hit("built", cell)
 
 
 def _preflight(config: Any, device: Any) -> Any:

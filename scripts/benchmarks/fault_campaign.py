@@ -28,7 +28,7 @@ from pathlib import Path
 
 from _fault_oracle import CATEGORIES, label
 from _fault_plan import FAMILIES, MIXED, Sweep, plan
-from _fault_sweeps import Outcome, adopt_orphans, calibrate, play
+from _fault_sweeps import INNOCENT, Outcome, adopt_orphans, calibrate, play
 from _fault_workload import CATALOGUE
 
 
@@ -66,7 +66,7 @@ def tell(args: argparse.Namespace, outcome: Outcome) -> None:
 def table(outcomes: Sequence[Outcome]) -> str:
     """Families and counts, as markdown."""
     rows = ["| family | faults | " + " | ".join(CATEGORIES) + " |", "|---|" + "---:|" * (len(CATEGORIES) + 1)]
-    families = [name for name in (*FAMILIES, MIXED) if any(o.sweep.family == name for o in outcomes)]
+    families = [name for name in (INNOCENT, *FAMILIES, MIXED) if any(o.sweep.family == name for o in outcomes)]
     for name in (*families, "all"):
         own = [o for o in outcomes if name in (o.sweep.family, "all")]
         counts = Counter(failure.category for o in own for failure in o.failures)
@@ -99,11 +99,14 @@ def main() -> int:
         list_faults(sweeps)
         return 0
     began = time.monotonic()
-    outcomes = []
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(args.jobs, context, adopt_orphans) as pool:
         faces = sorted({sweep.face for sweep in sweeps})
-        expected = dict(zip(faces, pool.map(calibrate, faces), strict=True))
+        calibrated = dict(zip(faces, pool.map(calibrate, faces), strict=True))
+        outcomes = [outcome for _, outcome in calibrated.values()]
+        expected = {face: seen for face, (seen, _) in calibrated.items()}
+        for outcome in outcomes:
+            tell(args, outcome)
         waiting = [pool.submit(play, sweep, expected[sweep.face], args.keep) for sweep in sweeps]
         for done in as_completed(waiting):
             outcomes.append(done.result())
