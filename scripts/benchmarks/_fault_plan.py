@@ -18,7 +18,7 @@ SWEEP_FAMILIES = {"parent": 5, "disk": 2, "journal": 5, "ranks": 4}
 FAMILIES = {**CELL_FAMILIES, **SWEEP_FAMILIES}
 MIXED = "mixed"
 FAULTS_A_SWEEP = 6
-MIXED_EVERY = 4  # so many sweeps of cells have the faults of one family; the next one those of several
+MIXED_EVERY = 4  # of so many sweeps of cells the first has faults of several families, the others those of one
 TIMEOUT_S = 8.0
 FORMATS = ("terminal", "markdown", "csv", "latex")
 RANKS = 2
@@ -103,8 +103,8 @@ def plan(count: int, seed: int, only: Sequence[str] = ()) -> list[Sweep]:
         family = min(weights, key=lambda name: (planned[name] + rng.random()) / weights[name])
         label = family
         if family in CELL_FAMILIES:
-            of_cells += 1
             mixed = of_cells % MIXED_EVERY == 0 and len(asked & set(CELL_FAMILIES)) > 1
+            of_cells += 1
             if mixed:
                 label = MIXED
             families = [name for name in weights if name in CELL_FAMILIES] if mixed else [family]

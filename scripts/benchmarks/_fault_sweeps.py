@@ -26,6 +26,7 @@ from _fault_workload import CATALOGUE
 
 HERE = Path(__file__).parent
 WORKLOAD = HERE / "_fault_workload.py"
+OF_CELLS = ("pymp-", "torchinductor_")  # temporary files of the cells' own libraries
 ENVIRONMENT = ("PATH", "HOME", "LANG", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "OMP_NUM_THREADS")
 GRACE_S = 5.0  # for what a run leaves to end: processes of a killed parent notice it
 BASE_DEADLINE_S, INNOCENT_S, FAULTY_S, RANKS_S = 60.0, 2.0, 12.0, 40.0
@@ -176,7 +177,7 @@ class Stage:
         while (alive := descendants()) and time.monotonic() < deadline:
             reap()
             time.sleep(0.05)
-        files = [path.name for path in self.temporary.iterdir() if not path.name.startswith("pymp-")]
+        files = [path.name for path in self.temporary.iterdir() if not path.name.startswith(OF_CELLS)]
         if alive and not quiet:
             self.fail("left", self.this_run, f"{len(alive)} processes: " + "; ".join(map(_describe, alive[:3])))
         if files and not quiet:

@@ -1274,7 +1274,9 @@ def kills_the_parent(rng: random.Random, how: str) -> None:
 
 # ---------------------------------------------------------------------------------------------- the workload
 
-_NOT_COMPARED = re.compile("PET_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_|TORCH_|NCCL_")
+_NOT_COMPARED = re.compile(
+    "PET_|TORCHELASTIC_|TORCHINDUCTOR_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_|TORCH_|NCCL_"
+)
 _SIGNALS = ("INT", "TERM", "HUP", "CHLD", "ALRM", "USR2", "PIPE", "SEGV", "QUIT")
 _LIMITS = ("AS", "CORE", "FSIZE", "NOFILE", "NPROC", "STACK", "CPU", "DATA")
 
