@@ -1,20 +1,17 @@
-"""One sweep of the fault campaign on two ranks, through the library: `_fault_driver.py OUT TIMEOUT_S CELL…`."""
+"""Sweep of the fault campaign on two ranks, through the library: `_fault_driver.py WORKLOAD OUT TIMEOUT_S CELL…`."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import cs_systems
 from cs_systems.config import ConfigError
 
-WORKLOAD = Path(__file__).with_name("_fault_workload.py")
-
 
 def main() -> int:
-    out, timeout_s, *cells = sys.argv[1:]
+    workload, out, timeout_s, *cells = sys.argv[1:]
     base = cs_systems.RunConfig(
-        workload=f"{WORKLOAD}:factory", model=cs_systems.preset("tiny"), device="cpu", warmup=0, steps=2, world_size=2
+        workload=f"{workload}:factory", model=cs_systems.preset("tiny"), device="cpu", warmup=0, steps=2, world_size=2
     )
     configs = cs_systems.grid(base, batch_size=[int(cell) for cell in cells])
     try:

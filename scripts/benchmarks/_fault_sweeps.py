@@ -25,7 +25,7 @@ from _fault_plan import Sweep
 from _fault_workload import CATALOGUE
 
 HERE = Path(__file__).parent
-WORKLOAD = HERE / "_fault_workload.py"
+WORKLOAD = (HERE / "_fault_workload.py").read_bytes()  # each sweep has a copy, which stays as it is
 OF_CELLS = ("pymp-", "torchinductor_")  # temporary files of the cells' own libraries
 ENVIRONMENT = ("PATH", "HOME", "LANG", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "OMP_NUM_THREADS")
 GRACE_S = 5.0  # for what a run leaves to end: processes of a killed parent notice it
@@ -35,7 +35,11 @@ Expected = Mapping[str, Sequence[Mapping[str, Any]]]  # place → what innocent 
 
 
 def adopt_orphans() -> None:
-    """Have every process that descends from this one become its child when its parent ends, detached ones too."""
+    """Have every process that descends from this one become its child when its parent ends, detached ones too.
+
+    Ctrl-C is for the campaign, which lets its sweeps end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -74,6 +78,8 @@ class Stage:
         self.runs, self.after = 0, ""
         self.damaged = False
         self.cells = list(sweep.cells)
+        self.workload = self.folder / "_fault_workload.py"
+        self.workload.write_bytes(WORKLOAD)
         self.write_plan()
 
     # ------------------------------------------------------------------ what is run
@@ -91,9 +97,9 @@ class Stage:
     def command(self) -> list[str]:
         options = self.sweep.options
         if self.sweep.face == "ranks":
-            return [sys.executable, str(HERE / "_fault_driver.py"), str(self.out), str(options.get("timeout_s", 60)),
+            return [sys.executable, str(HERE / "_fault_driver.py"), str(self.workload), str(self.out), str(options.get("timeout_s", 60)),
                     *self.numbers()]  # fmt: skip
-        words = [sys.executable, "-m", "cs_systems", self.sweep.face, "--workload", f"{WORKLOAD}:factory"]
+        words = [sys.executable, "-m", "cs_systems", self.sweep.face, "--workload", f"{self.workload}:factory"]
         words += ["--size", "tiny", "--batch-size", *self.numbers(), "--device", "cpu", "--out", str(self.out)]
         words += ["--with", "kineto"] if self.sweep.face == "profile" else []
         for name, value in options.items():

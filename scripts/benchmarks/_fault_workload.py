@@ -624,13 +624,11 @@ STATES: dict[str, Callable[[random.Random], Any]] = {
     "handlers": lambda rng: [signal.signal(n, lambda *_: None) for n in (signal.SIGTERM, signal.SIGUSR1)],
     "blocked signals": lambda rng: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT}),
     "sys.path": lambda rng: sys.path.insert(0, "/nowhere"),
-    "no sys.path": lambda rng: sys.path.clear(),
     "deep recursion": lambda rng: sys.setrecursionlimit(100_000),
     "gc": lambda rng: gc.disable(),
     "gc threshold": lambda rng: gc.set_threshold(1),
     "locale": lambda rng: locale.setlocale(locale.LC_ALL, "C"),
     "umask": lambda rng: os.umask(0o777),
-    "stack limit": lambda rng: _limit(resource.RLIMIT_STACK, 1 << 20),
     "decimal": lambda rng: setattr(decimal.getcontext(), "prec", 3),
     "excepthook": lambda rng: setattr(sys, "excepthook", lambda *_: os._exit(9)),
     "switch interval": lambda rng: sys.setswitchinterval(0.5),
@@ -649,6 +647,8 @@ HARSH_STATES: dict[str, Callable[[random.Random], Any]] = {
     "no memory": lambda rng: _limit(resource.RLIMIT_AS, 1 << 28),
     "no processes": lambda rng: _limit(resource.RLIMIT_NPROC, 0),
     "alarm": lambda rng: signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.2, 0.6)),
+    "no sys.path": lambda rng: sys.path.clear(),
+    "stack limit": lambda rng: _limit(resource.RLIMIT_STACK, 1 << 20),
     "int digits": lambda rng: sys.set_int_max_str_digits(640),
 }
 
@@ -1155,7 +1155,7 @@ HANGS: dict[str, Callable[[], Any]] = {
 }
 
 
-@fault("hangs", TIMEOUT, variants=dict.fromkeys(HANGS, "no answer|timeout|within|longer than"), places=PLACES,
+@fault("hangs", TIMEOUT, variants=dict.fromkeys(HANGS, "8 s"), places=PLACES,
        needs_timeout=True)  # fmt: skip
 def hangs(rng: random.Random, what: str) -> None:
     HANGS[what]()
@@ -1390,6 +1390,8 @@ class Cell:
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self.plan, self.calls, self.seen = plan, 0, {}
+        if "nap_s" in plan:
+            (_FOLDER / "worker.pid").write_text(str(os.getpid()))
         if plan.get("fault") is None:
             self.seen[BUILD] = saw(BUILD)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import shlex
+import signal
 import sys
 import time
 from collections import Counter
@@ -98,6 +99,7 @@ def main() -> int:
     if args.list:
         list_faults(sweeps)
         return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(args.jobs, context, adopt_orphans) as pool:
@@ -108,11 +110,15 @@ def main() -> int:
         for outcome in outcomes:
             tell(args, outcome)
         waiting = [pool.submit(play, sweep, expected[sweep.face], args.keep) for sweep in sweeps]
-        for done in as_completed(waiting):
-            outcomes.append(done.result())
-            tell(args, outcomes[-1])
-    wall_s, faults = time.monotonic() - began, sum(sweep.faults for sweep in sweeps)
-    print(f"\n{table(outcomes)}\n\n{faults} faults of seed {args.seed} in {len(sweeps)} sweeps, {wall_s:.0f} s")
+        try:
+            for done in as_completed(waiting):
+                outcomes.append(done.result())
+                tell(args, outcomes[-1])
+        except KeyboardInterrupt:
+            print("interrupted: the sweeps that run now are let end", file=sys.stderr)
+            pool.shutdown(cancel_futures=True)
+    wall_s, faults = time.monotonic() - began, sum(outcome.sweep.faults for outcome in outcomes)
+    print(f"\n{table(outcomes)}\n\n{faults} faults of seed {args.seed} in {len(outcomes)} sweeps, {wall_s:.0f} s")
     return 1 if any(outcome.failures for outcome in outcomes) else 0
 
 
