@@ -21,7 +21,7 @@ from typing import Any
 
 import _fault_oracle as oracle
 from _fault_oracle import Failure
-from _fault_plan import Sweep
+from _fault_plan import SIGNALS, Sweep
 from _fault_workload import CATALOGUE
 
 HERE = Path(__file__).parent
@@ -97,8 +97,8 @@ class Stage:
     def command(self) -> list[str]:
         options = self.sweep.options
         if self.sweep.face == "ranks":
-            return [sys.executable, str(HERE / "_fault_driver.py"), str(self.workload), str(self.out), str(options.get("timeout_s", 60)),
-                    *self.numbers()]  # fmt: skip
+            driver = [HERE / "_fault_driver.py", self.workload, self.out, options.get("timeout_s", 60)]
+            return [sys.executable, *map(str, driver), *self.numbers()]
         words = [sys.executable, "-m", "cs_systems", self.sweep.face, "--workload", f"{self.workload}:factory"]
         words += ["--size", "tiny", "--batch-size", *self.numbers(), "--device", "cpu", "--out", str(self.out)]
         words += ["--with", "kineto"] if self.sweep.face == "profile" else []
@@ -291,17 +291,29 @@ class Stage:
                 time.sleep(0.01)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(event["delay_s"])
-            _send(process, how, getattr(signal, event["signal"]))
+            self.send(process, how, getattr(signal, event["signal"]))
 
         run = self.run(interfere)
         run.cut = how != "worker" or run.status not in (0, 3)
         self.judge(run, lenient=how == "worker")
-        if (
-            run.status not in (0, 3, 130, None)
-            and run.status > 0
-            and run.status - 128 != getattr(signal, event["signal"])
-        ):
+        ended = {0, 3, None, *(128 + getattr(signal, name) for name in SIGNALS)}
+        if run.status not in ended and not (run.status is not None and run.status < 0):
             self.fail("refused", f"{self.this_run} after {how} {event['signal']}", _last_text(run.said))
+
+    def send(self, process: subprocess.Popen[bytes], how: str, number: int) -> None:
+        """Signal the program, its group, or the process that measures its cells."""
+        if process.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if how == "worker":
+                os.kill(int((self.folder / "worker.pid").read_text()), number)
+            elif how == "group":
+                os.killpg(process.pid, number)
+            else:
+                process.send_signal(number)
+        if how == "twice":
+            time.sleep(0.03)
+            process.send_signal(number)
 
     def disk(self, event: Mapping[str, Any]) -> None:
         """Run the sweep where there is no room for its files, then make room."""
@@ -376,22 +388,6 @@ class Stage:
     def close(self) -> None:
         if os.path.ismount(self.out):
             subprocess.run(["umount", "-l", str(self.out)], check=False)
-
-
-def _send(process: subprocess.Popen[bytes], how: str, number: int) -> None:
-    if process.poll() is not None:
-        return
-    if how == "worker":
-        children = [pid for pid, (parent, _) in _processes().items() if parent == process.pid]
-        for pid in children[:1]:
-            os.kill(pid, number)
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number) if how == "group" else process.send_signal(number)
-    if how == "twice":
-        time.sleep(0.03)
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
 
 
 def _has_begun(out: Path) -> bool:
