@@ -494,12 +494,12 @@ def calibrate(face: str) -> tuple[Expected, Outcome]:
     began = time.monotonic()
     stage = Stage(innocent_sweep(face), None)
     run = stage.run_to_the_end()
+    shutil.rmtree(stage.folder, ignore_errors=True)
     records = [line.record for line in oracle.lines(run.after)]
     if [record["status"] for record in records] != ["ok"] * len(stage.cells):
         what = [record["reason"] for record in records] or run.said
         raise RuntimeError(f"a sweep of innocent cells fails ({face}): {what}")
     of_cells = [oracle.neutral(oracle.what_it_saw(r)[1], str(stage.folder)) for r in records]
-    shutil.rmtree(stage.folder, ignore_errors=True)
     seen = {place: [of[place] for of in of_cells] for place in of_cells[0]}
     return seen, Outcome(stage.sweep, stage.failures, time.monotonic() - began)
 
