@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.cli._options import Sweep
-from cs_systems.cli._output import terminal_width, writing
+from cs_systems.cli._output import terminal_width
 from cs_systems.config import RunConfig, describe
 from cs_systems.record import RunRecord, read_records, records_path
 from cs_systems.report.progress import outcome, progress_lines
@@ -57,8 +57,7 @@ def told_beside(format: str, folder: Path, kind: str, figure: Path, drawn: Seque
 
     beside = sys.stdout if format == "terminal" else sys.stderr
     if kind in plot.kinds(drawn):
-        with writing(figure):
-            plot.save(drawn, figure, kind)
+        plot.save(drawn, figure, kind)
         print(f"figure:  {figure}", file=beside)
     print(f"records: {records_path(folder)}", file=beside)
 

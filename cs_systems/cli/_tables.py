@@ -67,8 +67,8 @@ def difference_part(by: str, rows: list[Row]) -> Part:
 
 def document_text(format: str, heading: Sequence[str], parts: Sequence[Part], output: Path | None) -> list[str]:
     """The tables under the heading: as lines of its own on a terminal, else as notes, which every format escapes."""
-    from cs_systems.report.columns import plain
     from cs_systems.report.formats import DEFAULT_WIDTH
+    from cs_systems.report.printable import plain
 
     if format == "terminal":
         width = terminal_width(output) or DEFAULT_WIDTH

@@ -10,7 +10,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
-from cs_systems.cli._output import Format, deliver, terminal_width, writing
+from cs_systems.cli._output import Format, deliver, terminal_width
 from cs_systems.config import ConfigError
 from cs_systems.record import RunRecord, some_records
 
@@ -54,8 +54,7 @@ def run(args: Report) -> int:
     if args.figure:
         from cs_systems.report import plot
 
-        with writing(args.figure):
-            plot.save(records, args.figure, args.figure_kind)
+        plot.save(records, args.figure, args.figure_kind)
         others = ", ".join(plot.left_out(records))
         alone = f" (the first workload alone; --format html draws {others} too)" if others else ""
         print(f"figure: {args.figure}{alone}", file=sys.stderr)

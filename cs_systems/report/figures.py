@@ -16,6 +16,7 @@ from cs_systems.report import columns as cols
 from cs_systems.report import layout, units
 from cs_systems.report.collectives import WORKLOAD as COLLECTIVE
 from cs_systems.report.frame import STEP
+from cs_systems.report.printable import plain
 from cs_systems.report.table import in_order, varying
 
 if TYPE_CHECKING:
@@ -381,7 +382,7 @@ def _spoken(name: Any, value: Any) -> str:
         return "causal" if value else "full"
     if name == "size_bytes":
         return readable_bytes(value)
-    shown = cols.plain(str(value))
+    shown = plain(str(value))
     return f"{layout.title(name)} {shown}" if name in SPOKEN else shown
 
 
@@ -394,4 +395,4 @@ def _why(cell: dict[Any, Any]) -> str:
 def subject(data: pd.DataFrame) -> str:
     """`train_step on NVIDIA H200`."""
     devices = data["device_name"].dropna().unique()
-    return cols.plain(f"{data['workload'].iloc[0]}" + (f" on {devices[0]}" if len(devices) == 1 else ""))
+    return plain(f"{data['workload'].iloc[0]}" + (f" on {devices[0]}" if len(devices) == 1 else ""))

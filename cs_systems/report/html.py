@@ -16,10 +16,11 @@ from typing import Any
 from cs_systems.config import describe
 from cs_systems.record import Environment, RunRecord
 from cs_systems.report import plot, units
-from cs_systems.report.columns import Column, phases_of, plain
+from cs_systems.report.columns import Column, phases_of
 from cs_systems.report.figures import KINDS
 from cs_systems.report.frame import CELL_COLUMNS, CLEAN, STEP, by_kind, frame, without_retried
 from cs_systems.report.layout import UNTIMED_WORKLOADS
+from cs_systems.report.printable import plain
 from cs_systems.report.table import Table, doubts, tables
 
 FOLDER = Path(__file__).parent

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.config import ConfigError, one_of
 from cs_systems.record import RunRecord
 from cs_systems.report.figures import GREY, INK, KINDS, subject
+from cs_systems.report.files import write_file
 from cs_systems.report.frame import CLEAN, by_kind, frame, without_retried
 from cs_systems.report.layout import is_timed
 
@@ -107,7 +108,7 @@ def write(draw: Callable[[], Figure], file: str | Path) -> None:
     ending = check_ending(path)
     with matplotlib.rc_context(STYLE):
         drawn = draw()
-    path.write_bytes(_bytes(drawn, ending, "white"))
+    write_file(path, _bytes(drawn, ending, "white"))
 
 
 def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
