@@ -14,11 +14,13 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
 from cs_systems.lifeline import rank_in_job
+from cs_systems.report.printable import visible
 from cs_systems.version import __version__
 
 # In the order in which a newcomer needs them. One line each: the overview is all that `--help` has to import.
@@ -111,17 +113,32 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
 
     module = importlib.import_module(f"cs_systems.cli.{command}")
     try:
-        args = tyro.cli(
-            module.ARGS,
-            prog=f"cs-systems {command}",
-            description=_wrapped(module.__doc__ or ""),
-            args=words,
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-        )
+        with _complaints_made_visible(words):
+            args = tyro.cli(
+                module.ARGS,
+                prog=f"cs-systems {command}",
+                description=_wrapped(module.__doc__ or ""),
+                args=words,
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+            )
     finally:
         sys.stdout.flush()  # after --help it leaves the process
     status: int = module.run(args)
     return status
+
+
+@contextmanager
+def _complaints_made_visible(words: Sequence[str]) -> Iterator[None]:
+    """Escape what a malformed word would send to the terminal where the parser quotes it."""
+    if all(map(str.isprintable, words)):
+        yield
+        return
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            yield
+    finally:
+        sys.stderr.write(visible(said.getvalue()))
 
 
 def _overview() -> str:
@@ -150,7 +167,7 @@ def _failed_file(error: OSError) -> str:
 
 def _fail(message: str, status: int) -> int:
     """Says it, broken between words where a terminal shows it."""
-    lines = f"cs-systems: {message}".splitlines()
+    lines = visible(f"cs-systems: {message}").split("\n")
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines]

@@ -69,6 +69,20 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (
         files.prove_writable(file)
 
 
+def figure_file(figure: Path | None) -> Path | None:
+    """Return the file that --figure names. Raises ConfigError for an ending that no figure has."""
+    if figure is not None:
+        from cs_systems.report.plot import check_ending
+
+        check_ending(figure)
+    return figure
+
+
+def reads(folder: Path | None) -> list[Path]:
+    """Return the folder of a sweep as what is read, where the command line names one."""
+    return [] if folder is None else [folder]
+
+
 def sources_of(configs: Iterable[RunConfig]) -> list[Path]:
     """Return the Python files that the cells' own attention, workload and the like come from."""
     names = {name.rpartition(":")[0] for config in configs for name in (config.attention, config.workload)}

@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 
 from cs_systems.analysis.names import SPLITS
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, refuse
-from cs_systems.cli._output import Format, deliver
+from cs_systems.cli._output import Format, check_outputs, deliver
 from cs_systems.cli._tables import Part, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
 from cs_systems.report.profile_tables import CAPTIONS, SHOWN, has_something
@@ -44,6 +44,7 @@ ARGS = Analyze
 
 def run(args: Analyze) -> int:
     """Exit status 0. Raises ConfigError for a malformed request, or a file from which no true table can be made."""
+    check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
     text = _counters(args) if args.file.suffix == ".ncu-rep" else _recording(args)
     deliver(text, args.format, args.output)
     return 0

@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 
 from cs_systems.analysis.names import SPLITS
 from cs_systems.cli._options import MaybePath, Names, optional
-from cs_systems.cli._output import TableFormat, deliver, terminal_width
+from cs_systems.cli._output import TableFormat, check_outputs, deliver, terminal_width
 from cs_systems.config import ConfigError, describe, one_of
 from cs_systems.filekind import command_for
 from cs_systems.record import Row, RunRecord
@@ -49,6 +49,7 @@ def run(args: Compare) -> int:
     from cs_systems.analysis.compare import profiled_pairs, undisturbed
     from cs_systems.record import some_records
 
+    check_outputs({"--output": args.output}, [args.a, args.b])
     (a, torn_a), (b, torn_b) = some_records(args.a), some_records(args.b)
     pairs = profiled_pairs(a, b)
     texts = []

@@ -6,7 +6,6 @@ Times under a profiler tell shares and causes; to know how long a step takes, us
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,6 +18,7 @@ from cs_systems.cli._options import MaybeText, ModelCells, Repeated, Steps, Swee
 from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
 from cs_systems.record import Row, RunRecord
+from cs_systems.report.printable import command_line, visible
 from cs_systems.report.profile_tables import CAPTIONS, SHOWN
 
 PRINTED = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
@@ -59,7 +59,7 @@ def run(args: Profile) -> int:
     if args.show_command:
         folder = args.sweep.folder("profile").absolute()
         for command in profiler_commands(configs, folder):
-            print(f"mkdir -p {shlex.quote(str(folder))} && {shlex.join(command)}")
+            print(f"{command_line('mkdir', '-p', folder)} && {command_line(*command)}")
         return 0
     return run_and_report(configs, args.sweep, "profile", args.steps.seed, print_profile)
 
@@ -98,7 +98,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
         _print_artifacts(record, folder)
         return
     said = results["notes"]
-    print(*(note["note"] for note in said if note["table"] is None), sep="\n")
+    print(*(visible(note["note"]) for note in said if note["table"] is None), sep="\n")
     for name in PRINTED:
         rows = results[name]
         notes = [note["note"] for note in said if note["table"] == name]
@@ -110,7 +110,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
 
 
 def _print_artifacts(record: RunRecord, folder: Path) -> None:
-    print(*(f"{what}: {folder / file}" for what, file in record.artifacts.items()), sep="\n")
+    print(*(visible(f"{what}: {folder / file}") for what, file in record.artifacts.items()), sep="\n")
 
 
 def overhead(record: RunRecord, row: Row) -> str:

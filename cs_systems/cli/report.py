@@ -10,9 +10,10 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
-from cs_systems.cli._output import Format, deliver, terminal_width
+from cs_systems.cli._output import Format, check_outputs, deliver, figure_file, terminal_width
 from cs_systems.config import ConfigError
 from cs_systems.record import RunRecord, some_records
+from cs_systems.report.printable import visible
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,17 @@ def run(args: Report) -> int:
         raise ConfigError("an HTML page shows every column and phase: leave out --columns, --pivot and --phase")
     if args.figure_kind and not args.figure:
         raise ConfigError("--figure-kind is of a figure: add --figure FILE")
+    check_outputs({"--output": args.output, "--figure": figure_file(args.figure)}, [args.dir])
     records, complaints = some_records(args.dir)
     for complaint in complaints:
-        print(complaint, file=sys.stderr)
+        print(visible(complaint), file=sys.stderr)
     if args.figure:
         from cs_systems.report import plot
 
         plot.save(records, args.figure, args.figure_kind)
         others = ", ".join(plot.left_out(records))
         alone = f" (the first workload alone; --format html draws {others} too)" if others else ""
-        print(f"figure: {args.figure}{alone}", file=sys.stderr)
+        print(visible(f"figure: {args.figure}{alone}"), file=sys.stderr)
         if not (args.output or args.columns or args.pivot or args.phase or args.format != Report.format):
             return 0
     text = _text(args, records)

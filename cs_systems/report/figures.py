@@ -388,7 +388,7 @@ def _spoken(name: Any, value: Any) -> str:
 
 def _why(cell: dict[Any, Any]) -> str:
     predicted = cell["predicted_peak_bytes"]
-    more = f": predicted {units.human(predicted, 'bytes')}" if isinstance(predicted, int) else ""
+    more = f": predicted {units.human(predicted, 'bytes')}" if isinstance(predicted, int | float) else ""
     return f"{cell['status']}{more}"
 
 

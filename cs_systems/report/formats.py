@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cs_systems.report.columns import UNKNOWN, Column
-from cs_systems.report.printable import text_cell
+from cs_systems.report.printable import plain, text_cell, visible
 from cs_systems.report.table import Table
 
 if TYPE_CHECKING:
@@ -194,6 +194,16 @@ def _notes(table: Table, columns: Sequence[Column]) -> list[str]:
 
 def _lines(table: Table) -> list[tuple[str, ...]]:
     return list(zip(*(c.cells for c in table.columns), strict=True))
+
+
+def paragraph(text: str, format: str) -> str:
+    """Return a sentence beside the tables, escaped for its format, with its end; of CSV a row of its own."""
+    if format == "csv":
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerow([text_cell(text)])
+        return out.getvalue()
+    escaped = {"markdown": _markdown, "latex": _latex, "typst": lambda said: f"#{_typst(said)}"}
+    return (escaped[format](plain(text)) if format in escaped else visible(text)) + "\n"
 
 
 def _csv(value: object) -> object:

@@ -198,14 +198,28 @@ def _naming(index: int, record: RunRecord) -> Iterator[None]:
     """Whatever is raised by what a record lacks becomes an error that names the record."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except ConfigError as error:
+        raise ConfigError(f"record {index + 1} (key {record.key}): {error}") from error
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"record {index + 1} (key {record.key}) is malformed: {error!r}") from error
 
 
 def _typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.DataFrame({name: pd.Series(values[name], dtype=kind) for name, kind in kinds.items()})
+    return pd.DataFrame({name: _series(name, values[name], kind) for name, kind in kinds.items()})
+
+
+def _series(name: str, values: Sequence[Any], kind: str) -> pd.Series:
+    """Return a column of that type; of numbers too large for it, as a prediction for 10¹² tokens is, in float64."""
+    import pandas as pd
+
+    try:
+        return pd.Series(values, dtype=kind)
+    except OverflowError:
+        return pd.Series([None if value is None else float(value) for value in values], dtype="Float64")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a record's {name} is malformed ({error}); take its line out of records.jsonl") from error
 
 
 def _forget_unused(cells: Sequence[Row]) -> None:

@@ -19,7 +19,7 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
 
 
-def command(*words: object) -> str:
+def command_line(*words: object) -> str:
     """Return a command line to copy into a shell: each word is quoted where it needs it, a path with spaces too."""
     return " ".join(_quoted(str(word)) for word in words)
 

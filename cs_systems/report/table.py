@@ -78,7 +78,7 @@ def render(
     write = FORMATS[one_of("format", format, FORMATS)]
     if format == "csv" and not columns and not pivot:
         whole = frame(without_retried(records))
-        for name in whole.columns[whole.dtypes == object]:
+        for name in whole.select_dtypes("object").columns:
             whole[name] = [text_cell(value) if isinstance(value, str) else value for value in whole[name]]
         return whole[whole["phase"].isna() | whole["phase"].isin(phases or cols.phases_of(whole))].to_csv(index=False)
     return write(tables(records, columns, pivot, phases), width, color)
@@ -248,7 +248,7 @@ def _note(row: Mapping[Any, Any], marks: Mapping[tuple[str, str | None], str]) -
         return row["warnings"] or ""
     mark = marks[row["status"], row["reason"]]
     predicted = row["predicted_peak_bytes"]
-    if row["status"] == "oom" and isinstance(predicted, int):
+    if row["status"] == "oom" and isinstance(predicted, int | float):
         return f"{mark}: predicted {units.human(predicted, 'bytes')}"
     return mark
 
