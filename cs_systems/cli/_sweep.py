@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import terminal_width
 from cs_systems.config import RunConfig, describe
-from cs_systems.record import RunRecord, read_records, records_path
+from cs_systems.record import RunRecord, records_path
 from cs_systems.report.printable import command_line, plain, visible
 from cs_systems.report.progress import outcome, progress_lines
+from cs_systems.report.reading import sound_records
 from cs_systems.runner import Progress, check, preflight, sweep
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
         if options.out is None:
             with suppress(OSError):
                 folder.rmdir()  # which takes an empty one alone: nothing was begun
-    return folder, read_records(folder)[0]
+    return folder, sound_records(folder)[0]
 
 
 def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> int:

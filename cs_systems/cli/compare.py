@@ -47,7 +47,7 @@ def run(args: Compare) -> int:
             raise ConfigError("CSV holds one table: cs-systems analyze A B --format csv --table phases, for one")
         return analyze.run(analyze.Analyze(args.a, args.b, format=args.format, output=args.output))
     from cs_systems.analysis.compare import profiled_pairs, undisturbed
-    from cs_systems.record import some_records
+    from cs_systems.report.reading import some_records
 
     check_outputs({"--output": args.output}, [args.a, args.b])
     (a, torn_a), (b, torn_b) = some_records(args.a), some_records(args.b)

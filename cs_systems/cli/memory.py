@@ -96,7 +96,7 @@ def _check_used(args: Memory) -> None:
 
 
 def _show(folder: Path) -> int:
-    from cs_systems.record import some_records
+    from cs_systems.report.reading import some_records
 
     records, complaints = some_records(folder)
     for complaint in complaints:

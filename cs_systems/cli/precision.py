@@ -130,7 +130,7 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
 
 
 def _shown(args: PrecisionOptions, folder: Path) -> int:
-    from cs_systems.record import some_records
+    from cs_systems.report.reading import some_records
 
     records, complaints = some_records(folder)
     for complaint in complaints:

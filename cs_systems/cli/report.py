@@ -12,8 +12,9 @@ from tyro.conf import Positional, arg
 from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
 from cs_systems.cli._output import Format, check_outputs, deliver, figure_file, terminal_width
 from cs_systems.config import ConfigError
-from cs_systems.record import RunRecord, some_records
+from cs_systems.record import RunRecord
 from cs_systems.report.printable import visible
+from cs_systems.report.reading import some_records
 
 
 @dataclass(frozen=True)

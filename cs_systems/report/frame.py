@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import CONFIGURED, ConfigError, ModelConfig
 from cs_systems.parallel import data_ranks
-from cs_systems.record import DONE, Measurement, Row, RunRecord, read_records
+from cs_systems.record import DONE, Measurement, Row, RunRecord
 from cs_systems.report import collectives
 from cs_systems.stats import interval, summary
 
@@ -146,7 +146,9 @@ PHASE_COLUMNS: dict[str, str] = {
 
 def load(path: str | os.PathLike[str]) -> pd.DataFrame:
     """The frame of the records under `path`, without the failed attempts that a resumed sweep has since replaced."""
-    return frame(without_retried(read_records(path)[0]))
+    from cs_systems.report.reading import sound_records
+
+    return frame(without_retried(sound_records(path)[0]))
 
 
 def without_retried(records: Sequence[RunRecord]) -> list[RunRecord]:
