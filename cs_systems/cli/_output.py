@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Optional, get_args
 
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.record import records_path
@@ -18,6 +18,8 @@ from cs_systems.report.printable import visible
 
 TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv"]
 Format = Literal["terminal", "markdown", "latex", "typst", "csv", "html"]
+MaybeFormat = Optional[Format]  # noqa: UP045 (as in _options)
+FORMATS = f"{{{','.join(get_args(Format))}}}"
 RUN_FILES = ("records*.jsonl", "worker*.log", ".*")  # what a sweep itself writes into its folder
 
 

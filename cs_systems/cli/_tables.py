@@ -27,6 +27,12 @@ def chosen_tables(
     return tables
 
 
+def check_top(top: int | None, tables: Sequence[str], long: Sequence[str]) -> None:
+    """Raise ConfigError for a --top that no table takes: only the long ones are cut."""
+    if top is not None and not {*tables} & {*long}:
+        raise ConfigError(f"--top is for the tables {', '.join(long)}, not for {', '.join(tables)}; leave out --top")
+
+
 def table_text(
     caption: str,
     rows: Sequence[Row],

@@ -17,9 +17,9 @@ from tyro.conf import Positional, arg
 from cs_systems.analysis.names import SPLITS
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, refuse
 from cs_systems.cli._output import Format, check_outputs, deliver
-from cs_systems.cli._tables import Part, chosen_tables, difference_part, document_text
+from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
-from cs_systems.report.profile_tables import CAPTIONS, SHOWN, has_something
+from cs_systems.report.profile_tables import CAPTIONS, LONG, SHOWN, has_something
 
 if TYPE_CHECKING:
     from cs_systems.analysis.profile import Profile
@@ -55,6 +55,7 @@ def _recording(args: Analyze) -> str:
     tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.other and args.top:
         refuse(["top"], "a comparison shows every row")
+    check_top(args.top, tables, LONG)
     if args.format == "html" and (args.other or args.table or args.top):
         raise ConfigError("an HTML page shows every table of one recording: leave out FILE2, --table and --top")
     return _text(args, tables)
@@ -77,7 +78,14 @@ def _counters(args: Analyze) -> str:
     from cs_systems.analysis.ncu import read
     from cs_systems.cli._counters import counters_text
 
-    if args.other or args.table or args.range or args.top or args.process is not None or args.format == "html":
+    if (
+        args.other
+        or args.table
+        or args.range is not None
+        or args.top is not None
+        or args.process is not None
+        or args.format == "html"
+    ):
         raise ConfigError(
             f"{args.file} holds counters of single kernels: it takes --format (but html) and --output alone"
         )
@@ -102,7 +110,7 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
             said.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time: show more with --top")
         if name in ("steps", "ranges") and rows[top:]:
             said.append(f"{len(rows) - top} more {name}: show more with --top")
-        rows = rows[:top] if name in ("kernels", "steps", "ranges") else rows
+        rows = rows[:top] if name in LONG else rows
         parts.append((CAPTIONS[name], rows, SHOWN[name], said))
     return document_text(args.format, _heading(profile), parts, args.output)
 

@@ -14,7 +14,7 @@ from tyro.conf import arg
 
 from cs_systems.cli._counters import counters_text
 from cs_systems.cli._memory_text import say
-from cs_systems.cli._options import MaybeText, ModelCells, Repeated, Steps, Sweep, flag, optional
+from cs_systems.cli._options import MaybeText, ModelCells, Repeated, Steps, Sweep, flag, given, optional, refuse
 from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
 from cs_systems.record import Row, RunRecord
@@ -57,8 +57,9 @@ def run(args: Profile) -> int:
         for config in args.cells.configs(args.steps.base(workload=args.workload))
     ]
     if args.show_command:
+        refuse([n for n in given(args.sweep) if n not in ("out", "part")], "--show-command runs nothing")
         folder = args.sweep.folder("profile").absolute()
-        for command in profiler_commands(configs, folder):
+        for command in profiler_commands(args.sweep.of_part(configs), folder):
             print(f"{command_line('mkdir', '-p', folder)} && {command_line(*command)}")
         return 0
     return run_and_report(configs, args.sweep, "profile", args.steps.seed, print_profile)
@@ -74,7 +75,7 @@ def _options(args: Profile) -> tuple[str, ...]:
         "--ncu-arg": ("ncu", args.ncu_arg),
     }
     for option, (profilers, value) in given.items():
-        if value and args.with_ not in profilers.split():
+        if value not in (None, (), False) and args.with_ not in profilers.split():
             raise ConfigError(f"{option} is for --with {' and '.join(profilers.split())}, not for --with {args.with_}")
     if args.with_ != "ncu":
         return args.nsys_arg

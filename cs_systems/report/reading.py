@@ -62,13 +62,14 @@ def _unlike(value: Any, kind: Any, name: str) -> str | None:
         told = [_unlike(value, each, name) for each in arguments]
         return None if None in told else max(filter(None, told), key=len)
     if dataclasses.is_dataclass(kind):
-        if isinstance(value, Mapping):  # as a configuration has its model
-            pairs = {n: value[n] for n in _hints(kind) if n in value}
-        elif isinstance(value, typing.cast(type, kind)):
-            pairs = {n: getattr(value, n) for n in _hints(kind)}
+        hints = _hints(typing.cast(type, kind))
+        if isinstance(value, typing.cast(type, kind)):
+            pairs = {n: getattr(value, n) for n in hints}
+        elif isinstance(value, Mapping) and name.startswith("config."):  # which is data, and so are its model and shape
+            pairs = {n: value[n] for n in hints if n in value}
         else:
             return said
-        return next(filter(None, (_unlike(v, _hints(kind)[n], f"{name}.{n}") for n, v in pairs.items())), None)
+        return next(filter(None, (_unlike(v, hints[n], f"{name}.{n}") for n, v in pairs.items())), None)
     if origin in (list, tuple):
         if not isinstance(value, list | tuple):
             return said
@@ -83,9 +84,9 @@ def _unlike(value: Any, kind: Any, name: str) -> str | None:
 def _is_of(value: Any, kind: type) -> bool:
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
-    return (
-        isinstance(value, int | float) if kind is float else isinstance(value, str if issubclass(kind, str) else kind)
-    )
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, str if issubclass(kind, str) else kind)  # an enumeration is a text in JSON
 
 
 @lru_cache
