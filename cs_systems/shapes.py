@@ -8,6 +8,7 @@ from typing import Any
 
 from cs_systems.checks import ConfigError, counts, number, one_of
 
+MOST_LAYERS = 10_000  # a plan of checkpoints names each
 MOST_TRIED = 1 << 16  # divisors up to this are named, however large the number is
 ALIGNMENTS = ("upper_left", "lower_right")
 
@@ -27,6 +28,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         counts(self, "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length")
+        if self.num_layers > MOST_LAYERS:
+            raise ConfigError(f"num_layers is {self.num_layers}; it must be at most {MOST_LAYERS:,}")
         number(self, "rope_theta")
         if self.rope_theta <= 0:
             raise ConfigError(f"rope_theta is {self.rope_theta}: it must be above 0")

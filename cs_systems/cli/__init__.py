@@ -39,8 +39,8 @@ COMMANDS = {
     "doctor": "say what works on this machine, what does not, and the command that would fix it",
 }
 REMEDIES = {
-    errno.EACCES: ": ask its owner to let you, or give another",
-    errno.ENOSPC: ": make room, then give the same command again",
+    errno.EACCES: "; ask its owner to let you, or give another",
+    errno.ENOSPC: "; make room, then give the same command again",
 }
 EXIT_MALFORMED = 2
 EXIT_INTERRUPTED = 130
@@ -75,7 +75,11 @@ def until_reader_leaves(answer: Callable[[], int]) -> int:
     """The exit status that it returns; 0 where the reader of our output (head, less) has seen enough before."""
     try:
         status = answer()
-        sys.stdout.flush()  # while a reader who has left, or a full disk, can still be told
+        try:
+            sys.stdout.flush()  # while a reader who has left, or a full disk, can still be told
+        except OSError as error:
+            error.filename = error.filename or "standard output"
+            raise
     except BrokenPipeError:
         _drop_output()
         return 0
@@ -99,6 +103,8 @@ def _drop_output() -> None:
 
 
 def _answered(words: Sequence[str]) -> int:
+    if nul := next((word for word in words if "\0" in word), None):
+        raise ConfigError(f"{nul!r} holds a NUL character; leave it out")
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0

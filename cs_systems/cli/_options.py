@@ -221,7 +221,7 @@ def parse_bytes(text: str) -> int:
     try:
         assert match is not None
         size = int(float(match[1]) * _UNITS[match[2]])
-    except (AssertionError, KeyError, ValueError):
+    except (AssertionError, KeyError, ValueError, OverflowError):
         raise ConfigError(f"{text!r} is not an amount of memory: write 8GiB, 24GB or 512B") from None
     if not size:
         raise ConfigError(f"{text!r} is nothing: write 8GiB, 24GB or 512B")

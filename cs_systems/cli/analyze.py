@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.analysis.names import SPLITS
-from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, refuse
+from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, given, optional, refuse
 from cs_systems.cli._output import Format, check_outputs, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
@@ -78,14 +78,8 @@ def _counters(args: Analyze) -> str:
     from cs_systems.analysis.ncu import read
     from cs_systems.cli._counters import counters_text
 
-    if (
-        args.other
-        or args.table
-        or args.range is not None
-        or args.top is not None
-        or args.process is not None
-        or args.format == "html"
-    ):
+    options = {*given(args, Analyze(args.file))} - {"format", "output"}
+    if options or args.format == "html":
         raise ConfigError(
             f"{args.file} holds counters of single kernels: it takes --format (but html) and --output alone"
         )

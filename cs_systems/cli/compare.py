@@ -56,9 +56,7 @@ def run(args: Compare) -> int:
     if not pairs or args.format == "csv" or undisturbed(a):
         texts.append(_timings(args, a, b, [*torn_a, *torn_b]))
     elif args.phase != Compare.phase:
-        raise ConfigError(
-            "--phase is for timings; these runs are profiles, of which every phase is shown: leave it out"
-        )
+        raise ConfigError("--phase is for timings, and of profiles every phase is shown; leave out --phase")
     if args.format != "csv":
         texts += [_profiles(args, *pair) for pair in pairs]
     deliver("\n".join(texts), args.format, args.output)

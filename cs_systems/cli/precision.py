@@ -176,11 +176,11 @@ def compared(args: PrecisionOptions) -> int:
     timed, apart = comparison_configs(args)
     if args.sweep.dry_run:
         return print_cells([*timed, *apart], args.sweep)
+    check_outputs({"--output": args.output}, [*reads(args.sweep.out), *sources_of(timed)])
     if args.sweep.out and not records_path(args.sweep.out).is_file():
         cells = len(timed) + len(apart)
         said = f"{args.sweep.out} has no records yet: measuring {cells} cells; --show DIR tells of one"
         print(visible(said), file=sys.stderr)
-    check_outputs({"--output": args.output}, [*reads(args.sweep.out), *sources_of(timed)])
     check([*timed, *apart], args.sweep.repeats, args.sweep.timeout_s)
     options = replace(args.sweep, interleave=True, out=args.sweep.claim("precision"))
     folder, _ = measured(timed, options, "precision", args.seed)

@@ -6,7 +6,7 @@ import re
 import shlex
 
 # A spreadsheet evaluates a cell that begins with one of these, unless it is a number.
-FORMULA = re.compile(r"[=+\-@](?![\d.,]+(e[+-]?\d+)?%?$|inf$|nan$)", re.IGNORECASE)
+FORMULA = re.compile(r"[=@]|[+-](?![\d.,]+(e[+-]?\d+)?%?$|inf$|nan$)", re.IGNORECASE)
 
 
 def plain(text: str) -> str:
