@@ -373,8 +373,9 @@ def _of_phase(data: pd.DataFrame, phase: str, cells: pd.DataFrame) -> pd.DataFra
 
 
 def _labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """`small · ctx 256 · naive` for each row."""
-    return [" · ".join(_spoken(n, row[n]) for n in names) for row in data[[*names]].to_dict("records")]
+    """`small · ctx 256 · naive` for each row; a legend leaves out what begins with an underscore."""
+    said = (" · ".join(_spoken(n, row[n]) for n in names) for row in data[[*names]].to_dict("records"))
+    return [f" {label}" if label.startswith("_") else label for label in said]
 
 
 def _spoken(name: Any, value: Any) -> str:
