@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             sys.stdout.flush()
         except OSError:
+            error.filename = error.filename or "standard output"
             _drop_output()
         return _fail(_failed_file(error), EXIT_MALFORMED)
     except (ConfigError, RuntimeError) as error:
@@ -75,11 +76,7 @@ def until_reader_leaves(answer: Callable[[], int]) -> int:
     """The exit status that it returns; 0 where the reader of our output (head, less) has seen enough before."""
     try:
         status = answer()
-        try:
-            sys.stdout.flush()  # while a reader who has left, or a full disk, can still be told
-        except OSError as error:
-            error.filename = error.filename or "standard output"
-            raise
+        sys.stdout.flush()  # while a reader who has left, or a full disk, can still be told
     except BrokenPipeError:
         _drop_output()
         return 0

@@ -31,13 +31,7 @@ def terminal_width(output: Path | None = None) -> int | None:
 def deliver(text: str, format: Format, output: Path | None) -> None:
     """Write the text into `output` and say so, or to standard output without one."""
     if output is None:
-        try:
-            sys.stdout.write(text)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            error.filename = "standard output"
-            raise
+        sys.stdout.write(text)
         return
     files.write_file(output, text.encode(errors="backslashreplace"))
     print(visible(f"{format}: {output}"), file=sys.stderr)
@@ -65,8 +59,6 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (
     inputs = tuple(inputs)
     seen: dict[str, Path] = {}
     for option, file in named.items():
-        if str(file) == ".":  # of an empty word too
-            raise ConfigError(f"{option} {str(file)!r} is no file; name a file in a folder that you may write to")
         for read in inputs:
             if reason := _kept(file, read):
                 raise ConfigError(f"{option} {file} {reason}; name another file")

@@ -83,6 +83,7 @@ def exit_status(records: Sequence[RunRecord]) -> int:
 
 def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: int) -> tuple[Path, list[RunRecord]]:
     """Measure the cells, showing how far it is; the folder of the records, and all that it holds then."""
+    check(configs, options.repeats, options.timeout_s)
     folder = options.claim(command)
     try:
         with _progress() as shown:

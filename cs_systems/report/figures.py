@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -173,7 +174,7 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     for record, color, marker in zip(measured, cycle(COLORS), cycle(MARKERS)):
         assert record.measurement
         taken = record.measurement.samples
-        usual = median(record.measurement.durations_s(STEP))
+        usual = median(record.measurement.durations_s(STEP)) or math.nan
         clock = max((s.sm_clock_hz for s in taken if s.sm_clock_hz), default=None)
         ratios = [s.wall_s / usual for s in taken]
         label = labels[records.index(record)]

@@ -20,6 +20,7 @@ from cs_systems.config import CONFIGURED, ConfigError, ModelConfig
 from cs_systems.parallel import data_ranks
 from cs_systems.record import DONE, Measurement, Row, RunRecord
 from cs_systems.report import collectives
+from cs_systems.report.series import typed
 from cs_systems.stats import interval, summary
 
 if TYPE_CHECKING:
@@ -189,9 +190,9 @@ def frame(records: Iterable[RunRecord]) -> pd.DataFrame:
             measured = [tuple(map(row.get, PHASE_COLUMNS)) for row in _phase_rows(record, peak)]
         rows += measured
         owners += [index] * len(measured)
-    identity = _typed({name: [c.get(name) for c in cells] for name in CELL_COLUMNS}, CELL_COLUMNS)
+    identity = typed({name: [c.get(name) for c in cells] for name in CELL_COLUMNS}, CELL_COLUMNS)
     columns = zip(*rows, strict=True) if rows else ([] for _ in PHASE_COLUMNS)
-    phases = _typed(dict(zip(PHASE_COLUMNS, map(list, columns), strict=True)), PHASE_COLUMNS)
+    phases = typed(dict(zip(PHASE_COLUMNS, map(list, columns), strict=True)), PHASE_COLUMNS)
     return pd.concat([identity.take(owners).reset_index(drop=True), phases], axis=1)
 
 
@@ -204,24 +205,6 @@ def _naming(index: int, record: RunRecord) -> Iterator[None]:
         raise ConfigError(f"record {index + 1} (key {record.key}): {error}") from error
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"record {index + 1} (key {record.key}) is malformed: {error!r}") from error
-
-
-def _typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame({name: _series(name, values[name], kind) for name, kind in kinds.items()})
-
-
-def _series(name: str, values: Sequence[Any], kind: str) -> pd.Series:
-    """Return a column of that type; of numbers too large for it, as a prediction for 10¹² tokens is, in float64."""
-    import pandas as pd
-
-    try:
-        return pd.Series(values, dtype=kind)
-    except OverflowError:
-        return pd.Series([None if value is None else float(value) for value in values], dtype="Float64")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"a record's {name} is malformed ({error}); take its line out of records.jsonl") from error
 
 
 def _forget_unused(cells: Sequence[Row]) -> None:

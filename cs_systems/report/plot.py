@@ -134,6 +134,7 @@ def _bytes(drawn: Figure, ending: str, background: str) -> bytes:
     out = io.BytesIO()
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box is drawn for what the font has not
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # of labels that are longer than the page
         drawn.savefig(
             out, format=ending, dpi=DPI, facecolor=background, metadata=undated.get(ending, {"CreationDate": None})
         )

@@ -59,8 +59,8 @@ def _unlike(value: Any, kind: Any, name: str) -> str | None:
     if kind is Any:
         return None if value is None or isinstance(value, str | int | float | list | dict) else said
     if origin in (types.UnionType, typing.Union):
-        told = [_unlike(value, each, name) for each in arguments]
-        return None if None in told else max(filter(None, told), key=len)
+        told = [_unlike(value, each, name) for each in arguments if each is not types.NoneType]
+        return None if None in told or (value is None and types.NoneType in arguments) else told[0]
     if dataclasses.is_dataclass(kind):
         hints = _hints(typing.cast(type, kind))
         if isinstance(value, typing.cast(type, kind)):
