@@ -20,6 +20,7 @@ from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
 from cs_systems.lifeline import rank_in_job
+from cs_systems.report.files import standard_output
 from cs_systems.report.printable import visible
 from cs_systems.version import __version__
 
@@ -62,7 +63,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             sys.stdout.flush()
         except OSError:
-            error.filename = error.filename or "standard output"
             _drop_output()
         return _fail(_failed_file(error), EXIT_MALFORMED)
     except (ConfigError, RuntimeError) as error:
@@ -76,7 +76,7 @@ def until_reader_leaves(answer: Callable[[], int]) -> int:
     """The exit status that it returns; 0 where the reader of our output (head, less) has seen enough before."""
     try:
         status = answer()
-        sys.stdout.flush()  # while a reader who has left, or a full disk, can still be told
+        _flush()  # while a reader who has left, or a full disk, can still be told
     except BrokenPipeError:
         _drop_output()
         return 0
@@ -92,6 +92,11 @@ def _use_what_streams_there_are() -> None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 (open as long as the process)
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _flush() -> None:
+    with standard_output():
+        sys.stdout.flush()
 
 
 def _drop_output() -> None:
@@ -125,7 +130,7 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
     finally:
-        sys.stdout.flush()  # after --help it leaves the process
+        _flush()  # after --help it leaves the process
     status: int = module.run(args)
     return status
 

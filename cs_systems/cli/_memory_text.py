@@ -13,6 +13,7 @@ from cs_systems.cli._output import terminal_width
 from cs_systems.cli._tables import within
 from cs_systems.config import describe
 from cs_systems.record import Row, RunRecord
+from cs_systems.report.files import standard_output
 from cs_systems.report.printable import command_line, visible
 
 SHOWN = {
@@ -199,4 +200,5 @@ def say(text: str) -> None:
     width = terminal_width()
     said = visible(text.rstrip("\n"))
     shown = said if width is None else fill(said, width, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
-    print(shown + text[len(text.rstrip("\n")) :], flush=True)
+    with standard_output():
+        print(shown + text[len(text.rstrip("\n")) :], flush=True)

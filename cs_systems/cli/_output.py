@@ -31,7 +31,8 @@ def terminal_width(output: Path | None = None) -> int | None:
 def deliver(text: str, format: Format, output: Path | None) -> None:
     """Write the text into `output` and say so, or to standard output without one."""
     if output is None:
-        sys.stdout.write(text)
+        with files.standard_output():
+            sys.stdout.write(text)
         return
     files.write_file(output, text.encode(errors="backslashreplace"))
     print(visible(f"{format}: {output}"), file=sys.stderr)

@@ -34,7 +34,7 @@ from cs_systems.report.printable import visible
 
 OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}  # what a record may have of it
 WATCHED = {"snapshot", "residuals", "nsys", "no_caching_allocator", "best_checkpoint", "budget", "memory_limit"}
-NOT_OF_FITS = WATCHED | {field.name for kind in (Sweep, Steps) for field in fields(kind)}
+NOT_OF_FITS = WATCHED | {field.name for kind in (Sweep, Steps) for field in fields(kind)} - {"device"}
 
 
 @dataclass(frozen=True)

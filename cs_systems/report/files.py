@@ -47,6 +47,16 @@ def prove_writable(file: Path) -> None:
                 pass
 
 
+@contextmanager
+def standard_output() -> Iterator[None]:
+    """Name standard output in an OSError of what is written there, as the system does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or "standard output"
+        raise
+
+
 def is_same_file(a: Path, b: Path) -> bool:
     """Return whether both paths lead to one file, through links too; it need not be there yet."""
     with suppress(OSError, ValueError):

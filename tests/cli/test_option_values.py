@@ -122,7 +122,6 @@ def test_every_pair_of_options_is_applied_or_refused(command: str, capsys: pytes
         ("report RUN --figure-kind phases", "--figure-kind requires --figure"),
         ("report RUN --format html --pivot=", "leave out --columns, --pivot and --phase"),
         ("memory --fits 24GiB --steps 5", "--fits predicts and runs nothing: leave out --steps"),
-        ("memory --fits 24GiB --device cpu", "--fits predicts and runs nothing: leave out --device"),
         ("profile --with nsys --show-command --fresh", "--show-command runs nothing: leave out --fresh"),
         ("profile --with kineto --kernel=", "--kernel is for --with ncu, not for --with kineto"),
         ("analyze x --table phases --top 3", "--top is for the tables kernels, steps, ranges, not for phases"),
