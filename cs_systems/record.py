@@ -37,7 +37,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "reason": (str | None, "a text or null"),
     "environment": (Mapping | None, "an object or null"),
     "measurement": (Mapping | None, "an object or null"),
-    "warnings": (list, "a list"),
+    "warnings": (list | tuple, "a list"),
     "results": (Mapping, "an object"),
     "artifacts": (Mapping, "an object"),
 }

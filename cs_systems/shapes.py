@@ -8,6 +8,8 @@ from typing import Any
 
 from cs_systems.checks import ConfigError, counts, number, one_of
 
+MOST_LAYERS = 10_000  # a plan of checkpoints names each
+MOST_TRIED = 1 << 16  # divisors up to this are named, however large the number is
 ALIGNMENTS = ("upper_left", "lower_right")
 
 
@@ -26,16 +28,15 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         counts(self, "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length")
+        if self.num_layers > MOST_LAYERS:
+            raise ConfigError(f"num_layers is {self.num_layers}; it must be at most {MOST_LAYERS:,}")
         number(self, "rope_theta")
         if self.rope_theta <= 0:
             raise ConfigError(f"rope_theta is {self.rope_theta}: it must be above 0")
         if self.d_model % self.num_heads:
-            fitting = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0 and (self.d_model // n) % 2 == 0]
-            near = sorted(fitting, key=lambda n: abs(n - self.num_heads))[:3]
-            raise ConfigError(
-                f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: "
-                f"choose num_heads among {', '.join(map(str, sorted(near)))}"
-            )
+            fitting = sorted(_divisors(self.d_model // 2, self.num_heads)[:3]) if self.d_model % 2 == 0 else []
+            among = f"num_heads among {', '.join(map(str, fitting))}" if fitting else "an even d_model"
+            raise ConfigError(f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: choose {among}")
         if self.d_head % 2:
             raise ConfigError(f"d_head {self.d_head} is odd: rotary embeddings need an even d_model / num_heads")
 
@@ -82,6 +83,12 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
     return replace(PRESETS[name], **overrides)
 
 
+def _divisors(number: int, near: int) -> list[int]:
+    """Return the divisors of a number, nearest to `near` first."""
+    found = [n for n in range(1, min(number, MOST_TRIED) + 1) if number % n == 0]
+    return sorted(found, key=lambda n: abs(n - near))
+
+
 @dataclass(frozen=True)
 class AttentionShape:
     """One attention call: q is (batch, heads, seq, d_head); k and v are (batch, heads_kv, seq_k, d_head)."""
@@ -102,7 +109,7 @@ class AttentionShape:
                 counts(self, name)
         one_of("alignment", self.align, ALIGNMENTS)
         if self.heads % self.kv_heads:
-            fitting = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
+            fitting = sorted(_divisors(self.heads, self.kv_heads)[:8])
             raise ConfigError(
                 f"heads {self.heads} is not a multiple of heads_kv {self.heads_kv}: "
                 f"choose heads_kv among {', '.join(map(str, fitting))}"

@@ -25,6 +25,7 @@ from cs_systems.cli._sweep import print_cells
 from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, describe
 from cs_systems.formulas.cost import FULL_MATRIX, attention_cost, step_cost
 from cs_systems.record import RECORDS_FILE, Row, RunRecord, read_records, records_path
+from cs_systems.report.files import write_file
 from cs_systems.report.formats import FORMATS
 from cs_systems.report.progress import progress_lines
 from cs_systems.report.rows import render_rows
@@ -244,8 +245,7 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
     command = " ".join([study.command, *(["--measured", *map(str, measured)] if measured else [])])
     tables = [table.strip() for table in study.tables(found, "markdown")]
     text = "\n\n".join([f"# {study.title}", *tables, "## What it says", said, f"    {command}"])
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "table.md").write_text(text + "\n", encoding="utf-8")
+    write_file(out / "table.md", f"{text}\n".encode())
     drawn = [cell.record for cell in found if study.drawn(cell)] or records
     if (draw := study.draw) is not None:
         plot.write(lambda: draw(found), out / "figure.svg")

@@ -33,6 +33,7 @@ from cs_systems.cli._options import parse_bytes
 from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunConfig, one_of
 from cs_systems.formulas.cost import AttentionAlgorithm, credited_attention_flops
 from cs_systems.record import RunRecord
+from cs_systems.report.files import is_same_file, write_file
 from cs_systems.runtime.sweep import run
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def main() -> int:
         print(json.dumps({key: result[key] for key in KEYS}, indent=2))
         if record.status == "oom":
             print(f"{record.reason}; predicted peak {result['predicted_peak_memory(MB)']} MB", file=sys.stderr)
-        Path(args.output).write_text(json.dumps(result, indent=2) + "\n")
+        write_file(Path(args.output), (json.dumps(result, indent=2) + "\n").encode())
     except (ConfigError, OSError, RuntimeError) as error:
         print(f"lab5: {error}", file=sys.stderr)
         return 2
@@ -95,6 +96,8 @@ def _config(args: argparse.Namespace) -> RunConfig:
         one_of("impl", args.impl, [*IMPLS, *plugins.names("attention")])
     if not Path(args.output).resolve().parent.is_dir():
         raise ConfigError(f"there is no folder for --output {args.output}: make it first")
+    if is_same_file(Path(args.output), Path(args.impl.rpartition(":")[0])):
+        raise ConfigError(f"--output {args.output} would overwrite --impl {args.impl}; name another file")
     return RunConfig(
         workload=f"{HERE}:{'packed_flash2' if args.impl == 'Flash2' else 'packed'}",
         attention=IMPLS.get(args.impl, args.impl),

@@ -75,7 +75,7 @@ MALFORMED = {
     "attention --align lower_right": "without --causal there is no mask to align: leave out --align",
     "analyze a.json b.json --top 3": "a comparison shows every row: leave out --top",
     "snapshot a.pickle b.pickle --size small": "a comparison names no tensors: leave out --size",
-    "report runs --figure-kind rate": "--figure-kind is of a figure: add --figure FILE",
+    "report runs --figure-kind rate": "--figure-kind requires --figure; add --figure FILE",
     "comm --figure figure.txt": "cannot write a figure to 'figure.txt': end its name in .svg, .png, .pdf",
     "comm --output .": "cannot write .: Is a directory",
     "parallel --output /dev/null/tables.txt": "cannot write /dev/null/tables.txt: ",

@@ -153,7 +153,7 @@ def test_a_reader_that_has_seen_enough_of_the_studies_is_no_error(words: str, tm
 @pytest.mark.parametrize("words", ["--help", "time --help", "memory --size tiny --fits 8GiB"])
 def test_what_cannot_be_written_is_said_once(words: str, tmp_path: Path) -> None:
     done = piped(f"{{cs}} {words} > /dev/full", tmp_path)
-    said = "cs-systems: No space left on device: make room, then give the same command again\n"
+    said = "cs-systems: standard output: No space left on device; make room, then give the same command again\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 
@@ -191,7 +191,7 @@ def test_a_file_that_may_not_be_read_is_named_with_what_to_do(
 
     monkeypatch.setattr(Path, "open", refused)
     assert main(["analyze", str(closed)]) == 2
-    told = f"cs-systems: {closed}: Permission denied: ask its owner to let you, or give another\n"
+    told = f"cs-systems: {closed}: Permission denied; ask its owner to let you, or give another\n"
     assert capsys.readouterr().err == told
 
 

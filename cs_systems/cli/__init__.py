@@ -14,10 +14,13 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
+from cs_systems.report.files import standard_output
+from cs_systems.report.printable import visible
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.version import __version__
 
@@ -37,8 +40,8 @@ COMMANDS = {
     "doctor": "say what works on this machine, what does not, and the command that would fix it",
 }
 REMEDIES = {
-    errno.EACCES: ": ask its owner to let you, or give another",
-    errno.ENOSPC: ": make room, then give the same command again",
+    errno.EACCES: "; ask its owner to let you, or give another",
+    errno.ENOSPC: "; make room, then give the same command again",
 }
 EXIT_MALFORMED = 2
 EXIT_INTERRUPTED = 130
@@ -73,7 +76,7 @@ def until_reader_leaves(answer: Callable[[], int]) -> int:
     """The exit status that it returns; 0 where the reader of our output (head, less) has seen enough before."""
     try:
         status = answer()
-        sys.stdout.flush()  # while a reader who has left, or a full disk, can still be told
+        _flush()  # while a reader who has left, or a full disk, can still be told
     except BrokenPipeError:
         _drop_output()
         return 0
@@ -91,12 +94,19 @@ def _use_what_streams_there_are() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def _flush() -> None:
+    with standard_output():
+        sys.stdout.flush()
+
+
 def _drop_output() -> None:
     """What is buffered has nowhere to go: without this Python tries once more as it ends, and complains."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _answered(words: Sequence[str]) -> int:
+    if nul := next((word for word in words if "\0" in word), None):
+        raise ConfigError(f"{nul!r} holds a NUL character; leave it out")
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0
@@ -111,17 +121,32 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
 
     module = importlib.import_module(f"cs_systems.cli.{command}")
     try:
-        args = tyro.cli(
-            module.ARGS,
-            prog=f"cs-systems {command}",
-            description=_wrapped(module.__doc__ or ""),
-            args=words,
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-        )
+        with _complaints_made_visible(words):
+            args = tyro.cli(
+                module.ARGS,
+                prog=f"cs-systems {command}",
+                description=_wrapped(module.__doc__ or ""),
+                args=words,
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+            )
     finally:
-        sys.stdout.flush()  # after --help it leaves the process
+        _flush()  # after --help it leaves the process
     status: int = module.run(args)
     return status
+
+
+@contextmanager
+def _complaints_made_visible(words: Sequence[str]) -> Iterator[None]:
+    """Escape what a malformed word would send to the terminal where the parser quotes it."""
+    if all(map(str.isprintable, words)):
+        yield
+        return
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            yield
+    finally:
+        sys.stderr.write(visible(said.getvalue()))
 
 
 def _overview() -> str:
@@ -150,7 +175,7 @@ def _failed_file(error: OSError) -> str:
 
 def _fail(message: str, status: int) -> int:
     """Says it, broken between words where a terminal shows it."""
-    lines = f"cs-systems: {message}".splitlines()
+    lines = visible(f"cs-systems: {message}").split("\n")
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines]

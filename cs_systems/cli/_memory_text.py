@@ -13,6 +13,8 @@ from cs_systems.cli._output import terminal_width
 from cs_systems.cli._tables import within
 from cs_systems.config import describe
 from cs_systems.record import Row, RunRecord
+from cs_systems.report.files import standard_output
+from cs_systems.report.printable import command_line, visible
 
 SHOWN = {
     "step": "step",
@@ -68,9 +70,9 @@ def print_memory(record: RunRecord, folder: Path) -> None:
     if "memory_ranges" in results:
         print_ranges(results["memory_ranges"], title, results["memory_ranges_of"][0]["sees"])
     for what, file in record.artifacts.items():
-        print(f"{what}: {folder / file}")
+        print(visible(f"{what}: {folder / file}"))
     if "snapshot" in record.artifacts:
-        print(f"read it: cs-systems snapshot {folder / record.artifacts['snapshot']}\n")
+        print(f"read it: {command_line('cs-systems', 'snapshot', folder / record.artifacts['snapshot'])}\n")
 
 
 def _print_residuals(rows: Sequence[Row], record: RunRecord, title: str) -> None:
@@ -196,6 +198,7 @@ def say(text: str) -> None:
     """A sentence, and the line breaks after it; broken between words where a terminal shows it."""
     indent = len(text) - len(text.lstrip())
     width = terminal_width()
-    said = text.rstrip("\n")
+    said = visible(text.rstrip("\n"))
     shown = said if width is None else fill(said, width, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
-    print(shown + text[len(said) :], flush=True)
+    with standard_output():
+        print(shown + text[len(text.rstrip("\n")) :], flush=True)

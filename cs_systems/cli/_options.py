@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
@@ -191,6 +193,24 @@ class Sweep:
     def folder(self, command: str) -> Path:
         return self.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}"
 
+    def claim(self, command: str) -> Path:
+        """Return --out, or a new folder that no other command has, also where several start at once.
+
+        Raises OSError where none can be made.
+        """
+        first = self.folder(command)
+        if self.out:
+            return first
+        for folder in chain([first], (first.with_name(f"{first.name}-{number}") for number in count(2))):
+            try:
+                folder.mkdir(parents=True)
+            except OSError as error:
+                if not (isinstance(error, FileExistsError) and os.path.lexists(folder)):
+                    raise OSError(f"cannot make {folder}: {error.strerror}; choose another with --out") from error
+            else:
+                return folder
+        raise AssertionError("numbers do not end")
+
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -201,7 +221,7 @@ def parse_bytes(text: str) -> int:
     try:
         assert match is not None
         size = int(float(match[1]) * _UNITS[match[2]])
-    except (AssertionError, KeyError, ValueError):
+    except (AssertionError, KeyError, ValueError, OverflowError):
         raise ConfigError(f"{text!r} is not an amount of memory: write 8GiB, 24GB or 512B") from None
     if not size:
         raise ConfigError(f"{text!r} is nothing: write 8GiB, 24GB or 512B")

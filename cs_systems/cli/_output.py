@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Optional, get_args
 
-from cs_systems.config import ConfigError
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.record import records_path
+from cs_systems.report import files
+from cs_systems.report.printable import visible
 
 TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv"]
 Format = Literal["terminal", "markdown", "latex", "typst", "csv", "html"]
+MaybeFormat = Optional[Format]  # noqa: UP045 (as in _options)
+FORMATS = f"{{{','.join(get_args(Format))}}}"
+RUN_FILES = ("records*.jsonl", "worker*.log", ".*")  # what a sweep itself writes into its folder
 
 
 def terminal_width(output: Path | None = None) -> int | None:
@@ -23,42 +31,75 @@ def terminal_width(output: Path | None = None) -> int | None:
 def deliver(text: str, format: Format, output: Path | None) -> None:
     """Write the text into `output` and say so, or to standard output without one."""
     if output is None:
-        sys.stdout.write(text)
+        with files.standard_output():
+            sys.stdout.write(text)
         return
-    with writing(output):
-        output.write_text(text, encoding="utf-8")
-    print(f"{format}: {output}", file=sys.stderr)
+    files.write_file(output, text.encode(errors="backslashreplace"))
+    print(visible(f"{format}: {output}"), file=sys.stderr)
 
 
-def deliver_tables(texts: Sequence[str], format: Format, output: Path | None) -> None:
+def deliver_tables(texts: Sequence[str], format: Format, output: Path | None, inputs: Sequence[Path] = ()) -> None:
     """As `deliver`, one table after the other. A file of CSV holds one: the next go to FILE-2.csv, FILE-3.csv, …"""
     if output is None or format != "csv":
         deliver("\n".join(texts), format, output)
-    else:
-        for number, text in enumerate(texts, 1):
-            deliver(text, format, output if number == 1 else output.with_stem(f"{output.stem}-{number}"))
+        return
+    for number, text in enumerate(texts, 1):
+        file = output if number == 1 else output.with_stem(f"{output.stem}-{number}")
+        check_outputs({"--output": file}, inputs)
+        deliver(text, format, file)
 
 
-def prove_writable(output: Path | None, figure: Path | None = None) -> None:
-    """Raise ConfigError for a file that cannot be written, before hours are spent on what it should hold."""
-    if figure:
+def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = ()) -> None:
+    """Raise ConfigError for a file that must not or cannot be written, before anything is read or measured.
+
+    Args:
+        outputs: The file that each option names.
+        inputs: What the command reads: files, and folders of runs, whose own files are kept.
+    """
+    named = {option: file for option, file in outputs.items() if file is not None}
+    inputs = tuple(inputs)
+    seen: dict[str, Path] = {}
+    for option, file in named.items():
+        for read in inputs:
+            if reason := _kept(file, read):
+                raise ConfigError(f"{option} {file} {reason}; name another file")
+        for other, same in seen.items():
+            if files.is_same_file(file, same):
+                raise ConfigError(f"{other} and {option} are one file, {file}; give each a file of its own")
+        seen[option] = file
+        files.prove_writable(file)
+
+
+def figure_file(figure: Path | None) -> Path | None:
+    """Return the file that --figure names. Raises ConfigError for an ending that no figure has."""
+    if figure is not None:
         from cs_systems.report.plot import check_ending
 
         check_ending(figure)
-    for file in filter(None, (output, figure)):
-        there = file.exists()
-        with writing(file):
-            file.open("ab").close()
-            if not there:
-                file.unlink()
+    return figure
 
 
-@contextmanager
-def writing(file: Path) -> Iterator[None]:
-    """Makes the file's folder where it is missing; what cannot be written is malformed input."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        why = f"{error.strerror} ({error.filename})" if error.filename else str(error)
-        raise ConfigError(f"cannot write {file}: {why}: name a file in a folder that you may write to") from error
+def reads(folder: Path | None) -> list[Path]:
+    """Return the folder of a sweep as what is read, where the command line names one."""
+    return [] if folder is None else [folder]
+
+
+def sources_of(configs: Iterable[RunConfig]) -> list[Path]:
+    """Return the Python files that the cells' own attention, workload and the like come from."""
+    names = {name.rpartition(":")[0] for config in configs for name in (config.attention, config.workload)}
+    return [Path(name) for name in sorted(names) if name.endswith(".py")]
+
+
+def _kept(file: Path, read: Path) -> str | None:
+    """Return why the file must not be written over while the command reads `read`; None where it may be."""
+    if files.is_same_file(file, read) or files.is_same_file(file, Path(f"{read}.json")):  # with a snapshot's sidecar
+        return f"would overwrite {read}, which is read"
+    records, real = records_path(read), Path(os.path.realpath(file))
+    if files.is_same_file(file, records):
+        return f"would overwrite the records of {read}"
+    if not (read.is_dir() or read.suffix in ("", ".jsonl")) or not files.is_same_file(real.parent, records.parent):
+        return None
+    if any(fnmatch(real.name, pattern) for pattern in RUN_FILES):
+        return f"has the name of a file of the run {read}"
+    is_artifact = real.is_file() and records.is_file() and json.dumps(real.name).encode() in records.read_bytes()
+    return f"would overwrite an artifact of the run {read}" if is_artifact else None

@@ -8,7 +8,8 @@ from textwrap import fill
 from cs_systems.analysis import precision, precision_causes
 from cs_systems.config import Precision
 from cs_systems.record import Row, RunRecord
-from cs_systems.report.formats import DEFAULT_WIDTH
+from cs_systems.report.formats import DEFAULT_WIDTH, paragraph
+from cs_systems.report.printable import plain
 
 UNKNOWN = "–"
 Part = tuple[str, list[Row], Callable[[Row], Row], dict[str, str], list[str]]  # rows, and how a person reads each
@@ -51,7 +52,7 @@ def comparison_texts(records: Sequence[RunRecord], format: str, width: int | Non
         else:
             texts.append(_text(caption, list(map(readable, rows)), titles, notes, format, width))
     sentences = [precision_causes.sentence(row) for row in precision_causes.explained(records)]
-    texts += ["".join(f"{sentence}\n" for sentence in sentences)] if sentences and format != "csv" else []
+    texts += ["".join(paragraph(sentence, format) for sentence in sentences)] if sentences and format != "csv" else []
     return [*texts, *_unprofiled(records, format)]
 
 
@@ -146,7 +147,7 @@ def _unprofiled(records: Sequence[RunRecord], format: str) -> list[str]:
         if record.config["profiler"] == "kineto" and not record.results.get("families")
     )
     return (
-        ["".join(f"{fill(f'not explained: {why}', DEFAULT_WIDTH)}\n" for why in failed)]
+        ["".join(paragraph(fill(plain(f"not explained: {why}"), DEFAULT_WIDTH), format) for why in failed)]
         if failed and format != "csv"
         else []
     )

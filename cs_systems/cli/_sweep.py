@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.cli._options import Sweep
-from cs_systems.cli._output import terminal_width, writing
+from cs_systems.cli._output import terminal_width
 from cs_systems.config import RunConfig, describe
-from cs_systems.record import RunRecord, read_records, records_path
+from cs_systems.record import RunRecord, records_path
+from cs_systems.report.printable import command_line, plain, visible
 from cs_systems.report.progress import outcome, progress_lines
+from cs_systems.report.reading import sound_records
 from cs_systems.runtime.sweep import Progress, check, preflight, sweep
 
 if TYPE_CHECKING:
@@ -45,22 +46,28 @@ def run_and_report(
             show(record, folder)
     width = terminal_width()
     print(render(records, width=width, color=width is not None))
-    print(f"records: {records_path(folder)}")
-    print(f"report:  cs-systems report {folder} --format html --output {folder / 'report.html'}")
+    print(visible(f"records: {records_path(folder)}"))
+    page = folder / "report.html"
+    print(f"report:  {command_line('cs-systems', 'report', folder, '--format', 'html', '--output', page)}")
     return exit_status(asked_for(records, options.of_part(configs)))
 
 
-def told_beside(format: str, folder: Path, kind: str, figure: Path, drawn: Sequence[RunRecord]) -> None:
+def told_beside(format: str, folder: Path, kind: str, figure: Path | None, drawn: Sequence[RunRecord]) -> None:
     """After a command's own tables: draw the figure of the records `drawn`, if they can fill it, and say where
-    everything is. Where the tables are for another program, this goes beside them."""
+    everything is. Where the tables are for another program, this goes beside them.
+
+    figure: its file; None for one of its kind's name in the folder.
+    """
     from cs_systems.report import plot
 
     beside = sys.stdout if format == "terminal" else sys.stderr
     if kind in plot.kinds(drawn):
-        with writing(figure):
-            plot.save(drawn, figure, kind)
-        print(f"figure:  {figure}", file=beside)
-    print(f"records: {records_path(folder)}", file=beside)
+        file = figure or folder / f"{'figure' if kind == 'collectives' else kind}.svg"
+        plot.save(drawn, file, kind)
+        print(visible(f"figure:  {file}"), file=beside)
+    elif figure:
+        print(visible(f"no figure {figure}: no record fills it"), file=sys.stderr)
+    print(visible(f"records: {records_path(folder)}"), file=beside)
 
 
 def asked_for(records: Sequence[RunRecord], cells: Sequence[RunConfig]) -> list[RunRecord]:
@@ -76,7 +83,8 @@ def exit_status(records: Sequence[RunRecord]) -> int:
 
 def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: int) -> tuple[Path, list[RunRecord]]:
     """Measure the cells, showing how far it is; the folder of the records, and all that it holds then."""
-    folder = options.folder(command)
+    check(configs, options.repeats, options.timeout_s)
+    folder = options.claim(command)
     try:
         with _progress() as shown:
             for _ in sweep(
@@ -94,9 +102,13 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
     except KeyboardInterrupt:
         if not records_path(folder).exists():
             raise
-        again = f"the same command with --out {shlex.quote(str(folder))} goes on with the rest"
+        again = f"the same command with {command_line('--out', folder)} goes on with the rest"
         raise KeyboardInterrupt(f"interrupted; what was measured is kept, {again}") from None
-    return folder, read_records(folder)[0]
+    finally:
+        if options.out is None:
+            with suppress(OSError):
+                folder.rmdir()  # which takes an empty one alone: nothing was begun
+    return folder, sound_records(folder)[0]
 
 
 def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> int:
@@ -114,7 +126,7 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
         note = row["reason"] or ""
         if predicted is not None and memory is not None and predicted > memory:
             note = f"does not fit {human(memory, 'bytes')}"
-        table.add_row(describe(config), "–" if predicted is None else human(predicted, "bytes"), note)
+        table.add_row(plain(describe(config)), "–" if predicted is None else human(predicted, "bytes"), plain(note))
     _console().print(table)
     print("1 cell" if len(configs) == 1 else f"{len(configs)} cells")
     return 0
@@ -129,7 +141,7 @@ def print_warmup(record: RunRecord, _folder: Path) -> None:
 
     if record.measurement is None:
         return
-    title = describe(record.run_config)
+    title = plain(describe(record.run_config))
     table = Table("step", "time", "above steady", "why", title=title, box=None, title_justify="left")
     for row in warmup_curve(record.measurement):
         mark = "*" if row["warmup"] else ""
@@ -186,12 +198,12 @@ class _Bar(AbstractContextManager["_Bar"]):
 
     def tell(self, progress: Progress) -> None:
         if progress.note:
-            self._bar.console.print(progress.note)
+            self._bar.console.print(plain(progress.note))
         if progress.record:
             self._measured += 1
             cell = describe(progress.record.run_config)
-            self._bar.console.print(f"{cell}: {outcome(progress.record)}")
-        now = describe(progress.config) if progress.config else ""
+            self._bar.console.print(plain(f"{cell}: {outcome(progress.record)}"))
+        now = plain(describe(progress.config)) if progress.config else ""
         text = " ".join(filter(None, [self._time_left(progress), now]))
         self._bar.update(self._task, completed=progress.done, total=progress.total, description=text, refresh=True)
 

@@ -27,6 +27,12 @@ def chosen_tables(
     return tables
 
 
+def check_top(top: int | None, tables: Sequence[str], long: Sequence[str]) -> None:
+    """Raise ConfigError for a --top that no table takes: only the long ones are cut."""
+    if top is not None and not {*tables} & {*long}:
+        raise ConfigError(f"--top is for the tables {', '.join(long)}, not for {', '.join(tables)}; leave out --top")
+
+
 def table_text(
     caption: str,
     rows: Sequence[Row],
@@ -67,8 +73,8 @@ def difference_part(by: str, rows: list[Row]) -> Part:
 
 def document_text(format: str, heading: Sequence[str], parts: Sequence[Part], output: Path | None) -> list[str]:
     """The tables under the heading: as lines of its own on a terminal, else as notes, which every format escapes."""
-    from cs_systems.report.columns import plain
     from cs_systems.report.formats import DEFAULT_WIDTH
+    from cs_systems.report.printable import plain
 
     if format == "terminal":
         width = terminal_width(output) or DEFAULT_WIDTH

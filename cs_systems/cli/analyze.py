@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.analysis.names import SPLITS
-from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, refuse
-from cs_systems.cli._output import Format, deliver
-from cs_systems.cli._tables import Part, chosen_tables, difference_part, document_text
+from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, given, optional, refuse
+from cs_systems.cli._output import Format, check_outputs, deliver
+from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
-from cs_systems.report.profile_tables import CAPTIONS, SHOWN, has_something
+from cs_systems.report.profile_tables import CAPTIONS, LONG, SHOWN, has_something
 
 if TYPE_CHECKING:
     from cs_systems.analysis.profile import Profile
@@ -44,6 +44,7 @@ ARGS = Analyze
 
 def run(args: Analyze) -> int:
     """Exit status 0. Raises ConfigError for a malformed request, or a file from which no true table can be made."""
+    check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
     text = _counters(args) if args.file.suffix == ".ncu-rep" else _recording(args)
     deliver(text, args.format, args.output)
     return 0
@@ -54,6 +55,7 @@ def _recording(args: Analyze) -> str:
     tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.other and args.top:
         refuse(["top"], "a comparison shows every row")
+    check_top(args.top, tables, LONG)
     if args.format == "html" and (args.other or args.table or args.top):
         raise ConfigError("an HTML page shows every table of one recording: leave out FILE2, --table and --top")
     return _text(args, tables)
@@ -76,7 +78,8 @@ def _counters(args: Analyze) -> str:
     from cs_systems.analysis.ncu import read
     from cs_systems.cli._counters import counters_text
 
-    if args.other or args.table or args.range or args.top or args.process is not None or args.format == "html":
+    options = {*given(args, Analyze(args.file))} - {"format", "output"}
+    if options or args.format == "html":
         raise ConfigError(
             f"{args.file} holds counters of single kernels: it takes --format (but html) and --output alone"
         )
@@ -101,7 +104,7 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
             said.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time: show more with --top")
         if name in ("steps", "ranges") and rows[top:]:
             said.append(f"{len(rows) - top} more {name}: show more with --top")
-        rows = rows[:top] if name in ("kernels", "steps", "ranges") else rows
+        rows = rows[:top] if name in LONG else rows
         parts.append((CAPTIONS[name], rows, SHOWN[name], said))
     return document_text(args.format, _heading(profile), parts, args.output)
 

@@ -14,7 +14,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, Names, Numbers, Steps, Sweep, optional, parse_bytes
-from cs_systems.cli._output import TableFormat, deliver, prove_writable, terminal_width
+from cs_systems.cli._output import TableFormat, check_outputs, deliver, figure_file, reads, terminal_width
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.formulas.collectives import COLLECTIVES, ELEMENT_BYTES, CollectiveShape, calls_for, readable_bytes
 from cs_systems.record import Row, RunRecord
@@ -116,11 +116,12 @@ def run(args: Comm) -> int:
     configs = args.cells.configs(args.steps)
     if args.sweep.dry_run:
         return print_cells(configs, args.sweep)
-    prove_writable(args.output, args.figure)
+    outputs = {"--output": args.output, "--figure": figure_file(args.figure)}
+    check_outputs(outputs, reads(args.sweep.out))
     folder, records = measured(configs, args.sweep, "comm", args.steps.seed)
     told = "\n".join(texts(records, args.format, terminal_width(args.output)))
     deliver(told, args.format, args.output)
-    told_beside(args.format, folder, "collectives", args.figure or folder / "figure.svg", records)
+    told_beside(args.format, folder, "collectives", args.figure, records)
     return exit_status(asked_for(records, args.sweep.of_part(configs)))
 
 

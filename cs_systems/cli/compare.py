@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 
 from cs_systems.analysis.names import SPLITS
 from cs_systems.cli._options import MaybePath, Names, optional
-from cs_systems.cli._output import TableFormat, deliver, terminal_width
+from cs_systems.cli._output import TableFormat, check_outputs, deliver, terminal_width
 from cs_systems.config import ConfigError, describe, one_of
 from cs_systems.filekind import command_for
 from cs_systems.record import Row, RunRecord
@@ -47,13 +47,16 @@ def run(args: Compare) -> int:
             raise ConfigError("CSV holds one table: cs-systems analyze A B --format csv --table phases, for one")
         return analyze.run(analyze.Analyze(args.a, args.b, format=args.format, output=args.output))
     from cs_systems.analysis.compare import profiled_pairs, undisturbed
-    from cs_systems.record import some_records
+    from cs_systems.report.reading import some_records
 
+    check_outputs({"--output": args.output}, [args.a, args.b])
     (a, torn_a), (b, torn_b) = some_records(args.a), some_records(args.b)
     pairs = profiled_pairs(a, b)
     texts = []
     if not pairs or args.format == "csv" or undisturbed(a):
         texts.append(_timings(args, a, b, [*torn_a, *torn_b]))
+    elif args.phase != Compare.phase:
+        raise ConfigError("--phase is for timings, and of profiles every phase is shown; leave out --phase")
     if args.format != "csv":
         texts += [_profiles(args, *pair) for pair in pairs]
     deliver("\n".join(texts), args.format, args.output)

@@ -50,11 +50,13 @@ def _show(rows: list[Row]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from cs_systems.report.printable import visible
+
     colors = {"ok": "green", "missing": "yellow", "problem": "bold red"}
     table = Table("check", "state", "what was found, → what to do", box=None, pad_edge=False)
     for row in rows:
         found = row["found"] + (f"\n→ {row['remedy']}" if row["remedy"] else "")
-        table.add_row(Text(row["check"]), Text(row["state"], colors[row["state"]]), Text(found))
+        table.add_row(Text(visible(row["check"])), Text(row["state"], colors[row["state"]]), Text(visible(found)))
     Console(highlight=False).print(table)
 
 

@@ -30,10 +30,11 @@ from cs_systems.cli._options import (
 )
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.record import RunRecord
+from cs_systems.report.printable import visible
 
 OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}  # what a record may have of it
 WATCHED = {"snapshot", "residuals", "nsys", "no_caching_allocator", "best_checkpoint", "budget", "memory_limit"}
-NOT_OF_FITS = WATCHED | {field.name for field in fields(Sweep)}
+NOT_OF_FITS = WATCHED | {field.name for kind in (Sweep, Steps) for field in fields(kind)} - {"device"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def run(args: Memory) -> int:
     folder, records = measured(watched, args.sweep, "memory", args.steps.seed)
     for record in records:
         print_memory(record, folder)
-    print(f"records: {records_path(folder)}")
+    print(visible(f"records: {records_path(folder)}"))
     return exit_status(asked_for(records, args.sweep.of_part(watched)))
 
 
@@ -95,11 +96,11 @@ def _check_used(args: Memory) -> None:
 
 
 def _show(folder: Path) -> int:
-    from cs_systems.record import some_records
+    from cs_systems.report.reading import some_records
 
     records, complaints = some_records(folder)
     for complaint in complaints:
-        print(complaint, file=sys.stderr)
+        print(visible(complaint), file=sys.stderr)
     told = [record for record in records if OF_MEMORY & {*record.results, *record.artifacts}]
     if not told:
         raise ConfigError(f"{folder} tells of no memory by phase: cs-systems memory --out DIR measures it")
@@ -160,18 +161,21 @@ def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int)
     from cs_systems.cli._sweep import exit_status
     from cs_systems.record import records_path
     from cs_systems.runtime.journal import Journal
-    from cs_systems.runtime.sweep import preflight
+    from cs_systems.runtime.sweep import check, preflight
 
     _check_predictable(configs, "--best-checkpoint")
     on_gpu = args.steps.device != "cpu" and preflight([replace(configs[0], device="cuda")])[0]["reason"] is None
-    folder = args.sweep.folder("memory")
-    if args.sweep.fresh and not args.sweep.dry_run:
+    if args.sweep.dry_run:
+        for config in configs:
+            _proven(args, config, budget_bytes, on_gpu=on_gpu)
+        return 0
+    check(configs, args.sweep.repeats, args.sweep.timeout_s)
+    folder = args.sweep.claim("memory")
+    if args.sweep.fresh:
         Journal.prepare(folder, fresh=True)  # once: each config and each plan is a sweep of its own
     args = replace(args, sweep=replace(args.sweep, out=folder, fresh=False))
     records = [record for config in configs for record in _proven(args, config, budget_bytes, on_gpu=on_gpu)]
-    if args.sweep.dry_run:
-        return 0
-    print(f"records: {records_path(folder)}")
+    print(visible(f"records: {records_path(folder)}"))
     return exit_status(records)
 
 

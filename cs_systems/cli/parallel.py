@@ -14,7 +14,15 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeInt, MaybeNames, MaybePath, ModelCells, Names, Numbers, Steps, Sweep, optional
-from cs_systems.cli._output import TableFormat, deliver_tables, prove_writable, terminal_width
+from cs_systems.cli._output import (
+    TableFormat,
+    check_outputs,
+    deliver_tables,
+    figure_file,
+    reads,
+    sources_of,
+    terminal_width,
+)
 from cs_systems.config import ConfigError, RunConfig, describe, one_of
 from cs_systems.record import Row, RunRecord
 
@@ -101,11 +109,13 @@ def run(args: Parallel) -> int:
     check(configs)
     if args.sweep.dry_run:
         return print_cells(configs, args.sweep)
-    prove_writable(args.output, args.figure)
+    outputs = {"--output": args.output, "--figure": figure_file(args.figure)}
+    check_outputs(outputs, [*reads(args.sweep.out), *sources_of(configs)])
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
-    deliver_tables(texts(records, args.format, terminal_width(args.output)), args.format, args.output)
+    said = texts(records, args.format, terminal_width(args.output))
+    deliver_tables(said, args.format, args.output, [folder])
     recorded = [record for record in records if record.results.get("streams") and record.repeat == 0]
-    told_beside(args.format, folder, "streams", args.figure or folder / "streams.svg", recorded)
+    told_beside(args.format, folder, "streams", args.figure, recorded)
     return exit_status(asked_for(records, args.sweep.of_part(configs)))
 
 

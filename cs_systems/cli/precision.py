@@ -23,10 +23,11 @@ from typing import Annotated
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybePath, Names, Numbers, Sweep, flag, given, optional, refuse
-from cs_systems.cli._output import TableFormat, deliver_tables, prove_writable, terminal_width
+from cs_systems.cli._output import TableFormat, check_outputs, deliver_tables, reads, sources_of, terminal_width
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
 from cs_systems.record import Row, RunRecord
-from cs_systems.report.formats import DEFAULT_WIDTH
+from cs_systems.report.formats import DEFAULT_WIDTH, paragraph
+from cs_systems.report.printable import plain, visible
 
 TOY = "toy"
 PRECISIONS = (
@@ -100,7 +101,7 @@ def run(args: PrecisionOptions) -> int:
             configs += grid(once, workload=[workload], precision=args.precision or TABLES)
     if args.sweep.dry_run:
         return print_cells(configs, args.sweep)
-    prove_writable(args.output)
+    check_outputs({"--output": args.output}, [*reads(args.sweep.out), *sources_of(configs)])
     folder, records = measured(configs, args.sweep, "precision", 0)
     _deliver(args, asked_for(records, configs), folder)
     mine = asked_for(records, args.sweep.of_part(configs))
@@ -129,11 +130,12 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
 
 
 def _shown(args: PrecisionOptions, folder: Path) -> int:
-    from cs_systems.record import some_records
+    from cs_systems.report.reading import some_records
 
     records, complaints = some_records(folder)
     for complaint in complaints:
-        print(complaint, file=sys.stderr)
+        print(visible(complaint), file=sys.stderr)
+    check_outputs({"--output": args.output}, [folder])
     _deliver(args, records, folder)
     return 0
 
@@ -156,28 +158,31 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
     texts += [*numerics_texts(sums, args.format, width), *comparison_texts(rest, args.format, width)]
     if not texts:
         raise ConfigError(f"{folder} holds nothing that compares precisions: measure with cs-systems precision")
-    deliver_tables(texts, args.format, args.output)
+    deliver_tables(texts, args.format, args.output, [folder])
     said = sys.stdout if args.format == "terminal" and args.output is None else sys.stderr
     curves = [record for record in rest if record.config["workload"] == CURVES]
     if not args.show and "curves" in plot.kinds(curves):
         plot.save(curves, folder / "training.svg", "curves")
-        print(f"figure:  {folder / 'training.svg'}", file=said)
-    print(f"records: {records_path(folder)}", file=said)
+        print(visible(f"figure:  {folder / 'training.svg'}"), file=said)
+    print(visible(f"records: {records_path(folder)}"), file=said)
 
 
 def compared(args: PrecisionOptions) -> int:
     """fp32 and the chosen precisions, timed in turn; then, apart from the timing, their errors, curves and profiles."""
     from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells
     from cs_systems.record import records_path
+    from cs_systems.runtime.sweep import check
 
     timed, apart = comparison_configs(args)
     if args.sweep.dry_run:
         return print_cells([*timed, *apart], args.sweep)
+    check_outputs({"--output": args.output}, [*reads(args.sweep.out), *sources_of(timed)])
     if args.sweep.out and not records_path(args.sweep.out).is_file():
         cells = len(timed) + len(apart)
-        print(f"{args.sweep.out} has no records yet: measuring {cells} cells; --show DIR tells of one", file=sys.stderr)
-    prove_writable(args.output)
-    options = replace(args.sweep, interleave=True, out=args.sweep.folder("precision"))
+        said = f"{args.sweep.out} has no records yet: measuring {cells} cells; --show DIR tells of one"
+        print(visible(said), file=sys.stderr)
+    check([*timed, *apart], args.sweep.repeats, args.sweep.timeout_s)
+    options = replace(args.sweep, interleave=True, out=args.sweep.claim("precision"))
     folder, _ = measured(timed, options, "precision", args.seed)
     folder, records = measured(
         apart, replace(options, interleave=False, fresh=False, repeats=1), "precision", args.seed
@@ -258,8 +263,8 @@ def title(record: RunRecord) -> str:
 
 
 def failed_text(record: RunRecord, format: str) -> str:
-    said = f"{title(record)}: {record.status}: {record.reason}"
-    return f"{fill(said, DEFAULT_WIDTH) if format == 'terminal' else said}\n"
+    said = plain(f"{title(record)}: {record.status}: {record.reason}")
+    return paragraph(fill(said, DEFAULT_WIDTH) if format == "terminal" else said, format)
 
 
 def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None = None) -> str:

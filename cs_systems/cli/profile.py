@@ -6,7 +6,6 @@ Times under a profiler tell shares and causes; to know how long a step takes, us
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,10 +14,11 @@ from tyro.conf import arg
 
 from cs_systems.cli._counters import counters_text
 from cs_systems.cli._memory_text import say
-from cs_systems.cli._options import MaybeText, ModelCells, Repeated, Steps, Sweep, flag, optional
+from cs_systems.cli._options import MaybeText, ModelCells, Repeated, Steps, Sweep, flag, given, optional, refuse
 from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
 from cs_systems.record import Row, RunRecord
+from cs_systems.report.printable import command_line, visible
 from cs_systems.report.profile_tables import CAPTIONS, SHOWN
 
 PRINTED = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
@@ -57,9 +57,10 @@ def run(args: Profile) -> int:
         for config in args.cells.configs(args.steps.base(workload=args.workload))
     ]
     if args.show_command:
+        refuse([n for n in given(args.sweep) if n not in ("out", "part")], "--show-command runs nothing")
         folder = args.sweep.folder("profile").absolute()
-        for command in profiler_commands(configs, folder):
-            print(f"mkdir -p {shlex.quote(str(folder))} && {shlex.join(command)}")
+        for command in profiler_commands(args.sweep.of_part(configs), folder):
+            print(f"{command_line('mkdir', '-p', folder)} && {command_line(*command)}")
         return 0
     return run_and_report(configs, args.sweep, "profile", args.steps.seed, print_profile)
 
@@ -74,7 +75,7 @@ def _options(args: Profile) -> tuple[str, ...]:
         "--ncu-arg": ("ncu", args.ncu_arg),
     }
     for option, (profilers, value) in given.items():
-        if value and args.with_ not in profilers.split():
+        if value not in (None, (), False) and args.with_ not in profilers.split():
             raise ConfigError(f"{option} is for --with {' and '.join(profilers.split())}, not for --with {args.with_}")
     if args.with_ != "ncu":
         return args.nsys_arg
@@ -98,7 +99,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
         _print_artifacts(record, folder)
         return
     said = results["notes"]
-    print(*(note["note"] for note in said if note["table"] is None), sep="\n")
+    print(*(visible(note["note"]) for note in said if note["table"] is None), sep="\n")
     for name in PRINTED:
         rows = results[name]
         notes = [note["note"] for note in said if note["table"] == name]
@@ -110,7 +111,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
 
 
 def _print_artifacts(record: RunRecord, folder: Path) -> None:
-    print(*(f"{what}: {folder / file}" for what, file in record.artifacts.items()), sep="\n")
+    print(*(visible(f"{what}: {folder / file}") for what, file in record.artifacts.items()), sep="\n")
 
 
 def overhead(record: RunRecord, row: Row) -> str:

@@ -10,15 +10,17 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
-from cs_systems.cli._output import Format, deliver, terminal_width, writing
+from cs_systems.cli._output import FORMATS, MaybeFormat, check_outputs, deliver, figure_file, terminal_width
 from cs_systems.config import ConfigError
-from cs_systems.record import RunRecord, some_records
+from cs_systems.record import RunRecord
+from cs_systems.report.printable import visible
+from cs_systems.report.reading import some_records
 
 
 @dataclass(frozen=True)
 class Report:
     dir: Annotated[Positional[Path], arg(metavar="DIR", help="a run's folder, or its records.jsonl")]
-    format: Annotated[Format, arg(help="what to write")] = "terminal"
+    format: Annotated[MaybeFormat, optional(FORMATS, "what to write", "terminal; beside --figure nothing")] = None
     columns: Annotated[
         Names,
         arg(
@@ -44,25 +46,26 @@ ARGS = Report
 
 def run(args: Report) -> int:
     """Exit status 0. Raises ConfigError for a malformed request or recording, FileNotFoundError where there is none."""
-    if args.format == "html" and (args.columns or args.pivot or args.phase):
+    if args.format == "html" and (args.columns or args.pivot is not None or args.phase):
         raise ConfigError("an HTML page shows every column and phase: leave out --columns, --pivot and --phase")
-    if args.figure_kind and not args.figure:
-        raise ConfigError("--figure-kind is of a figure: add --figure FILE")
+    if args.columns and args.pivot is not None:
+        raise ConfigError("--pivot ROWS:COLUMNS:VALUE names its columns itself; leave out --columns or --pivot")
+    if args.figure_kind is not None and args.figure is None:
+        raise ConfigError("--figure-kind requires --figure; add --figure FILE or leave out --figure-kind")
+    check_outputs({"--output": args.output, "--figure": figure_file(args.figure)}, [args.dir])
     records, complaints = some_records(args.dir)
     for complaint in complaints:
-        print(complaint, file=sys.stderr)
+        print(visible(complaint), file=sys.stderr)
     if args.figure:
         from cs_systems.report import plot
 
-        with writing(args.figure):
-            plot.save(records, args.figure, args.figure_kind)
+        plot.save(records, args.figure, args.figure_kind)
         others = ", ".join(plot.left_out(records))
         alone = f" (the first workload alone; --format html draws {others} too)" if others else ""
-        print(f"figure: {args.figure}{alone}", file=sys.stderr)
-        if not (args.output or args.columns or args.pivot or args.phase or args.format != Report.format):
+        print(visible(f"figure: {args.figure}{alone}"), file=sys.stderr)
+        if not (args.output or args.columns or args.pivot or args.phase or args.format):
             return 0
-    text = _text(args, records)
-    deliver(text, args.format, args.output)
+    deliver(_text(args, records), args.format or "terminal", args.output)
     return 0
 
 
@@ -75,4 +78,4 @@ def _text(args: Report, records: list[RunRecord]) -> str:
 
     width = terminal_width(args.output)
     columns, phases = args.columns or None, args.phase or None
-    return render(records, args.format, columns, args.pivot, phases, width, color=width is not None)
+    return render(records, args.format or "terminal", columns, args.pivot, phases, width, color=width is not None)

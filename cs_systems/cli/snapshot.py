@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, refuse
-from cs_systems.cli._output import Format, deliver
-from cs_systems.cli._tables import Part, chosen_tables, document_text
+from cs_systems.cli._output import Format, check_outputs, deliver
+from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
 from cs_systems.config import PRESETS, ConfigError
 from cs_systems.record import Row
 from cs_systems.report.snapshot_tables import CAPTIONS, DIFFERENT, LONG, SHOWN
@@ -49,8 +49,11 @@ def run(args: SnapshotArgs) -> int:
     tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.format == "html" and (args.other or args.table):
         raise ConfigError("an HTML page shows every table of one snapshot: leave out FILE2 and --table")
-    if args.other and args.size:
+    if not args.other:
+        check_top(args.top, tables, LONG)
+    if args.other and args.size is not None:
         refuse(["size"], "a comparison names no tensors")
+    check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
     from cs_systems.analysis.trace import without_collector
 
     with without_collector():

@@ -14,6 +14,7 @@ from cs_systems.config import ConfigError, Phase, one_of
 from cs_systems.formulas.collectives import readable_bytes
 from cs_systems.report import layout, units
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS
+from cs_systems.report.printable import plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +27,10 @@ VANISHES = 1 / 50
 
 @dataclass(frozen=True)
 class Column:
-    """`cells` is what a person reads, `values` what it was made of: in base units unless the name asks for another."""
+    """Column of a table: `cells` for a person, `values` what they were made of, in base units unless the name says.
+
+    Whatever a person reads is printable, whoever named it.
+    """
 
     name: str
     title: str
@@ -35,6 +39,11 @@ class Column:
     values: tuple[Any, ...] = field(repr=False)
     numeric: bool
     legend: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("title", "unit", "legend"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
+        object.__setattr__(self, "cells", tuple(map(plain, self.cells)))
 
     @property
     def heading(self) -> str:
@@ -93,11 +102,6 @@ def values(spec: Spec, rows: pd.DataFrame, whole: pd.DataFrame) -> list[Any]:
     if spec.phase is not None and spec.column in PHASE_COLUMNS:
         column = whole[whole["phase"] == spec.phase].set_index("record")[spec.column].reindex(rows["record"])
     return [None if missing else value for value, missing in zip(column.tolist(), column.isna(), strict=True)]
-
-
-def plain(text: str) -> str:
-    """One line without control characters: what a record says must not move a terminal's cursor or break a row."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[Column]:
@@ -187,4 +191,4 @@ def text(value: Any, unit: units.Unit | None) -> str:
         return "yes" if value else "no"
     if unit is not None:
         return units.significant(value / unit.factor)
-    return units.significant(value) if isinstance(value, float) else plain(str(value))
+    return units.significant(value) if isinstance(value, float) else str(value)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cs_systems.config import Precision, describe
 from cs_systems.record import RunRecord
 from cs_systems.report.figures import COLORS, INK, MARKERS, WIDTH, with_legend
+from cs_systems.report.printable import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +67,7 @@ def steps(records: Sequence[RunRecord]) -> Figure:
             at = [i + (number - (len(tables) - 1) / 2) * thick for i in range(len(found))]
             axes.barh(at, [errors.get(name, 0.0) for name in found], height=thick, color=color, label=precision)
         axes.axvline(1, color=INK, linewidth=1, linestyle="--")
-        axes.set_yticks(range(len(found)), found, fontsize=8)
+        axes.set_yticks(range(len(found)), map(plain, found), fontsize=8)
         axes.set_ylim(len(found) - 0.4, -0.6)
         axes.set_xscale("log")
         axes.minorticks_off()

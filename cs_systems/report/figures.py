@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -16,6 +17,7 @@ from cs_systems.report import columns as cols
 from cs_systems.report import layout, units
 from cs_systems.report.collectives import WORKLOAD as COLLECTIVE
 from cs_systems.report.frame import STEP
+from cs_systems.report.printable import plain
 from cs_systems.report.table import in_order, varying
 
 if TYPE_CHECKING:
@@ -172,7 +174,7 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     for record, color, marker in zip(measured, cycle(COLORS), cycle(MARKERS)):
         assert record.measurement
         taken = record.measurement.samples
-        usual = median(record.measurement.durations_s(STEP))
+        usual = median(record.measurement.durations_s(STEP)) or math.nan
         clock = max((s.sm_clock_hz for s in taken if s.sm_clock_hz), default=None)
         ratios = [s.wall_s / usual for s in taken]
         label = labels[records.index(record)]
@@ -372,8 +374,9 @@ def _of_phase(data: pd.DataFrame, phase: str, cells: pd.DataFrame) -> pd.DataFra
 
 
 def _labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """`small · ctx 256 · naive` for each row."""
-    return [" · ".join(_spoken(n, row[n]) for n in names) for row in data[[*names]].to_dict("records")]
+    """`small · ctx 256 · naive` for each row; a legend leaves out what begins with an underscore."""
+    said = (" · ".join(_spoken(n, row[n]) for n in names) for row in data[[*names]].to_dict("records"))
+    return [f" {label}" if label.startswith("_") else label for label in said]
 
 
 def _spoken(name: Any, value: Any) -> str:
@@ -381,17 +384,17 @@ def _spoken(name: Any, value: Any) -> str:
         return "causal" if value else "full"
     if name == "size_bytes":
         return readable_bytes(value)
-    shown = cols.plain(str(value))
+    shown = plain(str(value))
     return f"{layout.title(name)} {shown}" if name in SPOKEN else shown
 
 
 def _why(cell: dict[Any, Any]) -> str:
     predicted = cell["predicted_peak_bytes"]
-    more = f": predicted {units.human(predicted, 'bytes')}" if isinstance(predicted, int) else ""
+    more = f": predicted {units.human(predicted, 'bytes')}" if isinstance(predicted, int | float) else ""
     return f"{cell['status']}{more}"
 
 
 def subject(data: pd.DataFrame) -> str:
     """`train_step on NVIDIA H200`."""
     devices = data["device_name"].dropna().unique()
-    return cols.plain(f"{data['workload'].iloc[0]}" + (f" on {devices[0]}" if len(devices) == 1 else ""))
+    return plain(f"{data['workload'].iloc[0]}" + (f" on {devices[0]}" if len(devices) == 1 else ""))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from cs_systems.report.columns import UNKNOWN, Column
+from cs_systems.report.printable import plain, text_cell, visible
 from cs_systems.report.table import Table
 
 if TYPE_CHECKING:
@@ -156,7 +157,10 @@ def typst(tables: Sequence[Table], width: int | None, color: bool) -> str:
 
 
 def comma_separated(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    """For other programs: columns under their own names, values in base units and in full, unknown empty, no notes."""
+    """For other programs: columns under their own names, values in base units and in full, unknown empty, no notes.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe in front; numbers stay as they are.
+    """
     out = io.StringIO()
     for number, table in enumerate(tables):
         if number:
@@ -168,8 +172,8 @@ def comma_separated(tables: Sequence[Table], width: int | None, color: bool) -> 
             is_range = name.startswith("range_")  # backward.range_ms: backward.p10_ms and backward.p90_ms
             ends = [phase + dot + name.replace("range", end, 1) for end in ("p10", "p90")] if is_range else [c.name]
             names += ends
-            columns += [[v[i] if isinstance(v, tuple) else v for v in c.values] for i in range(len(ends))]
-        writer.writerow(names)
+            columns += [[_csv(v[i] if isinstance(v, tuple) else v) for v in c.values] for i in range(len(ends))]
+        writer.writerow(map(text_cell, names))
         writer.writerows(zip(*columns, strict=True))
     return out.getvalue()
 
@@ -192,9 +196,25 @@ def _lines(table: Table) -> list[tuple[str, ...]]:
     return list(zip(*(c.cells for c in table.columns), strict=True))
 
 
+def paragraph(text: str, format: str) -> str:
+    """Return a sentence beside the tables, escaped for its format, with its end; of CSV a row of its own."""
+    if format == "csv":
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerow([text_cell(text)])
+        return out.getvalue()
+    escaped = {"markdown": _markdown, "latex": _latex, "typst": lambda said: f"#{_typst(said)}"}
+    return (escaped[format](plain(text)) if format in escaped else visible(text)) + "\n"
+
+
+def _csv(value: object) -> object:
+    return value if value is None or isinstance(value, int | float) else text_cell(str(value))
+
+
 def _markdown(text: str) -> str:
-    """An underscore inside a word is no emphasis, so that names stay readable."""
+    """An underscore inside a word is no emphasis, so that names stay readable. A note that begins like a list's item,
+    `- `, `+ ` or `1. `, makes no list."""
     text = re.sub(r"([\\`*\[\]|~#$])", r"\\\1", text)
+    text = re.sub(r"^(\d*)([-+.)])(?=[\s-])", r"\1\\\2", text)
     text = re.sub(r"(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])", r"\\_", text)
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
@@ -213,6 +233,7 @@ _LATEX = {
     "∞": r"\ensuremath{\infty}",
     UNKNOWN: "--",
     **{c: f"\\{c}" for c in "&%$#_{}"},
+    **{c: f"{{{c}}}" for c in "[*"},  # after the \\\\ of the row above they would be its arguments
 }
 
 

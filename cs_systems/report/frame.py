@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import CONFIGURED, ConfigError, ModelConfig
 from cs_systems.parallel import data_ranks
-from cs_systems.record import DONE, Measurement, Row, RunRecord, read_records
+from cs_systems.record import DONE, Measurement, Row, RunRecord
 from cs_systems.report import collectives
+from cs_systems.report.series import typed
 from cs_systems.stats import interval, summary
 
 if TYPE_CHECKING:
@@ -146,7 +147,9 @@ PHASE_COLUMNS: dict[str, str] = {
 
 def load(path: str | os.PathLike[str]) -> pd.DataFrame:
     """The frame of the records under `path`, without the failed attempts that a resumed sweep has since replaced."""
-    return frame(without_retried(read_records(path)[0]))
+    from cs_systems.report.reading import sound_records
+
+    return frame(without_retried(sound_records(path)[0]))
 
 
 def without_retried(records: Sequence[RunRecord]) -> list[RunRecord]:
@@ -187,9 +190,9 @@ def frame(records: Iterable[RunRecord]) -> pd.DataFrame:
             measured = [tuple(map(row.get, PHASE_COLUMNS)) for row in _phase_rows(record, peak)]
         rows += measured
         owners += [index] * len(measured)
-    identity = _typed({name: [c.get(name) for c in cells] for name in CELL_COLUMNS}, CELL_COLUMNS)
+    identity = typed({name: [c.get(name) for c in cells] for name in CELL_COLUMNS}, CELL_COLUMNS)
     columns = zip(*rows, strict=True) if rows else ([] for _ in PHASE_COLUMNS)
-    phases = _typed(dict(zip(PHASE_COLUMNS, map(list, columns), strict=True)), PHASE_COLUMNS)
+    phases = typed(dict(zip(PHASE_COLUMNS, map(list, columns), strict=True)), PHASE_COLUMNS)
     return pd.concat([identity.take(owners).reset_index(drop=True), phases], axis=1)
 
 
@@ -198,14 +201,10 @@ def _naming(index: int, record: RunRecord) -> Iterator[None]:
     """Whatever is raised by what a record lacks becomes an error that names the record."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except ConfigError as error:
+        raise ConfigError(f"record {index + 1} (key {record.key}): {error}") from error
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise ConfigError(f"record {index + 1} (key {record.key}) is malformed: {error!r}") from error
-
-
-def _typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame({name: pd.Series(values[name], dtype=kind) for name, kind in kinds.items()})
 
 
 def _forget_unused(cells: Sequence[Row]) -> None:

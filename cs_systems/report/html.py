@@ -6,6 +6,7 @@ Nothing is fetched: styles, script and figures stand in the page. Everything tha
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
@@ -16,13 +17,15 @@ from typing import Any
 from cs_systems.config import describe
 from cs_systems.record import Environment, RunRecord
 from cs_systems.report import plot, units
-from cs_systems.report.columns import Column, phases_of, plain
+from cs_systems.report.columns import Column, phases_of
 from cs_systems.report.figures import KINDS
 from cs_systems.report.frame import CELL_COLUMNS, CLEAN, STEP, by_kind, frame, without_retried
 from cs_systems.report.layout import UNTIMED_WORKLOADS
+from cs_systems.report.printable import plain
 from cs_systems.report.table import Table, doubts, tables
 
 FOLDER = Path(__file__).parent
+UNUSUAL = re.compile(r"[^\x20-\x7e\n]+")  # among it what turns the direction of text, in names from outside
 # The second table of a workload: everything that was measured, one row a phase.
 IN_FULL = (
     *("phase", "status", "n", "median_s", "mean_s", "std_s", "p10_s", "p90_s", "ci_low_s", "ci_high_s", "spread"),
@@ -59,6 +62,7 @@ def document(title: str, body: str, more: Sequence[str] = ()) -> str:
         "".join((FOLDER / name).read_text() for name in ("page.css", "page.js", *more) if name.endswith(kind))
         for kind in (".css", ".js")
     )
+    title, body = (UNUSUAL.sub(_printable, text) for text in (title, body))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -73,6 +77,10 @@ def document(title: str, body: str, more: Sequence[str] = ()) -> str:
 </body>
 </html>
 """
+
+
+def _printable(found: re.Match[str]) -> str:
+    return "".join(c if c.isprintable() else " " for c in found[0])
 
 
 def script_data(value: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.config import ConfigError, one_of
 from cs_systems.record import RunRecord
 from cs_systems.report.figures import GREY, INK, KINDS, subject
+from cs_systems.report.files import write_file
 from cs_systems.report.frame import CLEAN, by_kind, frame, without_retried
 from cs_systems.report.layout import is_timed
+from cs_systems.report.printable import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,7 +110,7 @@ def write(draw: Callable[[], Figure], file: str | Path) -> None:
     ending = check_ending(path)
     with matplotlib.rc_context(STYLE):
         drawn = draw()
-    path.write_bytes(_bytes(drawn, ending, "white"))
+    write_file(path, _bytes(drawn, ending, "white"))
 
 
 def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
@@ -123,10 +126,15 @@ def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
 
 def _bytes(drawn: Figure, ending: str, background: str) -> bytes:
     import matplotlib
+    from matplotlib.text import Text
 
+    for text in drawn.findobj(Text):
+        text.set_text("\n".join(map(plain, text.get_text().split("\n"))))
     undated: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     out = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box is drawn for what the font has not
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # of labels that are longer than the page
         drawn.savefig(
             out, format=ending, dpi=DPI, facecolor=background, metadata=undated.get(ending, {"CreationDate": None})
         )

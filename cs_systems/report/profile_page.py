@@ -13,8 +13,9 @@ from typing import Any
 
 from cs_systems.record import Row
 from cs_systems.report import units
-from cs_systems.report.columns import UNKNOWN, plain
+from cs_systems.report.columns import UNKNOWN
 from cs_systems.report.html import document, notes_html, script_data, table_html
+from cs_systems.report.printable import plain
 from cs_systems.report.profile_tables import CAPTIONS, SHOWN, has_something, says_something
 from cs_systems.report.rows import table_of
 from cs_systems.report.table import Table

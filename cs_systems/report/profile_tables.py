@@ -50,6 +50,7 @@ SHOWN = {
         "share": "of wall time",
     },
 }  # fmt: skip
+LONG = ("kernels", "steps", "ranges")  # cut to --top rows
 CAPTIONS = {
     "steps": "steps: the host's clock against what the GPU did",
     "ratio": "backward : forward, per step",

@@ -10,6 +10,7 @@ from cs_systems.config import describe
 from cs_systems.record import NO_TIMING, RunRecord
 from cs_systems.report import collectives
 from cs_systems.report.layout import is_timed
+from cs_systems.report.printable import plain
 from cs_systems.report.units import human
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def outcome(record: RunRecord) -> str:
 def progress_lines(progress: Progress, before: int = 0, total: int | None = None) -> Iterator[str]:
     """Lines for a log, each with its end; `before` and `total` place a sweep that is one part of several."""
     if progress.note:
-        yield f"{progress.note}\n"
+        yield f"{plain(progress.note)}\n"
     if progress.record:
         place = f"[{before + progress.done}/{total or progress.total}]"
-        yield f"{place} {describe(progress.record.run_config)}: {outcome(progress.record)}\n"
+        yield plain(f"{place} {describe(progress.record.run_config)}: {outcome(progress.record)}") + "\n"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cs_systems.record import RunRecord
 from cs_systems.report import units
 from cs_systems.report.figures import COLORS, GREY, WIDTH, with_legend
+from cs_systems.report.printable import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +54,7 @@ def _name(record: RunRecord) -> str:
     config = record.run_config
     size = "" if config.bucket_size_mb is None else f" {config.bucket_size_mb:g} MB"
     degree = "" if config.tp_degree is None else f" of {config.tp_degree}"
-    strategy = ":\n".join([config.strategy, *config.strategy_args])
+    strategy = ":\n".join(map(plain, [config.strategy, *config.strategy_args]))
     return f"{strategy}{degree}{size}\n{config.world_size} rank{'s' if config.world_size > 1 else ''}"
 
 

@@ -16,8 +16,9 @@ from cs_systems.config import PRESETS, ConfigError, one_of
 from cs_systems.record import RunRecord
 from cs_systems.report import columns as cols
 from cs_systems.report import layout, units
-from cs_systems.report.columns import Column, Spec, plain
+from cs_systems.report.columns import Column, Spec
 from cs_systems.report.frame import CLEAN, STEP, by_kind, frame, without_retried
+from cs_systems.report.printable import plain, text_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +41,10 @@ class Table:
     statuses: tuple[str, ...]
     optional: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "caption", plain(self.caption))
+        object.__setattr__(self, "notes", tuple(map(plain, self.notes)))
+
 
 @dataclass(frozen=True)
 class Doubt:
@@ -51,7 +56,7 @@ class Doubt:
     remedy: str
 
     def __str__(self) -> str:
-        return plain(f"{self.code} ({_cells(self.count)}): {self.message} → {self.remedy}")
+        return f"{self.code} ({_cells(self.count)}): {self.message} → {self.remedy}"
 
 
 def render(
@@ -73,7 +78,8 @@ def render(
     write = FORMATS[one_of("format", format, FORMATS)]
     if format == "csv" and not columns and not pivot:
         whole = frame(without_retried(records))
-        whole["reason"] = [None if reason is None else plain(reason) for reason in whole["reason"]]
+        for name in whole.select_dtypes("object").columns:
+            whole[name] = [text_cell(value) if isinstance(value, str) else value for value in whole[name]]
         return whole[whole["phase"].isna() | whole["phase"].isin(phases or cols.phases_of(whole))].to_csv(index=False)
     return write(tables(records, columns, pivot, phases), width, color)
 
@@ -197,12 +203,12 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
 
 def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -> str:
     """`train_step on NVIDIA H200; precision bf16, batch 4 throughout; medians of 10 steps by the wall clock`."""
-    what = plain(str(rows["workload"].iloc[0]))
+    what = str(rows["workload"].iloc[0])
     if "device_name" in constant:
-        what += f" on {plain(rows['device_name'].iloc[0])}"
+        what += f" on {rows['device_name'].iloc[0]}"
     timed = _is_timed(rows)
     if (profiler := _profiler(rows)) != CLEAN:
-        what += f" under {plain(profiler)}" + (", whose own cost is in the times" if timed else "")
+        what += f" under {profiler}" + (", whose own cost is in the times" if timed else "")
     what += "" if timed else ": no timing"
     said = {c: rows[c].tolist()[0] for c in constant if c not in layout.SILENT_COLUMNS}
     if rows["ran_optimizer"].nunique() == 1:
@@ -242,7 +248,7 @@ def _note(row: Mapping[Any, Any], marks: Mapping[tuple[str, str | None], str]) -
         return row["warnings"] or ""
     mark = marks[row["status"], row["reason"]]
     predicted = row["predicted_peak_bytes"]
-    if row["status"] == "oom" and isinstance(predicted, int):
+    if row["status"] == "oom" and isinstance(predicted, int | float):
         return f"{mark}: predicted {units.human(predicted, 'bytes')}"
     return mark
 
@@ -262,7 +268,7 @@ def _failure_marks(records: Iterable[RunRecord]) -> dict[tuple[str, str | None],
 
 def _failures(records: Iterable[RunRecord], marks: Mapping[tuple[str, str | None], str]) -> list[str]:
     counts = Counter((r.status, r.reason) for r in records)
-    return [plain(f"{m} ({_cells(counts[which])}): {which[1] or 'no reason recorded'}") for which, m in marks.items()]
+    return [f"{m} ({_cells(counts[which])}): {which[1] or 'no reason recorded'}" for which, m in marks.items()]
 
 
 def doubts(records: Iterable[RunRecord]) -> list[Doubt]:

@@ -1,0 +1,118 @@
+"""Writing into a file that a person named: whole or not at all, and never over what is being read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cs_systems.config import ConfigError
+
+ELSEWHERE = "name a file in a folder that you may write to"
+REMEDIES = {
+    errno.ENOSPC: "make room, then give the same command again",
+    errno.EDQUOT: "make room, then give the same command again",
+    errno.ENXIO: "start the program that reads it first",
+}
+STREAMS = (Path("/dev"), Path("/dev/fd"))  # of these a link leads to what the process has open, which keeps its place
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Write the content in place of what the file held, which stays as it is where that fails.
+
+    The folder is made where it is missing. A device and a FIFO take the content as it comes.
+    Raises ConfigError where the file cannot be written.
+    """
+    with _named(file):
+        if _is_stream(file):
+            with os.fdopen(_opened(file), "wb") as stream:
+                stream.write(content)
+            return
+        with _beside(file) as (target, made):
+            with made.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            made.replace(target)
+
+
+def prove_writable(file: Path) -> None:
+    """Raise ConfigError for a file that `write_file` could not write, before hours are spent on its content."""
+    with _named(file):
+        if not _is_stream(file):
+            with _beside(file):
+                pass
+
+
+@contextmanager
+def standard_output() -> Iterator[None]:
+    """Name standard output in an OSError of what is written there, as the system does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or "standard output"
+        raise
+
+
+def is_same_file(a: Path, b: Path) -> bool:
+    """Return whether both paths lead to one file, through links too; it need not be there yet."""
+    with suppress(OSError, ValueError):
+        if a.samefile(b):
+            return True
+    return os.path.realpath(a) == os.path.realpath(b)
+
+
+def _is_stream(file: Path) -> bool:
+    """Return whether it is a device or FIFO. Raises OSError for a folder, a disk or a socket."""
+    try:
+        kind = file.stat().st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if stat.S_ISBLK(kind) or stat.S_ISSOCK(kind):
+        raise OSError(errno.EINVAL, f"it is a {'disk' if stat.S_ISBLK(kind) else 'socket'}")
+    return not stat.S_ISREG(kind) or file.absolute().parent in STREAMS
+
+
+def _opened(file: Path) -> int:
+    """Open a device or FIFO; ENXIO for a FIFO that no program reads, as opening it would wait for one."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+@contextmanager
+def _beside(file: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield what the file's links lead to, and a new empty file in its folder, which is gone afterwards."""
+    target = Path(os.path.realpath(file))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    mode = 0o666
+    if target.exists():
+        mode = stat.S_IMODE(target.stat().st_mode)
+        target.open("ab").close()  # what is not to be written is not to be replaced
+    made = target.with_name(f".{os.getpid()}.part")
+    made.unlink(missing_ok=True)
+    os.close(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        if mode != 0o666:
+            made.chmod(mode)
+        yield target, made
+    finally:
+        made.unlink(missing_ok=True)
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """What the system says of the file becomes a ConfigError that names it and the remedy."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        said = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        where = getattr(error, "filename", None)
+        why = f"{said} ({where})" if where and not str(where).endswith(".part") else said
+        remedy = REMEDIES.get(getattr(error, "errno", None) or 0, ELSEWHERE)
+        raise ConfigError(f"cannot write {file}: {why}; {remedy}") from error

@@ -1,0 +1,30 @@
+"""Columns of the frame, of the types that their names have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.config import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
+    """Return the values as a frame; `kinds` has the type of each column."""
+    import pandas as pd
+
+    return pd.DataFrame({name: _series(name, values[name], kind) for name, kind in kinds.items()})
+
+
+def _series(name: str, values: Sequence[Any], kind: str) -> pd.Series:
+    """Return a column of that type; of numbers too large for it, as a prediction for 10¹² tokens is, in float64."""
+    import pandas as pd
+
+    try:
+        return pd.Series(values, dtype=kind)
+    except OverflowError:
+        return pd.Series([None if value is None else float(value) for value in values], dtype="Float64")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a record's {name} is malformed ({error}); take its line out of records.jsonl") from error

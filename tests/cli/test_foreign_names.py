@@ -1,0 +1,152 @@
+"""Names that hold HTML, escapes, formulas, LaTeX and Typst are text in every command and format."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.config import RunConfig
+from cs_systems.record import Caveat, RunRecord, append_record
+from cs_systems.report import progress
+from cs_systems.report.formats import FORMATS, paragraph
+from cs_systems.report.rows import render_rows
+from cs_systems.runtime.sweep import Progress
+from tests.report.conftest import H200, attention_config, failed, ok, train_config
+
+NAMES = {
+    "html": "<script>alert(1)</script><img src=x onerror=y>&amp;",
+    "escapes": "a\x1b[31m\x1b]0;title\x07\x9b2J\r\n\u202egnp\u2066\x00\x7f b",
+    "formula": "=cmd|' /C calc'!A0",
+    "plus": "+1+cmd|x",
+    "at": "@SUM(A1)",
+    "latex": r"\input{/etc/passwd} % $x_1^2$ & # ~ \write18{id}",
+    "row": "[2pt] * \\",
+    "typst": '"); #read("/etc/passwd") #("',
+    "markdown": "| a | [b](javascript:c) `d` *e* ![f](g)\n\n# h",
+    "mathtext": "$\\frac{1$ $_x^",
+    "hidden": "_legend",
+    "wide": "注意 🙂",
+}
+COMMANDS = ("report", "report --columns attention reason device_name note", "compare", "precision", "memory")
+
+
+def records(name: str) -> list[RunRecord]:
+    """Return records of every status in which all that is free text is the name."""
+    machine = replace(H200, device_name=name, platform=name, cpu=name, driver=name)
+    caveat = Caveat(name, name, name)
+    configs = [
+        *(train_config("small", f"{name}:f", context) for context in (256, 512)),
+        *(attention_config(f"{name}:f", seq) for seq in (256, 1024)),
+        RunConfig(workload=f"{name}:w"),
+    ]
+    made = [ok(config, 0.01, 1e12, 10**9, warnings=(caveat,)) for config in configs]
+    made[0].results["families"] = [{"family": name, "share": 1.0, "time_s": 1.0, "calls_per_step": 2}]
+    made.append(failed(replace(configs[0], batch_size=7), "error", name))
+    made.append(failed(replace(configs[0], batch_size=8), "oom", name, 10**12))
+    made.append(failed(RunConfig(profiler="dtypes", attention=f"{name}:f"), "error", name))
+    made.append(failed(RunConfig(workload="precision_error", attention=f"{name}:f"), "error", name))
+    watched = ok(RunConfig(profiler="memory", attention=f"{name}:f"), 0.01, 1e12, 10**9)
+    watched.results["memory_parts"] = [{"part": name, "bytes": 5, "total": False}]
+    watched.artifacts["snapshot"] = f"{name}.pickle"
+    return [replace(record, environment=machine) for record in (*made, watched)]
+
+
+def words_of(command: str, folder: Path) -> list[str]:
+    first, *rest = command.split()
+    places = {"compare": [str(folder)] * 2, "precision": ["--show", str(folder)], "memory": ["--show", str(folder)]}
+    return [first, *places.get(first, [str(folder)]), *rest]
+
+
+@pytest.mark.parametrize("format", [*FORMATS, "html"])
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_name_is_text_in_every_command_and_format(
+    kind: str, format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    for record in records(NAMES[kind]):
+        append_record(folder, record)
+    for command in COMMANDS:
+        if (format == "html" and command != "report") or (format != "terminal" and command == "memory"):
+            continue
+        asked = [] if command == "memory" else ["--format", format]
+        assert main([*words_of(command, folder), *asked]) == 0, capsys.readouterr().err
+        out, err = capsys.readouterr()
+        assert not [c for c in out + err if not c.isprintable() and c != "\n"]
+        check(format, kind, out)
+
+
+def check(format: str, kind: str, text: str) -> None:
+    """Assert that a format's own commands are not in the text."""
+    if format == "csv":
+        cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+        assert not [cell for cell in cells if re.match(r"[=@\t\r]|[+-](?!\d)", cell)]
+    elif format == "html":
+        assert "<script>alert" not in text
+        assert "<img" not in text
+    elif format == "markdown":
+        assert "<script>" not in text
+        assert "[b](j" not in text.replace(r"\[", "").replace(r"\]", "")
+        assert not re.search(r"^# h", text, re.MULTILINE)
+    elif format == "latex":
+        assert r"\input" not in text
+        assert r"\write18" not in text
+        assert not re.search(r"\\\\\n\s*[\[*]", text)
+        assert not re.search(r"(?<!\\)[%$#]", text)
+    elif format == "typst":
+        outside = re.sub(r'"(\\.|[^"\\])*"', '""', text)
+        assert "read" not in outside
+        assert outside.count('"') % 2 == 0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_name_in_a_figure_is_drawn_as_it_is(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for record in records(NAMES[kind])[:2]:
+        append_record(folder, record)
+    for drawn in ("phases", "time", "warmup", "families", "memory"):
+        file = tmp_path / f"{drawn}.svg"
+        assert main(["report", str(folder), "--figure", str(file), "--figure-kind", drawn]) == 0
+        text = file.read_text()
+        assert "<script" not in text
+        assert not [c for c in text if not c.isprintable() and c != "\n"]
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_line_of_progress_is_one_printable_line(kind: str) -> None:
+    for record in records(NAMES[kind]):
+        said = Progress(1, 2, record=record, note=NAMES[kind])
+        for line in progress.progress_lines(said):
+            assert line.endswith("\n")
+            assert line[:-1].isprintable()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_table_and_a_sentence_of_names_are_escaped(kind: str, format: str) -> None:
+    name = NAMES[kind]
+    rows = [{name: name, "kernel": name, "time_s": -1.5}, {name: name, "kernel": name, "time_s": 2.5}]
+    text = render_rows(rows, format, name, [name], {"kernel": name} if format != "csv" else {})
+    for said in (text, paragraph(name, format)):
+        assert not [c for c in said if not c.isprintable() and c != "\n"]
+        check(format, kind, said)
+    if format == "csv":
+        assert "-1.5" in next(csv.reader([text.splitlines()[1]]))
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_name_in_a_complaint_is_visible(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = NAMES[kind]
+    for words in (["report", name], [name], ["time", f"--size={name}"], ["time", f"--steps={name}"], ["analyze", name]):
+        with contextlib.suppress(SystemExit):  # as the parser leaves
+            assert main(words) == 2
+        assert not [c for c in capsys.readouterr().err if not c.isprintable() and c != "\n"]

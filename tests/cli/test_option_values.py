@@ -1,0 +1,140 @@
+"""Options with values that no one means, and options beside each other: a sentence or a result, never a traceback."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import random
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems.cli import COMMANDS, _sweep, main
+from cs_systems.config import RunConfig
+from cs_systems.record import Row, append_record
+from cs_systems.runtime.sweep import check
+from tests.report.conftest import ok, train_config
+
+ABSURD = ("0", "-1", "1e308", "nan", str(10**30), "9" * 4999, "", "\n", "a\0b", "x" * 4999, "²", "\x1b[31mred")
+TINY = ("--size", "tiny", "--dry-run")
+REQUIRED = {
+    **dict.fromkeys(("time", "memory", "parallel", "precision"), TINY),
+    **dict.fromkeys(("attention", "comm"), ("--dry-run",)),
+    "profile": ("--with", "kineto", *TINY),
+    "report": ("RUN",),
+    "compare": ("RUN", "RUN"),
+    "analyze": ("RUN/records.jsonl",),
+    "snapshot": ("RUN/records.jsonl",),
+    "doctor": (),
+}
+MEANT = {
+    "attention": "naive", "mode": "forward", "precision": "bf16", "compile": "default", "checkpoint": "every:1",
+    "optimizer": "adamw", "memory_limit": "8GiB", "part": "0/2", "workload": "train_step", "device": "cpu",
+    "causal": "true", "align": "lower_right", "l2": "clear", "collective": "broadcast", "size": "tiny", "dtype": "bf16",
+    "strategy": "ddp_naive", "with": "overlap", "format": "csv", "columns": "size", "pivot": "size:attention:median_ms",
+    "phase": "forward", "figure_kind": "phases", "table": "phases", "range": "step", "fits": "24GiB",
+    "budget": "40GiB", "model": "toy", "show": "RUN", "kernel": "gemm", "nsys_arg": "--x", "ncu_arg": "--x",
+}  # fmt: skip
+FILES = {"out": "RUN/new", "output": "RUN/table", "figure": "RUN/figure.svg"}
+
+
+@pytest.fixture(autouse=True)
+def no_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let a dry run list its cells without the process that would predict their memory."""
+
+    def predicted(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -> list[Row]:
+        check(configs, timeout_s=timeout_s)
+        return [{"reason": None, "predicted_peak_bytes": 10**30, "device_memory_bytes": 1} for _ in configs]
+
+    monkeypatch.setattr(_sweep, "preflight", predicted)
+    monkeypatch.chdir(tmp_path)
+    Path("RUN").mkdir()
+    append_record("RUN", ok(train_config("small"), 0.01, 1e12, 10**9))
+
+
+def options(kind: type) -> Iterator[tuple[str, Any]]:
+    """Yield each option that a command's dataclass makes, nested ones too, with its default."""
+    for field in dataclasses.fields(kind):
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        if dataclasses.is_dataclass(default):
+            yield from options(type(default))
+        elif field.name not in ("file", "other", "dir", "a", "b", "dry_run"):
+            yield field.name.rstrip("_"), default
+
+
+def of_command(command: str) -> list[tuple[str, Any]]:
+    return [*options(importlib.import_module(f"cs_systems.cli.{command}").ARGS)]
+
+
+def status(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> int:
+    """Return the exit status of a command that must say what it does in printable characters."""
+    try:
+        code = main(words)
+    except SystemExit as left:  # as the parser leaves
+        code = int(left.code or 0)
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    assert code in (0, 2, 3), words
+    assert code != 2 or err.strip(), f"{words} is refused without a sentence"
+    return code
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "doctor"])
+def test_absurd_values_are_refused_in_a_sentence(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, (name, default) in enumerate(of_command(command)):
+        if isinstance(default, bool):
+            continue
+        for value in random.Random(number).sample(ABSURD, 2):
+            status([command, *REQUIRED[command], f"--{name.replace('_', '-')}={value}"], capsys)
+
+
+@pytest.mark.parametrize("option", ["batch-size", "context-length", "num-layers", "steps", "memory-limit", "timeout-s"])
+@pytest.mark.parametrize("value", ABSURD)
+def test_an_absurd_number_never_breaks_a_dry_run(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = {("steps", "0"), ("batch-size", "0"), ("num-layers", "0"), ("timeout-s", "nan"), ("timeout-s", "1e308")}
+    code = status(["time", *TINY, f"--{option}={value}"], capsys)
+    assert code == 2 or (option, value) not in expected
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "doctor"])
+def test_every_pair_of_options_is_applied_or_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def words(name: str, default: Any) -> list[str]:
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(default, bool):
+            return [option]
+        return [f"{option}={FILES.get(name) or MEANT.get(name, '2')}"]
+
+    pairs = [*combinations(of_command(command), 2)]
+    for left, right in random.Random(0).sample(pairs, min(25, len(pairs))):
+        if "best_checkpoint" in (left[0], right[0]):  # asks a worker which device there is
+            continue
+        status([command, *REQUIRED[command], *words(*left), *words(*right)], capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("report RUN --columns size --pivot size:attention:median_ms", "leave out --columns or --pivot"),
+        ("report RUN --figure-kind phases", "--figure-kind requires --figure"),
+        ("report RUN --format html --pivot=", "leave out --columns, --pivot and --phase"),
+        ("memory --fits 24GiB --steps 5", "--fits predicts and runs nothing: leave out --steps"),
+        ("profile --with nsys --show-command --fresh", "--show-command runs nothing: leave out --fresh"),
+        ("profile --with kineto --kernel=", "--kernel is for --with ncu, not for --with kineto"),
+        ("analyze x --table phases --top 3", "--top is for the tables kernels, steps, ranges, not for phases"),
+        ("snapshot x --table composition --top 3", "--top is for the tables top, timeline, segments, alive, not for"),
+        ("snapshot x y --size=", "a comparison names no tensors: leave out --size"),
+        ("time --size tiny --d-model 63 --num-heads 10", "63 is not divisible by num_heads 10: choose an even d_model"),
+        (f"time --d-model {10**18} --num-heads 3", "choose num_heads among 1, 2, 4"),
+        (f"attention --heads {3 * 10**17} --heads-kv 7", "choose heads_kv among 2, 3, 4, 5, 6, 8, 10, 12"),
+        ("time --num-layers 99999", "num_layers is 99999; it must be at most 10,000"),
+        ("time --out a\0b", "'a\\x00b' holds a NUL character; leave it out"),
+        (f"time --memory-limit {'9' * 400}GiB", "is not an amount of memory"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split(" ")) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""Records whose values are not what their fields hold: a sentence that names the line, in every command and format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.record import RunRecord, append_record
+from cs_systems.report import html, plot
+from cs_systems.report.formats import FORMATS
+from cs_systems.report.reading import some_records
+from cs_systems.report.table import render, tables
+from tests.report.conftest import failed, ok, train_config
+
+LARGE = 258_000_000_000_000_000_000_000_000  # bytes
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_prediction_beyond_64_bits_is_shown(format: str) -> None:
+    records = [failed(train_config("tiny", context=10**12), "oom", "out of memory", LARGE)]
+    records.append(ok(train_config("tiny"), 0.01, 1e9, 10**6))
+    assert "oom" in render(records, format)
+    columns = render(records, format, columns=["size", "predicted_peak_bytes"])
+    assert "2.58e+26" in columns if format == "csv" else "e+" in columns
+    assert "oom: predicted 2.40e+17 GiB" in tables(records)[0].columns[-1].cells
+    assert "2.40e+17 GiB" in html.render(records)
+    assert plot.svg(records, plot.kinds(records)[0])
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("repeat",), "1", "record.repeat is '1'"),
+        (("status",), "fine", "status is 'fine'"),
+        (("reason",), ["x"], r"record.reason is \['x'\]"),
+        (("config",), {}, "config has no model"),
+        (("config", "profiler"), [], r"config.profiler is \[\]"),
+        (("config", "model", "d_model"), "64", "config.model.d_model is '64'"),
+        (("environment", "device_name"), 7, "record.environment.device_name is 7"),
+        (("measurement", "setup_s"), "long", "record.measurement.setup_s is 'long'"),
+        (("results", "ran", 0, "optimizer"), [1], r"optimizer in table ran is \[1\]"),
+        (("artifacts",), {"trace": 5}, "record.artifacts.trace is 5"),
+    ],
+)
+def test_a_malformed_value_is_named(tmp_path: Path, path: tuple[Any, ...], value: object, said: str) -> None:
+    data = json.loads(ok(train_config("small"), 0.01, 1e12, 10**9).to_json())
+    place = data
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    (tmp_path / "records.jsonl").write_text(json.dumps(data) + "\n")
+    with pytest.raises(ValueError, match=f"malformed: {said}; take its line out, or measure again"):
+        some_records(tmp_path)
+
+
+def test_times_beyond_all_bounds_are_shown_or_refused(tmp_path: Path, train_records: list[RunRecord]) -> None:
+    for record in train_records[:2]:
+        append_record(tmp_path, record)
+    text = (tmp_path / "records.jsonl").read_text()
+    data = [json.loads(line) for line in text.splitlines()]
+    for value in (1e308, -1.0, 0.0, float("inf"), float("nan")):
+        samples = data[0]["measurement"]["samples"]
+        samples["wall_s"] = [value] * len(samples["wall_s"])
+        (tmp_path / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
+        for format in (*FORMATS, "html"):
+            assert main(["report", str(tmp_path), "--format", format, "--output", str(tmp_path / "out")]) in (0, 2)
