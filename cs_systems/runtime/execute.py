@@ -49,9 +49,15 @@ def build(config: RunConfig, device: Device) -> Workload:
 
 
 def preflight(config: RunConfig, device: Device) -> int | None:
-    """Predicted peak bytes of a cell, None where nothing predicts it. Raises Unavailable where it cannot run here."""
+    """Return the predicted peak bytes of a cell, None where nothing predicts it.
+
+    Raises Unavailable where it cannot run here, and ConfigError where what predicts it returns no number of bytes.
+    """
     predict = getattr(_factory(config), "preflight", None)
-    return predict(config, device) if predict else None
+    predicted = predict(config, device) if predict else None
+    if predicted is not None and (not isinstance(predicted, int) or isinstance(predicted, bool) or predicted < 0):
+        raise ConfigError(f"preflight() returned {predicted!r:.60}; return a number of bytes, or None")
+    return predicted
 
 
 def _factory(config: RunConfig) -> Any:

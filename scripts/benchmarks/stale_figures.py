@@ -93,8 +93,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "profiles/overhead/cpu.md": (*STEP, "scripts/benchmarks/harness_overhead.py"),
     "profiles/overhead/startup.md": (
         *("cs_systems/__init__.py", "cs_systems/__main__.py", "cs_systems/cli/*", "cs_systems/config.py"),
-        *("cs_systems/runner.py", "cs_systems/crew.py", "cs_systems/process.py", "cs_systems/worker.py"),
-        *("cs_systems/execute.py", "scripts/benchmarks/startup.py"),
+        "cs_systems/runtime/*",
+        "scripts/benchmarks/startup.py",
     ),
     "profiles/analyze_speed/cpu.md": (*PROFILE, "cs_systems/cli/analyze.py", "scripts/benchmarks/analyze_speed.py"),
     "profiles/memory_prediction/speed.md": (

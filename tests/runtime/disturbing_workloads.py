@@ -192,11 +192,18 @@ def says_that_a_peer_was_lost() -> None:
     torch.distributed.barrier()
 
 
+def predicts_a_text(config: Any, device: Any) -> Callable[[], None]:
+    return leaves_a_thread
+
+
+predicts_a_text.preflight = lambda config, device: "many"  # type: ignore[attr-defined]
+
+
 def listens(config: Any, device: Any) -> Callable[[], None]:
     """Write which sockets of this process listen, so that a test may see them all while ranks run."""
 
     def step() -> None:
-        torch.distributed.all_reduce(torch.ones(8))
+        torch.distributed.all_reduce(torch.ones(8, device=device.torch))
         file = Path(os.environ["TEST_SOCKETS"]) / os.environ["RANK"]
         file.write_text("\n".join(listening_addresses()))
 
