@@ -128,6 +128,8 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
             if cell.state is not None:
                 cell.state.restore()
             reply, usable = _turn(cell, round, repeat, out, resident, len(cells) > 1)
+            if usable and (reply is not None or not resident):
+                _drop(cell)  # before it is judged: what it does when it is deleted is its own matter too
             if reply is None and len(cells) > 1:
                 cell.state = ProcessState()
             disturbed = _disturbances(cell, clean) if usable and (reply or len(cells) > 1) else []
@@ -141,8 +143,6 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
                     print(f"the worker is replaced: a cell left {', '.join(disturbed)}", file=sys.stderr)  # noqa: T201
             if disturbed or not usable:
                 return False  # after lost CUDA nothing more can be asked, not even to free what is left on the device
-            if reply is not None or not resident:
-                _drop(cell)
     return True
 
 

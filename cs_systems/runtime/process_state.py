@@ -140,15 +140,28 @@ def _set_streams(streams: _Streams) -> None:
     sys.stdin, sys.stdout, sys.stderr = streams.objects
 
 
-def _descriptors() -> tuple[Any, ...]:
-    def identity(number: int) -> tuple[int, int] | None:
+class _Descriptors:
+    """Open descriptors, which a cell may add to; equal where none of the other's is closed or another file by now."""
+
+    def __init__(self) -> None:
+        try:
+            numbers = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
+        except OSError:  # no Linux
+            numbers = set(range(3))
+        self._files = {number: found for number in numbers if (found := self._identity(number)) is not None}
+
+    @staticmethod
+    def _identity(number: int) -> tuple[int, int] | None:
         try:
             found = os.fstat(number)
         except OSError:
             return None
         return found.st_dev, found.st_ino
 
-    return tuple(map(identity, range(3)))
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Descriptors) and other._files.items() <= self._files.items()
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _directory() -> str | None:
@@ -223,7 +236,7 @@ _SETTINGS = (
     _Setting("blocked signals", lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()), _set_mask),
     _Setting("timers", _timers, _stop_timers),
     _Setting("standard streams", _Streams, _set_streams),
-    _Setting("the descriptors 0 to 2", _descriptors),
+    _Setting("open descriptors", _Descriptors),
     _Setting("resource limits", _limits, _set_limits),
     _Setting("the priority", lambda: os.getpriority(os.PRIO_PROCESS, 0)),
     _Setting("the cores", _affinity, _set_affinity),

@@ -1144,7 +1144,7 @@ def _swallow() -> None:
 HANGS: dict[str, Callable[[], Any]] = {
     "sleep": lambda: time.sleep(LINGER_S),
     "spin": _spin,
-    "regular expression": lambda: re.match(r"(a+)+$", "a" * 60 + "b"),
+    "regular expression": lambda: re.match(r"(a|aa|a+)+$", "a" * 80 + "b"),
     "deadlock": _deadlock,
     "blocked signals": _sleep_behind_signals,
     "library": _sleep_in_c,

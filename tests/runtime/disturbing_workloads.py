@@ -140,6 +140,11 @@ def writes_to_every_descriptor() -> None:
             continue
 
 
+def closes_the_descriptor_of_its_requests() -> None:
+    if int(sys.argv[1]) in _other_descriptors():
+        os.close(int(sys.argv[1]))
+
+
 def closes_every_descriptor() -> None:
     os.closerange(3, 256)
 

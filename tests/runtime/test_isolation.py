@@ -23,6 +23,7 @@ LIVING = {
     "changes_what_can_be_restored": ("ok", None),
     "closes_its_streams": ("ok", None),
     "replaces_its_streams": ("ok", None),
+    "closes_the_descriptor_of_its_requests": ("ok", None),
     "leaves_a_thread": ("ok", None),
     "leaves_a_process": ("ok", None),
     "leaves_a_detached_process": ("ok", None),
