@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from _fault_workload import CATALOGUE, DELETE, PLACES, Fault
+from _fault_workload import CATALOGUE, PLACES, Fault
 
 # Share of the faults. Those of a cell come six to a sweep; the others are done to the sweep as a whole.
 CELL_FAMILIES = {
@@ -148,7 +148,7 @@ def _of_cells(rng: Random, number: int, label: str, faulty: Sequence[dict[str, A
     samples = options["warmup"] + options["steps"]
     for cell in faulty:
         cell["call"] = rng.randrange(samples)
-        if options.get("rounds") and cell["place"] == DELETE:
+        if options.get("rounds"):  # each visit builds the cell anew, and counts from 0
             cell["call"] = 0
     cells = _numbered(_with_innocents(rng, faulty), samples)
     face = "profile" if profiled else "time"
