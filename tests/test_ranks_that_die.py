@@ -101,7 +101,7 @@ def test_a_rank_that_fails_is_named_and_the_sweep_goes_on_with_new_ranks(
     *died, fine = found
     assert fine.status == "ok"
     for record, (status, reason), seconds in zip(died, expected.values(), took[:-1], strict=True):
-        assert record.status == status
+        assert record.status == status, record.reason
         assert re.match(reason, record.reason or ""), record.reason
         assert seconds < LIMIT_S
     assert read_records(tmp_path)[0] == found

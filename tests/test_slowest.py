@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
 from cs_systems.config import RunConfig
 from cs_systems.record import Caveat, Measurement, RunRecord, Sample
+from cs_systems.runtime.channel import CellRecord
 from cs_systems.slowest import merged, verdict
 
 
@@ -67,8 +67,8 @@ def test_ranks_that_ran_other_steps_are_no_measurement() -> None:
         merged([record(FAST), record(SLOW[:-1])])
 
 
-def answer(status: str, reason: str | None, of_peers: bool = False) -> dict[str, Any]:
-    return {"record": {**dataclasses.asdict(record(FAST)), "status": status, "reason": reason}, "of_peers": of_peers}
+def answer(status: str, reason: str | None, of_peers: bool = False) -> CellRecord:
+    return CellRecord(0, {**dataclasses.asdict(record(FAST)), "status": status, "reason": reason}, of_peers)
 
 
 OK, LOST = answer("ok", None), answer("error", "Connection closed by peer", of_peers=True)
@@ -93,7 +93,7 @@ NAMES = ["rank 0 on cpu", "rank 1 on cpu"]
     ],
 )
 def test_a_failure_is_told_of_the_rank_that_has_it(
-    answers: dict[int, dict[str, Any]], status: str, reason: str | None
+    answers: dict[int, CellRecord], status: str, reason: str | None
 ) -> None:
     found = verdict(answers, NAMES)
     assert (found.status, found.reason) == (status, reason)

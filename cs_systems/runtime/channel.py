@@ -313,6 +313,7 @@ class Sender:
         if _identity(self._descriptor) != self._identity:
             _end("the step closed or replaced the worker's own pipe")
         try:
+            os.set_blocking(self._descriptor, True)  # a step may have changed that for all of its descriptors
             while frame:
                 frame = frame[os.write(self._descriptor, frame) :]
         except OSError as error:

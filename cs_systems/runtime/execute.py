@@ -55,9 +55,19 @@ def preflight(config: RunConfig, device: Device) -> int | None:
     """
     predict = getattr(_factory(config), "preflight", None)
     predicted = predict(config, device) if predict else None
-    if predicted is not None and (not isinstance(predicted, int) or isinstance(predicted, bool) or predicted < 0):
-        raise ConfigError(f"preflight() returned {predicted!r:.60}; return a number of bytes, or None")
-    return predicted
+    if predicted is None or (type(predicted) is int and 0 <= predicted < _MOST_BYTES):
+        return predicted
+    raise ConfigError(f"preflight() returned {_shown(predicted)}; return a number of bytes, or None")
+
+
+_MOST_BYTES = 1 << 200  # more than any formula gives, less than a float can hold
+
+
+def _shown(value: Any) -> str:
+    """Write a value into a message: numbers and texts that are short, of others their type."""
+    if isinstance(value, str) or (isinstance(value, int) and abs(value) < _MOST_BYTES):
+        return f"{value!r:.60}"
+    return f"an object of type {type(value).__name__}" if not isinstance(value, int) else "a number that is too large"
 
 
 def _factory(config: RunConfig) -> Any:

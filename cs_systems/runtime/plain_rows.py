@@ -15,7 +15,7 @@ OWN_TABLES = frozenset(
         *("dtypes", "families", "gaps", "kernels", "link", "memory", "memory_components", "memory_parts"),
         *("memory_phases", "memory_ranges", "memory_ranges_of", "normalization", "normalization_range", "notes"),
         *("overhead", "overlap", "phases", "precision_error", "ran", "rank_memory", "ranges", "ranks"),
-        *("residual_blocks", "residual_stream", "residuals", "resources", "sent", "setup", "steps", "streams"),
+        *("residual_blocks", "residual_stream", "residuals", "sent", "setup", "steps", "streams"),
         *("summation", "training_curve"),
     }
 )

@@ -123,21 +123,27 @@ def _stop_timers(running: bool) -> None:
 class _Streams:
     """The three standard streams; equal where they are the same objects, and as open as before."""
 
+    _MODES = ("line_buffering", "write_through", "encoding", "errors")
+
     def __init__(self) -> None:
         self.objects = (sys.stdin, sys.stdout, sys.stderr)
         self._closed = tuple(bool(getattr(stream, "closed", True)) for stream in self.objects)
+        self.modes = tuple({name: getattr(stream, name, None) for name in self._MODES} for stream in self.objects)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Streams):
             return False
         same = all(a is b for a, b in zip(self.objects, other.objects, strict=True))
-        return same and self._closed == other._closed
+        return same and self._closed == other._closed and self.modes == other.modes
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def _set_streams(streams: _Streams) -> None:
     sys.stdin, sys.stdout, sys.stderr = streams.objects
+    for stream, modes in zip(streams.objects, streams.modes, strict=True):
+        if stream is not None and modes != {name: getattr(stream, name, None) for name in modes}:
+            stream.reconfigure(**modes)  # type: ignore[union-attr]
 
 
 class _Descriptors:
@@ -151,12 +157,12 @@ class _Descriptors:
         self._files = {number: found for number in numbers if (found := self._identity(number)) is not None}
 
     @staticmethod
-    def _identity(number: int) -> tuple[int, int] | None:
+    def _identity(number: int) -> tuple[int, int, bool] | None:
         try:
             found = os.fstat(number)
+            return found.st_dev, found.st_ino, os.get_blocking(number)
         except OSError:
             return None
-        return found.st_dev, found.st_ino
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Descriptors) and other._files.items() <= self._files.items()
@@ -242,6 +248,8 @@ _SETTINGS = (
     _Setting("the cores", _affinity, _set_affinity),
     _Setting("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
     _Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+    _Setting("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
+    _Setting("the digits of integers", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
     _Setting("sys.path", lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
     _Setting(
         "warning filters",

@@ -46,6 +46,7 @@ _TELL_S = 3.0  # how long a rank may take to say where it is: on a busy machine 
 _OF_LAUNCHERS = re.compile("PET_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_")
 LOOPBACK = "lo"
 # NCCL's watchdog ends the process whose collective failed; it has waited for a peer.
+_WAITS = re.compile(r"\(distributed_c10d\.py:\d+\)$")  # where a rank is that waits for its peers
 _NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
 
 
@@ -242,8 +243,8 @@ class Ranks:
                 rank.member.heard.clear()
             if self._heard:
                 break
-            if gone := [rank for rank in self._ranks if rank.is_gone]:
-                raise self._death(*gone)
+            if gone := [rank for rank in self._ranks if rank.is_gone and rank.number not in self._done]:
+                raise self._death(*gone)  # one that is done may have ended by itself
             if not came:
                 self._see_who_gave_up()
                 if left <= _LOOK_S:
@@ -298,8 +299,11 @@ class Ranks:
 
     def _death(self, *gone: _Rank) -> WorkerDied | WorkerTimeout:
         """Tell which rank died first, and of what."""
-        if all(rank.gave_up for rank in gone) and (late := [rank for rank in self._ranks if not rank.is_gone]):
-            return self._hang(late)
+        late = [rank for rank in self._ranks if not rank.is_gone]
+        if late and all(rank.gave_up for rank in gone):
+            hang = self._hang(late)
+            if not all(_WAITS.search(self._place(rank) or "") for rank in late):  # else they wait for one that died
+                return hang
         first = next((self._ranks[member.index] for member in self._tree.ended), gone[0])
         death = self._tree.obituary(first.member, first.log)
         return type(death)(f"{first.name} {death}")

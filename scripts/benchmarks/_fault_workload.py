@@ -354,7 +354,8 @@ def noise_of_a_thread_later(rng: random.Random, what: str) -> None:
     threading.Thread(target=act, daemon=rng.random() < 0.5).start()
 
 
-@fault("channel", KILLED, variants={name: DEATHS[name] for name in ("SIGKILL", "exit 0", "abort")})
+# The noise is read before the death is seen, or after it: either is the reason.
+@fault("channel", KILLED, ERROR, variants={n: f"{DEATHS[n]}|own pipe" for n in ("SIGKILL", "exit 0", "abort")})
 def noise_before_death(rng: random.Random, how: str) -> None:
     make_noise(rng, rng.choice(list(NOISES)))
     die(how)

@@ -61,7 +61,7 @@ SNAPSHOT = tuple(
     )
 )
 PAGES = ("cs_systems/report/chart.js", "cs_systems/report/page.css", "cs_systems/report/page.js")
-VERDICTS = (*CLOCK, "cs_systems/analysis/compare.py", "cs_systems/execute.py", "scripts/benchmarks/verdicts.py")
+VERDICTS = (*CLOCK, "cs_systems/analysis/compare.py", "cs_systems/runtime/execute.py", "scripts/benchmarks/verdicts.py")
 
 # quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, none of which expires.
 SOURCES: dict[str, tuple[str, ...]] = {

@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ class ReportsState:
             "sigterm": str(signal.getsignal(signal.SIGTERM)),
             "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
             "timer": signal.getitimer(signal.ITIMER_REAL)[0],
+            "stream": str((sys.stdout.line_buffering, sys.stdout.errors)),
             "recursion": sys.getrecursionlimit(),
+            "switch": sys.getswitchinterval(),
             "filters": len(warnings.filters),
             "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "locale": locale.setlocale(locale.LC_ALL),
@@ -81,9 +84,11 @@ def changes_what_can_be_restored() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     signal.setitimer(signal.ITIMER_REAL, 300)
     sys.setrecursionlimit(5000)
+    sys.setswitchinterval(0.5)
     sys.path.clear()
     warnings.simplefilter("error")
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    sys.__stdout__.reconfigure(line_buffering=not sys.__stdout__.line_buffering, errors="replace")
     sys.stdout = sys.stderr = None
 
 
@@ -145,6 +150,12 @@ def closes_the_descriptor_of_its_requests() -> None:
         os.close(int(sys.argv[1]))
 
 
+def makes_every_descriptor_nonblocking() -> None:
+    for descriptor in _other_descriptors():
+        with suppress(OSError):
+            os.set_blocking(descriptor, False)
+
+
 def closes_every_descriptor() -> None:
     os.closerange(3, 256)
 
@@ -202,6 +213,21 @@ def predicts_a_text(config: Any, device: Any) -> Callable[[], None]:
 
 
 predicts_a_text.preflight = lambda config, device: "many"  # type: ignore[attr-defined]
+
+
+def predicts_too_much(config: Any, device: Any) -> Callable[[], None]:
+    return leaves_a_thread
+
+
+predicts_too_much.preflight = lambda config, device: 10**400  # type: ignore[attr-defined]
+
+
+def prints_like_nccl_and_dies() -> None:
+    """Rank 0; its peer waits for it."""
+    if os.environ["RANK"] == "0":
+        print("[E] [Rank 0] Watchdog caught collective operation timeout", file=sys.stderr, flush=True)
+        os.abort()
+    torch.distributed.barrier()
 
 
 def listens(config: Any, device: Any) -> Callable[[], None]:

@@ -97,6 +97,16 @@ def test_nothing_is_left_when_the_supervisor_is_killed(number: signal.Signals, t
     wait_for(lambda: not any(map(is_running, pids(file))) and not list(tmp_path.glob("scratch-*")))
 
 
+def test_a_worker_has_the_usual_signal_handlers() -> None:
+    log = Log(None)
+    program = "import signal; print([n.name for n in signal.Signals if signal.getsignal(n) is signal.SIG_IGN])"
+    started = Tree([lambda *fds: [sys.executable, "-c", program]], log)
+    assert started.wait_for_end(started.members, 20)
+    started.close()
+    assert log.tail(1000) == "['SIGPIPE', 'SIGXFSZ']\n", "those that Python itself ignores"
+    log.stream.close()
+
+
 def test_a_worker_that_is_killed_is_told_apart_from_its_children(tmp_path: Path) -> None:
     file = tmp_path / "pids"
     with tree(file, "wait") as started:

@@ -24,6 +24,7 @@ LIVING = {
     "closes_its_streams": ("ok", None),
     "replaces_its_streams": ("ok", None),
     "closes_the_descriptor_of_its_requests": ("ok", None),
+    "makes_every_descriptor_nonblocking": ("ok", None),
     "leaves_a_thread": ("ok", None),
     "leaves_a_process": ("ok", None),
     "leaves_a_detached_process": ("ok", None),
@@ -40,6 +41,7 @@ DYING = {
     "HasOurTable": ("error", "tables() has a table 'kernels', a name that cs_systems uses itself; choose another"),
     "DescribesATensor": ("error", "'tokens' in describe() is of type Tensor; use None"),
     "predicts_a_text": ("error", "ConfigError: preflight() returned 'many'; return a number of bytes, or None"),
+    "predicts_too_much": ("error", "preflight() returned a number that is too large; return a number of bytes"),
     "DescribesTooMuch": ("error", "'tokens' in describe() does not fit into 64 bits; give it as a float"),
 }
 
@@ -123,6 +125,12 @@ def test_a_thread_that_a_profiled_cell_leaves_costs_no_minutes(profiler: str, mo
     (record,) = sweep([cell("leaves_a_thread", profiler=profiler)])
     assert record.status == "ok", record.reason
     assert descendants(os.getpid()) == before
+
+
+def test_a_rank_that_prints_as_nccl_does_is_named_where_its_peer_only_waits() -> None:
+    (record,) = sweep([cell("prints_like_nccl_and_dies", world_size=2)])
+    assert record.status == "killed"
+    assert (record.reason or "").startswith("rank 0 on cpu killed by SIGABRT")
 
 
 def test_an_error_that_reads_as_a_lost_peer_is_the_ranks_own() -> None:
