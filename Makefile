@@ -23,9 +23,10 @@ bench: $(INSTALLED)  ## the main job at a size for a laptop: a small sweep, its 
 test: $(INSTALLED)  ## all tests that this machine can run (PYTEST_ARGS='-k word' for some of them)
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: $(INSTALLED)  ## style and the usual mistakes
+lint: $(INSTALLED)  ## style, the usual mistakes, and which room imports which
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 
 types: $(INSTALLED)  ## mypy --strict
 	$(BIN)/mypy
@@ -38,7 +39,7 @@ readme: $(INSTALLED)  ## the README's headline table again, from the committed r
 	$(BIN)/python scripts/readme_table.py
 
 studies: $(INSTALLED)  ## every study at the size that fits this machine; again: goes on with the rest
-	$(BIN)/python scripts/_study.py --all
+	$(BIN)/python scripts/studies/_study.py --all
 
 stale:  ## the quoted figures whose code has changed since they were measured
 	@$(PYTHON) scripts/benchmarks/stale_figures.py

@@ -20,13 +20,14 @@ from cs_systems.version import __version__
 
 if TYPE_CHECKING:
     from cs_systems.record import RunRecord, read_records
-    from cs_systems.report.frame import load
+    from cs_systems.report.frame import frame, load
     from cs_systems.runtime.sweep import preflight, run, sweep
 
 # Looked up when first asked for: `cs-systems --help` pays for none of them.
 _LAZY = {
     "RunRecord": "cs_systems.record",
     "read_records": "cs_systems.record",
+    "frame": "cs_systems.report.frame",
     "load": "cs_systems.report.frame",
     "preflight": "cs_systems.runtime.sweep",
     "run": "cs_systems.runtime.sweep",
@@ -40,6 +41,7 @@ __all__ = [
     "RunConfig",
     "RunRecord",
     "__version__",
+    "frame",
     "grid",
     "load",
     "preflight",

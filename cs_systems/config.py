@@ -1,4 +1,4 @@
-"""What to measure: frozen, validated, pure data. Floor 0: no torch.
+"""What to measure: frozen, validated, pure data.
 
 A `RunConfig` is the only input of a run. Everything in it is JSON, so the same value travels from the command line to a
 worker process, into the record, and into the key under which a sweep resumes.
@@ -17,16 +17,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from cs_systems.checks import ConfigError as ConfigError
-from cs_systems.checks import counts, number, settings, whole
-from cs_systems.checks import one_of as one_of
-from cs_systems.formulas.checkpoint_plan import segments
-from cs_systems.formulas.collectives import CollectiveShape
-from cs_systems.shapes import ALIGNMENTS as ALIGNMENTS
-from cs_systems.shapes import PRESETS as PRESETS
-from cs_systems.shapes import AttentionShape as AttentionShape
-from cs_systems.shapes import ModelConfig as ModelConfig
-from cs_systems.shapes import preset as preset
+from cs_systems.core.checkpoint_plan import segments
+from cs_systems.core.collectives import CollectiveShape
+from cs_systems.core.shapes import ALIGNMENTS as ALIGNMENTS
+from cs_systems.core.shapes import PRESETS as PRESETS
+from cs_systems.core.shapes import AttentionShape as AttentionShape
+from cs_systems.core.shapes import ModelConfig as ModelConfig
+from cs_systems.core.shapes import preset as preset
+from cs_systems.core.validation import ConfigError as ConfigError
+from cs_systems.core.validation import counts, number, settings, whole
+from cs_systems.core.validation import one_of as one_of
 
 
 class Phase(StrEnum):

@@ -1,4 +1,4 @@
-"""BasicTransformerLM: a pre-norm decoder with RMSNorm, rotary embeddings and SwiGLU. Floor 2.
+"""BasicTransformerLM: a pre-norm decoder with RMSNorm, rotary embeddings and SwiGLU.
 
 Attention is handed in; there is no distribution and no instrumentation in here. Shapes: B batch, S sequence, D d_model,
 F d_ff, H heads, K = D / H head size, V vocabulary.
@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from cs_systems import plugins
 from cs_systems.config import ConfigError, ModelConfig
+from cs_systems.core import plugins
 
 Attention = Callable[..., Tensor]
 

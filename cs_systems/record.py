@@ -1,4 +1,4 @@
-"""What came out: one run is one `RunRecord`, one record is one line of JSON. Floor 0: no torch.
+"""What came out: one run is one `RunRecord`, one record is one line of JSON.
 
 Data holds base units (seconds, bytes, FLOPs) and the unit stands in the field's name; only `report/` converts.
 Unknown is None.
@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cs_systems import plugins
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.filekind import GZIP_MAGIC, refuse_other, shown
+from cs_systems.core import plugins
+from cs_systems.core.caveats import Caveat
+from cs_systems.core.file_types import GZIP_MAGIC, refuse_other, shown
 
 SCHEMA_VERSION = 1
 RECORDS_FILE = "records.jsonl"
@@ -45,15 +46,6 @@ _TYPES: dict[str, tuple[Any, str]] = {
 
 class NewerSchema(ConfigError):
     """A record that a newer version wrote, which must not be mixed with this version's."""
-
-
-@dataclass(frozen=True)
-class Caveat:
-    """A doubt about a result, as data: a `code` to group by, what was seen, and what to do about it."""
-
-    code: str
-    message: str
-    remedy: str
 
 
 @dataclass(frozen=True)
@@ -204,9 +196,9 @@ class RunRecord:
 
     def frame(self) -> Any:
         """This record as a pandas DataFrame, one row a phase."""
-        from cs_systems.report.frame import frame
+        import cs_systems
 
-        return frame([self])
+        return cs_systems.frame([self])
 
 
 def _refuse_other_types(data: Mapping[str, Any]) -> None:

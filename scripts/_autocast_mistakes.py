@@ -1,4 +1,4 @@
-"""Steps that seem to run under bf16 autocast and run in fp32: what C7 lets the toolkit find out about by itself."""
+"""Steps that seem to run under bf16 autocast and run in fp32: for the study autocast_dtypes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from cs_systems.config import RunConfig
-from cs_systems.device import Device
+from cs_systems.machine.device import Device
 from cs_systems.workloads.toy import BATCH, IN, ToyModel
 
 Step = Callable[[], None]

@@ -27,10 +27,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from cs_systems import plugins
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.cli._options import parse_bytes
 from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunConfig, one_of
+from cs_systems.core import plugins
 from cs_systems.formulas.cost import AttentionAlgorithm, credited_attention_flops
 from cs_systems.record import RunRecord
 from cs_systems.report.files import is_same_file, write_file
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from cs_systems.device import Device
+    from cs_systems.machine.device import Device
     from cs_systems.workloads.attention import Attention
 
 HERE = os.path.relpath(__file__)

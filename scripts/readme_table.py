@@ -2,7 +2,7 @@
 
 Question: what does a training step of each model size take on one H200, and how far is that from the chip's peak? How
     fast is our attention there beside its peers, and a step on two?
-Method: of the records of scripts/c2_size_by_context.py, the presets' training steps at one context, naive attention;
+Method: of the records of scripts/studies/step_time.py, the presets' training steps at one context, naive attention;
     and those of scripts/benchmarks/attention_peers.py, medians of forward and backward together; what
     scripts/benchmarks/ddp_variants.py and fsdp_launches.py left of a model on two GPUs, each with its own `alone`.
 Output: the parts of README.md between the `headline`, the `attention` and the `parallel` marks.
@@ -21,11 +21,11 @@ from statistics import median
 
 from cs_systems.config import PRESETS, AttentionShape, Mode
 from cs_systems.record import RunRecord, read_records
-from cs_systems.report.rows import render_rows
-from cs_systems.report.table import render
+from cs_systems.report.tables.records import render
+from cs_systems.report.tables.rows import render_rows
 
 ROOT = Path(__file__).resolve().parent.parent
-STUDY = "c2_size_by_context"
+STUDY = "step_time"
 PEERS = "attention_h200/peers"
 COLUMNS = (
     *("size", "precision", "forward.median_ms", "backward.median_ms", "optimizer.median_ms", "median_ms"),

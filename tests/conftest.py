@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ["tests.recorded"]
+
 # Before anything imports torch, and for the workers that tests start: tiny tensors gain nothing from a second thread,
 # and two test processes on two cores would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,7 +56,7 @@ def _nsys_problem() -> str | None:
 
 
 def _has_cuda() -> bool:
-    import torch  # only where a GPU test was collected: the tests of the floors without torch start in no time
+    import torch  # only where a GPU test was collected: the tests of rooms without torch start in no time
 
     return torch.cuda.is_available()
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core.caveats import Caveat
 from cs_systems.record import (
     SCHEMA_VERSION,
-    Caveat,
     Environment,
     Measurement,
     RunRecord,

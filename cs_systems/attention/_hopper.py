@@ -25,7 +25,7 @@ LARGEST_D_HEAD = 128
 @dataclass(frozen=True)
 class HopperKernels:
     """name: of the backend. problem: imports the class whose launches are the kernels; `Problem` of
-    kernels/flash_gluon says what it has. missing: why the software that they need is not here and what to do, or None.
+    kernels/gluon/launch says what it has. missing: why the software that they need is not here and what to do, or None.
     repeatable: where torch wants deterministic algorithms, `prepare` and `backward` are given as many int32 as the
     problem's `turns`, and sum each number of dq in one order; without it a backward is refused there.
     padded_queries: of a padded d_head, what the problem's `padded_q` is a multiple of.
@@ -77,7 +77,7 @@ class HopperKernels:
 
     def algorithm(self, call: AttentionCall) -> AttentionAlgorithm:
         """Forward's tiles, the padded head size, and backward's padded queries."""
-        from cs_systems.kernels.flash_layout import padded_d_head
+        from cs_systems.kernels.layout import padded_d_head
 
         depth = padded_d_head(call.d_head)
         padded = self.padded_queries(depth)
@@ -104,7 +104,7 @@ class HopperKernels:
     ) -> tuple[Tensor, Tensor]:
         """The output, laid out as q, and the log-sum-exp."""
         self.check(q, k, v)
-        from cs_systems.kernels.flash_layout import takes_layout
+        from cs_systems.kernels.layout import takes_layout
 
         o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
         if not q.numel() or not k.numel():
@@ -121,7 +121,7 @@ class HopperKernels:
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """The gradients of q, k and v, each laid out as its tensor."""
         self.alert_not_deterministic()
-        from cs_systems.kernels.flash_layout import padded_d_head, takes_layout
+        from cs_systems.kernels.layout import padded_d_head, takes_layout
 
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         if not q.numel() or not k.numel():
@@ -201,7 +201,7 @@ def backend_of(kernels: HopperKernels, describe: Callable[[], str | None]) -> At
 
 def readable(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Each as it is, if the copy engine can read it, or a contiguous copy."""
-    from cs_systems.kernels.flash_layout import takes_layout
+    from cs_systems.kernels.layout import takes_layout
 
     return tuple(x if takes_layout(x) else x.clone(memory_format=torch.contiguous_format) for x in tensors)
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from cs_systems.attention import AttentionCall
-from cs_systems.checks import one_of
-from cs_systems.shapes import ALIGNMENTS
+from cs_systems.core.shapes import ALIGNMENTS
+from cs_systems.core.validation import one_of
 
 
 def causal_offset(seq_q: int, seq_k: int, align: str) -> int:

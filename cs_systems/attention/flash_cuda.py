@@ -16,17 +16,17 @@ from importlib.util import find_spec
 from typing import Any
 
 from cs_systems.attention._hopper import HopperKernels, backend_of
-from cs_systems.kernels.hopper import INSTALL
+from cs_systems.kernels.cuda.driver import INSTALL
 
 
 def _problem() -> Any:
-    from cs_systems.kernels.flash_cuda import Problem
+    from cs_systems.kernels.cuda.launch import Problem
 
     return Problem
 
 
 def _padded_queries(d_head: int) -> int:
-    from cs_systems.kernels.flash_cuda import BACKWARD_TILES
+    from cs_systems.kernels.cuda.launch import BACKWARD_TILES
 
     return BACKWARD_TILES[d_head].queries
 

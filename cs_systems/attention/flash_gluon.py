@@ -22,13 +22,13 @@ INSTALL = "pip install 'triton>=3.6,<3.8'"
 
 
 def _problem() -> Any:
-    from cs_systems.kernels.flash_gluon import Problem
+    from cs_systems.kernels.gluon.launch import Problem
 
     return Problem
 
 
 def _padded_queries(d_head: int) -> int:
-    from cs_systems.kernels.flash_layout import PADDING
+    from cs_systems.kernels.layout import PADDING
 
     return PADDING
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from cs_systems.annotate import annotate
 from cs_systems.attention import AttentionBackend
 from cs_systems.attention._mask import causal_offset, repeat_kv_heads
 from cs_systems.attention._refusals import cannot_run
 from cs_systems.formulas.cost import AttentionAlgorithm
+from cs_systems.instrument.annotate import annotate
 
 B_Q = B_K = 128  # rows and columns of a tile of S
 

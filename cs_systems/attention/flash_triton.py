@@ -23,7 +23,7 @@ from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._mask import causal_offset
 from cs_systems.attention._operators import operators
 from cs_systems.formulas.cost import AttentionAlgorithm
-from cs_systems.kernels.flash_triton_configs import Tiles, padded_d_head, tiles_for
+from cs_systems.kernels.triton.configs import Tiles, padded_d_head, tiles_for
 
 DTYPES = ("float32", "float16", "bfloat16")
 LARGEST_D_HEAD = 256
@@ -97,7 +97,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """The output, laid out as q, and the log-sum-exp."""
     _check(q, k, v)
-    from cs_systems.kernels.flash_triton import Problem
+    from cs_systems.kernels.triton.launch import Problem
 
     o, lse = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
     problem = Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles)
@@ -111,7 +111,7 @@ def _backward(
     causal: bool, offset: int, scale: float, tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k and v, each laid out as its tensor."""
-    from cs_systems.kernels.flash_triton import Problem
+    from cs_systems.kernels.triton.launch import Problem
 
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     do = do if _tiles_are_near(do) else do.contiguous()
@@ -173,7 +173,7 @@ def unavailable(call: AttentionCall) -> str | None:
         return (
             f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads: change the number of either"
         )
-    from cs_systems.kernels.flash_triton import INTERPRETED
+    from cs_systems.kernels.triton.launch import INTERPRETED
 
     return _unavailable_interpreted(call) if INTERPRETED else _unavailable_compiled(call)
 
@@ -221,7 +221,7 @@ def algorithm(call: AttentionCall) -> AttentionAlgorithm:
 def describe() -> str | None:
     if find_spec("triton") is None:
         return None
-    from cs_systems.kernels.flash_triton import INTERPRETED
+    from cs_systems.kernels.triton.launch import INTERPRETED
 
     return f"FlashAttention-2, Triton {version('triton')}{' interpreter' if INTERPRETED else ''}"
 

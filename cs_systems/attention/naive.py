@@ -11,11 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from cs_systems.annotate import annotate
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._mask import causal_offset, hidden_keys, repeat_kv_heads
 from cs_systems.attention._refusals import cannot_run
 from cs_systems.formulas.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm
+from cs_systems.instrument.annotate import annotate
 
 
 def attention(

@@ -19,8 +19,8 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
+from cs_systems.core.printable import visible
 from cs_systems.report.files import standard_output
-from cs_systems.report.printable import visible
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.version import __version__
 

@@ -12,9 +12,9 @@ from typing import Any
 from cs_systems.cli._output import terminal_width
 from cs_systems.cli._tables import within
 from cs_systems.config import describe
+from cs_systems.core.printable import command_line, visible
 from cs_systems.record import Row, RunRecord
 from cs_systems.report.files import standard_output
-from cs_systems.report.printable import command_line, visible
 
 SHOWN = {
     "step": "step",
@@ -188,7 +188,7 @@ def by_phase(rows: Sequence[Row]) -> list[Row]:
 def print_table(
     rows: Sequence[Row], caption: str, notes: Sequence[str], titles: dict[str, str], alike: Sequence[str] = ()
 ) -> None:
-    from cs_systems.report.rows import render_rows
+    from cs_systems.report.tables.rows import render_rows
 
     width = terminal_width()
     print(render_rows(rows, "terminal", caption, notes, titles, width, color=width is not None, alike=alike))

@@ -15,7 +15,7 @@ from tyro.conf import UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from cs_systems.config import COMPILE_MODES, OPTIMIZERS, PRESETS, ConfigError, Mode, ModelConfig, RunConfig, grid
-from cs_systems.formulas.checkpoint_plan import FORMS
+from cs_systems.core.checkpoint_plan import FORMS
 
 # tyro judges the defaults of these by itself. For a `tuple[int, ...]` or an `int | None` it imports typeguard, which is
 # a third of the time that `--help` takes.

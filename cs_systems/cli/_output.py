@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal, Optional, get_args
 
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core.printable import visible
 from cs_systems.record import records_path
 from cs_systems.report import files
-from cs_systems.report.printable import visible
 
 TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv"]
 Format = Literal["terminal", "markdown", "latex", "typst", "csv", "html"]
@@ -73,7 +73,7 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (
 def figure_file(figure: Path | None) -> Path | None:
     """Return the file that --figure names. Raises ConfigError for an ending that no figure has."""
     if figure is not None:
-        from cs_systems.report.plot import check_ending
+        from cs_systems.report.figures.plot import check_ending
 
         check_ending(figure)
     return figure

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from textwrap import fill
 
-from cs_systems.analysis import precision, precision_causes
+from cs_systems.comparison import precision, precision_causes
 from cs_systems.config import Precision
+from cs_systems.core.printable import plain
 from cs_systems.record import Row, RunRecord
-from cs_systems.report.formats import DEFAULT_WIDTH, paragraph
-from cs_systems.report.printable import plain
+from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
 
 UNKNOWN = "–"
 Part = tuple[str, list[Row], Callable[[Row], Row], dict[str, str], list[str]]  # rows, and how a person reads each
@@ -40,7 +40,7 @@ SCALED = "loss scale: what fp16's loss is multiplied by; skipped: steps whose gr
 
 def comparison_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """The tables of each cell that the records fill, and the sentences of what was profiled."""
-    from cs_systems.report.rows import render_rows
+    from cs_systems.report.tables.rows import render_rows
 
     texts = []
     for caption, rows, readable, titles, notes in _parts(records):
@@ -85,7 +85,7 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
 def _text(
     caption: str, rows: list[Row], titles: dict[str, str], notes: list[str], format: str, width: int | None
 ) -> str:
-    from cs_systems.report.rows import render_rows
+    from cs_systems.report.tables.rows import render_rows
 
     shown = [name for name in titles if any(row[name] not in (None, UNKNOWN) for row in rows)]
     plain = [{name: row[name] for name in shown} for row in rows]

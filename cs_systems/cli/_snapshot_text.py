@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cs_systems.analysis.allocations import BEFORE
-from cs_systems.analysis.memory_categories import UNKNOWN, Attribution
-from cs_systems.analysis.tensor_names import TensorNames
 from cs_systems.record import Row
 from cs_systems.report.units import human
+from cs_systems.snapshots.allocations import BEFORE
+from cs_systems.snapshots.categories import UNKNOWN, Attribution
+from cs_systems.snapshots.tensor_names import TensorNames
 
 
 def heading(found: Attribution, names: TensorNames) -> list[str]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import terminal_width
 from cs_systems.config import RunConfig, describe
+from cs_systems.core.printable import command_line, plain, visible
 from cs_systems.record import RunRecord, records_path
-from cs_systems.report.printable import command_line, plain, visible
 from cs_systems.report.progress import outcome, progress_lines
 from cs_systems.report.reading import sound_records
 from cs_systems.runtime.sweep import Progress, check, preflight, sweep
@@ -36,7 +36,7 @@ def run_and_report(
 
     show: prints something of each record, and of the folder that holds it, before the table.
     """
-    from cs_systems.report.table import render
+    from cs_systems.report.tables.records import render
 
     if options.dry_run:
         return print_cells(configs, options)
@@ -58,7 +58,7 @@ def told_beside(format: str, folder: Path, kind: str, figure: Path | None, drawn
 
     figure: its file; None for one of its kind's name in the folder.
     """
-    from cs_systems.report import plot
+    from cs_systems.report.figures import plot
 
     beside = sys.stdout if format == "terminal" else sys.stderr
     if kind in plot.kinds(drawn):
@@ -136,7 +136,7 @@ def print_warmup(record: RunRecord, _folder: Path) -> None:
     """Every step of a run from the first, with the cause of the slow ones."""
     from rich.table import Table
 
-    from cs_systems.analysis.warmup import warmup_curve
+    from cs_systems.comparison.warmup import warmup_curve
     from cs_systems.report.units import human
 
     if record.measurement is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from cs_systems.cli._output import Format, terminal_width
 from cs_systems.config import ConfigError, one_of
 from cs_systems.record import Row
-from cs_systems.report.profile_tables import says_something
+from cs_systems.report.tables.profile import says_something
 
 Part = tuple[str, list[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 BESIDE = {"kernel": 52, "range": 55}  # columns of a terminal that the rest of such a table takes
@@ -45,7 +45,7 @@ def table_text(
 
     output: the file that it is for; None for the terminal.
     """
-    from cs_systems.report.rows import render_rows
+    from cs_systems.report.tables.rows import render_rows
 
     if format == "csv":
         return render_rows(rows, "csv")
@@ -57,7 +57,7 @@ def table_text(
     shown = {c: title for c, title in titles.items() if rows and says_something(c, rows)}
     readable = [{column: row[column] for column in shown} for row in rows]
     for column in BESIDE.keys() & shown.keys():
-        from cs_systems.analysis.families import short_name
+        from cs_systems.traces.kernel_families import short_name
 
         room = max(24, (width or 80) - BESIDE[column]) if format == "terminal" else 200
         short = short_name if column == "kernel" else str
@@ -73,8 +73,8 @@ def difference_part(by: str, rows: list[Row]) -> Part:
 
 def document_text(format: str, heading: Sequence[str], parts: Sequence[Part], output: Path | None) -> list[str]:
     """The tables under the heading: as lines of its own on a terminal, else as notes, which every format escapes."""
-    from cs_systems.report.formats import DEFAULT_WIDTH
-    from cs_systems.report.printable import plain
+    from cs_systems.core.printable import plain
+    from cs_systems.report.tables.formats import DEFAULT_WIDTH
 
     if format == "terminal":
         width = terminal_width(output) or DEFAULT_WIDTH

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.analysis.names import SPLITS
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, given, optional, refuse
 from cs_systems.cli._output import Format, check_outputs, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
-from cs_systems.report.profile_tables import CAPTIONS, LONG, SHOWN, has_something
+from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
+from cs_systems.traces.range_names import SPLITS
 
 if TYPE_CHECKING:
-    from cs_systems.analysis.profile import Profile
+    from cs_systems.traces.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -62,21 +62,21 @@ def _recording(args: Analyze) -> str:
 
 
 def _text(args: Analyze, tables: Sequence[str]) -> str:
-    from cs_systems.analysis.profile import profile
-    from cs_systems.analysis.read import read
+    from cs_systems.traces.profile import profile
+    from cs_systems.traces.read import read
 
     profiles = [profile(read(path, args.process), args.range) for path in (args.file, args.other) if path]
     if args.format == "html":
-        from cs_systems.analysis.view import results, view
-        from cs_systems.report.profile_page import render
+        from cs_systems.report.pages.profile import render
+        from cs_systems.traces.timeline import results, view
 
         return render(view(profiles[0]), results(profiles[0]), f"{args.file.name}, by {profiles[0].recording.profiler}")
     return "\n".join(_comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0]))
 
 
 def _counters(args: Analyze) -> str:
-    from cs_systems.analysis.ncu import read
     from cs_systems.cli._counters import counters_text
+    from cs_systems.traces.ncu import read
 
     options = {*given(args, Analyze(args.file))} - {"format", "output"}
     if options or args.format == "html":
@@ -88,7 +88,7 @@ def _counters(args: Analyze) -> str:
 
 
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
-    from cs_systems.analysis.tables import NO_COSTS, TABLES, notes
+    from cs_systems.traces.tables import NO_COSTS, TABLES, notes
 
     parts: list[Part] = []
     made = {name: TABLES[name](profile, NO_COSTS) for name in tables}
@@ -122,7 +122,7 @@ def _heading(profile: Profile) -> list[str]:
 
 
 def _comparison(args: Analyze, tables: Sequence[str], a: Profile, b: Profile) -> list[str]:
-    from cs_systems.analysis.difference import difference, doubts
+    from cs_systems.comparison.profiles import difference, doubts
 
     parts = [difference_part(by, difference(a, b, by)) for by in (SPLITS[name] for name in tables)]
     parts[-1][-1].extend(doubts(a, b))

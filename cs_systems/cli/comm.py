@@ -16,7 +16,7 @@ from tyro.conf import arg
 from cs_systems.cli._options import MaybeInt, MaybePath, Names, Numbers, Steps, Sweep, optional, parse_bytes
 from cs_systems.cli._output import TableFormat, check_outputs, deliver, figure_file, reads, terminal_width
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.formulas.collectives import COLLECTIVES, ELEMENT_BYTES, CollectiveShape, calls_for, readable_bytes
+from cs_systems.core.collectives import COLLECTIVES, ELEMENT_BYTES, CollectiveShape, calls_for, readable_bytes
 from cs_systems.record import Row, RunRecord
 
 FACTOR = 4  # from one size of a range to the next
@@ -128,8 +128,8 @@ def run(args: Comm) -> int:
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """The calls, then what they come to over the sizes, then what was paid before them. CSV holds the calls alone."""
     from cs_systems.report import collectives
-    from cs_systems.report.rows import render_rows
-    from cs_systems.report.table import render
+    from cs_systems.report.tables.records import render
+    from cs_systems.report.tables.rows import render_rows
 
     said = [render(records, format, width=width, color=width is not None)]
     parts: list[tuple[str, list[Row], dict[str, str], list[str]]] = [

@@ -12,12 +12,12 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.analysis.names import SPLITS
 from cs_systems.cli._options import MaybePath, Names, optional
 from cs_systems.cli._output import TableFormat, check_outputs, deliver, terminal_width
 from cs_systems.config import ConfigError, describe, one_of
-from cs_systems.filekind import command_for
+from cs_systems.core.file_types import command_for
 from cs_systems.record import Row, RunRecord
+from cs_systems.traces.range_names import SPLITS
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def run(args: Compare) -> int:
         if args.format == "csv":
             raise ConfigError("CSV holds one table: cs-systems analyze A B --format csv --table phases, for one")
         return analyze.run(analyze.Analyze(args.a, args.b, format=args.format, output=args.output))
-    from cs_systems.analysis.compare import profiled_pairs, undisturbed
+    from cs_systems.comparison.runs import profiled_pairs, undisturbed
     from cs_systems.report.reading import some_records
 
     check_outputs({"--output": args.output}, [args.a, args.b])
@@ -64,8 +64,8 @@ def run(args: Compare) -> int:
 
 
 def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
-    from cs_systems.analysis.difference import difference_of_records
     from cs_systems.cli._tables import difference_part, document_text
+    from cs_systems.comparison.profiles import difference_of_records
 
     found = [(by, difference_of_records(a, b, by)) for by in SPLITS.values()]
     parts = [difference_part(by, rows) for by, rows in found if rows]
@@ -78,8 +78,8 @@ def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
 
 
 def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[str]) -> str:
-    from cs_systems.analysis.compare import compare
-    from cs_systems.report.rows import render_rows
+    from cs_systems.comparison.runs import compare
+    from cs_systems.report.tables.rows import render_rows
 
     known = {name for r in (*a, *b) if r.measurement for name in r.measurement.phase_names()}
     for phase in args.phase:

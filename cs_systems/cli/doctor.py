@@ -17,7 +17,7 @@ from typing import Annotated
 
 from cs_systems import __version__
 from cs_systems.cli._options import flag
-from cs_systems.finding import finding
+from cs_systems.core.diagnostic import finding
 from cs_systems.record import Row
 
 LITTLE_SPACE_BYTES = 1 << 30
@@ -50,7 +50,7 @@ def _show(rows: list[Row]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from cs_systems.report.printable import visible
+    from cs_systems.core.printable import visible
 
     colors = {"ok": "green", "missing": "yellow", "problem": "bold red"}
     table = Table("check", "state", "what was found, → what to do", box=None, pad_edge=False)

@@ -29,8 +29,8 @@ from cs_systems.cli._options import (
     refuse,
 )
 from cs_systems.config import ConfigError, RunConfig, describe
+from cs_systems.core.printable import visible
 from cs_systems.record import RunRecord
-from cs_systems.report.printable import visible
 
 OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}  # what a record may have of it
 WATCHED = {"snapshot", "residuals", "nsys", "no_caching_allocator", "best_checkpoint", "budget", "memory_limit"}
@@ -130,7 +130,7 @@ def _watched(args: Memory, configs: Sequence[RunConfig]) -> list[RunConfig]:
 
 
 def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
-    from cs_systems.formulas.memory_fit import fits
+    from cs_systems.formulas.memory.fit import fits
     from cs_systems.report.units import human
 
     _check_predictable(configs, "--fits")
@@ -186,7 +186,7 @@ def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool)
     Raises ConfigError where nothing makes it fit.
     """
     from cs_systems.cli._sweep import asked_for, measured
-    from cs_systems.formulas.memory_fit import CONTEXT_BYTES, cheapest_plan
+    from cs_systems.formulas.memory.fit import CONTEXT_BYTES, cheapest_plan
     from cs_systems.report.units import human
 
     limit, ceiling = budget_bytes - CONTEXT_BYTES if on_gpu else None, budget_bytes
@@ -215,7 +215,7 @@ def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool)
 def _more_flops(config: RunConfig) -> float:
     """FLOPs that are executed again, as a share of the step's without checkpoints."""
     from cs_systems.formulas.cost import recomputed_flops, step_cost
-    from cs_systems.formulas.memory_fit import algorithm_of
+    from cs_systems.formulas.memory.fit import algorithm_of
 
     algorithm, length = algorithm_of(config), config.tokens_per_sequence
     costs = step_cost(config.model, config.batch_size, length, config.mode, algorithm, config.precision).values()
@@ -224,7 +224,7 @@ def _more_flops(config: RunConfig) -> float:
 
 
 def _proof(record: RunRecord, budget_bytes: int) -> str:
-    from cs_systems.formulas.memory_fit import CONTEXT_BYTES
+    from cs_systems.formulas.memory.fit import CONTEXT_BYTES
     from cs_systems.report.units import human
 
     peak = record.measurement.peak_allocated_bytes if record.measurement else None

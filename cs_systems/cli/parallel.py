@@ -121,7 +121,7 @@ def run(args: Parallel) -> int:
 
 def cells(args: Parallel) -> list[RunConfig]:
     """The clean cells, the baseline of each group first; then the same under each recorder."""
-    from cs_systems.parallel import options_of
+    from cs_systems.formulas.rank_layout import options_of
 
     if stray := [name for name in args.strategy if "=" in _plain(name)]:
         raise ConfigError(
@@ -153,7 +153,8 @@ def _recorded(cell: RunConfig, name: str) -> RunConfig:
 
 def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
     """Of one strategy the cells with each number of ranks, and each bucket size if it has buckets."""
-    from cs_systems.parallel import check, options_of
+    from cs_systems.formulas.rank_layout import options_of
+    from cs_systems.parallel import check
 
     degree = args.tp_degree if _has_two_dimensions(name) else None
     name, *settings = name.split(":")
@@ -183,7 +184,7 @@ def _plain(strategy: str) -> str:
 
 
 def _has_two_dimensions(strategy: str) -> bool:
-    from cs_systems.parallel import splits_of
+    from cs_systems.formulas.rank_layout import splits_of
 
     return {"batch", "features"} <= splits_of(_plain(strategy))
 
@@ -197,7 +198,7 @@ def _megabytes(text: str) -> float:
 
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """The tables of each group of cells."""
-    from cs_systems.analysis import parallel
+    from cs_systems.comparison import strategies as parallel
 
     said = []
     trained = [record for record in records if record.config["workload"] == "train_step"]
@@ -234,7 +235,7 @@ def _of_a_cpu(key: str, records: Sequence[RunRecord]) -> list[str]:
 def _table(
     rows: Sequence[Row], caption: str, notes: Sequence[str], titles: dict[str, str], format: str, width: int | None
 ) -> str:
-    from cs_systems.report.rows import render_rows
+    from cs_systems.report.tables.rows import render_rows
 
     one_world = len({row["ranks"] for row in rows if row["ranks"] > 1}) <= 1
     known = [name for name in titles if any(row[name] not in (None, "") for row in rows)]

@@ -25,9 +25,9 @@ from tyro.conf import arg
 from cs_systems.cli._options import MaybePath, Names, Numbers, Sweep, flag, given, optional, refuse
 from cs_systems.cli._output import TableFormat, check_outputs, deliver_tables, reads, sources_of, terminal_width
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
+from cs_systems.core.printable import plain, visible
 from cs_systems.record import Row, RunRecord
-from cs_systems.report.formats import DEFAULT_WIDTH, paragraph
-from cs_systems.report.printable import plain, visible
+from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
 
 TOY = "toy"
 PRECISIONS = (
@@ -142,10 +142,10 @@ def _shown(args: PrecisionOptions, folder: Path) -> int:
 
 def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path) -> None:
     """Everything that the records say, in --format, to the terminal or into --output."""
-    from cs_systems.analysis.precision import CURVES
     from cs_systems.cli._precision_tables import comparison_texts
+    from cs_systems.comparison.precision import CURVES
     from cs_systems.record import records_path
-    from cs_systems.report import plot
+    from cs_systems.report.figures import plot
     from cs_systems.report.frame import without_retried
 
     records = without_retried(records)
@@ -193,7 +193,7 @@ def compared(args: PrecisionOptions) -> int:
 
 def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[RunConfig]]:
     """(what is timed in turn, what is not a timing). fp32, which the others are held against, is always there."""
-    from cs_systems.analysis.precision import BASELINE, CURVES, ERRORS
+    from cs_systems.comparison.precision import BASELINE, CURVES, ERRORS
 
     chosen = [one_of("precision", name, Precision) for name in args.precision] or list(Precision)
     axes: dict[str, Sequence[object]] = {
@@ -230,8 +230,8 @@ def _configs(model: str, args: PrecisionOptions) -> list[RunConfig]:
 
 def numerics_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
     """The tables of sums and normalisations, those that the records fill, each with what it says."""
-    from cs_systems.analysis import numerics
-    from cs_systems.report.rows import render_rows
+    from cs_systems.comparison import numerics
+    from cs_systems.report.tables.rows import render_rows
 
     sums = numerics.accumulated(records)
     parts: list[tuple[str, list[Row], list[str]]] = [
@@ -269,8 +269,8 @@ def failed_text(record: RunRecord, format: str) -> str:
 
 def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None = None) -> str:
     """The table of one record's dtypes; nothing but the reason where it has none."""
-    from cs_systems.analysis.dtypes import FP8_LAYER, SHORT, collapsed
     from cs_systems.cli._tables import table_text
+    from cs_systems.comparison.dtypes import FP8_LAYER, SHORT, collapsed
 
     rows = record.results.get("dtypes", [])
     if not rows:

@@ -17,9 +17,9 @@ from cs_systems.cli._memory_text import say
 from cs_systems.cli._options import MaybeText, ModelCells, Repeated, Steps, Sweep, flag, given, optional, refuse
 from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
+from cs_systems.core.printable import command_line, visible
 from cs_systems.record import Row, RunRecord
-from cs_systems.report.printable import command_line, visible
-from cs_systems.report.profile_tables import CAPTIONS, SHOWN
+from cs_systems.report.tables.profile import CAPTIONS, SHOWN
 
 PRINTED = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
 TOP = 10  # kernels that are printed; the record has all

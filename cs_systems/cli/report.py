@@ -12,8 +12,8 @@ from tyro.conf import Positional, arg
 from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
 from cs_systems.cli._output import FORMATS, MaybeFormat, check_outputs, deliver, figure_file, terminal_width
 from cs_systems.config import ConfigError
+from cs_systems.core.printable import visible
 from cs_systems.record import RunRecord
-from cs_systems.report.printable import visible
 from cs_systems.report.reading import some_records
 
 
@@ -57,7 +57,7 @@ def run(args: Report) -> int:
     for complaint in complaints:
         print(visible(complaint), file=sys.stderr)
     if args.figure:
-        from cs_systems.report import plot
+        from cs_systems.report.figures import plot
 
         plot.save(records, args.figure, args.figure_kind)
         others = ", ".join(plot.left_out(records))
@@ -71,10 +71,10 @@ def run(args: Report) -> int:
 
 def _text(args: Report, records: list[RunRecord]) -> str:
     if args.format == "html":
-        from cs_systems.report import html
+        from cs_systems.report.pages import records as html
 
         return html.render(records)
-    from cs_systems.report.table import render
+    from cs_systems.report.tables.records import render
 
     width = terminal_width(args.output)
     columns, phases = args.columns or None, args.phase or None

@@ -19,11 +19,11 @@ from cs_systems.cli._output import Format, check_outputs, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
 from cs_systems.config import PRESETS, ConfigError
 from cs_systems.record import Row
-from cs_systems.report.snapshot_tables import CAPTIONS, DIFFERENT, LONG, SHOWN
+from cs_systems.report.tables.snapshot import CAPTIONS, DIFFERENT, LONG, SHOWN
 
 if TYPE_CHECKING:
-    from cs_systems.analysis.memory_categories import Attribution
-    from cs_systems.analysis.tensor_names import TensorNames
+    from cs_systems.snapshots.categories import Attribution
+    from cs_systems.snapshots.tensor_names import TensorNames
 
 MOST_ROWS_OF_PAGE = 100
 
@@ -54,7 +54,7 @@ def run(args: SnapshotArgs) -> int:
     if args.other and args.size is not None:
         refuse(["size"], "a comparison names no tensors")
     check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
-    from cs_systems.analysis.trace import without_collector
+    from cs_systems.traces.trace import without_collector
 
     with without_collector():
         text = _text(args, tables)
@@ -70,16 +70,16 @@ def _text(args: SnapshotArgs, tables: Sequence[str]) -> str:
 
 
 def _read(path: Path, device: int | None) -> Attribution:
-    from cs_systems.analysis.allocations import replay
-    from cs_systems.analysis.memory_categories import attribute
-    from cs_systems.analysis.snapshot import read
+    from cs_systems.snapshots.allocations import replay
+    from cs_systems.snapshots.categories import attribute
+    from cs_systems.snapshots.snapshot import read
 
     return attribute(replay(read(path, device)))
 
 
 def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution) -> list[str]:
-    from cs_systems.analysis.tensor_names import tensor_names
     from cs_systems.cli._snapshot_text import heading
+    from cs_systems.snapshots.tensor_names import tensor_names
 
     names = tensor_names(found, args.size)
     parts: list[Part] = []
@@ -91,8 +91,8 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution) -> li
 
 def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[list[Row], list[str]]:
     """The rows of a table, a long one's first `top`, and what is said under them."""
-    from cs_systems.analysis.memory_tables import TABLES
     from cs_systems.cli._snapshot_text import notes
+    from cs_systems.snapshots.tables import TABLES
 
     rows = TABLES[name](found, names)
     said = notes(name, found, rows)
@@ -107,10 +107,10 @@ def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -
 
 
 def _page(args: SnapshotArgs, found: Attribution) -> str:
-    from cs_systems.analysis.memory_view import view
-    from cs_systems.analysis.tensor_names import tensor_names
     from cs_systems.cli._snapshot_text import heading
-    from cs_systems.report.snapshot_page import render
+    from cs_systems.report.pages.snapshot import render
+    from cs_systems.snapshots.tensor_names import tensor_names
+    from cs_systems.snapshots.timeline import view
 
     names = tensor_names(found, args.size)
     tables = {name: _table(name, found, names, args.top or MOST_ROWS_OF_PAGE) for name in SHOWN}
@@ -118,8 +118,8 @@ def _page(args: SnapshotArgs, found: Attribution) -> str:
 
 
 def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: Attribution) -> list[str]:
-    from cs_systems.analysis.memory_tables import differences, where
     from cs_systems.cli._snapshot_text import difference_heading
+    from cs_systems.snapshots.tables import differences, where
 
     by = {"category": lambda _, a: a.category, "layer": lambda _, a: a.layer or "no layer", "site": where}
     parts: list[Part] = []

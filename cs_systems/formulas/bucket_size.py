@@ -1,4 +1,4 @@
-"""How large the buckets of data parallelism should be, by formula. Floor 0: no torch.
+"""How large the buckets of data parallelism should be, by formula.
 
 The gradients of a backward of T seconds, Ψ bytes of them, come evenly by bytes, and are averaged in k all-reduces one
 after the other, each as soon as its bucket is full. An all-reduce of n bytes takes c(n) = α + n/β (Hockney 1994), β

@@ -1,4 +1,4 @@
-"""What a step or an attention call must cost: parameters, FLOPs, bytes, by formula. Floor 0: no torch.
+"""What a step or an attention call must cost: parameters, FLOPs, bytes, by formula.
 
 Two counts of FLOPs, both with a multiply-add as 2 and with matrix products only (what is done element by element is
 limited by bytes, not by FLOPs):
@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass, replace
 
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Phase, Precision
-from cs_systems.formulas.checkpoint_plan import Segment, segments
+from cs_systems.core.checkpoint_plan import Segment, segments
 
 
 @dataclass(frozen=True)

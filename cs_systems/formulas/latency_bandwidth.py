@@ -1,4 +1,4 @@
-"""The time of a message by its size: t(n) = α + n/β, fitted to what was measured, and how well. Floor 0: no torch.
+"""The time of a message by its size: t(n) = α + n/β, fitted to what was measured, and how well.
 
 α is the latency, the time of a message of no bytes; β the bandwidth that large ones approach (Hockney 1994). The fit is
 least squares of the relative residuals, (t − t̂)/t: each size counts alike. Without those weights a time of 3 ms at

@@ -1,4 +1,4 @@
-"""The ceilings of known devices: dense rates and memory bandwidth as their data sheets print them. Floor 0: no torch.
+"""The ceilings of known devices: dense rates and memory bandwidth as their data sheets print them.
 
 Data sheets often print tensor-core rates with structured sparsity; half of those stands here. On GeForce cards the
 rates are those with fp32 accumulation, which is what training uses. `fp32` is the rate outside the tensor cores (TF32

@@ -1,5 +1,4 @@
-"""How long a training step takes on N GPUs by strategy: a closed form, and a simulation of its streams. Floor 0: no
-torch.
+"""How long a training step takes on N GPUs by strategy: a closed form, and a simulation of its streams.
 
 A rank computes each block's forward and backward at the rate that one GPU reaches, and sends what `parallel_cost` says
 of a step, block by block. A collective over r ranks takes α log₂ r + sent/β (Hockney 1994; latency as a tree's), β
@@ -25,8 +24,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cs_systems.config import AttentionShape, ModelConfig
+from cs_systems.formulas.communication import all_reduce_bytes, shard_bytes
 from cs_systems.formulas.cost import block_parameter_count, credited_attention_flops
-from cs_systems.formulas.parallel_cost import all_reduce_bytes, shard_bytes
 from cs_systems.formulas.streams import Timeline
 
 COMPUTE, DATA, TENSOR = "compute", "data", "tensor"  # streams: one for each of the two communicators

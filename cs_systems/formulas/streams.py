@@ -1,4 +1,4 @@
-"""When work on several streams begins and ends: a discrete simulation. Floor 0: no torch.
+"""When work on several streams begins and ends: a discrete simulation.
 
 As on a GPU: each stream does its tasks one after the other in the order in which they were given, and a task waits for
 those that it names. Streams do not slow each other down.

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from cs_systems.config import ConfigError, one_of
-from cs_systems.formulas.parallel_cost import all_reduce_bytes, shard_bytes
+from cs_systems.formulas.communication import all_reduce_bytes, shard_bytes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cs_systems.formulas.parallel_cost import averaging_bytes
+from cs_systems.formulas.communication import averaging_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import communicator, dtype_of
 from cs_systems.parallel._data_parallel import DataParallel, by_size, finish_gradients

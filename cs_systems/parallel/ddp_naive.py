@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from cs_systems.formulas.parallel_cost import averaging_bytes
+from cs_systems.formulas.communication import averaging_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._data_parallel import DataParallel, finish_gradients, one_each
 from cs_systems.parallel._mesh import data_group

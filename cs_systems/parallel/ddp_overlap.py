@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from cs_systems.formulas.parallel_cost import averaging_bytes
+from cs_systems.formulas.communication import averaging_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import communicator
 from cs_systems.parallel._data_parallel import DataParallel, finish_gradients, one_each

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from cs_systems.formulas.parallel_cost import averaging_bytes
+from cs_systems.formulas.communication import averaging_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._data_parallel import check_same_parameters
 

@@ -21,11 +21,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from cs_systems.formulas.parallel_cost import fully_sharded_bytes
+from cs_systems.formulas.communication import fully_sharded_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import dtype_of, gather_shards, maximum
 from cs_systems.parallel._data_parallel import broadcast_from_rank_0, check_same_parameters
-from cs_systems.parallel._fsdp_units import listed
+from cs_systems.parallel.fsdp.units import listed
 
 
 class FSDP2(nn.Module):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cs_systems.formulas.parallel_cost import owners_bytes
+from cs_systems.formulas.communication import owners_bytes
 from cs_systems.parallel import ParallelStrategy
 
 

@@ -30,9 +30,10 @@ from torch.distributed import ProcessGroup
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from cs_systems.config import ConfigError
-from cs_systems.formulas.parallel_cost import tensor_parallel_bytes
+from cs_systems.formulas.communication import tensor_parallel_bytes
+from cs_systems.formulas.rank_layout import check_division, check_tp_degree
 from cs_systems.model import Linear, SelfAttention, SwiGLU
-from cs_systems.parallel import ParallelStrategy, check_division, check_tp_degree
+from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import gather_shards, total
 from cs_systems.parallel._data_parallel import broadcast_from_rank_0, check_same_parameters, refuse_assigning
 from cs_systems.parallel._mesh import tensor_group

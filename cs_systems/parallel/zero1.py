@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cs_systems.formulas.parallel_cost import owners_bytes
+from cs_systems.formulas.communication import owners_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import broadcast
 

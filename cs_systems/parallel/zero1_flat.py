@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from cs_systems.config import ConfigError
-from cs_systems.formulas.parallel_cost import averaging_bytes
+from cs_systems.formulas.communication import averaging_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import average_shard, gather_shards
 from cs_systems.parallel._data_parallel import Bucket, DataParallel, by_size, finish_gradients

@@ -1,4 +1,4 @@
-"""How a cell is watched. A profiler is one new file that exports one constant, `PROFILER`. Floor 0 here.
+"""How a cell is watched. A profiler is one new file that exports one constant, `PROFILER`.
 
 A profiled cell has a worker process of its own, so that what a profiler leaves in a process disturbs no other cell.
 The parent asks `problem` before anything runs, lets `launch` wrap the worker's command, and calls `collect` when the
@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.record import Caveat, Row, RunRecord
+from cs_systems.core.caveats import Caveat
+from cs_systems.record import Row, RunRecord
 
 if TYPE_CHECKING:
-    from cs_systems.device import Device
+    from cs_systems.machine.device import Device
 
 
 class ProfileLost(RuntimeError):

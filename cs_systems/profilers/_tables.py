@@ -8,17 +8,18 @@ from dataclasses import fields
 from pathlib import Path
 from statistics import median
 
-from cs_systems.analysis.families import family
-from cs_systems.analysis.profile import Profile, profile
-from cs_systems.analysis.read import read
-from cs_systems.analysis.tables import ALL, Ceilings, Costs
-from cs_systems.analysis.view import results as analysis_results
-from cs_systems.analysis.view import view
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, describe
+from cs_systems.core.caveats import Caveat
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.profilers import Collected
-from cs_systems.record import Caveat, Row, RunRecord
-from cs_systems.report.profile_page import render
+from cs_systems.record import Row, RunRecord
+from cs_systems.report.pages.profile import render
+from cs_systems.traces.kernel_families import family
+from cs_systems.traces.profile import Profile, profile
+from cs_systems.traces.read import read
+from cs_systems.traces.tables import ALL, Ceilings, Costs
+from cs_systems.traces.timeline import results as analysis_results
+from cs_systems.traces.timeline import view
 
 STEADY = 3  # of the warm-up, so many last steps are taken for steady; the ones before them compile and allocate
 UNMARKED = (

@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.analysis.dtypes import contradiction, table
+from cs_systems.comparison.dtypes import contradiction, table
 from cs_systems.profilers import Collected, ProfileLost, Profiler
 from cs_systems.profilers._readings import leave, take
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
-    from cs_systems.device import Device
+    from cs_systems.machine.device import Device
 
 
 @contextmanager
 def region(out: Path, device: Device, model: Any) -> Iterator[None]:
-    from cs_systems.watch.dtype_readings import DtypeReadings, reading
+    from cs_systems.instrument.dtype_readings import DtypeReadings, reading
 
     readings = DtypeReadings()
     with reading(readings):

@@ -16,7 +16,7 @@ from cs_systems.profilers._tables import tables
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
-    from cs_systems.device import Device
+    from cs_systems.machine.device import Device
 
 
 def trace_path(out: Path) -> Path:
@@ -42,8 +42,8 @@ def recording(
 
 
 def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None]:
-    from cs_systems.annotate import RecordFunctionRanges
-    from cs_systems.watch.instrument import annotated
+    from cs_systems.instrument.annotate import RecordFunctionRanges
+    from cs_systems.instrument.hooks import annotated
 
     return recording(out, device, annotated(RecordFunctionRanges(), model))
 

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.formulas.cost import AttentionAlgorithm
-from cs_systems.formulas.memory_fit import algorithm_of
-from cs_systems.formulas.memory_model import PhaseMemory, phase_memory
+from cs_systems.formulas.memory.fit import algorithm_of
+from cs_systems.formulas.memory.model import PhaseMemory, phase_memory
 from cs_systems.profilers import Collected, Profiler
 from cs_systems.profilers._readings import leave, take
 from cs_systems.record import Row, RunRecord
 
 if TYPE_CHECKING:
-    from cs_systems.device import Device
+    from cs_systems.machine.device import Device
 
 
 @contextmanager
 def region(out: Path, device: Device, model: Any) -> Iterator[None]:
-    from cs_systems.annotate import listening
-    from cs_systems.watch.memory_readings import MemoryReadings, parts_of_used_memory
+    from cs_systems.instrument.annotate import listening
+    from cs_systems.instrument.memory_readings import MemoryReadings, parts_of_used_memory
 
     readings = MemoryReadings(device)
     try:

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.analysis.snapshot import SIDECAR_VERSION
 from cs_systems.profilers import Collected, ProfileLost, Profiler
 from cs_systems.record import RunRecord
+from cs_systems.snapshots.snapshot import SIDECAR_VERSION
 
 if TYPE_CHECKING:
-    from cs_systems.device import Device
+    from cs_systems.machine.device import Device
 
 
 def snapshot_path(out: Path) -> Path:
@@ -33,9 +33,9 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from cs_systems.annotate import RecordFunctionRanges
-    from cs_systems.watch.instrument import annotated
-    from cs_systems.watch.memory_readings import named_tensors
+    from cs_systems.instrument.annotate import RecordFunctionRanges
+    from cs_systems.instrument.hooks import annotated
+    from cs_systems.instrument.memory_readings import named_tensors
     from cs_systems.workloads import Unavailable
 
     if not device.is_cuda:

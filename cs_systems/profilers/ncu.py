@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.analysis import ncu as reports
 from cs_systems.config import ConfigError
-from cs_systems.finding import finding
+from cs_systems.core.diagnostic import finding
 from cs_systems.profilers import Collected, ProfileLost, Profiler, nsys
 from cs_systems.record import Row, RunRecord
+from cs_systems.traces import ncu as reports
 
 if TYPE_CHECKING:
-    from cs_systems.device import Device
+    from cs_systems.machine.device import Device
 
 MOST = 10  # kernels that are counted; each takes a dozen runs
 DEFAULTS = (

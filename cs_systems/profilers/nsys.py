@@ -18,14 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.analysis.nsys import EXPORT, PUSH_POP
-from cs_systems.finding import finding
+from cs_systems.core.diagnostic import finding
 from cs_systems.profilers import Collected, ProfileLost, Profiler
 from cs_systems.profilers._tables import tables
 from cs_systems.record import Row, RunRecord
+from cs_systems.traces.nsys import EXPORT, PUSH_POP
 
 if TYPE_CHECKING:
-    from cs_systems.device import Device
+    from cs_systems.machine.device import Device
 
 OLDEST = (2022, 4)  # whose exports analysis reads
 CAPTURE = "timed steps"  # the range that begins and ends the recording on a CPU
@@ -116,8 +116,8 @@ def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool
 def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     import torch
 
-    from cs_systems.annotate import NvtxRanges
-    from cs_systems.watch.instrument import annotated
+    from cs_systems.instrument.annotate import NvtxRanges
+    from cs_systems.instrument.hooks import annotated
     from cs_systems.workloads import Unavailable
 
     try:

@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.analysis.memory_ranges import MEMORY_USAGE, memory_ranges
-from cs_systems.analysis.read import read
 from cs_systems.config import ConfigError, Phase
 from cs_systems.profilers import Collected, ProfileLost, nsys
 from cs_systems.profilers.residuals import gradients_of_a_block, kept_by_eager_block
 from cs_systems.record import Row, RunRecord
+from cs_systems.traces.memory_ranges import MEMORY_USAGE, memory_ranges
+from cs_systems.traces.read import read
 
 if TYPE_CHECKING:
-    from cs_systems.device import Device
+    from cs_systems.machine.device import Device
 
 UNCACHED = "--env-var=PYTORCH_NO_CUDA_MEMORY_CACHING=1"
 

@@ -10,21 +10,22 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.analysis.overlap import median_row, median_step, picture, skew_rows, streams
-from cs_systems.analysis.read import read
 from cs_systems.config import ConfigError
+from cs_systems.core.caveats import Caveat
 from cs_systems.profilers import Collected, ProfileLost, Profiler, rank_file
 from cs_systems.profilers._tables import overhead
 from cs_systems.profilers.kineto import recording, trace_path
-from cs_systems.record import Caveat, RunRecord
+from cs_systems.record import RunRecord
+from cs_systems.traces.overlap import median_row, median_step, picture, skew_rows, streams
+from cs_systems.traces.read import read
 
 if TYPE_CHECKING:
-    from cs_systems.device import Device
+    from cs_systems.machine.device import Device
 
 
 def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None]:
     """As kineto's, with ranges of phases alone; collectives may be started by a thread of their own."""
-    from cs_systems.annotate import RecordFunctionRanges, listening
+    from cs_systems.instrument.annotate import RecordFunctionRanges, listening
 
     return recording(out, device, listening(RecordFunctionRanges()), all_threads=True)
 

@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.formulas.communication import payload
 from cs_systems.formulas.cost import PARAMETER_BYTES
-from cs_systems.formulas.parallel_cost import payload
-from cs_systems.formulas.parallel_memory import state_by_stage
-from cs_systems.parallel import data_ranks, splits_of
+from cs_systems.formulas.memory.ranks import state_by_stage
+from cs_systems.formulas.rank_layout import data_ranks, splits_of
 from cs_systems.profilers import Collected, Profiler, rank_file
 from cs_systems.profilers._readings import leave, take
 from cs_systems.record import Row, RunRecord
 
 if TYPE_CHECKING:
-    from cs_systems.device import Device
+    from cs_systems.machine.device import Device
 
 # After which phase a stage has ended: gradients are all there, and averaged, when they are synchronized.
 STAGE_OF = {
@@ -35,8 +35,8 @@ PARTS = ("parameters", "gradients", "optimizer_state")
 
 @contextmanager
 def region(out: Path, device: Device, model: Any) -> Iterator[None]:
-    from cs_systems.annotate import listening
-    from cs_systems.watch.memory_readings import StateReadings
+    from cs_systems.instrument.annotate import listening
+    from cs_systems.instrument.memory_readings import StateReadings
 
     readings = StateReadings(device, model)
     try:

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import RunConfig
-from cs_systems.formulas.checkpoint_plan import items, segments
+from cs_systems.core.checkpoint_plan import items, segments
 from cs_systems.formulas.cost import PARAMETER_BYTES, block_parameter_count
-from cs_systems.formulas.memory_model import kept_by_a_block
+from cs_systems.formulas.memory.model import kept_by_a_block
 from cs_systems.profilers import Collected, Profiler
 from cs_systems.profilers._readings import leave, take
 from cs_systems.profilers.memory import known_by_formula
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
-    from cs_systems.device import Device
+    from cs_systems.machine.device import Device
 
 
 def residual_stream_bytes(config: RunConfig) -> int:
@@ -35,8 +35,8 @@ def gradients_of_a_block(config: RunConfig) -> int:
 
 @contextmanager
 def region(out: Path, device: Device, model: Any) -> Iterator[None]:
-    from cs_systems.watch.memory_readings import backward_of_blocks
-    from cs_systems.watch.saved_tensors import by_block, saved_tensors, summed
+    from cs_systems.instrument.memory_readings import backward_of_blocks
+    from cs_systems.instrument.saved_tensors import by_block, saved_tensors, summed
 
     with (
         backward_of_blocks(model, lambda: device.memory()["allocated_bytes"]) as backward,

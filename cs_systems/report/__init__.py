@@ -1,1 +1,5 @@
-"""From records to what a person sees: `frame` (pandas), `table` (text), `plot` (figures), `html` (a page). No torch."""
+"""Records, traces and snapshots as people see them. No torch.
+
+`frame` (records as a DataFrame), `units`, `collectives` (columns and fits of collectives), `progress` (lines during a
+sweep), `tables/` (text), `figures/` (matplotlib), `pages/` (self-contained HTML).
+"""

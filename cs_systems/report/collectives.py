@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from cs_systems.formulas.collectives import BUS_FACTORS, algbw, busbw
+from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
 from cs_systems.formulas.latency_bandwidth import Fit, fit
 from cs_systems.record import Row, RunRecord
 

@@ -17,11 +17,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import CONFIGURED, ConfigError, ModelConfig
-from cs_systems.parallel import data_ranks
+from cs_systems.core.statistics import interval, summary
+from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import DONE, Measurement, Row, RunRecord
 from cs_systems.report import collectives
 from cs_systems.report.series import typed
-from cs_systems.stats import interval, summary
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,18 +15,19 @@ from typing import Any
 
 import torch
 
-from cs_systems import device as devices
-from cs_systems import plugins, validity, world
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
-from cs_systems.device import Device, DeviceUnavailable
-from cs_systems.environment import environment
+from cs_systems.core import caveats, plugins
 from cs_systems.formulas import cost, peaks
+from cs_systems.instrument.probes import Probes
+from cs_systems.machine import device as devices
+from cs_systems.machine import process_group
+from cs_systems.machine.device import Device, DeviceUnavailable
+from cs_systems.machine.environment import environment
 from cs_systems.record import Environment, Measurement, Row, RunRecord, Sample, make_key
 from cs_systems.runtime.channel import CellRecord, Message, Visit
 from cs_systems.runtime.plain_rows import check_phases, plain_row, plain_tables
 from cs_systems.runtime.process_state import ProcessState, seed_all
-from cs_systems.timing import measure
-from cs_systems.watch.probes import Probes
+from cs_systems.runtime.timing import measure
 from cs_systems.workloads import CallableWorkload, Unavailable, Workload
 from cs_systems.workloads._module import ModuleStep
 
@@ -168,7 +169,7 @@ def _turn(
     except Exception as raised:  # the error boundary of a cell: whatever it raised becomes its record
         error = _readable(raised)
         record = dataclasses.asdict(_failure(cell, repeat, error))
-        return CellRecord(cell.index, record, world.is_of_peers(error)), not devices.is_poisoned(error)
+        return CellRecord(cell.index, record, process_group.is_of_peers(error)), not devices.is_poisoned(error)
 
 
 def _load_sources(cells: list[_Cell], emit: Emit) -> None:
@@ -276,7 +277,7 @@ def _compiling(config: RunConfig) -> AbstractContextManager[None]:
     """Around the steps, the first of which compiles: for a profiler, with the layers in the compiled code."""
     if config.profiler == "none" or config.compile not in MARKED_COMPILE_MODES:
         return nullcontext()
-    from cs_systems.watch.compiled_ranges import marked_code  # loads the compiler
+    from cs_systems.instrument.compiled_ranges import marked_code  # loads the compiler
 
     return marked_code()
 
@@ -296,7 +297,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     after = environment(device)
     is_foreign = plugins.is_foreign(cell.config.workload)
     description = plain_row("describe()", cell.workload.describe(), is_foreign)
-    warnings = validity.caveats(
+    warnings = caveats.caveats(
         measurement,
         cell.before,
         after,

@@ -121,12 +121,13 @@ def _stop_timers(running: bool) -> None:
 
 
 class _Streams:
-    """The three standard streams; equal where they are the same objects, and as open as before."""
+    """The standard streams and their originals; equal where they are the same objects, and as open as before."""
 
+    NAMES = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
     _MODES = ("line_buffering", "write_through", "encoding", "errors")
 
     def __init__(self) -> None:
-        self.objects = (sys.stdin, sys.stdout, sys.stderr)
+        self.objects = tuple(getattr(sys, name) for name in self.NAMES)
         self._closed = tuple(bool(getattr(stream, "closed", True)) for stream in self.objects)
         self.modes = tuple({name: getattr(stream, name, None) for name in self._MODES} for stream in self.objects)
 
@@ -140,10 +141,10 @@ class _Streams:
 
 
 def _set_streams(streams: _Streams) -> None:
-    sys.stdin, sys.stdout, sys.stderr = streams.objects
-    for stream, modes in zip(streams.objects, streams.modes, strict=True):
+    for name, stream, modes in zip(streams.NAMES, streams.objects, streams.modes, strict=True):
+        setattr(sys, name, stream)
         if stream is not None and modes != {name: getattr(stream, name, None) for name in modes}:
-            stream.reconfigure(**modes)  # type: ignore[union-attr]
+            stream.reconfigure(**modes)
 
 
 class _Descriptors:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from cs_systems import plugins
 from cs_systems.config import RunConfig
+from cs_systems.core import plugins
 from cs_systems.profilers import ProfileLost, Profiler
 from cs_systems.record import RunRecord
 from cs_systems.runtime.channel import run_request, to_json

@@ -35,7 +35,7 @@ from cs_systems.runtime.processes import (
     WorkerTimeout,
     worker_command,
 )
-from cs_systems.slowest import verdict
+from cs_systems.runtime.stragglers import verdict
 
 PATIENCE_S = 25.0
 COMPILING_PATIENCE_S = 600.0

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from cs_systems.checks import binary_size
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core.validation import binary_size
 from cs_systems.record import Environment, Row, RunRecord, make_key
 from cs_systems.runtime import channel, profiled, scheduler
 from cs_systems.runtime.channel import CellRecord, ChannelError, Message, Ready, Visit, run_request

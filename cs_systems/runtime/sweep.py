@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cs_systems import parallel, plugins
+from cs_systems import parallel
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core import plugins
 from cs_systems.profilers import Profiler
 from cs_systems.record import DONE, Environment, Row, RunRecord, make_key
 from cs_systems.runtime import profiled, scheduler

@@ -31,13 +31,13 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from cs_systems import device as devices
-from cs_systems import world
+from cs_systems.machine import device as devices
+from cs_systems.machine import process_group
 from cs_systems.runtime import channel
 from cs_systems.runtime.channel import CellRecord, Done, Join, Joined, Message, Ready, Visit
 from cs_systems.runtime.lifetime import die_with_parent, is_running
+from cs_systems.runtime.stragglers import verdict
 from cs_systems.runtime.worker import answer, serve
-from cs_systems.slowest import verdict
 
 Lost = Callable[[str, str], None]
 SETTLE_S = 2.0  # for the peers of a rank that failed to say what they know
@@ -73,7 +73,7 @@ def follow() -> int:
         replies.send,
         Ready(os.getpid(), devices.resolve_or_cpu("auto").name, rank, socket.gethostname()),
     )
-    world.leave()
+    process_group.leave()
     return 0
 
 

@@ -24,14 +24,14 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from cs_systems import device as devices
-from cs_systems import doctor, world
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.device import DeviceUnavailable
-from cs_systems.environment import environment
+from cs_systems.machine import device as devices
+from cs_systems.machine import process_group
+from cs_systems.machine.device import DeviceUnavailable
+from cs_systems.machine.environment import environment
 from cs_systems.profilers import rank_file
 from cs_systems.record import Row
-from cs_systems.runtime import channel
+from cs_systems.runtime import channel, doctor
 from cs_systems.runtime.channel import CellRecord, Done, Message, Ready, Visit
 from cs_systems.runtime.execute import preflight, run_cells
 from cs_systems.runtime.lifetime import die_with_parent, leave_no_core, stack_file, store_file
@@ -61,7 +61,7 @@ def serve(requests: Iterable[Message], send: Send, hello: Ready) -> None:
 def answer(request: Message, send: Send) -> bool:
     """Do what is asked and send the replies but for `Done`; return whether this process is of further use."""
     if isinstance(request, channel.Run):
-        out = rank_file(Path(request.out), world.rank()) if request.out else None
+        out = rank_file(Path(request.out), process_group.rank()) if request.out else None
         return run_cells(request.configs, repeat=request.repeat, out=out, emit=send)
     if isinstance(request, channel.Preflight):
         for cell in request.cells:
@@ -73,7 +73,7 @@ def answer(request: Message, send: Send) -> bool:
         send(channel.Counted(_too_few(request.device, request.world_size)))
     elif isinstance(request, channel.Join):
         device = devices.resolve(request.device)
-        world.join(device, request.patience_s, _store)
+        process_group.join(device, request.patience_s, _store)
         send(channel.Joined(str(device.torch)))
     elif isinstance(request, channel.Diagnose):
         send(channel.Diagnosed(doctor.checks()))
@@ -150,7 +150,7 @@ def _serve_as_rank(requests: Iterable[Message], send: Send, scratch: Path) -> No
         faulthandler.register(signal.SIGUSR1, stack, all_threads=False)  # answers even where no Python runs
         serve(requests, send, Ready(os.getpid(), devices.resolve_or_cpu("auto").name, rank))
         faulthandler.unregister(signal.SIGUSR1)
-    world.leave()
+    process_group.leave()
 
 
 if __name__ == "__main__":

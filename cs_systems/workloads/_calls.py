@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cs_systems import fp8, plugins
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.config import Precision, RunConfig
-from cs_systems.device import Device
+from cs_systems.core import plugins
+from cs_systems.machine.device import Device
+from cs_systems.training import fp8
 from cs_systems.workloads import Unavailable
 
 COMPUTE_DTYPES = {

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cs_systems import fp8
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig
-from cs_systems.device import Device
+from cs_systems.machine.device import Device
 from cs_systems.record import Row
+from cs_systems.training import fp8
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import check_precision
 from cs_systems.workloads._training import Training

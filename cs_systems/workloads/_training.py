@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import Mode, Phase, Precision, RunConfig
-from cs_systems.device import Device
+from cs_systems.formulas.communication import NARROW_BYTES, Payload
 from cs_systems.formulas.cost import PARAMETER_BYTES
-from cs_systems.formulas.parallel_cost import NARROW_BYTES, Payload
-from cs_systems.optim import optimizer_class
+from cs_systems.machine.device import Device
 from cs_systems.parallel import ParallelStrategy, compose
 from cs_systems.parallel._collectives import Call, counting
 from cs_systems.record import Row
+from cs_systems.training.optimizers import optimizer_class
 
 
 def strategy_of(config: RunConfig) -> ParallelStrategy:

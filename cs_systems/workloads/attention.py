@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cs_systems import plugins
 from cs_systems.attention import AttentionCall
 from cs_systems.config import AttentionShape, ConfigError, Mode, Phase, Precision, RunConfig
-from cs_systems.device import Device
+from cs_systems.core import plugins
 from cs_systems.formulas import cost
-from cs_systems.formulas.attention_memory import attention_memory
 from cs_systems.formulas.cost import AttentionAlgorithm
+from cs_systems.formulas.memory.attention import attention_memory
+from cs_systems.machine.device import Device
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend

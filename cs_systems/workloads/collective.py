@@ -25,11 +25,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cs_systems import world
 from cs_systems.config import RunConfig
-from cs_systems.device import Device
+from cs_systems.core.collectives import CollectiveShape
 from cs_systems.formulas import peaks
-from cs_systems.formulas.collectives import CollectiveShape
+from cs_systems.machine import process_group
+from cs_systems.machine.device import Device
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 
@@ -64,7 +64,7 @@ class Collective:
         self.shape.check(self.ranks)
         self.sent, self.received = self._buffers()
         self._token = torch.zeros(1, device=device.torch)
-        self.setup = {**world.set_up(), "new_group_s": _new_group_s(device)}
+        self.setup = {**process_group.set_up(), "new_group_s": _new_group_s(device)}
         self.meet()
         self.setup["first_call_s"] = _once_s(self._first_call, device)
 
@@ -188,14 +188,14 @@ def _new_group_s(device: Device) -> float:
         dist.all_reduce(torch.zeros(1, device=device.torch), group=groups[0])
 
     taken = _once_s(make, device)
-    world.wait_for_all(device)
+    process_group.wait_for_all(device)
     dist.destroy_process_group(groups[0])
     return taken
 
 
 def _once_s(work: Callable[[], object], device: Device) -> float:
     """Seconds of what happens once and is no step; the ranks begin it together."""
-    world.wait_for_all(device)
+    process_group.wait_for_all(device)
     started = time.perf_counter()
     work()
     device.synchronize()

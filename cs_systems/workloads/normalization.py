@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import Precision, RunConfig
-from cs_systems.device import Device
+from cs_systems.machine.device import Device
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._sums import DTYPES, pairwise, sequential

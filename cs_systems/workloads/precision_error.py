@@ -17,10 +17,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cs_systems import device as devices
 from cs_systems.config import Mode, Precision, RunConfig
-from cs_systems.device import Device
 from cs_systems.formulas.cost import parameter_count
+from cs_systems.machine import device as devices
+from cs_systems.machine.device import Device
 from cs_systems.record import Row
 from cs_systems.workloads import Unavailable, Workload
 from cs_systems.workloads.train_step import TrainStep

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import RunConfig
-from cs_systems.device import Device
-from cs_systems.losses import cross_entropy
+from cs_systems.machine.device import Device
+from cs_systems.training.losses import cross_entropy
 from cs_systems.workloads._module import ModuleStep
 
 BATCH, IN, HIDDEN, OUT = 32, 20, 10, 5

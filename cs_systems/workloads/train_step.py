@@ -8,20 +8,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cs_systems import fp8, plugins, world
 from cs_systems.attention import AttentionBackend, AttentionCall
-from cs_systems.checkpointing import apply_checkpointing
-from cs_systems.checkpointing import unavailable as checkpointing_unavailable
 from cs_systems.config import Mode, Precision, RunConfig
-from cs_systems.device import Device
-from cs_systems.formulas import cost, memory_model
+from cs_systems.core import plugins
+from cs_systems.formulas import cost
+from cs_systems.formulas.communication import Payload, payload, tensor_rank_cost
 from cs_systems.formulas.cost import COMPUTE_BYTES, PARAMETER_BYTES
-from cs_systems.formulas.parallel_cost import Payload, payload, tensor_rank_cost
-from cs_systems.formulas.parallel_memory import step_memory_of_a_rank
-from cs_systems.losses import cross_entropy
+from cs_systems.formulas.memory import model as memory_model
+from cs_systems.formulas.memory.ranks import step_memory_of_a_rank
+from cs_systems.machine import process_group
+from cs_systems.machine.device import Device
 from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.record import Row
+from cs_systems.training import fp8
+from cs_systems.training.checkpointing import apply_checkpointing
+from cs_systems.training.checkpointing import unavailable as checkpointing_unavailable
+from cs_systems.training.losses import cross_entropy
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
 from cs_systems.workloads._training import Training, strategy_of
@@ -40,7 +43,7 @@ class TrainStep(Training):
         with device.torch:
             model = BasicTransformerLM(config.model, self.backend)
             shape = (config.batch_size, config.tokens_per_sequence)
-            part, parts = strategy_of(config).part_of_batch(world.rank(), world.size())
+            part, parts = strategy_of(config).part_of_batch(process_group.rank(), process_group.size())
             if part:
                 torch.manual_seed(config.seed + part)
             self.tokens = torch.randint(config.model.vocab_size, shape)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import Mode, RunConfig
-from cs_systems.device import Device
+from cs_systems.machine.device import Device
 from cs_systems.record import Row
 from cs_systems.workloads.train_step import TrainStep
 

@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-DATA = Path(__file__).parents[2] / "tests" / "analysis" / "data"
+DATA = Path(__file__).parents[2] / "tests" / "data"
 PERIOD_NS = 40_000_000  # the recordings last 30 ms
 
 

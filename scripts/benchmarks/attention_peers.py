@@ -22,8 +22,8 @@ from statistics import median
 
 from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunConfig
 from cs_systems.record import RunRecord
-from cs_systems.report.plot import save
-from cs_systems.report.rows import render_rows
+from cs_systems.report.figures.plot import save
+from cs_systems.report.tables.rows import render_rows
 from cs_systems.runtime.sweep import sweep
 
 BACKENDS = ["flash_cuda", "flash_gluon", "flash_attn", "sdpa_cudnn", "sdpa_flash"]

@@ -22,12 +22,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cs_systems import stats, world
 from cs_systems.cli.comm import parse_sizes
 from cs_systems.config import RunConfig
-from cs_systems.device import Device, resolve
-from cs_systems.formulas.collectives import COLLECTIVES, CollectiveShape, busbw, calls_for, readable_bytes
-from cs_systems.timing import measure
+from cs_systems.core import statistics
+from cs_systems.core.collectives import COLLECTIVES, CollectiveShape, busbw, calls_for, readable_bytes
+from cs_systems.machine import process_group
+from cs_systems.machine.device import Device, resolve
+from cs_systems.runtime.timing import measure
 from cs_systems.workloads.collective import Collective
 
 ITERATIONS, WARMUP = 20, 5  # nccl-tests' -n and -w
@@ -42,7 +43,7 @@ def over_ranks(value: float, operation: Any, device: Device) -> float:
 
 def bare_loop(workload: Collective, device: Device, calls: int) -> tuple[float, float]:
     """(seconds a call, of them the host's to launch it), in the mean over the ranks."""
-    world.wait_for_all(device)
+    process_group.wait_for_all(device)
     started = time.perf_counter()
     for _ in range(calls):
         workload.call()
@@ -50,7 +51,7 @@ def bare_loop(workload: Collective, device: Device, calls: int) -> tuple[float, 
     device.synchronize()
     ended = time.perf_counter()
     whole, launch = (
-        over_ranks((t - started) / calls, dist.ReduceOp.SUM, device) / world.size() for t in (ended, launched)
+        over_ranks((t - started) / calls, dist.ReduceOp.SUM, device) / process_group.size() for t in (ended, launched)
     )
     return whole, launch
 
@@ -64,7 +65,7 @@ def ours(workload: Collective, device: Device, samples: int) -> float:
 
 
 def compare(shape: CollectiveShape, device: Device, rounds: int, samples: int) -> dict[str, object]:
-    config = RunConfig(workload="collective", collective=shape, world_size=world.size())
+    config = RunConfig(workload="collective", collective=shape, world_size=process_group.size())
     workload = Collective(config, device)
     bare_loop(workload, device, WARMUP)
     ours(workload, device, 1)
@@ -78,20 +79,20 @@ def compare(shape: CollectiveShape, device: Device, rounds: int, samples: int) -
                 bare.append(whole)
                 launches.append(launch)
     ratios = [b / o for b, o in zip(bare, own, strict=True)]  # of bandwidths: ours over nccl-tests'
-    low, high = stats.interval([[r] for r in ratios])[:2]
+    low, high = statistics.interval([[r] for r in ratios])[:2]
     return {
         "collective": shape.collective,
         "size_bytes": shape.size_bytes,
         "dtype": shape.dtype,
-        "world_size": world.size(),
+        "world_size": process_group.size(),
         "device": device.name,
         "torch": torch.__version__,
         "rounds": rounds,
         "bare_call_s": median(bare),
         "launch_s": median(launches),
         "own_call_s": median(own),
-        "bare_busbw_bytes_per_s": busbw(shape.collective, shape.size_bytes, world.size(), median(bare)),
-        "own_busbw_bytes_per_s": busbw(shape.collective, shape.size_bytes, world.size(), median(own)),
+        "bare_busbw_bytes_per_s": busbw(shape.collective, shape.size_bytes, process_group.size(), median(bare)),
+        "own_busbw_bytes_per_s": busbw(shape.collective, shape.size_bytes, process_group.size(), median(own)),
         "ratio_median": median(ratios),
         "ratio_ci_low": low,
         "ratio_ci_high": high,
@@ -117,8 +118,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     device = resolve(args.device)
-    world.join(device, PATIENCE_S)
-    told = world.rank() == 0
+    process_group.join(device, PATIENCE_S)
+    told = process_group.rank() == 0
     if told and not args.json:
         print("| collective | size | launch µs | nccl-tests µs | ours µs | nccl-tests GB/s | ours GB/s | ratio | |")
         print("|---|---|--:|--:|--:|--:|--:|--:|---|", flush=True)
@@ -128,7 +129,7 @@ def main() -> None:
             row = compare(shape, device, args.rounds, args.samples)
             if told:
                 print(json.dumps(row) if args.json else line(row), flush=True)
-    world.leave()
+    process_group.leave()
 
 
 if __name__ == "__main__":

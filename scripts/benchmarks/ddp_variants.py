@@ -36,21 +36,21 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from cs_systems import world
-from cs_systems.analysis.kineto import read
-from cs_systems.analysis.overlap import median_row, reconcile, streams
-from cs_systems.annotate import RecordFunctionRanges, listening
 from cs_systems.config import ConfigError, Phase, Precision, preset
-from cs_systems.device import Device, resolve
-from cs_systems.losses import cross_entropy
+from cs_systems.instrument.annotate import RecordFunctionRanges, listening
+from cs_systems.machine import process_group
+from cs_systems.machine.device import Device, resolve
 from cs_systems.model import BasicTransformerLM
-from cs_systems.optim import make_optimizer
 from cs_systems.parallel._collectives import communicator
 from cs_systems.parallel._data_parallel import DataParallel, by_size, one_each
 from cs_systems.parallel._narrowed import NarrowedDataParallel
 from cs_systems.parallel.ddp_flat import OneTensor
-from cs_systems.report.rows import render_rows
-from cs_systems.timing import measure
+from cs_systems.report.tables.rows import render_rows
+from cs_systems.runtime.timing import measure
+from cs_systems.traces.kineto import read
+from cs_systems.traces.overlap import median_row, reconcile, streams
+from cs_systems.training.losses import cross_entropy
+from cs_systems.training.optimizers import make_optimizer
 
 ALONE, PATIENCE_S, WARMUP = "alone", 60.0, 2
 Wrap = Callable[[nn.Module], nn.Module]
@@ -147,7 +147,7 @@ class Step:
         config = preset(args.size, context_length=args.context_length)
         with device.torch:
             self.model = BasicTransformerLM(config, args.attention)
-            torch.manual_seed(world.rank())
+            torch.manual_seed(process_group.rank())
             self.tokens, self.targets = (
                 torch.randint(config.vocab_size, (args.batch_size, args.context_length)) for _ in range(2)
             )
@@ -225,7 +225,7 @@ def recorded(step: Step, variant: Variant, folder: Path) -> dict[str, Any]:
     with profile(activities=activities) as profiler, listening(RecordFunctionRanges()):
         list(measure(step, step.device, warmup=0, steps=2))  # type: ignore[arg-type]
     step.take_off()
-    path = folder / f"rank{world.rank()}.trace.json"
+    path = folder / f"rank{process_group.rank()}.trace.json"
     profiler.export_chrome_trace(str(path))
     row = median_row(streams(read(path)))
     path.unlink()
@@ -234,14 +234,14 @@ def recorded(step: Step, variant: Variant, folder: Path) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> None:
     device = resolve(args.device)
-    world.join(device, PATIENCE_S)
+    process_group.join(device, PATIENCE_S)
     args.out.mkdir(parents=True, exist_ok=True)
     began, step = time.monotonic(), Step(args, device)
     chosen = [v for v in variants(device.is_cuda) if v.name == ALONE or re.search(args.only, v.name)]
     times: dict[str, list[float]] = {v.name: [] for v in chosen}
     for number in range(args.rounds):
         for variant in list(chosen):
-            if world.agreed(number > 0 and time.monotonic() - began > args.budget_s, device):
+            if process_group.agreed(number > 0 and time.monotonic() - began > args.budget_s, device):
                 break
             try:
                 times[variant.name] += visit(step, variant, args.steps)
@@ -262,7 +262,7 @@ def run(args: argparse.Namespace) -> None:
     for variant in chosen if args.explain is not None else []:
         if variant.name != ALONE and not re.search(args.explain, variant.name):
             continue
-        if world.agreed(time.monotonic() - began > args.budget_s, device):
+        if process_group.agreed(time.monotonic() - began > args.budget_s, device):
             break
         explained[variant.name] = slower(recorded(step, variant, args.out))
         say(f"recorded: {variant.name}")
@@ -273,13 +273,13 @@ def run(args: argparse.Namespace) -> None:
             row |= {"hidden_s": of["hidden_s"], "exposed_in_trace_s": of["exposed_s"]}
             row |= {name: why[name] for name in ("slower_compute_s", "waits_longer_s", "recorder_s")}
     publish(args, rows)
-    world.wait_for_all(device)  # a rank that leaves first would end the connections of the others
-    world.leave()
+    process_group.wait_for_all(device)  # a rank that leaves first would end the connections of the others
+    process_group.leave()
 
 
 def slower(row: dict[str, Any]) -> dict[str, Any]:
     """Of the rows of all ranks that of the longest step."""
-    rows: list[dict[str, Any]] = [{} for _ in range(world.size())]
+    rows: list[dict[str, Any]] = [{} for _ in range(process_group.size())]
     dist.all_gather_object(rows, row)
     return max(rows, key=lambda row: row["step_s"])
 
@@ -291,7 +291,7 @@ def summary(
     return {
         "variant": name,
         "size": args.size,
-        "ranks": world.size(),
+        "ranks": process_group.size(),
         "device": device.name,
         "batch_size": args.batch_size,
         "context_length": args.context_length,
@@ -313,7 +313,7 @@ WHY = ("hidden_s", "exposed_in_trace_s", "slower_compute_s", "waits_longer_s", "
 
 def publish(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Rank 0 writes what is known by now, and prints it."""
-    if world.rank():
+    if process_group.rank():
         return
     (args.out / f"{args.size}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     columns = [*SHOWN, *(name for name in WHY if any(name in row for row in rows))]
@@ -331,7 +331,7 @@ def publish(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
 
 
 def say(text: str) -> None:
-    if not world.rank():
+    if not process_group.rank():
         print(text, file=sys.stderr, flush=True)
 
 

@@ -39,15 +39,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cs_systems import stats, world
 from cs_systems.config import ModelConfig, Phase, Precision, preset
-from cs_systems.device import Device, resolve
-from cs_systems.losses import cross_entropy
+from cs_systems.core import statistics
+from cs_systems.machine import process_group
+from cs_systems.machine.device import Device, resolve
 from cs_systems.model import BasicTransformerLM
-from cs_systems.optim import optimizer_class
 from cs_systems.parallel import ParallelStrategy, compose
-from cs_systems.report.rows import render_rows
-from cs_systems.timing import measure
+from cs_systems.report.tables.rows import render_rows
+from cs_systems.runtime.timing import measure
+from cs_systems.training.losses import cross_entropy
+from cs_systems.training.optimizers import optimizer_class
 
 ALONE, PATIENCE_S = "alone", 120.0
 Variant = tuple[str, dict[str, Any]]  # a strategy and its options
@@ -93,7 +94,7 @@ class Step:
         torch.manual_seed(0)
         with device.torch:
             model = BasicTransformerLM(config, attention)
-            torch.manual_seed(world.rank())
+            torch.manual_seed(process_group.rank())
             self.tokens, self.targets = (
                 torch.randint(config.vocab_size, (rows, config.context_length)) for _ in range(2)
             )
@@ -131,7 +132,7 @@ def on_thread(step: Step, steps: int) -> list[dict[str, float]]:
     found = []
     for _ in range(steps):
         step.prepare()
-        world.wait_for_all(step.device)
+        process_group.wait_for_all(step.device)
         row = {}
         for phase, run in step.step():
             began = time.thread_time()
@@ -173,7 +174,7 @@ def launches(
     for step in steps.values():
         host(step, 3)
     for number in range(args.rounds):
-        if world.agreed(number > 0 and time.monotonic() - began > args.budget_s, device):
+        if process_group.agreed(number > 0 and time.monotonic() - began > args.budget_s, device):
             break
         for variant, step in steps.items():
             found[variant] += host(step, args.steps)
@@ -214,7 +215,7 @@ def beside_torchs_best(rows: list[dict[str, Any]], steps: int) -> list[dict[str,
     best = rounds(min(torchs, key=lambda name: median(timed[name])))
     for row in rows:
         ratios = [own / its for own, its in zip(rounds(row["variant"]), best, strict=True)]
-        low, high = stats.interval([[ratio] for ratio in ratios])[:2]
+        low, high = statistics.interval([[ratio] for ratio in ratios])[:2]
         row |= {"of_torchs_best": median(ratios), "ratio_ci_low": low, "ratio_ci_high": high}
     return rows
 
@@ -251,7 +252,7 @@ def real_steps(size: str, args: argparse.Namespace, device: Device) -> list[dict
     found: dict[str, dict[str, list[float]]] = {variant: {} for variant in VARIANTS}
     for number in range(args.rounds):
         for variant in VARIANTS:
-            if world.agreed(number > 0 and time.monotonic() - began > args.budget_s, device):
+            if process_group.agreed(number > 0 and time.monotonic() - began > args.budget_s, device):
                 break
             for name, values in visit(variant, config, args, device).items():
                 found[variant].setdefault(name, []).extend(values)
@@ -291,9 +292,9 @@ def quantile(values: list[float], q: float) -> float:
 
 def publish(scale: str, rows: list[dict[str, Any]], args: argparse.Namespace, device: Device) -> None:
     """Rank 0 writes and prints."""
-    if world.rank():
+    if process_group.rank():
         return
-    stamp = {"scale": scale, "ranks": world.size(), "device": device.name, "torch": torch.__version__}
+    stamp = {"scale": scale, "ranks": process_group.size(), "device": device.name, "torch": torch.__version__}
     if not is_tiny(scale, device):
         stamp |= {name: getattr(args, name) for name in ("batch_size", "context_length", "attention")}
     (args.out / f"{scale}.jsonl").write_text("".join(json.dumps(stamp | row) + "\n" for row in rows))
@@ -304,7 +305,7 @@ def publish(scale: str, rows: list[dict[str, Any]], args: argparse.Namespace, de
 
 
 def say(text: str) -> None:
-    if not world.rank():
+    if not process_group.rank():
         print(text, file=sys.stderr, flush=True)
 
 
@@ -322,11 +323,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/fsdp_launches"))
     args = parser.parse_args()
     device = resolve(args.device)
-    world.join(device, PATIENCE_S)
+    process_group.join(device, PATIENCE_S)
     args.out.mkdir(parents=True, exist_ok=True)
     for scale in SCALES[args.scale]:
         publish(scale, measured(scale, args, device), args, device)
-    world.leave()
+    process_group.leave()
 
 
 if __name__ == "__main__":

@@ -37,10 +37,10 @@ import torch
 from torch import Tensor
 
 from cs_systems.kernels.compile import compile_for
-from cs_systems.kernels.flash_gluon import Problem
-from cs_systems.kernels.flash_gluon_configs import BackwardOptions, ForwardOptions
-from cs_systems.kernels.flash_layout import padded_rows
-from cs_systems.kernels.flash_triton import Launch
+from cs_systems.kernels.gluon.configs import BackwardOptions, ForwardOptions
+from cs_systems.kernels.gluon.launch import Problem
+from cs_systems.kernels.layout import padded_rows
+from cs_systems.kernels.triton.launch import Launch
 
 Options = ForwardOptions | BackwardOptions
 VARIANTS: dict[str, list[Options]] = {

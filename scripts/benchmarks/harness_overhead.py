@@ -18,11 +18,11 @@ from statistics import median
 
 import torch
 
-from cs_systems import stats
 from cs_systems.config import RunConfig, preset
-from cs_systems.device import Device, resolve
-from cs_systems.losses import cross_entropy
-from cs_systems.timing import measure
+from cs_systems.core import statistics
+from cs_systems.machine.device import Device, resolve
+from cs_systems.runtime.timing import measure
+from cs_systems.training.losses import cross_entropy
 from cs_systems.workloads.train_step import TrainStep
 
 
@@ -62,7 +62,7 @@ def compare(config: RunConfig, rounds: int, steps: int) -> dict[str, object]:
                 samples = measure(workload, device, warmup=1, steps=steps)
                 harness.append([s.wall_s for s in samples if not s.warmup])
     ratios = [median(h) / median(b) for h, b in zip(harness, bare, strict=True)]
-    low, high = stats.interval([[r] for r in ratios])[:2]
+    low, high = statistics.interval([[r] for r in ratios])[:2]
     return {
         "size": config.model.label,
         "context_length": config.tokens_per_sequence,

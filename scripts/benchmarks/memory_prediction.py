@@ -27,10 +27,10 @@ from pathlib import Path
 from statistics import median
 
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, preset
-from cs_systems.formulas.memory_fit import algorithm_of
-from cs_systems.formulas.memory_model import step_memory
+from cs_systems.formulas.memory.fit import algorithm_of
+from cs_systems.formulas.memory.model import step_memory
 from cs_systems.record import DONE, Row, RunRecord, append_record, read_records, records_path
-from cs_systems.report.rows import render_rows
+from cs_systems.report.tables.rows import render_rows
 from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.sweep import preflight, sweep
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from statistics import median
 
 from cs_systems.config import PRESETS, Precision, RunConfig, preset
-from cs_systems.formulas.memory_fit import cheapest_plan, fits, needed_bytes
-from cs_systems.report.rows import render_rows
+from cs_systems.formulas.memory.fit import cheapest_plan, fits, needed_bytes
+from cs_systems.report.tables.rows import render_rows
 
 REPEATS, DEVICE_BYTES = 20, 80 * 2**30
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from _browser import opened
 
-DATA = Path(__file__).parents[2] / "tests" / "analysis" / "data" / "snapshot_h200_step.pickle.gz"
+DATA = Path(__file__).parents[2] / "tests" / "data" / "snapshot_h200_step.pickle.gz"
 
 
 def repeat(target: Path, events: int) -> int:

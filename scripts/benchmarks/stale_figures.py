@@ -24,26 +24,26 @@ ROOT = Path(__file__).resolve().parents[2]
 NO_ANSWER = 2  # exit status without git or history
 RECORDS = ("records.jsonl", "processes.jsonl")  # data of the table beside them
 
-CLOCK = ("cs_systems/timing.py", "cs_systems/stats.py")
-MODEL = ("cs_systems/model.py", "cs_systems/losses.py", "cs_systems/optim.py")
+CLOCK = ("cs_systems/runtime/timing.py", "cs_systems/core/statistics.py")
+MODEL = ("cs_systems/model.py", "cs_systems/training/losses.py", "cs_systems/training/optimizers.py")
 STEP = (*CLOCK, *MODEL, "cs_systems/workloads/train_step.py", "cs_systems/workloads/_training.py")
 CALL = (*CLOCK, "cs_systems/workloads/attention.py", "cs_systems/workloads/_calls.py")
 GPU_KERNELS = (
     *("cs_systems/attention/flash_cuda.py", "cs_systems/attention/flash_gluon.py", "cs_systems/attention/_hopper.py"),
-    *("cs_systems/attention/flash_attn.py", "cs_systems/attention/_sdpa.py", "cs_systems/kernels/hopper.py"),
+    *("cs_systems/attention/flash_attn.py", "cs_systems/attention/_sdpa.py", "cs_systems/kernels/cuda/driver.py"),
     *(
-        "cs_systems/kernels/flash_cuda.py",
-        "cs_systems/kernels/flash_cuda_forward.py",
-        "cs_systems/kernels/flash_cuda/*",
+        "cs_systems/kernels/cuda/launch.py",
+        "cs_systems/kernels/cuda/launch_forward.py",
+        "cs_systems/kernels/cuda/*",
     ),
-    *("cs_systems/kernels/flash_gluon*.py", "cs_systems/kernels/flash_layout.py"),
+    *("cs_systems/kernels/gluon/launch*.py", "cs_systems/kernels/layout.py"),
 )
 DATA_PARALLEL = (
     *("cs_systems/parallel/ddp_*.py", "cs_systems/parallel/torch_ddp.py", "cs_systems/parallel/_data_parallel.py"),
     *("cs_systems/parallel/_collectives.py", "cs_systems/parallel/_sender.py"),
 )
 SHARDED = (
-    *("cs_systems/parallel/fsdp.py", "cs_systems/parallel/_fsdp_*.py", "cs_systems/parallel/torch_fsdp2.py"),
+    *("cs_systems/parallel/fsdp/__init__.py", "cs_systems/parallel/_fsdp_*.py", "cs_systems/parallel/torch_fsdp2.py"),
     "cs_systems/parallel/_collectives.py",
 )
 PROFILE = tuple(
@@ -60,34 +60,34 @@ SNAPSHOT = tuple(
         *("memory_view", "tensor_names"),
     )
 )
-PAGES = ("cs_systems/report/chart.js", "cs_systems/report/page.css", "cs_systems/report/page.js")
-VERDICTS = (*CLOCK, "cs_systems/analysis/compare.py", "cs_systems/runtime/execute.py", "scripts/benchmarks/verdicts.py")
+PAGES = ("cs_systems/report/pages/chart.js", "cs_systems/report/pages/page.css", "cs_systems/report/pages/page.js")
+VERDICTS = (*CLOCK, "cs_systems/comparison/runs.py", "cs_systems/runtime/execute.py", "scripts/benchmarks/verdicts.py")
 
 # quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, none of which expires.
 SOURCES: dict[str, tuple[str, ...]] = {
-    "profiles/c2_size_by_context/table.md": (*STEP, "cs_systems/attention/naive.py", "scripts/c2_size_by_context.py"),
+    "profiles/step_time/table.md": (*STEP, "cs_systems/attention/naive.py", "scripts/studies/step_time.py"),
     "profiles/attention_h200/table.md": (
         *CALL,
         *(
             "cs_systems/attention/flash_triton.py",
             "cs_systems/attention/_sdpa.py",
-            "cs_systems/kernels/flash_triton*.py",
+            "cs_systems/kernels/triton/launch*.py",
         ),
     ),
     "profiles/attention_h200/peers/table.md": (*CALL, *GPU_KERNELS, "scripts/benchmarks/attention_peers.py"),
     "profiles/attention_h200/log.md": (),
     "profiles/ddp_variants/2.7B.md": (*STEP, *DATA_PARALLEL, "scripts/benchmarks/ddp_variants.py"),
     "profiles/ddp_variants/2.7B_why.md": (
-        *(*STEP, *DATA_PARALLEL, "cs_systems/analysis/overlap.py", "scripts/benchmarks/ddp_variants.py"),
+        *(*STEP, *DATA_PARALLEL, "cs_systems/traces/overlap.py", "scripts/benchmarks/ddp_variants.py"),
     ),
     "profiles/ddp_variants/2.7B_last_bucket.md": (*STEP, *DATA_PARALLEL, "scripts/benchmarks/ddp_variants.py"),
     "profiles/fsdp_launches/h200/2.7B.md": (*STEP, *SHARDED, "scripts/benchmarks/fsdp_launches.py"),
     "profiles/fsdp_launches/h200/host_per_parameter.md": (
         *(*STEP, *DATA_PARALLEL, *SHARDED, "scripts/benchmarks/fsdp_launches.py"),
     ),
-    "profiles/profile_page/page.png": (*PAGES, "cs_systems/report/profile_*", "cs_systems/analysis/view.py"),
+    "profiles/profile_page/page.png": (*PAGES, "cs_systems/report/profile_*", "cs_systems/traces/timeline.py"),
     "profiles/profile_page/speed.md": (
-        *(*PAGES, "cs_systems/report/profile_*", "cs_systems/analysis/view.py", "scripts/benchmarks/profile_page.py"),
+        *(*PAGES, "cs_systems/report/profile_*", "cs_systems/traces/timeline.py", "scripts/benchmarks/profile_page.py"),
     ),
     "profiles/overhead/h200.md": (*STEP, "scripts/benchmarks/harness_overhead.py"),
     "profiles/overhead/cpu.md": (*STEP, "scripts/benchmarks/harness_overhead.py"),
@@ -98,8 +98,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "profiles/analyze_speed/cpu.md": (*PROFILE, "cs_systems/cli/analyze.py", "scripts/benchmarks/analyze_speed.py"),
     "profiles/memory_prediction/speed.md": (
-        *("cs_systems/formulas/*memory*.py", "cs_systems/formulas/checkpoint_plan.py"),
-        *("cs_systems/formulas/cuda_allocator.py", "scripts/benchmarks/prediction_speed.py"),
+        *("cs_systems/formulas/*memory*.py", "cs_systems/core/checkpoint_plan.py"),
+        *("cs_systems/formulas/memory/allocator.py", "scripts/benchmarks/prediction_speed.py"),
     ),
     "profiles/snapshot_speed/cpu.md": (
         *(*SNAPSHOT, *PAGES, "cs_systems/report/snapshot_*", "cs_systems/cli/snapshot.py"),

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 from cs_systems import RunConfig, preset, sweep
 from cs_systems.cli import COMMANDS
+from cs_systems.core.statistics import quantile
 from cs_systems.record import RunRecord
-from cs_systems.stats import quantile
 
 PROMISED_HELP_S, PROMISED_CELL_S = 0.2, 0.05
 

@@ -27,8 +27,8 @@ from statistics import fmean, median, stdev
 import torch
 
 import cs_systems
-from cs_systems import stats
 from cs_systems.config import RunConfig
+from cs_systems.core import statistics
 
 PRODUCTS = {"a": 100, "b": 105}
 SIZE = {"cpu": 128, "cuda": 1024}
@@ -106,7 +106,7 @@ def judge(runs: dict[str, list[Rounds]]) -> str:
 def _row(size: int, which: str, equal: list[Pair], planted: list[Pair]) -> str:
     counts = []
     for pairs, wanted in ((equal, "no difference"), (planted, "slower")):
-        right = sum(stats.ratio_interval(x, y).verdict == wanted for x, y in pairs)
+        right = sum(statistics.ratio_interval(x, y).verdict == wanted for x, y in pairs)
         counts.append(f"{right} of {len(pairs)}")
     return f"| {size} | {which} | {counts[0]} | {counts[1]} |"
 

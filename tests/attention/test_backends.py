@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
-from cs_systems import annotate, plugins
 from cs_systems.attention import AttentionBackend, AttentionCall, flash_attn
 from cs_systems.attention.flash_torch import B_K, B_Q, FlashAttentionTorch
-
-from .conftest import Case, relative_error, results
+from cs_systems.core import plugins
+from cs_systems.instrument import annotate
+from tests.attention.conftest import Case, relative_error, results
 
 FULL_MATRIX = ["naive", "sdpa_math"]
 TILED = ["sdpa_flash", "flash_torch"]

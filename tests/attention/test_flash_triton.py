@@ -21,9 +21,8 @@ from torch import Tensor
 
 from cs_systems.attention import AttentionCall, flash_triton, naive
 from cs_systems.attention.flash_triton import BACKEND, FlashAttentionTriton, attention
-from cs_systems.kernels.flash_triton_configs import Tile, Tiles, padded_d_head, tiles_for
-
-from .conftest import Case, relative_error, results
+from cs_systems.kernels.triton.configs import Tile, Tiles, padded_d_head, tiles_for
+from tests.attention.conftest import Case, relative_error, results
 
 HERE = Path(__file__).parent
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -44,7 +43,7 @@ def test_the_suite_passes_in_the_interpreter() -> None:
     suites = (HERE / "test_semantics.py", HERE / "test_flash_triton.py")
     command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-k", chosen, *suites]
     interpreted = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=interpreted, capture_output=True, text=True, cwd=HERE.parents[1])
+    done = subprocess.run(command, env=interpreted, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     if "fails with numpy" in done.stdout:
         pytest.skip("the interpreter of this triton does not work with this numpy: pip install 'triton>=3.7'")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

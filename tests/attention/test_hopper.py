@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cs_systems import plugins
 from cs_systems.attention import AttentionBackend, AttentionCall, _hopper, flash_cuda, flash_gluon, naive
-
-from .conftest import Case, available, relative_error, results
+from cs_systems.core import plugins
+from tests.attention.conftest import Case, available, relative_error, results
 
 HOPPER = AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1)
 AS_IT_TRACES = pytest.mark.filterwarnings(

@@ -9,9 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cs_systems import plugins
-
-from .conftest import Case, available, relative_error, results
+from cs_systems.core import plugins
+from tests.attention.conftest import Case, available, relative_error, results
 
 NAMES = plugins.names("attention")
 CASES = {

@@ -14,7 +14,7 @@ from cs_systems.cli import main
 from cs_systems.cli._options import Steps
 from cs_systems.cli.comm import CommCells, parse_sizes
 from cs_systems.config import RunConfig
-from cs_systems.formulas.collectives import COLLECTIVES, CollectiveShape
+from cs_systems.core.collectives import COLLECTIVES, CollectiveShape
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report import collectives, frame
 

@@ -10,8 +10,8 @@ import pytest
 
 from cs_systems.cli import _memory_text, main
 from cs_systems.config import PRESETS, RunConfig
-from cs_systems.formulas.memory_fit import CONTEXT_BYTES, algorithm_of
-from cs_systems.formulas.memory_model import step_memory
+from cs_systems.formulas.memory.fit import CONTEXT_BYTES, algorithm_of
+from cs_systems.formulas.memory.model import step_memory
 from cs_systems.record import RunRecord, read_records
 
 TINY = ["memory", "--size", "tiny", "--device", "cpu"]
@@ -67,18 +67,18 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 
 def test_what_was_measured_is_shown_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     profiles = Path(__file__).parents[2] / "profiles"
-    assert main(["memory", "--show", str(profiles / "c17_reconciling")]) == 0
+    assert main(["memory", "--show", str(profiles / "nvidia_smi_memory")]) == 0
     said = capsys.readouterr().out
     assert "small ctx 512 batch 4 · naive · fp32 · train-step · under memory" in said
     assert "context and modules" in said
     assert "off: measured peak less the predicted one" in said
     assert max(map(len, said.splitlines())) <= 80
-    assert main(["memory", "--show", str(profiles / "c10_attention_memory")]) == 2
+    assert main(["memory", "--show", str(profiles / "attention_memory")]) == 2
     assert "tells of no memory by phase: cs-systems memory --out DIR measures it" in capsys.readouterr().err
 
 
 def test_a_report_of_memory_shows_peaks_and_no_times(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(Path(__file__).parents[2] / "profiles" / "c17_reconciling")]) == 0
+    assert main(["report", str(Path(__file__).parents[2] / "profiles" / "nvidia_smi_memory")]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^ +peak +reserved +predicted$", said, re.MULTILINE)
     assert "under memory: no timing" in " ".join(said.split())

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent.parent
-DATA = TESTS / "analysis" / "data"
+DATA = TESTS / "data"
 SOURCES = {
     "analyze": DATA / "nsys_h200_step.sqlite.gz",
     "snapshot": DATA / "snapshot_h200_step.pickle.gz",
-    "report": TESTS.parent / "profiles" / "c2_size_by_context" / "records.jsonl",
+    "report": Path(__file__).parents[2] / "profiles" / "step_time" / "records.jsonl",
 }
 
 

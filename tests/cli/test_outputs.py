@@ -14,12 +14,12 @@ import pytest
 
 from cs_systems.cli import main
 from cs_systems.cli._options import Sweep
+from cs_systems.core.printable import command_line, text_cell
 from cs_systems.record import append_record
 from cs_systems.report.files import write_file
-from cs_systems.report.printable import command_line, text_cell
 from tests.report.conftest import ok, train_config
 
-DATA = Path(__file__).parent.parent / "analysis" / "data"
+DATA = Path(__file__).parents[1] / "data"
 MEASURES = ("comm --size 1KiB", "parallel --size tiny", "precision --size tiny")
 
 

@@ -13,7 +13,7 @@ import torch
 from cs_systems.cli import _sweep, main
 from cs_systems.config import RunConfig
 from cs_systems.record import RunRecord, read_records
-from cs_systems.report import plot
+from cs_systems.report.figures import plot
 
 STEPS = """
 import torch
@@ -152,7 +152,7 @@ def test_without_the_device_each_table_says_why_once(tmp_path: Path, capsys: pyt
 
 
 def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = Path(__file__).parent.parent.parent / "profiles" / "c4_top_kernels"
+    folder = Path(__file__).parents[2] / "profiles" / "top_kernels"
     before = (folder / "records.jsonl").read_bytes()
     assert main(["precision", "--show", str(folder)]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -183,7 +183,10 @@ def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: p
             ["--show", "no_such_folder"],
             "there are no records at no_such_folder/records.jsonl: give the folder",
         ),
-        (["--show", "profiles/l2_causal"], "holds nothing that compares precisions: measure with cs-systems"),
+        (
+            ["--show", "profiles/attention_causal_mask"],
+            "holds nothing that compares precisions: measure with cs-systems",
+        ),
         (["--dtypes", "--size", "tiny"], "--size is of what is timed: --dtypes takes --model tiny"),
         (["--model", "medium"], "--model is of --dtypes: --size medium names what is timed"),
         (["--accumulation", "--model", "medium"], "--model is of --dtypes: the sums have none"),

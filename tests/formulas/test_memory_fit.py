@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cs_systems import plugins
 from cs_systems.attention import AttentionCall
 from cs_systems.config import AttentionShape, ConfigError, Mode, ModelConfig, Precision, RunConfig, preset
-from cs_systems.formulas.attention_memory import attention_memory
+from cs_systems.core import plugins
 from cs_systems.formulas.cost import COMPUTE_BYTES, recomputed_flops
-from cs_systems.formulas.cuda_allocator import CUBLAS_WORKSPACE_BYTES, rounding
-from cs_systems.formulas.memory_fit import algorithm_of, cheapest_plan, fits, needed_bytes, plans
-from cs_systems.formulas.memory_model import phase_memory, step_memory
+from cs_systems.formulas.memory.allocator import CUBLAS_WORKSPACE_BYTES, rounding
+from cs_systems.formulas.memory.attention import attention_memory
+from cs_systems.formulas.memory.fit import algorithm_of, cheapest_plan, fits, needed_bytes, plans
+from cs_systems.formulas.memory.model import phase_memory, step_memory
 from cs_systems.record import RunRecord, read_records
 
 MIB, GIB = 2**20, 2**30

@@ -14,16 +14,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cs_systems.attention import naive, sdpa_flash
-from cs_systems.checkpointing import apply_checkpointing
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Precision, RunConfig, preset
-from cs_systems.device import Device
-from cs_systems.formulas.attention_memory import attention_memory
 from cs_systems.formulas.cost import FULL_MATRIX, AttentionAlgorithm
-from cs_systems.formulas.cuda_allocator import CUBLAS_WORKSPACE_BYTES
-from cs_systems.formulas.memory_model import phase_memory, step_memory
-from cs_systems.losses import cross_entropy
+from cs_systems.formulas.memory.allocator import CUBLAS_WORKSPACE_BYTES
+from cs_systems.formulas.memory.attention import attention_memory
+from cs_systems.formulas.memory.model import phase_memory, step_memory
+from cs_systems.machine.device import Device
 from cs_systems.model import BasicTransformerLM
-from cs_systems.optim import make_optimizer
+from cs_systems.training.checkpointing import apply_checkpointing
+from cs_systems.training.losses import cross_entropy
+from cs_systems.training.optimizers import make_optimizer
 from cs_systems.workloads.train_step import TrainStep
 
 MIB = 2**20

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cs_systems.config import preset
-from cs_systems.formulas.parallel_cost import averaging_bytes, fully_sharded_bytes, payload, tensor_parallel_bytes
+from cs_systems.formulas.communication import averaging_bytes, fully_sharded_bytes, payload, tensor_parallel_bytes
 from cs_systems.formulas.scaling import (
     DATA,
     TENSOR,

@@ -17,17 +17,16 @@ from hypothesis import strategies as st
 
 from cs_systems.cli import main
 from cs_systems.cli._output import Format
+from tests.hostile import files
 
-from . import files
-
-RECORDS = Path(__file__).parents[2] / "profiles" / "c2_size_by_context" / "records.jsonl"
+RECORDS = Path(__file__).parents[2] / "profiles" / "step_time" / "records.jsonl"
 MOST_MEMORY = 1 << 30
 PATIENCE_S = 50  # a bomb would take minutes, or for ever
 # Runs a command for each file in one process that has no more memory, and says its status and message.
 ANSWER = f"""
 import contextlib, io, json, resource, sys
 from cs_systems.cli import main
-import cs_systems.analysis.profile, cs_systems.analysis.snapshot
+import cs_systems.traces.profile, cs_systems.snapshots.snapshot
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + {MOST_MEMORY}, resource.RLIM_INFINITY))
 for path in sys.argv[2:]:

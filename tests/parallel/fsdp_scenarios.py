@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from cs_systems.model import RMSNorm
 from cs_systems.parallel._collectives import counting
-from cs_systems.parallel._fsdp_flat import parts
 from cs_systems.parallel.fsdp import FullyShardedDataParallel, gather_full_params, wrap
+from cs_systems.parallel.fsdp.flat import parts
 from tests.parallel.misuses import message
 
 D, VOCABULARY = 16, 40

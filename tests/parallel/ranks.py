@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cs_systems import plugins
+from cs_systems.core import plugins
 from cs_systems.parallel import ParallelStrategy, compose
 from tests.parallel.fsdp_scenarios import FSDP_SCENARIOS
 from tests.parallel.misuses import MISUSES

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cs_systems.device import resolve
+from cs_systems.machine.device import resolve
 from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import compose
 from cs_systems.parallel._collectives import counting, total

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from cs_systems import plugins
 from cs_systems.config import ConfigError
-from cs_systems.parallel import check, check_division, compose, data_ranks, options_of, splits_of
+from cs_systems.core import plugins
+from cs_systems.formulas.rank_layout import check_division, data_ranks, options_of, splits_of
+from cs_systems.parallel import check, compose
 from tests.parallel.launch import launch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cs_systems.formulas.parallel_cost import Payload
+from cs_systems.formulas.communication import Payload
 from cs_systems.parallel import compose
 from tests.parallel.misuses import STRATEGIES
 from tests.parallel.ranks import cases, composed, scaled, strategies

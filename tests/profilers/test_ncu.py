@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import cs_systems
-from cs_systems.analysis import ncu as reports
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, RunConfig
 from cs_systems.profilers import ncu
 from cs_systems.record import RunRecord
 from cs_systems.runtime import profiled, supervisor
+from cs_systems.traces import ncu as reports
 
 TINY = RunConfig(
     model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=0, steps=1, profiler="ncu", profiler_args=("-k=a",)

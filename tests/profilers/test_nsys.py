@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 import cs_systems
-from cs_systems.analysis.nsys import exported
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, RunConfig
 from cs_systems.formulas.cost import FULL_MATRIX_CUDA
-from cs_systems.formulas.memory_model import kept_by_a_block
+from cs_systems.formulas.memory.model import kept_by_a_block
 from cs_systems.profilers import ProfileLost, nsys, nsys_memory
 from cs_systems.profilers.residuals import gradients_of_a_block
 from cs_systems.record import Row, RunRecord, read_records
+from cs_systems.traces.nsys import exported
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=2, device="cpu", warmup=1, steps=2, profiler="nsys")
 
@@ -73,7 +73,7 @@ def test_blocks_are_held_to_the_closed_form_where_nsys_sees_tensors(options: tup
         {"phase": phase, "layer": layer}
         for phase, layer in (("forward", "embedding"), ("forward", "block 0"), ("backward", "block 0"))
     ]
-    measured = Path(__file__).parents[2] / "profiles" / "c10_attention_memory"
+    measured = Path(__file__).parents[2] / "profiles" / "attention_memory"
     on_a_gpu = read_records(measured)[0][0].environment
     found = nsys_memory.with_prediction(rows, RunRecord("key", config.to_dict(), "ok", environment=on_a_gpu))
     kept = kept_by_a_block(replace(config, device="cuda"), FULL_MATRIX_CUDA)

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import cs_systems
-from cs_systems import plugins
-from cs_systems.analysis.compare import compare
 from cs_systems.cli import main
 from cs_systems.cli.profile import print_profile
+from cs_systems.comparison.runs import compare
 from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig
+from cs_systems.core import plugins
 from cs_systems.profilers import ProfileLost, Profiler
 from cs_systems.record import RunRecord, read_records
 from cs_systems.runtime import profiled as profiling
@@ -44,7 +44,7 @@ def records(folder: Path) -> list[RunRecord]:
 def test_a_profiler_exports_its_parts_without_torch(name: str) -> None:
     assert isinstance(plugins.get("profilers", name), Profiler)
     program = (
-        f"import sys; from cs_systems import plugins; p = plugins.get('profilers', {name!r}); p.problem(); "
+        f"import sys; from cs_systems.core import plugins; p = plugins.get('profilers', {name!r}); p.problem(); "
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from cs_systems.analysis.tables import TABLES
 from cs_systems.cli.profile import print_profile
 from cs_systems.config import PRESETS, RunConfig, describe
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.profilers._tables import costs_of, overhead, tables
 from cs_systems.record import Measurement, Row, RunRecord, Sample
+from cs_systems.traces.tables import TABLES
 from tests.test_record import ENVIRONMENT
 
-DATA = Path(__file__).parent.parent / "analysis" / "data"
+DATA = Path(__file__).parents[1] / "data"
 CONFIG = RunConfig(model=PRESETS["tiny"], profiler="nsys", steps=3)
 COST: Row = {"model_flops": 1e9, "hardware_flops": 1e9, "bytes": 1e6}
 CEILING: Row = {"precision": "fp32", "peak_flops_per_s": 67e12, "peak_bytes_per_s": 4.8e12, "source": "data sheet"}

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from cs_systems.config import AttentionShape, Mode, Precision, RunConfig, preset
-from cs_systems.record import Caveat, Environment, Measurement, RunRecord, Sample
+from cs_systems.core.caveats import Caveat
+from cs_systems.record import Environment, Measurement, RunRecord, Sample
 
 
 @pytest.fixture(params=["page", "evil_page"])

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from cs_systems.config import RunConfig
-from cs_systems.formulas.collectives import CollectiveShape
+from cs_systems.core.collectives import CollectiveShape
 from cs_systems.record import Measurement, RunRecord, Sample
-from cs_systems.report import collectives, frame, plot, table
+from cs_systems.report import collectives, frame
+from cs_systems.report.figures import plot
+from cs_systems.report.tables import records as table
 from tests.test_record import ENVIRONMENT
 
 ALPHA_S, BETA = 10e-6, 300e9

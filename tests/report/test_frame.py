@@ -8,8 +8,7 @@ import pytest
 from cs_systems.config import ConfigError, Mode, RunConfig, preset
 from cs_systems.record import RunRecord, append_record
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS, frame, load
-
-from .conftest import OVERHEAD_S, Build
+from tests.report.conftest import OVERHEAD_S, Build
 
 
 def test_one_row_for_each_phase_and_the_step(train_records: list[RunRecord]) -> None:
@@ -128,7 +127,10 @@ def test_reports_do_not_need_torch() -> None:
 import sys
 sys.modules["torch"] = None  # importing it raises
 from cs_systems.cli import report
-from cs_systems.report import figures, formats, frame, html, plot, table, units
+from cs_systems.report.figures import kinds as figures, plot
+from cs_systems.report.tables import formats, records as table
+from cs_systems.report import frame, units
+from cs_systems.report.pages import records as html
 heavy = {"pandas", "matplotlib", "tabulate", "rich"} & set(sys.modules)
 assert not heavy, f"imported before they are needed: {heavy}"
 """

@@ -7,10 +7,9 @@ import pytest
 
 from cs_systems.config import AttentionShape, ConfigError, RunConfig, preset
 from cs_systems.record import RunRecord
-from cs_systems.report import plot
-from cs_systems.report.figures import causes
-
-from .conftest import Build, attention_config, failed
+from cs_systems.report.figures import plot
+from cs_systems.report.figures.kinds import causes
+from tests.report.conftest import Build, attention_config, failed
 
 
 def test_the_workload_chooses_the_figures(

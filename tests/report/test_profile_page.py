@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from cs_systems.analysis.profile import Profile, profile
-from cs_systems.analysis.read import read
-from cs_systems.analysis.view import results, view
 from cs_systems.cli import main
-from cs_systems.report.profile_page import render
-from cs_systems.report.profile_tables import CAPTIONS, SHOWN
+from cs_systems.report.pages.profile import render
+from cs_systems.report.tables.profile import CAPTIONS, SHOWN
+from cs_systems.traces.profile import Profile, profile
+from cs_systems.traces.read import read
+from cs_systems.traces.timeline import results, view
+from tests.report.browser import HAND, Page, browse, data_of, lines_of, on_a_phone
 
-from .browser import HAND, Page, browse, data_of, lines_of, on_a_phone
-
-DATA = Path(__file__).parent.parent / "analysis" / "data"
+DATA = Path(__file__).parents[1] / "data"
 EVIL = "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\"><!-- {} & gemm"
 # `find` moves the pointer over a chart until the tooltip begins with a text.
 HAND += """function find(canvas, begin, has = "") {

@@ -10,10 +10,11 @@ import pytest
 
 from cs_systems.cli import main
 from cs_systems.record import RunRecord, append_record
-from cs_systems.report import html, plot
-from cs_systems.report.formats import FORMATS
+from cs_systems.report.figures import plot
+from cs_systems.report.pages import records as html
 from cs_systems.report.reading import some_records
-from cs_systems.report.table import render, tables
+from cs_systems.report.tables.formats import FORMATS
+from cs_systems.report.tables.records import render, tables
 from tests.report.conftest import failed, ok, train_config
 
 LARGE = 258_000_000_000_000_000_000_000_000  # bytes

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from cs_systems.analysis import memory_view
 from cs_systems.cli import main
-from cs_systems.report.snapshot_tables import CAPTIONS
+from cs_systems.report.tables.snapshot import CAPTIONS
+from cs_systems.snapshots import timeline as memory_view
+from tests.report.browser import HAND, Page, browse, data_of, lines_of, on_a_phone
 
-from .browser import HAND, Page, browse, data_of, lines_of, on_a_phone
-
-SNAPSHOT = Path(__file__).parent.parent / "analysis" / "data" / "snapshot_h200_step.pickle.gz"
+SNAPSHOT = Path(__file__).parents[1] / "data" / "snapshot_h200_step.pickle.gz"
 EVIL = "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\"><!-- forward"
 HAND += """const line = byName("timeline"), blocks = byName("segments");
 // What is told from the bottom to the top of a column of the timeline, each allocation once.

@@ -9,12 +9,12 @@ import pytest
 
 from cs_systems.config import ConfigError, RunConfig, preset
 from cs_systems.record import RunRecord, read_records
-from cs_systems.report import columns, table
-from cs_systems.report.formats import FORMATS
-from cs_systems.report.rows import render_rows
-from cs_systems.report.table import render, tables
-
-from .conftest import Build, attention_config, train_config
+from cs_systems.report.tables import columns
+from cs_systems.report.tables import records as table
+from cs_systems.report.tables.formats import FORMATS
+from cs_systems.report.tables.records import render, tables
+from cs_systems.report.tables.rows import render_rows
+from tests.report.conftest import Build, attention_config, train_config
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 MIXED = [("none", 4, 0.01), ("nsys", 4, 0.03), ("none", 8, 0.02)]  # profiler, batch, seconds
@@ -35,7 +35,7 @@ def test_a_training_table_reads_at_80_columns(train_records: list[RunRecord]) ->
 
 
 def test_a_table_of_ranks_reads_at_80_columns_and_says_whose_rates_these_are() -> None:
-    profiled = [r for r in read_records(PROFILES / "c14_data_parallel")[0] if r.config["workload"] == "train_step"]
+    profiled = [r for r in read_records(PROFILES / "data_parallel_variants")[0] if r.config["workload"] == "train_step"]
     records = [r for r in profiled if r.config["profiler"] == "none" and r.config["bucket_size_mb"] is None]
     divided = {"strategy": "fsdp+tp", "tp_degree": 2, "world_size": 4}
     records += [replace(records[-1], config=records[-1].config | divided, warnings=())]

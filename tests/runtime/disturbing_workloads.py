@@ -52,6 +52,7 @@ class ReportsState:
             "sigterm": str(signal.getsignal(signal.SIGTERM)),
             "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
             "timer": signal.getitimer(signal.ITIMER_REAL)[0],
+            "original": sys.__stderr__ is sys.stderr,
             "stream": str((sys.stdout.line_buffering, sys.stdout.errors)),
             "recursion": sys.getrecursionlimit(),
             "switch": sys.getswitchinterval(),
@@ -89,7 +90,7 @@ def changes_what_can_be_restored() -> None:
     warnings.simplefilter("error")
     resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     sys.__stdout__.reconfigure(line_buffering=not sys.__stdout__.line_buffering, errors="replace")
-    sys.stdout = sys.stderr = None
+    sys.stdout = sys.stderr = sys.__stderr__ = None
 
 
 def closes_its_streams() -> None:

@@ -24,9 +24,11 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(scope="module", autouse=True)
 def scripts_path() -> Iterator[None]:
     """A script finds its neighbours, as it does when it is run."""
-    sys.path.insert(0, str(ROOT / "scripts"))
+    folders = [str(ROOT / "scripts" / "studies"), str(ROOT / "scripts")]
+    sys.path[:0] = folders
     yield
-    sys.path.remove(str(ROOT / "scripts"))
+    for folder in folders:
+        sys.path.remove(folder)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ MEMORY_TABLES: dict[str, dict[str, list[Row]]] = {
 @cache
 def _numerics() -> dict[tuple[str, str], RunRecord]:
     """(workload, precision) → what a CPU made of it in the studies of low precision."""
-    folders = [ROOT / "profiles" / name / "cpu" for name in ("c6_accumulation", "c7_autocast_dtypes")]
+    folders = [ROOT / "profiles" / name / "cpu" for name in ("low_precision_sums", "autocast_dtypes")]
     records = [record for folder in folders for record in read_records(folder)[0]]
     return {(record.config["workload"], record.config["precision"]): record for record in records}
 

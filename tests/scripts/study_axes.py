@@ -11,30 +11,30 @@ SIZES = {"small", "medium", "large+num_layers=32", "large", "xl", "2.7B"}
 
 # What the full size must cover: (a value of each cell, by what it is, and the values that must all be there).
 AXES: dict[str, dict[str, set[Any]]] = {
-    "c1": {"size": {"small", "medium", "large"}, "ctx": {256}, "warmup": {0, 2, 5}, "steps": {10}},
-    "c2": {"size": SIZES, "ctx": {128, 256, 512, 1024}, "precision": {"fp32", "bf16"}, "mode": {"train-step"}},
-    "c3": {
+    "warmup_steps": {"size": {"small", "medium", "large"}, "ctx": {256}, "warmup": {0, 2, 5}, "steps": {10}},
+    "step_time": {"size": SIZES, "ctx": {128, 256, 512, 1024}, "precision": {"fp32", "bf16"}, "mode": {"train-step"}},
+    "nsys_and_clock": {
         "size": {"small", "medium", "large+num_layers=32", "large"},
         "ctx": {128, 256},
         "precision": {"fp32", "bf16"},
         "profiler": {"none", "nsys"},
         "mode": {"train-step"},
     },
-    "c4": {
+    "top_kernels": {
         "size": {"large+num_layers=32", "large"},
         "ctx": {256},
         "precision": {"fp32", "bf16"},
         "mode": {"forward", "forward-backward", "train-step"},
         "profiler": {"none", "kineto"},
     },
-    "c5": {
+    "softmax_and_matmul": {
         "size": {"large+num_layers=32"},
         "ctx": {256, 1024},
         "precision": {"fp32", "bf16"},
         "attention": {"naive"},
         "profiler": {"none", "kineto"},
     },
-    "c11": {
+    "torch_compile": {
         "attention": {"naive", "compiled", "sdpa_flash", "flash_triton"},
         "seq": {256, 1024, 4096, 8192, 16384},
         "d_head": {16, 32, 64, 128},
@@ -42,14 +42,19 @@ AXES: dict[str, dict[str, set[Any]]] = {
         "heads": {1},
         "compile": {"none", "default"},
     },
-    "c9": {
+    "memory_peaks": {
         "size": {"large+num_layers=32", "large", "xl", "2.7B"},
         "ctx": {128, 256, 512, 2048},
         "precision": {"fp32", "bf16"},
         "mode": {"forward", "train-step"},
     },
-    "c10": {"seq": {256, 1024, 4096, 8192, 16384}, "d_head": {16, 32, 64, 128}, "batch": {8}, "attention": {"naive"}},
-    "c12": {
+    "attention_memory": {
+        "seq": {256, 1024, 4096, 8192, 16384},
+        "d_head": {16, 32, 64, 128},
+        "batch": {8},
+        "attention": {"naive"},
+    },
+    "triton_tile_sizes": {
         "seq": {2**n for n in range(7, 16)},
         "d_head": {16, 32, 64, 128},
         "precision": {"bf16", "fp32"},
@@ -59,64 +64,86 @@ AXES: dict[str, dict[str, set[Any]]] = {
         "causal": {True},
         "mode": {"forward-backward"},
     },
-    "c17": {"size": {"small", "medium", "large", "xl"}, "profiler": {"memory"}, "precision": {"fp32", "bf16"}},
-    "a1": {"compile": {"none", "default"}, "attention": {"naive", "sdpa_flash"}, "profiler": {"residuals"}},
-    "a2": {"size": {"xl", "2.7B"}, "ctx": {2048}, "checkpoint": CHECKPOINTS},
-    "c6": {"workload": {"accumulation"}, "precision": {"fp32", "fp16", "bf16"}},
-    "c7": {
+    "nvidia_smi_memory": {
+        "size": {"small", "medium", "large", "xl"},
+        "profiler": {"memory"},
+        "precision": {"fp32", "bf16"},
+    },
+    "saved_for_backward": {
+        "compile": {"none", "default"},
+        "attention": {"naive", "sdpa_flash"},
+        "profiler": {"residuals"},
+    },
+    "activation_checkpointing": {"size": {"xl", "2.7B"}, "ctx": {2048}, "checkpoint": CHECKPOINTS},
+    "low_precision_sums": {"workload": {"accumulation"}, "precision": {"fp32", "fp16", "bf16"}},
+    "autocast_dtypes": {
         "workload": {"toy", "train_step", "normalization"}
         | {f"scripts/_autocast_mistakes.py:{name}" for name in ("other_device", "outside", "no_context")},
         "precision": {"fp32", "fp16", "bf16", "bf16-pure"},
     },
-    "c8": {
+    "precision_speed": {
         "size": {"small", "medium", "large", "xl", "2.7B", "8B"},
         "ctx": {256},
         "precision": {"fp32", "bf16", "fp8"},
         "profiler": {"none", "kineto"},
         "mode": {"train-step"},
     },
-    "c13": {
+    "all_reduce": {
         "collective": {"all_reduce"},
         "size_bytes": {4**k * 2**20 for k in range(6)},
         "dtype": {"fp32"},
         "world_size": {1, 2, 4, 6},
     },
-    "c14": {
+    "data_parallel_variants": {
         "strategy": {"single", "ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "torch_ddp"},
         "bucket_size_mb": {1.0, 10.0, 100.0, 1000.0},
         "strategy_args": {(), ("gradient_as_bucket_view=true",)},
         "world_size": {1, 2},
         "profiler": {"none", "overlap"},
     },
-    "c15": {
+    "sharded_optimizer": {
         "size": {"medium", "xl"},
         "strategy": {"single", "ddp_bucketed", "ddp_bucketed+zero1", "zero1_flat", "ddp_bucketed+torch_zero"},
         "world_size": {1, 2},
         "profiler": {"none", "rank_memory"},
     },
-    "c16": {
+    "zero_stage_1": {
         "size": {"medium"},
         "strategy": {"single", "ddp_bucketed", "ddp_bucketed+zero1", "zero1_flat"},
         "world_size": {1, 2, 4},
         "profiler": {"none", "rank_memory"},
     },
-    "a4": {
+    "fully_sharded": {
         "size": {"2.7B"},
         "strategy": {"single", "ddp_bucketed", "zero1_flat", "fsdp", "torch_fsdp2"},
         "world_size": {1, 2},
         "profiler": {"none", "overlap", "rank_memory"},
         "precision": {"bf16"},
     },
-    "c18": {"size": SIZES, "mode": {"forward-backward"}},
-    "l1": {"seq": {8, 16, 32, 64, 128, 256, 512}, "batch": {32}, "heads": {32}, "d_head": {64}, "causal": {True}},
-    "l2": {"seq": {8, 16, 32, 64, 128, 256, 512, 2048}, "causal": {True, False}},
-    "l3": {"embedding": EMBEDDINGS, "heads": {32}, "seq": {1024}, "batch": {32}, "causal": {True}},
-    "l4": {"heads": {1, 2, 4, 8, 16}, "embedding": {32}, "seq": {1024}, "batch": {32}},
-    "l5": {"seq": {512, 1024, 2048, 4096}, "memory_limit_bytes": {8 * 2**30, 24 * 2**30}},
-    "l6": {"batch": {4, 8, 16, 32, 64}, "seq": {256, 512, 1024, 2048, 4096}, "heads": {8, 16, 32, 64, 128}},
-    "l7": {"batch": {32}, "seq": {1024}, "heads": {32}, "embedding": {2048}, "causal": {True, False}},
-    "a6": {"size": {"medium", "2.7B"}, "world_size": {1, 2}, "strategy": {"single", "ddp_bucketed", "fsdp", "tp"}},
-    "a3": {
+    "forward_backward_ratio": {"size": SIZES, "mode": {"forward-backward"}},
+    "attention_sequence_length": {
+        "seq": {8, 16, 32, 64, 128, 256, 512},
+        "batch": {32},
+        "heads": {32},
+        "d_head": {64},
+        "causal": {True},
+    },
+    "attention_causal_mask": {"seq": {8, 16, 32, 64, 128, 256, 512, 2048}, "causal": {True, False}},
+    "attention_embedding": {"embedding": EMBEDDINGS, "heads": {32}, "seq": {1024}, "batch": {32}, "causal": {True}},
+    "attention_heads": {"heads": {1, 2, 4, 8, 16}, "embedding": {32}, "seq": {1024}, "batch": {32}},
+    "attention_out_of_memory": {"seq": {512, 1024, 2048, 4096}, "memory_limit_bytes": {8 * 2**30, 24 * 2**30}},
+    "flash_attention_advantage": {
+        "batch": {4, 8, 16, 32, 64},
+        "seq": {256, 512, 1024, 2048, 4096},
+        "heads": {8, 16, 32, 64, 128},
+    },
+    "attention_sample_run": {"batch": {32}, "seq": {1024}, "heads": {32}, "embedding": {2048}, "causal": {True, False}},
+    "scaling_limits": {
+        "size": {"medium", "2.7B"},
+        "world_size": {1, 2},
+        "strategy": {"single", "ddp_bucketed", "fsdp", "tp"},
+    },
+    "flash_attention_lengths": {
         "seq": {2**n for n in range(7, 17)},
         "d_head": {16, 32, 64, 128},
         "precision": {"bf16", "fp32"},

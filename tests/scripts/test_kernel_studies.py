@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_studies import explained, invented, study
 
 from cs_systems.config import Mode, Precision, RunConfig
 from cs_systems.record import RunRecord, append_record, read_records
+from tests.scripts.test_studies import explained, invented, study
 
 ROOT = Path(__file__).parent.parent.parent
 RECORDED = ROOT / "profiles" / "profile_coverage" / "small.records.jsonl"
@@ -32,7 +32,7 @@ def launch_bound(record: RunRecord, *phases: str, longer: float = 1.0) -> RunRec
     return replace(record, measurement=replace(record.measurement, samples=tuple(made)))
 
 
-@pytest.mark.parametrize("name", ["c2", "c18"])
+@pytest.mark.parametrize("name", ["step_time", "forward_backward_ratio"])
 def test_a_forward_that_waits_for_the_host_is_named(skeleton: Any, builders: Any, name: str) -> None:
     config = next(c for c in study(name).full() if c.model.label == "small")
     record = builders.ok(config, 0.1, 1e12, 10**9)
@@ -48,7 +48,7 @@ def test_a_forward_that_waits_for_the_host_is_named(skeleton: Any, builders: Any
 
 
 def test_c2_says_how_much_of_the_time_is_launch_bound(skeleton: Any, builders: Any) -> None:
-    c2 = importlib.import_module("c2_size_by_context")
+    c2 = importlib.import_module("step_time")
     config = c2.full()[0]
     record = builders.ok(config, 0.1, 1e12, 10**9)
     free, bound = c2.host_and_device(skeleton.cells([record, launch_bound(record)]), "size")
@@ -69,7 +69,7 @@ def real(profiler: str = "kineto") -> dict[str, Any]:
 
 
 def test_a_clean_cell_gets_the_kernel_times_of_its_twin(skeleton: Any, builders: Any) -> None:
-    clean, watched = both(builders, "c2")
+    clean, watched = both(builders, "step_time")
     cell, other = skeleton.cells([clean, watched])
     by_kernels, _ = real()["ratio"]
     assert cell["forward.kernel_s"] == pytest.approx(by_kernels["forward_s"])
@@ -84,7 +84,9 @@ def test_a_clean_cell_gets_the_kernel_times_of_its_twin(skeleton: Any, builders:
     assert skeleton.cells([clean, stranger])[0]["kernel_s"] is None
 
 
-@pytest.mark.parametrize("name", ["c2", "c3", "c4", "c5", "c18"])
+@pytest.mark.parametrize(
+    "name", ["step_time", "nsys_and_clock", "top_kernels", "softmax_and_matmul", "forward_backward_ratio"]
+)
 def test_no_time_of_a_profile_stands_among_the_timings(skeleton: Any, builders: Any, name: str) -> None:
     it = study(name)
     cells = skeleton.cells([invented(builders, config) for config in it.full()])
@@ -95,7 +97,7 @@ def test_no_time_of_a_profile_stands_among_the_timings(skeleton: Any, builders: 
     assert len(rows) - 2 == sum(config.profiler == "none" for config in it.full())
 
 
-@pytest.mark.parametrize("name", ["c2", "c18"])
+@pytest.mark.parametrize("name", ["step_time", "forward_backward_ratio"])
 def test_the_ratio_by_kernels_stands_beside_the_hosts(skeleton: Any, builders: Any, name: str) -> None:
     clean, watched = both(builders, name)
     free = explained(skeleton, name, [clean, watched])
@@ -108,8 +110,8 @@ def test_the_ratio_by_kernels_stands_beside_the_hosts(skeleton: Any, builders: A
 
 
 def test_c18_leaves_kernel_times_of_what_was_not_profiled_empty(skeleton: Any, builders: Any) -> None:
-    c18 = importlib.import_module("c18_forward_backward_ratio")
-    records = both(builders, "c18")
+    c18 = importlib.import_module("forward_backward_ratio")
+    records = both(builders, "forward_backward_ratio")
     more = replace(records[0].run_config, batch_size=16)
     rows = c18.ratios(skeleton.clean(skeleton.cells([*records, builders.ok(more, 0.2, 1e12, 10**9)])))
     assert [row["forward_kernels_s"] is None for row in rows] == [False, True]
@@ -117,8 +119,8 @@ def test_c18_leaves_kernel_times_of_what_was_not_profiled_empty(skeleton: Any, b
 
 
 def test_c3_says_within_which_tolerance_two_values_agree(skeleton: Any, builders: Any) -> None:
-    c3 = importlib.import_module("c3_nsys_and_clock")
-    clean, watched = both(builders, "c3")
+    c3 = importlib.import_module("nsys_and_clock")
+    clean, watched = both(builders, "nsys_and_clock")
     rows = c3.by_phase(skeleton.cells([clean, watched]))
     assert [row["phase"] for row in rows] == ["forward", "backward", "optimizer"]
     for row in rows:
@@ -127,7 +129,7 @@ def test_c3_says_within_which_tolerance_two_values_agree(skeleton: Any, builders
         assert row["kernels agree"] == (abs(row["kernels_s"] / row["clock_s"] - 1) <= 0.05)
     same = replace(watched, measurement=clean.measurement)
     assert all(row["nsys agrees"] for row in c3.by_phase(skeleton.cells([clean, same])))
-    said = explained(skeleton, "c3", [clean, same])
+    said = explained(skeleton, "nsys_and_clock", [clean, same])
     assert "the time under nsys lies within 5% of the clock in 3 of 3 phases\n" in said
     assert re.search(
         r"no kernel ran in 28% of the step \(launch-bound 22\.8%, device latency 3\.0%, copy 0\.8%\)", said
@@ -135,29 +137,31 @@ def test_c3_says_within_which_tolerance_two_values_agree(skeleton: Any, builders
     assert [c3.agrees(v, 1.0) for v in (0.94, 0.96, 1.04, 1.06, None)] == [False, True, True, False, None]
     alone = c3.by_phase(skeleton.cells([clean]))
     assert {row["nsys agrees"] for row in alone} == {None}
-    assert "agree" not in explained(skeleton, "c3", [clean])
+    assert "agree" not in explained(skeleton, "nsys_and_clock", [clean])
 
 
 def test_c4_counts_all_kernels_of_matrix_products_beside_the_largest(skeleton: Any, builders: Any) -> None:
-    records = [r for mode in (Mode.FORWARD, Mode.TRAIN_STEP) for r in both(builders, "c4", mode=mode)]
+    records = [r for mode in (Mode.FORWARD, Mode.TRAIN_STEP) for r in both(builders, "top_kernels", mode=mode)]
     products = [row for row in real()["kernels"] if row["family"] == "matmul"]
     largest, every = products[0]["share"], sum(row["share"] for row in products)
-    said = explained(skeleton, "c4", records)
+    said = explained(skeleton, "top_kernels", records)
     assert f"train-step {len(products)} kernels, the largest alone {largest:.1%}, all {every:.1%}" in said
     assert re.search(r"grows from forward to train-step: .*optimizer 0\.0% to 2\.2% \(1\.0\d ms\)", said)
 
 
 def test_c4_tells_what_a_lower_precision_shortens(skeleton: Any, builders: Any) -> None:
-    full = [r for r in both(builders, "c4", mode=Mode.TRAIN_STEP) if r]
-    large = [replace(r, config=replace(r.run_config, model=study("c4").full()[-1].model).to_dict()) for r in full]
+    full = [r for r in both(builders, "top_kernels", mode=Mode.TRAIN_STEP) if r]
+    large = [
+        replace(r, config=replace(r.run_config, model=study("top_kernels").full()[-1].model).to_dict()) for r in full
+    ]
     half = [replace(r, config=replace(r.run_config, precision=Precision.BF16).to_dict()) for r in large]
-    said = explained(skeleton, "c4", [*large, *half])
+    said = explained(skeleton, "top_kernels", [*large, *half])
     assert "large train-step: from fp32 to bf16 the matrix products go from 38.9 ms to 38.9 ms" in said
 
 
 def test_c5_counts_what_softmax_and_products_must_do() -> None:
-    c5 = importlib.import_module("c5_softmax_and_matmul")
-    config = study("c5").full()[0]
+    c5 = importlib.import_module("softmax_and_matmul")
+    config = study("softmax_and_matmul").full()[0]
     assert (config.model.d_head, config.model.num_heads, config.tokens_per_sequence) == (64, 20, 256)
     scores = sum(1 for _ in range(4 * 20) for _ in range(256)) * 256
     assert c5.work(config, "attention.scores") == (128 * scores, 4 * (scores + 2 * 4 * 20 * 256 * 64))
@@ -168,9 +172,9 @@ def test_c5_counts_what_softmax_and_products_must_do() -> None:
 
 
 def test_c5_explains_softmax_by_bytes_and_outliers_by_what_was_recorded(skeleton: Any, builders: Any) -> None:
-    clean, watched = both(builders, "c5")
+    clean, watched = both(builders, "softmax_and_matmul")
     clean = replace(clean, results={**clean.results, "ceiling": real()["ceiling"]})
-    said = explained(skeleton, "c5", [clean, watched])
+    said = explained(skeleton, "softmax_and_matmul", [clean, watched])
     assert "1/43 of the FLOPs" in said
     assert "by the ceilings softmax is bound by its bytes in every cell" in said
     assert re.search(
@@ -179,14 +183,18 @@ def test_c5_explains_softmax_by_bytes_and_outliers_by_what_was_recorded(skeleton
     assert "scaling, masking and casts take" in said
     assert re.search(r"step 1 \(warm-up\) 9\.\d times \(compile and autotune 0\.50 s; 40 cudaMalloc; first use", said)
     steady = replace(clean.measurement, samples=clean.measurement.samples[-10:])  # type: ignore[union-attr, type-var]
-    assert "there is no outlier to explain" in explained(skeleton, "c5", [replace(clean, measurement=steady), watched])
+    assert "there is no outlier to explain" in explained(
+        skeleton, "softmax_and_matmul", [replace(clean, measurement=steady), watched]
+    )
     unknown = replace(clean, results={**clean.results, "ceiling": []})
-    said = explained(skeleton, "c5", [unknown, watched])
+    said = explained(skeleton, "softmax_and_matmul", [unknown, watched])
     assert "a call's softmax takes" in said
     assert "ceilings" not in said
 
 
-@pytest.mark.parametrize("name", ["c2", "c3", "c4", "c5", "c18"])
+@pytest.mark.parametrize(
+    "name", ["step_time", "nsys_and_clock", "top_kernels", "softmax_and_matmul", "forward_backward_ratio"]
+)
 def test_without_a_gpu_the_missing_kernels_are_named(skeleton: Any, builders: Any, name: str) -> None:
     records = [invented(builders, config) for config in study(name).small()]
     assert all(record.environment for record in records)
@@ -196,9 +204,9 @@ def test_without_a_gpu_the_missing_kernels_are_named(skeleton: Any, builders: An
 
 
 def test_profiled_cells_that_failed_are_counted(skeleton: Any, builders: Any) -> None:
-    watched = [c for c in study("c2").full() if c.profiler != "none"]
+    watched = [c for c in study("step_time").full() if c.profiler != "none"]
     failed = [builders.failed(c, "error", "torch.profiler left no trace") for c in watched]
-    said = explained(skeleton, "c2", failed)
+    said = explained(skeleton, "step_time", failed)
     assert f"{len(watched)} profiled cells have no kernel times: error (torch.profiler left no trace)" in said
 
 
@@ -214,7 +222,7 @@ def test_cells_whose_profiler_is_missing_are_left_out_and_the_clean_come_first(
     assert "install Nsight Systems" in why
 
 
-@pytest.mark.parametrize("name", ["c2", "c3", "c18"])
+@pytest.mark.parametrize("name", ["step_time", "nsys_and_clock", "forward_backward_ratio"])
 def test_tables_that_a_study_does_not_use_are_dropped_from_its_records(
     skeleton: Any, builders: Any, name: str, tmp_path: Path
 ) -> None:
@@ -235,7 +243,7 @@ def test_tables_that_a_study_does_not_use_are_dropped_from_its_records(
 
 def test_a_file_with_a_torn_line_is_left_as_it_is(skeleton: Any, builders: Any, tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
-    file.write_text(both(builders, "c2")[1].to_json() + "\n{torn\n")
+    file.write_text(both(builders, "step_time")[1].to_json() + "\n{torn\n")
     before = file.read_bytes()
     skeleton.drop_tables(tmp_path, ["kernels"])
     assert file.read_bytes() == before
@@ -243,7 +251,7 @@ def test_a_file_with_a_torn_line_is_left_as_it_is(skeleton: Any, builders: Any, 
 
 def test_the_headline_holds_timings_alone(builders: Any, tmp_path: Path) -> None:
     readme = importlib.import_module("readme_table")
-    clean, watched = (replace(r, config=replace(r.run_config, steps=3).to_dict()) for r in both(builders, "c2"))
+    clean, watched = (replace(r, config=replace(r.run_config, steps=3).to_dict()) for r in both(builders, "step_time"))
     at_512 = replace(watched.run_config.model, context_length=512)
     belongs = [
         readme._belongs(replace(r, config=replace(r.run_config, model=at_512).to_dict())) for r in (clean, watched)
@@ -268,7 +276,7 @@ def test_what_writes_the_readme_takes_no_words(capsys: pytest.CaptureFixture[str
 
 
 def test_c8_finishes_one_model_before_the_next(skeleton: Any) -> None:
-    c8 = importlib.import_module("c8_fp32_against_bf16")
+    c8 = importlib.import_module("precision_speed")
     clean_first = sorted(c8.full(), key=lambda config: config.profiler != "none")
     groups = skeleton._groups(c8.STUDY, clean_first)
     assert [{config.model.name for config in group} for group in groups] == [{size} for size in c8.SIZES]
@@ -277,9 +285,9 @@ def test_c8_finishes_one_model_before_the_next(skeleton: Any) -> None:
 
 
 def test_c8_says_what_bf16_gains_and_why_it_is_not_more(skeleton: Any) -> None:
-    c8 = importlib.import_module("c8_fp32_against_bf16")
+    c8 = importlib.import_module("precision_speed")
     assert min(c.rounds for c in c8.full() if c.profiler == "none") >= 3, "an interval is over rounds"
-    records, _ = read_records(ROOT / "profiles" / "c4_top_kernels")
+    records, _ = read_records(ROOT / "profiles" / "top_kernels")
     cells = skeleton.cells([r for r in records if r.config["mode"] == Mode.TRAIN_STEP])
     said = c8.explain(cells)
     assert (

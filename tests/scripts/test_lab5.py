@@ -20,7 +20,7 @@ KEYS = ("forward", "backward", "forward_backward", "peak_memory_usage(MB)")
 SMALL = ("--batch_size", "2", "--seq_len", "64", "--num_heads", "4", "--emb_dim", "64", "--repeats", "3")
 
 
-def lab5(*words: object, cwd: Path = SCRIPT.parent.parent) -> subprocess.CompletedProcess[str]:
+def lab5(*words: object, cwd: Path = Path(__file__).parents[2]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPT), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=55, check=False, cwd=cwd)
 
@@ -89,7 +89,7 @@ def test_the_packed_workload_is_attention_over_views_of_one_tensor(script: Any) 
     import torch
 
     from cs_systems.attention.naive import attention
-    from cs_systems.device import resolve
+    from cs_systems.machine.device import resolve
 
     shape = AttentionShape(2, 3, 5, 8, causal=True)
     config = RunConfig(workload="attention", shape=shape, mode=Mode.FORWARD_BACKWARD, attention="flash_torch")
@@ -135,7 +135,7 @@ def test_out_of_memory_is_a_result_with_nulls(script: Any) -> None:
 def test_the_packed_function_is_predicted_to_take_what_was_reported_of_it(script: Any) -> None:
     """1288.0 MB: batch 32, length 1024, 32 heads of 64, FlashAttention-2 on a packed tensor."""
     from cs_systems.attention import AttentionCall
-    from cs_systems.formulas.attention_memory import attention_memory
+    from cs_systems.formulas.memory.attention import attention_memory
 
     algorithm = script.FLASH2.algorithm(AttentionCall("cuda", "float16", 64, 1024, 1024, 32, 32))
     prediction = attention_memory(AttentionShape(32, 32, 1024, 64), Mode.FORWARD_BACKWARD, 2, algorithm)

@@ -10,14 +10,14 @@ from typing import Any
 
 from cs_systems.config import RunConfig
 from cs_systems.formulas.cost import FULL_MATRIX_CUDA
-from cs_systems.formulas.memory_model import step_memory
+from cs_systems.formulas.memory.model import step_memory
 from cs_systems.record import RunRecord
 
 NAMES = {
-    "c9": "c9_memory_peaks",
-    "c17": "c17_reconciling",
-    "a1": "a1_residuals",
-    "a2": "a2_checkpointing",
+    "memory_peaks": "memory_peaks",
+    "nvidia_smi_memory": "nvidia_smi_memory",
+    "saved_for_backward": "saved_for_backward",
+    "activation_checkpointing": "activation_checkpointing",
 }
 
 
@@ -35,13 +35,13 @@ def invented(builders: Any, config: RunConfig) -> Any:
 
 
 def test_c17_names_what_lies_between_allocated_and_in_use(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "c17", [invented(builders, study("c17").full()[0])])
+    said = explained(skeleton, "nvidia_smi_memory", [invented(builders, study("nvidia_smi_memory").full()[0])])
     assert "2.00 GiB more are in use than memory_allocated tells" in said
     assert "cache, whole blocks 1.00 GiB, context and modules 1.00 GiB" in said
 
 
 def test_a1_holds_the_closed_form_to_what_the_hooks_count(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "a1", [invented(builders, study("a1").full()[0])])
+    said = explained(skeleton, "saved_for_backward", [invented(builders, study("saved_for_backward").full()[0])])
     assert "the closed form of a block is within 0.10% of what the hooks count, in 1 cells" in said
     assert "a block keeps 16 times the residual stream's 128 KiB" in said
 
@@ -49,19 +49,19 @@ def test_a1_holds_the_closed_form_to_what_the_hooks_count(skeleton: Any, builder
 def test_a2_names_the_best_group_as_predicted_and_as_measured(skeleton: Any, builders: Any) -> None:
     peaks = {"none": 64, "every:1": 40, "every:2": 36, "every:4": 44, "selective:matmul": 50}
     records = []
-    for config in study("a2").full():
+    for config in study("activation_checkpointing").full():
         if config.model.name == "xl" and config.checkpoint in peaks:
             record = builders.ok(
                 config, 1.0 if config.checkpoint == "none" else 1.3, 1e12, 2**30 * peaks[config.checkpoint]
             )
             records.append(record)
-    said = explained(skeleton, "a2", records)
+    said = explained(skeleton, "activation_checkpointing", records)
     assert "xl: of equal groups every:2 needs least as measured: 36.0 GiB" in said
     assert "every:2 saves most, 44% of 64.0 GiB (measured): 36.0 GiB are left, for +30.0% of the time" in said
 
 
 def test_c9_names_the_largest_allocation(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "c9", [invented(builders, c) for c in study("c9").full()])
+    said = explained(skeleton, "memory_peaks", [invented(builders, c) for c in study("memory_peaks").full()])
     assert "token_embeddings.weight, 48.8 MiB (vocabulary 10000 × d_model 1280 × 4 bytes)" in said
     assert "four times the parameters are" in said
 

@@ -9,7 +9,12 @@ from typing import Any
 from cs_systems.config import RunConfig
 from cs_systems.record import RunRecord
 
-NAMES = {"c14": "c14_data_parallel", "c15": "c15_sharded_optimizer", "c16": "c16_zero_stage1", "a4": "a4_fully_sharded"}
+NAMES = {
+    "data_parallel_variants": "data_parallel_variants",
+    "sharded_optimizer": "sharded_optimizer",
+    "zero_stage_1": "zero_stage_1",
+    "fully_sharded": "fully_sharded",
+}
 
 
 def study(name: str) -> Any:
@@ -26,12 +31,12 @@ def invented(builders: Any, config: RunConfig) -> Any:
 
 def test_c14_sets_the_best_bucket_as_predicted_beside_the_best_as_measured(skeleton: Any, builders: Any) -> None:
     records = []
-    for config in study("c14").full():
+    for config in study("data_parallel_variants").full():
         seconds = {"single": 0.04, "ddp_naive": 0.06}.get(config.strategy, 0.05)
         if config.strategy == "ddp_bucketed":
             seconds = {1.0: 0.052, 10.0: 0.046, 100.0: 0.045, 1000.0: 0.049}[config.bucket_size_mb or 0.0]
         records.append(builders.recorded(builders.ok(config, seconds, 1e12, 10**9)))
-    said = explained(skeleton, "c14", records)
+    said = explained(skeleton, "data_parallel_variants", records)
     assert re.search(r"on 2 ranks the least longer than alone: ddp_bucketed 100 MB by [45]\.\d+ ms \(1[01]\.\d%", said)
     assert re.search(r"torch_ddp\S* .*by [ 19.0]+\d* ms \(.* of its step\); ours [45]\.\d+ ms less", said)
     assert "over α 20.0 µs, β 200 GB/s against" in said
@@ -40,14 +45,18 @@ def test_c14_sets_the_best_bucket_as_predicted_beside_the_best_as_measured(skele
 
 
 def test_c15_and_c16_hold_what_is_sent_and_held_to_the_formulas(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "c15", [invented(builders, config) for config in study("c15").full()])
+    said = explained(
+        skeleton, "sharded_optimizer", [invented(builders, config) for config in study("sharded_optimizer").full()]
+    )
     assert "medium, zero1_flat: 977 KiB less state on a rank than ddp_bucketed, for " in said
     assert "are within 0.00% of the formula in 15 components" in said
-    said = explained(skeleton, "c16", [invented(builders, config) for config in study("c16").full()])
+    said = explained(skeleton, "zero_stage_1", [invented(builders, config) for config in study("zero_stage_1").full()])
     assert "on 4 ranks owners send 1.000 times what flat shards send" in said
 
 
 def test_a4_holds_full_sharding_beside_fsdp2(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "a4", [invented(builders, config) for config in study("a4").full()])
+    said = explained(
+        skeleton, "fully_sharded", [invented(builders, config) for config in study("fully_sharded").full()]
+    )
     assert re.search(r"fsdp takes (1\.0|0\.9)\d\d of FSDP2's step and 1.000 of its peak", said)
     assert re.search(r"fsdp: .* to a rank alone: exposed \+30.0 ms, slower computing \+0 ns, idling \+0 ns", said)

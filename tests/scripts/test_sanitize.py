@@ -61,7 +61,7 @@ def test_calls_that_fail_without_a_tool_are_shown_and_not_checked(tmp_path: Path
     assert "flash_triton_memcheck" not in done.stdout
 
 
-GLUON = ROOT / "cs_systems" / "kernels" / "flash_gluon_forward.py"
+GLUON = ROOT / "cs_systems" / "kernels" / "gluon" / "forward.py"
 
 
 def hazards(*lines: int) -> str:

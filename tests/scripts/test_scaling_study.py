@@ -1,4 +1,4 @@
-"""A6: what it computes before anything was measured, and what it makes of records."""
+"""The study scaling_limits: what it computes before anything was measured, and what it makes of records."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from cs_systems.config import RunConfig, preset
-from cs_systems.formulas.collectives import CollectiveShape
+from cs_systems.core.collectives import CollectiveShape
 from cs_systems.formulas.scaling import Layout, Sharing
 
 
 @pytest.fixture(scope="module")
 def a6() -> Any:
-    return importlib.import_module("a6_scaling_limits")
+    return importlib.import_module("scaling_limits")
 
 
 def test_without_records_it_takes_data_sheets_and_says_so(a6: Any) -> None:
@@ -93,7 +93,7 @@ def test_it_is_at_most_as_efficient_as_one_gpu(a6: Any) -> None:
 
 
 def test_its_figure_has_a_panel_for_each_model_and_network(a6: Any, tmp_path: Any) -> None:
-    from cs_systems.report import plot
+    from cs_systems.report.figures import plot
 
     plot.write(lambda: a6.draw([]), tmp_path / "figure.svg")
     assert "<svg" in (tmp_path / "figure.svg").read_text()

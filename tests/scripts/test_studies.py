@@ -14,23 +14,55 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_axes import AXES
 
 from cs_systems.config import Precision, RunConfig, grid
 from cs_systems.record import RunRecord, append_record, read_records
 from cs_systems.runtime.sweep import check
+from tests.scripts.study_axes import AXES
 
 ROOT = Path(__file__).parent.parent.parent
-SCRIPTS = ROOT / "scripts"
-NAMES = sorted(path.stem for path in SCRIPTS.glob("[acl][0-9]*_*.py"))
-IDS = {"a1", "a2", "a3", "a4", "a6", "c9", "c10", "c12", "c14", "c15", "c16", "c17"} | {
-    *("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c11", "c13", "c18", "l1", "l2", "l3", "l4", "l5", "l6", "l7")
+SCRIPTS = ROOT / "scripts" / "studies"
+APART = "cuda_kernel_ablation"  # needs a GPU, and is run by itself
+NAMES = sorted(path.stem for path in SCRIPTS.glob("[a-z]*.py") if path.stem != APART)
+IDS = {
+    "saved_for_backward",
+    "activation_checkpointing",
+    "flash_attention_lengths",
+    "fully_sharded",
+    "scaling_limits",
+    "memory_peaks",
+    "attention_memory",
+    "triton_tile_sizes",
+    "data_parallel_variants",
+    "sharded_optimizer",
+    "zero_stage_1",
+    "nvidia_smi_memory",
+} | {
+    *(
+        "warmup_steps",
+        "step_time",
+        "nsys_and_clock",
+        "top_kernels",
+        "softmax_and_matmul",
+        "low_precision_sums",
+        "autocast_dtypes",
+        "precision_speed",
+        "torch_compile",
+        "all_reduce",
+        "forward_backward_ratio",
+        "attention_sequence_length",
+        "attention_causal_mask",
+        "attention_embedding",
+        "attention_heads",
+        "attention_out_of_memory",
+        "flash_attention_advantage",
+        "attention_sample_run",
+    )
 }
 
 
 def study(name: str) -> Any:
-    """By its whole name, or by its id."""
-    return importlib.import_module(next(n for n in NAMES if name in (n, n.partition("_")[0]))).STUDY
+    return importlib.import_module(name).STUDY
 
 
 def trait(config: RunConfig, name: str) -> Any:
@@ -67,18 +99,18 @@ def explained(skeleton: Any, name: str, records: list[RunRecord]) -> str:
 
 
 def test_every_study_is_there() -> None:
-    assert {study(name).id for name in NAMES} == IDS
+    assert set(NAMES) == IDS
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_docstring_says_question_method_output_what_the_report_lacked_and_the_command(name: str) -> None:
     it = study(name)
     text = inspect.cleandoc(it.doc)
-    assert it.title.upper().startswith(f"{it.id.upper()}: ")
+    assert it.title[0].isupper()
     for part in ("\nQuestion: ", "\nMethod: ", "\nOutput: "):
         assert part in text
     assert "\nThe report" in text or "\nNo report to correct" in text
-    assert it.command == f"python scripts/{name}.py"
+    assert it.command == f"python scripts/studies/{name}.py"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,12 +119,12 @@ def test_the_full_size_covers_what_was_asked(name: str) -> None:
     configs = it.full()
     check([replace(config, profiler="none") for config in configs])  # whether nsys is here is another question
     assert len(set(configs)) == len(configs), "a cell is there twice"
-    for axis, wanted in AXES[it.id].items():
+    for axis, wanted in AXES[it.name].items():
         found = {trait(config, axis) for config in configs} - {None}
         assert wanted <= found, axis
-        if axis != "batch" or it.id != "c11":
+        if axis != "batch" or it.name != "torch_compile":
             assert found == wanted, axis
-    assert all(config.memory_limit_bytes is None for config in configs) or it.id == "l5"
+    assert all(config.memory_limit_bytes is None for config in configs) or it.name == "attention_out_of_memory"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -138,49 +170,53 @@ def test_where_nothing_was_measured_nothing_is_claimed(skeleton: Any, builders: 
 
 
 def test_c2_sets_the_reports_large_beside_the_presets(skeleton: Any, builders: Any) -> None:
-    records = [invented(builders, c) for c in study("c2").full()]
-    assert "32 layers, takes 0.8" in explained(skeleton, "c2", records)
+    records = [invented(builders, c) for c in study("step_time").full()]
+    assert "32 layers, takes 0.8" in explained(skeleton, "step_time", records)
 
 
 def test_c2_names_a_drift(skeleton: Any, builders: Any) -> None:
-    config = study("c2").full()[0]
+    config = study("step_time").full()[0]
     record = builders.ok(config, 0.1, 1e12, 10**9)
-    steady = explained(skeleton, "c2", [record])
+    steady = explained(skeleton, "step_time", [record])
     assert "no cell drifted" in steady
     samples = tuple(replace(s, wall_s=0.1 - 0.004 * i) for i, s in enumerate(record.measurement.samples))
     falling = replace(record, measurement=replace(record.measurement, samples=samples))
-    assert re.search(r"drifted: its second half of steps took \d+\.\d% less", explained(skeleton, "c2", [falling]))
+    assert re.search(
+        r"drifted: its second half of steps took \d+\.\d% less", explained(skeleton, "step_time", [falling])
+    )
 
 
 def test_c1_names_what_made_the_first_step_slow(skeleton: Any, builders: Any) -> None:
-    config = next(c for c in study("c1").full() if c.warmup == 0)
+    config = next(c for c in study("warmup_steps").full() if c.warmup == 0)
     record = builders.ok(config, 0.1, 1e12, 10**9)
     first, *rest = record.measurement.samples
     slow = replace(first, wall_s=2.0, compile_s=1.5, device_mallocs=40)
-    said = explained(skeleton, "c1", [replace(record, measurement=replace(record.measurement, samples=(slow, *rest)))])
+    said = explained(
+        skeleton, "warmup_steps", [replace(record, measurement=replace(record.measurement, samples=(slow, *rest)))]
+    )
     assert "warm-up 0: mean 290 ms, median 100 ms" in said
     assert "compile and autotune 1.50 s; 40 cudaMalloc" in said
 
 
 def test_c6_holds_the_reports_sums_against_what_arithmetic_says(skeleton: Any) -> None:
-    records, _ = read_records(ROOT / "profiles" / "c6_accumulation" / "cpu")
-    said = explained(skeleton, "c6", records)
+    records, _ = read_records(ROOT / "profiles" / "low_precision_sums" / "cpu")
+    said = explained(skeleton, "low_precision_sums", records)
     assert "of the report's four sums 4 come out the same here" in said
     assert "arithmetic on ulps gives 21 of 21 sums to the bit" in said
     rows = records[0].results["accumulation"]
     other = replace(records[0], results={"accumulation": [row | {"sum": row["sum"] + 1} for row in rows]})
-    said = explained(skeleton, "c6", [other])
+    said = explained(skeleton, "low_precision_sums", [other])
     assert "of the report's four sums 0 come out the same here" in said
     assert "gives 0 of 3 sums" in said
 
 
 def test_c7_names_each_mistake_and_answers_the_question(skeleton: Any) -> None:
-    records, _ = read_records(ROOT / "profiles" / "c7_autocast_dtypes" / "cpu")
+    records, _ = read_records(ROOT / "profiles" / "autocast_dtypes" / "cpu")
     cells = skeleton.cells(records)
-    tables = "\n".join(study("c7").tables(cells, "markdown")).replace("\\", "")
+    tables = "\n".join(study("autocast_dtypes").tables(cells, "markdown")).replace("\\", "")
     for cause in ("entered for cuda (and switched off", "called outside of it", "the step enters no autocast"):
         assert cause in tables
-    said = "\n".join(study("c7").explain(cells))
+    said = "\n".join(study("autocast_dtypes").explain(cells))
     assert "under bf16 autocast: parameters fp32, fc1 gives bf16" in said
     assert re.search(
         r"bf16, .*, needs fp32 inside: with sequential sums .*; with pairwise sums LayerNorm \(mean 16 σ\)$",
@@ -191,7 +227,7 @@ def test_c7_names_each_mistake_and_answers_the_question(skeleton: Any) -> None:
 
 
 def test_c13_sets_what_one_stopwatch_shows_beside_what_a_call_takes(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "c13", [invented(builders, config) for config in study("c13").full()])
+    said = explained(skeleton, "all_reduce", [invented(builders, config) for config in study("all_reduce").full()])
     assert (
         "2 ranks, from 1 MiB to 1 GiB: a call takes 25.2 µs to 5.39 ms, 213 times as much; "
         "one stopwatch around start, init, first call and a call reads 3.55 s to 3.56 s, 1.0 times as much" in said
@@ -201,29 +237,39 @@ def test_c13_sets_what_one_stopwatch_shows_beside_what_a_call_takes(skeleton: An
 
 
 def test_l1_computes_what_one_bad_sample_does_to_a_mean(skeleton: Any, builders: Any) -> None:
-    config = study("l1").full()[0]
+    config = study("attention_sequence_length").full()[0]
     record = builders.ok(config, 0.13e-3, 1e6, 10**6)
     first, *rest = record.measurement.samples
     samples = (replace(first, wall_s=26e-3), *(replace(s, wall_s=0.13e-3) for s in rest))
-    said = explained(skeleton, "l1", [replace(record, measurement=replace(record.measurement, samples=samples))])
+    said = explained(
+        skeleton,
+        "attention_sequence_length",
+        [replace(record, measurement=replace(record.measurement, samples=samples))],
+    )
     assert "took 26.0 ms; counted as one of 30 samples it would have made the mean 992 µs" in said
     assert "where the median is 130 µs" in said
 
 
 def test_l2_tells_credit_from_execution(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "l2", [invented(builders, c) for c in study("l2").full()])
+    said = explained(
+        skeleton, "attention_causal_mask", [invented(builders, c) for c in study("attention_causal_mask").full()]
+    )
     assert "naive at length 2048: causal is credited with 0.50 of the FLOPs" in said
 
 
 def test_l5_says_what_did_not_fit_and_what_one_matrix_more_would_take(skeleton: Any, builders: Any) -> None:
-    configs = [c for c in study("l5").full() if c.attention == "naive" and c.memory_limit_bytes == 8 * 2**30]
+    configs = [
+        c
+        for c in study("attention_out_of_memory").full()
+        if c.attention == "naive" and c.memory_limit_bytes == 8 * 2**30
+    ]
     fits = next(c for c in configs if c.shape.seq == 1024)
     too_long = next(c for c in configs if c.shape.seq == 2048)
     record = builders.ok(fits, 0.1, 1e12, 7 * 2**30)
     record = replace(record, results={**record.results, "memory": [{"predicted_peak_bytes": 7 * 2**30}]})
     died = builders.failed(too_long, "oom", "CUDA out of memory", predicted=26 * 2**30)
     died.results["memory"][0]["failed_allocation_bytes"] = 8 * 2**30
-    said = explained(skeleton, "l5", [record, died])
+    said = explained(skeleton, "attention_out_of_memory", [record, died])
     assert "naive on 8.00 GiB: fits at length 1024, not at 2048, which is predicted to need 26.0 GiB" in said
     assert "failed at an allocation of 8.00 GiB" in said
     assert "fits 8.00 GiB at length 1024 with 7.00 GiB" in said
@@ -231,28 +277,32 @@ def test_l5_says_what_did_not_fit_and_what_one_matrix_more_would_take(skeleton: 
 
 
 def test_l6_checks_that_times_and_rates_agree(skeleton: Any, builders: Any) -> None:
-    configs = [c for c in study("l6").full() if c.attention in ("naive", "sdpa_flash")][:2]
+    configs = [c for c in study("flash_attention_advantage").full() if c.attention in ("naive", "sdpa_flash")][:2]
     agreeing = [invented(builders, c) for c in configs]
-    assert "agree in 1 of 1 pairs, each at fp16 on both sides" in explained(skeleton, "l6", agreeing)
+    assert "agree in 1 of 1 pairs, each at fp16 on both sides" in explained(
+        skeleton, "flash_attention_advantage", agreeing
+    )
     whole = agreeing[1]
     other_formula = [{**row, "model_flops": row["model_flops"] / 2} for row in whole.results["cost"]]
     differing = [agreeing[0], replace(whole, results={**whole.results, "cost": other_formula})]
-    assert "agree in 0 of 1 pairs" in explained(skeleton, "l6", differing)
+    assert "agree in 0 of 1 pairs" in explained(skeleton, "flash_attention_advantage", differing)
 
 
 def test_l6_compares_one_precision_only(skeleton: Any, builders: Any) -> None:
-    naive, flash = (c for c in study("l6").full()[:2])
+    naive, flash = (c for c in study("flash_attention_advantage").full()[:2])
     records = [invented(builders, naive), invented(builders, replace(flash, precision=Precision.BF16))]
-    assert "times as fast" not in explained(skeleton, "l6", records)
+    assert "times as fast" not in explained(skeleton, "flash_attention_advantage", records)
 
 
 def test_l7_reads_from_the_reports_own_numbers_that_it_was_not_causal(skeleton: Any) -> None:
-    said = explained(skeleton, "l7", [])
+    said = explained(skeleton, "attention_sample_run", [])
     assert "credits 1.00 of the unmasked call's 275 GFLOP: it was not causal" in said
 
 
 def test_a3_fits_how_memory_grows(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "a3", [invented(builders, c) for c in study("a3").full()])
+    said = explained(
+        skeleton, "flash_attention_lengths", [invented(builders, c) for c in study("flash_attention_lengths").full()]
+    )
     assert "flash_triton bf16 d_head 128: from length 4096 to 65536 peak memory grows as length^1.00" in said
     assert "naive bf16 d_head 128: from length 4096 to 65536 peak memory grows as length^1.9" in said
     assert re.search(r"flash_triton bf16 d_head 128 against naive: .*faster at length \d+ to 65536", said)
@@ -261,25 +311,29 @@ def test_a3_fits_how_memory_grows(skeleton: Any, builders: Any) -> None:
 def test_a3_says_of_each_length_what_is_true_of_it(skeleton: Any, builders: Any) -> None:
     """A kernel that is faster by less than the noise is not faster: it was once called so from that length on."""
     shares = {128: 0.5, 256: 0.5, 512: 0.999, 1024: 2.0, 2048: 0.4}
-    configs = [c for c in study("a3").full() if (c.precision, c.shape.d_head) == (Precision.BF16, 16)]
+    configs = [
+        c for c in study("flash_attention_lengths").full() if (c.precision, c.shape.d_head) == (Precision.BF16, 16)
+    ]
     times = [1e-3 * (shares.get(c.shape.seq, 1) if c.attention == "flash_triton" else 1) for c in configs]
     records = [
         builders.ok(c, t, 1e9, c.shape.seq) for c, t in zip(configs, times, strict=True) if c.shape.seq in shares
     ]
     verdicts = "faster at length 128 to 256, 2048; no difference at length 512; slower at length 1024"
-    assert f"flash_triton bf16 d_head 16 against naive: {verdicts}" in explained(skeleton, "a3", records)
+    assert f"flash_triton bf16 d_head 16 against naive: {verdicts}" in explained(
+        skeleton, "flash_attention_lengths", records
+    )
 
 
 def test_c11_counts_compiling_apart_and_names_a_recompilation(skeleton: Any, builders: Any) -> None:
-    eager, compiled = (c for c in study("c11").full() if c.workload == "train_step")
+    eager, compiled = (c for c in study("torch_compile").full() if c.workload == "train_step")
     records = [builders.ok(eager, 0.2, 1e12, 10**9), builders.ok(compiled, 0.1, 1e12, 10**9)]
-    said = explained(skeleton, "c11", records)
+    said = explained(skeleton, "torch_compile", records)
     assert re.search(r"a step takes \S+ ms eager and \S+ ms with compile=default; compiling took 500 ms", said)
     assert "paid back after 5 steps" in said
     assert "compilations in timed steps: none" in said
     *head, last = records[1].measurement.samples
     recompiled = replace(records[1].measurement, samples=(*head, replace(last, compiles=1, compile_s=3.0)))
-    said = explained(skeleton, "c11", [records[0], replace(records[1], measurement=recompiled)])
+    said = explained(skeleton, "torch_compile", [records[0], replace(records[1], measurement=recompiled)])
     assert "compilations in timed steps: large ctx 256" in said
 
 
@@ -296,7 +350,7 @@ def tiny(it: Any) -> Any:
 
 
 def test_a_study_is_measured_cut_short_and_resumed(skeleton: Any, tmp_path: Path, capsys: Any) -> None:
-    it = tiny(study("l7"))
+    it = tiny(study("attention_sample_run"))
     skeleton.measure(it, "small", tmp_path, deadline=time.monotonic() - 1)
     assert len(read_records(tmp_path)[0]) == 1
     assert skeleton.publish(it, tmp_path) == 0
@@ -317,7 +371,7 @@ def test_a_study_is_measured_cut_short_and_resumed(skeleton: Any, tmp_path: Path
 
 
 def test_cells_of_c1_each_have_a_process_of_their_own(skeleton: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    it, sweeps, sweep = tiny(study("c1")), [], skeleton.sweep
+    it, sweeps, sweep = tiny(study("warmup_steps")), [], skeleton.sweep
 
     def counted(configs: list[RunConfig], **options: Any) -> Iterator[RunRecord]:
         sweeps.append(configs)
@@ -330,9 +384,17 @@ def test_cells_of_c1_each_have_a_process_of_their_own(skeleton: Any, tmp_path: P
 
 
 def test_the_command_shows_a_folder_without_measuring(builders: Any, tmp_path: Path) -> None:
-    for config in study("l7").small():
+    for config in study("attention_sample_run").small():
         append_record(tmp_path, invented(builders, config))
-    command = [sys.executable, "scripts/l7_sample_run.py", "--scale", "small", "--show", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "scripts/studies/attention_sample_run.py",
+        "--scale",
+        "small",
+        "--show",
+        "--out",
+        str(tmp_path),
+    ]
     done = subprocess.run([*command, "--format", "csv"], capture_output=True, text=True, timeout=50, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("attention,causal,forward.median_ms")
@@ -350,11 +412,17 @@ def test_all_studies_are_listed_and_a_spent_budget_leaves_them_out(
     monkeypatch.setattr(sys, "argv", ["_study.py"])
     assert skeleton.main() == 0
     listed = capsys.readouterr().out
-    assert all(f"python scripts/{name}.py" in listed for name in NAMES)
+    assert all(f"python scripts/studies/{name}.py" in listed for name in NAMES)
     assert skeleton.run_all(None, -1.0, "small") == 0
     left_out = capsys.readouterr().out
     assert left_out.count("left out") == len(NAMES)
-    assert [line.partition("_")[0] for line in left_out.splitlines()][:5] == ["c2", "c18", "c3", "c4", "c5"]
+    assert [line.partition(":")[0] for line in left_out.splitlines()][:5] == [
+        "step_time",
+        "forward_backward_ratio",
+        "nsys_and_clock",
+        "top_kernels",
+        "softmax_and_matmul",
+    ]
 
 
 def test_the_scale_is_what_a_worker_finds(skeleton: Any, capsys: Any) -> None:
@@ -374,11 +442,11 @@ def test_one_failing_study_does_not_end_the_others(
     assert capsys.readouterr().out.count("the device disappeared") == len(NAMES)
 
 
-@pytest.mark.parametrize("script", ["_study.py", "c7_autocast_dtypes.py"])
+@pytest.mark.parametrize("script", ["_study.py", "autocast_dtypes.py"])
 def test_a_shortened_option_is_refused(script: str, tmp_path: Path) -> None:
     shortened = "--al" if script == "_study.py" else "--dry"
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parents[2] / "scripts" / script), shortened],
+        [sys.executable, str(Path(__file__).parents[2] / "scripts" / "studies" / script), shortened],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""C12 and its backends: what a block needs is told before it is launched, and what the study says of it."""
+"""Tile sizes and their backends: what a block needs is told before it is launched, and what the study says of it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from test_studies import explained, invented, study
 
-from cs_systems import plugins
 from cs_systems.attention import AttentionCall, flash_triton
 from cs_systems.config import ConfigError
+from cs_systems.core import plugins
 from cs_systems.record import read_records
 from cs_systems.runtime.sweep import run
+from tests.scripts.test_studies import explained, invented, study
 
 ROOT = Path(__file__).parents[2]
-RECORDED = ROOT / "profiles" / "c12_tile_sizes" / "cpu"
+RECORDED = ROOT / "profiles" / "triton_tile_sizes" / "cpu"
 CALL = AttentionCall("cuda", "float32", 64, 2048, 2048, 1, 1, causal=True)
 TRITON = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
 
@@ -73,7 +73,9 @@ def test_a_backend_has_its_tile_and_refuses_as_the_kernels_do(tiles: Any, size: 
 @TRITON
 def test_a_cell_of_resources_has_what_the_compiler_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    config = next(c for c in study("c12").small() if c.workload.endswith(":sm_86") and "16" in c.attention)
+    config = next(
+        c for c in study("triton_tile_sizes").small() if c.workload.endswith(":sm_86") and "16" in c.attention
+    )
     record = run(config)
     assert record.status == "ok", record.reason
     rows = record.results["resources"]
@@ -100,7 +102,7 @@ def test_on_a_gpu_a_tile_agrees_with_the_table_s(tiles: Any) -> None:
 def test_what_is_told_before_the_launch_is_what_the_launch_would_have_raised(tiles: Any) -> None:
     from triton.runtime.errors import OutOfResources
 
-    from cs_systems.kernels.flash_triton_configs import Tile, Tiles
+    from cs_systems.kernels.triton.configs import Tile, Tiles
 
     tile = Tile(128, 128, 8, 5)
     limit = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
@@ -115,16 +117,20 @@ def test_what_is_told_before_the_launch_is_what_the_launch_would_have_raised(til
 
 def test_the_study_says_what_fits_where(skeleton: Any) -> None:
     records, _ = read_records(RECORDED)
-    said = explained(skeleton, "c12", records)
+    said = explained(skeleton, "triton_tile_sizes", records)
     assert "sm_86, 101,376 B a block: " in said
     assert "the report's 107,008 B are more than 101,376 B, the limit of sm_86; they fit sm_80 and sm_90" in said
-    table = "\n".join(study("c12").tables(skeleton.cells(records), "markdown"))
+    table = "\n".join(study("triton_tile_sizes").tables(skeleton.cells(records), "markdown"))
     assert "dq, dkdv" in table
-    assert not list(skeleton._missing(study("c12"), records))  # what the small size shares with the full one is all
+    assert not list(
+        skeleton._missing(study("triton_tile_sizes"), records)
+    )  # what the small size shares with the full one is all
 
 
 def test_flash_does_change_memory(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "c12", [invented(builders, config) for config in study("c12").full()])
+    said = explained(
+        skeleton, "triton_tile_sizes", [invented(builders, config) for config in study("triton_tile_sizes").full()]
+    )
     assert "bf16 d_head 128, length 32768: " in said
     assert "with any of 4 tiles" in said
     assert "memory grows as length^1.00 with tiles of any size, as length^1.9" in said
@@ -137,9 +143,11 @@ def test_a_tile_that_is_not_there_is_named() -> None:
 
 def test_the_figure_has_times_where_calls_were_measured(skeleton: Any, builders: Any) -> None:
     records, _ = read_records(RECORDED)
-    shown = [axes.get_title() for axes in study("c12").draw(skeleton.cells(records)).axes]
+    shown = [axes.get_title() for axes in study("triton_tile_sizes").draw(skeleton.cells(records)).axes]
     assert shown == ["sm_80: 163 KiB", "sm_86: 99 KiB", "sm_90: 227 KiB"]
-    measured = [invented(builders, config) for config in study("c12").full() if config.workload == "attention"]
-    shown = [axes.get_title() for axes in study("c12").draw(skeleton.cells([*records, *measured])).axes]
+    measured = [
+        invented(builders, config) for config in study("triton_tile_sizes").full() if config.workload == "attention"
+    ]
+    shown = [axes.get_title() for axes in study("triton_tile_sizes").draw(skeleton.cells([*records, *measured])).axes]
     assert shown[:2] == ["bf16 d_head 64", "bf16 d_head 128"]
     assert shown[-1] == "sm_90: 227 KiB"

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import cs_systems
-from cs_systems import plugins
 from cs_systems.attention.naive import attention as naive
 from cs_systems.config import AttentionShape, Mode, Precision, RunConfig
-from cs_systems.device import failed_allocation_bytes, resolve
+from cs_systems.core import plugins
 from cs_systems.formulas.cost import COMPUTE_BYTES
+from cs_systems.machine.device import failed_allocation_bytes, resolve
 from cs_systems.record import RunRecord
 from cs_systems.workloads.attention import WORKLOAD, Attention, Problem, attention_call, random_leaves
 

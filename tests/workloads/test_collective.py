@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from cs_systems.config import RunConfig
-from cs_systems.device import Device
-from cs_systems.formulas.collectives import COLLECTIVES, DIVIDED, ELEMENT_BYTES, CollectiveShape
-from cs_systems.timing import measure
+from cs_systems.core.collectives import COLLECTIVES, DIVIDED, ELEMENT_BYTES, CollectiveShape
+from cs_systems.machine.device import Device
+from cs_systems.runtime.timing import measure
 from cs_systems.workloads import Unavailable
 from tests.parallel.launch import launch
 from tests.parallel.ranks import _join

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cs_systems.config import RunConfig
-from cs_systems.formulas.collectives import COLLECTIVES, CollectiveShape
+from cs_systems.core.collectives import COLLECTIVES, CollectiveShape
 from cs_systems.record import RunRecord
 from cs_systems.report import collectives
 from cs_systems.runtime.sweep import sweep

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import cs_systems
-from cs_systems.analysis.compare import compare
+from cs_systems.comparison.runs import compare
 from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig
-from cs_systems.device import resolve
+from cs_systems.machine.device import resolve
 from cs_systems.record import RunRecord, append_record, read_records
-from cs_systems.report import html
-from cs_systems.report.plot import kinds
+from cs_systems.report.figures.plot import kinds
+from cs_systems.report.pages import records as html
 from cs_systems.report.progress import outcome
-from cs_systems.report.table import render
+from cs_systems.report.tables.records import render
 from cs_systems.workloads.train_step import TrainStep
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cs_systems
-from cs_systems.analysis import numerics
+from cs_systems.comparison import numerics
 from cs_systems.config import Precision, RunConfig
-from cs_systems.device import resolve
+from cs_systems.machine.device import resolve
 from cs_systems.record import RunRecord
-from cs_systems.report import plot
+from cs_systems.report.figures import plot
 from cs_systems.workloads import Unavailable, normalization
 from cs_systems.workloads._sums import DTYPES, kahan, pairwise, sequential
 from cs_systems.workloads.accumulation import Accumulation, summation

@@ -13,9 +13,9 @@ import torch
 
 import cs_systems
 from cs_systems.config import ModelConfig, Precision, RunConfig
-from cs_systems.device import Device, resolve
+from cs_systems.machine.device import Device, resolve
 from cs_systems.record import Row, RunRecord
-from cs_systems.report import plot
+from cs_systems.report.figures import plot
 from cs_systems.workloads import Unavailable, precision_error
 from cs_systems.workloads.precision_error import PrecisionError, run_parts
 from cs_systems.workloads.training_curve import ALPHABET, SUCCESSORS, TrainingCurve

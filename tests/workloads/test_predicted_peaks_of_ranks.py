@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cs_systems import plugins
 from cs_systems.attention import AttentionBackend
 from cs_systems.config import RunConfig, preset
-from cs_systems.device import resolve
+from cs_systems.core import plugins
 from cs_systems.formulas.cost import PARAMETER_BYTES, parameter_count
+from cs_systems.machine.device import resolve
 from cs_systems.record import RunRecord, read_records
 from cs_systems.workloads._training import strategy_of
 from cs_systems.workloads.train_step import TrainStep, _attention_call, _predicted_bytes

@@ -1,0 +1,132 @@
+"""What the dtypes of a step say: a table of them, and why a step did not run in the precision that was asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from cs_systems.config import Precision
+from cs_systems.record import Row
+
+AUTOCAST = {Precision.BF16: "bfloat16", Precision.FP16: "float16", Precision.FP8: "bfloat16"}
+FP8_LAYER = "Fp8Linear"  # of cs_systems.training.fp8
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+COLUMNS = ("parameters", "inputs", "outputs", "output_gradients", "parameter_gradients")
+LOW = frozenset(AUTOCAST.values())
+
+
+def table(modules: Sequence[Row], loss: Sequence[str]) -> list[Row]:
+    """A row for each module in the order of the calls, the logits (what the first module called gives), and the loss:
+    {what, type, calls, parameters, inputs, outputs, output_gradients, parameter_gradients, autocast, cast}.
+
+    Dtypes are those of the tensors seen, None where there was none. `cast`: what a leaf made of its inputs: `down`
+    (fp32 in, low precision out), `up`, None where it kept them or is no leaf.
+    """
+    rows = [
+        {"what": row["module"], "type": row["type"], "calls": row["calls"]}
+        | {name: _joined(row[name]) for name in COLUMNS}
+        | {"autocast": _joined(row["autocast"]), "cast": _cast(row)}
+        for row in modules
+    ]
+    nothing: Row = dict.fromkeys(rows[0]) if rows else {}
+    root = next((row for row, module in zip(rows, modules, strict=True) if module["root"]), nothing)
+    logits = {name: root.get(name) for name in ("outputs", "output_gradients")}
+    return [
+        *rows,
+        nothing | {"what": "logits"} | logits,
+        nothing | {"what": "loss", "outputs": _joined(loss)},
+    ]
+
+
+def _joined(names: Iterable[str]) -> str | None:
+    return ", ".join(names) or None
+
+
+def _cast(row: Row) -> str | None:
+    taken, given = ({*row[part]} & {"float32", *LOW} for part in ("inputs", "outputs"))
+    if not row["leaf"] or len(taken) != 1 or len(given) != 1 or taken == given:
+        return None
+    return "down" if given <= LOW else "up"
+
+
+def collapsed(rows: Sequence[Row]) -> list[Row]:
+    """Rows that are alike but for the number of their block as one, where the first stood: `layers.0–11.attn`."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        alike = tuple(value for name, value in row.items() if name != "what")
+        groups.setdefault((*_BLOCK.split(row["what"], maxsplit=1)[::2], *alike), []).append(row)
+    made = [shown for same in groups.values() for shown in _as_one(same)]
+    order = {id(row): place for place, row in enumerate(rows)}
+    return [row for _, row in sorted(made, key=lambda pair: order[id(pair[0])])]
+
+
+# The number in a path that a number of alike blocks differ in: `layers.3.attn` → "layers", "3", "attn".
+_BLOCK = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+
+
+def _as_one(same: list[Row]) -> list[tuple[Row, Row]]:
+    """(the first row, it with the range of numbers in its path), or each by itself where numbers are missing."""
+    found = [_BLOCK.search(row["what"]) for row in same]
+    numbers = [int(match[1]) for match in found if match]
+    if len(numbers) < 2 or numbers != list(range(numbers[0], numbers[0] + len(same))):
+        return [(row, row) for row in same]
+    assert found[0] is not None
+    begin, end = found[0].span(1)
+    path = same[0]["what"]
+    return [(same[0], same[0] | {"what": f"{path[:begin]}{numbers[0]}–{numbers[-1]}{path[end:]}"})]
+
+
+def contradiction(precision: Precision, modules: Sequence[Row], contexts: Sequence[Row]) -> str | None:
+    """Why a step did not run in the precision that was asked for, with the remedy; None where it did."""
+    in_effect = sorted({name for row in modules for name in row["autocast"] if name != "off"})
+    device = max((device for row in modules for device in row["devices"]), default="cpu")  # a mask may be on the cpu
+    asked, name = AUTOCAST.get(precision), _first_root(modules)
+    if asked is None:
+        if own := [name for name in in_effect if name.split()[0] == device]:
+            return f"asked for {precision.value}, but the step ran under autocast ({own[0]}): name that --precision"
+        return _not_pure(modules) if precision is Precision.BF16_PURE else None
+    if f"{device} {asked}" in in_effect:
+        return _not_fp8(modules) if precision is Precision.FP8 else None
+    fix = f'call {name} inside torch.autocast("{device}", torch.{asked})'
+    for other in in_effect:
+        found, dtype = other.split()
+        if found == device:
+            return f"asked for {asked}, but autocast runs in {dtype}: {fix}, or name another --precision"
+        return (
+            f"autocast is on for {found}, but {name}'s tensors are on {device}: it casts the operations of its own "
+            f"device alone: {fix}"
+        )
+    return f"{_without_effect(asked, device, name, contexts)}: {fix}"
+
+
+def _without_effect(asked: str, device: str, name: str, contexts: Sequence[Row]) -> str:
+    """Why no module was called under autocast, although some context may have been entered."""
+    own = [context for context in contexts if context["device"] == device]
+    if any(context["enabled"] for context in own):
+        return f"autocast was entered for {device}, but {name} was called outside of it, in its parameters' dtype"
+    if own:
+        return f"autocast was entered for {device} with enabled=False, so that {name} ran in its parameters' dtype"
+    for context in contexts:
+        off = "" if context["enabled"] else " (and switched off by torch, with a warning)"
+        return f"autocast was entered for {context['device']}{off}, but {name}'s tensors are on {device}"
+    return f"asked for {asked}, but the step enters no autocast, so that {name} ran in its parameters' dtype"
+
+
+def _first_root(modules: Sequence[Row]) -> str:
+    return str(next((row["module"] for row in modules if row["root"]), "the model"))
+
+
+def _not_fp8(modules: Sequence[Row]) -> str | None:
+    if any(row["type"] == FP8_LAYER for row in modules):
+        return None
+    return (
+        "asked for fp8, but no layer computes in it: use cs_systems.training.fp8.use_fp8(model), "
+        "or name another --precision"
+    )
+
+
+def _not_pure(modules: Sequence[Row]) -> str | None:
+    found = sorted({name for row in modules for name in row["parameters"]} - {"bfloat16"})
+    return (
+        f"asked for bf16-pure, but there are parameters in {', '.join(found)}: use model.bfloat16()" if found else None
+    )

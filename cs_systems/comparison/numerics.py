@@ -1,0 +1,214 @@
+"""What was measured of sums and of normalisations in low precision, as rows for a person, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cs_systems.config import Precision
+from cs_systems.formulas import rounding
+from cs_systems.formulas.rounding import FORMATS, Format
+from cs_systems.record import Row, RunRecord
+
+VALUE = 0.01  # what `accumulation` adds
+SHOWN_LENGTHS = (16, 256, 4096, 65536)
+
+
+def _formats(row: Row) -> tuple[Format, Format]:
+    return FORMATS[Precision(row["addend"])], FORMATS[Precision(row["accumulator"])]
+
+
+def accumulated(records: Sequence[RunRecord]) -> list[Row]:
+    """One number added many times: {sum of, accumulator, times, sum, error, why}; `why` is from arithmetic alone."""
+    rows = [row for record in records for row in record.results.get("accumulation", ())]
+    return [
+        {
+            "accumulator + addend": row["variant"],
+            "times": row["count"],
+            "sum": f"{row['sum']:.4f}",
+            "error": f"{row['error']:+.2g}",
+            "why": rounding.why(VALUE, *_formats(row), row["count"]),
+        }
+        for row in rows
+    ]
+
+
+def reasons(rows: Sequence[Row]) -> list[str]:
+    """Each `why` of `accumulated` once, after the sums that it explains."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        groups.setdefault(row["why"], {}).setdefault(row["accumulator + addend"], []).append(f"{row['times']:,}")
+    return [
+        f"{' and '.join(names)}, {' and '.join(next(iter(names.values())))} times: {why}"
+        for why, names in groups.items()
+    ]
+
+
+def unexplained(records: Sequence[RunRecord]) -> list[Row]:
+    """The sums that are not, to the bit, what the arithmetic of `rounding` says; there should be none."""
+    rows = [row for record in records for row in record.results.get("accumulation", ())]
+    return [row for row in rows if row["sum"] != rounding.total(VALUE, *_formats(row), row["count"])]
+
+
+def ulps(records: Sequence[RunRecord], count: int = 1000) -> list[Row]:
+    """Binade by binade what the sums of `count` additions in one dtype did, from 1 on, where errors grow visible."""
+    rows = [row for record in records for row in record.results.get("accumulation", ())]
+    same = [row for row in rows if row["count"] == count and row["accumulator"] == row["addend"]]
+    return [
+        {
+            "dtype": row["accumulator"],
+            "sum between": f"{binade['from']:g} … {binade['below']:g}",
+            "ulp": f"{binade['ulp']:.3g}",
+            "addend in ulps": round(binade["addend_in_ulps"], 3),
+            "added in ulps": round(binade["added_in_ulps"], 3),
+            "additions": binade["additions"],
+            "error": f"{binade['error']:+.2g}",
+        }
+        for row in same
+        for binade in rounding.binades(VALUE, *_formats(row), count)
+        if binade["from"] >= 1
+    ]
+
+
+def summed(records: Sequence[RunRecord]) -> list[Row]:
+    """The median relative error of random sums by dtype and method, a column for each of SHOWN_LENGTHS."""
+    made: dict[tuple[str, str], Row] = {}
+    for record in records:
+        precision = record.config["precision"]
+        for row in record.results.get("summation", ()):
+            key = (precision, row["method"])
+            line = made.setdefault(key, {"dtype": precision, "added up": row["method"]})
+            if row["length"] in SHOWN_LENGTHS:
+                line[f"{row['length']:,} terms"] = f"{row['median_relative_error']:.1e}"
+    return [*made.values()]
+
+
+def first_bad(rows: Sequence[Row], method: str, roundoffs: float) -> int | None:
+    """The shortest sum by that method whose median error is above so many unit roundoffs; None where there is none."""
+    bad = (
+        row["length"]
+        for row in rows
+        if row["method"] == method and row["median_relative_error"] > roundoffs * row["unit_roundoff"]
+    )
+    return min(bad, default=None)
+
+
+def normalized(records: Sequence[RunRecord]) -> list[Row]:
+    """The error of one low step alone, in unit roundoffs, a column for each dtype: {operation, input, in low …}."""
+    made: dict[tuple[str, ...], Row] = {}
+    for record in records:
+        for row in record.results.get("normalization", ()):
+            key = (row["operation"], row["case"], row["step"])
+            line = made.setdefault(key, dict(zip(("operation", "input", "in low precision"), key, strict=True)))
+            line[record.config["precision"]] = in_roundoffs(row)
+    return [*made.values()]
+
+
+def in_roundoffs(row: Row) -> str:
+    """`26.7 u`, or what became of the rows that have no error."""
+    if row["error"] is None:
+        return "inf or NaN"
+    lost = "" if row["finite"] == 1 else f", {1 - row['finite']:.0%} inf or NaN"
+    return f"{row['error'] / row['unit_roundoff']:.3g} u{lost}"
+
+
+def ranges(records: Sequence[RunRecord]) -> list[Row]:
+    """The steps that break at some size of the input, with that size by dtype; what never breaks has no row."""
+    made: dict[tuple[str, str], Row] = {}
+    precisions = [record.config["precision"] for record in records if "normalization_range" in record.results]
+    for record in records:
+        for row in record.results.get("normalization_range", ()):
+            key = (row["operation"], row["step"])
+            line = made.setdefault(key, {"operation": key[0], "in low precision": key[1]} | dict.fromkeys(precisions))
+            line[record.config["precision"]] = _breaks(row)
+    return [line for line in made.values() if any(line[p] for p in precisions)]
+
+
+def _breaks(row: Row) -> str | None:
+    said = []
+    if row["breaks_up_to"] is not None:
+        said.append(f"σ ≤ {row['breaks_up_to']:g}")
+    if row["breaks_from"] is not None:
+        said.append(f"σ ≥ {row['breaks_from']:g}")
+    return ", ".join(said) + (" (overflow)" if row["overflows"] else "") if said else None
+
+
+ALL_STEPS, TORCH, WIDE = "all steps, sums ", "as torch does it", "fp32, result rounded"
+GOOD_ENOUGH = 2.0  # unit roundoffs: what fp32 inside leaves is half of one, and nobody would see the difference
+
+
+Steps = dict[str, Row]  # of one operation on one kind of input, by the step that was low
+
+
+def _cases(record: RunRecord) -> dict[tuple[str, str], Steps]:
+    cases: dict[tuple[str, str], Steps] = {}
+    for row in record.results.get("normalization", ()):
+        cases.setdefault((row["operation"], row["case"]), {})[row["step"]] = row
+    return cases
+
+
+def _whole(steps: Steps) -> Steps:
+    """Every step low, by the order of the sums."""
+    return {name.removeprefix(ALL_STEPS): row for name, row in steps.items() if name.startswith(ALL_STEPS)}
+
+
+def verdicts(record: RunRecord) -> list[str]:
+    """Whether an operation can do without fp32 inside: for all together, then for each operation and input."""
+    precision, said = record.config["precision"], _answer(record)
+    for (operation, case), steps in _cases(record).items():
+        whole = _whole(steps)
+        single = {name: row for name, row in steps.items() if not name.startswith((ALL_STEPS, TORCH, WIDE))}
+        enough = [how for how, row in whole.items() if _roundoffs(row) <= GOOD_ENOUGH]
+        need = f"does without fp32, with {' or '.join(enough)} sums" if enough else "needs fp32 inside"
+        parts = []
+        for how, row in whole.items():
+            others = tuple(order for order in whole if order != how)
+            possible = [name for name in single if not name.endswith(others)]
+            worst = max(possible, key=lambda name: _roundoffs(single[name])).removesuffix(f", {how}")
+            parts.append(f"{in_roundoffs(row)} with {how} sums (most of it by {worst})")
+        best = f", {in_roundoffs(steps[TORCH])} as torch does it" if TORCH in steps else ""
+        said.append(
+            f"{precision} {operation}, {case}: {need}; with every step in {precision} the error is "
+            f"{', '.join(parts)}{best}"
+        )
+    return said + _range_verdicts(record)
+
+
+def _answer(record: RunRecord) -> list[str]:
+    """Does this dtype still need fp32 inside? In one sentence; none where nothing was measured."""
+    need: dict[str, list[str]] = {}
+    for (operation, case), steps in _cases(record).items():
+        for how, row in _whole(steps).items():
+            if _roundoffs(row) > GOOD_ENOUGH:
+                need.setdefault(how, []).append(f"{operation} ({case})")
+    if not need:
+        return []
+    parts = "; ".join(f"with {how} sums {', '.join(names)}" for how, names in need.items())
+    return [f"{record.config['precision']}, to come within {GOOD_ENOUGH:g} unit roundoffs, needs fp32 inside: {parts}"]
+
+
+def _range_verdicts(record: RunRecord) -> list[str]:
+    """By operation, from which size of the input on which step is too large for the dtype."""
+    precision, rows = record.config["precision"], record.results.get("normalization_range", ())
+    said = []
+    for operation in dict.fromkeys(row["operation"] for row in rows):
+        first: dict[str, float] = {}  # of a sum in either order, the one that overflows first
+        for row in rows:
+            if row["operation"] == operation and row["overflows"] and row["breaks_from"] is not None:
+                step = row["step"].partition(",")[0]
+                first[step] = min(row["breaks_from"], first.get(step, row["breaks_from"]))
+        steps = ", ".join(f"σ = {first[step]:g} ({step})" for step in sorted(first, key=lambda step: first[step]))
+        said.append(f"{precision} {operation}: " + (f"overflows from {steps} on" if steps else "overflows nowhere"))
+    return said
+
+
+def _roundoffs(row: Row) -> float:
+    """Infinite where a row of numbers came out as inf or NaN."""
+    return float("inf") if row["error"] is None or row["finite"] < 1 else float(row["error"] / row["unit_roundoff"])
+
+
+def where(records: Sequence[RunRecord]) -> list[str]:
+    """On what all of it was measured, as a sentence."""
+    found = dict.fromkeys(
+        (r.environment.device_name, r.environment.device) for r in records if r.status == "ok" and r.environment
+    )
+    return [f"measured on {name}{', a CPU' if device == 'cpu' else ''}" for name, device in found]

@@ -1,0 +1,176 @@
+"""Precisions held against fp32: what each takes, how far off its numbers are, whether it learns the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+
+from cs_systems.comparison.runs import compare
+from cs_systems.config import Precision, RunConfig, describe
+from cs_systems.formulas.rank_layout import data_ranks
+from cs_systems.record import Row, RunRecord
+
+BASELINE = Precision.FP32
+PHASES = ("forward", "loss", "backward", "synchronize", "optimizer", "step")
+SPEEDUP = ("speedup", "speedup_low", "speedup_high", "verdict", "noise")
+ITSELF: Row = dict.fromkeys(SPEEDUP)  # fp32 is no faster than fp32
+HOPELESS = 1.0  # where not even a doubling would have been found, an interval says nothing
+TIMED, ERRORS, CURVES = "train_step", "precision_error", "training_curve"
+
+
+def by_cell(records: Iterable[RunRecord], workload: str) -> dict[RunConfig, dict[Precision, list[RunRecord]]]:
+    """Cell (in fp32) → precision, in the order of `Precision` → its records (repeats) that no profiler disturbed."""
+    mine = [r for r in records if r.config["workload"] == workload and r.config.get("profiler", "none") == "none"]
+    cells: dict[RunConfig, dict[Precision, list[RunRecord]]] = {}
+    for record in sorted(mine, key=lambda r: list(Precision).index(r.run_config.precision)):
+        cell = replace(record.run_config, precision=BASELINE, warmup=0, warmup_s=0.0, steps=1, rounds=1)
+        cells.setdefault(cell, {}).setdefault(record.run_config.precision, []).append(record)
+    return cells
+
+
+def name_of(cell: RunConfig) -> str:
+    """What was run, of whatever workload, but for the precision."""
+    silent = {"precision"} if cell.workload == TIMED else {"precision", "mode"}
+    return describe(replace(cell, workload=TIMED), silent)
+
+
+def gains(found: dict[Precision, list[RunRecord]]) -> list[Row]:
+    """Of one cell a row for each precision: {precision, forward_s, loss_s, backward_s, synchronize_s, optimizer_s,
+    step_s (medians), speedup, speedup_low, speedup_high, verdict, noise, tokens_per_s (of all ranks),
+    peak_allocated_bytes, mfu, status, reason}.
+
+    The speed-up is fp32's step over this one's, with its interval (`stats.ratio_interval`); None where one of the two
+    is not timed, or has a loss that is NaN or infinite. MFU is of the peak of the row's own precision.
+    """
+    return [_gain(precision, records, found.get(BASELINE, [])) for precision, records in found.items()]
+
+
+def _gain(precision: Precision, records: Sequence[RunRecord], baseline: Sequence[RunRecord]) -> Row:
+    timed = [r for r in records if r.is_timing]
+    times = {phase: _median(timed, phase) for phase in PHASES}
+    last = (timed or records)[-1]
+    caveats = "; ".join(w.message for w in last.warnings) if not timed and last.measurement else None
+    peaks = [r.measurement.peak_allocated_bytes for r in timed if r.measurement]
+    tokens = _only(last, "ran").get("tokens")  # of a rank
+    return {
+        "precision": precision.value,
+        **{f"{phase}_s": time for phase, time in times.items()},
+        **(speedup([r for r in baseline if r.is_timing], timed) if precision is not BASELINE else ITSELF),
+        "tokens_per_s": _over(tokens and tokens * data_ranks(last.config), times["step"]),
+        "peak_allocated_bytes": max((p for p in peaks if p is not None), default=None),
+        "mfu": _over(_over(_step_flops(last), times["step"]), _only(last, "ceiling").get("peak_flops_per_s")),
+        "status": last.status,
+        "reason": last.reason or caveats,
+    }
+
+
+def _median(records: Sequence[RunRecord], phase: str) -> float | None:
+    durations = [
+        duration
+        for r in records
+        if r.measurement and (phase == "step" or phase in r.measurement.phase_names())
+        for duration in r.measurement.durations_s(phase)
+    ]
+    return median(durations) if durations else None
+
+
+def speedup(baseline: Sequence[RunRecord], timed: Sequence[RunRecord]) -> Row:
+    """{speedup, speedup_low, speedup_high, verdict, noise} of a step, from clean records of one cell; all None where
+    there are none, the interval where the times are too noisy to tell a doubling."""
+    if not timed or not baseline:
+        return ITSELF
+    (found,) = compare(baseline, timed).rows
+    noisy = found["resolution"] is not None and found["resolution"] > HOPELESS
+    low, high = (None, None) if noisy else (found["ratio_low"], found["ratio_high"])
+    return {
+        "speedup": 1 / found["ratio"],
+        "speedup_low": high and 1 / high,
+        "speedup_high": low and 1 / low,
+        "verdict": "too noisy" if noisy else found["verdict"],
+        "noise": found["noise"],
+    }
+
+
+def interval(row: Row) -> str | None:
+    """The speed-up's interval in words; None where nothing was held against fp32."""
+    low, high = row["speedup_low"], row["speedup_high"]
+    return f"{low:.2f}–{high:.2f}" if low and high else row["verdict"]
+
+
+def _only(record: RunRecord, table: str) -> Row:
+    return next(iter(record.results.get(table, ())), {})
+
+
+def _step_flops(record: RunRecord) -> float | None:
+    return next((row["model_flops"] for row in record.results.get("cost", ()) if row["phase"] == "step"), None)
+
+
+def _over(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def errors(found: dict[Precision, list[RunRecord]]) -> list[Row]:
+    """Of one cell the rows of the table `precision_error`, after the precision and the status of each; fp16's first row
+    is without a loss scale."""
+    rows = []
+    for precision, records in found.items():
+        last = records[-1]
+        for row in last.results.get("precision_error", ()):
+            rows.append({"precision": precision.value, **row, "status": last.status, "reason": last.reason})
+        if not last.results.get("precision_error"):
+            empty = dict.fromkeys(("reference", "loss_scale", "logits_error", "loss_error", "gradient_error"))
+            empty |= dict.fromkeys(("worst_parameter", "worst_parameter_error", "underflow_share", "nonfinite_share"))
+            rows.append({"precision": precision.value, **empty, "status": last.status, "reason": last.reason})
+    return rows
+
+
+def learning(found: dict[Precision, list[RunRecord]]) -> list[Row]:
+    """Of one cell a row for each precision: {precision, steps, first_loss, last_loss, largest_deviation, at_step,
+    loss_scale, skipped, status, reason}.
+
+    The last loss is the mean of the last tenth of the steps: each has a batch of its own. The deviation is from fp32's
+    loss of the same step; None where fp32 is not there, and of fp32. The scale's history is in words.
+    """
+    baseline = _losses(found.get(BASELINE, []))
+    rows = []
+    for precision, records in found.items():
+        losses, last = _losses(records), records[-1]
+        apart = [abs(a - b) for a, b in zip(losses, baseline, strict=False)] if precision is not BASELINE else []
+        broken = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        most = max(apart, default=None) if broken is None else None
+        tail = losses[-max(1, len(losses) // 10) :]
+        curve = last.results.get("training_curve", [])
+        rows.append(
+            {
+                "precision": precision.value,
+                "steps": len(losses) or None,
+                "first_loss": losses[0] if losses else None,
+                "last_loss": sum(tail) / len(tail) if tail and broken is None else None,
+                "largest_deviation": most,
+                "at_step": None if most is None else apart.index(most),
+                "loss_scale": scale_history(curve),
+                "skipped": sum(row["skipped"] for row in curve) if scale_history(curve) else None,
+                "status": last.status,
+                "reason": last.reason if broken is None else f"the loss is no number from step {broken} on",
+            }
+        )
+    return rows
+
+
+def _losses(records: Sequence[RunRecord]) -> list[float]:
+    return [row["loss"] for record in records[-1:] for row in record.results.get("training_curve", ())]
+
+
+def scale_history(curve: Sequence[Row]) -> str | None:
+    """`65,536; 32,768 from step 3`; None where no loss was scaled."""
+    return "; ".join(_scales(curve)) or None
+
+
+def _scales(curve: Sequence[Row]) -> Iterator[str]:
+    before = None
+    for row in curve:
+        if (scale := row["loss_scale"]) is not None and scale != before:
+            yield f"{scale:,.0f}" if before is None else f"{scale:,.0f} from step {row['step']}"
+        before = row["loss_scale"]

@@ -1,0 +1,143 @@
+"""Why a lower precision gains what it gains: profiles of the same step in fp32 and in another, by family."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import median
+
+from cs_systems.comparison.precision import BASELINE, interval, speedup
+from cs_systems.config import ConfigError, RunConfig, describe
+from cs_systems.record import Row, RunRecord
+from cs_systems.traces.gaps import LAUNCH
+
+PRODUCTS = ("matmul", "attention")  # what a tensor core computes
+CASTS = "copy"  # a cast is a copy into another dtype
+# What may differ beside the precision.
+FIELDS = ("attention", "compile", "optimizer", "checkpoint", "mode", "batch_size", "model")
+UNCHANGED = 0.05  # kernels' times that are as close as this are told as one
+
+
+def pairs(records: Iterable[RunRecord]) -> list[tuple[RunRecord, RunRecord]]:
+    """(fp32, another precision) of the same profiled cell, for all that have tables of kernels."""
+    found = [r for r in records if r.results.get("families") and r.results.get("steps")]
+    baselines = {_apart(r): r for r in found if r.config["precision"] == BASELINE}
+    return [(baselines[_apart(r)], r) for r in found if r.config["precision"] != BASELINE and _apart(r) in baselines]
+
+
+def _apart(record: RunRecord) -> RunConfig:
+    return replace(record.run_config, precision=BASELINE)
+
+
+def clean_twins(record: RunRecord, records: Iterable[RunRecord]) -> list[RunRecord]:
+    """The same cell by the clock alone, each repeat of it."""
+    return [r for r in records if r.is_timing and _is_clean(r) and _what(r) == _what(record)]
+
+
+def _is_clean(record: RunRecord) -> bool:
+    return bool(record.config.get("profiler", "none") == "none")
+
+
+def _what(record: RunRecord) -> tuple[RunConfig, str | None]:
+    """What was run, and on which device: `auto` and `cuda` may be one."""
+    config = replace(record.run_config, device="auto", profiler="none", profiler_args=())
+    device = record.environment.device if record.environment else None
+    return replace(config, warmup=0, warmup_s=0.0, steps=1, rounds=1), device
+
+
+def causes(a: RunRecord, b: RunRecord, clean_a: Sequence[RunRecord] = (), clean_b: Sequence[RunRecord] = ()) -> Row:
+    """What B's precision changes of a step of A, both profiled: {cell, precision, those of `speedup`, kernel_speedup,
+    launch_bound_share, products (in words), a_products_s, b_products_s, casts_s,
+    a_rest_s, b_rest_s, a_kernel_s, b_kernel_s, differs}.
+
+    `casts_s` is what copies take more in B; `rest` all that is no product and no copy. With the clean twins of both,
+    speedup is by the clock, and the launch-bound share is of B's clean step: the part without a kernel, by the share
+    of the recorded gaps that are launch-bound. Without them the speedup is None, for a profiler slows the host, and the
+    share is of the recorded step. `differs`: other fields in which the two are not the same.
+
+    Raises ConfigError where a record has no table of kernels.
+    """
+    times_a, times_b = _families(a), _families(b)
+    whole_a, whole_b = sum(times_a.values()), sum(times_b.values())
+    config_a, config_b = a.run_config, b.run_config
+    differs = [name for name in FIELDS if getattr(config_a, name) != getattr(config_b, name)]
+    return {
+        "cell": describe(config_b, {"precision", "profiler", *differs}),
+        "precision": config_b.precision.value,
+        **speedup(clean_a, clean_b),
+        "kernel_speedup": whole_a / whole_b,
+        "launch_bound_share": _launch_bound(b, _step_s(clean_b) if clean_a else None),
+        "products": "matrix products" + (" and fused attention" if "attention" in {*times_a, *times_b} else ""),
+        "a_products_s": _of(times_a, PRODUCTS),
+        "b_products_s": _of(times_b, PRODUCTS),
+        "casts_s": times_b.get(CASTS, 0.0) - times_a.get(CASTS, 0.0),
+        "a_rest_s": whole_a - _of(times_a, (*PRODUCTS, CASTS)),
+        "b_rest_s": whole_b - _of(times_b, (*PRODUCTS, CASTS)),
+        "a_kernel_s": whole_a,
+        "b_kernel_s": whole_b,
+        "differs": differs,
+    }
+
+
+def _step_s(records: Sequence[RunRecord]) -> float | None:
+    durations = [duration for r in records if r.measurement for duration in r.measurement.durations_s("step")]
+    return median(durations) if durations else None
+
+
+def _families(record: RunRecord) -> dict[str, float]:
+    rows = record.results.get("families")
+    if not rows or not record.results.get("steps"):
+        raise ConfigError(
+            f"{describe(record.run_config)} has no table of kernels: profile it on a GPU with "
+            "cs-systems precision --explain"
+        )
+    return {row["family"]: row["time_s"] for row in rows}
+
+
+def _of(times: dict[str, float], families: Sequence[str]) -> float:
+    return sum(times.get(family, 0.0) for family in families)
+
+
+def _launch_bound(record: RunRecord, clean_s: float | None) -> float:
+    gaps = [row for row in record.results.get("gaps", ()) if row["device"] == 0]
+    launch = sum(row["time_s"] for row in gaps if row["cause"] == LAUNCH)
+    steps = [row for row in record.results["steps"] if row["device"] == 0]
+    if clean_s is None:
+        return float(launch / median(row["wall_s"] for row in steps))
+    idle_s = max(0.0, clean_s - median(row["kernel_s"] for row in steps))
+    idle = sum(row["time_s"] for row in gaps)
+    return float(idle_s / clean_s * (launch / idle if idle else 0.0))
+
+
+def sentence(row: Row) -> str:
+    """One row of `causes`, to paste into a report."""
+    share = f"{row['launch_bound_share']:.0%} of the step"
+    if row["speedup"] is not None:
+        gain = f"{row['speedup']:.2f}× fp32's speed ({interval(row)}): {share} is launch-bound"
+    else:
+        gain = f"kernels {row['kernel_speedup']:.2f}× as fast as fp32's: {share} as recorded under the profiler is "
+        gain += "launch-bound"
+    products_a, products_b, casts = row["a_products_s"], row["b_products_s"], row["casts_s"]
+    rest = "all other kernels" + (" (those that find and apply fp8's scales too)" if row["precision"] == "fp8" else "")
+    rest += f" take {_ms(row['b_rest_s'])}"
+    same = math.isclose(row["a_rest_s"], row["b_rest_s"], rel_tol=UNCHANGED)
+    rest += " as before" if same else f" instead of {_ms(row['a_rest_s'])}"
+    says = [
+        gain,
+        f"{row['products']} take {_ms(products_b)} instead of {_ms(products_a)}"
+        + (f" ({products_a / products_b:.1f}×)" if products_b else ""),
+        f"casts and other copies {'add' if casts >= 0 else 'save'} {_ms(abs(casts))}",
+        rest,
+        *([f"not of the precision alone: {', '.join(row['differs'])} differs too"] if row["differs"] else []),
+    ]
+    return f"{row['cell']}, {row['precision']}: {'; '.join(says)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2g} ms" if seconds < 0.0995 else f"{1e3 * seconds:.0f} ms"
+
+
+def explained(records: Sequence[RunRecord]) -> list[Row]:
+    """`causes` of every pair among the records, by the clock where both are timed as well."""
+    return [causes(a, b, clean_twins(a, records), clean_twins(b, records)) for a, b in pairs(records)]

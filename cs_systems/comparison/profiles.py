@@ -1,0 +1,93 @@
+"""Two profiles held against each other: where B's kernel time differs from A's."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+
+from cs_systems.config import ConfigError, Phase
+from cs_systems.record import Row, RunRecord
+from cs_systems.traces.kernel_families import family
+from cs_systems.traces.profile import Profile
+from cs_systems.traces.range_names import SPLITS, UNATTRIBUTED
+from cs_systems.traces.tables import ALL
+
+UNEQUAL = 0.05  # of kernel time: above, the two sides' layers are not known equally well
+
+
+def difference(a: Profile, b: Profile, by: str) -> list[Row]:
+    """The kernel time of a step split by `phase`, `family` or `layer`: {by, a_s, b_s, difference_s, share}, the largest
+    difference first, `all` at the end.
+
+    The share is of all kernel time of A, so that shares add up to the whole change. A family that one side has no
+    kernel of took 0 s there; a layer that is not marked in one side is unknown there: None. Raises ConfigError where a
+    side has no kernel.
+    """
+    for profile in (a, b):
+        if not profile.recording.kernels:
+            raise ConfigError(f"{profile.recording.source} holds no kernel, so that there is no kernel time to compare")
+    return _rows(_times(a, by), _times(b, by), by)
+
+
+def difference_of_records(a: RunRecord, b: RunRecord, by: str) -> list[Row]:
+    """As `difference`, from the tables in the records of two profiled cells; empty where one lacks the table."""
+    name = next(table for table, of in SPLITS.items() if of == by)
+    left, right = (record.results.get(name, []) for record in (a, b))
+    return _rows(_recorded(left, by), _recorded(right, by), by) if left and right else []
+
+
+def _recorded(rows: Iterable[Row], by: str) -> Counter[str]:
+    return Counter({row[by]: row["time_s"] for row in rows if by != "phase" or row["family"] == ALL})
+
+
+def _rows(times_a: Counter[str], times_b: Counter[str], by: str) -> list[Row]:
+    whole_a, whole_b = times_a.total(), times_b.total()
+    names = sorted({*times_a, *times_b}, key=lambda name: -abs(times_b[name] - times_a[name]))
+    rows = []
+    for name in names:
+        left, right = (
+            None if by == "layer" and name not in t and not _marked(t) else t[name] for t in (times_a, times_b)
+        )
+        change = None if left is None or right is None else right - left
+        share = None if change is None else change / whole_a
+        rows.append({by: name, "a_s": left, "b_s": right, "difference_s": change, "share": share})
+    change = whole_b - whole_a
+    return [*rows, {by: ALL, "a_s": whole_a, "b_s": whole_b, "difference_s": change, "share": change / whole_a}]
+
+
+def _marked(layers: Collection[str]) -> bool:
+    """Whether ranges name layers: optimizer and loss are known from their phase."""
+    return bool({*layers} - {Phase.LOSS, Phase.OPTIMIZER, UNATTRIBUTED})
+
+
+def doubts(a: Profile, b: Profile) -> list[str]:
+    """Why to be careful with the comparison."""
+    said = []
+    for name, profile in (("A", a), ("B", b)):
+        said.append(f"{name}: {len(profile.steps)} steps; {profile.coverage}")
+        said += [f"{name}: {note}" for note in profile.notes]
+    shares = [p.layer_coverage for p in (a, b)]
+    if abs(shares[0] - shares[1]) > UNEQUAL:
+        said.append(
+            f"layers are known of {shares[0]:.0%} of A's kernel time and of {shares[1]:.0%} of B's: "
+            "by layer the two differ in what was marked, too"
+        )
+    devices = [sorted(set(p.recording.devices.values())) for p in (a, b)]
+    if devices[0] != devices[1]:
+        said.append(
+            f"device differs: {', '.join(devices[0]) or 'unknown'} in A, {', '.join(devices[1]) or 'unknown'} in B"
+        )
+    if a.recording.profiler != b.recording.profiler:
+        said.append(
+            f"recorded by {a.recording.profiler} in A, by {b.recording.profiler} in B: they slow the host unequally"
+        )
+    return said
+
+
+def _times(profile: Profile, by: str) -> Counter[str]:
+    """Kernel time of one step in s; a Counter, so that what is not there is 0."""
+    times: dict[str, float] = defaultdict(float)
+    for (function, place), total in profile.groups.items():
+        name = family(function.name) if by == "family" else getattr(place, by)
+        times[name] += total.time_s / len(profile.steps)
+    return Counter(times)

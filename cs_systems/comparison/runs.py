@@ -1,0 +1,188 @@
+"""Two recordings held against each other, cell by cell.
+
+What is compared is found, not asked for: a field of the config that has one value on each side, and not the same, is
+what the comparison is about (naive against flash, fp32 against bf16); cells are matched on all other fields.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import median
+from typing import Any
+
+from cs_systems.config import ConfigError, describe
+from cs_systems.core import statistics
+from cs_systems.record import Environment, Row, RunRecord
+
+# Says how a run was made, not what was run: two recordings may differ in it and still show the same thing.
+_NOT_IDENTITY = {"steps", "warmup", "warmup_s", "rounds", "seed", "profiler", "profiler_args"}
+_MACHINE = (
+    *("device_name", "torch", "triton", "cuda", "driver", "python"),
+    *("code_version", "git_commit", "float32_matmul"),
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`compared`: field → (value in A, value in B). `rows`: one a matched cell and phase. `doubts`: about them."""
+
+    compared: dict[str, tuple[Any, Any]]
+    rows: list[Row]
+    doubts: list[str]
+
+
+def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str] = ("step",)) -> Comparison:
+    """Hold B against A, one row a matched cell and phase.
+
+    A row has {cell, phase, a_median_s, b_median_s, ratio, ratio_low, ratio_high, verdict, resolution, unseen,
+    noise}.
+    The ratio is B's time over A's. What was timed under a profiler, or has a loss that is NaN or infinite, is left out.
+    Raises ConfigError where no cell of A matches one of B.
+    """
+    for side, records in (("A", a), ("B", b)):
+        if not any(record.measurement for record in records):
+            raise ConfigError(f"no cell of {side} was measured: cs-systems report DIR says why")
+        if not _clean(records):
+            raise ConfigError(
+                f"{side} has only times under a profiler or with a loss that is NaN or infinite, which are no "
+                "timings: measure with cs-systems time"
+            )
+    a, b, left_out = _clean(a), _clean(b), list(_left_out(a, b))
+    compared = _compared(a, b)
+    cells_a, cells_b = _cells(a, compared), _cells(b, compared)
+    rows = [
+        row
+        for identity, records in cells_a.items()
+        if identity in cells_b
+        for phase in phases
+        if (row := _row(records, cells_b[identity], phase, compared))
+    ]
+    if not rows:
+        raise ConfigError(
+            "no cell of one recording matches a cell of the other: compare recordings of the same sizes and modes"
+        )
+    return Comparison(compared, rows, [*left_out, *_unmatched(cells_a, cells_b), *_differences(a, b)])
+
+
+def profiled_pairs(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[tuple[str, RunRecord, RunRecord]]:
+    """The cells that both recordings hold with a profile's tables: (what they have in common, of A, of B)."""
+    a, b = ([r for r in side if "families" in r.results] for side in (a, b))
+    compared = _compared(a, b)
+    cells_a, cells_b = _cells(a, compared), _cells(b, compared)
+    return [
+        (describe(replace(records[0].run_config, profiler="none"), compared), records[-1], cells_b[identity][-1])
+        for identity, records in cells_a.items()
+        if identity in cells_b
+    ]
+
+
+def _clean(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Those that no profiler disturbed, and whose steps computed numbers."""
+    return [record for record in undisturbed(records) if record.is_timing or record.measurement is None]
+
+
+def undisturbed(records: Sequence[RunRecord]) -> list[RunRecord]:
+    return [record for record in records if record.config.get("profiler", "none") == "none"]
+
+
+def _left_out(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
+    for side, records in (("A", a), ("B", b)):
+        if count := len(records) - len(undisturbed(records)):
+            yield f"{count} record(s) of {side} were timed under a profiler and are left out: such times are no timings"
+        if count := len(undisturbed(records)) - len(_clean(records)):
+            why = "have a loss that is NaN or infinite and are left out: such times are no timings"
+            yield f"{count} record(s) of {side} {why}"
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        flat |= _flat(value, f"{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return {name: value for name, value in flat.items() if name not in _NOT_IDENTITY}
+
+
+def _compared(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> dict[str, tuple[Any, Any]]:
+    values_a, values_b = _values(a), _values(b)
+    return {
+        name: (json.loads(*values_a[name]), json.loads(*values_b[name]))
+        for name in values_a.keys() & values_b.keys()
+        if len(values_a[name]) == len(values_b[name]) == 1 and values_a[name] != values_b[name]
+    }
+
+
+def _values(records: Iterable[RunRecord]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for record in records:
+        for name, value in _flat(record.run_config.to_dict()).items():
+            found[name].add(json.dumps(value))
+    return found
+
+
+def _cells(records: Iterable[RunRecord], compared: Mapping[str, Any]) -> dict[str, list[RunRecord]]:
+    """The successful records by what they measured; a cell's records are its repeats."""
+    cells: dict[str, list[RunRecord]] = defaultdict(list)
+    for record in records:
+        if record.measurement is not None:
+            identity = {
+                name: value for name, value in _flat(record.run_config.to_dict()).items() if name not in compared
+            }
+            cells[json.dumps(identity, sort_keys=True)].append(record)
+    return cells
+
+
+def _processes(records: Iterable[RunRecord], phase: str) -> list[list[list[float]]]:
+    """Timed samples: by process, by round."""
+    processes = []
+    for record in records:
+        measurement = record.measurement
+        assert measurement is not None
+        rounds: dict[int, list[float]] = defaultdict(list)
+        for sample, duration in zip(measurement.timed, measurement.durations_s(phase), strict=True):
+            rounds[sample.round].append(duration)
+        processes.append(list(rounds.values()))
+    return processes
+
+
+def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Collection[str]) -> Row | None:
+    if any(phase != "step" and phase not in (r.measurement.phase_names() if r.measurement else ()) for r in (*a, *b)):
+        return None
+    processes_a, processes_b = _processes(a, phase), _processes(b, phase)
+    found = statistics.ratio_interval(processes_a, processes_b)
+    return {
+        "cell": describe(a[0].run_config, without) or "all of it",
+        "phase": phase,
+        "a_median_s": median(d for process in processes_a for round in process for d in round),
+        "b_median_s": median(d for process in processes_b for round in process for d in round),
+        "ratio": found.ratio,
+        "ratio_low": found.low,
+        "ratio_high": found.high,
+        "verdict": found.verdict,
+        "resolution": found.resolution,
+        "unseen": found.unseen,
+        "noise": found.noise,
+    }
+
+
+def _unmatched(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterable[str]:
+    for name, here, there in (("A", a, b), ("B", b, a)):
+        if alone := len(here.keys() - there.keys()):
+            yield f"{alone} cell(s) only in {name}"
+
+
+def _differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
+    for name in _MACHINE:
+        left, right = _machine(a, name), _machine(b, name)
+        if left != right:
+            yield f"{name} differs: {', '.join(left) or 'unknown'} in A, {', '.join(right) or 'unknown'} in B"
+    for side, records in (("A", a), ("B", b)):
+        codes = sorted({w.code for r in records for w in r.warnings})
+        if codes:
+            yield f"timings of {side} carry: {', '.join(codes)}"
+
+
+def _machine(records: Iterable[RunRecord], name: str) -> list[str]:
+    assert name in {f.name for f in fields(Environment)}
+    return sorted({str(getattr(r.environment, name)) for r in records if r.environment is not None})

@@ -1,0 +1,216 @@
+"""What strategies cost, from records alone: each cell on ranks beside the same on one rank, timed cleanly and recorded.
+
+Cells are of one group if they differ in strategy, bucket size and number of ranks alone. A group's baseline is `single`
+on one rank with the batch of a rank. A row is of a clean cell, of each repeat of it; what a profiler has seen of the
+same cell in the same repeat joins it, and so does the baseline of that repeat.
+
+Each row says its cell: {strategy, ranks, repeat}; repeat is None where nothing was repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from cs_systems.config import RunConfig
+from cs_systems.core import statistics
+from cs_systems.formulas.rank_layout import data_ranks
+from cs_systems.record import Row, RunRecord
+from cs_systems.traces.overlap import reconcile
+
+NOTHING_TOLD: Any = {"bucket_size_mb": None, "tp_degree": None, "strategy_args": ()}
+STAGES = ("built", "forward", "backward", "optimizer")
+
+
+def group_of(config: RunConfig) -> RunConfig:
+    """What the cells of a group have in common."""
+    alone = replace(config, strategy="single", world_size=1, **NOTHING_TOLD)
+    return replace(alone, profiler="none", warmup=0, steps=1, rounds=1)
+
+
+def groups(records: Sequence[RunRecord]) -> dict[RunConfig, list[RunRecord]]:
+    """In the order of the records, each repeat of a cell; those of an earlier attempt are left out."""
+    found: dict[RunConfig, dict[tuple[RunConfig, int], RunRecord]] = {}
+    for record in records:
+        config = record.run_config
+        found.setdefault(group_of(config), {})[config, record.repeat] = record
+    return {group: list(of.values()) for group, of in found.items()}
+
+
+def name(config: RunConfig) -> str:
+    """What tells a cell apart in its group, but for the number of ranks: `ddp_bucketed 25 MB`."""
+    size = "" if config.bucket_size_mb is None else f" {config.bucket_size_mb:g} MB"
+    degree = "" if config.tp_degree is None else f" of {config.tp_degree}"
+    return ":".join([config.strategy, *config.strategy_args]) + degree + size
+
+
+def clean(group: Iterable[RunRecord]) -> list[RunRecord]:
+    return [record for record in group if record.run_config.profiler == "none"]
+
+
+def seen_by(profiler: str, record: RunRecord, group: Iterable[RunRecord]) -> RunRecord | None:
+    """The same cell under that profiler in the same repeat, if it went well."""
+    like = _cell(record)
+    profiled = (r for r in group if r.run_config.profiler == profiler and r.status == "ok")
+    return next((r for r in profiled if _cell(r) == like), None)
+
+
+def _cell(record: RunRecord) -> tuple[Any, ...]:
+    config = record.run_config
+    return name(config), config.world_size, record.repeat
+
+
+def _told(record: RunRecord, group: Iterable[RunRecord]) -> Row:
+    """Which cell of its group a row is of."""
+    several = len({r.repeat for r in group}) > 1
+    strategy, ranks, repeat = _cell(record)
+    return {"strategy": strategy, "ranks": ranks, "repeat": repeat if several else None}
+
+
+def baseline(group: Iterable[RunRecord], repeat: int = 0) -> RunRecord | None:
+    """`single` on one rank, measured cleanly in that repeat."""
+    alone = (r for r in clean(group) if r.run_config.world_size == 1 and not r.run_config.is_distributed)
+    return next((r for r in alone if r.repeat == repeat), None)
+
+
+def steps(group: Sequence[RunRecord]) -> list[Row]:
+    """{step_s, p10_s, p90_s, tokens_per_s, efficiency, note}: of all ranks together.
+
+    tokens_per_s: of all ranks. efficiency: those over what as many baselines would do; None without a baseline.
+    """
+    rows = []
+    for record in clean(group):
+        config, step_s = record.run_config, _step_s(record)
+        alone_s = _step_s(baseline(group, record.repeat))
+        times = record.measurement.durations_s("step") if record.measurement else []
+        tokens = config.batch_size * config.tokens_per_sequence * data_ranks(record.config)
+        rows.append(
+            {
+                **_told(record, group),
+                "step_s": step_s,
+                "p10_s": statistics.quantile(times, 0.1) if times else None,
+                "p90_s": statistics.quantile(times, 0.9) if times else None,
+                "tokens_per_s": tokens / step_s if step_s else None,
+                "efficiency": _efficiency(record, alone_s, step_s),
+                "note": record.reason if record.status != "ok" else ", ".join(w.code for w in record.warnings),
+            }
+        )
+    return rows
+
+
+def _efficiency(record: RunRecord, alone_s: float | None, step_s: float | None) -> float | None:
+    share = data_ranks(record.config) / record.run_config.world_size
+    return share * alone_s / step_s if alone_s and step_s else None
+
+
+def _step_s(record: RunRecord | None) -> float | None:
+    """The median of the timed steps."""
+    if record is None or record.measurement is None or record.status != "ok" or not record.is_timing:
+        return None
+    return median(record.measurement.durations_s("step"))
+
+
+def communication(group: Sequence[RunRecord]) -> list[Row]:
+    """{by_difference_s, of_step, in_trace_s, hidden_s, hidden, transfer_s, waiting_s} of each cell on ranks: what the
+    baseline's step is shorter, and of the recording of the slowest rank what was exposed and hidden.
+
+    of_step: by_difference_s over the step. hidden: hidden_s over all communication. transfer_s, waiting_s: of
+    all collectives, means of the recorded steps, the longest waiting of a rank.
+    """
+    rows = []
+    for record in on_ranks(group):
+        step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
+        seen = slowest(seen_by("overlap", record, group))
+        exposed_s = step_s - alone_s if step_s and alone_s else None
+        rows.append(
+            {
+                **_told(record, group),
+                "by_difference_s": exposed_s,
+                "of_step": exposed_s / step_s if exposed_s is not None and step_s else None,
+                "in_trace_s": seen.get("exposed_s"),
+                "hidden_s": seen.get("hidden_s"),
+                "hidden": seen["hidden_s"] / seen["communication_s"] if seen.get("communication_s") else None,
+                "transfer_s": seen.get("transfer_s"),
+                "waiting_s": seen.get("waiting_s"),
+            }
+        )
+    return rows
+
+
+def slowest(record: RunRecord | None) -> Row:
+    """Of the rows of all ranks that of the longest step, with the longest waiting of any; empty without a record."""
+    rows = record.results.get("overlap", []) if record else []
+    if not rows:
+        return {}
+    waits = [row["waiting_s"] for row in rows if row["waiting_s"] is not None]
+    return max(rows, key=lambda row: float(row["step_s"])) | {"waiting_s": max(waits, default=None)}
+
+
+def differences(group: Sequence[RunRecord]) -> list[Row]:
+    """{difference_s, exposed_s, slower_compute_s, waits_longer_s, recorder_s}: why a step on ranks is longer than the
+    baseline's, of those cells of which both were recorded as well."""
+    rows = []
+    for record in on_ranks(group):
+        alone = baseline(group, record.repeat)
+        step_s, alone_s = _step_s(record), _step_s(alone)
+        seen, alone_seen = (slowest(r and seen_by("overlap", r, group)) for r in (record, alone))
+        if step_s and alone_s and seen and alone_seen:
+            rows.append({**_told(record, group), **reconcile(seen, alone_seen, step_s, alone_s)})
+    return rows
+
+
+def volumes(group: Sequence[RunRecord]) -> list[Row]:
+    """{collectives, sent_bytes, formula_sent_bytes, peak_allocated_bytes, predicted_peak_bytes}: of a step, of a rank;
+    of memory, of the rank that holds most."""
+    rows = []
+    for record in clean(group):
+        sent = next(iter(record.results.get("sent", ())), {})
+        memory = next(iter(record.results.get("memory", ())), {})
+        peaks = [_peak_bytes(r) for r in (record, seen_by("rank_memory", record, group))]
+        rows.append(
+            {
+                **_told(record, group),
+                **{k: sent.get(k) for k in ("collectives", "sent_bytes", "formula_sent_bytes")},
+                "peak_allocated_bytes": next((peak for peak in peaks if peak is not None), None),
+                "predicted_peak_bytes": memory.get("predicted_peak_bytes"),
+            }
+        )
+    return rows
+
+
+def _peak_bytes(record: RunRecord | None) -> int | None:
+    return record.measurement.peak_allocated_bytes if record and record.measurement else None
+
+
+def stages(group: Sequence[RunRecord]) -> list[Row]:
+    """{component, built_bytes, forward_bytes, backward_bytes, optimizer_bytes, off}: after each stage of the first
+    step, of the rank that holds most. off: the farthest from the formula, over the formula's most."""
+    rows = []
+    for record in group:
+        found = [row for row in record.results.get("rank_memory", ()) if row["step"] <= 1]
+        for component in dict.fromkeys(row["component"] for row in found):
+            measured, formula = (
+                [_most(found, component, stage, key) for stage in STAGES] for key in ("bytes", "expected_bytes")
+            )
+            if any(size is not None for size in measured):
+                sizes = {f"{stage}_bytes": size for stage, size in zip(STAGES, measured, strict=True)}
+                cell = {**_told(record, group), "component": component.replace("_", " ")}
+                rows.append({**cell, **sizes, "off": _off(measured, formula)})
+    return rows
+
+
+def _most(rows: Iterable[Row], component: str, stage: str, key: str) -> int | None:
+    of_ranks = [row[key] for row in rows if (row["component"], row["stage"]) == (component, stage)]
+    return max((size for size in of_ranks if size is not None), default=None)
+
+
+def _off(measured: Sequence[int | None], formula: Sequence[int | None]) -> float | None:
+    pairs = [(m, f) for m, f in zip(measured, formula, strict=True) if m is not None and f is not None]
+    most = max((f for _, f in pairs), default=0)
+    return max(abs(m - f) for m, f in pairs) / most if most else None
+
+
+def on_ranks(group: Sequence[RunRecord]) -> list[RunRecord]:
+    return [record for record in clean(group) if record.run_config.world_size > 1]

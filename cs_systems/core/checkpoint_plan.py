@@ -1,0 +1,99 @@
+"""Which blocks keep what backward needs, and which compute it again: activation checkpointing, as data.
+
+What is written → what it means (Chen et al. 2016; selective: Korthikanti et al. 2022):
+
+    none                 every block keeps what its backward needs
+    every:4              4 blocks in a row are one checkpoint: its input is kept, the rest is computed again in backward
+    blocks:0,2,5-7       each of these blocks is a checkpoint of its own
+    selective:attention  each block is one, and keeps the output of its attention as well
+    selective:matmul     each block is one, and keeps the outputs of its linear layers as well
+    nested:8:2           8 blocks in a row are one; while they are computed again, each 2 in a row are one within it
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+FORMS = "none, every:K, blocks:0,2,5-7, selective:attention, selective:matmul, nested:K:k"
+SELECTIVE = ("attention", "matmul")
+# Backends whose attention is one operator of torch's, the output of which can be kept.
+ONE_OPERATOR = ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Blocks `first` … `stop` − 1 as one checkpoint. `inner` are checkpoints within it, `keeps` what it keeps beside
+    its input: "attention", "matmul", or None."""
+
+    first: int
+    stop: int
+    inner: tuple[Segment, ...] = ()
+    keeps: str | None = None
+
+    @property
+    def blocks(self) -> int:
+        return self.stop - self.first
+
+
+def segments(checkpoint: str, num_layers: int) -> tuple[Segment, ...]:
+    """The checkpoints of a model of `num_layers` blocks, in order. Raises ValueError for what cannot be read."""
+    form, _, rest = checkpoint.partition(":")
+    if checkpoint == "none":
+        return ()
+    if form == "every" and rest:
+        return _rows(0, num_layers, [_count(checkpoint, rest)])
+    if form == "blocks" and rest:
+        return tuple(Segment(i, i + 1) for i in sorted(_chosen(checkpoint, rest, num_layers)))
+    if form == "selective" and rest in SELECTIVE:
+        return tuple(replace(segment, keeps=rest) for segment in _rows(0, num_layers, [1]))
+    if form == "nested" and rest.count(":"):
+        sizes = [_count(checkpoint, word) for word in rest.split(":")]
+        if sizes != sorted(set(sizes), reverse=True):
+            raise ValueError(
+                f"checkpoint {checkpoint!r}: each level must be smaller than the one around it: nested:8:2"
+            )
+        return _rows(0, num_layers, sizes)
+    near = difflib.get_close_matches(form, ("none", "every", "blocks", "selective", "nested"), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near and near[0] != form else ""
+    raise ValueError(f"unknown checkpoint {checkpoint!r}: {hint}known: {FORMS}")
+
+
+def items(first: int, stop: int, within: Sequence[Segment]) -> Iterator[int | Segment]:
+    """Blocks and checkpoints from `first` to `stop` − 1 in the order in which they run."""
+    waiting = list(within)
+    while first < stop:
+        if waiting and waiting[0].first == first:
+            first = waiting[0].stop
+            yield waiting.pop(0)
+        else:
+            yield first
+            first += 1
+
+
+def _rows(first: int, stop: int, sizes: Sequence[int]) -> tuple[Segment, ...]:
+    """Checkpoints of sizes[0] blocks in a row, the last may be shorter; within each the same with sizes[1:]."""
+    made = []
+    for start in range(first, stop, sizes[0]):
+        end = min(start + sizes[0], stop)
+        made.append(Segment(start, end, _rows(start, end, sizes[1:]) if sizes[1:] else ()))
+    return tuple(made)
+
+
+def _count(checkpoint: str, word: str) -> int:
+    if not word.isdigit() or int(word) < 1:
+        raise ValueError(f"checkpoint {checkpoint!r}: {word!r} is no number of blocks: known: {FORMS}")
+    return int(word)
+
+
+def _chosen(checkpoint: str, words: str, num_layers: int) -> set[int]:
+    chosen: set[int] = set()
+    for word in words.split(","):
+        first, dash, last = word.partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"checkpoint {checkpoint!r}: {word!r} names no block: write blocks:0,2,5-7")
+        chosen |= set(range(int(first), int(last or first) + 1))
+    if not chosen or max(chosen) >= num_layers:
+        raise ValueError(f"checkpoint {checkpoint!r}: the model has the blocks 0 to {num_layers - 1}")
+    return chosen

@@ -1,0 +1,102 @@
+"""Which command reads a file: told by what is in it, so that one that is given another's can name that."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shlex
+import zlib
+from pathlib import Path
+from typing import Any
+
+from cs_systems.core.validation import ConfigError
+
+SQLITE_MAGIC, GZIP_MAGIC = b"SQLite format 3\0", b"\x1f\x8b"
+# From protocol 2 on a pickle names its protocol first; an older one begins with a list, a dictionary or a global.
+PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlciPpqrtSVIKX(.\]}]|c[\w.]+\n[\w.]+\n")
+HEAD_BYTES = 1 << 16
+# A trace or a snapshot shrinks to a tenth or a fiftieth, the same bytes again and again to a thousandth.
+MOST_EXPANSION, EXPANSION_FROM = 100, 1 << 24
+HOLDS = {  # command → what its files hold
+    "report": "records of runs",
+    "analyze": "what a profiler recorded",
+    "snapshot": "a pickle, as memory snapshots are",
+}
+
+
+def head(path: Path) -> bytes:
+    """How a file begins, unpacked where it is gzipped; what a truncated or damaged one still gives."""
+    with path.open("rb") as file:
+        raw = file.read(HEAD_BYTES)
+    if not raw.startswith(GZIP_MAGIC):
+        return raw
+    try:
+        return zlib.decompressobj(wbits=31).decompress(raw, HEAD_BYTES)  # 31: with gzip's header
+    except zlib.error:
+        return b""
+
+
+class Unpacked:
+    """The bytes of a file, unpacked where it is gzipped, for as long as they are not far more than the file's size.
+
+    `count`: how many were read. `share`: the part of the file that they are.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.count = 0
+        self._path = path
+        self._file = path.open("rb", buffering=0)
+        self._size = max(1, path.stat().st_size)
+        zipped = self._file.read(2) == GZIP_MAGIC
+        self._file.seek(0)
+        self._unpacked: Any = gzip.GzipFile(fileobj=self._file) if zipped else self._file
+
+    @property
+    def share(self) -> float:
+        return self._file.tell() / self._size
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._unpacked.read(size)
+        self.count += len(data)
+        if self.count > max(EXPANSION_FROM, MOST_EXPANSION * self._file.tell()):
+            raise ConfigError(
+                f"{self._path} unpacks to over {MOST_EXPANSION} times its size, which no recording does; "
+                "if you trust it, gunzip it and give the file inside"
+            )
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def shown(value: Any) -> str:
+    """Return a value from a file as a message can show it: cut short, and of a container its type alone.
+
+    What refers to itself again and again, or a number of many digits, takes forever to be written out.
+    """
+    if isinstance(value, str):
+        text = value[:80] + ("…" if len(value) > 80 else "")
+        return repr(text) if text.isprintable() else ascii(text)
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def command_for(path: Path) -> str | None:
+    """The one of HOLDS that reads this file or folder; None where nothing tells."""
+    if path.is_dir():
+        return "report" if (path / "records.jsonl").is_file() else None
+    if not path.is_file():
+        return None
+    begins = head(path)
+    if begins.startswith(SQLITE_MAGIC) or b'"traceEvents"' in begins or path.suffix in (".nsys-rep", ".ncu-rep"):
+        return "analyze"
+    if PICKLE.match(begins):
+        return "snapshot"
+    return "report" if re.match(rb'\{"key":"\w*","config":', begins) else None
+
+
+def refuse_other(path: Path, command: str) -> None:
+    """Raise ConfigError where the file is another command's."""
+    if (found := command_for(path) or command) != command:
+        raise ConfigError(f"{path} holds {HOLDS[found]}: read it with cs-systems {found} {shlex.quote(str(path))}")

@@ -1,0 +1,150 @@
+"""A file is a plug-in. Nothing is imported before somebody asks for it by name.
+
+`names("attention")` lists the files of `cs_systems/attention/`; `get("attention", "naive")` imports that one file and
+returns the constant it exports. Files that begin with `_` are helpers. `path.py:object` and `package.module:object`
+name somebody else's code and work wherever a built-in name does.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from cs_systems.core.validation import ConfigError, one_of
+
+CONSTANTS = {"attention": "BACKEND", "workloads": "WORKLOAD", "profilers": "PROFILER", "parallel": "STRATEGY"}
+_KINDS = {
+    "attention": "attention backend",
+    "workloads": "workload",
+    "profilers": "profiler",
+    "parallel": "parallel strategy",
+}
+
+
+def names(package: str) -> list[str]:
+    """The plug-ins of `cs_systems.<package>`, sorted, without importing any."""
+    folder = Path(__file__).parents[1] / package
+    files = [*folder.glob("*.py"), *(init.parent for init in folder.glob("*/__init__.py"))]
+    return sorted(p.stem for p in files if not p.stem.startswith("_"))
+
+
+def is_foreign(name: str) -> bool:
+    """Whether `name` points at code outside the package (`path.py:object` or `package.module:object`)."""
+    return ":" in name
+
+
+def check(package: str, name: str) -> str:
+    """Return `name` if it can be looked up, without importing it; else raise ConfigError with the nearest names."""
+    if not is_foreign(name):
+        return one_of(_KINDS[package], name, names(package))
+    source, _, attribute = name.rpartition(":")
+    if not source or not attribute.isidentifier():
+        raise ConfigError(f"{name!r} does not name an object: write path/to/file.py:name or package.module:name")
+    if source.endswith(".py") and not Path(source).is_file():
+        raise ConfigError(f"there is no file {source!r} (from {name!r})")
+    package = source.partition(".")[0]
+    if not source.endswith(".py") and not _source_file(source) and not importlib.util.find_spec(package):
+        raise ConfigError(f"there is no module {source!r} (from {name!r}): set PYTHONPATH to its folder")
+    return name
+
+
+def get(package: str, name: str) -> Any:
+    """Import the one file that holds plug-in `name` and return what it exports."""
+    check(package, name)
+    if not is_foreign(name):
+        return getattr(importlib.import_module(f"cs_systems.{package}.{name}"), CONSTANTS[package])
+    source, _, attribute = name.rpartition(":")
+    try:
+        module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    except ImportError as error:
+        raise ConfigError(f"cannot load {name!r}: {error}") from error
+    if not hasattr(module, attribute):
+        raise ConfigError(f"cannot load {name!r}: {source} has no {attribute!r}")
+    return getattr(module, attribute)
+
+
+def declared(package: str, name: str) -> dict[str, Any]:
+    """What the file of a built-in plug-in gives its constant by name and written out (`options={"size": "count"}`,
+    `splits=frozenset({"batch"})`), read without importing it."""
+    source = _built_in(package, check(package, name)).read_text()
+    constant = CONSTANTS[package]
+    made = (
+        node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == [constant]
+    )
+    call = next(made, None)
+    if not isinstance(call, ast.Call):
+        return {}
+    found = {}
+    for keyword in call.keywords:
+        value = keyword.value
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "frozenset":
+            value = value.args[0] if value.args else ast.Tuple([])
+        try:
+            found[str(keyword.arg)] = ast.literal_eval(value)
+        except ValueError:  # computed: only importing it tells
+            continue
+    return found
+
+
+def provenance(name: str) -> dict[str, str] | None:
+    """Where foreign code came from: its path and the SHA-256 of its text, for the record. None for a built-in."""
+    if not is_foreign(name):
+        return None
+    source, _, _ = name.rpartition(":")
+    path = _source_file(source)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
+    return {"name": name, "path": source, "sha256": digest}
+
+
+def takes(function: Any, *arguments: Any, **named: Any) -> bool:
+    """Whether it can be called so. What does not tell its signature (C code) can, as far as anybody knows."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError:
+        return False
+    return True
+
+
+def _built_in(package: str, name: str) -> Path:
+    """Return the file that exports the constant of a built-in plug-in: a module, or a package's __init__."""
+    folder = Path(__file__).parents[1] / package
+    return file if (file := folder / f"{name}.py").is_file() else folder / name / "__init__.py"
+
+
+def _source_file(source: str) -> Path | None:
+    """The file behind `path.py` or `package.module`, found without importing anything; None where there is none."""
+    if source.endswith(".py"):
+        return path if (path := Path(source)).is_file() else None
+    parts = source.replace(".", "/")
+    folders = [Path.cwd(), *map(Path, sys.path)]
+    candidates = (folder / f"{parts}{end}" for folder in folders for end in (".py", "/__init__.py"))
+    return next((c for c in candidates if c.is_file()), None)
+
+
+def _load_file(path: Path) -> Any:
+    """The module of a file, executed once a process. It stands in sys.modules, where dataclasses look for it."""
+    unique = f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    if unique in sys.modules:
+        return sys.modules[unique]
+    spec = importlib.util.spec_from_file_location(unique, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    sys.modules[unique] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[unique]
+        raise
+    return module

@@ -1,0 +1,124 @@
+"""What has a shape: the model of a training step, and one attention call."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cs_systems.core.validation import ConfigError, counts, number, one_of
+
+MOST_LAYERS = 10_000  # a plan of checkpoints names each
+MOST_TRIED = 1 << 16  # divisors up to this are named, however large the number is
+ALIGNMENTS = ("upper_left", "lower_right")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A BasicTransformerLM. Lengths in tokens; `context_length` is the longest sequence that the model takes."""
+
+    name: str = "custom"
+    d_model: int = 768
+    d_ff: int = 3072
+    num_layers: int = 12
+    num_heads: int = 12
+    vocab_size: int = 10_000
+    context_length: int = 512
+    rope_theta: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        counts(self, "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length")
+        if self.num_layers > MOST_LAYERS:
+            raise ConfigError(f"num_layers is {self.num_layers}; it must be at most {MOST_LAYERS:,}")
+        number(self, "rope_theta")
+        if self.rope_theta <= 0:
+            raise ConfigError(f"rope_theta is {self.rope_theta}: it must be above 0")
+        if self.d_model % self.num_heads:
+            fitting = sorted(_divisors(self.d_model // 2, self.num_heads)[:3]) if self.d_model % 2 == 0 else []
+            among = f"num_heads among {', '.join(map(str, fitting))}" if fitting else "an even d_model"
+            raise ConfigError(f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: choose {among}")
+        if self.d_head % 2:
+            raise ConfigError(f"d_head {self.d_head} is odd: rotary embeddings need an even d_model / num_heads")
+
+    @property
+    def d_head(self) -> int:
+        return self.d_model // self.num_heads
+
+    @property
+    def label(self) -> str:
+        """The preset's name, with what was changed in it: `large+num_layers=32`. The context length is told apart."""
+        return "+".join([self.name, *(f"{name}={value}" for name, value in self.changed().items())])
+
+    def changed(self) -> dict[str, Any]:
+        """The fields in which it differs from the preset of its name, but for the context length."""
+        preset = PRESETS.get(self.name, self)
+        names = (f.name for f in dataclasses.fields(self) if f.name not in ("name", "context_length"))
+        return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(preset, name)}
+
+
+def _preset(name: str, d_model: int, d_ff: int, num_layers: int, num_heads: int, **rest: int) -> ModelConfig:
+    return ModelConfig(name, d_model, d_ff, num_layers, num_heads, **rest)
+
+
+PRESETS: dict[str, ModelConfig] = {
+    preset.name: preset
+    for preset in (
+        _preset("tiny", 64, 128, 2, 4, vocab_size=256, context_length=64),
+        _preset("small", 768, 3072, 12, 12),
+        _preset("medium", 1024, 4096, 24, 16),
+        _preset("large", 1280, 5120, 36, 20),
+        _preset("xl", 1600, 6400, 48, 25),
+        _preset("2.7B", 2560, 10240, 32, 32),
+        _preset("10B", 4608, 12288, 50, 36),
+        _preset("8B", 4096, 11008, 34, 32, vocab_size=151_936, context_length=32_768),
+    )
+}
+# The public course that made these names moved its `xl` to the 2.7B shape in 2026.
+PRESETS["xl-2026"] = PRESETS["2.7B"]
+
+
+def preset(name: str, **overrides: Any) -> ModelConfig:
+    """The preset `name` with fields replaced: `preset("large", num_layers=32)`."""
+    one_of("size", name, PRESETS)
+    return replace(PRESETS[name], **overrides)
+
+
+def _divisors(number: int, near: int) -> list[int]:
+    """Return the divisors of a number, nearest to `near` first."""
+    found = [n for n in range(1, min(number, MOST_TRIED) + 1) if number % n == 0]
+    return sorted(found, key=lambda n: abs(n - near))
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """One attention call: q is (batch, heads, seq, d_head); k and v are (batch, heads_kv, seq_k, d_head)."""
+
+    batch: int = 8
+    heads: int = 16
+    seq: int = 1024
+    d_head: int = 64
+    causal: bool = False
+    heads_kv: int | None = None
+    seq_k: int | None = None
+    align: str = "upper_left"
+
+    def __post_init__(self) -> None:
+        counts(self, "batch", "heads", "seq", "d_head")
+        for name in ("heads_kv", "seq_k"):
+            if getattr(self, name) is not None:
+                counts(self, name)
+        one_of("alignment", self.align, ALIGNMENTS)
+        if self.heads % self.kv_heads:
+            fitting = sorted(_divisors(self.heads, self.kv_heads)[:8])
+            raise ConfigError(
+                f"heads {self.heads} is not a multiple of heads_kv {self.heads_kv}: "
+                f"choose heads_kv among {', '.join(map(str, fitting))}"
+            )
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads if self.heads_kv is None else self.heads_kv
+
+    @property
+    def key_length(self) -> int:
+        return self.seq if self.seq_k is None else self.seq_k

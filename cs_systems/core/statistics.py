@@ -1,0 +1,358 @@
+"""What samples say, and what they cannot: quantiles, intervals, doubts, verdicts.
+
+Durations are positive and their noise multiplies rather than adds, so means, intervals and ratios are taken on
+logarithms. Samples of one run are correlated, and rounds of one process share its memory layout, clocks and chosen
+kernels: every interval comes from the highest level that was repeated (processes, else rounds, else samples) and says
+which variance it cannot see.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+Rounds = Sequence[Sequence[float]]
+"""The samples of one process, by round, in the order in which they were taken."""
+
+CONFIDENCE = 0.95
+"""Of every interval; so at most one false 'faster' or 'slower' in twenty comparisons of equal things."""
+
+FEWEST_ROUNDS = 3
+"""Fewer medians than this have no spread to speak of: samples are then cut into so many blocks in the order of time."""
+
+BETWEEN_PROCESSES_SD = 0.0095
+"""Assumed standard deviation of log medians between processes that run the same thing, beside what repeats show of it.
+
+With one process a side nothing shows it. This value is the largest at which one process a side can both call equal
+things different at most 5 times in 100 and find a slowdown of 5% at least 95 times: log(1.05) / √2 / (1.960 + 1.645).
+With the noise of 5 rounds beside it, simulation says: to reach both, one process a side is enough where processes
+vary by up to 0.75%, 3 processes up to 1%, 5 up to 1.5%.
+"""
+
+RESTLESS_SD, RESTLESS = 0.025, 3.0
+"""Where a process's own rounds vary by more than the first, processes are assumed to vary by so many times that.
+
+Seen (profiles/verdicts): on one H200 rounds varied by 0.15% and processes by 0.18%; on the CPU of a shared host by 6.5%
+and 18%, where half of all comparisons of equal things, one process a side, had come out as a difference.
+"""
+
+CONTRADICTION = 4.0
+"""Where processes vary by so many times what is assumed (twice the standard deviation), they alone are believed."""
+
+MINIMUM_EFFECT = 0.01
+"""A smaller ratio is no difference however sure it is: clocks and temperature alone move a device by as much."""
+
+OUTLIER_SCORE = 3.5
+"""Deviations from the median, in robust standard deviations (Iglewicz & Hoaglin 1993)."""
+
+SPREAD_LIMIT = 0.10
+"""The middle 80% of the samples may span this share of the median: an idle H200 shows 0.5–2%, a busy laptop 10–40%."""
+
+DRIFT_LIMIT = 0.02
+"""From the first half to the second: what warming up, throttling or a filling cache amount to."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Samples in a few numbers, in the samples' unit. `std` is None for one sample, `low` and `high` for fewer than
+    6."""
+
+    n: int
+    median: float
+    mean: float
+    std: float | None
+    p10: float
+    p90: float
+    min: float
+    max: float
+    low: float | None
+    high: float | None
+
+
+def summary(samples: Sequence[float]) -> Summary:
+    """Summarise at least one sample; `low` to `high` is `median_interval`'s. Raises ValueError where there is none."""
+    ordered = sorted(samples)
+    low, high = median_interval(ordered) or (None, None)
+    return Summary(
+        n=len(ordered),
+        median=quantile(ordered, 0.5),
+        mean=statistics.fmean(ordered),
+        std=_stdev(ordered) if len(ordered) > 1 else None,
+        p10=quantile(ordered, 0.1),
+        p90=quantile(ordered, 0.9),
+        min=ordered[0],
+        max=ordered[-1],
+        low=low,
+        high=high,
+    )
+
+
+def _stdev(samples: Sequence[float]) -> float:
+    """As statistics.stdev to the last bits, without its exact fractions, which took most of a large table's time."""
+    mean = statistics.fmean(samples)
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in samples) / (len(samples) - 1))
+
+
+def quantile(samples: Sequence[float], q: float) -> float:
+    """The q-quantile, 0 ≤ q ≤ 1, linear between order statistics (Hyndman & Fan 1996, type 7; numpy's default)."""
+    if not samples:
+        raise ValueError("no samples: a quantile needs at least one")
+    ordered = sorted(samples)
+    position = q * (len(ordered) - 1)
+    below = min(math.floor(position), len(ordered) - 2) if len(ordered) > 1 else 0
+    above = min(below + 1, len(ordered) - 1)
+    share = position - below
+    if ordered[below] == ordered[above]:
+        return ordered[below]
+    return ordered[below] * (1 - share) + ordered[above] * share
+
+
+def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+    """The narrowest pair of order statistics, equally far from both ends, that holds the median with `confidence`.
+
+    Free of any distribution, but for independent samples: the number below the median is binomial(n, ½). None where
+    even minimum and maximum do not reach `confidence` (fewer than 6 samples at 95%).
+    """
+    n, ordered = len(samples), sorted(samples)
+    rank = max(0, n // 2 - math.ceil(5 * math.sqrt(n)))  # what is 10 standard deviations off the middle adds nothing
+    below, chance = 0.0, math.comb(n, rank) / 2**n  # that fewer than `rank` lie under the median; that `rank` do
+    while rank < n // 2 and below + chance <= (1 - confidence) / 2:
+        below, chance, rank = below + chance, chance * (n - rank) / (rank + 1), rank + 1
+    return (ordered[rank - 1], ordered[n - rank]) if rank else None
+
+
+class Interval(NamedTuple):
+    """Of the median, in the samples' unit; None where the samples do not give one. `caveat`: what it does not see."""
+
+    low: float | None
+    high: float | None
+    caveat: str | None
+
+
+def interval(rounds: Rounds, confidence: float = CONFIDENCE) -> Interval:
+    """Where the median of more rounds of this process would lie.
+
+    From 3 rounds on: Student's t on the logarithms of the rounds' medians, for samples of a round are correlated; from
+    5 on without the shortest and the longest fifth of them (Tukey & McLaughlin 1963).
+    Below: `median_interval` of all samples, which takes them as independent, and says so.
+    """
+    medians = [quantile(samples, 0.5) for samples in rounds if samples]
+    if len(medians) >= FEWEST_ROUNDS:
+        center, variance, dof = _trimmed(_logs(medians))
+        half = student_t((1 + confidence) / 2, dof) * math.sqrt(variance)
+        return Interval(math.exp(center - half), math.exp(center + half), None)
+    found = median_interval([s for samples in rounds for s in samples], confidence)
+    low, high = found or (None, None)
+    return Interval(low, high, "of fewer than 3 rounds the samples are taken as independent: measure with --rounds 3")
+
+
+class Comparison(NamedTuple):
+    """Of B with A in durations: `ratio` b/a above 1 is slower. `low` and `high` are None where there is no interval.
+
+    resolution: the smallest slowdown that this comparison would have called one (0.03 is 3%).
+    unseen: the variance that the samples cannot show, and what would show it.
+    noise: in words, what was seen to differ: processes, rounds, or parts of the steps.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    verdict: str  # "faster", "slower", "no difference", or "unknown" where a side has one sample alone
+    resolution: float | None
+    unseen: str | None
+    noise: str
+
+
+def ratio_interval(
+    a_groups: Sequence[Rounds],
+    b_groups: Sequence[Rounds],
+    confidence: float = CONFIDENCE,
+    between_sd: float = BETWEEN_PROCESSES_SD,
+) -> Comparison:
+    """How much longer B takes than A: each a list of processes, of rounds, of durations (> 0, else ValueError).
+
+    Welch's t (1947) on the processes' trimmed mean log medians (Yuen 1974). A side's variance between processes is the
+    mean of what its n processes show (n − 1 degrees of freedom) and of what is assumed, counted as one more:
+    `between_sd` squared, or what the rounds suggest where that is more, and the variance that the rounds show. For one
+    process that is all.
+    """
+    a, b = (_estimate(groups, between_sd) for groups in (a_groups, b_groups))
+    ratio = math.exp(b.center - a.center)
+    unseen, noise = None, _noise([*a_groups, *b_groups])
+    if min(len(a_groups), len(b_groups)) > 1:
+        noise = f"processes and {noise}"
+    else:
+        unseen = (
+            f"the variance between processes: one process a side; {max(a.between_sd, b.between_sd):.2%} is assumed; "
+            "measure with --repeats 3"
+        )
+    if not (a.dof and b.dof):
+        unseen = "the noise: one sample in one process; raise --steps"
+        return Comparison(ratio, None, None, "unknown", None, unseen, noise)
+    variance = a.variance + b.variance
+    doubt = a.variance**2 / a.dof + b.variance**2 / b.dof
+    dof = variance**2 / doubt if doubt else math.inf
+    half = student_t((1 + confidence) / 2, dof) * math.sqrt(variance)
+    resolution = max(math.expm1(half), MINIMUM_EFFECT)
+    low, high = ratio * math.exp(-half), ratio * math.exp(half)
+    verdict = "no difference"
+    if low > 1 and ratio >= 1 + MINIMUM_EFFECT:
+        verdict = "slower"
+    elif high < 1 and ratio <= 1 / (1 + MINIMUM_EFFECT):
+        verdict = "faster"
+    return Comparison(ratio, low, high, verdict, resolution, unseen, noise)
+
+
+class _Estimate(NamedTuple):
+    """A side's mean log median, the variance of that mean, and the degrees of freedom behind the variance (0: none)."""
+
+    center: float
+    variance: float
+    dof: float
+    between_sd: float  # assumed
+
+
+def _estimate(groups: Sequence[Rounds], between_sd: float) -> _Estimate:
+    centers, within, within_dof = [], [], 0
+    round_variances = []
+    for rounds in groups:
+        logs = _logs([quantile(block, 0.5) for block in _blocks(rounds)])
+        center, variance, dof = _trimmed(logs) if len(logs) > 1 else (logs[0], 0.0, 0)
+        centers.append(center)
+        if dof:
+            within.append(variance)
+            within_dof += dof
+            round_variances.append(variance * (dof + 1))
+    n, center = len(centers), statistics.fmean(centers)
+    if round_variances and (rounds_sd := math.sqrt(statistics.fmean(round_variances))) > RESTLESS_SD:
+        between_sd = max(between_sd, RESTLESS * rounds_sd)
+    assumed = between_sd**2 + (noise := statistics.fmean(within) if within else 0.0)
+    if n == 1:  # between_sd is taken as known, so that only the noise is uncertain (Satterthwaite 1946)
+        noise_dof = within_dof * (assumed / noise) ** 2 if noise else math.inf
+        return _Estimate(center, assumed, noise_dof if within else 0, between_sd)
+    shown = statistics.variance(centers)
+    if shown > CONTRADICTION * assumed:
+        return _Estimate(center, shown / n, n - 1, between_sd)
+    return _Estimate(center, (assumed + (n - 1) * shown) / n / n, n, between_sd)
+
+
+def _trimmed(values: Sequence[float]) -> tuple[float, float, int]:
+    """(mean, variance of that mean, degrees of freedom) of at least two values without a fifth of them at either end.
+
+    A disturbance of the machine lengthens a whole round, and one such round of five would hide a difference of 5%. The
+    variance is that of the values with the cut ones replaced by their neighbours (Tukey & McLaughlin 1963; Yuen 1974).
+    """
+    ordered, cut = sorted(values), len(values) // 5
+    kept = ordered[cut : len(ordered) - cut]
+    winsorized = [kept[0]] * cut + kept + [kept[-1]] * cut
+    dof = len(kept) - 1
+    variance = statistics.variance(winsorized) * (len(values) - 1) / (len(kept) * dof)
+    return statistics.fmean(kept), variance, dof
+
+
+def _noise(processes: Sequence[Rounds]) -> str:
+    return "rounds" if all(map(_has_rounds, processes)) else "thirds of the steps, of fewer than 3 rounds"
+
+
+def _has_rounds(rounds: Rounds) -> bool:
+    return sum(map(bool, rounds)) >= FEWEST_ROUNDS
+
+
+def _blocks(rounds: Rounds) -> list[Sequence[float]]:
+    """The rounds, or if they are too few all samples in blocks of neighbours, which share their noise."""
+    if _has_rounds(rounds):
+        return [samples for samples in rounds if samples]
+    samples = [s for part in rounds for s in part]
+    cuts = [round(i * len(samples) / FEWEST_ROUNDS) for i in range(FEWEST_ROUNDS + 1)]
+    return [samples[i:j] for i, j in itertools.pairwise(cuts) if i < j]
+
+
+def _logs(durations: Sequence[float]) -> list[float]:
+    if not durations or min(durations) <= 0:
+        raise ValueError("a comparison needs durations, all above 0")
+    return [math.log(d) for d in durations]
+
+
+@lru_cache(maxsize=256)
+def student_t(p: float, dof: float) -> float:
+    """The p-quantile of Student's t, ½ ≤ p < 1, for any dof ≥ 1, to about 1e-9.
+
+    With t = √dof · tan θ the density is proportional to cosᵈᵒᶠ⁻¹ θ, which Simpson's rule integrates.
+    """
+    if dof > 1e6:
+        return statistics.NormalDist().inv_cdf(p)
+    whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(dof / 2) - math.lgamma((dof + 1) / 2))
+
+    def reaches(theta: float) -> bool:
+        heights = [math.cos(i / 200 * theta) ** (dof - 1) for i in range(201)]
+        area = heights[0] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]) + heights[-1]
+        return bool(area * theta / 600 >= (p - 0.5) * 2 * whole)
+
+    low, high = 0.0, 1 / math.sqrt(dof)  # from the middle outward: all of the area is there when dof is large
+    while high < math.pi / 2 and not reaches(high):
+        low, high = high, 2 * high
+    high = min(high, math.pi / 2)
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return math.sqrt(dof) * math.tan(high)
+
+
+def outliers(samples: Sequence[float]) -> list[int]:
+    """Indices of samples far from the median, in robust standard deviations of at least 1% of the median.
+
+    Without that floor a device that repeats itself to the microsecond would call every other sample an outlier.
+    """
+    center = quantile(samples, 0.5)
+    deviations = [abs(s - center) for s in samples]
+    scale = max(quantile(deviations, 0.5) / statistics.NormalDist().inv_cdf(0.75), 0.01 * abs(center))
+    return [i for i, deviation in enumerate(deviations) if deviation > OUTLIER_SCORE * scale]
+
+
+class Drift(NamedTuple):
+    """`change`: the second half's median over the first half's, less 1; `p_value`: of so monotone an order by
+    chance."""
+
+    change: float
+    p_value: float
+
+
+def drift(samples: Sequence[float]) -> Drift | None:
+    """Whether samples rise or fall over time (Mann 1945, Kendall 1975); None for fewer than 8."""
+    n = len(samples)
+    if n < 8:
+        return None
+    score, _ = _rising_pairs(samples)
+    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    z = max(abs(score) - 1, 0) / deviation
+    change = quantile(samples[n - n // 2 :], 0.5) / quantile(samples[: n // 2], 0.5) - 1
+    return Drift(change, 2 * (1 - statistics.NormalDist().cdf(z)))
+
+
+def _rising_pairs(samples: Sequence[float]) -> tuple[int, list[float]]:
+    """Of all pairs, those that rise less those that fall (Kendall's score), and the samples in order: O(n log n)."""
+    if len(samples) < 2:
+        return 0, list(samples)
+    middle = len(samples) // 2
+    (earlier_score, earlier), (later_score, later) = _rising_pairs(samples[:middle]), _rising_pairs(samples[middle:])
+    below_or_level = sum(bisect_left(earlier, s) + bisect_right(earlier, s) for s in later)
+    score = earlier_score + later_score + below_or_level - len(earlier) * len(later)
+    return score, sorted(earlier + later)  # of two runs in order: a merge
+
+
+def unstable(samples: Sequence[float]) -> list[str]:
+    """Why the median of these samples is not to be trusted, in words; empty where nothing speaks against it."""
+    reasons = []
+    found = summary(samples)
+    if (spread := (found.p90 - found.p10) / found.median) > SPREAD_LIMIT:
+        reasons.append(f"the middle 80% of the steps span {spread:.0%} of the median")
+    moved = drift(samples)
+    if moved and abs(moved.change) > DRIFT_LIMIT and moved.p_value < 0.01:
+        reasons.append(f"the second half of the steps differs from the first by {moved.change:+.1%}")
+    return reasons

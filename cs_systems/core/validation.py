@@ -1,0 +1,78 @@
+"""How malformed input is told: one error, and the checks that raise it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """Malformed input; the message names the remedy. The command line exits with status 2."""
+
+
+def one_of(what: str, value: str, known: Iterable[str]) -> str:
+    """Return `value` if known, else raise a ConfigError that names the nearest valid names."""
+    known = list(known)
+    if value in known:
+        return value
+    near = difflib.get_close_matches(value, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise ConfigError(f"unknown {what} {value!r}: {hint}known: {', '.join(known)}")
+
+
+def whole(config: Any, *names: str) -> None:
+    """Raise ConfigError for a field of `config` that is no whole number."""
+    for name in names:
+        value = getattr(config, name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r}: it must be a whole number")
+        if abs(value) >= 1 << 63:
+            raise ConfigError(f"{name} is {value}: it must be below 2^63, which is what torch and tables can hold")
+
+
+def number(config: Any, name: str) -> None:
+    """Make a field of `config` a float, for 25 and 25.0 are one value; ConfigError for what is no finite number."""
+    value = getattr(config, name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ConfigError(f"{name} is {value!r}: it must be a number")
+    object.__setattr__(config, name, float(value))
+
+
+def counts(config: Any, *names: str) -> None:
+    """Raise ConfigError for a field of `config` that is no whole number of at least 1."""
+    whole(config, *names)
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name} is {getattr(config, name)}: it must be at least 1")
+
+
+def settings(words: Iterable[str]) -> dict[str, Any]:
+    """`("max_ctas=16", "comm_dtype=bf16", "high_priority=true")` → what each is set to, of the type that it looks like.
+
+    Raises ConfigError for a word that sets nothing, and for what is set twice.
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not (name and equals and text):
+            raise ConfigError(f"{word!r} sets nothing: write name=value, as in max_ctas=16")
+        if name in found:
+            raise ConfigError(f"{name} is set twice: set it once")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def binary_size(size_bytes: float) -> str:
+    """Write a number of bytes in the unit that fits it: `151 GiB`, `1.2 MiB`, `96 B`."""
+    unit = next((u for u in ("B", "KiB", "MiB", "GiB", "TiB") if size_bytes < 1024 ** (_BINARY.index(u) + 1)), "PiB")
+    value = size_bytes / 1024 ** _BINARY.index(unit)
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

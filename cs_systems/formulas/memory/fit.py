@@ -1,0 +1,192 @@
+"""What fits a device, and how to make it fit: by the closed form alone, with neither torch nor device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from cs_systems.config import ConfigError, Mode, Precision, RunConfig
+from cs_systems.core import plugins
+from cs_systems.core.checkpoint_plan import ONE_OPERATOR
+from cs_systems.formulas.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlgorithm, recomputed_flops
+from cs_systems.formulas.memory.allocator import MIB
+from cs_systems.formulas.memory.model import step_memory
+
+# The CUDA context of a process with its modules loaded: memory of the device that no allocator gave out. Measured
+# on one H200 with CUDA 13.0 in each of seven cells: profiles/nvidia_smi_memory.
+CONTEXT_BYTES = 751 * MIB
+TILED = AttentionAlgorithm(block_q=128, block_k=128, backward_matmuls=5)
+TILED_WITH_ACCUMULATOR = replace(TILED, dq_accumulator_bytes=4)
+# What backends declare whose files, which import torch, are not loaded here; a tiled one is TILED unless it is listed.
+DECLARED = {
+    "compiled": AttentionAlgorithm(score_matrices=(2, 1, 2), torch_matmul=True),
+    "flash_attn": TILED_WITH_ACCUMULATOR,
+    "flash_cuda": TILED_WITH_ACCUMULATOR,
+    "flash_gluon": TILED_WITH_ACCUMULATOR,
+    "flash_torch": replace(TILED, torch_matmul=True),
+    "sdpa_efficient": replace(TILED, output_by_position=True),
+}
+HALF = (Precision.BF16, Precision.FP16, Precision.BF16_PURE, Precision.FP8)
+_MOST = 1 << 20  # sequences of a batch, tokens of a context: no answer is beyond
+
+
+def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
+    """What `config`'s backend keeps in memory (the tiles are not the kernel's). ConfigError where nobody knows."""
+    name = plugins.check("attention", config.attention)
+    full = FULL_MATRIX if config.device == "cpu" else FULL_MATRIX_CUDA
+    if plugins.is_foreign(name):
+        raise ConfigError(f"what {name} keeps in memory is not declared: name a built-in backend")
+    if name == "naive":
+        return full
+    if name == "sdpa_math":
+        wide = 2 if config.precision in HALF else 1
+        forward, kept, backward = (wide * count for count in full.score_matrices)
+        return AttentionAlgorithm(score_matrices=(forward, kept, backward), torch_matmul=True)
+    if name == "sdpa_flash" and config.device != "cpu":
+        return TILED_WITH_ACCUMULATOR
+    return DECLARED.get(name, TILED)
+
+
+def needed_bytes(config: RunConfig) -> int:
+    """What the device must have: the predicted peak of `config`, and the context."""
+    return step_memory(config, algorithm_of(config)).peak_bytes + CONTEXT_BYTES
+
+
+@dataclass(frozen=True)
+class Change:
+    """`what` is changed, what is needed then, and the config with it."""
+
+    what: str
+    needed_bytes: int
+    fits: bool
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Fit:
+    """largest_batch at this context and largest_context at this batch: 0 where not even 1 fits.
+
+    changes: each alone and with what it would need, what changes the result least first; empty where all fits as it is.
+    first: one after the other until it fits, each needing what the ones before it left; empty where it never does.
+    """
+
+    needed_bytes: int
+    device_bytes: int
+    largest_batch: int
+    largest_context: int
+    changes: tuple[Change, ...] = ()
+    first: tuple[Change, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.device_bytes
+
+
+def fits(config: RunConfig, device_bytes: int) -> Fit:
+    """Whether a step of `config` fits a device of so many bytes, the largest that does, and what to change first."""
+    fit = Fit(
+        needed_bytes(config),
+        device_bytes,
+        largest(lambda n: replace(config, batch_size=n), device_bytes),
+        largest(lambda n: _with_context(config, n), device_bytes),
+    )
+    if fit.fits:
+        return fit
+    alone = tuple(change(config, device_bytes) for change in _CHANGES)
+    changes = tuple(change for change in alone if change and change.needed_bytes < fit.needed_bytes)
+    return replace(fit, changes=changes, first=_one_after_the_other(config, device_bytes))
+
+
+def _one_after_the_other(config: RunConfig, device_bytes: int) -> tuple[Change, ...]:
+    made: list[Change] = []
+    for change in _CHANGES:
+        found = change(config, device_bytes)
+        if found and found.needed_bytes < needed_bytes(config):
+            made.append(found)
+            config = found.config
+            if found.fits:
+                return tuple(made)
+    return ()
+
+
+def largest(config: Callable[[int], RunConfig], device_bytes: int) -> int:
+    """The largest n for which `config(n)` fits, 0 where none does; what is needed must grow with n."""
+    low, high = 0, 1
+    while high <= _MOST and needed_bytes(config(high)) <= device_bytes:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if needed_bytes(config(middle)) <= device_bytes else (low, middle)
+    return low
+
+
+def cheapest_plan(config: RunConfig, budget_bytes: int) -> Change | None:
+    """The checkpoint with the fewest FLOPs executed again that fits, by prediction; None where none does."""
+    algorithm, tokens = algorithm_of(config), config.tokens_per_sequence
+
+    def flops(plan: str) -> int:
+        return recomputed_flops(config.model, config.batch_size, tokens, algorithm, plan)
+
+    for plan in sorted(plans(config), key=flops):
+        planned = replace(config, checkpoint=plan)
+        if (needed := needed_bytes(planned)) <= budget_bytes:
+            return Change(f"--checkpoint {plan}", needed, True, planned)
+    return None
+
+
+def plans(config: RunConfig) -> Iterator[str]:
+    """Every form of checkpointing that suits the model: the first n blocks, all in groups, selective, nested in two."""
+    layers = config.model.num_layers
+    yield "none"
+    yield from (f"blocks:0-{n - 1}" for n in range(1, layers))
+    yield from (f"every:{k}" for k in range(1, layers + 1))
+    yield "selective:matmul"
+    if config.attention in ONE_OPERATOR:
+        yield "selective:attention"
+    yield from (f"nested:{k}:{inner}" for k in range(2, layers + 1) for inner in range(1, k) if k % inner == 0)
+
+
+def _change(what: str, config: RunConfig, device_bytes: int) -> Change:
+    needed = needed_bytes(config)
+    return Change(what, needed, needed <= device_bytes, config)
+
+
+def _tiled_attention(config: RunConfig, device_bytes: int) -> Change | None:
+    if algorithm_of(config).block_q is not None:
+        return None
+    name = "sdpa_flash" if config.precision in HALF else "flash_triton"
+    return _change(f"--attention {name}", replace(config, attention=name), device_bytes)
+
+
+def _half_precision(config: RunConfig, device_bytes: int) -> Change | None:
+    if config.precision in HALF:
+        return None
+    return _change("--precision bf16", replace(config, precision=Precision.BF16), device_bytes)
+
+
+def _checkpointing(config: RunConfig, device_bytes: int) -> Change | None:
+    """The cheapest plan that fits; where none does, the one that needs least."""
+    if config.mode is Mode.FORWARD:
+        return None
+    if found := cheapest_plan(config, device_bytes):
+        return found
+    plan = min(plans(config), key=lambda plan: needed_bytes(replace(config, checkpoint=plan)))
+    return _change(f"--checkpoint {plan}", replace(config, checkpoint=plan), device_bytes)
+
+
+def _batch(config: RunConfig, device_bytes: int) -> Change | None:
+    batch = max(1, largest(lambda n: replace(config, batch_size=n), device_bytes))
+    return _change(f"--batch-size {batch}", replace(config, batch_size=batch), device_bytes)
+
+
+def _context(config: RunConfig, device_bytes: int) -> Change | None:
+    length = max(1, largest(lambda n: _with_context(config, n), device_bytes))
+    return _change(f"--context-length {length}", _with_context(config, length), device_bytes)
+
+
+# What changes the result least comes first: the same numbers, then the same mathematics, then another step.
+_CHANGES = (_tiled_attention, _checkpointing, _half_precision, _batch, _context)
+
+
+def _with_context(config: RunConfig, length: int) -> RunConfig:
+    return replace(config, model=replace(config.model, context_length=length), seq_len=None)

@@ -1,0 +1,6 @@
+"""Observation of a model while it runs, from outside of it and apart from any timing.
+
+- ranges for profilers: `annotate` (one range), `hooks` (a range for each module), `compiled_ranges` (ranges in the code
+  of Inductor)
+- readings: `probes` (counters around a step), `memory_readings`, `dtype_readings`, `saved_tensors` (kept for backward)
+"""

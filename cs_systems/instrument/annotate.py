@@ -1,0 +1,152 @@
+"""Named ranges for profilers: NVTX ranges, `record_function`s, or nothing.
+
+Free when off: `annotate` then returns one shared null context. Modules are annotated from outside, by `instrument`; a
+`with annotate(...)` stands only around phases, and inside attention algorithms whose parts (scores, softmax, value) no
+module boundary shows. Code that torch.compile generates says between its kernels what the next one belongs to: see
+`compiled_ranges`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+import torch.fx.traceback
+
+STEP = "step"  # the range around all phases of a step
+TRACED = "cs_systems.annotate"
+Label = tuple[str, ...]  # ranges that are open together, outermost first
+
+
+class Ranges(Protocol):
+    """Where ranges go. They nest within a thread, and each thread has its own."""
+
+    def push(self, name: str) -> None: ...
+    def pop(self) -> None: ...
+
+
+_OFF: AbstractContextManager[None] = nullcontext()
+_listener: Ranges | None = None
+_tracing_names = False
+
+
+def annotate(name: str) -> AbstractContextManager[None]:
+    """A context manager that marks what runs inside as `name` for the profiler that listens, if any.
+
+    Inside torch.compile a range cannot be traced: the operators that are traced keep its name, while somebody asks for
+    it, and nothing happens else. That is asked first, so that compiled code does not depend on who listens and is not
+    compiled again when somebody does.
+    """
+    if torch.compiler.is_compiling():
+        return torch.fx.traceback.annotate({TRACED: name}) if _tracing_names else _OFF
+    return _OFF if _listener is None else _Range(name, _listener)
+
+
+class _Range:
+    __slots__ = ("name", "ranges")
+
+    def __init__(self, name: str, ranges: Ranges) -> None:
+        self.name, self.ranges = name, ranges
+
+    def __enter__(self) -> None:
+        self.ranges.push(self.name)
+
+    def __exit__(self, *_: object) -> None:
+        self.ranges.pop()
+
+
+@contextmanager
+def listening(ranges: Ranges) -> Iterator[None]:
+    """Turn annotations on: inside, they go to `ranges`."""
+    global _listener
+    before, _listener = _listener, ranges
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+class OpenLabel(threading.local):
+    """The label whose ranges are open in a thread."""
+
+    def __init__(self) -> None:
+        self.now: Label = ()
+
+    def switch(self, label: Label, ranges: Ranges) -> None:
+        """Leave open in this thread what `label` says: close what is not in it, open what is missing."""
+        common = 0
+        while common < min(len(self.now), len(label)) and self.now[common] == label[common]:
+            common += 1
+        for _ in self.now[common:]:
+            ranges.pop()
+        for name in label[common:]:
+            ranges.push(name)
+        self.now = label
+
+
+_of_compiled_code = OpenLabel()
+
+
+def mark(*label: str) -> None:
+    """What this thread runs from here on belongs to `label`. Compiled code calls it, between its kernels."""
+    if _listener is not None:
+        _of_compiled_code.switch(label, _listener)
+
+
+def closing_marks(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which marks, such that the last label ends with it, also where it raises."""
+
+    def closes(*args: Any) -> Any:
+        try:
+            return call(*args)
+        finally:
+            mark()
+
+    return closes
+
+
+@contextmanager
+def tracing_names() -> Iterator[None]:
+    """Inside, what torch.compile traces keeps the name of the innermost `annotate` around it: TRACED in its node's meta
+    data `custom`."""
+    global _tracing_names
+    before, _tracing_names = _tracing_names, True
+    try:
+        yield
+    finally:
+        _tracing_names = before
+
+
+class NvtxRanges:
+    """For nsys and ncu: through torch where it was built for CUDA, else through the package nvtx (ImportError)."""
+
+    def __init__(self) -> None:
+        if torch.version.cuda is not None:
+            self.push, self.pop = torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
+        else:
+            import nvtx
+
+            self.push, self.pop = nvtx.push_range, nvtx.pop_range
+
+
+class RecordFunctionRanges:
+    """For torch.profiler."""
+
+    def __init__(self) -> None:
+        self._thread = _Opened()
+
+    def push(self, name: str) -> None:
+        context = torch.profiler.record_function(name)
+        context.__enter__()
+        self._thread.contexts.append(context)
+
+    def pop(self) -> None:
+        self._thread.contexts.pop().__exit__(None, None, None)
+
+
+class _Opened(threading.local):
+    def __init__(self) -> None:
+        self.contexts: list[Any] = []

@@ -1,0 +1,171 @@
+"""Ranges in the code that Inductor generates, one label a kernel: which layer, and which part of it.
+
+Inductor writes a Python function that launches a graph's kernels one after another. Here it also writes, before a
+kernel, `mark("block 3", "ffn")`, wherever the label changes; kernels, their order and their memory stay as they are. A
+kernel knows the operators that it was made of, and they know the modules that called them and the `annotate` that was
+open; an operator of backward knows those of its forward operator.
+
+The rule for a kernel that is fused over several layers: it belongs to the one with most of its operators, of two equal
+ones to the later; in that layer to the part with most of them, likewise. Views and what is computed from no input (a
+mask's indices) do not count: the compiler shares them between layers. A range inside says which layers they were. An
+operator without a module (gradients that are added up) belongs to what its last input belongs to.
+
+It works in code that is run as Python: not in a CUDA graph, whose replay runs none, and not under `cpp_wrapper`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._inductor.codecache import BypassFxGraphCache
+from torch._inductor.codegen import common
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+from torch._inductor.custom_graph_pass import CustomGraphModulePass
+from torch._inductor.virtualized import V
+from torch.fx import Graph, GraphModule, Node
+
+from cs_systems.instrument.annotate import TRACED, Label, tracing_names
+from cs_systems.instrument.hooks import range_name
+
+
+@contextmanager
+def marked_code() -> Iterator[None]:
+    """What Inductor compiles inside marks its kernels. Neither does such code come out of a cache or go into one, nor
+    does it stay in use outside."""
+    common.init_backend_registration()
+    devices = {
+        name: codegen for name, codegen in common.device_codegens.items()
+        if codegen.wrapper_codegen is PythonWrapperCodegen
+    }  # fmt: skip
+    passes = {name: common.custom_backend_passes.get(name) for name in devices}
+    torch._dynamo.reset()
+    try:
+        for name, codegen in devices.items():
+            common.device_codegens[name] = replace(codegen, wrapper_codegen=MarkingWrapper)
+            common.custom_backend_passes[name] = _NotForCaches()
+        with tracing_names():
+            yield
+    finally:
+        common.device_codegens.update(devices)
+        common.custom_backend_passes.update(passes)
+        torch._dynamo.reset()
+
+
+class _NotForCaches(CustomGraphModulePass):
+    """Changes nothing in a graph. Caches ask a pass for its part of their key, and this one has none."""
+
+    def __call__(self, gm: GraphModule) -> None:
+        return
+
+    def uuid(self) -> Any:
+        raise BypassFxGraphCache("the code has ranges for a profiler")
+
+
+class MarkingWrapper(PythonWrapperCodegen):
+    """Writes the Python function of a graph, with marks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._marked: Label = ()
+        self._graph: LabelledGraph | None = None
+        self.imports.writeline("from cs_systems.instrument.annotate import closing_marks, mark")
+
+    @staticmethod
+    def create(is_subgraph: bool, *args: Any, **kwargs: Any) -> PythonWrapperCodegen:
+        return PythonWrapperCodegen.create(is_subgraph, *args, **kwargs) if is_subgraph else MarkingWrapper()
+
+    def generate_kernel_call(self, *args: Any, **kwargs: Any) -> None:
+        self._mark()  # a generated kernel
+        super().generate_kernel_call(*args, **kwargs)
+
+    def write_provenance_debug_handle(self, *args: Any, **kwargs: Any) -> None:
+        self._mark()  # also one of a library, of which nothing but its name is said here
+        super().write_provenance_debug_handle(*args, **kwargs)
+
+    def generate_scatter_fallback(self, *args: Any, **kwargs: Any) -> None:
+        self._mark()  # these two are not even said
+        super().generate_scatter_fallback(*args, **kwargs)
+
+    def generate_index_put_fallback(self, *args: Any, **kwargs: Any) -> None:
+        self._mark()
+        super().generate_index_put_fallback(*args, **kwargs)
+
+    def generate_after_suffix(self, result: Any) -> None:
+        super().generate_after_suffix(result)
+        result.writeline("call = closing_marks(call)")
+
+    def _mark(self) -> None:
+        origins = _origins()
+        if origins and self._graph is None:
+            self._graph = LabelledGraph(origins[0].graph)
+        label = self._graph.label(origins) if self._graph else ()
+        if label != self._marked:
+            self.writeline(f"mark{label if len(label) != 1 else f'({label[0]!r})'}")
+            self._marked = label
+
+
+def _origins() -> list[Node]:
+    """The operators of the kernel that is being written."""
+    scheduler: Any = V.graph.scheduler
+    node = scheduler.current_node
+    device = node.get_device()
+    group = getattr(scheduler.get_backend(device), "kernel_group", None) if device is not None else None
+    # In C++, kernels wait for each other, to be written as one.
+    nodes = group.scheduled_nodes if group is not None and group.scheduled_nodes else node.get_nodes()
+    found: dict[Node, None] = {}
+    for made in (n.node for n in nodes if n.node is not None):
+        exact = node.is_extern() and made.origin_node is not None
+        found |= dict.fromkeys([made.origin_node] if exact else made.origins)
+    return list(found)
+
+
+class LabelledGraph:
+    """The labels of the operators of a graph, forward's or backward's."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.labels: dict[Node, Label] = {}
+        self._position: dict[Node, int] = {}
+        self._shared: set[Node] = set()
+        constant: set[Node] = set()
+        for position, node in enumerate(graph.nodes):
+            inputs = node.all_input_nodes
+            if node.op != "placeholder" and all(before in constant for before in inputs):
+                constant.add(node)
+            if node in constant or getattr(node.target, "is_view", False):
+                self._shared.add(node)
+            self._position[node] = position
+            known = [n for n in inputs if self.labels[n] and n not in constant]
+            last = max(known, key=self._position.__getitem__, default=None)
+            self.labels[node] = _label(node) or (self.labels[last] if last is not None else ())
+
+    def label(self, origins: Iterable[Node]) -> Label:
+        """What a kernel of these operators belongs to, by the rule above; () where none of them has a module."""
+        nodes = sorted((n for n in origins if self.labels.get(n)), key=self._position.__getitem__)
+        labels = [self.labels[n] for n in nodes if n not in self._shared] or [self.labels[n] for n in nodes]
+        if not labels:
+            return ()
+        layers = dict.fromkeys(label[0] for label in labels)
+        layer = _most(label[0] for label in labels)
+        label = _most(label for label in labels if label[0] == layer)
+        return label if len(layers) == 1 else (*label, f"fused ({' + '.join(layers)})")
+
+
+def _most(values: Iterable[Any]) -> Any:
+    """The most frequent value, of equally frequent ones that which comes last."""
+    values = list(values)
+    counts = Counter(values)
+    return max(reversed(values), key=counts.__getitem__)
+
+
+def _label(node: Node) -> Label:
+    """The ranges around the operator, or its forward operator: of the modules that called it, then by `annotate`."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    # A module's path: L['self'].layers.0.attn
+    names = [range_name(path.partition(".")[2]) for path, _ in stack.values()]
+    names.append((node.meta.get("custom") or {}).get(TRACED))
+    return tuple(name for name in names if name)

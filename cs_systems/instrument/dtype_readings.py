@@ -1,0 +1,162 @@
+"""The dtypes that a step really has: of parameters, of what modules take and give, of gradients, of the loss.
+
+Everything is seen from outside, by PyTorch's own hooks on every module that is called, so that any step can be watched:
+the model need not be named. What no module boundary shows (the inside of a functional attention, say) is not seen, nor
+are modules inside code that torch.compile made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+
+from cs_systems.record import Row
+
+DEVICES = ("cpu", "cuda")
+PARTS = ("parameters", "inputs", "outputs", "output_gradients", "parameter_gradients")
+
+
+class DtypeReadings:
+    """`rows`: one a module in the order of the first calls, dtypes as sorted lists of names. `loss`: those of what
+    backward was called on (with the gradient scaler's factor, where there is one). `contexts`: the autocast contexts
+    that were entered, each {device, dtype, enabled}; `enabled` is what torch made of it."""
+
+    def __init__(self) -> None:
+        self.loss: list[str] = []
+        self.contexts: list[Row] = []
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._modules: list[nn.Module] = []  # kept alive: a new module must not get the id of a dead one
+        self._names: dict[int, str] = {}
+        self._depth = 0
+        self._handles: list[Any] = []
+
+    @property
+    def rows(self) -> list[Row]:
+        return [
+            {name: sorted(value) if isinstance(value, set) else value for name, value in row.items()}
+            for row in self._rows.values()
+        ]
+
+    def read_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Before a module runs: its place in the order, and which autocast it is called under."""
+        if self._depth == 0 and id(module) not in self._names:
+            self._read_root(module)
+        self._depth += 1
+        if (row := self._rows.get(id(module))) is None:
+            row = self._rows[id(module)] = self._new_row(module)
+        row["calls"] += 1
+        row["autocast"].update(_autocast() or ["off"])
+
+    def read_result(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._depth -= 1
+        if (row := self._rows.get(id(module))) is None:  # its call began before the reading did
+            return
+        if not row["parameters"]:
+            self._read_parameters(module, row)
+        for part, values in (("inputs", (args, kwargs)), ("outputs", output)):
+            for tensor in _tensors(values):
+                row[part].add(_name(tensor))
+                row["devices"].add(tensor.device.type)
+                if part == "outputs" and tensor.requires_grad:
+                    self._handles.append(tensor.register_hook(_adder(row["output_gradients"])))
+
+    def read_loss(self, tensors: Any) -> None:
+        self.loss = sorted({*self.loss, *map(_name, _tensors(tensors))})
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._modules = [], []
+
+    def _new_row(self, module: nn.Module) -> dict[str, Any]:
+        self._modules.append(module)
+        return {
+            "module": self._names.get(id(module), type(module).__name__),
+            "type": type(module).__name__,
+            "leaf": next(module.children(), None) is None,
+            "root": self._depth == 1,
+            "calls": 0,
+            **{part: set() for part in PARTS},
+            "autocast": set(),
+            "devices": set(),
+        }
+
+    def _read_parameters(self, module: nn.Module, row: dict[str, Any]) -> None:
+        """Once a module has run: a lazy one has no parameters before."""
+        for parameter in module.parameters(recurse=False):
+            row["parameters"].add(_name(parameter))
+            row["devices"].add(parameter.device.type)
+            if parameter.requires_grad and parameter.is_leaf:
+                add = _adder(row["parameter_gradients"])
+                self._handles.append(parameter.register_post_accumulate_grad_hook(lambda p, add=add: add(p.grad)))
+
+    def _read_root(self, root: nn.Module) -> None:
+        """Names for a module that nobody else called, and for all in it; those of a second one begin with its type."""
+        prefix = f"{type(root).__name__}." if self._names else ""
+        for path, module in root.named_modules():
+            self._names.setdefault(id(module), prefix + path if path else type(root).__name__)
+
+
+@contextmanager
+def reading(readings: DtypeReadings) -> Iterator[None]:
+    """Inside, every module that is called, every backward and every autocast context is read."""
+    enter, backward = torch.autocast.__enter__, torch.autograd.backward
+
+    def watched_enter(self: Any) -> Any:
+        context = {"device": self.device, "dtype": _short(self.fast_dtype), "enabled": bool(self._enabled)}
+        if context not in readings.contexts:
+            readings.contexts.append(context)
+        return enter(self)
+
+    def watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        readings.read_loss(tensors)
+        return backward(tensors, *args, **kwargs)
+
+    with ExitStack() as undo:
+        undo.callback(readings.close)
+        undo.callback(hooks.register_module_forward_pre_hook(readings.read_call).remove)
+        result = hooks.register_module_forward_hook(readings.read_result, with_kwargs=True)
+        undo.callback(result.remove)
+        # The handle leaves this behind, and torch.compile would warn of hooks on all modules from then on.
+        undo.callback(hooks._global_forward_hooks_with_kwargs.pop, result.id, None)
+        undo.callback(setattr, torch.autograd, "backward", backward)
+        undo.callback(setattr, torch.autocast, "__enter__", enter)
+        torch.autograd.backward = watched_backward
+        torch.autocast.__enter__ = watched_enter  # type: ignore[method-assign]
+        yield
+
+
+def _autocast() -> list[str]:
+    """`cpu bfloat16` for each device whose operations torch casts by itself right now."""
+    return [f"{d} {_short(torch.get_autocast_dtype(d))}" for d in DEVICES if torch.is_autocast_enabled(d)]
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from _tensors(value)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+
+
+def _name(tensor: Tensor) -> str:
+    return _short(tensor.dtype)
+
+
+def _short(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _adder(found: set[str]) -> Callable[[Tensor], None]:
+    def add(gradient: Tensor) -> None:
+        found.add(_name(gradient))
+
+    return add

@@ -1,0 +1,242 @@
+"""Ranges around the parts of a model, opened from outside it: in forward, and in backward as well.
+
+Forward: hooks of the modules open and close ranges. Backward: autograd runs the nodes of a graph in a thread of its own
+(on CUDA), where no range of the main thread counts. Each node therefore gets the ranges that were open when forward
+made it: nodes are numbered as they are made, and what was open is kept by that number. Autograd runs the nodes of one
+thread in falling order of their numbers, so a hook is needed only where the ranges change; what runs between two nodes
+(gradients that are added up, parameters' gradients) belongs to the node before it.
+
+A model under torch.compile is one function with one node: hooks on its modules would be compiled into it or break it
+apart. Its ranges are written into the code that is generated for it: see `compiled_ranges`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+from cs_systems.config import Phase
+from cs_systems.instrument.annotate import STEP, Label, OpenLabel, Ranges, listening
+
+# Pattern of a module's path in the model → the name of its range.
+RANGES = {
+    r"token_embeddings": "embedding",
+    r"layers\.(\d+)": "block {}",
+    r"layers\.\d+\.ln\d": "norm",
+    r"layers\.\d+\.attn": "attention",
+    r"layers\.\d+\.attn\.[qkv]_proj": "projections",
+    r"layers\.\d+\.attn\.rope": "rope",
+    r"layers\.\d+\.attn\.output_proj": "output",
+    r"layers\.\d+\.ffn": "ffn",
+    r"ln_final": "final norm",
+    r"lm_head": "lm_head",
+}
+# They are open around forward and say nothing about what backward belongs to; `loss` does.
+_NOT_OF_BACKWARD = {STEP, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+_ACCUMULATES = 1 << 63  # autograd numbers the nodes that keep a parameter's gradient above all others
+
+
+def range_name(path: str) -> str | None:
+    """The range of the module at `path`, None where it has none: `layers.3.attn` → `attention`."""
+    for pattern, name in RANGES.items():
+        if found := re.fullmatch(pattern, path):
+            return name.format(*found.groups())
+    return None
+
+
+class Annotations:
+    """The hooks that were put on a model; `remove` takes them off again."""
+
+    def __init__(self, handles: list[RemovableHandle]) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def annotate_model(model: nn.Module, ranges: Ranges) -> Annotations:
+    """Open and close a range around the forward of every module that RANGES names, also where it raises."""
+    handles = []
+    for path, module in model.named_modules():
+        if name := range_name(path):
+            handles.append(module.register_forward_pre_hook(_opens(ranges, name)))
+            handles.append(module.register_forward_hook(_closes(ranges), always_call=True))
+    return Annotations(handles)
+
+
+def _opens(ranges: Ranges, name: str) -> Callable[..., None]:
+    return lambda *_: None if torch.compiler.is_compiling() else ranges.push(name)
+
+
+def _closes(ranges: Ranges) -> Callable[..., None]:
+    return lambda *_: None if torch.compiler.is_compiling() else ranges.pop()
+
+
+@contextmanager
+def annotated(ranges: Ranges, model: nn.Module | None = None) -> Iterator[None]:
+    """Inside, annotations go to `ranges`, with those of `model`'s modules, and backward has what forward had."""
+    both = BackwardToo(ranges)
+    hooks = annotate_model(model, both) if model is not None else Annotations([])
+    try:
+        with listening(both):
+            yield
+    finally:
+        hooks.remove()
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.open: list[tuple[str, Label]] = []  # by annotate and the hooks of modules: (name, its label)
+        self.backward = OpenLabel()  # by the hooks of nodes
+        # Nodes that this thread makes from number `numbers[i]` on belong to `labels[i]`.
+        self.numbers: list[int] = []
+        self.labels: list[Label] = []
+
+
+def _remember(thread: _OfThread, label: Label) -> None:
+    """What the thread makes from here on belongs to `label`."""
+    number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # of the next node
+    if thread.numbers and thread.numbers[-1] == number:  # nothing was made in between
+        thread.labels[-1] = label
+        return
+    thread.numbers.append(number)
+    thread.labels.append(label)
+
+
+class BackwardToo:
+    """Passes ranges on, and opens those of forward again while backward runs what was made in them."""
+
+    def __init__(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self._thread = _OfThread()
+        self._roots = BackwardRoots(self._attach, self._close)
+
+    def push(self, name: str) -> None:
+        thread = self._thread
+        if name == Phase.FORWARD:  # a new graph
+            thread.numbers.clear()
+            thread.labels.clear()
+        self._ranges.push(name)
+        before = thread.open[-1][1] if thread.open else ()
+        label = before if name in _NOT_OF_BACKWARD else (*before, name)
+        thread.open.append((name, label))
+        _remember(thread, label)
+        if name == Phase.BACKWARD:
+            self._roots.__enter__()
+
+    def pop(self) -> None:
+        thread = self._thread
+        name, _ = thread.open.pop()
+        if name == Phase.BACKWARD:
+            self._roots.__exit__(None, None, None)
+        self._ranges.pop()
+        _remember(thread, thread.open[-1][1] if thread.open else ())
+
+    def _attach(self, roots: Iterable[Node]) -> list[RemovableHandle]:
+        """Hook the nodes at which the ranges change, in the order in which autograd will run them."""
+        numbers, labels = self._thread.numbers, self._thread.labels
+        handles: list[RemovableHandle] = []
+        before: Label = ()
+        at = len(numbers) - 1
+        for number, node in nodes_below(roots):
+            while at >= 0 and numbers[at] > number:
+                at -= 1
+            label = labels[at] if at >= 0 else ()
+            if label != before:
+                handles.append(node.register_prehook(self._switching(label)))
+                before = label
+        return handles
+
+    def _switching(self, label: Label) -> Callable[..., None]:
+        return lambda *_: self._switch(label)
+
+    def _switch(self, label: Label) -> None:
+        """Leave open in this thread what `label` says: close what is not in it, open what is missing."""
+        open_here = self._thread.backward
+        if label and not open_here.now:  # who opens the first one sees to it that the last one is closed
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._switch(()))
+        open_here.switch(label, self._ranges)
+
+    def _close(self) -> None:
+        """After a backward pass that failed, close what it left open: autograd forgets the callback."""
+        self._switch(())
+        if torch.cuda.is_initialized():  # kernels are launched by a thread of autograd's, which alone can close there
+            with suppress(RuntimeError):  # of a device that is lost
+                _run_in_backward(lambda: self._switch(()), "cuda")
+
+
+class BackwardRoots(TorchFunctionMode):
+    """Tells where a backward pass begins, before it does: no module sees the loss."""
+
+    def __init__(self, attach: Callable[[Iterable[Node]], list[RemovableHandle]], on_error: Callable[[], None]) -> None:
+        super().__init__()
+        self._attach, self._on_error = attach, on_error
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function not in (Tensor.backward, torch.autograd.backward, torch.autograd.grad):
+            return function(*args, **(kwargs or {}))
+        outputs = args[0] if isinstance(args[0], (tuple, list)) else (args[0],)
+        handles = self._attach(node for out in outputs if (node := _made_by(out)) is not None)
+        try:
+            return function(*args, **(kwargs or {}))
+        except BaseException:
+            self._on_error()
+            raise
+        finally:
+            for handle in handles:  # a graph that is retained may be run again
+                handle.remove()
+
+
+def _made_by(output: Any) -> Node | None:
+    """The node of a tensor, or of a `torch.autograd.graph.GradientEdge`."""
+    node: Node | None = output.grad_fn if isinstance(output, Tensor) else output.node
+    return node
+
+
+def nodes_below(roots: Iterable[Node]) -> list[tuple[int, Node]]:
+    """Every node below the roots with its number, the last made first; without those that only keep a parameter's
+    gradient."""
+    waiting = list(roots)
+    seen = set(waiting)
+    while waiting:
+        for child, _ in waiting.pop().next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    numbered = [(node._sequence_nr(), node) for node in seen]
+    return sorted((made for made in numbered if made[0] < _ACCUMULATES), key=itemgetter(0), reverse=True)
+
+
+class _InBackward(torch.autograd.Function):
+    """The identity, whose backward runs a function and ends there."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, run: Callable[[], None]) -> Tensor:
+        ctx.run = run
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        ctx.run()
+        return None, None
+
+
+def _run_in_backward(run: Callable[[], None], device: str) -> None:
+    """Run a function in the thread in which autograd runs the device's nodes; no kernel is launched."""
+    with torch.enable_grad():
+        nothing = _InBackward.apply(torch.empty(0, device=device, requires_grad=True), run)
+    torch.autograd.backward(nothing, torch.empty(0, device=device))

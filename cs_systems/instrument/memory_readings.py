@@ -1,0 +1,197 @@
+"""Memory read at the boundaries of a step's phases, and what of it is whose.
+
+A `Ranges` of `annotate`: the phases of any workload come to it by name. It synchronises at each boundary, so that
+nothing is timed beside it.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cs_systems.machine.device import Device
+from cs_systems.machine.environment import other_processes_bytes
+from cs_systems.record import Row
+
+
+class MemoryReadings:
+    """`rows`: {step, phase, allocated_bytes, …} after each phase, with its peaks. Step 0 is what was built before."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.rows, self.step = device, list[Row](), 0
+        self._open: list[str] = []
+        self._thread = threading.get_ident()
+        self.read("built")
+
+    def read(self, phase: str) -> None:
+        self.device.synchronize()
+        peak, reserved = self.device.part_peaks() if self.step else (None, None)
+        peaks = {"peak_allocated_bytes": peak, "peak_reserved_bytes": reserved}
+        self.rows.append({"step": self.step, "phase": phase, **self.device.memory(), **peaks})
+
+    def push(self, name: str) -> None:
+        if threading.get_ident() != self._thread:  # ranges of autograd's thread, while it computes something again
+            return
+        self._open.append(name)
+        if len(self._open) == 1:
+            self.step += 1
+        elif len(self._open) == 2:
+            self.device.synchronize()
+            self.device.new_part()
+
+    def pop(self) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        name = self._open.pop()
+        if len(self._open) == 1:
+            self.read(name)
+
+
+class StateReadings(MemoryReadings):
+    """MemoryReadings whose rows also say what parameters, gradients and optimizer state take."""
+
+    def __init__(self, device: Device, model: torch.nn.Module | None) -> None:
+        self._model, self._optimizers = model, _optimizers_alive()
+        super().__init__(device)
+
+    def read(self, phase: str) -> None:
+        super().read(phase)
+        self.rows[-1] |= state_bytes(self._model, self._optimizers)
+
+
+def state_bytes(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> Row:
+    """{parameters_bytes, gradients_bytes, optimizer_state_bytes}: of the storages that they lie in, of each once.
+
+    On one of several ranks, of its part: an optimizer may step parts of parameters, whose gradients are its own.
+    """
+    parameters = list(model.parameters()) if model is not None else []
+    parameters += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    states = [value for optimizer in optimizers for of in optimizer.state.values() for value in of.values()]
+    return {
+        "parameters_bytes": _storage_bytes(parameters),
+        "gradients_bytes": _storage_bytes([p.grad for p in parameters]),
+        "optimizer_state_bytes": _storage_bytes(states),
+    }
+
+
+def _storage_bytes(tensors: Sequence[Any]) -> int:
+    local = [getattr(x, "_local_tensor", x) for x in tensors if isinstance(x, torch.Tensor)]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in local}
+    return sum(storages.values())
+
+
+def _optimizers_alive() -> list[torch.optim.Optimizer]:
+    """All of this process: a strategy's optimizer has another inside, of which nobody outside knows."""
+    return [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
+
+
+@contextmanager
+def backward_of_blocks(model: torch.nn.Module | None, allocated: Callable[[], int | None]) -> Iterator[list[Row]]:
+    """Inside, by how much each block's backward changes what is allocated, in the first step: {block, change_bytes}.
+
+    Its gradients come and what it kept goes. `allocated` is asked as a block's backward begins and ends.
+    """
+    rows: list[Row] = []
+    handles, before = [], dict[str, int]()
+
+    def begins(block: str) -> None:
+        if block not in before and (now := allocated()) is not None:
+            before[block] = now
+
+    def ends(block: str) -> None:
+        if block in before and block not in [row["block"] for row in rows]:
+            rows.append({"block": block, "change_bytes": (allocated() or 0) - before[block]})
+
+    for path, module in model.named_modules() if model is not None else ():
+        if found := re.fullmatch(r"layers\.(\d+)", path):
+            block = f"block {found[1]}"
+            handles.append(module.register_full_backward_pre_hook(lambda *_, block=block: begins(block)))
+            handles.append(module.register_full_backward_hook(lambda *_, block=block: ends(block)))
+    try:
+        yield rows
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def named_tensors(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> list[Row]:
+    """Parameters, gradients, buffers and optimizer state that are alive: {kind, name, address, bytes, shape, dtype,
+    device}. Empty without a model."""
+    if model is None:
+        return []
+    names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
+    found: list[tuple[str, str, Any]] = [("parameter", name, parameter) for parameter, name in names.items()]
+    found += [("gradient", name, p.grad) for p, name in names.items() if p.grad is not None]
+    found += [("buffer", name, buffer) for name, buffer in model.named_buffers()]
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            tensors = ((key, value) for key, value in state.items() if isinstance(value, torch.Tensor))
+            found += [("optimizer_state", f"{names.get(parameter, '?')}/{key}", value) for key, value in tensors]
+    return [
+        {
+            "kind": kind,
+            "name": name,
+            "address": tensor.data_ptr(),
+            "bytes": tensor.nbytes,
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "device": tensor.device.index or 0,
+        }
+        for kind, name, tensor in found
+        if tensor.device.type == "cuda"
+    ]
+
+
+def parts_of_used_memory(device: Device) -> list[Row]:
+    """What is in use on the device, from tensors up: {part, bytes, total}; a row with `total` is the sum so far.
+
+    tensors: as asked for. cuBLAS workspaces: found by giving them back. rounding: what the allocator counts beside.
+    cache: reserved and free, in whole blocks and in pieces of blocks that are in use. other processes: by NVML.
+    context: the rest, which no allocator of this process gave out. Empty on a CPU.
+    """
+    if not device.is_cuda:
+        return []
+    device.synchronize()
+    stats = torch.cuda.memory_stats(device.torch)
+    before = device.memory()
+    torch._C._cuda_clearCublasWorkspaces()
+    workspaces = (before["allocated_bytes"] or 0) - torch.cuda.memory_allocated(device.torch)
+    requested, allocated = stats["requested_bytes.all.current"], stats["allocated_bytes.all.current"]
+    reserved, split = stats["reserved_bytes.all.current"], stats["inactive_split_bytes.all.current"]
+    used, others = before["device_used_bytes"] or 0, other_processes_bytes(device)
+    parts: list[tuple[str, int | None, bool]] = [
+        ("tensors", requested - workspaces, False),
+        ("cuBLAS workspaces", workspaces, False),
+        ("rounding of the allocator", allocated - requested, False),
+        ("memory_allocated", allocated, True),
+        ("cache, in pieces of blocks in use", split, False),
+        ("cache, whole blocks", reserved - allocated - split, False),
+        ("memory_reserved", reserved, True),
+        ("other processes", others, False),
+        ("context and modules" if others is not None else "context, and other processes if any",
+         used - reserved - (others or 0), False),
+        ("in use by cudaMemGetInfo", used, True),
+        ("in use by nvidia-smi", _nvidia_smi_bytes(device), True),
+    ]  # fmt: skip
+    return [{"part": part, "bytes": size, "total": total} for part, size, total in parts]
+
+
+def _nvidia_smi_bytes(device: Device) -> int | None:
+    """What nvidia-smi shows for the whole device; None where it cannot be asked."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    words = [program, "-i", device.uuid(), "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
+        return int(done.stdout.strip()) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None

@@ -1,0 +1,77 @@
+"""Counters read before and after a step, outside its timing: what may have made it slow."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from cs_systems.machine.device import Device
+from cs_systems.machine.environment import sm_clock_hz
+
+
+@dataclass(frozen=True)
+class Reading:
+    device_mallocs: int | None
+    compiles: int
+    compile_s: float
+
+
+class Probes:
+    """Reads the allocator, the compilers and the clock of one device."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.triton = _TritonCompilations.shared() if device.is_cuda else None
+
+    def read(self) -> Reading:
+        graphs, seconds = _dynamo()
+        if self.triton is not None:
+            graphs, seconds = graphs + self.triton.count, seconds + self.triton.seconds
+        return Reading(self.device.device_mallocs(), graphs, seconds)
+
+    def since(self, before: Reading) -> dict[str, Any]:
+        """The fields of a Sample that tell what happened since `before`."""
+        now = self.read()
+        mallocs = None
+        if now.device_mallocs is not None and before.device_mallocs is not None:
+            mallocs = now.device_mallocs - before.device_mallocs
+        return {
+            "device_mallocs": mallocs,
+            "compiles": now.compiles - before.compiles,
+            "compile_s": round(now.compile_s - before.compile_s, 9),  # of two sums: no time is 0, not 1e-16 s
+            "sm_clock_hz": sm_clock_hz(self.device),
+        }
+
+
+def _dynamo() -> tuple[int, float]:
+    """Graphs that torch.compile made in this process and the seconds it took. Not loaded: it made none."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0, 0.0
+    graphs = utils.counters["stats"].get("unique_graphs", 0)
+    return graphs, sum(utils.compilation_time_metrics.get("_compile.compile_inner", ()))
+
+
+class _TritonCompilations:
+    """Counts what Triton compiles in this process, through its listener (a kernel from the disk cache counts too)."""
+
+    _instance: _TritonCompilations | None = None
+
+    def __init__(self) -> None:
+        self.count, self.seconds = 0, 0.0
+        if importlib.util.find_spec("triton") is not None:
+            from triton import knobs
+
+            knobs.compilation.listener = self._listen
+
+    @classmethod
+    def shared(cls) -> _TritonCompilations:
+        if cls._instance is None:
+            cls._instance = cls()
+        return cls._instance
+
+    def _listen(self, *, times: Any, **_: Any) -> None:
+        self.count += 1
+        self.seconds += times.total * 1e-6

@@ -1,0 +1,157 @@
+"""What forward keeps for backward: every tensor that autograd saves, with the operation and the module.
+
+By hooks on saved tensors. When one is saved, its node has just been made: nodes are numbered, and once forward is done
+the graph tells each number's operation. Of what a checkpoint covers only its input is saved: its operation is
+`checkpoint`, its module the first that the checkpoint runs. What a selective one keeps beside is no saved tensor, and
+not seen.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
+
+from cs_systems.instrument.hooks import BackwardRoots, nodes_below
+from cs_systems.record import Row
+
+CHECKPOINT = "checkpoint"
+_NEAR = 4  # frames between torch's checkpoint and the hook to which it gives its input
+
+
+class SavedTensors:
+    """`rows` after a backward has begun: {operation, module, shape, dtype, bytes, parameter, again}.
+
+    bytes: of the whole memory behind the tensor. parameter: its name, None for a tensor of the step. again: whether the
+    same memory was saved before, so that it costs nothing more. module: its path in the model, "" outside of it.
+    """
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self.rows: list[Row] = []
+        self._parameters = {} if model is None else _storages(model)
+        self._open: list[str] = []
+        self._done = False
+        self._numbers: list[int] = []
+        self._inputs: list[Row] = []  # of the checkpoint that has just begun, if none of its modules has
+        self._alive: dict[int, Tensor] = {}  # what was saved stays alive until the graph goes: its address is its own
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        if self._done:
+            return tensor
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr() if storage.nbytes() else 0
+        self._numbers.append(torch.autograd._get_sequence_nr() - 1)  # type: ignore[attr-defined]
+        checkpoint = _saved_by_a_checkpoint()
+        row = {
+            "operation": CHECKPOINT if checkpoint else None,
+            "module": self._open[-1] if self._open else "",
+            "shape": list(tensor.shape),
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "bytes": storage.nbytes(),
+            "parameter": self._parameters.get(address),
+            "again": address in self._alive,
+        }
+        self.rows.append(row)
+        self._inputs = [*self._inputs, row] if checkpoint else []
+        self._alive[address] = tensor
+        return tensor
+
+    def name_operations(self, roots: Iterable[Node]) -> list[RemovableHandle]:
+        names = {number: node.name() for number, node in nodes_below(roots)}
+        for row, number in zip(self.rows, self._numbers, strict=True):
+            row["operation"] = row["operation"] or names.get(number)
+        self._alive.clear()
+        self._done = True
+        return []
+
+    def hooks(self, model: nn.Module) -> list[RemovableHandle]:
+        handles = []
+        for path, module in model.named_modules():
+            if path:
+                handles.append(module.register_forward_pre_hook(self._enters(path)))
+                handles.append(module.register_forward_hook(lambda *_: self._open.pop() and None, always_call=True))
+        return handles
+
+    def _enters(self, path: str) -> Callable[..., None]:
+        def entered(*_: Any) -> None:
+            self._open.append(path)
+            for row in self._inputs:
+                row["module"] = path
+            self._inputs = []
+
+        return entered
+
+
+@contextmanager
+def saved_tensors(model: nn.Module | None = None) -> Iterator[SavedTensors]:
+    """Inside, what forward keeps is listed, until a backward begins. `model`: whose modules and parameters are named;
+    None for a compiled one, which is one function with one node."""
+    found = SavedTensors(model)
+    with ExitStack() as stack:
+        for handle in found.hooks(model) if model is not None else []:
+            stack.callback(handle.remove)
+        stack.enter_context(BackwardRoots(found.name_operations, lambda: None))
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(found.pack, lambda tensor: tensor))
+        yield found
+
+
+def summed(rows: Iterable[Row]) -> list[Row]:
+    """The same in every block as one row: {module, operation, shape, dtype, bytes, count, total_bytes, share,
+    parameter}, the largest first. `layers.*` stands for every block. bytes: of one; total and share (of all that is
+    kept and no parameter) count each memory once."""
+    groups: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        module = re.sub(r"layers\.\d+", "layers.*", row["module"])
+        shape = "×".join(map(str, row["shape"])) or "scalar"
+        key = (module, row["operation"], shape, row["dtype"], row["bytes"], row["parameter"] is not None, row["again"])
+        groups[key] += 1
+    made = []
+    for (module, operation, shape, dtype, size, parameter, again), count in groups.items():
+        total = 0 if parameter or again else size * count
+        made.append(
+            {"module": module, "operation": operation, "shape": shape, "dtype": dtype, "bytes": size, "count": count,
+             "total_bytes": total, "parameter": parameter}
+        )  # fmt: skip
+    everything = sum(row["total_bytes"] for row in made)
+    shared = [row | {"share": row["total_bytes"] / everything if everything else 0.0} for row in made]
+    return sorted(shared, key=lambda row: -row["total_bytes"])
+
+
+def by_block(rows: Iterable[Row]) -> list[Row]:
+    """{block, bytes, checkpoint}: what each block keeps that is no parameter, each memory once; outside of blocks by
+    module. checkpoint: whether it begins one, whose input this is."""
+    kept: Counter[str] = Counter()
+    checkpointed: dict[str, bool] = {}
+    for row in rows:
+        if row["parameter"] is None and (row["operation"] == CHECKPOINT or not row["again"]):
+            found = re.match(r"layers\.(\d+)", row["module"])
+            block = f"block {found[1]}" if found else row["module"] or "outside of modules"
+            kept[block] += 0 if row["again"] else row["bytes"]
+            checkpointed[block] = checkpointed.get(block, True) and row["operation"] == CHECKPOINT
+    return [{"block": block, "bytes": size, "checkpoint": checkpointed[block]} for block, size in kept.items()]
+
+
+def _saved_by_a_checkpoint() -> bool:
+    """Of what is saved under a checkpoint nothing comes here but its input, from torch's own code. A reentrant one is a
+    function of autograd like any other: it gives its input once all has run, under its own name."""
+    frame = sys._getframe(2)
+    for _ in range(_NEAR):
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return frame.f_code.co_name != torch.utils.checkpoint.checkpoint.__name__
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
+
+
+def _storages(model: nn.Module) -> dict[int, str]:
+    return {t.untyped_storage().data_ptr(): name for name, t in (*model.named_parameters(), *model.named_buffers())}

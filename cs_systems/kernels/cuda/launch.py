@@ -1,0 +1,156 @@
+"""From tensors to launches of the FlashAttention kernels in CUDA C++ for Hopper (flash_cuda/*.cu)."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cs_systems.kernels.cuda.driver import Launch, Macros, function, pointer, tensor_map
+from cs_systems.kernels.cuda.launch_forward import ForwardOptions, forward
+from cs_systems.kernels.layout import heads_together, padded_d_head, padded_rows
+
+KEYS = 128
+L2_BYTES = {64: 40 << 20, 128: 20 << 20}  # of the queries of causal heads that are worked on together
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    """As in backward_tiles.cuh. queries: of a tile. part: of a product, and of a block of the kernels around it."""
+
+    queries: int
+    part: int
+    shared_bytes: int
+
+    @property
+    def macros(self) -> Macros:
+        return ("QUERIES", self.queries), ("PART", self.part), ("SHARED_BYTES", self.shared_bytes)
+
+
+BACKWARD_TILES = {64: BackwardTile(128, 64, 195 << 10), 128: BackwardTile(80, 80, 226 << 10)}
+"""Of each padded d_head."""
+
+
+class Sizes(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("seq_k", "heads", "group", "batch_heads_kv", "heads_in_l2")),
+        *((name, ctypes.c_int) for name in ("offset", "row_tiles", "padded_q")),
+        *((name, ctypes.c_float) for name in ("scale", "scale_log2")),
+    )
+
+
+class Strides(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_longlong) for name in ("batch", "head", "row"))
+
+
+class Rows(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("heads", "seq_q", "padded_q", "d_head")),
+        ("scale", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), in bf16 or fp16.
+    Query i sees key j when not causal or j <= i + offset. scale > 0. All tensors of that dtype are as `takes_layout`
+    has them.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    causal: bool
+    offset: int
+    scale: float
+    multiprocessors: int
+
+    @property
+    def _tile(self) -> BackwardTile:
+        return BACKWARD_TILES[padded_d_head(self.q.shape[-1])]
+
+    @property
+    def padded_q(self) -> int:
+        """seq_q as `backward` takes it: whole tiles."""
+        return padded_rows(self.q.shape[2], self._tile.queries)
+
+    @property
+    def turns(self) -> int:
+        """How many pieces of dq are summed on their own: those of 8 warps for each tile."""
+        batch, heads, _, _ = self.q.shape
+        return batch * heads * self.padded_q // self._tile.queries * 8
+
+    def forward(self, o: Tensor, lse: Tensor, options: ForwardOptions | None = None) -> Launch:
+        """Writes o and lse (batch, heads, seq_q), float32, natural logarithm, −inf where no key is seen."""
+        return forward(
+            self.q, self.k, self.v, o, lse, causal=self.causal, offset=self.offset, scale=self.scale,
+            multiprocessors=self.multiprocessors, options=options,
+        )  # fmt: skip
+
+    def prepare(
+        self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor,
+        turns: Tensor | None = None,
+    ) -> Launch:  # fmt: skip
+        """Writes lse_log2 and delta, in an order of their own, and zeros to dq and turns, as `backward` takes them."""
+        tensors = (o, do, lse, lse_log2, delta, dq)
+        arguments = (*map(pointer, tensors), optional(turns), strides(o), strides(do), self._rows())
+        blocks = lse_log2.numel() // self._tile.part
+        return Launch(self._function("rows", "prepare"), blocks, 256, 0, arguments, tensors)
+
+    def finish(self, summed: Tensor, dq: Tensor) -> Launch:
+        """dq from what `backward` summed."""
+        blocks = summed.numel() // (self._tile.part * 64)
+        arguments = (pointer(summed), pointer(dq), strides(dq), self._rows())
+        return Launch(self._function("rows", "finish"), blocks, 128, 0, arguments, (summed, dq), overlaps=True)
+
+    def backward(
+        self, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+        turns: Tensor | None = None,
+    ) -> Launch:  # fmt: skip
+        """Writes dk and dv, and adds dq / scale to `dq` (batch · heads, padded_q, padded d_head), float32, in an order
+        of its own. lse_log2 and delta are (batch · heads, padded_q), as `prepare` wrote them. With `turns`
+        (self.turns), int32, each number of dq is summed in the order of the keys: always the same.
+        """
+        batch, heads, seq_q, d_head = self.q.shape
+        heads_kv, seq_k = self.k.shape[1:3]
+        depth, rows = padded_d_head(d_head), self._tile.queries
+        sizes = Sizes(
+            seq_k=seq_k,
+            heads=heads,
+            group=heads // heads_kv,
+            batch_heads_kv=batch * heads_kv,
+            heads_in_l2=heads_together(self.q, self.k, self.causal or turns is not None, L2_BYTES[depth]),
+            offset=self.offset,
+            row_tiles=-(-seq_q // rows),
+            padded_q=self.padded_q,
+            scale=self.scale,
+            scale_log2=self.scale * math.log2(math.e),
+        )
+        maps = ((self.q, rows), (self.k, KEYS), (self.v, KEYS), (do, rows), (dk, 16), (dv, 16))
+        tensors = (lse_log2, delta, dq)
+        arguments = (*(tensor_map(*one) for one in maps), *map(pointer, tensors), optional(turns), sizes)
+        flags = {"CAUSAL": self.causal, "TAIL": seq_k % KEYS != 0, "DETERMINISTIC": turns is not None}
+        macros = tuple((name, int(flag)) for name, flag in flags.items())
+        kernel = self._function("backward", "backward", macros, 227 << 10)
+        blocks = batch * heads_kv * -(-seq_k // KEYS)
+        kept = (*(tensor for tensor, _ in maps), *tensors, *(() if turns is None else (turns,)))
+        return Launch(kernel, blocks, 384, self._tile.shared_bytes, arguments, kept, overlaps=True)
+
+    def _function(self, source: str, name: str, macros: Macros = (), shared_bytes: int = 0) -> ctypes.c_void_p:
+        common = (("D", padded_d_head(self.q.shape[-1])), ("FP16", int(self.q.dtype == torch.float16)))
+        return function(source, name, (*common, *self._tile.macros, *macros), shared_bytes, self.q.device.index or 0)
+
+    def _rows(self) -> Rows:
+        _, heads, seq_q, d_head = self.q.shape
+        return Rows(heads, seq_q, self.padded_q, d_head, self.scale)
+
+
+def optional(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None) if tensor is None else pointer(tensor)
+
+
+def strides(tensor: Tensor) -> Strides:
+    return Strides(*tensor.stride()[:3])

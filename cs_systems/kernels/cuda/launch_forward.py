@@ -1,0 +1,120 @@
+"""From tensors to launches of the FlashAttention forward in CUDA C++ for Hopper (flash_cuda/forward.cu)."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from cs_systems.kernels.cuda.driver import Launch, Macros, function, pointer, tensor_map
+from cs_systems.kernels.layout import padded_d_head
+
+ROWS = 64
+"""Queries of a warpgroup."""
+WARP_ROWS = 16
+WARPGROUP = 128
+L2_FOR_KEYS_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class ForwardOptions:
+    """As in forward.cu. consumers: warpgroups of 64 queries; keys: of a tile; *_stages: tiles in flight."""
+
+    consumers: int
+    keys: int
+    k_stages: int
+    v_stages: int
+    ping_pong: bool = False
+    q_in_registers: bool = False
+
+    def shared_bytes(self, depth: int) -> int:
+        tiles = 2 * self.consumers * ROWS + (self.k_stages + self.v_stages) * self.keys
+        barriers = 3 * self.consumers + 2 * self.k_stages + 2 * self.v_stages
+        return 1024 + tiles * depth * 2 + 8 * barriers  # 1024: the tiles are aligned to it
+
+    def macros(self, depth: int, causal: bool, seq_k: int, fp16: bool) -> Macros:
+        return (
+            ("D", depth),
+            ("CONSUMERS", self.consumers),
+            ("KEYS", self.keys),
+            ("K_STAGES", self.k_stages),
+            ("V_STAGES", self.v_stages),
+            ("CAUSAL", int(causal)),
+            ("TAIL", int(not causal and seq_k % self.keys != 0)),
+            ("FP16", int(fp16)),
+            ("PING_PONG", int(self.ping_pong)),
+            ("Q_IN_REGISTERS", int(self.q_in_registers)),
+        )
+
+
+OPTIONS = {
+    64: ForwardOptions(3, 128, 3, 3, ping_pong=True),
+    128: ForwardOptions(2, 128, 3, 2, q_in_registers=True),
+}
+"""Of each padded d_head, the fastest on one H200."""
+
+
+class Sizes(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("seq_q", "seq_k", "heads", "group", "batch_heads", "offset", "first_row")),
+        *((name, ctypes.c_int) for name in ("row_tiles", "heads_in_l2")),
+        ("scale_log2", ctypes.c_float),
+    )
+
+
+@cache
+def counter(device: torch.device, stream: int) -> Tensor:
+    """Two zeros, which the kernel leaves as zeros: launches of one stream come one after the other."""
+    return torch.zeros(2, dtype=torch.int32, device=device)
+
+
+def first_row(seq_q: int, rows: int) -> int:
+    """Of causal tiles: they end with the queries, so the one that is not full is the shortest; or up to 15 rows later,
+    since each warp stores its 16 rows at once, and the copy engine may not store from a row below 0.
+    """
+    return -(-seq_q % rows // WARP_ROWS * WARP_ROWS)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *,
+    causal: bool, offset: int, scale: float, multiprocessors: int, options: ForwardOptions | None = None,
+) -> Launch:  # fmt: skip
+    """Writes o and lse (batch, heads, seq_q), float32, natural logarithm, −inf where no key is seen.
+
+    q, o (batch, heads, seq_q, d_head), k, v (batch, heads_kv, seq_k, d_head), as `takes_layout` has them. Query i sees
+    key j if not causal or j <= i + offset; scale > 0.
+    """
+    batch, heads, seq_q, d_head = q.shape
+    heads_kv, seq_k = k.shape[1:3]
+    depth = padded_d_head(d_head)
+    options = options or OPTIONS[depth]
+    rows, group = ROWS * options.consumers, heads // heads_kv
+    row_tiles = -(-seq_q // rows)
+    sizes = Sizes(
+        seq_q=seq_q,
+        seq_k=seq_k,
+        heads=heads,
+        group=group,
+        batch_heads=batch * heads,
+        offset=offset,
+        first_row=first_row(seq_q, rows) if causal else 0,
+        row_tiles=row_tiles,
+        heads_in_l2=max(1, L2_FOR_KEYS_BYTES // (2 * seq_k * depth * k.element_size())) * group,
+        scale_log2=scale * math.log2(math.e),
+    )
+    count = counter(q.device, torch.cuda.current_stream().cuda_stream)
+    maps = (tensor_map(q, ROWS), tensor_map(k, options.keys), tensor_map(v, options.keys), tensor_map(o, WARP_ROWS))
+    macros = options.macros(depth, causal, seq_k, q.dtype == torch.float16)
+    shared_bytes = options.shared_bytes(depth)
+    return Launch(
+        function("forward", "attend_forward", macros, shared_bytes, q.device.index or 0),
+        min(batch * heads * row_tiles, multiprocessors),
+        (options.consumers + 1) * WARPGROUP,
+        shared_bytes,
+        (*maps, pointer(lse), pointer(count), sizes),
+        (q, k, v, o, lse, count),
+    )

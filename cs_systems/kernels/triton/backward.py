@@ -1,0 +1,136 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""FlashAttention-2 backward (Dao 2023, algorithm 2) in Triton, in two kernels so that no two programs add to one sum:
+flash_dq_kernel owns queries and walks the keys, flash_dkdv_kernel owns keys and walks the queries. Each recomputes the
+scores from the log-sum-exp: 3 + 4 score-sized products instead of the 5 of one kernel with atomics, and the same result
+every time.
+
+flash_dq_kernel runs first: it has o and do at hand, so it also makes delta = rowsum(do · o), which flash_dkdv_kernel
+reads, and the log-sum-exp in units of log2: flash_dkdv_kernel would convert it as often as there are tiles of keys.
+"""
+
+import triton
+import triton.language as tl
+
+from cs_systems.kernels.triton.tiles import key_range, load_row, load_tile, store_row, store_tile, visible_keys
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _dq_loop(
+    dq, q, do, lse_log2, delta, queries, k, k_strides, v, v_strides, batch, head, begin, end, seq_k, offset, scale_log2,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add the keys begin … end to dq (BLOCK_M, BLOCK_D), which lacks the scale."""
+    for start in range(begin, end, BLOCK_N):
+        k_tile = load_tile(k, k_strides, batch, head, start, seq_k, BLOCK_N, D, BLOCK_D, MASKED)
+        v_tile = load_tile(v, v_strides, batch, head, start, seq_k, BLOCK_N, D, BLOCK_D, MASKED)
+        s = tl.dot(q, tl.trans(k_tile), input_precision="ieee") * scale_log2 - lse_log2[:, None]
+        if MASKED:
+            keys = (start + tl.arange(0, BLOCK_N))[None, :]
+            s = tl.where(visible_keys(queries[:, None], keys, seq_k, offset, CAUSAL), s, float("-inf"))
+        p = tl.exp2(s)
+        dp = tl.dot(do, tl.trans(v_tile), input_precision="ieee")
+        ds = p * (dp - delta[:, None])
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision="ieee")
+    return dq
+
+
+@triton.jit
+def flash_dq_kernel(
+    q, q_strides, k, k_strides, v, v_strides, o, o_strides, do, do_strides, dq, dq_strides, lse, lse_log2, delta,
+    heads, group, seq_q, seq_k, offset, scale, scale_log2,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """dq, delta and lse · log2 e; grid (batch · heads, tiles of queries)."""
+    index = tl.program_id(0)
+    batch, head = index // heads, index % heads
+    start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M  # the longest programs first
+    queries = start + tl.arange(0, BLOCK_M)
+    head_kv = head // group
+    o_tile = load_tile(o, o_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
+    do_tile = load_tile(do, do_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
+    delta_rows = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    lse_rows = load_row(lse, index, start, seq_q, BLOCK_M) * LOG2E
+    store_row(delta, index, start, seq_q, delta_rows, BLOCK_M)
+    store_row(lse_log2, index, start, seq_q, lse_rows, BLOCK_M)
+    q_tile = load_tile(q, q_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
+
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    full, end = key_range(start, seq_k, offset, BLOCK_M, BLOCK_N, CAUSAL)
+    acc = _dq_loop(
+        acc, q_tile, do_tile, lse_rows, delta_rows, queries, k, k_strides, v, v_strides, batch, head_kv, 0, full,
+        seq_k, offset, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, False,
+    )  # fmt: skip
+    acc = _dq_loop(
+        acc, q_tile, do_tile, lse_rows, delta_rows, queries, k, k_strides, v, v_strides, batch, head_kv, full, end,
+        seq_k, offset, scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, True,
+    )  # fmt: skip
+    store_tile(dq, dq_strides, batch, head, start, seq_q, acc * scale, BLOCK_M, D, BLOCK_D)
+
+
+@triton.jit
+def _dkdv_loop(
+    dk, dv, k, v, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row, begin, end, seq_q, seq_k,
+    offset, scale_log2,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add the queries begin … end to dk (which lacks the scale) and dv, both (BLOCK_N, BLOCK_D).
+
+    The scores are made transposed, (keys, queries), so that p and ds enter the products with do and q from registers.
+    Queries past seq_q are read as 0, with log-sum-exp and delta 0, and so add nothing.
+    """
+    for start in range(begin, end, BLOCK_M):
+        queries = start + tl.arange(0, BLOCK_M)
+        q_tile = load_tile(q, q_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
+        lse_rows = load_row(lse_log2, row, start, seq_q, BLOCK_M)
+        s = tl.dot(k, tl.trans(q_tile), input_precision="ieee") * scale_log2 - lse_rows[None, :]
+        if MASKED:
+            s = tl.where(visible_keys(queries[None, :], keys[:, None], seq_k, offset, CAUSAL), s, float("-inf"))
+        p = tl.exp2(s)
+        do_tile = load_tile(do, do_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
+        dv = tl.dot(p.to(do_tile.dtype), do_tile, dv, input_precision="ieee")
+        dp = tl.dot(v, tl.trans(do_tile), input_precision="ieee")
+        delta_rows = load_row(delta, row, start, seq_q, BLOCK_M)
+        ds = p * (dp - delta_rows[None, :])
+        dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision="ieee")
+    return dk, dv
+
+
+@triton.jit
+def flash_dkdv_kernel(
+    q, q_strides, k, k_strides, v, v_strides, do, do_strides, dk, dk_strides, dv, dv_strides, lse_log2, delta,
+    heads_kv, seq_q, seq_k, offset, scale, scale_log2, GROUP: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """dk and dv, summed over the GROUP query heads that share a key head; grid (batch · heads_kv, tiles of keys)."""
+    index = tl.program_id(0)
+    batch, head_kv = index // heads_kv, index % heads_kv
+    start = tl.program_id(1) * BLOCK_N  # the first keys are seen by most queries: the longest programs first
+    keys = start + tl.arange(0, BLOCK_N)
+    k_tile = load_tile(k, k_strides, batch, head_kv, start, seq_k, BLOCK_N, D, BLOCK_D, True)
+    v_tile = load_tile(v, v_strides, batch, head_kv, start, seq_k, BLOCK_N, D, BLOCK_D, True)
+
+    # Queries before `begin` see none of these keys, from `full` on all; keys past seq_k are masked for every query.
+    begin = 0
+    full = 0
+    if CAUSAL:
+        begin = tl.minimum(seq_q, tl.maximum(0, start - offset) // BLOCK_M * BLOCK_M)
+        full = tl.minimum(seq_q, tl.cdiv(tl.maximum(0, start + BLOCK_N - 1 - offset), BLOCK_M) * BLOCK_M)
+    full = tl.where(start + BLOCK_N > seq_k, seq_q, full)
+
+    dk_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    for member in range(GROUP):
+        head = head_kv * GROUP + member
+        row = index * GROUP + member
+        dk_acc, dv_acc = _dkdv_loop(
+            dk_acc, dv_acc, k_tile, v_tile, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row,
+            begin, full, seq_q, seq_k, offset, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, True,
+        )  # fmt: skip
+        dk_acc, dv_acc = _dkdv_loop(
+            dk_acc, dv_acc, k_tile, v_tile, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row,
+            full, seq_q, seq_q, seq_k, offset, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, False,
+        )  # fmt: skip
+    store_tile(dk, dk_strides, batch, head_kv, start, seq_k, dk_acc * scale, BLOCK_N, D, BLOCK_D)
+    store_tile(dv, dv_strides, batch, head_kv, start, seq_k, dv_acc, BLOCK_N, D, BLOCK_D)

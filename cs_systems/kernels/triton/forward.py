@@ -1,0 +1,78 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""FlashAttention-2 forward (Dao 2023, algorithm 1) in Triton: a program owns BLOCK_M queries of a head, walks the keys.
+
+Scores are kept in units of log2, with the scale folded in, because the hardware's exponential is exp2. Key tiles that
+every query of the tile sees need no mask and run in a loop of their own; those that no query sees are never visited.
+"""
+
+import triton
+import triton.language as tl
+
+from cs_systems.kernels.triton.tiles import key_range, load_tile, store_row, store_tile, visible_keys
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def _attend(
+    acc, row_max, row_sum, q, queries, k, k_strides, v, v_strides, batch, head, begin, end, seq_k, offset, scale_log2,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add the keys begin … end to the running softmax: acc (BLOCK_M, BLOCK_D), row_max and row_sum (BLOCK_M,)."""
+    for start in range(begin, end, BLOCK_N):
+        k_tile = load_tile(k, k_strides, batch, head, start, seq_k, BLOCK_N, D, BLOCK_D, MASKED)
+        s = tl.dot(q, tl.trans(k_tile), input_precision="ieee")
+        if MASKED:
+            keys = (start + tl.arange(0, BLOCK_N))[None, :]
+            s = tl.where(visible_keys(queries[:, None], keys, seq_k, offset, CAUSAL), s * scale_log2, float("-inf"))
+            new_max = tl.maximum(row_max, tl.max(s, 1))
+            # A query that has seen no key yet: -inf - -inf would be NaN.
+            shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+            p = tl.exp2(s - shift[:, None])
+        else:
+            new_max = tl.maximum(row_max, tl.max(s, 1) * scale_log2)
+            shift = new_max
+            p = tl.exp2(s * scale_log2 - shift[:, None])
+        correction = tl.exp2(row_max - shift)
+        row_sum = row_sum * correction + tl.sum(p, 1)
+        row_max = new_max
+        v_tile = load_tile(v, v_strides, batch, head, start, seq_k, BLOCK_N, D, BLOCK_D, MASKED)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc * correction[:, None], input_precision="ieee")
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def flash_forward_kernel(
+    q, q_strides, k, k_strides, v, v_strides, o, o_strides, lse, heads, group, seq_q, seq_k, offset, scale_log2,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    NEGATE: tl.constexpr,
+):  # fmt: skip
+    """o = softmax(scale q kᵀ) v and its log-sum-exp; grid (batch · heads, tiles of queries). NEGATE: scale < 0."""
+    index = tl.program_id(0)
+    batch, head = index // heads, index % heads
+    # The last queries see most keys: the longest programs start first, so that short ones fill the end of the launch.
+    start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
+    queries = start + tl.arange(0, BLOCK_M)
+    q_tile = load_tile(q, q_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
+    if NEGATE:  # the maximum is taken before the scale is applied, which needs a scale that keeps the order
+        q_tile = -q_tile
+    head_kv = head // group
+
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    full, end = key_range(start, seq_k, offset, BLOCK_M, BLOCK_N, CAUSAL)
+    acc, row_max, row_sum = _attend(
+        acc, row_max, row_sum, q_tile, queries, k, k_strides, v, v_strides, batch, head_kv, 0, full, seq_k, offset,
+        scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, False,
+    )  # fmt: skip
+    acc, row_max, row_sum = _attend(
+        acc, row_max, row_sum, q_tile, queries, k, k_strides, v, v_strides, batch, head_kv, full, end, seq_k, offset,
+        scale_log2, D, BLOCK_D, BLOCK_N, CAUSAL, True,
+    )  # fmt: skip
+
+    empty = row_sum == 0.0  # these rows see no key: output 0, log-sum-exp -inf
+    safe_sum = tl.where(empty, 1.0, row_sum)
+    store_tile(o, o_strides, batch, head, start, seq_q, acc / safe_sum[:, None], BLOCK_M, D, BLOCK_D)
+    # One rounding, not two: of scores of 10⁴ float32 keeps 10⁻³. row_max is -inf where the row is empty.
+    store_row(lse, index, start, seq_q, tl.fma(row_max, LN2, tl.log(safe_sum)), BLOCK_M)

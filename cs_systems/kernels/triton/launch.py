@@ -1,0 +1,133 @@
+"""From tensors to launches of the FlashAttention-2 kernels: grids, strides, tiles. Importing it needs triton.
+
+A `Launch` is a kernel call as data: `run()` performs it, `cs_systems.kernels.compile` compiles it without a GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from cs_systems.kernels.triton.backward import flash_dkdv_kernel, flash_dq_kernel
+from cs_systems.kernels.triton.configs import Tile, Tiles, padded_d_head, tiles_for
+from cs_systems.kernels.triton.forward import flash_forward_kernel
+
+INTERPRETED = not isinstance(flash_forward_kernel, JITFunction)  # TRITON_INTERPRET was set when triton was imported
+
+
+@dataclass(frozen=True)
+class Launch:
+    """`kernel[grid](**arguments, **options)`. The first dimension of the grid, batch · heads, may go to 2³¹ − 1."""
+
+    kernel: Any
+    grid: tuple[int, int]
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+    def run(self) -> None:
+        if all(self.grid):  # the driver refuses an empty grid; there is nothing to do
+            self.kernel[self.grid](**self.arguments, **self.options)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), any strides.
+
+    Query i sees key j when not causal or j <= i + offset. Without `tiles` the table's are taken. The statistics lse,
+    lse_log2 and delta are (batch, heads, seq_q), float32, contiguous; the other tensors are laid out freely.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    causal: bool
+    offset: int
+    scale: float
+    tiles: Tiles | None = None
+
+    def forward(self, o: Tensor, lse: Tensor) -> Launch:
+        """Writes o and lse."""
+        tile = self._tiles().forward
+        arguments = self._common(tile) | self._by_query(tile) | _with_strides(o=o) | {"lse": lse}
+        sign = {"scale_log2": abs(arguments["scale_log2"]), "NEGATE": self.scale < 0}
+        return self._launch(flash_forward_kernel, self.q, tile.block_m, arguments | sign, tile)
+
+    def dq(self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor) -> Launch:
+        """Writes dq, lse_log2 and delta. Runs before `dkdv`, which reads the latter two."""
+        tile = self._tiles().dq
+        arguments = self._common(tile) | self._by_query(tile) | _with_strides(o=o, do=do, dq=dq)
+        arguments |= {"lse": lse, "lse_log2": lse_log2, "delta": delta, "scale": self.scale}
+        return self._launch(flash_dq_kernel, self.q, tile.block_m, arguments, tile)
+
+    def dkdv(self, do: Tensor, lse_log2: Tensor, delta: Tensor, dk: Tensor, dv: Tensor) -> Launch:
+        """Writes dk and dv."""
+        tile = self._tiles().dkdv
+        rows, row = [1, 1, tile.block_m, padded_d_head(self.q.shape[-1])], [1, tile.block_m]
+        arguments = self._common(tile) | _with_strides(do=do, dk=dk, dv=dv)
+        arguments |= {"heads_kv": self.k.shape[1], "GROUP": self.q.shape[1] // self.k.shape[1], "scale": self.scale}
+        arguments |= {"q": _streamed(self.q, rows, tile), "do": _streamed(do, rows, tile)}
+        arguments |= {"lse_log2": _streamed(lse_log2.flatten(0, 1), row, tile)}
+        arguments |= {"delta": _streamed(delta.flatten(0, 1), row, tile)}
+        return self._launch(flash_dkdv_kernel, self.k, tile.block_n, arguments, tile)
+
+    def _launch(self, kernel: Any, owned: Tensor, block: int, arguments: dict[str, Any], tile: Tile) -> Launch:
+        if self.k.shape[2] == 1 and not INTERPRETED:
+            kernel = _of_unknown_lengths(kernel)
+        batch, heads, seq, _ = owned.shape
+        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        return Launch(kernel, (batch * heads, -(-seq // block)), arguments, options)
+
+    def _tiles(self) -> Tiles:
+        capability = torch.cuda.get_device_capability(self.q.device) if self.q.is_cuda else None
+        return self.tiles or tiles_for(capability, self.q.element_size(), self.q.shape[-1])
+
+    def _by_query(self, tile: Tile) -> dict[str, Any]:
+        """Of the kernels that own queries and walk the keys."""
+        rows = [1, 1, tile.block_n, padded_d_head(self.q.shape[-1])]
+        walked = {"k": _streamed(self.k, rows, tile), "v": _streamed(self.v, rows, tile)}
+        return walked | {"heads": self.q.shape[1], "group": self.q.shape[1] // self.k.shape[1]}
+
+    def _common(self, tile: Tile) -> dict[str, Any]:
+        return _with_strides(q=self.q, k=self.k, v=self.v) | {
+            "seq_q": self.q.shape[2],
+            "seq_k": self.k.shape[2],
+            "offset": self.offset,
+            "scale_log2": self.scale * math.log2(math.e),
+            "D": self.q.shape[-1],
+            "BLOCK_D": padded_d_head(self.q.shape[-1]),
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "CAUSAL": self.causal,
+        }
+
+
+@functools.cache
+def _of_unknown_lengths(kernel: Any) -> Any:
+    """`kernel` with lengths that Triton does not look at when it compiles. It would take a length of 1 for a constant,
+    and CUDA 12.8's ptxas crashes on what Triton 3.6 makes of one key. Not for all: the forward at d_head 128 would take
+    4 to 8% longer."""
+    return triton.jit(kernel.fn, do_not_specialize=("seq_q", "seq_k"))
+
+
+def _streamed(tensor: Tensor, block: list[int], tile: Tile) -> Tensor | TensorDescriptor:
+    """What a kernel walks along: a tensor descriptor if the tile asks for one and the copy engine takes the layout."""
+    if not tile.descriptors:
+        return tensor
+    *outer, inner = tensor.stride()
+    aligned = all(stride > 0 and stride * tensor.element_size() % 16 == 0 for stride in outer)
+    if not aligned or inner != 1 or tensor.data_ptr() % 16:
+        return tensor
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block)
+
+
+def _with_strides(**tensors: Tensor) -> dict[str, Any]:
+    """Each tensor under its name, and its four strides (in elements) as `<name>_strides`."""
+    return {key: value for name, t in tensors.items() for key, value in ((name, t), (f"{name}_strides", t.stride()))}

@@ -1,0 +1,168 @@
+"""Which machine and which software produced a number."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cs_systems.machine import device as devices
+from cs_systems.machine.device import Device
+from cs_systems.record import Environment
+from cs_systems.version import __version__
+
+# Code that can change a number; the command line, the reports and the analysis cannot.
+_NOT_MEASURING = {"cli", "report", "traces", "snapshots", "comparison"}
+_THROTTLE_REASONS = {
+    "SwPowerCap": "power cap",
+    "HwSlowdown": "hardware slowdown",
+    "HwThermalSlowdown": "hardware thermal slowdown",
+    "HwPowerBrakeSlowdown": "power brake",
+    "SwThermalSlowdown": "thermal slowdown",
+}
+
+
+def environment(device: Device) -> Environment:
+    """Everything that is known about this process and its device, as of now."""
+    capability = device.capability()
+    gpu = _Gpu.of(device)
+    return Environment(
+        cs_systems=__version__,
+        code_version=code_version(),
+        git_commit=git_commit(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        triton=_version("triton"),
+        cuda=torch.version.cuda,
+        cudnn=str(torch.backends.cudnn.version()) if device.is_cuda else None,
+        platform="-".join(filter(None, (platform.system(), platform.machine(), *platform.libc_ver()))),
+        cpu=devices.cpu_name(),
+        cpu_threads=torch.get_num_threads(),
+        device=str(device.torch),
+        device_name=device.name,
+        compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
+        driver=gpu.ask(lambda nvml, _: nvml.nvmlSystemGetDriverVersion()),
+        device_memory_bytes=device.total_memory_bytes(),
+        sm_clock_hz=gpu.sm_clock_hz(),
+        sm_clock_max_hz=gpu.ask(lambda nvml, h: nvml.nvmlDeviceGetMaxClockInfo(h, nvml.NVML_CLOCK_SM) * 1e6),
+        power_w=gpu.ask(lambda nvml, h: nvml.nvmlDeviceGetPowerUsage(h) / 1e3),
+        temperature_c=gpu.ask(lambda nvml, h: float(nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU))),
+        throttle_reasons=gpu.throttle_reasons(),
+        other_processes=gpu.ask(_other_processes),
+        float32_matmul=devices.float32_matmul(),
+    )
+
+
+def sm_clock_hz(device: Device) -> float | None:
+    """The SM clock right now; None without NVML."""
+    return _Gpu.of(device).sm_clock_hz()
+
+
+def other_processes_bytes(device: Device) -> int | None:
+    """Memory of the GPU that other processes have; None where NVML is not there or does not tell each one's, as in a
+    container."""
+    return _Gpu.of(device).ask(_other_processes_bytes)  # type: ignore[no-any-return]
+
+
+@cache
+def code_version() -> str:
+    """A hash over the sources that measure: changes when a number may change, with or without git."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        if file.relative_to(root).parts[0] not in _NOT_MEASURING:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+@cache
+def git_commit() -> str | None:
+    """The commit of the checkout that this package runs from, with + if the package differs from it; None outside git.
+
+    A copy without its .git is told by the environment variable CS_SYSTEMS_GIT_COMMIT.
+    """
+    if told := os.environ.get("CS_SYSTEMS_GIT_COMMIT"):
+        return told
+    root = Path(__file__).parents[1]
+    try:
+        commit = _git(root, "rev-parse", "--short=12", "HEAD")
+        # Every file of a sweep's output would make the tree dirty: only the package counts.
+        changed = _git(root, "status", "--porcelain", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+" if changed else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _other_processes(nvml: Any, handle: Any) -> int:
+    return sum(process.pid != os.getpid() for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+
+
+def _other_processes_bytes(nvml: Any, handle: Any) -> int | None:
+    processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    if len(processes) < 2:  # this one, by whatever number it goes outside its container; none are hidden ones
+        return 0 if processes else None
+    used = [process.usedGpuMemory for process in processes if process.pid != os.getpid()]
+    return None if None in used else sum(used)
+
+
+class _Gpu:
+    """What NVML says of one GPU; None for all that cannot be asked (no GPU, no nvidia-ml-py, not permitted)."""
+
+    def __init__(self, device: Device) -> None:
+        self.nvml: Any = None
+        if not device.is_cuda:
+            return
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self.handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid())
+            self.nvml = pynvml
+        except Exception:  # no library, no driver, no permission: without the library its errors have no name either
+            self.nvml = None
+
+    @staticmethod
+    @cache
+    def of(device: Device) -> _Gpu:
+        return _Gpu(device)
+
+    def ask(self, question: Any) -> Any:
+        if self.nvml is None:
+            return None
+        try:
+            return question(self.nvml, self.handle)
+        except self.nvml.NVMLError:
+            return None
+
+    def sm_clock_hz(self) -> float | None:
+        return self.ask(lambda nvml, h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM) * 1e6)  # type: ignore[no-any-return]
+
+    def throttle_reasons(self) -> tuple[str, ...] | None:
+        bits = self.ask(lambda nvml, h: nvml.nvmlDeviceGetCurrentClocksEventReasons(h))
+        if bits is None:
+            return None
+        return tuple(text for name, text in _THROTTLE_REASONS.items() if bits & self._reason_bit(name))
+
+    def _reason_bit(self, name: str) -> int:
+        """NVML renamed its throttle reasons to event reasons; libraries know one or the other."""
+        spellings = (f"nvmlClocksEventReason{name}", f"nvmlClocksThrottleReason{name}")
+        return next((int(getattr(self.nvml, s)) for s in spellings if hasattr(self.nvml, s)), 0)

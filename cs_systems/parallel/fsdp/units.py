@@ -1,0 +1,128 @@
+"""What of a model is gathered at once, and one use of it in a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+
+from cs_systems.parallel.fsdp.flat import FlatShard, Reduction
+
+Places = list[tuple[nn.Module, str, nn.Parameter]]  # (module, the parameter's name in it, parameter)
+
+
+class Unit:
+    """The sharded parameters of one module. places: where the model has them."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        places: Places,
+        dtype: torch.dtype | None,
+        group: ProcessGroup | None,
+        stream: Any,
+    ) -> None:
+        self.module = module
+        alike: dict[Any, list[nn.Parameter]] = {}
+        for p in dict.fromkeys(p for _, _, p in places):
+            alike.setdefault((not p.requires_grad, p.device, p.dtype), []).append(p)
+        self.flats = [FlatShard(params, dtype, group, stream) for params in alike.values()]
+        self.flats.sort(key=lambda flat: not flat.trained)
+        self.trained = [flat for flat in self.flats if flat.trained]
+        number = {p: i for i, p in enumerate(p for flat in self.flats for p in flat.params)}
+        self._places = [(module, name, number[p]) for module, name, p in places]
+        self.call: Call | None = None  # the last
+        self.is_attached = False
+        self.needed_by: set[Call] = set()  # whose backward runs
+        self.kept = False  # from forward to the end of backward
+
+    def modules_of(self, types: tuple[type, ...]) -> set[nn.Module]:
+        return {module for module, _, _ in self._places if isinstance(module, types)}
+
+    def start(self) -> None:
+        for flat in self.flats:
+            flat.start()
+
+    def wait(self) -> None:
+        for flat in self.flats:
+            flat.wait()
+
+    def expire(self) -> None:
+        for flat in self.flats:
+            flat.expire()
+
+    def free(self) -> None:
+        self.kept = False
+        self.detach()
+        for flat in self.flats:
+            flat.free()
+
+    def gathered_bytes(self) -> int:
+        return sum(flat.gathered_bytes() for flat in self.flats)
+
+    def attach(self, trained: Sequence[Tensor]) -> None:
+        """Let the modules find the weights. Theirs in `parameters()` stay the parts: an attribute goes before them."""
+        weights = [*trained, *(w for flat in self.flats[len(self.trained) :] for w in flat.weights)]
+        for module, name, number in self._places:
+            module.__dict__[name] = weights[number]
+        self.is_attached = True
+
+    def detach(self) -> None:
+        if self.is_attached:
+            for module, name, _ in self._places:
+                del module.__dict__[name]
+        self.is_attached = False
+
+    def reduce(self, grads: Sequence[Tensor | None]) -> list[Reduction]:
+        """Start the mean of the gradients of the trained weights, in their order."""
+        rest = list(grads)
+        reductions = []
+        for flat in self.trained:
+            mine, rest = rest[: len(flat.params)], rest[len(flat.params) :]
+            reductions.append(flat.reduce(mine))
+        return reductions
+
+
+@dataclass(eq=False)
+class Call:
+    """One use of a unit in a forward. calls: all of that forward, in order, of which it is number `index`."""
+
+    unit: Unit
+    calls: list[Call] = field(repr=False)
+    index: int
+
+
+def divide(module: nn.Module, shard_types: tuple[type, ...]) -> dict[nn.Module, Places]:
+    """Module of a unit → where there are the parameters that it gathers, the root unit (of `module`) first.
+
+    What is to be sharded are all parameters that a module of `shard_types` has, wherever else they are too; but for
+    those without dimensions, of which there are no parts.
+    """
+    theirs = (p for m in module.modules() if isinstance(m, shard_types) for p in m.parameters(recurse=False))
+    sharded = {p for p in theirs if p.ndim}
+    unit_of = dict.fromkeys(module.modules(), module)
+    for child in listed(module):
+        for m in child.modules():
+            unit_of[m] = child if unit_of[m] in (module, child) else module
+    places = [(m, name, p) for m in module.modules() for name, p in m.named_parameters(recurse=False) if p in sharded]
+    homes: dict[nn.Parameter, set[nn.Module]] = {}
+    for m, _, p in places:
+        homes.setdefault(p, set()).add(unit_of[m])
+    units: dict[nn.Module, Places] = {module: []}
+    for place in places:
+        home, *others = homes[place[2]]
+        units.setdefault(module if others else home, []).append(place)
+    return units
+
+
+def listed(module: nn.Module) -> Iterator[nn.Module]:
+    """The children of the outermost lists, which run as a whole; a list of lists has none, but those of the lists."""
+    for child in module.children():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield child
+        else:
+            yield from listed(child)

@@ -1,0 +1,86 @@
+"""The figure of collectives: time and bus bandwidth of a call by its size. Called by `figures`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cs_systems.core.collectives import readable_bytes
+from cs_systems.record import RunRecord
+from cs_systems.report import collectives, units
+from cs_systems.report.figures.drawing import COLORS, INK, MARKERS, MOST_CURVES, WIDTH, with_legend
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SIZE_TICKS = 7
+
+
+def calls(records: Sequence[RunRecord]) -> Figure:
+    """Left the time of a call and (dotted) α + n/β, right its busbw under the link's ceiling; a curve a line."""
+    from matplotlib.figure import Figure
+
+    found = collectives.lines(records)
+    drawn = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    times, rates = drawn.subplots(1, 2)
+    names = _names(list(found))
+    seconds = [collectives.call_s(r) or 0.0 for of in found.values() for r in of]
+    unit = units.best_unit(units.SCALES["_s"], seconds)
+    rate_unit = units.best_unit(units.SCALES["_bytes_per_s"], [b for of in found.values() for b in _busbw(of) if b])
+    for (line, of), color, marker in zip(found.items(), COLORS, MARKERS, strict=False):
+        sizes = [collectives.cell(r)["size_bytes"] for r in of]
+        look = {"color": color, "marker": marker, "markersize": 4, "label": names[line]}
+        times.plot(sizes, [(collectives.call_s(r) or 0.0) / unit.factor for r in of], **look)
+        if through := collectives.fitted(of):
+            times.plot(sizes, [through.time_s(n) / unit.factor for n in sizes], color=color, linestyle=":", linewidth=1)
+        if any(_busbw(of)):
+            rates.plot(sizes, [(b or 0.0) / rate_unit.factor for b in _busbw(of)], **look)
+    for axes, said in ((times, f"{unit.label} a call (dotted: α + n/β)"), (rates, f"busbw, {rate_unit.label}")):
+        _log_log(axes, sorted({collectives.cell(r)["size_bytes"] for of in found.values() for r in of}))
+        axes.set_ylabel(said)
+    _ceilings(rates, records, rate_unit)
+    if hidden := len(found) - MOST_CURVES:
+        times.set_xlabel(f"size ({hidden} more curves are in the table)" if hidden > 0 else "size")
+    return with_legend(drawn, times)
+
+
+def _busbw(records: Sequence[RunRecord]) -> list[float | None]:
+    return [collectives.step(record).get("busbw_bytes_per_s") for record in records]
+
+
+def _names(lines: Sequence[collectives.Line]) -> dict[collectives.Line, str]:
+    """What tells the lines apart: `all_reduce · 2 ranks`."""
+    several = [len({line[i] for line in lines}) > 1 for i in range(3)]
+    several[0] = several[0] or not any(several)
+    said = {}
+    for line in lines:
+        words = (line.collective, line.dtype, "1 rank" if line.world_size == 1 else f"{line.world_size} ranks")
+        said[line] = " · ".join(word for word, shown in zip(words, several, strict=True) if shown)
+    return said
+
+
+def _ceilings(axes: Axes, records: Sequence[RunRecord], unit: units.Unit) -> None:
+    cells = [collectives.cell(record) for record in records]
+    known = dict.fromkeys((c["link_bytes_per_s"], c["link_source"]) for c in cells if c.get("link_bytes_per_s"))
+    for peak, source in known:
+        axes.axhline(peak / unit.factor, color=INK, linewidth=1.2, linestyle="--")
+        said = "\n".join([f"{units.significant(peak / unit.factor)} {unit.label}", *str(source).split(": ")])
+        at = axes.get_yaxis_transform()
+        axes.annotate(said, (0, peak / unit.factor), (3, -4), at, "offset points", va="top", fontsize=8)
+
+
+def _log_log(axes: Axes, sizes: Sequence[int]) -> None:
+    from matplotlib.ticker import LogLocator
+
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes[:: -(-len(sizes) // SIZE_TICKS)])
+    axes.xaxis.set_major_formatter(lambda value, _: readable_bytes(int(value)))
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_yscale("log")
+    low, high = axes.dataLim.intervaly
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 20 * low else (1, 1.5, 2, 3, 5, 7)))
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.set_xlabel("size")
+    axes.grid()

@@ -1,0 +1,111 @@
+"""Figures of low precision, of the tables `accumulation`, `normalization`, `training_curve`. Called by `figures`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from cs_systems.config import Precision, describe
+from cs_systems.core.printable import plain
+from cs_systems.record import RunRecord
+from cs_systems.report.figures.drawing import COLORS, INK, MARKERS, WIDTH, with_legend
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def sums(records: Sequence[RunRecord]) -> Figure:
+    """The median relative error of random sums against their length, a panel for each dtype; dashed: its roundoff."""
+    from matplotlib.figure import Figure
+
+    tables = {r.config["precision"]: r.results["summation"] for r in records if r.results.get("summation")}
+    drawn = Figure(figsize=(WIDTH, 4.0), layout="constrained")
+    panels = drawn.subplots(1, len(tables), sharey=True, squeeze=False)[0]
+    methods = dict.fromkeys(row["method"] for rows in tables.values() for row in rows)
+    looks = dict(zip(methods, zip(cycle(COLORS), cycle(MARKERS), strict=False), strict=False))
+    for axes, (precision, rows) in zip(panels, tables.items(), strict=True):
+        for method, (color, marker) in looks.items():
+            points = [(row["length"], row["median_relative_error"]) for row in rows if row["method"] == method]
+            if points:
+                axes.plot(*zip(*points, strict=True), color=color, marker=marker, markersize=4, label=method)
+        axes.axhline(rows[0]["unit_roundoff"], color=INK, linewidth=1, linestyle="--", label="unit roundoff")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks([2**k for k in (4, 8, 12, 16)])
+        axes.minorticks_off()
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_title(precision, fontsize=10)
+        axes.set_xlabel("terms")
+        axes.grid()
+    panels[0].set_ylabel("relative error, median")
+    return with_legend(drawn, max(panels, key=lambda axes: len(axes.lines)))
+
+
+# What the figure of steps shows of each operation: the case that is hardest for it.
+SHOWN_CASES = {"LayerNorm": "mean 16 σ", "RMSNorm": "mean 0", "softmax": "σ 1"}
+
+
+def steps(records: Sequence[RunRecord]) -> Figure:
+    """The error of one low step alone, in unit roundoffs of the dtype, a panel for each operation."""
+    from matplotlib.figure import Figure
+
+    tables = {r.config["precision"]: r.results["normalization"] for r in records if r.results.get("normalization")}
+    rows = next(iter(tables.values()))
+    names = {o: [r["step"] for r in rows if (r["operation"], r["case"]) == (o, c)] for o, c in SHOWN_CASES.items()}
+    heights = [len(found) + 1 for found in names.values()]
+    drawn = Figure(figsize=(WIDTH, 1 + 0.24 * sum(heights)), layout="constrained")
+    panels = drawn.subplots(len(names), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    thick = 0.8 / len(tables)
+    for axes, (operation, found) in zip(panels, names.items(), strict=True):
+        for number, ((precision, table), color) in enumerate(zip(tables.items(), cycle(COLORS), strict=False)):
+            of_case = [r for r in table if (r["operation"], r["case"]) == (operation, SHOWN_CASES[operation])]
+            errors = {r["step"]: r["error"] / r["unit_roundoff"] for r in of_case if r["error"]}
+            at = [i + (number - (len(tables) - 1) / 2) * thick for i in range(len(found))]
+            axes.barh(at, [errors.get(name, 0.0) for name in found], height=thick, color=color, label=precision)
+        axes.axvline(1, color=INK, linewidth=1, linestyle="--")
+        axes.set_yticks(range(len(found)), map(plain, found), fontsize=8)
+        axes.set_ylim(len(found) - 0.4, -0.6)
+        axes.set_xscale("log")
+        axes.minorticks_off()
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_title(f"{operation}, {SHOWN_CASES[operation]}", fontsize=10, loc="left")
+        axes.grid(axis="x")
+    panels[-1].set_xlabel("relative error with this step alone in low precision, in unit roundoffs (dashed: 1)")
+    return with_legend(drawn, panels[0])
+
+
+def curves(records: Sequence[RunRecord]) -> Figure:
+    """The loss of every training step on the same data, a curve for each precision, a panel for each model; below it
+    how far each is from fp32's, where that is there."""
+    from matplotlib.figure import Figure
+
+    cells: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        if rows := record.results.get("training_curve"):
+            cell = describe(replace(record.run_config, workload="train_step"), {"precision", "mode"})
+            cells.setdefault(cell, {})[record.config["precision"]] = [row["loss"] for row in rows]
+    drawn = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    panels = drawn.subplots(2, len(cells), sharex="col", squeeze=False, height_ratios=(3, 1))
+    names = dict.fromkeys(name for curves_of in cells.values() for name in curves_of)
+    looks = dict(zip(names, cycle(COLORS), strict=False))
+    for (above, below), (cell, found) in zip(panels.T, cells.items(), strict=True):
+        baseline = found.get(Precision.FP32.value)
+        for name, losses in found.items():
+            above.plot(losses, color=looks[name], linewidth=1.2, label=name)
+            if baseline and losses is not baseline:
+                apart = [abs(a - b) or math.nan for a, b in zip(losses, baseline, strict=False)]
+                below.plot(apart, color=looks[name], linewidth=1.2)
+        above.set_title(cell, fontsize=10)
+        below.set_xlabel("training step")
+        below.set_yscale("log")
+        below.minorticks_off()
+        below.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        for axes in (above, below):
+            axes.grid()
+    panels[0][0].set_ylabel("loss")
+    panels[1][0].set_ylabel("off fp32's")
+    return with_legend(drawn, max(panels[0], key=lambda axes: len(axes.lines)))

@@ -1,0 +1,147 @@
+"""Figures from records: `save(records, "figure.svg")`, `figure(records, kind)`, `svg(records, kind)` for inline use.
+
+`kinds(records)` says which of `figures.KINDS` the records can fill. The same records give the same bytes: no date,
+fixed ids. Drawn without pyplot, so that nothing global changes and no display is needed.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.config import ConfigError, one_of
+from cs_systems.core.printable import plain
+from cs_systems.record import RunRecord
+from cs_systems.report.figures.drawing import GREY, INK
+from cs_systems.report.figures.kinds import KINDS, subject
+from cs_systems.report.files import write_file
+from cs_systems.report.frame import CLEAN, by_kind, frame, without_retried
+from cs_systems.report.tables.layout import is_timed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENDINGS = ("svg", "png", "pdf")
+DPI = 150
+TIMES = ("phases", "rate", "time", "warmup")  # kinds that show how long a step takes
+STYLE: Any = {
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.edgecolor": GREY,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "grid.color": GREY,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "text.parse_math": False,  # a name may hold dollars
+    "svg.fonttype": "path",
+    "svg.hashsalt": "cs_systems",
+}
+
+
+def kinds(records: Sequence[RunRecord]) -> list[str]:
+    """The figures that these records (of the workload that comes first) can fill, the most telling first."""
+    chosen = _of_one_workload(records)
+    data = frame(chosen)
+    timed = any(is_timed(r.config["workload"], r.config.get("profiler", CLEAN)) for r in chosen)
+    fitting = [name for name, kind in KINDS.items() if chosen and _holds(chosen, kind.table) and kind.fits(data)]
+    return [name for name in fitting if timed or name not in TIMES]
+
+
+def _holds(records: Sequence[RunRecord], table: str | None) -> bool:
+    return table is None or any(record.results.get(table) for record in records)
+
+
+def left_out(records: Sequence[RunRecord]) -> list[str]:
+    """The workloads that a figure of these records does not show, or has clean where they were profiled as well."""
+    return [*by_kind(without_retried(records))][1:]
+
+
+def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool = True) -> Figure:
+    """One figure; without `kind` the most telling. ConfigError where the records cannot fill it."""
+    import matplotlib
+
+    if kind is not None:
+        one_of("figure", kind, KINDS)
+    fitting = kinds(records)
+    if not fitting:
+        raise ConfigError("no figure: none of the records holds a timing, a peak or a table that one shows")
+    if kind is not None and kind not in fitting:
+        raise ConfigError(f"these records cannot fill the figure {kind!r}: choose {' or '.join(fitting)}")
+    chosen, drawing = _of_one_workload(records), KINDS[kind or fitting[0]]
+    data = frame(chosen)
+    with matplotlib.rc_context(STYLE):
+        drawn = drawing.draw(chosen, data)
+        if titled:
+            drawn.suptitle(f"{drawing.title}, {subject(data)}", x=0.01, ha="left", fontsize=11)
+    return drawn
+
+
+def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None) -> None:
+    """Write a figure on white, as the file's ending says. ConfigError for an ending that is not in ENDINGS."""
+    write(lambda: figure(records, kind), file)
+
+
+def check_ending(path: Path) -> str:
+    """What a figure's file ends in, without the dot. ConfigError for what is not in ENDINGS."""
+    ending = path.suffix.lstrip(".")
+    if ending not in ENDINGS:
+        raise ConfigError(f"cannot write a figure to {str(path)!r}: end its name in .{', .'.join(ENDINGS)}")
+    return ending
+
+
+def write(draw: Callable[[], Figure], file: str | Path) -> None:
+    """Write the figure that `draw` makes, in STYLE, as `save` does."""
+    import matplotlib
+
+    path = Path(file)
+    ending = check_ending(path)
+    with matplotlib.rc_context(STYLE):
+        drawn = draw()
+    write_file(path, _bytes(drawn, ending, "white"))
+
+
+def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
+    """A figure as one <svg> element for a page that gives it a title: transparent, in the page's text colour.
+
+    Its ids begin with `prefix`, so that several figures can stand in one page.
+    """
+    text = _bytes(figure(records, kind, titled=False), "svg", "none").decode()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}{kind}-", text).replace(INK, "currentColor")
+    return re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'role="img" aria-label="figure: {kind}"', text, count=1)
+
+
+def _bytes(drawn: Figure, ending: str, background: str) -> bytes:
+    import matplotlib
+    from matplotlib.text import Text
+
+    for text in drawn.findobj(Text):
+        text.set_text("\n".join(map(plain, text.get_text().split("\n"))))
+    undated: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
+    out = io.BytesIO()
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box is drawn for what the font has not
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # of labels that are longer than the page
+        drawn.savefig(
+            out, format=ending, dpi=DPI, facecolor=background, metadata=undated.get(ending, {"CreationDate": None})
+        )
+    return out.getvalue()
+
+
+def _of_one_workload(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """A figure compares like with like."""
+    return next(iter(by_kind(without_retried(records)).values()), [])

@@ -1,0 +1,65 @@
+"""The streams of one step: what computed and what communicated when, a pair of lines a cell. Called by `figures`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from cs_systems.core.printable import plain
+from cs_systems.record import RunRecord
+from cs_systems.report import units
+from cs_systems.report.figures.drawing import COLORS, GREY, WIDTH, with_legend
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PHASES = {"forward": COLORS[0], "loss": COLORS[4], "backward": COLORS[2], "optimizer": COLORS[5]}
+COMMUNICATION = COLORS[1]
+MOST = 12  # cells
+
+
+def streams(records: Sequence[RunRecord]) -> Figure:
+    """Of rank 0, from the start of the step; beside each cell what of its communication is exposed and hidden."""
+    from matplotlib.figure import Figure
+
+    told = [record for record in records if record.results.get("streams")][:MOST]
+    last_s = max(row["end_s"] for record in told for row in record.results["streams"])
+    unit = units.best_unit(units.SCALES["_s"], [last_s])
+    drawn = Figure(figsize=(WIDTH, 1.2 + 0.62 * len(told)), layout="constrained")
+    axes = drawn.add_subplot()
+    named: set[str] = set()
+    for number, record in enumerate(told):
+        for stream, phase, height in [*((("compute", p, 0.0)) for p in (*PHASES, None)), ("communication", None, 0.36)]:
+            spans = [
+                (row["start_s"] / unit.factor, (row["end_s"] - row["start_s"]) / unit.factor)
+                for row in record.results["streams"]
+                if row["stream"] == stream and (row["phase"] if row["phase"] in PHASES else None) == phase
+            ]
+            if spans:
+                label = phase or ("communication" if stream == "communication" else "other computing")
+                color = COMMUNICATION if stream == "communication" else PHASES.get(phase or "", GREY)
+                new = label if label not in named else None
+                axes.broken_barh(spans, (number + height - 0.36, 0.34), facecolors=color, linewidth=0, label=new)
+                named.add(label)
+        axes.text(last_s / unit.factor * 1.01, number, _said(record), va="center", fontsize=8)
+    axes.set_yticks(range(len(told)), [_name(record) for record in told])
+    axes.set_ylim(len(told) - 0.4, -0.6)
+    axes.set_xlim(0, last_s / unit.factor * 1.26)
+    axes.set_xlabel(f"{unit.label} from the start of the step (above what computes, below what communicates)")
+    axes.grid(axis="x")
+    return with_legend(drawn, axes)
+
+
+def _name(record: RunRecord) -> str:
+    config = record.run_config
+    size = "" if config.bucket_size_mb is None else f" {config.bucket_size_mb:g} MB"
+    degree = "" if config.tp_degree is None else f" of {config.tp_degree}"
+    strategy = ":\n".join(map(plain, [config.strategy, *config.strategy_args]))
+    return f"{strategy}{degree}{size}\n{config.world_size} rank{'s' if config.world_size > 1 else ''}"
+
+
+def _said(record: RunRecord) -> str:
+    own = next((row for row in record.results.get("overlap", ()) if row["rank"] == 0), None)
+    if own is None or not own["communication_s"]:
+        return ""
+    return f"exposed {units.human(own['exposed_s'], 's')}\nhidden {units.human(own['hidden_s'], 's')}"

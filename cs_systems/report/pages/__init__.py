@@ -1,0 +1,1 @@
+"""Self-contained HTML pages: `records` (a run), `profile` (a trace), `snapshot`."""

@@ -1,0 +1,195 @@
+"""A column of a table, from its name: `median_s`, in another unit `median_ms`, of a certain phase `backward.median_ms`.
+
+Besides the frame's columns there are `range_s` (p10 … p90) and `note`, which the table makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.config import ConfigError, Phase, one_of
+from cs_systems.core.collectives import readable_bytes
+from cs_systems.core.printable import plain
+from cs_systems.report import units
+from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS
+from cs_systems.report.tables import layout
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+UNKNOWN = "–"
+NAMES = (*CELL_COLUMNS, *PHASE_COLUMNS, "range_s", "note")
+# A column leaves the unit that it shares with others where its median would be less of it than this.
+VANISHES = 1 / 50
+
+
+@dataclass(frozen=True)
+class Column:
+    """Column of a table: `cells` for a person, `values` what they were made of, in base units unless the name says.
+
+    Whatever a person reads is printable, whoever named it.
+    """
+
+    name: str
+    title: str
+    unit: str
+    cells: tuple[str, ...]
+    values: tuple[Any, ...] = field(repr=False)
+    numeric: bool
+    legend: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("title", "unit", "legend"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
+        object.__setattr__(self, "cells", tuple(map(plain, self.cells)))
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+    @property
+    def says_nothing(self) -> bool:
+        return all(cell in ("", UNKNOWN) for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a column's name asks for. `phase` None: the row's own. `unit` None: whatever reads best."""
+
+    name: str
+    phase: str | None
+    column: str
+    unit: units.Unit | None
+
+    @property
+    def suffix(self) -> str | None:
+        return units.base_suffix("s" if self.column == "range_s" else self.column)
+
+
+def parse(name: str, phases: Sequence[str]) -> Spec:
+    """`backward.median_ms` → Spec(…, "backward", "median_s", ms); ConfigError with the nearest names else."""
+    phase, _, column = name.rpartition(".")
+    if phase and phases:
+        one_of("phase", phase, phases)
+    try:
+        return Spec(name, phase or None, *units.resolve(column, NAMES))
+    except ConfigError:
+        if meant := _under_heading(name, phases):
+            raise ConfigError(f"{name!r} is a heading: its column is {meant}") from None
+        raise
+
+
+def _under_heading(title: str, phases: Sequence[str]) -> str | None:
+    """The column that tables head so, but for its unit: `ranks` → `world_size`, `loss` → `loss.median_s`."""
+    headings = {layout.title(name): name for name in NAMES}
+    return headings.get(title) or (f"{title}.median_s" if title in phases else None)
+
+
+def phases_of(frame: pd.DataFrame) -> list[str]:
+    """In the order of a step, whichever record has them all; what is no phase of training stays where it comes."""
+    order: dict[str, int] = {phase: place for place, phase in enumerate(Phase)}
+    return sorted(dict.fromkeys(frame["phase"].dropna()), key=lambda phase: order.get(phase, len(order)))
+
+
+def values(spec: Spec, rows: pd.DataFrame, whole: pd.DataFrame) -> list[Any]:
+    """A value in base units for each of `rows`, None where unknown; (p10, p90) for range_s. `whole` has all phases."""
+    if spec.column == "range_s":
+        ends = (values(Spec(end, spec.phase, end, None), rows, whole) for end in ("p10_s", "p90_s"))
+        return [None if None in pair else pair for pair in zip(*ends, strict=True)]
+    column = rows[spec.column]
+    if spec.phase is not None and spec.column in PHASE_COLUMNS:
+        column = whole[whole["phase"] == spec.phase].set_index("record")[spec.column].reindex(rows["record"])
+    return [None if missing else value for value, missing in zip(column.tolist(), column.isna(), strict=True)]
+
+
+def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[Column]:
+    """The named columns of `rows`; those of one quantity share a unit where that stays readable."""
+    specs = [parse(name, phases_of(whole)) for name in names]
+    found = [values(spec, rows, whole) for spec in specs]
+    largest: dict[str | None, float] = {}  # the largest median among the columns of one quantity: it chooses their unit
+    for spec, column in zip(specs, found, strict=True):
+        if spec.unit is None:
+            largest[spec.suffix] = max(largest.get(spec.suffix, 0.0), _middle(column))
+    shown = phases_of(rows)
+    made = []
+    for spec, column in zip(specs, found, strict=True):
+        unit = spec.unit or _shared_unit(spec, column, largest[spec.suffix])
+        if spec.column == "size_bytes" and spec.unit is None:  # messages go from KiB to GiB: each in its own unit
+            unit, cells = None, tuple(UNKNOWN if v is None else readable_bytes(v) for v in column)
+        else:
+            cells = tuple(text(v, unit) for v in column)
+        numeric = any(isinstance(v, int | float | tuple) and not isinstance(v, bool) for v in column)
+        label = unit.label if unit else ""
+        numbers = tuple(_in_unit(v, spec.unit) for v in column)
+        made.append(Column(spec.name, _title(spec, shown), label, cells, numbers, numeric, legend(spec, rows)))
+    return made
+
+
+def unit_for(spec: Spec, column: list[Any]) -> units.Unit | None:
+    """The unit that the name asks for, or the one that suits these values; None for what has no unit."""
+    return spec.unit or _shared_unit(spec, column, _middle(column))
+
+
+def _shared_unit(spec: Spec, column: list[Any], largest: float) -> units.Unit | None:
+    if spec.suffix is None:
+        return None
+    middle = _middle(column)
+    shared, own = (units.best_unit(units.SCALES[spec.suffix], [v]) for v in (largest, middle))
+    return own if 0 < middle < shared.factor * VANISHES else shared
+
+
+def _middle(column: Iterable[Any]) -> float:
+    """The median magnitude of a column, 0 where nothing is known."""
+    return median([abs(v) for v in _numbers(column)] or [0.0])
+
+
+def _numbers(column: Iterable[Any]) -> list[float]:
+    ends = (v[1] if isinstance(v, tuple) else v for v in column)
+    return [float(v) for v in ends if isinstance(v, int | float)]
+
+
+def _title(spec: Spec, shown_phases: list[str]) -> str:
+    """A median goes by its phase's name; other columns name the phase only where it is not the row's own."""
+    if spec.column == "median_s":
+        return spec.phase or (shown_phases[0] if len(shown_phases) == 1 else "median")
+    title = layout.title(spec.column)
+    return f"{spec.phase} {title}" if spec.phase else title
+
+
+def legend(spec: Spec, rows: pd.DataFrame) -> str:
+    """What a column means, where its heading does not say it."""
+    column = spec.column
+    said = layout.LEGENDS.get(spec.name, layout.LEGENDS.get(column, ""))
+    if (rows["world_size"] > 1).any():
+        said += layout.OF_RANKS.get(column, "")
+    of = "link" if column == "link_share" else "ceiling"
+    rate = "link_bytes_per_s" if column == "link_share" else "ceiling_flops_per_s"
+    ceilings = rows[[rate, f"{of}_source"]].dropna().drop_duplicates()
+    if column in ("mfu", "hfu", "link_share") and len(ceilings) == 1:
+        peak, source = ceilings.iloc[0]
+        said += f", {units.human(peak, rate)} ({source})"
+    return said
+
+
+def _in_unit(value: Any, unit: units.Unit | None) -> Any:
+    if unit is None or value is None:
+        return value
+    return tuple(v / unit.factor for v in value) if isinstance(value, tuple) else value / unit.factor
+
+
+def text(value: Any, unit: units.Unit | None) -> str:
+    """One value as a person reads it."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, tuple):
+        low, high = (end / (unit.factor if unit else 1) for end in value)
+        places = units.decimals(low)
+        return f"{units.fixed(low, places)} … {units.fixed(high, places)}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if unit is not None:
+        return units.significant(value / unit.factor)
+    return units.significant(value) if isinstance(value, float) else str(value)

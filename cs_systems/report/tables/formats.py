@@ -1,0 +1,246 @@
+"""A Table as text, one function a format: `FORMATS[name](tables, width, color) -> str`.
+
+Every cell, heading, caption and note is escaped for its format: what a record says is data.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from cs_systems.core.printable import plain, text_cell, visible
+from cs_systems.report.tables.columns import UNKNOWN, Column
+from cs_systems.report.tables.table import Table
+
+if TYPE_CHECKING:
+    from rich.console import Console, JustifyMethod
+    from rich.table import Table as RichTable
+
+DEFAULT_WIDTH = 80
+WRAP_WIDTH = 22  # a terminal's columns of text may wrap down to this
+NARROW_WIDTH = 12  # and to this, where they do not fit otherwise
+SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
+STATUS_STYLE = {"oom": "yellow", "unavailable": "yellow"}
+
+
+def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
+    """As many of the default columns as fit, the caption above, the notes below."""
+    from rich.text import Text
+
+    out = io.StringIO()
+    console = _console(out, width or DEFAULT_WIDTH, color)
+    for number, table in enumerate(tables):
+        columns, left_out = _fitting(table, console.width)
+        if number:
+            console.print()
+        console.print(Text(table.caption, style="bold"))
+        if columns:
+            wrap = WRAP_WIDTH if _least(columns) <= console.width else NARROW_WIDTH
+            _console(out, _room(columns, console.width, wrap), color).print(_rich(table, columns, wrap))
+        if left_out:
+            hidden = ", ".join(c.heading for c in left_out)
+            console.print(
+                Text(
+                    f"no room for {hidden}: widen the terminal, or name columns: cs-systems report DIR --columns",
+                    style="dim",
+                )
+            )
+        for note in _notes(table, columns):
+            console.print(Text(note, style="dim"))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _console(out: io.StringIO, width: int, color: bool) -> Console:
+    from rich.console import Console
+
+    return Console(file=out, width=width, force_terminal=color, no_color=not color, highlight=False)
+
+
+def _fitting(table: Table, width: int) -> tuple[list[Column], list[Column]]:
+    """(columns that fit, columns that were left out): the table's optional ones leave in their order."""
+    columns, left_out = list(table.columns), []
+    for name in table.optional:
+        if _least(columns) <= width:
+            break
+        left_out += [c for c in columns if c.name == name]
+        columns = [c for c in columns if c.name != name]
+    return columns, left_out
+
+
+def _least(columns: Sequence[Column], wrap: int = WRAP_WIDTH) -> int:
+    return sum(_width(c, wrap) for c in columns) + 2 * (len(columns) - 1)
+
+
+def _room(columns: Sequence[Column], width: int, wrap: int) -> int:
+    """The width that a table may take: more than the terminal has, rather than a number that is cut."""
+    least = _least(columns, wrap)
+    return width if least <= width else least + len(columns)
+
+
+def _width(column: Column, wrap: int) -> int:
+    """The least width of a column: numbers and names are never cut, long texts may wrap between words."""
+    texts = (SHORT.get(column.title, column.title), column.unit, *column.cells)
+    longest = max(map(len, texts))
+    if column.numeric:
+        return longest
+    return min(longest, max(wrap, *(len(word) for text in texts for word in text.split())))
+
+
+def _rich(table: Table, columns: Sequence[Column], wrap: int) -> RichTable:
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    rich = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for c in columns:
+        heading = Text("\n".join(filter(None, (SHORT.get(c.title, c.title), c.unit))))
+        justify: JustifyMethod = "right" if c.numeric else "left"
+        rich.add_column(heading, justify=justify, min_width=_width(c, wrap), no_wrap=c.numeric)
+    for line, status in zip(zip(*(c.cells for c in columns), strict=True), table.statuses, strict=True):
+        style = "" if status == "ok" else STATUS_STYLE.get(status, "red")
+        rich.add_row(*(Text(t, style if c.name == "note" else "") for c, t in zip(columns, line, strict=True)))
+    return rich
+
+
+def markdown(tables: Sequence[Table], width: int | None, color: bool) -> str:
+    """GitHub's tables."""
+    from tabulate import tabulate
+
+    parts = []
+    for table in tables:
+        body = tabulate(
+            [[_markdown(cell) for cell in line] for line in _lines(table)],
+            headers=[_markdown(c.heading) for c in table.columns],
+            tablefmt="pipe",
+            colalign=["right" if c.numeric else "left" for c in table.columns],
+            disable_numparse=True,
+        )
+        parts += [f"**{_markdown(table.caption)}**", body]
+        if notes := _notes(table, table.columns):
+            parts.append("\n".join(f"- {_markdown(note)}" for note in notes))
+    return "\n\n".join(parts) + "\n"
+
+
+def latex(tables: Sequence[Table], width: int | None, color: bool) -> str:
+    r"""Floats with booktabs rules (`\usepackage{booktabs}`), notes as a list under the table."""
+    parts = []
+    for table in tables:
+        align = "".join("r" if c.numeric else "l" for c in table.columns)
+        body = "\n".join(f"  {' & '.join(map(_latex, line))} \\\\" for line in _lines(table))
+        heads = " & ".join(_latex(c.heading) for c in table.columns)
+        notes = "\n".join(rf"\par\footnotesize {_latex(note)}" for note in _notes(table, table.columns))
+        parts.append(
+            "\\begin{table}\n\\centering\n"
+            f"\\caption{{{_latex(table.caption)}}}\n"
+            f"\\begin{{tabular}}{{{align}}}\n\\toprule\n  {heads} \\\\\n\\midrule\n{body}\n\\bottomrule\n"
+            "\\end{tabular}\n" + (notes + "\n" if notes else "") + "\\end{table}"
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def typst(tables: Sequence[Table], width: int | None, color: bool) -> str:
+    """Figures with a table each. All text stands in string literals, where Typst knows two special characters only."""
+    parts = []
+    for table in tables:
+        align = ", ".join("right" if c.numeric else "left" for c in table.columns)
+        heads = ", ".join(_typst(c.heading) for c in table.columns)
+        body = "\n".join(f"    {', '.join(map(_typst, line))}," for line in _lines(table))
+        figure = (
+            f"#figure(\n  caption: {_typst(table.caption)},\n  table(\n    columns: {len(table.columns)},\n"
+            f"    align: ({align},),\n    table.header({heads}),\n{body}\n  ),\n)"
+        )
+        parts.append("\n".join([figure, *(f"- #{_typst(note)}" for note in _notes(table, table.columns))]))
+    return "\n\n".join(parts) + "\n"
+
+
+def comma_separated(tables: Sequence[Table], width: int | None, color: bool) -> str:
+    """For other programs: columns under their own names, values in base units and in full, unknown empty, no notes.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe in front; numbers stay as they are.
+    """
+    out = io.StringIO()
+    for number, table in enumerate(tables):
+        if number:
+            out.write("\n")
+        writer = csv.writer(out, lineterminator="\n")
+        names, columns = [], []
+        for c in table.columns:
+            phase, dot, name = c.name.rpartition(".")
+            is_range = name.startswith("range_")  # backward.range_ms: backward.p10_ms and backward.p90_ms
+            ends = [phase + dot + name.replace("range", end, 1) for end in ("p10", "p90")] if is_range else [c.name]
+            names += ends
+            columns += [[_csv(v[i] if isinstance(v, tuple) else v) for v in c.values] for i in range(len(ends))]
+        writer.writerow(map(text_cell, names))
+        writer.writerows(zip(*columns, strict=True))
+    return out.getvalue()
+
+
+FORMATS: dict[str, Callable[[Sequence[Table], int | None, bool], str]] = {
+    "terminal": terminal,
+    "markdown": markdown,
+    "latex": latex,
+    "typst": typst,
+    "csv": comma_separated,
+}
+
+
+def _notes(table: Table, columns: Sequence[Column]) -> list[str]:
+    """What the shown columns mean, then the table's caveats."""
+    return [*dict.fromkeys(c.legend for c in columns if c.legend), *table.notes]
+
+
+def _lines(table: Table) -> list[tuple[str, ...]]:
+    return list(zip(*(c.cells for c in table.columns), strict=True))
+
+
+def paragraph(text: str, format: str) -> str:
+    """Return a sentence beside the tables, escaped for its format, with its end; of CSV a row of its own."""
+    if format == "csv":
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerow([text_cell(text)])
+        return out.getvalue()
+    escaped = {"markdown": _markdown, "latex": _latex, "typst": lambda said: f"#{_typst(said)}"}
+    return (escaped[format](plain(text)) if format in escaped else visible(text)) + "\n"
+
+
+def _csv(value: object) -> object:
+    return value if value is None or isinstance(value, int | float) else text_cell(str(value))
+
+
+def _markdown(text: str) -> str:
+    """An underscore inside a word is no emphasis, so that names stay readable. A note that begins like a list's item,
+    `- `, `+ ` or `1. `, makes no list."""
+    text = re.sub(r"([\\`*\[\]|~#$])", r"\\\1", text)
+    text = re.sub(r"^(\d*)([-+.)])(?=[\s-])", r"\1\\\2", text)
+    text = re.sub(r"(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])", r"\\_", text)
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "µ": r"\textmu{}",
+    "×": r"\ensuremath{\times}",
+    "→": r"\ensuremath{\rightarrow}",
+    "…": r"\ldots{}",
+    "·": r"\textperiodcentered{}",
+    "∞": r"\ensuremath{\infty}",
+    UNKNOWN: "--",
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    **{c: f"{{{c}}}" for c in "[*"},  # after the \\\\ of the row above they would be its arguments
+}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(c, c) for c in text)
+
+
+def _typst(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

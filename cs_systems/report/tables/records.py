@@ -1,0 +1,325 @@
+"""Records as tables: `render(records, format="terminal", columns=None, pivot=None, phases=None, width=None) -> str`.
+
+A row is one record, or one phase of it with several `phases`; columns are named as `columns` says. A column
+without a phase is of the row's own, which is `step` unless asked otherwise. What holds one value throughout moves to
+the caption; each table's caveats follow it, with their remedies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.config import PRESETS, ConfigError, one_of
+from cs_systems.core.printable import text_cell
+from cs_systems.record import RunRecord
+from cs_systems.report import units
+from cs_systems.report.frame import CLEAN, STEP, by_kind, frame, without_retried
+from cs_systems.report.tables import columns as cols
+from cs_systems.report.tables import layout
+from cs_systems.report.tables.columns import Column, Spec
+from cs_systems.report.tables.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# What of a configuration is around a step, whatever that takes.
+REACHES_ANY_STEP = (
+    *("device", "memory_limit_bytes", "precision", "seed"),
+    *("warmup", "warmup_s", "steps", "rounds", "profiler"),
+)
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """A caveat and the number of cells that it is about."""
+
+    code: str
+    count: int
+    message: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.code} ({_cells(self.count)}): {self.message} → {self.remedy}"
+
+
+def render(
+    records: Sequence[RunRecord],
+    format: str = "terminal",
+    columns: Sequence[str] | None = None,
+    pivot: str | None = None,
+    phases: Sequence[str] | None = None,
+    width: int | None = None,
+    color: bool = False,
+) -> str:
+    """The records as text in one of `formats.FORMATS`: a table for each workload, and its caveats.
+
+    `pivot` is "ROWS:COLUMNS:VALUE", as in "size,context_length:attention:median_ms". `width` (characters) and `color`
+    are for the terminal only. CSV without columns is the whole frame. ConfigError for an unknown format, column, phase.
+    """
+    from cs_systems.report.tables.formats import FORMATS
+
+    write = FORMATS[one_of("format", format, FORMATS)]
+    if format == "csv" and not columns and not pivot:
+        whole = frame(without_retried(records))
+        for name in whole.select_dtypes("object").columns:
+            whole[name] = [text_cell(value) if isinstance(value, str) else value for value in whole[name]]
+        return whole[whole["phase"].isna() | whole["phase"].isin(phases or cols.phases_of(whole))].to_csv(index=False)
+    return write(tables(records, columns, pivot, phases), width, color)
+
+
+def tables(
+    records: Sequence[RunRecord],
+    columns: Sequence[str] | None = None,
+    pivot: str | None = None,
+    phases: Sequence[str] | None = None,
+) -> list[Table]:
+    """One Table for each workload among the records, in order of appearance; what was profiled stands apart."""
+    made = []
+    for chosen in by_kind(without_retried(records)).values():
+        chosen = [_without_doubts_of_time(record) for record in chosen]
+        marks = _failure_marks(chosen)
+        whole = frame(chosen)
+        whole["note"] = [_note(row, marks) for row in whole.to_dict("records")]
+        rows = _rows(whole, phases)
+        notes = (*_elsewhere(whole), *_same_step(chosen), *map(str, doubts(chosen)), *_failures(chosen, marks))
+        made.append(_listed(whole, rows, columns, notes) if pivot is None else _pivoted(whole, rows, pivot, notes))
+    return made
+
+
+def _without_doubts_of_time(record: RunRecord) -> RunRecord:
+    """The record without the caveats of a timing, where it is none."""
+    if layout.is_timed(record.config["workload"], record.config.get("profiler", CLEAN)):
+        return record
+    return replace(record, warnings=tuple(w for w in record.warnings if w.code in layout.DOUBTS_OF_MEMORY))
+
+
+def _elsewhere(whole: pd.DataFrame) -> list[str]:
+    """Where to find what these rows cannot show."""
+    if _is_timed(whole) or _profiler(whole) in layout.WATCH_MEMORY:
+        return []
+    return ["what was found: cs-systems precision --show DIR"]
+
+
+def _same_step(records: Sequence[RunRecord]) -> list[str]:
+    """Of a step that takes no configuration: which rows nothing but chance tells apart."""
+    plain_steps = (r for r in records if any(ran.get("takes_config") is False for ran in r.results.get("ran", ())))
+    cells = {record.run_config for record in plain_steps}
+    alike = Counter(tuple(getattr(cell, name) for name in REACHES_ANY_STEP) for cell in cells)
+    if (most := max(alike.values(), default=0)) < 2:
+        return []
+    name = next(iter(cells)).workload
+    return [
+        f"{name} takes no configuration: {_cells(most)} are the same step; for one that sizes and the like reach name "
+        "a factory (config, device)"
+    ]
+
+
+def _rows(whole: pd.DataFrame, phases: Sequence[str] | None) -> pd.DataFrame:
+    """The rows of the phases asked for, and of records without any, in the order of what tells the cells apart."""
+    known = cols.phases_of(whole)
+    for phase in phases or ():
+        if known:
+            one_of("phase", phase, known)
+    rows = whole[whole["phase"].isna() | whole["phase"].isin(phases or [STEP])]
+    return in_order(rows)
+
+
+def in_order(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one workload sorted by what tells them apart."""
+    return rows.sort_values(varying(rows)[0], key=_sort_key, kind="stable").reset_index(drop=True)
+
+
+def _sort_key(column: pd.Series) -> pd.Series:
+    """Numbers by size, model sizes from small to large, other names by first appearance."""
+    import pandas as pd
+
+    if pd.api.types.is_numeric_dtype(column):
+        return column
+    names = [*dict.fromkeys(column)]
+    if column.name == "size":
+        names.sort(key=lambda name: _size_rank(str(name)))  # a record that ran nothing may state no size
+    return column.map({name: rank for rank, name in enumerate(names)})
+
+
+def _size_rank(label: str) -> tuple[int, bool]:
+    """`large+num_layers=32` comes after `large`, before `xl`; what is no preset comes last."""
+    name, _, _ = label.partition("+")
+    order = [*PRESETS]
+    return (order.index(name) if name in PRESETS else len(order), label != name)
+
+
+def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """(columns that tell the cells apart, columns that hold one known value), without those that only echo another."""
+    apart, constant = [], []
+    for name in layout.layout(whole["workload"].iloc[0]).identity:
+        if (echo := layout.ECHOES.get(name)) and not (whole[name] != whole[echo]).fillna(False).any():
+            continue
+        if whole[name].nunique(dropna=False) > 1:
+            apart.append(name)
+        elif not whole[name].isna().all():
+            constant.append(name)
+    if not apart:
+        apart = constant[:1] if constant and constant[0] not in layout.ENDING else ["workload"]
+    constant = [name for name in constant if name not in apart]
+    return apart, constant
+
+
+def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None, notes: Sequence[str]) -> Table:
+    apart, constant = varying(whole)
+    chosen = layout.layout(whole["workload"].iloc[0])
+    if not _is_timed(rows):
+        of_memory = _profiler(rows) in layout.WATCH_MEMORY
+        chosen = replace(chosen, measured=layout.OF_MEMORY if of_memory else ("note",), has_times=False)
+    shown = cols.phases_of(rows)
+    if len(shown) > 1:
+        apart.append("phase")
+    phases = [p for p in cols.phases_of(whole) if p != STEP]
+    beside = [f"{p}.median_s" for p in phases] if shown == [STEP] and len(phases) > 1 else []
+    times = [*beside, "median_s"] if chosen.has_times else []
+    names = [*asked] if asked else [*apart, *times, *chosen.measured]
+    made = cols.make(names, rows, whole)
+    if not asked:  # a default of which nothing is known is noise; what was asked for is shown empty
+        made = [c for c in made if c.name in apart or not c.says_nothing]
+    caption = _caption(rows, [c for c in constant if c not in names], shown)
+    return Table(caption, tuple(made), tuple(notes), tuple(rows["status"]), () if asked else chosen.leaves)
+
+
+def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -> str:
+    """`train_step on NVIDIA H200; precision bf16, batch 4 throughout; medians of 10 steps by the wall clock`."""
+    what = str(rows["workload"].iloc[0])
+    if "device_name" in constant:
+        what += f" on {rows['device_name'].iloc[0]}"
+    timed = _is_timed(rows)
+    if (profiler := _profiler(rows)) != CLEAN:
+        what += f" under {profiler}" + (", whose own cost is in the times" if timed else "")
+    what += "" if timed else ": no timing"
+    said = {c: rows[c].tolist()[0] for c in constant if c not in layout.SILENT_COLUMNS}
+    if rows["ran_optimizer"].nunique() == 1:
+        said["ran_optimizer"] = rows["ran_optimizer"].dropna().iloc[0]
+    telling = {c: v for c, v in said.items() if v not in layout.SILENT_VALUES and layout.ONE_RANK.get(c) != v}
+    named = [_named(c, v) for c, v in telling.items()]
+    parts = [what]
+    if named:
+        parts.append(f"constant: {', '.join(dict.fromkeys(named))}")
+    counts = rows["n"].dropna()
+    if len(counts) and timed:
+        span = f"{counts.min()}" if counts.nunique() == 1 else f"{counts.min()} to {counts.max()}"
+        clock = {(False,): " by the wall clock", (True,): " by the device's clock, launches queued ahead"}
+        held = tuple(rows["held"].dropna().unique()) if shown_phases == [STEP] else ()
+        parts.append(f"medians of {span} steps{clock.get(held, '')}")
+    return "; ".join(parts)
+
+
+def _is_timed(rows: pd.DataFrame) -> bool:
+    return layout.is_timed(str(rows["workload"].iloc[0]), _profiler(rows))
+
+
+def _profiler(rows: pd.DataFrame) -> str:
+    """Under which the rows of one table were taken; CLEAN: none."""
+    return str(rows["profiler"].fillna(CLEAN).iloc[0])
+
+
+def _named(column: str, value: Any) -> str:
+    suffix = units.base_suffix(column)
+    shown = units.human(value, suffix) if suffix else cols.text(value, None)
+    return f"{layout.title(column)} {shown}"
+
+
+def _note(row: Mapping[Any, Any], marks: Mapping[tuple[str, str | None], str]) -> str:
+    """Why a row has no number (with the predicted peak for one that did not fit), or the codes of its caveats."""
+    if row["status"] == "ok":
+        return row["warnings"] or ""
+    mark = marks[row["status"], row["reason"]]
+    predicted = row["predicted_peak_bytes"]
+    if row["status"] == "oom" and isinstance(predicted, int | float):
+        return f"{mark}: predicted {units.human(predicted, 'bytes')}"
+    return mark
+
+
+def _failure_marks(records: Iterable[RunRecord]) -> dict[tuple[str, str | None], str]:
+    """What a row says for its whole reason below: the status, numbered where one status has several reasons."""
+    reasons: dict[str, dict[str | None, None]] = {}
+    for record in records:
+        if record.status != "ok":
+            reasons.setdefault(record.status, {}).setdefault(record.reason)
+    return {
+        (status, reason): f"{status} [{number}]" if len(said) > 1 else status
+        for status, said in reasons.items()
+        for number, reason in enumerate(said, 1)
+    }
+
+
+def _failures(records: Iterable[RunRecord], marks: Mapping[tuple[str, str | None], str]) -> list[str]:
+    counts = Counter((r.status, r.reason) for r in records)
+    return [f"{m} ({_cells(counts[which])}): {which[1] or 'no reason recorded'}" for which, m in marks.items()]
+
+
+def doubts(records: Iterable[RunRecord]) -> list[Doubt]:
+    """Each caveat once, in order of appearance: messages with one remedy, which may differ in their numbers."""
+    said: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        for caveat in record.warnings:
+            said.setdefault((caveat.code, caveat.remedy), []).append(caveat.message)
+    return [
+        Doubt(code, len(messages), ("" if len(set(messages)) == 1 else "e.g. ") + messages[0], remedy)
+        for (code, remedy), messages in said.items()
+    ]
+
+
+def _cells(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"
+
+
+def _pivoted(whole: pd.DataFrame, rows: pd.DataFrame, pivot: str, notes: Sequence[str]) -> Table:
+    """One column for each value of COLUMNS. A cell without a number shows its status, repeats their median."""
+    index, across, value = _parse_pivot(pivot, cols.phases_of(whole))
+    _refuse_mixture(rows, {s.column for s in (*index, *across)}, varying(whole)[0])
+    found = cols.values(value, rows, whole)
+    unit = cols.unit_for(value, found)
+    keys = list(zip(*(cols.values(s, rows, whole) for s in index), strict=True))
+    heads = list(zip(*(cols.values(s, rows, whole) for s in across), strict=True))
+    places: dict[tuple[Any, Any], list[Any]] = {}
+    for key, head, number, status in zip(keys, heads, found, rows["status"], strict=True):
+        places.setdefault((key, head), []).append(status if number is None else number)
+    lines = [*dict.fromkeys(keys)]
+    meaning = cols.legend(value, rows)
+    firsts = rows.loc[[keys.index(line) for line in lines]]
+    made = cols.make([s.name for s in index], firsts, whole)
+    for head in dict.fromkeys(heads):
+        middle = [_middle(places.get((line, head), [])) for line in lines]
+        cells = tuple(v if isinstance(v, str) else cols.text(v, unit) for v in middle)
+        title = ", ".join(cols.text(v, None) for v in head)
+        label = unit.label if unit else ""
+        made.append(Column(title, title, label, cells, tuple(middle), numeric=True, legend=meaning))
+    used = {s.column for s in (*index, *across)}
+    constant = [c for c in varying(whole)[1] if c not in used]
+    what = f"{value.phase or ', '.join(cols.phases_of(rows))} {layout.title(value.column)}"
+    what += " FLOP/s" if value.column.endswith("flops_per_s") else ""  # `model` alone, with the unit in a heading
+    return Table(f"{what} of {_caption(rows, constant, [])}", tuple(made), tuple(notes), ("ok",) * len(lines))
+
+
+def _parse_pivot(pivot: str, phases: Sequence[str]) -> tuple[list[Spec], list[Spec], Spec]:
+    parts = pivot.split(":")
+    if len(parts) != 3 or not all(parts):
+        raise ConfigError(f"pivot {pivot!r} is not ROWS:COLUMNS:VALUE: write size,context_length:attention:median_ms")
+    rows, across = ([cols.parse(name.strip(), phases) for name in part.split(",")] for part in parts[:2])
+    return rows, across, cols.parse(parts[2].strip(), phases)
+
+
+def _middle(found: list[Any]) -> Any:
+    """The (lower) median of a cell's repeats; its status where none has a number; None where there is no such cell."""
+    numbers = sorted(v for v in found if not isinstance(v, str))
+    return numbers[(len(numbers) - 1) // 2] if numbers else next(iter(found), None)
+
+
+def _refuse_mixture(rows: pd.DataFrame, used: set[str], apart: list[str]) -> None:
+    """Cells that differ in something else must not be merged in silence; repeats of one cell may."""
+    for name in (*apart, "phase"):
+        if name not in used and name != "repeat":
+            measured = rows.dropna(subset=["phase"])
+            if (measured.groupby(sorted(used), dropna=False)[name].nunique(dropna=False) > 1).any():
+                raise ConfigError(f"pivot: cells differ in {name} too: add {name} to ROWS or COLUMNS")

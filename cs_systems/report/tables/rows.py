@@ -1,0 +1,65 @@
+"""Plain rows (a `results` table, a comparison) in any of the formats: `render_rows(rows, format, caption) -> str`.
+
+A column's unit comes from the end of its name, as everywhere: `ratio_low` has none, `a_median_s` gets what reads best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cs_systems.config import one_of
+from cs_systems.record import Row
+from cs_systems.report import units
+from cs_systems.report.tables.columns import Column, text
+from cs_systems.report.tables.formats import FORMATS
+from cs_systems.report.tables.table import Table
+
+
+def render_rows(
+    rows: Sequence[Row],
+    format: str = "terminal",
+    caption: str = "",
+    notes: Sequence[str] = (),
+    titles: dict[str, str] | None = None,
+    width: int | None = None,
+    color: bool = False,
+    alike: Sequence[str] = (),
+    optional: Sequence[str] = (),
+) -> str:
+    """The rows as one table, of the first one's columns. `titles`: column → heading, where names are not
+    enough, shown as it is. `alike`: columns that one compares with each other, so they get one unit.
+    `optional`: what a narrow terminal may leave out, in this order.
+    """
+    write = FORMATS[one_of("format", format, FORMATS)]
+    table = table_of(rows, caption, notes, titles, alike)
+    return write([replace(table, optional=tuple(optional))], width, color)
+
+
+def table_of(
+    rows: Sequence[Row],
+    caption: str = "",
+    notes: Sequence[str] = (),
+    titles: dict[str, str] | None = None,
+    alike: Sequence[str] = (),
+) -> Table:
+    """The rows of plain values as what every format is made from."""
+    names = list(rows[0]) if rows else []
+    shared = [row[name] for row in rows for name in alike]
+    columns = tuple(
+        _column(name, (titles or {}).get(name), rows, shared if name in alike else [row[name] for row in rows])
+        for name in names
+    )
+    return Table(caption, columns, tuple(notes), ("ok",) * len(rows))
+
+
+def _column(name: str, title: str | None, rows: Sequence[Row], scale: Sequence[object]) -> Column:
+    """`scale`: the values whose size decides the unit."""
+    values = tuple(row[name] for row in rows)
+    numbers = [float(v) for v in scale if isinstance(v, int | float) and not isinstance(v, bool)]
+    suffix = units.base_suffix(name)
+    unit = units.best_unit(units.SCALES[suffix], numbers) if suffix and numbers else None
+    cells = tuple(text(v, unit) for v in values)
+    if title is None:
+        title = name.removesuffix(suffix or "").replace("_", " ") + ("/s" if suffix == "_per_s" else "")
+    return Column(name, title, unit.label if unit else "", cells, values, bool(numbers))

@@ -1,0 +1,23 @@
+"""One table, ready for any format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cs_systems.core.printable import plain
+from cs_systems.report.tables.columns import Column
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table, ready for any format. `statuses`: one a row. `optional`: what a narrow terminal may leave out."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    notes: tuple[str, ...]
+    statuses: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "caption", plain(self.caption))
+        object.__setattr__(self, "notes", tuple(map(plain, self.notes)))

@@ -1,0 +1,129 @@
+"""What works here as far as torch can tell, and what would fix the rest. A worker answers with it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from cs_systems.attention import AttentionBackend, AttentionCall
+from cs_systems.attention._refusals import cannot_compile
+from cs_systems.core import plugins
+from cs_systems.core.diagnostic import finding
+from cs_systems.machine.device import Device, resolve
+from cs_systems.machine.environment import environment
+from cs_systems.record import Row
+
+INSTALL_CUDA_TORCH = "install a CUDA build of torch, as pytorch.org/get-started says for this driver"
+
+
+def checks() -> list[Row]:
+    """Everything that the device `auto` offers, in the order in which a person reads it."""
+    device = resolve("auto")
+    return [_torch(), *_gpu(device), *_packages(device), *_backends(device)]
+
+
+def _torch() -> Row:
+    cuda = torch.version.cuda
+    found = f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'built for the CPU'}, {torch.get_num_threads()} threads"
+    has_driver = Path("/proc/driver/nvidia/version").exists()
+    if has_driver and cuda is None:
+        return finding("torch", f"{found}, although there is an NVIDIA driver", "problem", INSTALL_CUDA_TORCH)
+    if has_driver and not torch.cuda.is_available():
+        return finding("torch", f"{found}, sees no GPU although there is a driver", "problem", INSTALL_CUDA_TORCH)
+    return finding("torch", found)
+
+
+def _gpu(device: Device) -> Iterator[Row]:
+    if not device.is_cuda:
+        yield finding("GPU", f"none; everything runs on the CPU ({device.name})", "missing")
+        return
+    now = environment(device)
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        memory = f"{properties.total_memory / 2**30:.0f} GiB"
+        capability = f"compute capability {properties.major}.{properties.minor}"
+        driver = f", driver {now.driver}" if now.driver else ""
+        yield finding(f"GPU {index}", f"{properties.name}, {memory}, {capability}{driver}")
+    unseen = "clocks, throttling and other processes cannot be seen"
+    if _version("pynvml", "nvidia-ml-py") is None:
+        yield finding("nvidia-ml-py", f"not installed: {unseen}", "missing", "pip install 'cs-systems[gpu]'")
+        return
+    if now.sm_clock_max_hz is None:
+        remedy = "nvidia-smi tells what the driver objects to"
+        yield finding("nvidia-ml-py", f"the driver does not answer: {unseen}", "problem", remedy)
+        return
+    yield finding("nvidia-ml-py", "clocks, throttling and other processes are seen")
+    yield _clocks(now.throttle_reasons, now.sm_clock_hz, now.sm_clock_max_hz)
+    if now.other_processes:
+        remedy = "nvidia-smi shows them: stop them, or choose another --device cuda:N"
+        yield finding("GPU's other users", f"{now.other_processes} other process(es) on it", "problem", remedy)
+    else:
+        yield finding("GPU's other users", "none")
+
+
+def _clocks(reasons: tuple[str, ...] | None, clock_hz: float | None, highest_hz: float) -> Row:
+    now = "unknown" if clock_hz is None else f"{clock_hz / 1e6:.0f}"
+    found = f"SM at {now} of {highest_hz / 1e6:.0f} MHz"
+    if reasons:
+        remedy = "let the card cool, look at its power limit (nvidia-smi -q -d PERFORMANCE), measure with --rounds"
+        return finding("clocks", f"{found}, held back by: {', '.join(reasons)}", "problem", remedy)
+    return finding("clocks", found)
+
+
+def _packages(device: Device) -> Iterator[Row]:
+    triton = _version("triton")
+    if triton is None:
+        yield finding("triton", "not installed", "missing", "pip install 'cs-systems[triton]'")
+    else:
+        yield finding("triton", triton)
+    reason, remedy = _split(cannot_compile(device.torch.type))
+    if reason:
+        yield finding("torch.compile", reason, "missing", remedy)
+    else:
+        yield finding("torch.compile", "can generate code")
+
+
+def _backends(device: Device) -> Iterator[Row]:
+    """Each attention backend, asked for a training step's call of model `small` in the usual precision."""
+    dtype = "bfloat16" if device.is_cuda else "float32"
+    call = AttentionCall(device.torch.type, dtype, 64, 512, 512, 12, 12, causal=True)
+    for name in plugins.names("attention"):
+        yield _backend(name, call)
+
+
+def _backend(name: str, call: AttentionCall) -> Row:
+    title = f"attention {name}"
+    try:
+        backend: AttentionBackend = plugins.get("attention", name)
+        refusal = backend.unavailable(call)
+        if refusal and call.device == "cpu":  # a kernel for GPUs lacks the GPU, not only the dtype that a CPU uses
+            refusal = backend.unavailable(replace(call, dtype="bfloat16")) or refusal
+        reason, remedy = _split(refusal)
+    except Exception as error:  # a broken package is what a doctor is for
+        return finding(
+            title, f"{type(error).__name__}: {error}", "problem", "reinstall what it names, or choose another"
+        )
+    if reason:
+        return finding(title, reason, "missing", remedy)
+    return finding(title, backend.describe() or f"{call.dtype}, d_head {call.d_head}, on {call.device}")
+
+
+def _split(refusal: str | None) -> tuple[str, str | None]:
+    """A refusal reads `reason: remedy`."""
+    reason, _, remedy = (refusal or "").partition(": ")
+    return reason, remedy or None
+
+
+def _version(module: str, package: str | None = None) -> str | None:
+    """The version of what can be imported here as `module`, None without it."""
+    if importlib.util.find_spec(module) is None:
+        return None
+    try:
+        return version(package or module)
+    except PackageNotFoundError:
+        return "version unknown"

@@ -1,0 +1,120 @@
+"""The only synchronisation policy: the device is synchronised before a step and at its end, not between.
+
+On CUDA a phase lies between two events, on a CPU between two readings of the monotonic clock; the whole step is timed
+by the host's clock as well, so that the two can be held against each other. The host's time at each boundary is kept
+too: how long it took to submit a phase, and how far the device was behind when it had.
+
+A workload with `hides_launches` asks for kernels without the launches before them: the device is then kept busy after
+the first synchronisation until the host has submitted the step, and the step is timed by the device alone. A CUDA graph
+would hide launches too, but would run other code than the caller's, and what synchronises or tunes cannot be captured.
+
+On N ranks each measures itself; they begin a step together, after a barrier.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from cs_systems.instrument.annotate import STEP, annotate
+from cs_systems.instrument.probes import Probes
+from cs_systems.machine import process_group
+from cs_systems.machine.device import Device
+from cs_systems.record import Sample
+from cs_systems.workloads import Workload
+
+Clock = Callable[[], float]
+# The device is held for twice as long as the step before took to submit; a compiling one must not hold it for minutes.
+HOLD_MARGIN = 2.0
+FIRST_HOLD_S = 1e-3
+LONGEST_HOLD_S = 0.1
+
+
+def measure(
+    workload: Workload,
+    device: Device,
+    *,
+    warmup: int,
+    steps: int,
+    warmup_s: float = 0.0,
+    round: int = 0,
+    probes: Probes | None = None,
+    clock: Clock = time.perf_counter,
+    region: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Iterator[Sample]:
+    """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed; yield samples.
+
+    region: is entered around the timed steps alone.
+    """
+    probes = probes or Probes(device)
+    hold_s = FIRST_HOLD_S if device.is_cuda and getattr(workload, "hides_launches", False) else None
+    started, warmed, timed = clock(), 0, 0
+    with ExitStack() as watched:
+        while timed < steps:
+            is_warmup = warmed < warmup
+            if warmup_s and not is_warmup:
+                is_warmup = process_group.agreed(clock() - started < warmup_s, device)
+            if not is_warmup and timed == 0:
+                watched.enter_context(region())
+            sample = _sample(workload, device, probes, clock, hold_s, round=round, warmup=is_warmup)
+            if hold_s is not None:
+                hold_s = min(HOLD_MARGIN * sum(sample.submit_s.values()), LONGEST_HOLD_S)
+            warmed, timed = warmed + is_warmup, timed + (not is_warmup)
+            yield sample
+
+
+def _sample(
+    workload: Workload, device: Device, probes: Probes, clock: Clock, hold_s: float | None, *, round: int, warmup: bool
+) -> Sample:
+    workload.prepare()
+    before = probes.read()
+    names: list[str] = []
+    process_group.wait_for_all(device)
+    with _no_garbage_collection(), annotate(STEP):
+        host, start = [clock()], device.mark()
+        marks = [start if hold_s is None else _hold(device, hold_s)]
+        for name, run in workload.step():
+            with annotate(name):
+                run()
+            marks.append(device.mark())
+            host.append(clock())
+            names.append(name)
+        device.synchronize()
+        end = clock()
+    phases, submit = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    for i, name in enumerate(names):  # a phase may come several times in a step, as with accumulated gradients
+        phases[name] = _ns(phases[name] + device.between_s(marks[i], marks[i + 1]))
+        submit[name] = _ns(submit[name] + host[i + 1] - host[i])
+    lag = None
+    if device.is_cuda:
+        lag = {n: _ns(device.between_s(start, marks[i]) - (host[i] - host[0])) for i, n in enumerate(names, 1)}
+    wall, held = end - host[0], None
+    if hold_s is not None:
+        wall, held = device.between_s(marks[0], marks[-1]), _ns(device.between_s(start, marks[0]))
+    return Sample(round, warmup, _ns(wall), phases, submit, lag, held, **probes.since(before))
+
+
+def _ns(seconds: float) -> float:
+    """To the nanosecond: no clock here tells more, and a record is half as long without digits that mean nothing."""
+    return round(seconds, 9)
+
+
+def _hold(device: Device, seconds: float) -> Any:
+    """The mark that the device reaches after it was kept busy."""
+    device.occupy(seconds)
+    return device.mark()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection inside a step would be charged to whichever phase triggered it; it may run between steps."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,253 @@
+"""What was allocated when: a snapshot's events replayed, from the end backwards to what was there before.
+
+The bytes are those of `torch.cuda.memory_allocated()`: what the allocator gave, from the allocation until its free is
+requested (is completed, in a recording without any request). The events hold what was asked for, so the allocator's
+arithmetic is repeated (CUDACachingAllocator.cpp): a request is rounded up to 512 bytes, or as
+`roundup_power2_divisions` says; of a free piece of the large pool no rest of 1 MiB or less is split off, the request
+gets all of it. How large a free piece was, the replay knows: it ends where the next piece in use begins, or its
+segment ends. Blocks that are alive at the end say their size themselves.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cs_systems.snapshots.snapshot import ACTIONS, Settings, Snapshot
+
+MIB = 2**20
+LEAST_BYTES = 512  # kMinBlockSize
+SMALL_BYTES = MIB  # kSmallSize: requests up to it come from the small pool
+ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, OOM = range(6)
+assert ACTIONS[OOM] == "oom"
+BEFORE = -1  # the start of what was allocated before the events begin
+
+
+class Allocation(NamedTuple):
+    """One allocation, alive from event `start` (BEFORE: before recording) up to event `end`, at which its free is
+    requested (the number of events: it is alive at the end)."""
+
+    start: int
+    end: int
+    address: int
+    bytes: int
+    requested_bytes: int
+    stack: int
+
+
+class OutOfMemory(NamedTuple):
+    """A request that failed."""
+
+    event: int
+    requested_bytes: int
+    device_free_bytes: int | None
+    allocated_bytes: int
+    stack: int
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Every allocation by its start. The peak is reached at event `peak_event` (BEFORE: before all events)."""
+
+    snapshot: Snapshot
+    allocations: tuple[Allocation, ...]
+    peak_event: int
+    peak_bytes: int
+    before_bytes: int
+    end_bytes: int
+    reserved_bytes: tuple[tuple[int, int], ...]  # (event, bytes reserved from there on), the first at BEFORE
+    out_of_memory: tuple[OutOfMemory, ...]
+    doubts: tuple[str, ...]
+
+    def alive_at(self, event: int) -> Iterator[Allocation]:
+        """What is allocated after `event`."""
+        return (a for a in self.allocations if a.start <= event < a.end)
+
+
+def replay(snapshot: Snapshot) -> Replay:
+    """Follow the events of a snapshot. What they do not explain is said in `doubts`."""
+    found = _Allocations(snapshot)
+    allocations = sorted(found.done)
+    peak_event, peak, now = BEFORE, found.before_bytes, found.before_bytes
+    changes = sorted([(a.start, a.bytes) for a in allocations if a.start > BEFORE] + _frees(allocations, snapshot))
+    failed: dict[int, int] = {event: 0 for event, _ in found.failed}
+    ooms = sorted(failed)
+    for event, change in changes:
+        while ooms and ooms[0] < event:
+            failed[ooms.pop(0)] = now
+        now += change
+        if now > peak:
+            peak_event, peak = event, now
+    failed.update(dict.fromkeys(ooms, now))
+    free, stacks = snapshot.events.device_free_bytes, snapshot.events.stack
+    out = (OutOfMemory(event, asked, free.get(event), failed[event], stacks[event]) for event, asked in found.failed)
+    return Replay(
+        snapshot, tuple(allocations), peak_event, peak, found.before_bytes, now, tuple(_reserved(snapshot)),
+        tuple(out), tuple(found.doubts()),
+    )  # fmt: skip
+
+
+def _frees(allocations: list[Allocation], snapshot: Snapshot) -> list[tuple[int, int]]:
+    end = len(snapshot.events)
+    return [(a.end, -a.bytes) for a in allocations if a.end < end]
+
+
+def _reserved(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
+    """From what is reserved at the end back to the beginning, then forward."""
+    events = snapshot.events
+    changes = [
+        (index, events.bytes[index] if action == SEGMENT_ALLOC else -events.bytes[index])
+        for index, action in enumerate(events.action)
+        if action in (SEGMENT_ALLOC, SEGMENT_FREE)
+    ]
+    now = sum(s.bytes for s in snapshot.segments) - sum(change for _, change in changes)
+    yield BEFORE, now
+    for index, change in changes:
+        now += change
+        yield index, now
+
+
+class _Allocations:
+    """The events matched: each allocation with its free, and what was there before."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot, self._end = snapshot, len(snapshot.events)
+        self.done: list[Allocation] = []
+        self.failed: list[tuple[int, int]] = []
+        self._twice = self._unknown = 0
+        self._blocks = {b.address: b for s in snapshot.segments for b in s.blocks if b.state != "inactive"}
+        self._large = _LargePool(snapshot)
+        self._add_before()
+        self._follow()
+
+    @property
+    def before_bytes(self) -> int:
+        return sum(a.bytes for a in self.done if a.start == BEFORE)
+
+    def doubts(self) -> Iterator[str]:
+        if self._twice:
+            yield f"{self._twice} allocation(s) at an address in use: events are missing, the first was taken as freed"
+        if self._unknown:
+            yield f"{self._unknown} allocation(s) are neither freed nor in a block at the end: taken as alive"
+
+    def _add_before(self) -> None:
+        """What is freed, or alive at the end, and was never allocated by an event."""
+        events, seen = self._snapshot.events, set()
+        freed: list[tuple[int, int, int]] = []
+        # A free that was requested before recording began completes in it: its memory was no longer allocated.
+        asks = FREE_REQUESTED if FREE_REQUESTED in events.action else FREE_COMPLETED
+        for index, (action, address) in enumerate(zip(events.action, events.address, strict=True)):
+            if action == ALLOC:
+                seen.add(address)
+            elif action in (FREE_REQUESTED, FREE_COMPLETED) and address not in seen:
+                seen.add(address)
+                self._large.use(address)
+                if action == asks:
+                    freed.append((index, address, events.bytes[index]))
+        for address, block in self._blocks.items():
+            if address not in seen:
+                self._large.use(address)
+                if block.state == "active_allocated":
+                    asked = block.bytes if block.requested_bytes is None else block.requested_bytes
+                    self.done.append(Allocation(BEFORE, self._end, address, block.bytes, asked, block.stack))
+        for index, address, asked in freed:  # now that all neighbours are known
+            self.done.append(Allocation(BEFORE, index, address, self._given(address, asked), asked, 0))
+
+    def _given(self, address: int, asked: int) -> int:
+        given = rounded(asked, self._snapshot.settings)
+        return given if given <= SMALL_BYTES else self._large.piece(address, given)
+
+    def _follow(self) -> None:
+        events, large, done = self._snapshot.events, self._large, self.done
+        ends_at = FREE_REQUESTED if FREE_REQUESTED in events.action else FREE_COMPLETED
+        leaves_at = FREE_COMPLETED if FREE_COMPLETED in events.action else FREE_REQUESTED
+        alive: dict[int, tuple[int, int, int, int]] = {}  # address → (event, bytes, requested, stack)
+        columns = zip(events.action, events.address, events.bytes, events.stack, strict=True)
+        for index, (action, address, size, stack) in enumerate(columns):
+            if action == ALLOC:
+                if address in alive:
+                    self._twice += 1
+                    start, given, asked, where = alive[address]
+                    done.append(Allocation(start, index, address, given, asked, where))
+                given = self._given(address, size)
+                alive[address] = (index, given, size, stack)
+                if given > SMALL_BYTES:
+                    large.use(address)
+            elif action in (FREE_REQUESTED, FREE_COMPLETED):
+                if action == ends_at and address in alive:
+                    start, given, asked, where = alive.pop(address)
+                    done.append(Allocation(start, index, address, given, asked, where))
+                if action == leaves_at:
+                    large.give_back(address)
+            elif action == SEGMENT_ALLOC:
+                large.add(address, size)
+            elif action == SEGMENT_FREE:
+                large.remove(address)
+            elif action == OOM:
+                self.failed.append((index, size))
+        for address, (start, given, asked, where) in alive.items():
+            block = self._blocks.get(address)
+            self._unknown += block is None and bool(self._snapshot.segments)
+            done.append(Allocation(start, self._end, address, block.bytes if block else given, asked, where))
+
+
+def rounded(size: int, settings: Settings) -> int:
+    """The bytes that the allocator looks for when `size` are asked for."""
+    if settings.roundup_divisions and size >= LEAST_BYTES:
+        floor = 1 << (size.bit_length() - 1)
+        parts = settings.roundup_divisions.get(min(max(floor, MIB), 2**15 * MIB), 0)
+        if parts > 1 and size > LEAST_BYTES * parts:
+            step = floor // parts
+            return -(-size // step) * step
+    return max(LEAST_BYTES, -(-size // LEAST_BYTES) * LEAST_BYTES)
+
+
+class _LargePool:
+    """Where the large pool's pieces in use begin, and its segments: how large a piece a request gets."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._settings = snapshot.settings
+        self._used: list[int] = []
+        came, went = {}, []
+        events = snapshot.events
+        for action, address, size in zip(events.action, events.address, events.bytes, strict=True):
+            if action == SEGMENT_ALLOC:
+                came[address] = size
+            elif action == SEGMENT_FREE and address not in came:
+                went.append((address, size))  # it was there before
+        there = [(s.address, s.bytes) for s in snapshot.segments if s.address not in came]
+        self._size = dict([*there, *went])
+        self._starts = sorted(self._size)
+
+    def piece(self, address: int, given: int) -> int:
+        """The bytes of the piece at `address` that a request of `given` bytes gets."""
+        at = bisect_right(self._used, address)
+        following = self._used[at] if at < len(self._used) else None
+        segment = bisect_right(self._starts, address) - 1
+        start = self._starts[segment] if segment >= 0 else 0
+        end = start + self._size.get(start, 0)
+        if not start <= address < end or self._settings.expandable_segments:
+            return given
+        rest = (end if following is None or following > end else following) - address - given
+        limit = self._settings.max_split_bytes
+        splits = rest > SMALL_BYTES and (limit is None or given < limit)
+        return given if splits or rest < 0 else given + rest
+
+    def use(self, address: int) -> None:
+        insort(self._used, address)
+
+    def give_back(self, address: int) -> None:
+        at = bisect_left(self._used, address)
+        if at < len(self._used) and self._used[at] == address:
+            del self._used[at]
+
+    def add(self, address: int, size: int) -> None:
+        if address not in self._size:
+            insort(self._starts, address)
+        self._size[address] = size
+
+    def remove(self, address: int) -> None:
+        if self._size.pop(address, None) is not None:
+            del self._starts[bisect_left(self._starts, address)]

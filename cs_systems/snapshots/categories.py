@@ -1,0 +1,223 @@
+"""What each allocation of a snapshot is: parameter, gradient, activation, … The rules are CATEGORIES.
+
+Where a recorder named the tensors that is what counts, else phase and life time, else number and size. The sum of the
+categories at any time is what was allocated then, to the byte: what no rule fits is `unknown`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cs_systems.config import Phase
+from cs_systems.snapshots.allocations import BEFORE, Allocation, Replay
+from cs_systems.snapshots.phases import NO_STACK, SETUP, Place, layers_by_loop, phase_of_stack, places
+from cs_systems.snapshots.sites import short_file, sites
+from cs_systems.snapshots.snapshot import Frame, Tensor
+
+PARAMETERS, OPTIMIZER_STATE, GRADIENTS, ACTIVATIONS = "parameters", "optimizer state", "gradients", "activations"
+TEMPORARIES, WORKSPACES, BEFORE_RECORDING, UNKNOWN = "temporaries", "workspaces", "before recording", "unknown"
+CATEGORIES = {
+    PARAMETERS: (
+        "allocated while a model was built or moved and not freed in it; before recording: of each gradient's size as "
+        "many as there are gradients"
+    ),
+    OPTIMIZER_STATE: (
+        "allocated by the optimizer and not freed in its step; before recording: as many again of each gradient's size"
+    ),
+    WORKSPACES: "of exactly the size of a cuBLAS workspace, never freed, and older than the last step",
+    BEFORE_RECORDING: "allocated before recording began, and of no size that would say what it is",
+    GRADIENTS: "allocated in backward and not freed in it",
+    ACTIVATIONS: "allocated in forward or the loss, or in no known phase, and alive when a backward begins",
+    TEMPORARIES: "allocated and freed in one phase; of forward: freed before backward begins",
+    UNKNOWN: "no rule fits",
+}
+# CUBLAS_WORKSPACE_CONFIG as PyTorch sets it: :4096:2:16:8, on Hopper and later :4096:8 (32 MiB).
+WORKSPACE_BYTES = (8_519_680, 33_554_432)
+_OF_KIND = {
+    "parameter": PARAMETERS,
+    "gradient": GRADIENTS,
+    "optimizer_state": OPTIMIZER_STATE,
+    "buffer": PARAMETERS,
+    "input": ACTIVATIONS,
+}
+
+
+class Attributed(NamedTuple):
+    """An allocation, what it is, the phase and layer in which it was made, and its tensor where that is known."""
+
+    allocation: Allocation
+    category: str
+    phase: str | None
+    layer: str | None
+    tensor: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Every allocation of a replay with its category; `notes` say what was inferred, and from what. `places` are those
+    of the events, `sites` those of the stacks."""
+
+    replay: Replay
+    allocations: tuple[Attributed, ...]
+    places: tuple[Place, ...]
+    sites: tuple[str | None, ...]
+    notes: tuple[str, ...]
+
+    def alive_at(self, event: int) -> list[Attributed]:
+        return [a for a in self.allocations if a.allocation.start <= event < a.allocation.end]
+
+
+def attribute(replay: Replay) -> Attribution:
+    found = places(replay.snapshot)
+    layers, loops = layers_by_loop(replay.snapshot, replay.allocations, found)
+    lives = _Lives(found)
+    made = [_by_phase(replay, a, found, lives, layers) for a in replay.allocations]
+    notes = list(_notes(made, loops))
+    if replay.snapshot.sidecar is not None:
+        made = _by_tensor(replay, replay.snapshot.sidecar.tensors, made)
+        if named := sum(a.tensor is not None for a in made):
+            notes.append(f"{named} allocations are what the recorder says that they are")
+    if not any(a.tensor and a.tensor.kind == "parameter" for a in made):
+        made, said = _before_by_size(made)
+        notes += said
+    return Attribution(replay, tuple(made), tuple(found), tuple(sites(replay.snapshot.stacks)), tuple(notes))
+
+
+def _by_phase(
+    replay: Replay, a: Allocation, places: Sequence[Place], lives: _Lives, layers: dict[int, str]
+) -> Attributed:
+    end = len(replay.snapshot.events)
+    stays = a.end == end
+    if a.start == BEFORE:
+        phase = phase_of_stack(replay.snapshot.stacks[a.stack])
+        known = {SETUP: PARAMETERS, Phase.OPTIMIZER: OPTIMIZER_STATE}.get(phase or "", BEFORE_RECORDING)
+        workspace = stays and a.requested_bytes in WORKSPACE_BYTES
+        return Attributed(a, WORKSPACES if workspace else known, phase, None)
+    phase, layer = places[a.start]
+    if stays and a.requested_bytes in WORKSPACE_BYTES and lives.outlives_a_step(a):
+        return Attributed(a, WORKSPACES, phase, None)
+    category = lives.category(a, None if stays else places[a.end].phase)
+    return Attributed(a, category, phase, layer or layers.get(a.start))
+
+
+class _Lives:
+    """What phase and life time say."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = places
+        self._next_forward = _next(places, Phase.FORWARD)
+        self._next_backward = _next(places, Phase.BACKWARD)
+        # For each event the next one of another known phase.
+        self._ends = {phase: _next_other(places, phase) for phase in (SETUP, Phase.BACKWARD, Phase.OPTIMIZER)}
+
+    def outlives_a_step(self, a: Allocation) -> bool:
+        """Whether a forward begins after a backward that follows it."""
+        backward = self._next_backward[a.start]
+        return backward < len(self._places) and self._next_forward[backward] < len(self._places)
+
+    def category(self, a: Allocation, freed_in: str | None) -> str:
+        """`freed_in`: the phase in which the free is requested, None where it is alive at the end or in none."""
+        phase, alive = self._places[a.start].phase, a.end == len(self._places)
+        over = self._ends[phase][a.start] if phase in self._ends else None
+        if over is not None and phase != Phase.BACKWARD:
+            if not alive and a.end < over:
+                return TEMPORARIES
+            return PARAMETERS if phase == SETUP else OPTIMIZER_STATE
+        if over is not None:
+            if alive and over == len(self._places):
+                return UNKNOWN  # the recording ends within backward: a gradient and a temporary look alike
+            return TEMPORARIES if freed_in == Phase.BACKWARD and a.end < over else GRADIENTS
+        kept = a.end >= self._next_backward[a.start]
+        if phase in (Phase.FORWARD, Phase.LOSS):
+            return ACTIVATIONS if kept or alive else TEMPORARIES
+        return ACTIVATIONS if kept and freed_in == Phase.BACKWARD else UNKNOWN
+
+
+def _next(places: Sequence[Place], phase: str) -> list[int]:
+    """For each event the next one of the phase, the number of events where none follows."""
+    found, following = [0] * len(places), len(places)
+    for index in range(len(places) - 1, -1, -1):
+        if places[index].phase == phase:
+            following = index
+        found[index] = following
+    return found
+
+
+def _next_other(places: Sequence[Place], phase: str) -> list[int]:
+    """For each event the next one of a known phase that is another, the number of events where none follows."""
+    found, following = [0] * len(places), len(places)
+    for index in range(len(places) - 1, -1, -1):
+        if places[index].phase not in (phase, None):
+            following = index
+        found[index] = following
+    return found
+
+
+def _before_by_size(made: list[Attributed]) -> tuple[list[Attributed], list[str]]:
+    """Parameters and optimizer state among what was allocated before recording, by the gradients' sizes.
+
+    Each parameter has one gradient of its size. If there are as many blocks of every gradient's size as gradients, they
+    are the parameters, and whole multiples beyond that are the optimizer's.
+    """
+    gradients = _gradient_sizes(made)
+    before = Counter(a.allocation.requested_bytes for a in made if a.category == BEFORE_RECORDING)
+    if not gradients or any(before[size] < count for size, count in gradients.items()):
+        return made, []
+    left = {size: (count, (before[size] // count - 1) * count) for size, count in gradients.items()}
+    result = []
+    for a in sorted(made, key=lambda a: (a.allocation.start, a.allocation.address)):
+        parameters, state = left.get(a.allocation.requested_bytes, (0, 0))
+        if a.category == BEFORE_RECORDING and parameters + state:
+            category = PARAMETERS if parameters else OPTIMIZER_STATE
+            left[a.allocation.requested_bytes] = (parameters - 1, state) if parameters else (0, state - 1)
+            a = a._replace(category=category)
+        result.append(a)
+    said = (
+        "parameters and optimizer state were allocated before recording and are told by number and size: "
+        f"{sum(gradients.values())} gradients, so many parameters; which of two blocks of a size is which is not known"
+    )
+    return result, [said]
+
+
+def _gradient_sizes(made: Iterable[Attributed]) -> Counter[int]:
+    """How many gradients of each size are alive at once, at most."""
+    changes = []
+    for a in made:
+        if a.category == GRADIENTS:
+            changes += [(a.allocation.start, 1, a.allocation.requested_bytes)]
+            changes += [(a.allocation.end, -1, a.allocation.requested_bytes)]
+    now: Counter[int] = Counter()
+    most: Counter[int] = Counter()
+    for _, change, size in sorted(changes):
+        now[size] += change
+        most[size] = max(most[size], now[size])
+    return most
+
+
+def _by_tensor(replay: Replay, tensors: Iterable[Tensor], made: Sequence[Attributed]) -> list[Attributed]:
+    """What the recorder named, by the block of memory in which the tensor lies at the end."""
+    end, result = len(replay.snapshot.events), list(made)
+    alive = sorted((a.allocation.address, index) for index, a in enumerate(made) if a.allocation.end == end)
+    addresses = [address for address, _ in alive]
+    for tensor in tensors:
+        at = bisect_right(addresses, tensor.address) - 1
+        if at < 0:
+            continue
+        index = alive[at][1]
+        a = result[index]
+        if tensor.address < a.allocation.address + a.allocation.bytes and a.tensor is None:
+            result[index] = a._replace(category=_OF_KIND[tensor.kind], tensor=tensor)
+    return result
+
+
+def _notes(made: Sequence[Attributed], loops: Sequence[Frame]) -> Iterable[str]:
+    if loops:
+        where = " and ".join(f"{short_file(f.file)}:{f.line}" for f in loops)
+        yield f"blocks are numbered by the passes of the loop at {where}, as the stacks show it"
+    silent = [a for a in made if a.phase == Phase.BACKWARD and a.allocation.start > BEFORE]
+    if silent and not any(a.allocation.stack for a in silent):
+        yield f"backward: what was allocated with {NO_STACK}"

@@ -1,0 +1,52 @@
+"""Where in somebody's code an allocation was made, in one line of a stack."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from cs_systems.snapshots.snapshot import Frame, Stack
+
+
+def sites(stacks: Iterable[Stack]) -> list[str | None]:
+    """`train.py:12 forward > softmax`: the innermost frame outside torch, and the one of torch in which it ended.
+
+    A line that many lines call (a module of one's own for every projection) says too little: where it has several
+    callers among the stacks, the caller's line comes first, as in `model.py:114 > 31 forward > linear`. None of an
+    empty stack.
+    """
+    python = [python_frames(stack) for stack in stacks]
+    own = [tuple(f for f in frames if not _of_torch(f.file)) for frames in python]
+    callers: dict[Frame, set[Frame]] = defaultdict(set)
+    for frames in own:
+        callers[frames[0] if frames else _NOWHERE].update(frames[1:2])
+    return [_site(frames, chain, callers) for frames, chain in zip(python, own, strict=True)]
+
+
+_NOWHERE = Frame("", 0, "")
+
+
+def _site(frames: Stack, own: Stack, callers: dict[Frame, set[Frame]]) -> str | None:
+    if not frames:
+        return None
+    inner = frames[0]
+    here, *outside = own or (inner,)
+    text = f"{short_file(here.file)}:{here.line} {here.function}"
+    if outside and len(callers[here]) > 1:
+        same = outside[0].file == here.file
+        text = f"{short_file(outside[0].file)}:{outside[0].line} > {text.partition(':')[2] if same else text}"
+    called = short_file(inner.file).removesuffix(".py") if inner.function == "forward" else inner.function
+    return text if here is inner else f"{text} > {called}"
+
+
+def python_frames(stack: Stack) -> Stack:
+    """Those of Python; of a stack without any, those of C++."""
+    return tuple(f for f in stack if f.file.endswith(".py") or f.file.startswith("<")) or stack
+
+
+def short_file(file: str) -> str:
+    return file.rpartition("/")[2]
+
+
+def _of_torch(file: str) -> bool:
+    return file.startswith("torch/") or "/torch/" in file

@@ -1,0 +1,357 @@
+"""A CUDA memory snapshot of PyTorch from its file: `read(path) -> Snapshot`.
+
+Reads what `torch.cuda.memory._dump_snapshot()` writes, or any pickle of `_snapshot()`, by whatever version. The file is
+data from outside: `analysis.unpickle` refuses every global, so that nothing in it can run. What an older PyTorch did
+not record is missing from the answer, and `missing` says what.
+
+A recorder may leave a JSON beside the pickle, `FILE.json` for FILE, that tells what only it can know:
+
+    {"schema_version": 1,
+     "config": RunConfig.to_dict() or null,
+     "max_allocated_bytes": torch.cuda.max_memory_allocated() since recording began, or null,
+     "tensors": [{"kind": "parameter", "name": "layers.0.ffn.w1.weight", "address": 139838862917632, "bytes": 1048576,
+                  "shape": [1024, 256], "dtype": "float32", "device": 0}, …]}
+
+with one entry for each tensor of the model that is alive when the snapshot is taken; `kind` is one of TENSOR_KINDS,
+`address` its `data_ptr()`, `name` the parameter's in the model (of optimizer state `name/exp_avg`). Phases and layers
+travel in the snapshot itself: a `record_function` range that is named as `analysis.names` reads it (`forward`,
+`backward`, `block 3`) stands in `external_annotations` if `_record_memory_history` is told `global_record_annotations`.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core.file_types import shown
+from cs_systems.snapshots.unpickle import load
+
+SIDECAR_VERSION = 1
+MOST_FRAMES = 2000  # of a stack: Python's own end at 1,000
+MOST_SIDECAR_BYTES = 1 << 24  # of a model with 60,000 tensors
+TENSOR_KINDS = ("parameter", "gradient", "optimizer_state", "buffer", "input")
+ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "other")
+# Expandable segments grow and shrink by these; for what is reserved they are segments that come and go.
+_SAME_AS = {"segment_map": "segment_alloc", "segment_unmap": "segment_free", "free": "free_completed"}
+_CODES = {name: ACTIONS.index(_SAME_AS.get(name, name)) for name in (*ACTIONS[:-1], *_SAME_AS)}
+OTHER = ACTIONS.index("other")
+
+
+class Frame(NamedTuple):
+    """A line of a stack; the innermost comes first."""
+
+    file: str
+    line: int
+    function: str
+
+
+Stack = tuple[Frame, ...]
+
+
+class Block(NamedTuple):
+    """A piece of a segment. `bytes` is what the allocator gave, `requested_bytes` what was asked for."""
+
+    address: int
+    bytes: int
+    requested_bytes: int | None  # None: not recorded
+    state: str  # "active_allocated", "active_pending_free" or "inactive"
+    stack: int
+
+
+class Segment(NamedTuple):
+    """Memory that the allocator got from the device in one piece, and its blocks by address."""
+
+    address: int
+    bytes: int
+    pool: str  # "small" or "large"
+    stream: int
+    private: bool  # of a memory pool of its own, as a CUDA graph has
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Events:
+    """What the allocator did, in order, as columns. `stack` counts in `Snapshot.stacks`."""
+
+    action: array[int]  # index in ACTIONS
+    address: array[int]
+    bytes: array[int]  # as requested; of a segment its size
+    time_us: array[int]  # empty where not recorded
+    stack: array[int]
+    device_free_bytes: dict[int, int]  # event → what the device had left, of an `oom`
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+
+class Settings(NamedTuple):
+    """What of the allocator's settings decides how large a block is."""
+
+    roundup_divisions: dict[int, int]  # bytes of a power of two → into how many parts the step to the next is divided
+    max_split_bytes: int | None  # None: no limit
+    expandable_segments: bool
+
+
+class Annotation(NamedTuple):
+    """A named range begins or ends, by the clock of the events."""
+
+    time_us: int
+    begins: bool
+    name: str
+
+
+class Tensor(NamedTuple):
+    """A tensor that the recorder named."""
+
+    kind: str
+    name: str
+    address: int
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """What the recorder left beside the snapshot."""
+
+    config: RunConfig | None
+    max_allocated_bytes: int | None
+    tensors: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One device's part of a snapshot. `stacks[0]` is the empty one: not recorded. `missing`: what is not known."""
+
+    source: str
+    device: int
+    devices: tuple[int, ...]  # all in the file
+    segments: tuple[Segment, ...]  # by address
+    events: Events
+    stacks: tuple[Stack, ...]
+    annotations: tuple[Annotation, ...]
+    settings: Settings
+    sidecar: Sidecar | None
+    missing: tuple[str, ...]
+
+
+def read(path: Path, device: int | None = None) -> Snapshot:
+    """The snapshot in a file, gzipped or not. `device`: the one to read, where there are several.
+
+    Raises ConfigError, which says what is wrong and what to do about it.
+    """
+    data = load(path, _HOW)
+    if isinstance(data, list) and all(isinstance(segment, dict) for segment in data):  # torch.cuda.memory_snapshot()
+        data = {"segments": data}
+    if not isinstance(data, dict) or not {"segments", "device_traces"} & {*data}:
+        raise ConfigError(f"{path} is a pickle, but no memory snapshot: write one with {_HOW}")
+    try:
+        return _snapshot(path, data, device)
+    except RecursionError:
+        raise ConfigError(f"{path} is no snapshot as PyTorch writes it: values are nested hundreds deep") from None
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is no snapshot as PyTorch writes it: {type(error).__name__}: {error}") from None
+
+
+_HOW = "torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps"
+
+
+def _snapshot(path: Path, data: dict[str, Any], device: int | None) -> Snapshot:
+    segments, traces = data.get("segments") or [], data.get("device_traces") or []
+    _refuse_repeated("segment", segments)
+    _refuse_repeated("list of blocks", [s["blocks"] for s in segments if "blocks" in s])
+    _refuse_repeated("list of events", traces)
+    devices = sorted({_count(s.get("device", 0)) for s in segments} | {n for n, trace in enumerate(traces) if trace})
+    if not devices:
+        raise ConfigError(
+            f"{path} holds no memory of a CUDA device: on a CPU PyTorch records none; on a GPU, call {_HOW}"
+        )
+    if device is None and len(devices) > 1:
+        raise ConfigError(f"{path} holds {len(devices)} devices: choose one with --device {_listed(devices)}")
+    if device is not None and device not in devices:
+        raise ConfigError(f"{path} holds no device {device}: choose --device {_listed(devices)}")
+    device = devices[0] if device is None else device
+    stacks = _Stacks()
+    made = tuple(_segment(s, stacks) for s in segments if s.get("device", 0) == device)
+    trace = traces[device] if device < len(traces) else []
+    events = _events(trace, stacks)
+    annotations = data.get("external_annotations") or []
+    return Snapshot(
+        source=str(path),
+        device=device,
+        devices=tuple(devices),
+        segments=tuple(sorted(made)),
+        events=events,
+        stacks=tuple(stacks.known),
+        annotations=tuple(sorted(map(_annotation, _of_device(annotations, device)), key=lambda a: a.time_us)),
+        settings=_settings(data.get("allocator_settings") or {}),
+        sidecar=_sidecar(Path(f"{path}.json"), device),
+        missing=tuple(_missing(data, segments, events, len(stacks.known) > 1)),
+    )
+
+
+def _listed(devices: Sequence[int]) -> str:
+    return " or ".join(map(str, devices))
+
+
+def _refuse_repeated(what: str, values: Iterable[Any]) -> None:
+    """Raise ValueError where one object stands in several places: a few bytes can then ask for any amount of work."""
+    values = list(values)
+    if len({*map(id, values)}) < len(values):
+        raise ValueError(f"one {what} stands in several places")
+
+
+class _Stacks:
+    """Gives each distinct stack a number. PyTorch shares the frames' dictionaries: most are known by identity."""
+
+    def __init__(self) -> None:
+        self.known: list[Stack] = [()]
+        self._by_content: dict[Stack, int] = {(): 0}
+        self._by_identity: dict[tuple[int, ...], int] = {(): 0}
+        self._kept: list[Any] = []  # what is known by identity must stay, or another takes its place
+
+    def number(self, frames: Sequence[Mapping[str, Any]]) -> int:
+        if len(frames) > MOST_FRAMES:
+            raise ValueError(f"a stack has {len(frames)} frames")
+        identity = tuple(map(id, frames))
+        number = self._by_identity.get(identity)
+        if number is None:
+            stack = tuple(Frame(_text(f["filename"]), int(f["line"]), _text(f["name"])) for f in frames)
+            number = self._by_content.get(stack)
+            if number is None:
+                number = self._by_content[stack] = len(self.known)
+                self.known.append(stack)
+            self._by_identity[identity] = number
+            self._kept.append(frames)
+        return number
+
+
+def _segment(segment: Mapping[str, Any], stacks: _Stacks) -> Segment:
+    blocks, at = [], _count(segment["address"])
+    for block in segment["blocks"]:
+        history = block.get("history") or [{}]  # of PyTorch 2.0
+        frames = block.get("frames") or history[0].get("frames") or ()
+        requested = block.get("requested_size", history[0].get("real_size"))
+        size, address = _count(block["size"]), _count(block.get("address", at))
+        asked = None if requested is None else _count(requested)
+        blocks.append(Block(address, size, asked, _state(block["state"]), stacks.number(frames)))
+        at += size
+    return Segment(
+        address=_count(segment["address"]),
+        bytes=_count(segment["total_size"]),
+        pool=_text(segment.get("segment_type", "large")),
+        stream=_count(segment.get("stream", 0)),
+        private=tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0),
+        blocks=tuple(blocks),
+    )
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError(f"{shown(value)} is no size, address or stream")
+    return int(value)
+
+
+def _state(value: Any) -> str:
+    state = "active_pending_free" if value == "active_awaiting_free" else value
+    if not isinstance(state, str) or state not in ("active_allocated", "active_pending_free", "inactive"):
+        raise ValueError(f"{shown(value)} is no state of a block")
+    return state
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{shown(value)} is no text")
+    return value
+
+
+def _settings(settings: Mapping[str, Any]) -> Settings:
+    divisions = settings.get("roundup_power2_divisions") or {}
+    limit = int(settings.get("max_split_size") or -1)
+    return Settings(
+        roundup_divisions={int(megabytes) * 2**20: int(count) for megabytes, count in divisions.items() if count},
+        max_split_bytes=limit if limit > 0 else None,
+        expandable_segments=bool(settings.get("expandable_segments", False)),
+    )
+
+
+def _events(trace: list[Any], stacks: _Stacks) -> Events:
+    """The events as columns. Each is let go of as it is read, for there may be millions."""
+    action, stack = array("b"), array("i")
+    address, size, time_us = array("q"), array("q"), array("q")
+    device_free_bytes: dict[int, int] = {}
+    number = stacks.number
+    timed = bool(trace) and all("time_us" in event for event in (trace[0], trace[-1]))
+    for index, event in enumerate(trace):
+        action.append(_CODES.get(event.pop("action"), OTHER))  # so that no event counts twice
+        address.append(event.get("addr", 0))
+        size.append(event.get("size", 0))
+        stack.append(number(event.get("frames") or ()))
+        if timed:
+            time_us.append(event["time_us"])
+        if "device_free" in event:
+            device_free_bytes[index] = _count(event["device_free"])
+        trace[index] = None
+    if any(min(column, default=0) < 0 for column in (address, size)):
+        raise ValueError("a size or an address is negative")
+    return Events(action, address, size, time_us, stack, device_free_bytes)
+
+
+def _of_device(annotations: Iterable[Mapping[str, Any]], device: int) -> Iterable[Mapping[str, Any]]:
+    return (a for a in annotations if a.get("device", device) in (device, -1))
+
+
+def _annotation(annotation: Mapping[str, Any]) -> Annotation:
+    return Annotation(int(annotation["time_us"]), annotation["stage"] == "START", _text(annotation["name"]))
+
+
+def _missing(data: Mapping[str, Any], segments: Sequence[Any], events: Events, stacks: bool) -> Iterable[str]:
+    if not segments:
+        yield "no segments: what was allocated before recording began is missing from every number, and fragmentation"
+    elif not all("requested_size" in b or "history" in b for s in segments for b in s["blocks"]):
+        yield "no requested sizes of blocks (an older PyTorch): what rounding wastes is not known"
+    if not len(events):
+        yield f"no events: the peak and the timeline are not known, only what was allocated at the end; call {_HOW}"
+    elif not events.time_us:
+        yield "no times of events (an older PyTorch): the timeline counts events"
+    if not stacks:
+        yield "no stacks (context=None, or an older PyTorch): where memory was allocated, and what for, is not known"
+    if "external_annotations" not in data:
+        yield "no annotations (an older PyTorch): phases are told by stacks alone"
+
+
+def _sidecar(path: Path, device: int) -> Sidecar | None:
+    if not path.is_file():
+        return None
+    if path.stat().st_size > MOST_SIDECAR_BYTES:
+        raise ConfigError(f"{path} has {path.stat().st_size >> 20} MiB, too much for what a recorder leaves: remove it")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["schema_version"] != SIDECAR_VERSION:
+            version = shown(data["schema_version"])
+            raise ConfigError(f"{path} has version {version}, this reads {SIDECAR_VERSION}: update one")
+        tensors = tuple(_tensor(t) for t in data["tensors"] if t.get("device", 0) == device)
+        if unknown := {t.kind for t in tensors} - {*TENSOR_KINDS}:
+            raise ConfigError(
+                f"{path} names a tensor's kind {shown(unknown.pop())}: known are {', '.join(TENSOR_KINDS)}"
+            )
+        config = RunConfig.from_dict(data["config"]) if data.get("config") else None
+        most = data.get("max_allocated_bytes")
+        return Sidecar(config, None if most is None else _count(most), tensors)
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is not what a recorder leaves beside a snapshot: remove it ({error})") from None
+
+
+def _tensor(told: Mapping[str, Any]) -> Tensor:
+    kind, name, dtype = (_text(told[field]) for field in ("kind", "name", "dtype"))
+    return Tensor(kind, name, _count(told["address"]), _count(told["bytes"]), (*map(_count, told["shape"]),), dtype)

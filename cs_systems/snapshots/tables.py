@@ -1,0 +1,219 @@
+"""The tables of a memory snapshot: plain rows, bytes and seconds, every column always there."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, groupby
+
+from cs_systems.record import Row
+from cs_systems.snapshots.allocations import BEFORE
+from cs_systems.snapshots.categories import ACTIVATIONS, CATEGORIES, UNKNOWN, Attributed, Attribution
+from cs_systems.snapshots.tensor_names import TensorNames
+
+
+def composition(found: Attribution, names: TensorNames) -> list[Row]:
+    """What the peak consists of. The bytes add up to the peak's; `unknown` is always there."""
+    groups: dict[tuple[str, str | None], list[Attributed]] = {(UNKNOWN, None): []}
+    for a in found.alive_at(found.replay.peak_event):
+        groups.setdefault((a.category, a.phase), []).append(a)
+    order = list(CATEGORIES)
+    rows = [
+        {"category": category, "phase": phase, **_sums(group), "share": _share(group, found.replay.peak_bytes)}
+        for (category, phase), group in groups.items()
+    ]
+    return sorted(rows, key=lambda row: (order.index(row["category"]), -row["bytes"]))
+
+
+def _sums(group: Sequence[Attributed]) -> Row:
+    given = sum(a.allocation.bytes for a in group)
+    asked = sum(a.allocation.requested_bytes for a in group)
+    return {"allocations": len(group), "bytes": given, "rounding_bytes": given - asked}
+
+
+def _share(group: Iterable[Attributed], whole: int) -> float | None:
+    return sum(a.allocation.bytes for a in group) / whole if whole else None
+
+
+def layers(found: Attribution, names: TensorNames) -> list[Row]:
+    """The activations at the peak by layer, in the order in which forward made them; else by where they were made."""
+    groups: dict[str, list[Attributed]] = defaultdict(list)
+    for a in found.alive_at(found.replay.peak_event):
+        if a.category == ACTIVATIONS:
+            groups[a.layer or where(found, a) or "unknown"].append(a)
+    whole = sum(a.allocation.bytes for group in groups.values() for a in group)
+    return [{"layer": layer, **_sums(group), "share": _share(group, whole)} for layer, group in groups.items()]
+
+
+def at_peak(found: Attribution, names: TensorNames) -> list[Row]:
+    """What is allocated at the peak, like with like, the largest single allocation first."""
+    return _like_with_like(found, names, found.alive_at(found.replay.peak_event))
+
+
+def at_end(found: Attribution, names: TensorNames) -> list[Row]:
+    """The same at the end of the recording."""
+    return _like_with_like(found, names, found.alive_at(len(found.replay.snapshot.events) - 1))
+
+
+def _like_with_like(found: Attribution, names: TensorNames, chosen: Iterable[Attributed]) -> list[Row]:
+    groups: dict[tuple[int, str, str | None, str | None], list[Attributed]] = defaultdict(list)
+    for a in chosen:
+        groups[a.allocation.bytes, a.category, names.name(a), where(found, a)].append(a)
+    rows = [
+        {
+            "bytes": size,
+            "allocations": len(group),
+            "total_bytes": size * len(group),
+            "category": category,
+            "name": name,
+            "where": place,
+            "described": "; ".join(filter(None, (name, place))) or None,
+            "layers": _span([a.layer for a in group]),
+        }
+        for (size, category, name, place), group in groups.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["bytes"], -row["total_bytes"]))
+
+
+def _span(layers: Iterable[str | None]) -> str | None:
+    """The layers, first to last."""
+    known = list(dict.fromkeys(layer for layer in layers if layer))
+    if not known:
+        return None
+    first, last = known[0], known[-1]
+    common = first.rpartition(" ")[0]  # `block 0 … 3`
+    last = last.removeprefix(f"{common} ") if common else last
+    return first if len(known) == 1 else f"{first} … {last}"
+
+
+def where(found: Attribution, a: Attributed) -> str | None:
+    """Its line of code; of an allocation without a stack the phase that made it, or None."""
+    return found.sites[a.allocation.stack] or a.phase
+
+
+def timeline(found: Attribution, names: TensorNames) -> list[Row]:
+    """Each stretch of events in one phase: allocated before it, at most, and after it."""
+    replay, events = found.replay, found.replay.snapshot.events
+    at, allocated = allocated_over_events(found)
+    rows: list[Row] = []
+    phases = [place.phase for place in found.places]
+    index = 0
+    for phase, group in groupby(phases):
+        count = sum(1 for _ in group)
+        first, last = index, index + count - 1
+        index += count
+        low, high = bisect_right(at, first) - 1, bisect_right(at, last)
+        before = allocated[bisect_right(at, first - 1) - 1]
+        rows.append(
+            {
+                "phase": phase,
+                "first_event": first,
+                "events": count,
+                "start_s": (events.time_us[first] - events.time_us[0]) / 1e6 if events.time_us else None,
+                "duration_s": (events.time_us[last] - events.time_us[first]) / 1e6 if events.time_us else None,
+                "before_bytes": before,
+                "peak_bytes": max([before, *allocated[max(low, 0) : high]]),
+                "after_bytes": allocated[high - 1],
+                "is_peak": first <= replay.peak_event <= last,
+            }
+        )
+    return rows
+
+
+def allocated_over_events(found: Attribution) -> tuple[list[int], list[int]]:
+    """(events at which it changes, bytes allocated from there on), from BEFORE on."""
+    end = len(found.replay.snapshot.events)
+    changes: dict[int, int] = defaultdict(int)
+    for a in found.replay.allocations:
+        changes[a.start] += a.bytes
+        if a.end < end:
+            changes[a.end] -= a.bytes
+    changes.setdefault(BEFORE, 0)
+    at = sorted(changes)
+    return at, list(accumulate(changes[event] for event in at))
+
+
+def fragmentation(found: Attribution, names: TensorNames) -> list[Row]:
+    """Reserved against allocated at the end, by pool: what `empty_cache` would return and what lies between blocks."""
+    rows = []
+    segments = found.replay.snapshot.segments
+    for pool in sorted({s.pool for s in segments}):
+        of_pool = [s for s in segments if s.pool == pool]
+        free = [(s, b) for s in of_pool for b in s.blocks if b.state == "inactive"]
+        whole = sum(b.bytes for s, b in free if b.bytes == s.bytes)
+        between = [b.bytes for s, b in free if b.bytes < s.bytes]
+        states: dict[str, int] = defaultdict(int)
+        for s in of_pool:
+            for b in s.blocks:
+                states[b.state] += b.bytes
+        rows.append(
+            {
+                "pool": pool,
+                "segments": len(of_pool),
+                "reserved_bytes": sum(s.bytes for s in of_pool),
+                "allocated_bytes": states["active_allocated"],
+                "pending_free_bytes": states["active_pending_free"],
+                "free_segments_bytes": whole,
+                "inactive_split_bytes": sum(between),
+                "inactive_splits": len(between),
+                "largest_split_bytes": max(between, default=0),
+            }
+        )
+    return rows
+
+
+def segments(found: Attribution, names: TensorNames) -> list[Row]:
+    """The segments at the end, those first that hold the most memory which is neither used nor can be returned."""
+    rows = []
+    for s in found.replay.snapshot.segments:
+        free = [b.bytes for b in s.blocks if b.state == "inactive"]
+        split = sum(free) if sum(free) < s.bytes else 0
+        rows.append(
+            {
+                "address": f"{s.address:#x}",
+                "pool": f"{s.pool}, private" if s.private else s.pool,
+                "stream": s.stream,
+                "reserved_bytes": s.bytes,
+                "allocated_bytes": sum(b.bytes for b in s.blocks if b.state == "active_allocated"),
+                "inactive_split_bytes": split,
+                "inactive_splits": len(free) if split else 0,
+                "largest_split_bytes": max(free) if split else 0,
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["inactive_split_bytes"], -row["reserved_bytes"]))
+
+
+def differences(a: Attribution, b: Attribution, by: Callable[[Attribution, Attributed], str | None]) -> list[Row]:
+    """The peaks of two snapshots held against each other: {by, a_bytes, b_bytes, difference_bytes, counts}."""
+    sides: list[dict[str, list[int]]] = []
+    for found in (a, b):
+        groups: dict[str, list[int]] = defaultdict(list)
+        for each in found.alive_at(found.replay.peak_event):
+            groups[by(found, each) or "no stack"].append(each.allocation.bytes)
+        sides.append(groups)
+    left, right = sides
+    rows = [
+        {
+            "what": what,
+            "a_bytes": sum(left.get(what, ())),
+            "b_bytes": sum(right.get(what, ())),
+            "difference_bytes": sum(right.get(what, ())) - sum(left.get(what, ())),
+            "a_allocations": len(left.get(what, ())),
+            "b_allocations": len(right.get(what, ())),
+        }
+        for what in dict.fromkeys([*left, *right])
+    ]
+    return sorted(rows, key=lambda row: -abs(row["difference_bytes"]))
+
+
+Table = Callable[[Attribution, TensorNames], list[Row]]
+TABLES: dict[str, Table] = {
+    "composition": composition,
+    "layers": layers,
+    "top": at_peak,
+    "timeline": timeline,
+    "fragmentation": fragmentation,
+    "segments": segments,
+    "alive": at_end,
+}

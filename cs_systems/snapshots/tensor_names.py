@@ -1,0 +1,129 @@
+"""What a person calls a tensor of so many bytes: 48.8 MiB is `token_embeddings or lm_head, 10,000 × 1280 × 4`.
+
+By the model's shapes, where the model is known or guessed; tensors that a recorder named have their own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from math import prod
+
+from cs_systems.config import PRESETS, ConfigError, ModelConfig, RunConfig, one_of
+from cs_systems.snapshots.categories import (
+    ACTIVATIONS,
+    BEFORE_RECORDING,
+    GRADIENTS,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    TEMPORARIES,
+    Attributed,
+    Attribution,
+)
+
+ELEMENT_BYTES = (4, 2)
+_OF_PARAMETERS = {
+    PARAMETERS: "",
+    BEFORE_RECORDING: "as ",
+    GRADIENTS: "gradient of ",
+    OPTIMIZER_STATE: "moment of ",
+}
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """Names by size. `note` says where they come from; empty dictionaries where no model is known."""
+
+    parameters: dict[int, str]  # bytes → name
+    activations: dict[int, str]
+    note: str
+
+    def name(self, a: Attributed) -> str | None:
+        """None where nothing is known that would fit."""
+        size = a.allocation.requested_bytes
+        if a.tensor is not None:
+            return f"{a.tensor.name}, {' × '.join(map(_number, a.tensor.shape))} {a.tensor.dtype}"
+        if a.category in _OF_PARAMETERS:
+            known = self.parameters.get(size)
+            return known and _OF_PARAMETERS[a.category] + known
+        return self.activations.get(size) if a.category in (ACTIVATIONS, TEMPORARIES) else None
+
+
+def tensor_names(attribution: Attribution, size: str | None = None) -> TensorNames:
+    """The names for a snapshot: by the recorder's configuration, else by the preset `size`, else by a guess.
+
+    Raises ConfigError for an unknown preset.
+    """
+    sidecar = attribution.replay.snapshot.sidecar
+    config = sidecar.config if sidecar else None
+    sizes = {a.allocation.requested_bytes for a in attribution.allocations if a.category in _OF_PARAMETERS}
+    if size is not None:
+        model = PRESETS[one_of("size", size, PRESETS)]
+        elements = [e for e in ELEMENT_BYTES if _fits(model, e, sizes)]
+        if not elements:
+            raise ConfigError(f"no tensor of {size}'s embedding, attention and feed-forward is in it: leave --size out")
+        return _names(model, elements, None, f"names are those of the preset {size}, by size")
+    if config is not None and config.workload == "train_step":
+        elements = [e for e in ELEMENT_BYTES if _fits(config.model, e, sizes)]
+        return _names(config.model, elements, config, f"names are those of {config.model.label}, by size")
+    for name, model in PRESETS.items():
+        if elements := [e for e in ELEMENT_BYTES if _fits(model, e, sizes)]:
+            said = f"names are guessed: tensors have the sizes of the preset {name}'s; --size says which it is"
+            return _names(model, elements, None, said)
+    return TensorNames({}, {}, "")
+
+
+def parameter_shapes(model: ModelConfig) -> dict[str, Shape]:
+    """The shapes of a BasicTransformerLM's parameters, by the name within a layer."""
+    d, d_ff = model.d_model, model.d_ff
+    return {
+        **dict.fromkeys(("token_embeddings", "lm_head"), (model.vocab_size, d)),
+        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "output_proj"), (d, d)),
+        **dict.fromkeys(("w1", "w3"), (d_ff, d)),
+        "w2": (d, d_ff),
+        "norm": (d,),
+    }
+
+
+def activation_shapes(config: RunConfig) -> dict[str, Shape]:
+    """The shapes that forward and backward make of a batch."""
+    batch, seq, model = config.batch_size, config.tokens_per_sequence, config.model
+    return {
+        "residual stream or a projection": (batch, seq, model.d_model),
+        "feed-forward": (batch, seq, model.d_ff),
+        "logits": (batch, seq, model.vocab_size),
+        "attention scores": (batch, model.num_heads, seq, seq),
+        "a factor a token": (batch, seq),
+        "a factor a token and head": (batch, model.num_heads, seq),
+    }
+
+
+def _fits(model: ModelConfig, element: int, sizes: Collection[int]) -> bool:
+    return all(prod(shape) * element in sizes for name, shape in parameter_shapes(model).items() if name != "norm")
+
+
+def _names(model: ModelConfig, elements: Iterable[int], config: RunConfig | None, note: str) -> TensorNames:
+    activations = _by_size(activation_shapes(config), ELEMENT_BYTES) if config else {}
+    if config and config.precision.is_autocast:
+        copies = _by_size(parameter_shapes(model), [2])
+        activations = {size: f"autocast's copy of {name}" for size, name in copies.items()} | activations
+    return TensorNames(_by_size(parameter_shapes(model), elements), activations, note)
+
+
+def _by_size(shapes: dict[str, Shape], elements: Iterable[int]) -> dict[int, str]:
+    """Tensors of one size share their name; of several shapes the first one's is written out."""
+    names: dict[int, str] = {}
+    for element in elements:
+        of_size: dict[int, dict[str, Shape]] = {}
+        for name, shape in shapes.items():
+            of_size.setdefault(prod(shape) * element, {})[name] = shape
+        for size, found in of_size.items():
+            *most, last = found
+            dims = " × ".join(map(_number, (*next(iter(found.values())), element)))
+            names.setdefault(size, f"{', '.join(most)} or {last}, {dims}" if most else f"{last}, {dims}")
+    return names
+
+
+def _number(n: int) -> str:
+    return f"{n:,}" if n >= 10_000 else str(n)

@@ -1,0 +1,137 @@
+"""Plain data from a pickle that comes from outside: `load(path, how) -> data`.
+
+The unpickler refuses every global, so that nothing in the file can run, and gets memory in proportion to the bytes that
+it has read: a few bytes of a pickle can ask for any amount.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cs_systems.config import ConfigError
+from cs_systems.core.file_types import PICKLE, Unpacked, head, refuse_other, shown
+from cs_systems.traces.folder import choice
+
+MEMORY_PER_FILE_BYTE = 8  # bytes of Python objects that a byte of a pickled snapshot becomes
+MOST_PER_BYTE = 16  # that a byte of any pickle may become, beyond FREE_BYTES
+FREE_BYTES = 1 << 28
+CHUNK = 1 << 20
+AGAIN = "dump it again, with fewer events (max_entries) if room is short"
+# What the unpickler says where the bytes end too early; of an old protocol an argument that ends with the line.
+_CUT = re.compile("truncated|Ran out of input|pickle data was")
+
+
+class _Refusing(pickle.Unpickler):
+    """Makes numbers, texts, lists, tuples and dictionaries, and nothing else."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        what = f"{module}.{name}"[:80]
+        raise _Refused(what if what.isprintable() else ascii(what))
+
+    def persistent_load(self, id: Any) -> NoReturn:
+        raise _Refused(f"a persistent id ({shown(id)})")
+
+
+class _Refused(Exception):
+    """What the pickle asked for."""
+
+
+def load(path: Path, how: str) -> Any:
+    """What is pickled in a file, gzipped or not. `how` such a file is written, for messages.
+
+    Raises ConfigError, which says what is wrong and what to do about it.
+    """
+    if not path.is_file():
+        inside = sorted(path.glob("*.pickle")) if path.is_dir() else []
+        give = choice(path, inside) if inside else "the file of a snapshot"
+        raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give {give}")
+    if not path.stat().st_size:
+        raise ConfigError(f"{path} is empty: the snapshot was not written; was there room on the disk?")
+    refuse_other(path, "snapshot")
+    if not PICKLE.match(head(path)):
+        raise ConfigError(f"{path} is not a pickle: write a memory snapshot with {how}")
+    _refuse_beyond_memory(path)
+    try:
+        with closing(Unpacked(path)) as source, _metered_memory() as allow:
+            return _Refusing(io.BufferedReader(_Metered(source, allow), CHUNK)).load()
+    except _Refused as refused:
+        raise ConfigError(
+            f"{path} was refused: it asks for {refused}, as a pickle that runs code does. A memory snapshot holds "
+            "numbers, texts, lists and dictionaries alone; nothing of it was run"
+        ) from None
+    except ConfigError:
+        raise
+    except EOFError:
+        raise ConfigError(f"{path} is cut off: {AGAIN}") from None
+    except MemoryError:
+        raise ConfigError(
+            f"{path} asks for more memory than this machine has, or than a snapshot of its size needs: {AGAIN}"
+        ) from None
+    except Exception as error:  # a malformed pickle may raise anything
+        why = str(error)
+        wrong = "is cut off" if _CUT.search(why) else f"is a damaged pickle ({why[:200]!a})"
+        raise ConfigError(f"{path} {wrong}: {AGAIN}") from None
+
+
+def _refuse_beyond_memory(path: Path) -> None:
+    """An unpickled snapshot is several times its file: better no answer than a machine that swaps."""
+    size = path.stat().st_size
+    needed, available = size * MEMORY_PER_FILE_BYTE, _available_bytes()
+    if available is not None and needed > max(available, 2**30):
+        raise ConfigError(
+            f"{path} is {size / 2**30:.1f} GiB and would need about {needed / 2**30:.0f} GiB of memory, "
+            f"of which {available / 2**30:.0f} GiB are free: record fewer events (max_entries), or read it on a "
+            "machine with more memory"
+        )
+
+
+def _available_bytes() -> int | None:
+    """What Linux says can be had without swapping, None elsewhere."""
+    meminfo = Path("/proc/meminfo")
+    lines = meminfo.read_text().splitlines() if meminfo.is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+class _Metered(io.RawIOBase):
+    """Bytes of a pickle; says how many were read before they are used."""
+
+    def __init__(self, source: Unpacked, allow: Callable[[int], None]) -> None:
+        self._source, self._allow = source, allow
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._source.read(len(buffer))
+        buffer[: len(data)] = data
+        self._allow(self._source.count)
+        return len(data)
+
+
+@contextmanager
+def _metered_memory() -> Iterator[Callable[[int], None]]:
+    """What a pickle asks for beyond the memory that the bytes read so far allow is a MemoryError. On Linux."""
+    available = _available_bytes()
+    if available is None:
+        yield lambda count: None
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most = used + available if soft == resource.RLIM_INFINITY else min(used + available, soft)
+
+    def allow(count: int) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (min(most, used + FREE_BYTES + MOST_PER_BYTE * count), hard))
+
+    allow(0)
+    try:
+        yield allow
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

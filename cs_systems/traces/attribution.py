@@ -1,0 +1,104 @@
+"""Which phase, and apart which layer, caused each kernel.
+
+A kernel belongs to the ranges that were open on the launching thread when its launch began. The autograd thread
+launches the backward kernels while the main thread waits inside its `backward` range: there the phase is taken from
+what the main thread had open at that time, and the layer from the ranges that hooks opened in the autograd thread; else
+from the forward operator with the backward operator's sequence number; else the layer is unattributed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from cs_systems.config import Phase
+from cs_systems.traces.range_names import FUSED, UNATTRIBUTED, meaning, refined
+from cs_systems.traces.sequence_numbers import SequenceRoute
+from cs_systems.traces.trace import Categorical, Floats, Ints, Ranges, Recording, Timeline
+
+
+class Place(NamedTuple):
+    """Where a kernel belongs: to exactly one phase, to exactly one layer, and in a block to at most one part of it."""
+
+    phase: str
+    layer: str
+    part: str | None
+    fused: bool = False  # by a compiler, with operators of other layers
+
+
+NOWHERE = Place(UNATTRIBUTED, UNATTRIBUTED, None)
+NOTHING_OPEN: Timeline[str] = Timeline(np.empty(0), np.empty(0), ())
+
+
+def attribute(recording: Recording) -> Categorical[Place]:
+    """A Place for each kernel of the recording, in its order."""
+    kernels = recording.kernels
+    found = places_at(recording.ranges, kernels.thread, kernels.launch_start_s)
+    if not recording.ops:
+        return found
+    places = {place: n for n, place in enumerate(found.values)}
+    _layers_by_sequence(recording, places, found.codes)
+    return Categorical(list(places), found.codes)
+
+
+def places_at(ranges: Ranges, thread: Ints, time_s: Floats) -> Categorical[Place]:
+    """Where each call belongs that a thread made at a time; NOWHERE those of which no time is known (NaN)."""
+    lines, main = ranges.timelines, main_timeline(ranges)
+    places = {NOWHERE: 0}
+    codes = np.zeros(len(thread), np.int64)
+    known = ~np.isnan(time_s)
+    for number in np.unique(thread[known]).tolist():
+        mine = np.flatnonzero(known & (thread == number))
+        own = lines.get(number, NOTHING_OPEN)
+        outer = NOTHING_OPEN if own is main else main
+        # Calls that were made while the same was open share their place.
+        open_here, open_there = own.index(time_s[mine]), outer.index(time_s[mine])
+        both, inverse = np.unique(open_here * len(outer.stacks) + open_there, return_inverse=True)
+        found = (divmod(pair, len(outer.stacks)) for pair in both.tolist())
+        of_pair = [place_of(own.stacks[here], outer.stacks[there]) for here, there in found]
+        codes[mine] = np.array([places.setdefault(place, len(places)) for place in of_pair])[inverse]
+    return Categorical(list(places), codes)
+
+
+def _layers_by_sequence(recording: Recording, places: dict[Place, int], codes: Ints) -> None:
+    """Give kernels of backward, whose layer no range says, that of the forward operator; adds to `places`."""
+    route = SequenceRoute(recording)
+    blind = [n for place, n in places.items() if (place.phase, place.layer) == (Phase.BACKWARD, UNATTRIBUTED)]
+    which = np.flatnonzero(np.isin(codes, blind))
+    for i, kernel in zip(which.tolist(), recording.kernels.rows(which), strict=True):
+        if ranges := route.forward_ranges(kernel):
+            forward = place_of(ranges)
+            place = Place(Phase.BACKWARD.value, forward.layer, forward.part)
+            codes[i] = places.setdefault(place, len(places))
+
+
+def main_timeline(ranges: Ranges) -> Timeline[str]:
+    thread = main_thread(ranges)
+    return NOTHING_OPEN if thread is None else ranges.timelines[thread]
+
+
+def main_thread(ranges: Ranges) -> int | None:
+    """The thread that opened most phases; of those without any, most ranges."""
+    phases = ranges.named(lambda name: meaning(name).phase not in (None, Phase.LOSS))
+    threads = Counter(r.thread for r in phases) or Counter(ranges.thread.tolist())
+    return threads.most_common(1)[0][0] if threads else None
+
+
+@functools.lru_cache(maxsize=65536)
+def place_of(own: tuple[str, ...], outer: tuple[str, ...] = ()) -> Place:
+    """The place that the names of open ranges mean, outermost first: `own` of the launching thread, `outer` of the main
+    thread where that is another one. The outermost phase counts, and the innermost layer and part."""
+    inside = [meaning(name) for name in own]
+    phases = [m.phase for m in (*(meaning(name) for name in outer), *inside) if m.phase]
+    phase = phases[0] if phases else UNATTRIBUTED
+    layer = part = None
+    for m in inside:
+        if m.layer and m.layer != layer:
+            layer, part = m.layer, None
+        part = refined(part, m.part)
+    if layer is None and phase in (Phase.LOSS, Phase.OPTIMIZER):
+        layer = phase
+    return Place(phase, layer or UNATTRIBUTED, part, any(name.startswith(FUSED) for name in own))

@@ -1,0 +1,57 @@
+"""An attribution held against the independent route of autograd's sequence numbers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cs_systems.config import ConfigError, Phase
+from cs_systems.record import Row
+from cs_systems.traces.attribution import Place, place_of
+from cs_systems.traces.range_names import UNATTRIBUTED
+from cs_systems.traces.sequence_numbers import SequenceRoute
+from cs_systems.traces.trace import Recording
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """`checked_*`: what the route says something about; `rows`: {attributed, by_sequence_number, kernels, time_s}."""
+
+    checked_kernels: int
+    checked_s: float
+    wrong_s: float
+    rows: list[Row]
+
+    @property
+    def wrong_share(self) -> float | None:
+        return self.wrong_s / self.checked_s if self.checked_s else None
+
+
+def check(recording: Recording, places: Sequence[Place]) -> Agreement:
+    """Where the places and the route disagree: on whether a kernel is of backward, and on its layer there.
+
+    A layer is compared where both know one. Raises ConfigError where the recording has no sequence numbers.
+    """
+    if not recording.ops:
+        raise ConfigError(f"{recording.source} has no sequence numbers: record with torch.profiler (Kineto)")
+    route = SequenceRoute(recording)
+    checked, checked_s, wrong_s = 0, 0.0, 0.0
+    wrong: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for kernel, place in zip(recording.kernels, places, strict=True):
+        backward = route.is_backward(kernel)
+        if backward is None:
+            continue
+        duration = kernel.end_s - kernel.start_s
+        checked, checked_s = checked + 1, checked_s + duration
+        layer = place_of(route.forward_ranges(kernel)).layer if backward else UNATTRIBUTED
+        other_layer = UNATTRIBUTED not in (layer, place.layer) and layer != place.layer
+        if backward != (place.phase == Phase.BACKWARD) or other_layer:
+            wrong_s += duration
+            truth = f"backward, {layer}" if backward else "not backward"
+            wrong[f"{place.phase}, {place.layer}", truth].append(duration)
+    rows = [
+        {"attributed": said, "by_sequence_number": truth, "kernels": len(times), "time_s": sum(times)}
+        for (said, truth), times in sorted(wrong.items(), key=lambda item: -sum(item[1]))
+    ]
+    return Agreement(checked, checked_s, wrong_s, rows)

@@ -1,0 +1,107 @@
+"""Events of a Chrome trace, a few at a time from a window on the file, which does not have to fit into memory.
+
+Format: "Trace Event Format": an array of events, or an object that has one under `traceEvents`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cs_systems.config import ConfigError
+from cs_systems.core.file_types import Unpacked
+
+WINDOW = 1 << 22  # characters read at a time
+BATCH = 1 << 15  # characters decoded at a time, while they are in the processor's cache
+LONGEST_EVENT = 1 << 24  # characters, of the header too: profilers write some thousands
+_BETWEEN = re.compile(r"[\s,]*")
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_DECODER = json.JSONDecoder(strict=False)
+Event = dict[str, Any]
+
+
+class Text:
+    """The part of a trace that is being decoded: `text` from `at` on."""
+
+    def __init__(self, file: Unpacked, path: Path) -> None:
+        self.path = path
+        self.text, self.at = "", 0
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def extend(self) -> bool:
+        """Read on, behind what is not decoded yet; False at the end of the file.
+
+        What does not fit is read twice as far each time, so that the whole of it is looked at twice and not for ever.
+        """
+        rest = self.text[self.at :]
+        if len(rest) > LONGEST_EVENT:
+            raise ConfigError(
+                f"{self.path} is no trace of torch.profiler: one of its events, or what stands before them, has over "
+                f"{LONGEST_EVENT >> 20} million characters; export it with export_chrome_trace"
+            )
+        raw = self._file.read(max(WINDOW, len(rest)))
+        more = self._decoder.decode(raw, final=not raw)
+        self.text, self.at = rest + more, 0
+        return bool(raw)
+
+
+def header(text: Text) -> Event:
+    """Return what stands before the events, and leave the text at the first. A bare array of events is a trace too."""
+    text.extend()
+    if (begin := text.text.lstrip()).startswith("["):
+        text.at = len(text.text) - len(begin) + 1
+        return {}
+    while not (found := _EVENTS.search(text.text)):
+        if not text.extend():
+            raise ConfigError(f"{text.path} holds no traceEvents: export it with torch.profiler's export_chrome_trace")
+    try:
+        before: Event = json.loads(text.text[: found.end()] + "]}")
+    except ValueError as error:
+        raise ConfigError(f"{text.path} does not begin as a Chrome trace: {error}") from None
+    text.at = found.end()
+    return before
+
+
+def events(window: Text) -> Iterator[list[Any]]:
+    """Yield the events, some of them at a time; the list is empty when the next is asked for.
+
+    To decode an array of them takes two thirds of the time that one after the other does. It is cut behind a brace that
+    a comma follows; where that is not an event's last, the array is none, and its events are decoded one by one.
+    """
+    number, alone = 0, 0
+    while True:
+        text, at = window.text, _BETWEEN.match(window.text, window.at).end()  # type: ignore[union-attr]
+        window.at = at
+        if text.startswith("]", at):
+            return
+        cut = text.rfind("},", at, at + BATCH) + 1 if at >= alone else 0
+        try:
+            if cut:
+                found, window.at = _DECODER.decode(f"[{text[at:cut]}]"), cut
+            else:
+                event, window.at = _DECODER.raw_decode(text, at)
+                found = [event]
+        except ValueError as error:
+            if cut:
+                alone = cut
+                continue
+            if not isinstance(error, json.JSONDecodeError):
+                raise ConfigError(
+                    f"{window.path} is damaged: a number in event {number} has thousands of digits; record again"
+                ) from None
+            alone = 0
+            if not window.extend():
+                ends = error.pos >= len(text) - 1 or at >= len(text)
+                raise ConfigError(
+                    f"{window.path} is truncated or damaged: it {'ends inside' if ends else 'breaks at'} event {number}"
+                    "; let the profiler finish writing, or record again"
+                ) from None
+            continue
+        number += len(found)
+        yield found
+        found.clear()  # the next are decoded into the same memory, which the processor has in its cache

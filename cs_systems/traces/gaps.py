@@ -1,0 +1,128 @@
+"""When the device ran no kernel in a step, and why.
+
+The causes of a stretch without a kernel, each for as long as it lasted:
+
+- copy: a memcpy or memset ran instead;
+- device latency: the next kernel's launch had returned before the stretch began, so that the device, not the host, was
+  late (a dependency, the time between two kernels of a queue);
+- profiler: the profiler's own bookkeeping held the host up;
+- cudaMalloc: the host was allocating or freeing device memory, with no launch pending;
+- synchronisation: the host waited for the device, with no launch pending;
+- launch-bound: the host did something else, and no launch was pending: Python, the framework, the launch itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from cs_systems.record import Row
+from cs_systems.traces.stalls import stalls
+from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Recording, Step
+
+COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH = CAUSES = (
+    "copy", "device latency", "profiler", "cudaMalloc", "synchronisation", "launch-bound",
+)  # fmt: skip
+
+
+class Span(NamedTuple):
+    """What could keep the device waiting, while it lasted."""
+
+    cause: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """When no kernel ran on one device, cut to the steps: a gap that reaches into two steps has a row in each.
+
+    `pending`: the launch of the kernel after the gap had returned when the gap began.
+    """
+
+    step: Ints
+    start_s: Floats
+    end_s: Floats
+    pending: Bools
+
+    def idle_s(self, steps: int) -> list[float]:
+        """For each step for how long no kernel ran."""
+        return cast(list[float], np.bincount(self.step, self.end_s - self.start_s, steps).tolist())
+
+
+def gaps_in(kernels: Kernels, steps: Sequence[Step]) -> dict[int, Gaps]:
+    """Device → its gaps in the steps, for each device that ran a kernel."""
+    return {device: _gaps(kernels, kernels.device == device, steps) for device in np.unique(kernels.device).tolist()}
+
+
+def _gaps(kernels: Kernels, own: Bools, steps: Sequence[Step]) -> Gaps:
+    """Between the kernels of one device, also before the first and after the last."""
+    # What had ended when each kernel began, the last one to end first: kernels of several streams overlap.
+    start = np.concatenate([[-np.inf], np.maximum.accumulate(kernels.end_s[own])])
+    end = np.append(kernels.start_s[own], np.inf)
+    pending = np.append(kernels.launch_end_s[own], np.nan) <= start
+    real = end > start
+    start, end, pending = start[real], end[real], pending[real]
+    begins, ends = np.array([step.start_s for step in steps]), np.array([step.end_s for step in steps])
+    # Gaps and steps are in order and apart from each other: a gap meets the steps first ≤ step < last.
+    first, last = np.searchsorted(ends, start, "right"), np.searchsorted(begins, end, "left")
+    times = np.maximum(last - first, 0)
+    gap = np.repeat(np.arange(len(start)), times)
+    step = np.arange(len(gap)) - np.repeat(np.cumsum(times) - times, times) + first[gap]
+    return Gaps(step, np.maximum(start[gap], begins[step]), np.minimum(end[gap], ends[step]), pending[gap])
+
+
+def gap_rows(recording: Recording, gaps: dict[int, Gaps], steps: Sequence[Step]) -> list[Row]:
+    """A row for each device and cause: {device, cause, gaps_per_step, time_s, share, longest_s}: per step, the share of
+    the step's wall time."""
+    wall_s = sum(step.end_s - step.start_s for step in steps)
+    count = len(steps)
+    rows: list[Row] = []
+    for device, found in gaps.items():
+        times = causes(recording, device, found)
+        rows += [
+            {
+                "device": device,
+                "cause": cause,
+                "gaps_per_step": np.count_nonzero(lasted) / count,
+                "time_s": float(lasted.sum()) / count,
+                "share": float(lasted.sum()) / wall_s,
+                "longest_s": float(lasted.max()),
+            }
+            for cause, lasted in sorted(times.items(), key=lambda item: -float(item[1].sum()))
+            if lasted.any()
+        ]
+    return rows
+
+
+def causes(recording: Recording, device: int, gaps: Gaps) -> dict[str, Floats]:
+    """Cause → for how long it lasted in each gap. What stalls the host counts only where no launch was pending."""
+    copies = [Span(COPY, copy.start_s, copy.end_s) for copy in recording.copies if copy.device == device]
+    host = [Span(PROFILER, start, end) for start, end in recording.overheads]
+    host += [Span(stalls(call.name) or LAUNCH, call.start_s, call.end_s) for call in recording.calls]
+    times = {cause: np.zeros(len(gaps.step)) for cause in CAUSES}
+    for which, spans, rest in ((gaps.pending, copies, LATENCY), (~gaps.pending, [*copies, *host], LAUNCH)):
+        for cause, time_s in _split(gaps.start_s[which], gaps.end_s[which], spans, rest).items():
+            times[cause][which] = time_s
+    return times
+
+
+def _split(start: Floats, end: Floats, spans: Sequence[Span], rest: str) -> dict[str, Floats]:
+    """Cause → its time in each stretch, `rest` what no span covers; of several at once the first in CAUSES counts."""
+    number = np.array([CAUSES.index(span.cause) for span in spans], np.int64)
+    begins, ends = (np.array([getattr(span, edge) for span in spans]) for edge in ("start_s", "end_s"))
+    edges = np.unique(np.concatenate([begins, ends, start[:1], end[-1:]]))
+    # From one edge to the next the same spans last: those that have begun, less those that have ended.
+    lasts = np.full(len(edges), CAUSES.index(rest))
+    for cause in np.unique(number)[::-1]:
+        began, ended = (np.searchsorted(edges, times[number == cause]) for times in (begins, ends))
+        lasting = np.cumsum(np.bincount(began, minlength=len(edges)) - np.bincount(ended, minlength=len(edges))) > 0
+        lasts[lasting] = cause
+    found = {}
+    for cause in np.unique(lasts):
+        until = np.concatenate([[0.0], np.cumsum(np.where(lasts == cause, np.diff(edges, append=np.nan), 0.0)[:-1])])
+        found[CAUSES[cause]] = np.interp(end, edges, until) - np.interp(start, edges, until)
+    return found

@@ -1,0 +1,67 @@
+"""How long the host spent in each range: what a recording without kernels can tell, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from cs_systems.record import Row
+from cs_systems.traces.attribution import NOTHING_OPEN, main_timeline, place_of
+from cs_systems.traces.range_names import UNATTRIBUTED
+from cs_systems.traces.trace import Floats, Ints, Ranges, Step, Timeline, distinct, steps_of
+
+Key = tuple[str | None, str]  # phase, and the range's name
+
+
+def range_rows(ranges: Ranges, steps: Sequence[Step]) -> list[Row]:
+    """A row for each range that began in a step, and the phase it was open in: {phase, range, calls_per_step, total_s,
+    self_s, share}, per step, the longest first.
+
+    The host's wall time, that of several threads added up; `self_s` is without the ranges inside, the share of the
+    steps' wall time. The phase is None outside of every phase.
+    """
+    main = main_timeline(ranges)
+    ends = np.array([step.end_s for step in steps])
+    calls, total_s, self_s = Counter[Key](), Counter[Key](), Counter[Key]()
+    for thread, line in ranges.timelines.items():
+        outer = NOTHING_OPEN if line is main else main
+        number, inside = steps_of(line.times[1:-2], steps)
+        start_s, end_s = line.times[1:-2][inside], line.times[2:-1][inside]
+        stretches, codes = _open(line, outer, start_s)
+        lasted = np.bincount(codes, np.minimum(end_s, ends[number[inside]]) - start_s)
+        for keys, time_s in zip(stretches, lasted.tolist(), strict=True):
+            self_s.update({keys[-1]: time_s} if keys else {})
+            total_s.update(dict.fromkeys(keys, time_s))
+        own = ranges.take((ranges.thread == thread) & steps_of(ranges.start_s, steps)[1])
+        begins, codes = _open(line, outer, own.start_s)
+        for (code, name), count in Counter(zip(codes.tolist(), own.name, strict=True)).items():
+            calls.update({key: count for key in begins[code] if key[1] == name})
+    wall_s = sum(step.end_s - step.start_s for step in steps)
+    return [
+        {
+            "phase": phase,
+            "range": name,
+            "calls_per_step": calls[phase, name] / len(steps),
+            "total_s": time_s / len(steps),
+            "self_s": self_s[phase, name] / len(steps),
+            "share": time_s / wall_s,
+        }
+        for (phase, name), time_s in total_s.most_common()
+        if calls[phase, name]
+    ]
+
+
+def _open(line: Timeline[str], outer: Timeline[str], time_s: Floats) -> tuple[list[list[Key]], Ints]:
+    """(what can be open on a thread, outermost first; which of these was, at each time). The phase of a range may be
+    open on the thread `outer`."""
+    here, there = line.index(time_s), outer.index(time_s)
+    first, codes = distinct(here, there)
+    stacks = zip(here[first].tolist(), there[first].tolist(), strict=True)
+    return [_keys(line.stacks[own], outer.stacks[other]) for own, other in stacks], codes
+
+
+def _keys(own: tuple[str, ...], outer: tuple[str, ...]) -> list[Key]:
+    phases = [place_of(own[: depth + 1], outer).phase for depth in range(len(own))]
+    return [(None if phase == UNATTRIBUTED else phase, name) for phase, name in zip(phases, own, strict=True)]

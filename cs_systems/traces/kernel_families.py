@@ -1,0 +1,84 @@
+"""Which family a kernel is of, by its name: rules as data, the first that matches counts.
+
+The names are those of CUDA libraries and compilers from Ampere to Blackwell. A family says what a kernel is for, which
+decides what limits it; a kernel that fuses several is of the family that takes its time.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+FAMILIES = (
+    "matmul", "attention", "softmax", "elementwise", "reduction", "norm", "copy", "collective", "optimizer", "other",
+)  # fmt: skip
+
+_NORM = r"layer_?norm|rms_?norm|group_?norm|batch_?norm|instance_?norm"
+RULES: tuple[tuple[str, str], ...] = (
+    ("collective", r"nccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem|symm_mem"),
+    ("copy", r"^\[?(cuda )?mem(cpy|set)\b"),
+    # Inductor writes into a name what was fused, so its prefix goes before words that occur anywhere.
+    ("optimizer", r"^triton_for_"),
+    ("attention", r"^triton_tem_.*(attention|sdpa)"),
+    ("matmul", r"^triton_tem_|^triton_(mm|bmm|addmm)"),
+    ("copy", r"^triton_poi_fused_(_?(clone|to_copy|cat|transpose|permute|view|unsafe_view|copy|stack|slice)_)+\d+$"),
+    ("elementwise", r"^triton_poi_"),
+    ("softmax", r"^triton_(red|per)_.*softmax"),
+    ("norm", rf"^triton_(red|per)_.*({_NORM}|rsqrt)"),
+    ("reduction", r"^triton_(red|per|split_scan)_"),
+    ("optimizer", r"multi_tensor_apply|multi_?tensor|adam|adagrad|lamb_|\bsgd|muon|FusedOptimizer"),
+    ("norm", rf"{_NORM}|GammaBeta|RowwiseMoments|\bln_(fwd|bwd|parallel)|\bbn_(fw|bw)|norm_(fwd|bwd|fprop|bprop)"),
+    ("attention", r"flash|fmha|sdpa|attention|attn|\bmha_|mha_fwd|mha_bwd|paged_kv"),
+    ("softmax", r"softmax"),
+    ("matmul", r"gemm|gemv|nvjet|xmma|cutlass|cublas|split_?k|matmul|wgmma|mma_|conv(olve|olution|2d)"),
+    ("matmul", r"(^|_)b?mm_|\bdot_kernel"),
+    ("copy", r"CatArray|copy_kernel|_copy_|transpose|permute|gather|index_?select|index_elementwise|roll_|pad_"),
+    ("reduction", r"reduce|nll_loss|cross_entropy|embedding_(backward|bag)|scatter|scan|arg(max|min)|cumsum"),
+    ("elementwise", r"elementwise|pointwise|dropout|masked_fill|tri[ul]_|arange|fill|silu|gelu|swiglu|cast"),
+    ("elementwise", r"rotary|rope|distribution_"),
+)  # fmt: skip
+_COMPILED = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, pattern in RULES)
+
+
+@functools.lru_cache(maxsize=65536)
+def family(name: str) -> str:
+    """The family of a kernel with this (demangled) name; `other` where no rule knows it."""
+    return next((family for family, pattern in _COMPILED if pattern.search(name)), "other")
+
+
+# A generic kernel is told by the functor among its template arguments: its name → what to call it instead.
+_GENERIC = {
+    "elementwise_kernel": "elementwise", "reduce_kernel": "reduce", "multi_tensor_apply_kernel": "foreach",
+    "Kernel": "", "Kernel2": "", "device_kernel": "",
+}  # fmt: skip
+_SAYS = re.compile(r"\w*(?:Functor|Ops|_kernel)(?:_\w+)?\b|cutlass_\w{6,}|Flash\w+|\w*Gemm\w+")
+_SAYS_NOTHING = re.compile(r"elementwise_kernel|gpu_kernel_impl|reduce_kernel|^(Binary|AUnary|BUnary|Unary)Functor$")
+_ENDS = re.compile(r"_cuda$|_impl$|_kernel$|Functor$|List$|Ops$")
+# cuBLAS writes types, stages and alignments between what tells one product from another.
+_XMMA = re.compile(
+    r"(?P<kernel>sm\d+_xmma_\w*?gemm)_.*?_(?P<layout>[tn]{2})_[tn]_tilesize(?P<tile>[\dx]+)"
+    r".*?(?P<split>split_k|segment_k)?(_off)?_kernel"
+)
+
+
+@functools.lru_cache(maxsize=65536)
+def short_name(name: str) -> str:
+    """The kernel's own name without namespaces, template arguments and parameters; of a generic kernel what it does:
+    `elementwise direct_copy`, `sm80_xmma_gemm tn 64x64x8`."""
+    plain = name.replace("(anonymous namespace)", "").replace("<unnamed>", "").removeprefix("void ")
+    head = re.split(r"[<(]", plain, maxsplit=1)[0]
+    base = head.split("::")[-1].strip() or plain
+    if gemm := _XMMA.match(base):
+        return " ".join(filter(None, (gemm["kernel"], gemm["layout"], gemm["tile"], gemm["split"])))
+    generic = next((g for g in _GENERIC if base == g or (g.islower() and base.endswith(f"_{g}"))), None)
+    says = next((w for w in _SAYS.findall(plain[len(head) :]) if not _SAYS_NOTHING.search(w)), None)
+    return f"{_GENERIC[generic]} {_what(says)}".strip() if generic and says else base
+
+
+def _what(word: str) -> str:
+    """`CUDAFunctor_add` → `add`, `direct_copy_kernel_cuda` → `direct_copy`."""
+    if word.startswith("CUDAFunctor_"):
+        return word.removeprefix("CUDAFunctor_")
+    while (shorter := _ENDS.sub("", word)) not in ("", word):
+        word = shorter
+    return word

@@ -1,0 +1,330 @@
+"""Kineto: the Chrome trace (.json, .json.gz) that `torch.profiler` exports.
+
+Only what the tables need is kept of the events, so that a trace of many hundred megabytes does not have to fit into
+memory. Kineto writes complete ("X") events with times in µs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cs_systems.config import ConfigError
+from cs_systems.core.file_types import Unpacked, shown
+from cs_systems.traces.chrome_trace import Event, Text, events, header
+from cs_systems.traces.stalls import stalls
+from cs_systems.traces.trace import (
+    NO_KERNELS,
+    UNKNOWN,
+    Call,
+    Categorical,
+    Copy,
+    Function,
+    Kernels,
+    Op,
+    Range,
+    Ranges,
+    Recording,
+    without_collector,
+)
+
+LONGEST_S = 1e9  # from the first event: what lies further off is no time of the recording
+LATEST_US = 1e17  # by the profiler's clock: 3,000 years
+MOST_KEPT = 4_000_000  # events from which tables are made: about 1 GB
+FORECAST = 2  # how many times that may be expected before the file was read to its end
+FORECAST_FROM = 1 << 25  # bytes after which that is known
+MOST_LISTED = 20  # processes that a message names
+
+
+@without_collector()
+def read(path: Path, process: int | None = None) -> Recording:
+    """Return the recording in a trace. `process`: which one, by its pid, where there are several."""
+    with closing(Unpacked(path)) as file:
+        try:
+            text = Text(file, path)
+            devices = _devices(header(text))
+            reader = _Reader(path)
+            for some in events(text):
+                for event in some:
+                    reader.take(event)
+                reader.refuse_too_many(file)
+            return reader.recording(devices, process)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ConfigError(f"{path} is truncated ({error}): copy it again, or record again") from None
+        except OverflowError:
+            raise ConfigError(
+                f"{path} is damaged: the number of a thread, device or stream is none: record again"
+            ) from None
+        except RecursionError:
+            raise ConfigError(f"{path} is damaged: values are nested hundreds deep; record again") from None
+        except UnicodeDecodeError:
+            raise ConfigError(
+                f"{path} is not text, so no trace of torch.profiler: gunzip an export of nsys first"
+            ) from None
+
+
+def _devices(before: Event) -> dict[int, str]:
+    """Return the names of the devices by their numbers; none where they are not told as the profiler tells them."""
+    told = before.get("deviceProperties")
+    known = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    return {one["id"]: str(one.get("name", "")) for one in known if type(one.get("id")) is int}
+
+
+@dataclass
+class _Process:
+    """What the host did in one process."""
+
+    launches: dict[int, tuple[float, float, int]] = field(default_factory=dict)  # correlation → (start, end, thread)
+    ranges: list[Range] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+
+
+class _Reader:
+    """Keeps what is needed of each event; kernels meet their launches when all events were seen."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.origin_us: float | None = None
+        self.processes: dict[int, _Process] = defaultdict(_Process)
+        self.kernels: list[tuple[Function, float, float, int, int, bool, int]] = []  # the last is the correlation
+        self.copies: list[tuple[Copy, int]] = []  # with the correlation
+        self.functions: dict[Function, Function] = {}
+        self.overheads: list[tuple[float, float]] = []
+        self.launched = False
+        self.endless: list[str] = []
+        self.damaged: Counter[str] = Counter()  # by category
+        self.first_damaged = ""
+        self.keep: dict[object, Callable[[Event, float, float], None]] = {
+            "kernel": self._kernel,
+            "gpu_memcpy": self._copy,
+            "gpu_memset": self._copy,
+            "cuda_runtime": self._call,
+            "cuda_driver": self._call,
+            "cpu_op": self._op,
+            "user_annotation": self._range,
+            "overhead": lambda event, start, end: self.overheads.append((start, end)),
+        }
+
+    def take(self, event: Any) -> None:
+        category = event.get("cat") if type(event) is dict else None
+        keep = self.keep.get(category) if type(category) is str else None
+        if keep is None:
+            return
+        if category == "cpu_op" and "Sequence number" not in _args(event):  # most of all events
+            return
+        phase = event.get("ph")
+        if phase != "X" and phase != "B":
+            return
+        if phase == "B" or "dur" not in event:  # Kineto writes a range as one event when it ends
+            self.endless.append(str(event.get("name")))
+            return
+        try:
+            if self.origin_us is None:
+                self.origin_us = _clock(event["ts"])
+            start = (event["ts"] - self.origin_us) * 1e-6
+            end = start + event["dur"] * 1e-6
+            if not -LONGEST_S < start <= end < LONGEST_S:
+                raise ValueError
+            keep(event, start, end)
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+            self.first_damaged = self.first_damaged or _described(event)
+            self.damaged[str(category)] += 1
+
+    def refuse_too_many(self, file: Unpacked) -> None:
+        """Raise ConfigError where there are, or clearly will be, more events to keep than fit into memory."""
+        owned = (len(p.launches) + len(p.ranges) + len(p.calls) + len(p.ops) + 4 for p in self.processes.values())
+        kept = sum(owned) + len(self.kernels) + len(self.copies) + len(self.overheads) + len(self.endless)
+        expected = kept / file.share if file.count > FORECAST_FROM else kept
+        if kept > MOST_KEPT or expected > FORECAST * MOST_KEPT:
+            how_many = f"over {MOST_KEPT:,}" if kept > MOST_KEPT else f"about {expected:,.0f}"
+            raise ConfigError(
+                f"{self.path} holds {how_many} kernels, calls, operators and ranges, and {MOST_KEPT:,} fit into "
+                "memory: record fewer steps, with torch.profiler.schedule(wait=1, warmup=1, active=3)"
+            )
+
+    def _kernel(self, event: Event, start: float, end: float) -> None:
+        args = event["args"]
+        grid, block = (tuple(map(int, args[name])) if args.get(name) else None for name in ("grid", "block"))
+        function = Function(
+            str(event["name"]),
+            grid,  # type: ignore[arg-type]
+            block,  # type: ignore[arg-type]
+            _whole(args.get("registers per thread")),
+            _whole(args.get("shared memory")),
+        )
+        one = self.functions.setdefault(function, function)
+        in_graph = bool(args.get("graph node id"))
+        where = int(args["device"]), int(args["stream"])
+        self.kernels.append((one, start, end, *where, in_graph, int(args.get("correlation", UNKNOWN))))
+
+    def _copy(self, event: Event, start: float, end: float) -> None:
+        args = event["args"]
+        kind = event["cat"].removeprefix("gpu_")
+        copy = Copy(kind, start, end, int(args["device"]), int(args["stream"]), _whole(args.get("bytes")))
+        self.copies.append((copy, int(args.get("correlation", UNKNOWN))))
+
+    def _call(self, event: Event, start: float, end: float) -> None:
+        name, thread, process = str(event["name"]), int(event["tid"]), self.processes[int(event["pid"])]
+        self.launched = self.launched or "Launch" in name
+        if correlation := event.get("args", {}).get("correlation"):
+            # Triton and cuBLAS launch through the driver, inside no runtime call; else the outer call comes first.
+            process.launches.setdefault(int(correlation), (start, end, thread))
+        if stalls(name):
+            process.calls.append(Call(name, start, end, thread))
+
+    def _range(self, event: Event, start: float, end: float) -> None:
+        self.processes[int(event["pid"])].ranges.append(Range(str(event["name"]), start, end, int(event["tid"])))
+
+    def _op(self, event: Event, start: float, end: float) -> None:
+        args = event["args"]
+        numbers = int(args["Sequence number"]), int(args.get("Fwd thread id", 0))
+        op = Op(str(event["name"]), start, end, int(event["tid"]), *numbers)
+        self.processes[int(event["pid"])].ops.append(op)
+
+    def recording(self, devices: dict[int, str], wanted: int | None) -> Recording:
+        self._refuse()
+        process = self.processes[self._process(wanted)]
+        limitations = []
+        if self.endless:
+            limitations.append(
+                f"{len(self.endless)} event(s) never end ({self.endless[0]!r} …) and are left out: "
+                "let the profiler run on until they are closed"
+            )
+        if self.damaged:
+            limitations.append(
+                f"{self.damaged.total()} event(s) lack a time or a number that such events have: left out; "
+                f"the first is {self.first_damaged}"
+            )
+        kernels, copies = self.kernels, self.copies
+        if sum(bool(one.launches) for one in self.processes.values()) > 1:
+            kernels = [row for row in kernels if row[-1] in process.launches]
+            copies = [row for row in copies if row[-1] in process.launches]
+            if left_out := len(self.kernels) - len(kernels):
+                limitations.append(f"{left_out} kernels were launched by another process, or by none that is known")
+        return Recording(
+            source=str(self.path),
+            profiler="kineto",
+            devices=devices,
+            kernels=_kernels(kernels, process.launches),
+            copies=[copy for copy, _ in copies],
+            calls=process.calls,
+            ranges=_ranges(process.ranges),
+            overheads=self.overheads,
+            ops=process.ops or None,
+            limitations=tuple(limitations),
+        )
+
+    def _refuse(self) -> None:
+        """Raise ConfigError where no table can be made. Ranges without kernels are a recording of the host, if nothing
+        was launched."""
+        ranges = any(process.ranges for process in self.processes.values())
+        record = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
+        mark = "mark step, forward, backward … with torch.profiler.record_function"
+        for what, category, found in (("kernel", "kernel", self.kernels), ("range", "user_annotation", ranges)):
+            if not found and (count := self.damaged[category]):
+                raise ConfigError(
+                    f"{self.path} is damaged: each of its {count} {what}s lacks a time or a number that such events "
+                    f"have; the first event of that kind is {self.first_damaged}: record again"
+                )
+        if not self.kernels and not ranges and not self.endless:
+            raise ConfigError(f"{self.path} holds no kernel and no range: {record}, and {mark}")
+        if not self.kernels and self.launched:
+            raise ConfigError(f"{self.path} holds no kernel, although some were launched: {record}")
+        if not ranges:
+            never = f" that ends ({self.endless[0]!r} never does)" if self.endless else ""
+            raise ConfigError(f"{self.path} holds no range{never}: {mark}")
+
+    def _process(self, wanted: int | None) -> int:
+        """The pid whose events are read: of several that launched kernels, or without any have ranges, the wanted."""
+        found = Counter({pid: len(self.kernels) for pid, process in self.processes.items() if process.launches})
+        if not self.kernels or not found:
+            found = Counter({pid: len(process.ranges) for pid, process in self.processes.items() if process.ranges})
+        elif len(found) > 1:
+            owner: dict[int, int] = {}
+            alike = set[int]()
+            for pid in found:
+                launches = self.processes[pid].launches
+                alike |= owner.keys() & launches.keys()
+                owner.update(dict.fromkeys(launches, pid))
+            if any(kernel[-1] in alike for kernel in self.kernels):
+                raise ConfigError(
+                    f"{self.path} holds the processes {_listed(map(str, sorted(found)))}, and as they number their "
+                    "launches alike, whose a kernel is cannot be told: analyse the trace of each process by itself"
+                )
+            found = Counter(owner[kernel[-1]] for kernel in self.kernels if kernel[-1] in owner)
+        if wanted is None and len(found) == 1:
+            return next(iter(found))
+        if wanted is not None and wanted in found:
+            return wanted
+        what = "kernel" if self.kernels else "range"
+        listed = _listed(f"{pid} ({count} {what}s)" for pid, count in sorted(found.items()))
+        reason = f"{len(found)} processes" if wanted is None else f"no {what} of process {wanted}"
+        raise ConfigError(f"{self.path} holds {reason}: choose one with --process: {listed}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    first = list(islice(names, MOST_LISTED + 1))
+    return ", ".join(first[:MOST_LISTED]) + (", …" if first[MOST_LISTED:] else "")
+
+
+def _args(event: Event) -> Event:
+    args = event.get("args")
+    return args if type(args) is dict else {}
+
+
+def _clock(time_us: Any) -> float:
+    """Return the time of a first event, from which the others are counted; ValueError where it is none."""
+    if not -LATEST_US < time_us < LATEST_US:
+        raise ValueError
+    return float(time_us)
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and abs(value) < 1 << 63 else None
+
+
+def _described(event: Event) -> str:
+    """Return what a message says of an event that cannot be used."""
+    told = ", ".join(f"{name} {shown(event[name])}" for name in ("name", "ts", "dur", "args") if name in event)
+    return f"a {event['cat']} with {told or 'nothing in it'}"
+
+
+def _kernels(
+    rows: Sequence[tuple[Function, float, float, int, int, bool, int]], launches: dict[int, tuple[float, float, int]]
+) -> Kernels:
+    if not rows:
+        return NO_KERNELS
+    rows = sorted(rows, key=itemgetter(1))
+    unknown = (math.nan, math.nan, UNKNOWN)
+    function, start, end, device, stream, in_graph, correlation = zip(*rows, strict=True)
+    launched, returned, thread = zip(*(launches.get(n, unknown) for n in correlation), strict=True)
+    return Kernels(
+        function=Categorical.of(function),
+        start_s=np.array(start),
+        end_s=np.array(end),
+        device=np.array(device, np.int64),
+        stream=np.array(stream, np.int64),
+        thread=np.array(thread, np.int64),
+        launch_start_s=np.array(launched),
+        launch_end_s=np.array(returned),
+        in_graph=np.array(in_graph),
+    )
+
+
+def _ranges(rows: Sequence[Range]) -> Ranges:
+    name, start, end, thread = zip(*rows, strict=True) if rows else ((),) * 4
+    return Ranges(
+        Categorical.of(name), np.array(start, np.float64), np.array(end, np.float64), np.array(thread, np.int64)
+    )

@@ -1,0 +1,50 @@
+"""Device memory by range: what cudaMalloc took and cudaFree gave back in each phase and layer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cs_systems.config import ConfigError
+from cs_systems.record import Row
+from cs_systems.traces.attribution import places_at
+from cs_systems.traces.profile import find_steps
+from cs_systems.traces.trace import Categorical, Recording, steps_of
+
+MEMORY_USAGE = "--cuda-memory-usage=true"
+
+
+def memory_ranges(recording: Recording) -> list[Row]:
+    """{phase, layer, allocations, allocated_bytes, freed_bytes, change_bytes, most_bytes} of a step, in the order in
+    which it comes to them; of several steps the mean, but of most_bytes, which is the most in use meanwhile above what
+    was in use when the step began. Empty where no step allocated.
+
+    A call belongs to the ranges of the thread that made it, as a kernel's launch does. Raises ConfigError for a
+    recording without memory events, or without a step.
+    """
+    found = recording.allocations
+    if found is None:
+        raise ConfigError(f"{recording.source} tells nothing of memory: record with nsys and {MEMORY_USAGE}")
+    steps, _ = find_steps(recording, None)
+    number, inside = steps_of(found.time_s, steps)
+    in_use = np.cumsum(found.change_bytes)
+    began = np.searchsorted(found.time_s, [step.start_s for step in steps])
+    above = in_use - np.append(0, in_use)[began][number]
+    places = places_at(recording.ranges, found.thread, found.time_s)
+    pairs = Categorical.of((place.phase, place.layer) for place in places)
+    rows = []
+    for code in dict.fromkeys(pairs.codes[inside].tolist()):
+        phase, layer = pairs.values[code]
+        mine = inside & (pairs.codes == code)
+        change = found.change_bytes[mine]
+        rows.append(
+            {
+                "phase": phase,
+                "layer": layer,
+                "allocations": int((change > 0).sum()) / len(steps),
+                "allocated_bytes": int(change[change > 0].sum()) / len(steps),
+                "freed_bytes": -int(change[change < 0].sum()) / len(steps),
+                "change_bytes": int(change.sum()) / len(steps),
+                "most_bytes": int(above[mine].max()),
+            }
+        )
+    return rows

@@ -1,0 +1,142 @@
+"""Nsight Compute: what hardware counters tell of single launches of kernels, from a .ncu-rep.
+
+The report is read offline by NVIDIA's package ncu-report (the extra `ncu`; its licence is NVIDIA's own), in a process
+of its own: native code that meets a report of another version has been seen to die. A metric that the report lacks is
+None.
+Source: `ncu --query-metrics`, and the comparison of metrics in the documentation of Nsight Compute, which says what
+became of nvprof's: load and store throughput, warp execution efficiency, SM efficiency.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from cs_systems.config import ConfigError
+from cs_systems.record import Row
+
+INSTALL = "pip install 'cs-systems[ncu]', or put the folder extras/python of ncu on PYTHONPATH"
+_PEAK, _ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained_active"
+_GLOBAL, _SHARED = "l1tex__t_bytes_pipe_lsu_mem_global_op", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op"
+_CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op"
+
+# Column → metric. A share is of the peak that the chip can sustain; loads and stores are those of the load/store units:
+# what the tensor memory accelerator copies is in the DRAM's columns alone.
+METRICS = {
+    "time_s": "gpu__time_duration.sum",
+    "registers": "launch__registers_per_thread",
+    "shared_bytes": "launch__shared_mem_per_block",  # a block's, the driver's share too
+    "waves": "launch__waves_per_multiprocessor",
+    "occupancy_share": f"sm__warps_active.{_ACTIVE}",  # warps in flight, of the most that an SM holds, while it works
+    "highest_occupancy_share": "sm__maximum_warps_per_active_cycle_pct",  # what registers and shared memory allow
+    "sm_efficiency_share": "smsp__cycles_active.avg.pct_of_peak_sustained_elapsed",  # of the time with a warp in flight
+    "sm_share": f"sm__throughput.{_PEAK}",
+    "memory_share": f"gpu__compute_memory_throughput.{_PEAK}",  # the busiest of L1, L2 and DRAM
+    "dram_share": f"gpu__dram_throughput.{_PEAK}",
+    "dram_read_bytes_per_s": "dram__bytes_read.sum.per_second",
+    "dram_write_bytes_per_s": "dram__bytes_write.sum.per_second",
+    "load_bytes_per_s": f"{_GLOBAL}_ld.sum.per_second",
+    "store_bytes_per_s": f"{_GLOBAL}_st.sum.per_second",
+    "shared_load_bytes_per_s": f"{_SHARED}_ld.sum.per_second",
+    "shared_store_bytes_per_s": f"{_SHARED}_st.sum.per_second",
+    "shared_load_conflicts": f"{_CONFLICTS}_ld.sum",
+    "shared_store_conflicts": f"{_CONFLICTS}_st.sum",
+    "warp_efficiency_share": "smsp__thread_inst_executed_per_inst_executed.ratio",
+}
+# What a metric counts → what its column does, where units do not tell.
+_THREADS_A_WARP = 32
+_BYTES_A_WAVEFRONT = 128  # at most: one wavefront takes 4 bytes from each of the 32 banks
+_FACTORS = {
+    "warp_efficiency_share": 1 / _THREADS_A_WARP,
+    "shared_load_bytes_per_s": _BYTES_A_WAVEFRONT,
+    "shared_store_bytes_per_s": _BYTES_A_WAVEFRONT,
+}
+# Units as versions of ncu write them → base units; the rest are counts.
+_UNITS = {"%": 1e-2, "ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3}
+_WHOLE = ("registers", "shared_bytes", "shared_load_conflicts", "shared_store_conflicts")
+_LAUNCH = {"grid": "launch__grid_dim", "block": "launch__block_dim"}
+
+
+def read(path: Path) -> list[Row]:
+    """One row a profiled launch, in order: {kernel, ranges, grid, block, the columns of METRICS}. `ranges`: the NVTX
+    ranges that were open, outermost first. Raises ConfigError: the file, or the package, is not there or of no use."""
+    if not path.is_file():
+        raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give a .ncu-rep")
+    if not path.stat().st_size:
+        raise ConfigError(f"{path} is empty: the report was not written; was there room on the disk?")
+    done = subprocess.run([sys.executable, "-m", __name__, path.resolve()], capture_output=True, text=True)
+    if done.returncode < 0:
+        died = signal.Signals(-done.returncode).name
+        raise ConfigError(f"NVIDIA's ncu_report died of {died} over {path}: install the newest, {INSTALL}")
+    if done.returncode:
+        raise ConfigError((done.stderr.strip() or "no message").splitlines()[-1])
+    found: list[Row] = json.loads(done.stdout)
+    return found
+
+
+def rows(path: Path) -> list[Row]:
+    """As `read`, in this process."""
+    load = _loader()
+    try:
+        report = load(str(path))
+        found = [_row(action) for profiled in report for action in profiled]
+    except Exception as error:  # what NVIDIA's library raises is its own
+        raise ConfigError(f"ncu-report cannot read {path}: {error}; a package as new as the ncu is needed") from error
+    if not found:
+        raise ConfigError(f"{path} holds no profiled kernel: is it a report of ncu, and was it written to the end?")
+    return found
+
+
+def _loader() -> Callable[[str], Any]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of its SWIG types, under Python 3.12 and newer
+            import ncu_report
+    except ImportError as error:
+        raise ConfigError(f"reports of ncu are read by NVIDIA's package ncu-report ({error}): {INSTALL}") from None
+    load: Callable[[str], Any] = ncu_report.load_report
+    return load
+
+
+def _row(action: Any) -> Row:
+    values = {column: _value(action, metric) for column, metric in METRICS.items()}
+    for column, factor in _FACTORS.items():
+        if (value := values[column]) is not None:
+            values[column] = value * factor
+    for column in _WHOLE:
+        if (value := values[column]) is not None:
+            values[column] = round(value)
+    shapes = {name: tuple(_value(action, f"{metric}_{axis}") for axis in "xyz") for name, metric in _LAUNCH.items()}
+    return {
+        "kernel": action.name(action.NameBase_DEMANGLED),
+        "ranges": " > ".join(_ranges(action.nvtx_state())),
+        **{
+            name: None if None in shape else "×".join(f"{side:.0f}" for side in shape) for name, shape in shapes.items()
+        },
+        **values,
+    }
+
+
+def _value(action: Any, metric: str) -> float | None:
+    found = action.metric_by_name(metric)
+    value = None if found is None else found.value()
+    return float(value) * _UNITS.get(found.unit(), 1) if isinstance(value, int | float) else None
+
+
+def _ranges(state: Any) -> Iterator[str]:
+    """The names in the order of the stack: `push_pop_ranges` sorts them."""
+    for domain in map(state.domain_by_id, state.domains()) if state is not None else ():
+        yield from (domain.push_pop_range(i).name() for i in range(len(domain.push_pop_ranges())))
+
+
+if __name__ == "__main__":
+    try:
+        json.dump(rows(Path(sys.argv[1])), sys.stdout)
+    except ConfigError as error:
+        sys.exit(str(error))

@@ -1,0 +1,362 @@
+"""Nsight Systems: the file that `nsys export -t sqlite` writes, or a .nsys-rep where nsys can export it.
+
+The file is opened read-only and trusted in nothing. Versions differ in which tables and columns there are, and an
+export leaves out tables without rows: what is missing is a limitation, and an error only where no table can be made.
+Schema: "SQLite Schema Reference" in the user guide of Nsight Systems.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cs_systems.config import ConfigError
+from cs_systems.traces.stalls import stalls
+from cs_systems.traces.trace import (
+    NO_KERNELS,
+    UNKNOWN,
+    Allocations,
+    Call,
+    Categorical,
+    Copy,
+    Floats,
+    Function,
+    Ints,
+    Kernels,
+    Ranges,
+    Recording,
+    distinct,
+)
+
+KERNELS, RUNTIME, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+COPIES = {"memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY", "memset": "CUPTI_ACTIVITY_KIND_MEMSET"}
+MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"  # with --cuda-memory-usage=true
+FREED, ON_THE_HOST = 1, "0, 1"  # of ENUM_CUDA_DEV_MEM_EVENT_OPER; of ENUM_CUDA_MEM_KIND: pageable, pinned
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+PUSH_POP, START_END = 59, 60
+NODES = "--cuda-graph-trace=node"
+PROCESS_MASK = ~0xFFFFFF  # of a globalTid: leaves the globalPid
+CHUNK = 1 << 18  # rows that are text at one time
+LONGEST_VALUE = 1 << 26  # bytes of a text, a blob or a row: an expression can ask SQLite for any number of them
+EXPORT = ("nsys", "export", "-t", "sqlite", "--lazy=false", "--force-overwrite=true")
+# The columns of a kernel that make its Function, shared memory apart.
+_LAUNCH = ("demangledName", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
+_SHARED = ("staticSharedMemory", "dynamicSharedMemory")
+
+
+def read(path: Path, process: int | None = None) -> Recording:
+    """The recording in an SQLite export. `process`: which one, by its pid, where there are several."""
+    with closing(_open(path)) as database:
+        try:
+            return _Reader(database, path, process).recording()
+        except sqlite3.OperationalError as error:
+            raise ConfigError(
+                f"{path} lacks what the exports of nsys 2022.4 and newer have ({error}): export it with such a version"
+            ) from None
+        except (sqlite3.DatabaseError, MemoryError, OverflowError) as error:
+            raise ConfigError(f"{path} is a damaged export ({error}): export it again from the .nsys-rep") from None
+
+
+@contextmanager
+def exported(report: Path) -> Iterator[Path]:
+    """The SQLite export of a .nsys-rep, in a folder that is gone afterwards."""
+    if shutil.which(EXPORT[0]) is None:
+        raise ConfigError(
+            f"{report} has to be exported, and nsys is not on the PATH: put it there, or run where it is "
+            f"{' '.join(EXPORT)} {report.name}, and analyse the .sqlite"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "export.sqlite"
+        done = subprocess.run([*EXPORT, "-o", target, report.resolve()], capture_output=True, text=True)
+        if done.returncode or not target.is_file():
+            said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+            raise ConfigError(
+                f"nsys cannot export {report}: {said}; an nsys as new as the one that recorded it is needed"
+            )
+        yield target
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+    database.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
+    database.execute("PRAGMA trusted_schema=OFF")
+    database.execute("PRAGMA temp_store=MEMORY")
+    return database
+
+
+class _Reader:
+    """One pass over an open export; it gathers what the file does not tell in `limitations`."""
+
+    def __init__(self, database: sqlite3.Connection, path: Path, process: int | None) -> None:
+        self.database = database
+        self.path = path
+        self.limitations: list[str] = []
+        # A view could hide any computation: tables alone are read.
+        tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        self.columns = {
+            name: [column[1] for column in database.execute(f'PRAGMA table_info("{name}")')]
+            for (name,) in tables
+            if name.isidentifier()
+        }
+        self._refuse()
+        self.process = self._process(process)
+        self.names = self._texts("StringIds", "value")
+
+    def _refuse(self) -> None:
+        """What no table can be made of. Ranges without kernels are a recording of the host, if CUDA was not used."""
+        kernels, ranges = self._has(KERNELS), self._has(NVTX)
+        if kernels and not ranges:
+            raise ConfigError(
+                f"{self.path} holds no NVTX range: record with --trace=cuda,nvtx, and mark step, forward, backward …"
+            )
+        if self._has(GRAPHS) and not kernels:
+            raise ConfigError(f"{self.path} holds CUDA graphs as a whole and no kernel: record with {NODES}")
+        if not kernels and (not ranges or any(map(self._has, (RUNTIME, *COPIES.values())))):
+            foreign = "" if {"StringIds", "META_DATA_EXPORT"} & self.columns.keys() else " (is it an export of nsys?)"
+            raise ConfigError(
+                f"{self.path} holds no kernel{foreign}: record with --trace=cuda,nvtx, and within the part that uses "
+                "the GPU"
+            )
+
+    def _has(self, table: str) -> bool:
+        return table in self.columns and bool(self.database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall())
+
+    def _texts(self, table: str, column: str) -> dict[int, str]:
+        """id → text."""
+        if not self._has(table):
+            return {}
+        query = f"SELECT id, CAST({column} AS TEXT) FROM {table} WHERE {column} IS NOT NULL AND typeof(id) = 'integer'"
+        return dict(self.database.execute(query))
+
+    def _column(self, table: str, name: str) -> str:
+        """The column, or NULL where this version of nsys has none."""
+        return name if name in self.columns.get(table, ()) else "NULL"
+
+    def _read(self, table: str, *expressions: str, where: str = "1") -> list[Ints]:
+        """Whole numbers of the process's rows, a column for each expression, in the order of the file; NULL is UNKNOWN.
+
+        A row costs Python's sqlite3 over a microsecond. Here SQLite writes each column as one text, which numpy reads:
+        half the time, and no object for a number.
+        """
+        numbers = ", ".join(f"ifnull({e}, {UNKNOWN}) AS c{i}" for i, e in enumerate(expressions))
+        texts = ", ".join(f"CAST(group_concat(c{i}) AS BLOB)" for i in range(len(expressions)))
+        wanted = f"{self._of_process(table)} AND {where} AND rowid > ? ORDER BY rowid LIMIT {CHUNK}"
+        query = f"SELECT count(*), max(rowid), {texts} FROM (SELECT rowid, {numbers} FROM {table} WHERE {wanted})"
+        chunks = [[np.empty(0, np.int64)] * len(expressions)]
+        count, last = CHUNK, -(2**63)
+        while count == CHUNK:
+            count, last, *columns = self.database.execute(query, (last,)).fetchone()
+            if count:
+                chunks.append([_numbers(text, count, table) for text in columns])
+        return [np.concatenate(column) for column in zip(*chunks, strict=True)]
+
+    def _process(self, wanted: int | None) -> int | None:
+        """The globalPid whose events are read; None where the export names none."""
+        what, table, owner = "kernels", KERNELS, "ifnull(globalPid, 0)"
+        if not self._has(KERNELS):
+            what, table, owner = "ranges", NVTX, f"ifnull(globalTid, 0) & {PROCESS_MASK}"
+        elif "globalPid" not in self.columns[KERNELS]:
+            self.limitations.append("this version of nsys does not name the process of a kernel: one is assumed")
+            return None
+        # To count them by process takes a sort, which a single process can do without.
+        ((least, most),) = self.database.execute(f"SELECT min({owner}), max({owner}) FROM {table}")
+        if not isinstance(least, int) or not isinstance(most, int):  # a text is above every number
+            raise sqlite3.DatabaseError(f"{table} has a text where a number belongs")
+        if wanted is None and least == most:
+            return least
+        found = dict(
+            self.database.execute(
+                f"SELECT {owner}, count(*) FROM {table} GROUP BY 1 HAVING typeof({owner}) = 'integer'"
+            )
+        )
+        pids = {number >> 24 & 0xFFFFFF: number for number in found}
+        if wanted in pids:
+            return int(pids[wanted])
+        listed = ", ".join(f"{pid} ({found[number]} {what})" for pid, number in sorted(pids.items()))
+        reason = f"{len(pids)} processes" if wanted is None else f"no {what[:-1]} of process {wanted}"
+        raise ConfigError(f"{self.path} holds {reason}: choose one with --process: {listed}")
+
+    def recording(self) -> Recording:
+        kernels = self._kernels()
+        ranges = self._ranges()
+        copies = [copy for kind, table in COPIES.items() for copy in self._copies(kind, table)]
+        if self._has(GRAPHS):
+            ((whole,),) = self.database.execute(f"SELECT count(*) FROM {GRAPHS}")
+            self.limitations.append(
+                f"{whole} launches of CUDA graphs were recorded as a whole and their kernels are missing: "
+                f"record with {NODES}"
+            )
+        return Recording(
+            source=str(self.path),
+            profiler="nsys",
+            devices=self._texts("TARGET_INFO_GPU", "name"),
+            kernels=kernels,
+            copies=copies,
+            calls=self._calls(),
+            ranges=ranges,
+            overheads=self._overheads(),
+            ops=None,
+            limitations=tuple(self.limitations),
+            allocations=self._allocations(),
+        )
+
+    def _of_process(self, table: str) -> str:
+        """A condition that selects the process by whichever column the table has."""
+        if self.process is None:
+            return "1"
+        if "globalPid" in self.columns[table]:
+            return f"ifnull(globalPid, 0) = {self.process}"
+        return f"(globalTid & {PROCESS_MASK}) = {self.process}" if "globalTid" in self.columns[table] else "1"
+
+    def _kernels(self) -> Kernels:
+        if not self._has(KERNELS):
+            return NO_KERNELS
+        optional = (self._column(KERNELS, name) for name in ("deviceId", "streamId", "correlationId", "graphNodeId"))
+        launch = (self._column(KERNELS, name) for name in _LAUNCH)
+        shared = " + ".join(self._column(KERNELS, name) for name in _SHARED)
+        columns = self._read(KERNELS, "start", "end", *optional, *launch, shared)
+        order = np.argsort(columns[0], kind="stable")
+        order = order[(columns[1] >= columns[0])[order]]
+        if damaged := len(columns[0]) - len(order):
+            self.limitations.append(f"{damaged} kernels have no end, or one before their start: they are left out")
+        start, end, device, stream, correlation, graph, *function = (column[order] for column in columns)
+        first, codes = distinct(*function)
+        functions = [self._function(*row) for row in _rows(*(column[first] for column in function))]
+        thread, launched, returned = self._launches(correlation)
+        return Kernels(
+            Categorical(functions, codes), _s(start), _s(end), device, stream, thread, launched, returned, graph > 0
+        )
+
+    def _launches(self, correlation: Ints) -> tuple[Ints, Floats, Floats]:
+        """(thread, start in s, end in s) of the call with each kernel's correlationId."""
+        found = self._calls_of(correlation)
+        if found is None:
+            self.limitations.append(
+                "no CUDA call was recorded, so no kernel is tied to a phase: record with --trace=cuda,nvtx"
+            )
+            nowhere = np.full(len(correlation), np.nan)
+            return np.full(len(correlation), UNKNOWN), nowhere, nowhere
+        return found
+
+    def _calls_of(self, correlation: Ints) -> tuple[Ints, Floats, Floats] | None:
+        """(thread, start in s, end in s) of the call with each correlationId; None where no call was recorded."""
+        fields = ("correlationId", "globalTid", "start", "end")
+        calls = self._read(RUNTIME, *fields, where="correlationId >= 0") if self._has(RUNTIME) else []
+        if not any(map(len, calls)):
+            return None
+        # A call and the one inside it can carry one correlationId: the outer one, which begins first, counts.
+        order = np.lexsort((calls[2], calls[0]))
+        of, thread, start, end = (column[order] for column in calls)
+        at = np.searchsorted(of, correlation)
+        found = np.append(of, UNKNOWN - 1)[at] == correlation
+        at[~found] = 0
+        return (
+            np.where(found, thread[at], UNKNOWN),
+            np.where(found, _s(start[at]), np.nan),
+            np.where(found, _s(end[at]), np.nan),
+        )
+
+    def _function(self, name: int, *shape: int) -> Function:
+        *sizes, registers, shared = (None if value == UNKNOWN else value for value in shape)
+        known = [size for size in sizes if size is not None]
+        grid, block = ((*known[:3],), (*known[3:],)) if len(known) == 6 else (None, None)
+        return Function(self.names.get(name, f"kernel {name}"), grid, block, registers, shared)  # type: ignore[arg-type]
+
+    def _copies(self, kind: str, table: str) -> Iterator[Copy]:
+        if self._has(table):
+            fields = (self._column(table, name) for name in ("deviceId", "streamId", "bytes"))
+            start, end, *rest = self._read(table, "start", "end", *fields)
+            if damaged := int((end < start).sum()):
+                self.limitations.append(f"{damaged} {kind}s have no end, or one before their start: they are left out")
+            whole = end >= start
+            rest = [column[whole] for column in rest]
+            for begin, stop, device, stream, size in _rows(_s(start[whole]), _s(end[whole]), *rest):
+                yield Copy(kind, begin, stop, max(device, 0), max(stream, 0), None if size == UNKNOWN else size)
+
+    def _calls(self) -> list[Call]:
+        if not self._has(RUNTIME):
+            return []
+        waits = ", ".join(str(number) for number, name in self.names.items() if stalls(name))
+        fields = ("nameId", "start", "end", "globalTid")
+        name, start, end, thread = self._read(RUNTIME, *fields, where=f"nameId IN ({waits})")
+        return [Call(self.names[number], *row) for number, *row in _rows(name, _s(start), _s(end), thread)]
+
+    def _allocations(self) -> Allocations | None:
+        if MEMORY not in self.columns:
+            return None
+        fields = ("start", "bytes", "memoryOperationType", "address", self._column(MEMORY, "correlationId"))
+        columns = self._read(MEMORY, *fields, where=f"memKind NOT IN ({ON_THE_HOST})")
+        order = np.argsort(columns[0], kind="stable")
+        start, size, operation, address, correlation = (column[order] for column in columns)
+        calls = self._calls_of(correlation) if len(start) else None  # which are many to read for nothing
+        thread = np.full(len(start), UNKNOWN) if calls is None else calls[0]
+        known: dict[int, int] = {}
+        change = []
+        for number, bytes, place in _rows(operation, size, address):
+            if number == FREED:  # which may leave its size to the allocation
+                change.append(-(known.pop(place, 0) if bytes <= 0 else bytes))
+            else:
+                known[place] = bytes
+                change.append(bytes)
+        return Allocations(_s(start), thread, np.array(change, np.int64))
+
+    def _ranges(self) -> Ranges:
+        text, text_id = (self._column(NVTX, name) for name in ("text", "textId"))
+        ranges = f"eventType IN ({PUSH_POP}, {START_END})"
+        start, end, thread = self._read(NVTX, "start", "end", "globalTid", where=ranges)
+        wanted = f"{self._of_process(NVTX)} AND {ranges} ORDER BY rowid"
+        query = f"SELECT ifnull({text}, {text_id}) FROM {NVTX} WHERE {wanted}"
+        # A name is the text itself, or its number among the strings.
+        said = (name for (name,) in self.database.execute(query))
+        named = Categorical.of(n if isinstance(n, str) else self.names.get(n, f"range {n}") for n in said)
+        ended = end != UNKNOWN
+        if endless := [name for name, ends in zip(named, ended.tolist(), strict=True) if not ends]:
+            self.limitations.append(never_end(endless))
+        if not ended.any():
+            never = f" that ends ({endless[0]!r} never does): let the recording go on past the step" if endless else ""
+            raise ConfigError(f"{self.path} holds no NVTX range{never or ': mark step, forward, backward …'}")
+        return Ranges(named, _s(start), _s(end), thread).take(ended)
+
+    def _overheads(self) -> list[tuple[float, float]]:
+        table = "PROFILER_OVERHEAD"
+        if not {"start", "end"} <= {*self.columns.get(table, ())} or not self._has(table):
+            return []
+        start, end = self._read(table, "start", "end", where="end IS NOT NULL")
+        return list(_rows(_s(start), _s(end)))
+
+
+def _numbers(text: bytes, count: int, table: str) -> Ints:
+    with warnings.catch_warnings(action="error"):
+        try:
+            numbers = np.fromstring(text, np.int64, sep=",")
+        except (DeprecationWarning, ValueError):
+            numbers = np.empty(0, np.int64)
+    if len(numbers) != count:
+        raise sqlite3.DatabaseError(f"{table} has a text where a number belongs")
+    return numbers
+
+
+def _rows(*columns: Ints | Floats) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _s(nanoseconds: Ints) -> Floats:
+    return np.multiply(nanoseconds, 1e-9, dtype=np.float64)
+
+
+def never_end(names: list[str]) -> str:
+    listed = ", ".join(repr(name) for name in dict.fromkeys(names[:3]))
+    return (
+        f"{len(names)} range(s) never end ({listed}{' …' if len(names) > 3 else ''}) and are left out: "
+        "let the recording go on until they are closed"
+    )

@@ -1,0 +1,285 @@
+"""Communication against computation on one rank, and waiting against transfer between ranks.
+
+Of one rank's recording, by interval arithmetic: hidden is the time in which a collective ran beside something that
+computes (a kernel, a copy), exposed the time in which it ran alone. With idle, when neither ran, they make up the step:
+
+    step = compute + exposed + idle
+
+so that the difference between a step on N ranks and the same step on one is explained to the last microsecond by what
+is exposed, what computing takes longer beside communication (the collective's kernels take multiprocessors and memory
+bandwidth from it, and some strategies copy), and what the device waits longer for the host (`reconcile`).
+
+Of all ranks' recordings: a collective ends on all ranks at once and lasts on each from when that rank came to it. The
+last to come waits for nobody, so its time is the transfer, and what another rank's lasts longer it has waited. Clocks
+differ between ranks, durations do not (`waiting`).
+
+A CPU records no kernels: there gloo's ranges are the communication, and the phases of the step, but `synchronize`, the
+computation, although within one a rank may wait for a collective too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from cs_systems.config import ConfigError
+from cs_systems.record import Row
+from cs_systems.traces.attribution import attribute
+from cs_systems.traces.kernel_families import family
+from cs_systems.traces.profile import find_steps
+from cs_systems.traces.range_names import meaning
+from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Recording, Step, steps_of
+
+GLOO = "gloo:"  # begins the range of each of its collectives
+SYNCHRONIZE = "synchronize"
+FINEST = 1000  # of a step's parts, that a picture shows
+
+
+class Intervals(NamedTuple):
+    """Sorted and apart from each other: (count,) each, in s."""
+
+    start_s: Floats
+    end_s: Floats
+
+    @property
+    def length_s(self) -> float:
+        return float((self.end_s - self.start_s).sum())
+
+
+def union(start_s: Floats, end_s: Floats) -> Intervals:
+    """What any of the intervals covers, whatever their order; those of no length cover nothing."""
+    lasting = end_s > start_s
+    order = np.argsort(start_s[lasting], kind="stable")
+    start_s, end_s = start_s[lasting][order], end_s[lasting][order]
+    reached = np.maximum.accumulate(end_s)
+    begins = np.ones(len(start_s), bool)
+    begins[1:] = start_s[1:] > reached[:-1]
+    first = np.flatnonzero(begins)
+    return Intervals(start_s[first], reached[np.append(first[1:], len(start_s)) - 1] if len(first) else end_s[:0])
+
+
+def intersection(a: Intervals, b: Intervals) -> Intervals:
+    """What both cover."""
+    edges = np.unique(np.concatenate([*a, *b]))
+    inside = _covers(a, edges[:-1]) & _covers(b, edges[:-1])
+    return union(edges[:-1][inside], edges[1:][inside])
+
+
+def _covers(intervals: Intervals, time_s: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """For each time whether an interval has begun by then and not ended."""
+    begun, ended = (np.searchsorted(edges, time_s, "right") for edges in intervals)
+    return np.asarray(begun > ended)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What ran in one step on one device: the collectives in order, and what computed. Times from the step's start."""
+
+    step: Step
+    collectives: Intervals  # not merged: of each its start and its end
+    names: tuple[str, ...]
+    computing: Intervals
+
+    @property
+    def communicating(self) -> Intervals:
+        return union(*self.collectives)
+
+    def row(self) -> Row:
+        """{step_s, compute_s, communication_s, hidden_s, exposed_s, idle_s, collectives}."""
+        step_s = self.step.end_s - self.step.start_s
+        compute_s, communication_s = self.computing.length_s, self.communicating.length_s
+        hidden_s = intersection(self.communicating, self.computing).length_s
+        exposed_s = communication_s - hidden_s
+        return {
+            "step_s": step_s,
+            "compute_s": compute_s,
+            "communication_s": communication_s,
+            "hidden_s": hidden_s,
+            "exposed_s": exposed_s,
+            "idle_s": step_s - compute_s - exposed_s,
+            "collectives": len(self.names),
+        }
+
+
+def streams(recording: Recording, steps: str | None = None) -> list[Streams]:
+    """Both streams of each step of one rank. Raises ConfigError where no step is found, as `find_steps` does."""
+    chosen, _ = find_steps(recording, steps)
+    if len(recording.kernels):
+        return of_kernels(recording, chosen)
+    ranges = recording.ranges
+    gloo = ranges.take(ranges.name.codes_where(lambda name: name.startswith(GLOO)))
+    phases = ranges.take(ranges.name.codes_where(lambda name: meaning(name).phase and name != SYNCHRONIZE))
+    collectives = _Work(gloo.start_s, gloo.start_s, gloo.end_s)
+    return _cut(chosen, list(gloo.name), collectives, _Work(phases.start_s, phases.start_s, phases.end_s))
+
+
+def of_kernels(recording: Recording, chosen: Sequence[Step], device: int | None = None) -> list[Streams]:
+    """Both streams of each of the steps, of the kernels that were launched in it (on one device, or on any).
+
+    Memcpys and memsets compute: they hold up a stream as kernels do.
+    """
+    kernels = recording.kernels
+    own = np.ones(len(kernels), bool) if device is None else kernels.device == device
+    collective = is_collective(kernels)
+    copies = [copy for copy in recording.copies if device in (None, copy.device)]
+    copied = np.array([(copy.start_s, copy.start_s, copy.end_s) for copy in copies]).reshape(-1, 3)
+    collectives, computing = _Work.of_kernels(kernels, own & collective), _Work.of_kernels(kernels, own & ~collective)
+    computing = _Work(*(np.append(*columns) for columns in zip(computing, copied.T, strict=True)))
+    names = [function.name for function in kernels.function.take(own & collective)]
+    return _cut(chosen, names, collectives, computing)
+
+
+def is_collective(kernels: Kernels) -> Bools:
+    """Return for each kernel whether it communicates."""
+    return kernels.function.codes_where(lambda function: family(function.name) == "collective")
+
+
+class _Work(NamedTuple):
+    """Intervals in any order, and the time at which the host asked for each: it decides the step."""
+
+    asked_s: Floats
+    start_s: Floats
+    end_s: Floats
+
+    @classmethod
+    def of_kernels(cls, kernels: Kernels, which: Bools) -> _Work:
+        return cls(kernels.launched_s[which], kernels.start_s[which], kernels.end_s[which])
+
+    def by_step(self, steps: Sequence[Step]) -> list[Ints]:
+        """Return for each step the places of its intervals, from one sort over all of them."""
+        number, inside = steps_of(self.asked_s, steps)
+        mine = np.flatnonzero(inside)
+        mine = mine[np.argsort(number[mine], kind="stable")]
+        first = np.searchsorted(number[mine], np.arange(len(steps) + 1))
+        return [mine[begin:end] for begin, end in pairwise(first.tolist())]
+
+
+def _cut(chosen: Sequence[Step], names: Sequence[str], collectives: _Work, computing: _Work) -> list[Streams]:
+    """Both streams of each step. The device may end after the host's range does: the step lasts until both have."""
+    found = []
+    for step, sent, computed in zip(chosen, collectives.by_step(chosen), computing.by_step(chosen), strict=True):
+        sent = sent[np.argsort(collectives.start_s[sent], kind="stable")]
+        start, end = collectives.start_s[sent] - step.start_s, collectives.end_s[sent] - step.start_s
+        computes = union(computing.start_s[computed] - step.start_s, computing.end_s[computed] - step.start_s)
+        last = max([step.end_s, *collectives.end_s[sent].tolist(), *computing.end_s[computed].tolist()])
+        of_step = tuple(names[i] for i in sent.tolist())
+        found.append(Streams(step._replace(end_s=last), Intervals(start, end), of_step, computes))
+    return found
+
+
+class Waiting(NamedTuple):
+    """Of the collectives of all ranks: (collectives,) what each takes when all are there; (ranks, collectives) how long
+    each rank waited in it for the others."""
+
+    transfer_s: Floats
+    wait_s: Floats
+
+
+def waiting(durations_s: Sequence[Floats]) -> Waiting:
+    """Transfer and waiting of the collectives, of which each rank has the durations in one order.
+
+    Raises ConfigError where the ranks have not the same number of them.
+    """
+    counts = [len(own) for own in durations_s]
+    if len(set(counts)) > 1:
+        raise ConfigError(f"the ranks ran {', '.join(map(str, counts))} collectives: recordings of different steps?")
+    table = np.stack(durations_s)
+    transfer_s = table.min(axis=0)
+    return Waiting(transfer_s, table - transfer_s)
+
+
+def skew_rows(ranks: Sequence[Sequence[Streams]]) -> list[Row]:
+    """A row for each rank, per step: {rank, transfer_s, waiting_s}, from the streams of all ranks.
+
+    Raises ConfigError where they are not of the same steps.
+    """
+    durations = [np.concatenate([s.collectives.end_s - s.collectives.start_s for s in own]) for own in ranks]
+    found, steps = waiting(durations), max(len(ranks[0]), 1)
+    return [
+        {
+            "rank": rank,
+            "transfer_s": float(found.transfer_s.sum()) / steps,
+            "waiting_s": float(own.sum()) / steps,
+        }
+        for rank, own in enumerate(found.wait_s)
+    ]
+
+
+def median_step(found: Sequence[Streams]) -> int:
+    """The number of the step whose duration is the median: a sum of medians would be no step's."""
+    return sorted(range(len(found)), key=lambda number: found[number].row()["step_s"])[(len(found) - 1) // 2]
+
+
+def median_row(found: Sequence[Streams]) -> Row:
+    return found[median_step(found)].row()
+
+
+def picture(recording: Recording, step: Streams) -> list[Row]:
+    """What one step's streams look like: {stream, phase, start_s, end_s}, in s from its start, as many as can be seen.
+
+    stream: "compute", with the phase that launched it, or "communication".
+    """
+    tolerance = (step.step.end_s - step.step.start_s) / FINEST
+    rows = [
+        {"stream": "communication", "phase": None, "start_s": start, "end_s": end}
+        for start, end in _joined(step.collectives, tolerance)
+    ]
+    for phase, intervals in _computing_by_phase(recording, step.step).items():
+        rows += [
+            {
+                "stream": "compute",
+                "phase": phase,
+                "start_s": start - step.step.start_s,
+                "end_s": end - step.step.start_s,
+            }
+            for start, end in _joined(intervals, tolerance)
+        ]
+    return rows
+
+
+def _computing_by_phase(recording: Recording, step: Step) -> dict[str, Intervals]:
+    kernels, found = recording.kernels, dict[str, Intervals]()
+    if not len(kernels):
+        phases = recording.ranges.named(lambda name: meaning(name).phase and name != SYNCHRONIZE)
+        of_step = [one for one in phases if step.start_s <= one.start_s < step.end_s]
+        for phase in dict.fromkeys(meaning(one.name).phase for one in of_step):
+            edges = np.array([(one.start_s, one.end_s) for one in of_step if meaning(one.name).phase == phase])
+            found[str(phase)] = Intervals(edges[:, 0], edges[:, 1])
+        return found
+    places, (_, inside) = attribute(recording), steps_of(kernels.launched_s, [step])
+    computes = ~is_collective(kernels)
+    for phase in dict.fromkeys(place.phase for place in places.values):
+        named = [place.phase == phase for place in places.values]
+        own = inside & computes & np.array(named)[places.codes]
+        if own.any():
+            found[phase] = Intervals(kernels.start_s[own], kernels.end_s[own])
+    return found
+
+
+def _joined(intervals: Intervals, tolerance: float) -> list[tuple[float, float]]:
+    """The intervals, those that are less than the tolerance apart as one."""
+    start, end = union(intervals.start_s, intervals.end_s + tolerance)
+    return list(zip(start.tolist(), (end - tolerance).tolist(), strict=True))
+
+
+def reconcile(several: Row, alone: Row, several_s: float, alone_s: float) -> Row:
+    """Why a step on several ranks takes `several_s` where the same step on one takes `alone_s`, both timed cleanly.
+
+    several, alone: `median_row` of a recorded step of each. All in s, and they add up:
+    difference_s = exposed_s + slower_compute_s + waits_longer_s + recorder_s, the last what the recorder changed.
+    """
+    exposed_s = several["exposed_s"] - alone["exposed_s"]
+    slower_s = several["compute_s"] - alone["compute_s"]
+    idle_s = several["idle_s"] - alone["idle_s"]
+    difference_s = several_s - alone_s
+    return {
+        "difference_s": difference_s,
+        "exposed_s": exposed_s,
+        "slower_compute_s": slower_s,
+        "waits_longer_s": idle_s,
+        "recorder_s": difference_s - exposed_s - slower_s - idle_s,
+    }

@@ -1,0 +1,82 @@
+"""What the names of ranges mean: phases, layers and the parts of a block, as data.
+
+A name is matched as a whole, whatever its case, so that `forward` is the phase and `forward hook` is nothing. Of a
+module's path the words count: `model.layers.3.self_attn.q_proj` is in block 3, and there a projection of attention.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import NamedTuple
+
+from cs_systems.config import Phase
+
+UNATTRIBUTED = "unattributed"
+SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → what each of its rows is of
+FUSED = "fused ("  # begins the range of a compiled kernel with operators of several layers, which it names
+RECORDINGS = (".sqlite", ".nsys-rep", ".json", ".json.gz")  # ends of the files that profilers leave
+STEPS = ("step", "ProfilerStep#*")  # globs: what a step is called, unless told otherwise
+
+PHASES = {
+    Phase.FORWARD: r"forward([ _]pass)?",
+    Phase.LOSS: r"loss",
+    Phase.BACKWARD: r"backward([ _]pass)?",
+    Phase.OPTIMIZER: r"optimizer([ _]step)?|Optimizer\.step#.*",
+}
+BLOCK = r"(?:.*\.)?(?:(?:transformer[ _])?(?:blocks?|layers?)[ _.#]?|h\.)(\d+)"
+LAYERS = {
+    "block {}": BLOCK,
+    "embedding": r"(?:.*\.)?(?:token[ _])?embeddings?|(?:.*\.)?embed_tokens|(?:.*\.)?wte",
+    "final norm": r"(?:.*\.)?(?:final[ _]norm|ln_final|ln_f|norm_f)|model\.norm",
+    "lm_head": r"(?:.*\.)?lm[ _]head",
+    "loss": r"loss",
+    "optimizer": PHASES[Phase.OPTIMIZER],
+}
+PARTS = {
+    "attention": r"attention|attn|self_attn",
+    "attention.projections": r"projections?|w?qkv(?:[ _]proj)?|(?:[qkv]|in)_proj|c_attn",
+    "attention.rope": r"rope|rotary(?:_emb)?",
+    "attention.scores": r"scores",
+    "attention.softmax": r"softmax",
+    "attention.value": r"value",
+    "attention.output": r"output|output_proj|out_proj|o_proj",
+    "ffn": r"ffn|mlp|feed[ _-]?forward",
+    "norm": r"(?:.*[ _])?(?:layer|rms)?norm|ln[ _]?\d|norm[ _]?\d",
+}
+
+
+class Meaning(NamedTuple):
+    phase: str | None
+    layer: str | None
+    part: str | None
+
+
+@functools.lru_cache(maxsize=65536)
+def meaning(name: str) -> Meaning:
+    """What one range's name says; a `loss` is a phase and a layer."""
+    phase = next((phase.value for phase, pattern in PHASES.items() if _is(pattern, name)), None)
+    layer = next((form.format(*found.groups()) for form, p in LAYERS.items() if (found := _is(p, name))), None)
+    if layer:
+        return Meaning(phase, layer, None)
+    if inside := _is(rf"(?P<block>{BLOCK})\.(?P<part>.+)", name):
+        return Meaning(phase, meaning(inside["block"]).layer, _part(inside["part"]))
+    return Meaning(phase, None, _part(name))
+
+
+def _part(path: str) -> str | None:
+    """What the words of a path mean together."""
+    part = None
+    for word in path.split("."):
+        part = refined(part, next((known for known, pattern in PARTS.items() if _is(pattern, word)), None))
+    return part
+
+
+def refined(part: str | None, inside: str | None) -> str | None:
+    """The part that is meant where `inside` is open in `part`: `attention.scores` says more than `attention`, and a
+    `norm` inside attention is still attention's."""
+    return inside if inside and (part is None or inside.startswith(part)) else part
+
+
+def _is(pattern: str, name: str) -> re.Match[str] | None:
+    return re.fullmatch(pattern, name, re.IGNORECASE)

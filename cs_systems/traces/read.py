@@ -1,0 +1,42 @@
+"""A recording from a file of any kind: what is in it decides, not what it is called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from cs_systems.config import ConfigError
+from cs_systems.core.file_types import GZIP_MAGIC, SQLITE_MAGIC, refuse_other
+from cs_systems.traces import kineto, nsys
+from cs_systems.traces.folder import choice
+from cs_systems.traces.range_names import RECORDINGS
+from cs_systems.traces.trace import Recording
+
+
+def read(path: Path, process: int | None = None) -> Recording:
+    """What nsys (.sqlite, .nsys-rep) or torch.profiler (.json, .json.gz) recorded. Raises ConfigError, which says what
+    is missing and how to record it. `process`: the one to read, where there are several."""
+    if path.is_dir():
+        inside = sorted(file for file in path.iterdir() if file.name.endswith((*RECORDINGS, ".ncu-rep")))
+        if not inside:
+            refuse_other(path, "analyze")
+        given = choice(path, inside) if inside else "the file of a recording"
+        raise ConfigError(f"{path} is a folder: give {given}")
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there: give the file of a recording")
+    refuse_other(path, "analyze")
+    with path.open("rb") as file:
+        head = file.read(64)
+    if not head:
+        raise ConfigError(f"{path} is empty: the recording was not written; was there room on the disk?")
+    if head.startswith(SQLITE_MAGIC):
+        return nsys.read(path, process)
+    if path.suffix == ".nsys-rep":
+        with nsys.exported(path) as database:
+            return replace(nsys.read(database, process), source=str(path))
+    if head.startswith(GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
+        return kineto.read(path, process)
+    raise ConfigError(
+        f"{path} is no recording: it must be an SQLite export or .nsys-rep of nsys, or a Chrome trace (.json, "
+        ".json.gz) of torch.profiler, or a .ncu-rep of ncu"
+    )

@@ -1,0 +1,64 @@
+"""The route from a backward kernel to its layer that needs no range in backward: autograd's sequence numbers.
+
+A forward operator that makes a node of the graph carries a sequence number, and so does the backward operator that runs
+the node; Kineto records both. A number counts on one thread of the forward pass, which `Fwd thread id` names by a
+number of autograd's own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from cs_systems.traces.trace import Kernel, Op, Recording, timelines
+
+
+class SequenceRoute:
+    """Kernel → the backward operator that launched it → the forward operator → the ranges open around that."""
+
+    def __init__(self, recording: Recording) -> None:
+        ops = recording.ops or []
+        thread, start_s, end_s = (
+            np.array([getattr(op, field) for op in ops]) for field in ("thread", "start_s", "end_s")
+        )
+        self._lines = timelines(thread, start_s, end_s, ops)
+        self._ranges = recording.ranges.timelines
+        # Of the operators with one number the last is the innermost, which made the node.
+        self._forward: dict[tuple[int, int], Op] = {}
+        for op in sorted(ops, key=lambda op: op.start_s):
+            if not op.forward_thread:
+                self._forward[op.thread, op.sequence] = op
+        self._threads = self._forward_threads(ops)
+
+    def _forward_threads(self, ops: list[Op]) -> dict[int, int]:
+        """Autograd's number of a thread → the thread whose forward operators have the most of its sequence numbers."""
+        threads = {thread for thread, _ in self._forward}
+        votes: dict[int, Counter[int]] = defaultdict(Counter)
+        for op in ops:
+            for thread in threads:
+                made = self._forward.get((thread, op.sequence))
+                if op.forward_thread and made and made.start_s < op.start_s:
+                    votes[op.forward_thread][thread] += 1
+        return {number: counts.most_common(1)[0][0] for number, counts in votes.items()}
+
+    def is_backward(self, kernel: Kernel) -> bool | None:
+        """Whether a backward operator launched it; None where no operator with a sequence number did."""
+        ops = self._ops(kernel)
+        return any(op.forward_thread for op in ops) if ops else None
+
+    def forward_ranges(self, kernel: Kernel) -> tuple[str, ...]:
+        """The ranges, outermost first, in which the forward operator of the kernel's backward operator ran."""
+        backward = [op for op in self._ops(kernel) if op.forward_thread]
+        if not backward:
+            return ()
+        thread = self._threads.get(backward[-1].forward_thread)
+        made = self._forward.get((thread, backward[-1].sequence)) if thread is not None else None
+        if made is None or made.start_s > backward[-1].start_s or made.thread not in self._ranges:
+            return ()
+        return self._ranges[made.thread].at(made.start_s)
+
+    def _ops(self, kernel: Kernel) -> tuple[Op, ...]:
+        if kernel.thread is None or kernel.launch_start_s is None or kernel.thread not in self._lines:
+            return ()
+        return self._lines[kernel.thread].at(kernel.launch_start_s)

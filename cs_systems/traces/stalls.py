@@ -1,0 +1,18 @@
+"""Calls of CUDA by the host that can leave the device without work, by cause: rules as data."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+# cause → names of runtime and driver calls; nsys adds the version of the interface (`cudaMalloc_v3020`).
+STALLS = {
+    "cudaMalloc": r"cuda(Malloc|Free|Host(Alloc|Register))|cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess)",
+    "synchronisation": r"Synchronize|(cuda|cu)Memcpy(?!.*Async)",
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def stalls(name: str) -> str | None:
+    """The cause under which a call's waiting is counted; None for a call that does not wait."""
+    return next((cause for cause, pattern in STALLS.items() if re.search(pattern, name)), None)

@@ -1,0 +1,382 @@
+"""The tables of a profile, as plain rows with units in their names.
+
+Times and calls are those of one step: the mean over the steps. A share is of all kernel time unless said otherwise.
+`TABLES` has every table by name; `notes` says what a reader must know about one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from cs_systems.config import Phase
+from cs_systems.formulas.cost import PhaseCost
+from cs_systems.record import Row
+from cs_systems.traces.attribution import Place
+from cs_systems.traces.gaps import gap_rows
+from cs_systems.traces.host import range_rows
+from cs_systems.traces.kernel_families import FAMILIES, family
+from cs_systems.traces.overlap import is_collective, of_kernels
+from cs_systems.traces.profile import Profile, Sum
+from cs_systems.traces.range_names import LAYERS, PARTS, UNATTRIBUTED, meaning
+from cs_systems.traces.trace import Function, steps_of
+
+ALL = "all"
+DISAGREES = 0.03  # of the wall clock: above, a step's times are not the same thing
+K = TypeVar("K")
+PHASES = (*(phase.value for phase in Phase), UNATTRIBUTED)
+
+
+class Ceilings(NamedTuple):
+    """What the device can do at most, in the precision that ran."""
+
+    flops_per_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What is known from elsewhere. `by_phase`: (phase, family or `all`) → cost of one step; `event_s`: the step's time
+    by the device's events, measured in the same run."""
+
+    by_phase: Mapping[tuple[str, str], PhaseCost] = field(default_factory=dict)
+    ceilings: Ceilings | None = None
+    event_s: float | None = None
+
+
+NO_COSTS = Costs()
+
+
+def _summed(profile: Profile, key: Callable[[Function, Place], K | None]) -> dict[K, Sum]:
+    """key → calls and time of all steps, the longest first."""
+    sums: dict[K, Sum] = defaultdict(lambda: Sum(0, 0.0))
+    for (function, place), one in profile.groups.items():
+        if (k := key(function, place)) is not None:
+            sums[k] = Sum(sums[k].calls + one.calls, sums[k].time_s + one.time_s)
+    return dict(sorted(sums.items(), key=lambda item: -item[1].time_s))
+
+
+def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+    """Each step reconciled, for each device: by the wall clock, by the device's events, and as the GPU saw it: from its
+    first kernel to its last, summed over kernels, and busy within the wall time (kernels that overlap counted once)."""
+    idle = {device: gaps.idle_s(len(profile.steps)) for device, gaps in profile.gaps.items()}
+    rows = []
+    for (number, device), kernels in profile.by_step.items():
+        step = profile.steps[number]
+        wall_s, span_s = step.end_s - step.start_s, kernels.last_end_s - kernels.first_start_s
+        rows.append(
+            {
+                "step": number,
+                "device": device,
+                "kernels": kernels.calls,
+                "wall_s": wall_s,
+                "event_s": costs.event_s,
+                "gpu_span_s": span_s,
+                "kernel_s": kernels.time_s,
+                "busy_share": 1 - idle[device][number] / wall_s,
+                "residual_s": wall_s - span_s,
+                "residual_share": (wall_s - span_s) / wall_s,
+            }
+        )
+    return rows
+
+
+def kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+    """One row a kernel (full name); its launch shape is that of the most time, `shapes` how many there are."""
+    shapes: dict[str, list[tuple[float, Function]]] = defaultdict(list)
+    for function, total in _summed(profile, lambda function, place: function).items():
+        shapes[function.name].append((total.time_s, function))
+    rows = []
+    for name, total in _summed(profile, lambda function, place: function.name).items():
+        main = max(shapes[name])[1]
+        rows.append(
+            {
+                "kernel": name,
+                "family": family(name),
+                **_per_step(profile, total),
+                "mean_s": total.time_s / total.calls,
+                "grid": extent(main.grid),
+                "block": extent(main.block),
+                "registers": main.registers,
+                "shared_bytes": main.shared_bytes,
+                "shapes": len(shapes[name]),
+            }
+        )
+    return rows
+
+
+def families(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+    """One row a family."""
+    sums = _summed(profile, lambda function, place: family(function.name))
+    return [{"family": name, **_per_step(profile, total)} for name, total in sums.items()]
+
+
+def phases(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+    """Phase × family, each phase's `all` first; rates and ceilings are None where no cost is known."""
+    by_phase = _summed(profile, lambda function, place: place.phase)
+    both = _summed(profile, lambda function, place: (place.phase, family(function.name)))
+    rows = []
+    for phase in (p for p in PHASES if p in by_phase):
+        parts = {name: total for name in FAMILIES if (total := both.get((phase, name)))}
+        for name, total in [(ALL, by_phase[phase]), *sorted(parts.items(), key=lambda item: -item[1].time_s)]:
+            cost = costs.by_phase.get((phase, name))
+            row = {"phase": phase, "family": name, **_per_step(profile, total)}
+            rows.append(row | _rates(row["time_s"], cost, costs.ceilings))
+    return rows
+
+
+def _rates(time_s: float, cost: PhaseCost | None, ceilings: Ceilings | None) -> Row:
+    flops, moved = (cost.hardware_flops, cost.bytes) if cost else (None, None)
+    binds = share = None
+    if ceilings and flops is not None and moved is not None:
+        least = {"compute": flops / ceilings.flops_per_s, "memory": moved / ceilings.bytes_per_s}
+        binds = max(least, key=lambda name: least[name])
+        share = least[binds] / time_s
+    return {
+        "flops": flops,
+        "achieved_flops_per_s": None if flops is None else flops / time_s,
+        "bytes": moved,
+        "achieved_bytes_per_s": None if moved is None else moved / time_s,
+        "ceiling": binds,
+        "ceiling_share": share,
+    }
+
+
+def layers(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+    """One row a layer or named module, in the order of the model."""
+    order = [form.split(" {}")[0] for form in (*_EMBEDDING_FIRST, UNATTRIBUTED)]
+
+    def position(name: str) -> tuple[int, int]:
+        layer, _, number = name.rpartition(" ")
+        return (order.index(layer), int(number)) if number.isdigit() else (order.index(name), 0)
+
+    return _by_phase(profile, "layer", lambda place: place.layer, position)
+
+
+_EMBEDDING_FIRST = sorted(LAYERS, key=lambda form: (form != "embedding", list(LAYERS).index(form)))
+
+
+def parts(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+    """One row a part of the blocks, all blocks together; `attention` and `block` are what no named part holds."""
+
+    def part(place: Place) -> str | None:
+        return place.part or ("block" if place.layer.startswith("block") else None)
+
+    order = [*PARTS, "block"]
+    return _by_phase(profile, "part", part, lambda name: (order.index(name), 0))
+
+
+def _by_phase(
+    profile: Profile, title: str, key: Callable[[Place], str | None], order: Callable[[str], tuple[int, int]]
+) -> list[Row]:
+    def where(place: Place) -> tuple[str, str] | None:
+        return None if (name := key(place)) is None else (name, place.phase)
+
+    both = _summed(profile, lambda function, place: where(place))
+    # Where nothing of a phase is known to belong to a name, each name's time in it is unknown, not 0.
+    split = {phase for name, phase in both if name != UNATTRIBUTED}
+    rows = []
+    for name, total in _summed(profile, lambda function, place: key(place)).items():
+        row: Row = {title: name}
+        for phase in (Phase.FORWARD.value, Phase.BACKWARD.value):
+            time_s = both.get((name, phase), Sum(0, 0.0)).time_s / len(profile.steps)
+            row[f"{phase}_s"] = time_s if time_s or phase in split else None
+        rows.append(row | _per_step(profile, total))
+    return sorted(rows, key=lambda row: order(row[title]))
+
+
+def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+    """Inside attention: phase × part × family; the share is of the phase's attention."""
+
+    def where(function: Function, place: Place) -> tuple[str, str, str] | None:
+        inside = place.part is not None and place.part.startswith("attention")
+        return (place.phase, place.part or "", family(function.name)) if inside else None
+
+    sums = _summed(profile, where)
+    whole: dict[str, float] = defaultdict(float)
+    for (phase, *_), total in sums.items():
+        whole[phase] += total.time_s
+    rows = [
+        {
+            "phase": phase,
+            "part": part,
+            "family": name,
+            **_per_step(profile, total),
+            "share": total.time_s / whole[phase],
+        }
+        for (phase, part, name), total in sums.items()
+    ]
+    return sorted(rows, key=lambda row: (PHASES.index(row["phase"]), list(PARTS).index(row["part"]), -row["time_s"]))
+
+
+def gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+    """Time without a kernel by cause; shares are of the steps' wall time."""
+    return gap_rows(profile.recording, profile.gaps, profile.steps)
+
+
+def ranges(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+    """The host's wall time in each range, which is not the device's time; shares are of the steps' wall time."""
+    return range_rows(profile.recording.ranges, profile.steps)
+
+
+def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+    """Backward to forward, by kernel time and by wall time (the host's ranges). The two differ where the host is what
+    takes the time. Empty where one of the two phases is missing."""
+    kernel = {phase: total.time_s for phase, total in _summed(profile, lambda function, place: place.phase).items()}
+    measures = {"kernel time": kernel, "wall time": _phase_walls(profile)}
+    rows = []
+    for measure, times in measures.items():
+        forward, backward = times.get(Phase.FORWARD.value), times.get(Phase.BACKWARD.value)
+        if forward and backward:
+            count = len(profile.steps)
+            rows.append(
+                {
+                    "measure": measure,
+                    "forward_s": forward / count,
+                    "backward_s": backward / count,
+                    "backward_to_forward": backward / forward,
+                }
+            )
+    return rows
+
+
+def _phase_walls(profile: Profile) -> dict[str, float]:
+    """Phase → wall time of its outermost ranges within the steps, all steps together."""
+    walls: dict[str, float] = defaultdict(float)
+    last: dict[str, float] = {}
+    ranges = profile.recording.ranges.named(lambda name: meaning(name).phase)
+    number, begins_in = steps_of(np.array([r.start_s for r in ranges]), profile.steps)
+    for r, n, begins in zip(ranges, number.tolist(), begins_in.tolist(), strict=True):
+        phase = str(meaning(r.name).phase)
+        if begins and r.end_s <= profile.steps[n].end_s and r.start_s >= last.get(phase, float("-inf")):
+            walls[phase] += r.end_s - r.start_s
+            last[phase] = r.end_s
+    return walls
+
+
+def overlap(profile: Profile, costs: Costs) -> list[Row]:
+    """A row for each device, per step: its communication, hidden behind computing and exposed."""
+    kernels, count = profile.recording.kernels, len(profile.steps)
+    communicating = set(kernels.device[is_collective(kernels)].tolist())
+    rows = []
+    for device in profile.devices:
+        total = Counter[str]()
+        if device in communicating:  # else every sum is 0, whatever the device computes
+            for streams in of_kernels(profile.recording, profile.steps, device):
+                total.update(streams.row())
+        rows.append(
+            {
+                "device": device,
+                "collectives_per_step": total["collectives"] / count,
+                "communication_s": total["communication_s"] / count,
+                "hidden_s": total["hidden_s"] / count,
+                "exposed_s": total["exposed_s"] / count,
+                "hidden_share": total["hidden_s"] / total["communication_s"] if total["communication_s"] else None,
+                "share": total["exposed_s"] / total["step_s"] if total["step_s"] else 0.0,
+            }
+        )
+    return rows
+
+
+TABLES: dict[str, Callable[[Profile, Costs], list[Row]]] = {
+    "steps": steps,
+    "ratio": ratio,
+    "phases": phases,
+    "families": families,
+    "kernels": kernels,
+    "layers": layers,
+    "parts": parts,
+    "attention": attention,
+    "gaps": gaps,
+    "overlap": overlap,
+    "ranges": ranges,
+}
+
+
+def notes(name: str, profile: Profile, rows: Iterable[Row]) -> list[str]:
+    """What has to be said under the table: its coverage, and doubts with their remedy."""
+    rows = list(rows)
+    said = []
+    if name in ("phases", "layers", "parts", "attention"):
+        said.append(profile.coverage)
+    if name == "layers":
+        said += _blind_backward(profile)
+    if name == "attention":
+        said += _split(rows)
+    if name == "steps":
+        said += _reconciled(rows)
+    if name == "families" and (copies := profile.recording.copies):
+        time_s = sum(copy.end_s - copy.start_s for copy in copies)
+        said.append(f"not in it: {len(copies)} memcpy and memset in the recording, {time_s * 1e3:.3g} ms together")
+    return said
+
+
+def _blind_backward(profile: Profile) -> list[str]:
+    blind = _summed(profile, lambda function, place: place == Place(Phase.BACKWARD, UNATTRIBUTED, None) or None)
+    backward = _summed(profile, lambda function, place: place.phase == Phase.BACKWARD or None)
+    if not blind or blind[True].time_s < 0.5 * backward[True].time_s:
+        return []
+    return [
+        "backward is not split by layer: no range was open in the thread that launched it; "
+        "a recording of torch.profiler with ranges around the layers' forward is split by sequence numbers"
+    ]
+
+
+def _split(rows: list[Row]) -> list[str]:
+    said = []
+    for phase in dict.fromkeys(row["phase"] for row in rows):
+        time: dict[str, float] = defaultdict(float)
+        for row in rows:
+            if row["phase"] == phase:
+                time[row["family"]] += row["time_s"]
+        softmax, matmul, fused = time["softmax"], time["matmul"], time["attention"]
+        if fused:
+            said.append(
+                f"{phase}: a fused kernel computes scores, softmax and value at once: there is no split between them"
+            )
+        elif softmax and matmul:
+            said.append(f"{phase}: softmax takes {softmax / matmul:.2f} of the time of the matrix products")
+    if not rows:
+        said.append(
+            "no range named attention, scores, softmax or value holds a kernel: mark them to see inside attention"
+        )
+    return said
+
+
+def _reconciled(rows: list[Row]) -> list[str]:
+    """A warning where wall clock, events and the span of the kernels disagree. A step has a row for each device."""
+    said, steps = [], {row["step"]: row for row in rows}
+    apart = [row for row in rows if abs(row["residual_share"]) > DISAGREES]
+    if apart:
+        worst = max(apart, key=lambda row: abs(row["residual_share"]))
+        count = len({row["step"] for row in apart})
+        said.append(
+            f"warning: wall clock and GPU span disagree by over {DISAGREES:.0%} in {count} of {len(steps)} "
+            f"steps, most in step {worst['step']} ({worst['residual_share']:+.1%}): the host worked before the "
+            "first or after the last kernel, or the step did not end with a synchronisation; see gaps"
+        )
+    for row in steps.values():
+        if row["event_s"] is not None and abs(row["event_s"] / row["wall_s"] - 1) > DISAGREES:
+            said.append(
+                f"warning: step {row['step']}: events say {row['event_s'] * 1e3:.3g} ms and the wall clock "
+                f"{row['wall_s'] * 1e3:.3g} ms: they were not taken of the same step, or the profiler slowed the host"
+            )
+    return said
+
+
+def _per_step(profile: Profile, total: Sum) -> Row:
+    count = len(profile.steps)
+    return {
+        "calls_per_step": total.calls / count,
+        "time_s": total.time_s / count,
+        "share": total.time_s / profile.time_s,
+    }
+
+
+def extent(shape: tuple[int, int, int] | None) -> str | None:
+    """`8×4×1`: of a grid in blocks or of a block in threads."""
+    return None if shape is None else "×".join(map(str, shape))

@@ -1,0 +1,205 @@
+"""One step of a profile as plain data, for a page that draws it.
+
+Times are whole nanoseconds from the beginning of the step. What occurs often stands in columns, and a text once, in a
+table that the columns point into: 10,000 kernels take some 300 kB of JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from cs_systems.record import Row
+from cs_systems.traces.attribution import Place, main_thread
+from cs_systems.traces.kernel_families import FAMILIES, family, short_name
+from cs_systems.traces.profile import Profile
+from cs_systems.traces.range_names import UNATTRIBUTED, meaning
+from cs_systems.traces.tables import NO_COSTS, TABLES, Costs, extent, notes
+from cs_systems.traces.trace import Call, Copy, Function, Kernel, Range, Step, steps_of
+
+View = dict[str, Any]
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+class Numbered(dict[T, int]):
+    """Value → its place in a table, which it gets on first sight."""
+
+    def __missing__(self, value: T) -> int:
+        self[value] = number = len(self)
+        return number
+
+
+class Within(NamedTuple):
+    """What of a recording belongs to one step: its kernels are those that were launched in it, as in every table."""
+
+    kernels: list[tuple[Kernel, Place]]
+    copies: list[Copy]
+    ranges: list[Range]
+    calls: list[Call]
+
+
+def view(profile: Profile) -> View:
+    """The step whose wall time is the median, of those that have a kernel where there is one (a CPU's have none):
+
+    step: name, number (from 0), steps, wall_ns, end_ns (of the step or its last kernel, whichever is later), kernels,
+    kernel_ns, and how much of that has no_phase_ns and no_layer_ns; graph_kernels with their graph_launches.
+    names: of every kernel of the profile, with short and the number of its family. functions: what else a kernel has.
+    places: phase, layer, part. ranges: the names, with the phase and layer that they mean.
+    streams, copies, threads, calls: a row for each stream of a device or thread of the host, with its columns.
+    """
+    number = median_step(profile)
+    step = profile.steps[number]
+    own = within(profile, step)
+    names, ranges = Numbered[str](), Numbered[str]()
+    functions, places = Numbered[Function](), Numbered[Place]()
+    for function, _ in profile.groups:  # those of other steps too, which the tables tell of
+        _ = names[function.name]
+    main = main_thread(profile.recording.ranges)
+    ns = _since(step)
+    drawn = {
+        "streams": _streams(own.kernels, functions, places, ns),
+        "copies": _copies(own.copies, ns),
+        "threads": [
+            {"thread": thread, "main": thread == main, "range": [ranges[r.name] for r in found], **_times(found, ns)}
+            for thread, found in sorted(_by(own.ranges, lambda r: r.thread).items(), key=lambda t: t[0] != main)
+        ],
+        "calls": [
+            {"thread": thread, "name": [call.name for call in found], **_times(found, ns)}
+            for thread, found in _by(own.calls, lambda call: call.thread).items()
+        ],
+    }
+    of_functions = [names[function.name] for function in functions]
+    recording = profile.recording
+    return {
+        "source": recording.source,
+        "profiler": recording.profiler,
+        "devices": {str(device): recording.devices.get(device, f"GPU {device}") for device in profile.devices},
+        "step": _step(profile, number, own),
+        "families": FAMILIES,
+        "names": {
+            "name": list(names),
+            "short": [short_name(name) for name in names],
+            "family": [FAMILIES.index(family(name)) for name in names],
+        },
+        "functions": {
+            "name": of_functions,
+            "grid": [extent(function.grid) for function in functions],
+            "block": [extent(function.block) for function in functions],
+            "registers": [function.registers for function in functions],
+            "shared_bytes": [function.shared_bytes for function in functions],
+        },
+        "places": {field: [getattr(place, field) for place in places] for field in Place._fields},
+        "ranges": {
+            "name": list(ranges),
+            "phase": [meaning(name).phase for name in ranges],
+            "layer": [meaning(name).layer for name in ranges],
+        },
+        **drawn,
+    }
+
+
+def results(profile: Profile, costs: Costs = NO_COSTS) -> dict[str, list[Row]]:
+    """Every table, and `notes`: {table, note}, what must be said of each; of the whole where the table is None."""
+    rows = {name: table(profile, costs) for name, table in TABLES.items()}
+    said = [{"table": None, "note": note} for note in profile.notes]
+    said += [{"table": name, "note": note} for name in TABLES for note in notes(name, profile, rows[name])]
+    return rows | {"notes": said}
+
+
+def median_step(profile: Profile) -> int:
+    """The number of the step whose wall time is the median, the shorter of two; of those with a kernel, if any."""
+    numbers = {number for number, _ in profile.by_step} or range(len(profile.steps))
+    walls = sorted((profile.steps[n].end_s - profile.steps[n].start_s, n) for n in numbers)
+    return walls[(len(walls) - 1) // 2][1]
+
+
+def within(profile: Profile, step: Step) -> Within:
+    """Ranges and calls are the step's where they begin in it; copies, whose launch is not known, from its beginning to
+    its end or that of its last kernel."""
+
+    recording = profile.recording
+    _, of_step = steps_of(recording.kernels.launched_s, [step])
+    places = profile.places.take(of_step)
+    kernels = list(zip(recording.kernels.rows(of_step), places, strict=True))
+    end_s = max([step.end_s, *(kernel.end_s for kernel, _ in kernels)])
+    return Within(
+        kernels,
+        sorted((c for c in recording.copies if step.start_s <= c.start_s <= end_s), key=lambda c: c.start_s),
+        recording.ranges.take(steps_of(recording.ranges.start_s, [step])[1]).named(lambda name: True),
+        sorted((c for c in recording.calls if step.start_s <= c.start_s <= step.end_s), key=lambda c: c.start_s),
+    )
+
+
+def _step(profile: Profile, number: int, own: Within) -> View:
+    step = profile.steps[number]
+    ns = _since(step)
+    in_graph = [kernel for kernel, _ in own.kernels if kernel.in_graph]
+
+    def time_ns(counts: Callable[[Place], bool] = lambda place: True) -> int:
+        return round(sum(kernel.end_s - kernel.start_s for kernel, place in own.kernels if counts(place)) * 1e9)
+
+    return {
+        "name": step.name,
+        "number": number,
+        "steps": len(profile.steps),
+        "wall_ns": ns(step.end_s),
+        "end_ns": max([ns(step.end_s), *(ns(kernel.end_s) for kernel, _ in own.kernels)]),
+        "kernels": len(own.kernels),
+        "kernel_ns": time_ns(),
+        "no_phase_ns": time_ns(lambda place: place.phase == UNATTRIBUTED),
+        "no_layer_ns": time_ns(lambda place: place.layer == UNATTRIBUTED),
+        "graph_kernels": len(in_graph),
+        "graph_launches": len({(kernel.thread, kernel.launch_start_s) for kernel in in_graph}),
+    }
+
+
+def _streams(
+    kernels: Iterable[tuple[Kernel, Place]],
+    functions: Numbered[Function],
+    places: Numbered[Place],
+    ns: Callable[[float], int],
+) -> list[View]:
+    """`launch`: when the host began to launch it, None where that was not recorded; `graph`: 1 in a CUDA graph."""
+    streams = _by(kernels, lambda one: (one[0].device, -1 if one[0].stream is None else one[0].stream))
+    return [
+        {
+            "device": device,
+            "stream": None if stream < 0 else stream,
+            **_times([kernel for kernel, _ in found], ns),
+            "function": [functions[kernel.function] for kernel, _ in found],
+            "place": [places[place] for _, place in found],
+            "launch": [None if k.launch_start_s is None else ns(k.launch_start_s) for k, _ in found],
+            "graph": [int(kernel.in_graph) for kernel, _ in found],
+        }
+        for (device, stream), found in sorted(streams.items())
+    ]
+
+
+def _copies(copies: Iterable[Copy], ns: Callable[[float], int]) -> list[View]:
+    return [
+        {
+            "device": device,
+            "stream": stream,
+            **_times(found, ns),
+            "kind": [copy.kind for copy in found],
+            "bytes": [copy.bytes for copy in found],
+        }
+        for (device, stream), found in sorted(_by(copies, lambda copy: (copy.device, copy.stream)).items())
+    ]
+
+
+def _times(items: Sequence[Kernel | Copy | Range | Call], ns: Callable[[float], int]) -> View:
+    starts = [ns(item.start_s) for item in items]
+    return {"start": starts, "duration": [ns(i.end_s) - start for i, start in zip(items, starts, strict=True)]}
+
+
+def _since(step: Step) -> Callable[[float], int]:
+    return lambda time_s: round((time_s - step.start_s) * 1e9)
+
+
+def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

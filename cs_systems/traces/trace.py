@@ -1,0 +1,324 @@
+"""What a profiler saw, in one plain form for every profiler: a `Recording` of one process.
+
+Times are seconds from an origin that the recording chose, on one clock for host and device. A thread is a number that
+is unique in the recording. What there are millions of stands in columns, arrays with one entry a row; a row made from
+them has None where the profiler did not record something, a column UNKNOWN or NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+T = TypeVar("T")
+UNKNOWN = -1
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """For millions of objects in no cycle: looking through them for garbage, again and again, takes a third of the
+    time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class Categorical(Sequence[T]):
+    """A long column of few distinct values: entry i is `values[codes[i]]`."""
+
+    def __init__(self, values: Sequence[T], codes: Ints) -> None:
+        self.values, self.codes = values, codes
+
+    @classmethod
+    def of(cls, entries: Iterable[T]) -> Categorical[T]:
+        numbers: dict[T, int] = {}
+        codes = [numbers.setdefault(entry, len(numbers)) for entry in entries]
+        return cls(list(numbers), np.array(codes, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.take(i) if isinstance(i, slice) else self.values[self.codes[i]]
+
+    def __iter__(self) -> Iterator[T]:
+        return map(self.values.__getitem__, self.codes.tolist())
+
+    def take(self, which: Ints | Bools | slice) -> Categorical[T]:
+        return Categorical(self.values, self.codes[which])
+
+    def codes_where(self, wanted: Callable[[T], object]) -> Bools:
+        """For each entry whether its value is wanted; each distinct value is asked for once."""
+        return np.array([bool(wanted(value)) for value in self.values], bool)[self.codes]
+
+
+def distinct(*columns: Ints) -> tuple[Ints, Ints]:
+    """(first, codes): row `first[k]` is the first of the k-th distinct row, and row i is the `codes[i]`-th distinct."""
+    table = np.stack(columns)
+    # One sort by a hash instead of one by every column; a hash that two rows share is found out.
+    multipliers = np.random.default_rng(0).integers(1, 2**62, len(table), dtype=np.int64) * 2 + 1
+    hashed = (table * multipliers[:, None]).sum(axis=0)  # wraps around
+    _, first, codes = np.unique(hashed, return_index=True, return_inverse=True)
+    if not all((column[first][codes] == column).all() for column in columns):
+        _, first, codes = np.unique(table, axis=1, return_index=True, return_inverse=True)
+    return first, codes.reshape(-1)
+
+
+class Function(NamedTuple):
+    """A kernel and how it is launched: what many launches have in common."""
+
+    name: str  # demangled, as the profiler wrote it
+    grid: tuple[int, int, int] | None  # blocks
+    block: tuple[int, int, int] | None  # threads
+    registers: int | None  # a thread
+    shared_bytes: int | None  # a block, static and dynamic
+
+
+class Kernel(NamedTuple):
+    """One run of a kernel, and the call by which the host launched it (None: it was not recorded).
+
+    The kernels of a CUDA graph share one launch.
+    """
+
+    function: Function
+    start_s: float
+    end_s: float
+    device: int
+    stream: int | None
+    thread: int | None
+    launch_start_s: float | None
+    launch_end_s: float | None
+    in_graph: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Every run of a kernel, in order of their start: the fields of `Kernel` as columns."""
+
+    function: Categorical[Function]
+    start_s: Floats
+    end_s: Floats
+    device: Ints
+    stream: Ints
+    thread: Ints
+    launch_start_s: Floats
+    launch_end_s: Floats
+    in_graph: Bools
+
+    @property
+    def launched_s(self) -> Floats:
+        """When the launch of each began; of what was launched unseen when it began itself."""
+        return np.where(np.isnan(self.launch_start_s), self.start_s, self.launch_start_s)
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    def __getitem__(self, i: int) -> Kernel:
+        return next(self.rows(np.array([i])))
+
+    def __iter__(self) -> Iterator[Kernel]:
+        return self.rows(np.arange(len(self)))
+
+    def rows(self, which: Ints | Bools) -> Iterator[Kernel]:
+        columns = (getattr(self, name)[which].tolist() for name in Kernel._fields[1:])
+        for function, start, end, device, stream, thread, launch, launched, graph in zip(
+            self.function.take(which), *columns, strict=True
+        ):
+            known = not math.isnan(launch)
+            yield Kernel(
+                function,
+                start,
+                end,
+                device,
+                None if stream == UNKNOWN else stream,
+                thread if known else None,
+                launch if known else None,
+                launched if known else None,
+                graph,
+            )
+
+
+_none, _never = np.empty(0, np.int64), np.empty(0)
+NO_KERNELS = Kernels(Categorical([], _none), _never, _never, _none, _none, _none, _never, _never, np.empty(0, bool))
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """Calls that took memory of a device or gave it back, in their order. change_bytes: negative where it was freed;
+    thread: UNKNOWN where the call was not recorded."""
+
+    time_s: Floats
+    thread: Ints
+    change_bytes: Ints
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+
+class Copy(NamedTuple):
+    """A memcpy or a memset by the device."""
+
+    kind: str  # "memcpy" or "memset"
+    start_s: float
+    end_s: float
+    device: int
+    stream: int
+    bytes: int | None
+
+
+class Call(NamedTuple):
+    """A call of CUDA by the host that can make the device wait; launches stand in their kernels."""
+
+    name: str
+    start_s: float
+    end_s: float
+    thread: int
+
+
+class Range(NamedTuple):
+    """A named part of the program: an NVTX range or a `record_function`."""
+
+    name: str
+    start_s: float
+    end_s: float
+    thread: int
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The fields of `Range` as columns."""
+
+    name: Categorical[str]
+    start_s: Floats
+    end_s: Floats
+    thread: Ints
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    def __iter__(self) -> Iterator[Range]:
+        return map(Range, self.name, self.start_s.tolist(), self.end_s.tolist(), self.thread.tolist())
+
+    def take(self, which: Ints | Bools) -> Ranges:
+        return Ranges(self.name.take(which), self.start_s[which], self.end_s[which], self.thread[which])
+
+    @functools.cached_property
+    def timelines(self) -> dict[int, Timeline[str]]:
+        """For each thread with a range the names of what was open when."""
+        return timelines(self.thread, self.start_s, self.end_s, self.name)
+
+    def named(self, wanted: Callable[[str], object]) -> list[Range]:
+        """Those whose name is wanted, in order of their start, what encloses before what it encloses."""
+        found = self.take(self.name.codes_where(wanted))
+        return list(found.take(np.lexsort((-found.end_s, found.start_s))))
+
+
+class Step(NamedTuple):
+    """One step by the host's clock: what its range enclosed."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+def steps_of(time_s: Floats, steps: Sequence[Step]) -> tuple[Ints, Bools]:
+    """(for each time the number of the last step that had begun, -1 before the first; whether it is inside of it)."""
+    number = np.searchsorted([step.start_s for step in steps], time_s, "right") - 1
+    return number, (number >= 0) & (time_s <= np.array([step.end_s for step in steps])[number])
+
+
+class Op(NamedTuple):
+    """An operator with autograd's sequence number; `forward_thread` is 0 in forward, in backward autograd's number (not
+    the system's) of the thread that ran the forward operator with the same sequence number."""
+
+    name: str
+    start_s: float
+    end_s: float
+    thread: int
+    sequence: int
+    forward_thread: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """`limitations` says in words what the file does not tell; `ops`, `allocations` are None where the profiler records
+    none."""
+
+    source: str
+    profiler: str  # "nsys" or "kineto"
+    devices: dict[int, str]  # number → name
+    kernels: Kernels
+    copies: list[Copy]
+    calls: list[Call]
+    ranges: Ranges
+    overheads: list[tuple[float, float]]  # when the profiler itself stood in the way: (start, end) in s
+    ops: list[Op] | None
+    limitations: tuple[str, ...]
+    allocations: Allocations | None = None
+
+
+class Timeline(Generic[T]):
+    """What was open when, on one thread: `stacks[stack[i]]` (outermost first) from `times[i]` to `times[i + 1]`,
+    of which the first and the last are infinite. Stacks that are equal are one.
+
+    Intervals need not nest: an NVTX start/end range may end before one that it encloses.
+    """
+
+    def __init__(self, start_s: Floats, end_s: Floats, values: Sequence[T]) -> None:
+        lasting = np.flatnonzero(end_s > start_s)
+        start_s, end_s, count = start_s[lasting], end_s[lasting], len(lasting)
+        # At one time what ends goes before what begins, and what ends last begins first.
+        edges, begins = np.concatenate([start_s, end_s]), np.arange(2 * count) < count
+        order = np.lexsort((np.tile(-end_s, 2), begins, edges))
+        times, stack = [-math.inf], [0]
+        known: dict[tuple[T, ...], int] = {(): 0}
+        active: list[int] = []
+        opened: list[T] = []
+        items = lasting.tolist()
+        for time, edge in zip(edges[order].tolist(), order.tolist(), strict=True):
+            if edge < count:
+                active.append(edge)
+                opened.append(values[items[edge]])
+            else:  # nearly always the innermost
+                at = -1 if active[-1] == edge - count else active.index(edge - count)
+                del active[at], opened[at]
+            number = known.setdefault(tuple(opened), len(known))
+            if time == times[-1]:
+                stack[-1] = number
+            else:
+                times.append(time)
+                stack.append(number)
+        self.times: Floats = np.array([*times, math.inf])
+        self.stack: Ints = np.array(stack)
+        self.stacks = list(known)
+
+    def at(self, time_s: float) -> tuple[T, ...]:
+        return self.stacks[int(self.stack[self.times.searchsorted(time_s, "right") - 1])]
+
+    def index(self, time_s: Floats) -> Ints:
+        """The number of the stack that is open at each time."""
+        return self.stack[np.searchsorted(self.times, time_s, "right") - 1]
+
+
+def timelines(thread: Ints, start_s: Floats, end_s: Floats, values: Sequence[T]) -> dict[int, Timeline[T]]:
+    """A Timeline for each thread that has an interval."""
+    lines, values = {}, list(values)
+    for number in np.unique(thread).tolist():
+        own = np.flatnonzero(thread == number)
+        lines[number] = Timeline(start_s[own], end_s[own], [values[i] for i in own.tolist()])
+    return lines

@@ -1,0 +1,95 @@
+"""Activation checkpointing, put on a model from outside.
+
+A checkpoint keeps the input of some blocks and computes the rest again when backward comes to them: less memory for
+more FLOPs (Chen et al. 2016). What is kept is written as in `checkpoint_plan`. The recomputation is torch's
+(`torch.utils.checkpoint`, not the reentrant one): the same operations on the same inputs, so that gradients are the
+same to the bit wherever the kernels are deterministic. It stops as soon as it has what backward asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from cs_systems.core.checkpoint_plan import ONE_OPERATOR, Segment, items, segments
+
+_ATTENTION = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+# A linear layer without bias is one `mm`, in fp8 one `_scaled_mm`. Attention's products over the scores are `bmm`: as
+# large as the scores.
+_KEPT = {"attention": _ATTENTION, "matmul": ("mm", "_scaled_mm")}
+
+
+def unavailable(written: str, attention: str) -> str | None:
+    """Why this checkpoint cannot be had with this attention backend, and what to do instead; None where it can."""
+    if written == "selective:attention" and attention not in ONE_OPERATOR:
+        return (
+            f"checkpoint selective:attention keeps the output of one attention operator, which {attention} is not: "
+            f"use --attention {ONE_OPERATOR[0]}, or --checkpoint selective:matmul"
+        )
+    return None
+
+
+def apply_checkpointing(model: nn.Module, written: str) -> None:
+    """Make the blocks of `model.layers` run under the checkpoints that are `written`; parameters keep their names.
+
+    Raises ValueError for what `checkpoint_plan.segments` cannot read.
+    """
+    layers = model.layers
+    assert isinstance(layers, nn.ModuleList)
+    if plan := segments(written, len(layers)):
+        model.layers = _CheckpointedLayers(layers, plan)
+
+
+class _CheckpointedLayers(nn.ModuleList):
+    """The same blocks under the same names; to iterate gives what is to be called in turn: blocks and checkpoints."""
+
+    def __init__(self, layers: nn.ModuleList, plan: tuple[Segment, ...]) -> None:
+        super().__init__(list(nn.ModuleList.__iter__(layers)))
+        self._plan = plan
+
+    def __iter__(self) -> Iterator[Any]:
+        blocks = list(super().__iter__())
+        return iter([_call(blocks, item) for item in items(0, len(blocks), self._plan)])
+
+
+def _call(blocks: list[nn.Module], item: int | Segment) -> Callable[[Tensor], Tensor]:
+    if isinstance(item, int):
+        return blocks[item]
+    parts = [_call(blocks, inner) for inner in items(item.first, item.stop, item.inner)]
+    return partial(_checkpointed, partial(_in_turn, parts), item.keeps)
+
+
+def _in_turn(parts: list[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
+    for part in parts:
+        x = part(x)
+    return x
+
+
+def _checkpointed(run: Callable[[Tensor], Tensor], keeps: str | None, x: Tensor) -> Tensor:
+    """(B, S, D) → (B, S, D), `run` under one checkpoint."""
+    selective: dict[str, Any] = {}
+    if keeps:  # torch.compile takes no context_fn that does nothing
+        selective["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, keeps))
+    out: Tensor = checkpoint(run, x, use_reentrant=False, **selective)
+    return out
+
+
+def _policy(keeps: str, context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _operators(keeps) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@cache
+def _operators(keeps: str) -> frozenset[Any]:
+    """The operators of this torch that a selective checkpoint keeps the outputs of."""
+    packets = (getattr(torch.ops.aten, name, None) for name in _KEPT[keeps])
+    return frozenset(packet.default for packet in packets if packet is not None)

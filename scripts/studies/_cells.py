@@ -1,0 +1,38 @@
+"""One measured cell of a study, as the tables and explanations see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cs_systems.config import describe
+from cs_systems.record import Row, RunRecord
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One record under the names of the tables' columns: `cell["size"]`, `cell["median_s"]` of the step,
+    `cell["backward.median_s"]` of a phase, and what is said of what `ran`; `cell["backward.kernel_s"]` where the same
+    was profiled (see `_kernels`); None where unknown."""
+
+    record: RunRecord
+    columns: Row = field(repr=False)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.columns.get(name)
+
+    def said(self, *without: str) -> str:
+        """What tells the cell apart in a sentence, leaving out what goes without saying there."""
+        return describe(self.record.run_config, without)
+
+    @property
+    def measured(self) -> bool:
+        return self.record.status == "ok" and self.record.is_timing
+
+    @property
+    def profiled(self) -> bool:
+        """Whether its times are a profiler's too, and no timings."""
+        return bool(self.record.config.get("profiler", CLEAN) != CLEAN)
+
+
+CLEAN = "none"

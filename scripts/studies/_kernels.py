@@ -1,0 +1,144 @@
+"""What a study says of kernels: cells that are measured again under a profiler, and what that adds to the first time.
+
+A profiled cell tells which kernels ran and for how long; how long a step takes is told by its clean twin alone, which
+differs in nothing but the profiler and the number of steps, warm-up and rounds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from _cells import CLEAN
+
+from cs_systems.config import RunConfig
+from cs_systems.core import plugins
+from cs_systems.record import RECORDS_FILE, Row, read_records
+
+if TYPE_CHECKING:
+    from _cells import Cell
+
+WARMUP, STEPS = 5, 3  # of a profiled cell: kernels of a steady step take the same time in each
+ALL = "all"
+# Half of a profile's bytes: what a study of phases does not show.
+BY_KERNEL_AND_LAYER = ("kernels", "layers", "parts", "attention", "ranges")
+ON_A_CPU = "which kernels ran and for how long is known on a GPU alone: here there is the clock's part"
+
+
+def profiled(configs: Iterable[RunConfig], profiler: str) -> list[RunConfig]:
+    """The same cells under a profiler."""
+    return [replace(c, profiler=profiler, warmup=WARMUP, steps=STEPS) for c in configs]
+
+
+def possible(configs: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
+    """(the cells whose profiler works here, the clean ones first; why others do not, a line for each such profiler)."""
+    problems = {name: plugins.get("profilers", name).problem() for name in {c.profiler for c in configs}}
+    fine = [c for c in configs if problems[c.profiler] is None]
+    left_out = [
+        f"{sum(c.profiler == name for c in configs)} cells under {name} are left out: {why}"
+        for name, why in problems.items()
+        if why
+    ]
+    return sorted(fine, key=lambda c: c.profiler != CLEAN), left_out
+
+
+def drop_tables(folder: Path, names: Collection[str]) -> None:
+    """Leave these tables out of the folder's profiles; a file with a torn line, which tells of an accident, stays."""
+    records, complaints = read_records(folder)
+    if complaints or not any(set(names) & set(record.results) for record in records):
+        return
+    kept = [replace(r, results={name: rows for name, rows in r.results.items() if name not in names}) for r in records]
+    made = folder / f"{RECORDS_FILE}.new"
+    made.write_text("".join(record.to_json() + "\n" for record in kept), encoding="utf-8")
+    made.replace(folder / RECORDS_FILE)
+
+
+def clean(cells: Iterable[Cell]) -> list[Cell]:
+    """The cells whose times are timings."""
+    return [cell for cell in cells if not cell.profiled]
+
+
+def twins(cells: Iterable[Cell]) -> dict[RunConfig, Cell]:
+    """What a cell measures → the same under a profiler, where that left tables of kernels."""
+    return {_what(cell.record.run_config): cell for cell in cells if cell.profiled and _told(cell)}
+
+
+def twin(cell: Cell, found: Mapping[RunConfig, Cell]) -> Cell | None:
+    return found.get(_what(cell.record.run_config))
+
+
+def _told(cell: Cell) -> bool:
+    return cell.measured and bool(cell.record.results.get("phases"))
+
+
+def _what(config: RunConfig) -> RunConfig:
+    return replace(config, profiler=CLEAN, profiler_args=(), warmup=0, steps=1, rounds=1)
+
+
+def add_kernel_times(cells: Sequence[Cell]) -> None:
+    """Give each cell that is measured clean and profiled the columns of `kernel_columns`."""
+    found = twins(cells)
+    for cell in clean(cells):
+        if cell.measured and (other := twin(cell, found)):
+            cell.columns.update(kernel_columns(cell, other))
+
+
+def kernel_columns(cell: Cell, other: Cell) -> Row:
+    """Of one step: `forward.kernel_s` and so on, `kernel_s` of all phases, `kernels` how many,
+    `kernel_ratio` backward's over forward's, and `busy_share`: all kernels' time over the clean step's, by the clock.
+    """
+    times = phase_times(other)
+    forward, backward = times.get("forward"), times.get("backward")
+    whole = sum(times.values())
+    return {
+        **{f"{phase}.kernel_s": time for phase, time in times.items()},
+        "kernel_s": whole,
+        "kernels": round(sum(r["calls_per_step"] for r in other.record.results["phases"] if r["family"] == ALL)),
+        "kernel_ratio": backward / forward if forward and backward else None,
+        "busy_share": whole / cell["median_s"],
+    }
+
+
+def phase_times(cell: Cell) -> dict[str, float]:
+    """Phase → time of its kernels in one step."""
+    return {row["phase"]: row["time_s"] for row in cell.record.results["phases"] if row["family"] == ALL}
+
+
+def family_times(cell: Cell) -> dict[str, float]:
+    """Family → time of its kernels in one step, the longest first."""
+    return {row["family"]: row["time_s"] for row in cell.record.results["families"]}
+
+
+def kernel_rows(cell: Cell, family: str | None = None) -> list[Row]:
+    """The kernels of a step (of a family), the longest first."""
+    return [row for row in cell.record.results["kernels"] if family in (None, row["family"])]
+
+
+def idle_shares(cell: Cell) -> dict[str, float]:
+    """Cause → the share of the recorded step in which no kernel ran for it, of the first GPU."""
+    return {row["cause"]: row["share"] for row in cell.record.results["gaps"] if row["device"] == 0}
+
+
+def step_median(cell: Cell, column: str) -> float:
+    """Of a column of the table `steps`."""
+    return float(median(row[column] for row in cell.record.results["steps"]))
+
+
+def unknown(cells: Sequence[Cell]) -> Iterator[str]:
+    """Why kernel times are missing, where they are: a CPU's recording has none, and a profiled cell may have failed."""
+    ran_on = {cell.record.environment.device for cell in cells if cell.measured and cell.record.environment}
+    if ran_on == {"cpu"}:
+        yield ON_A_CPU
+    failed = [cell.record for cell in cells if cell.profiled and not cell.measured]
+    for (status, reason), count in Counter((record.status, record.reason) for record in failed).items():
+        which = "1 profiled cell has" if count == 1 else f"{count} profiled cells have"
+        yield f"{which} no kernel times: {status}{f' ({reason})' if reason else ''}"
+
+
+def one(rows: Iterable[Row], **is_: Any) -> Row | None:
+    """The first row with these values."""
+    return next((row for row in rows if all(row[name] == value for name, value in is_.items())), None)

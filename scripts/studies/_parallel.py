@@ -1,0 +1,156 @@
+"""What the studies of strategies share: their cells, clean and recorded, and the tables of cs-systems parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from _cells import Cell
+from _study import row_table
+
+from cs_systems.comparison import strategies as parallel
+from cs_systems.config import RunConfig
+from cs_systems.record import Row, RunRecord
+from cs_systems.report.units import human
+
+STEPS, MEMORY_STEPS = 3, 2  # that are recorded
+Told = tuple[str, dict[str, Any]]  # a strategy, and the fields that go with it
+
+
+def cells(base: RunConfig, strategies: Iterable[Told], worlds: Sequence[int]) -> list[RunConfig]:
+    """The base, which trains alone, and each strategy on each number of ranks."""
+    return [base, *(replace(base, strategy=s, world_size=n, **more) for n in worlds for s, more in strategies)]
+
+
+def under(profiler: str, configs: Iterable[RunConfig]) -> list[RunConfig]:
+    """The same cells recorded; of memory from the first step on, in which the optimizer's state comes."""
+    if profiler == "rank_memory":
+        return [replace(c, profiler=profiler, warmup=0, steps=MEMORY_STEPS, rounds=1) for c in configs]
+    return [replace(c, profiler=profiler, steps=STEPS, rounds=1) for c in configs]
+
+
+def has_streams(cell: Cell) -> bool:
+    """Whether a step was recorded, so that its streams can be drawn."""
+    return bool(cell.record.results.get("streams"))
+
+
+def groups(cells: Sequence[Cell]) -> list[list[RunRecord]]:
+    """The training cells' records, those apart that differ in more than the strategy."""
+    of_training = [cell.record for cell in cells if cell.record.config["workload"] == "train_step"]
+    return list(parallel.groups(of_training).values())
+
+
+def tables(
+    cells: Sequence[Cell], format: str, *asked: tuple[str, Callable[[Sequence[RunRecord]], list[Row]]]
+) -> list[str]:
+    """(caption, rows of a group) → a table of each group and each that is asked for, without columns of unknowns."""
+    made = []
+    for group in groups(cells):
+        config = group[0].run_config
+        title = f"{config.model.label}, {config.precision.value}, batch {config.batch_size} a rank, context "
+        title += str(config.tokens_per_sequence)
+        for caption, rows_of in asked:
+            rows = rows_of(group)
+            known = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)] if rows else []
+            made += row_table(
+                [{name: _share(name, row[name]) for name in known} for row in rows], f"{title}: {caption}", format
+            )
+    return made
+
+
+def _share(name: str, value: Any) -> Any:
+    shares = ("efficiency", "of_step", "hidden", "off")
+    return f"{value:.1%}" if name in shares and value is not None else value
+
+
+STEP_TABLES = (
+    ("steps", parallel.steps),
+    ("communication; longer: than the step of a rank alone", parallel.communication),
+    ("why a step is longer than alone", parallel.differences),
+)
+MEMORY_TABLES = (
+    ("bytes sent and memory, of a rank", parallel.volumes),
+    ("held after each stage of the first step", parallel.stages),
+)
+
+
+def best_and_torchs(group: Sequence[RunRecord]) -> list[str]:
+    """The fastest of ours and of torch's on the most ranks, and what each exposes."""
+    rows = [row for row in parallel.communication(group) if row["by_difference_s"] is not None]
+    if not rows:
+        return []
+    most = max(row["ranks"] for row in rows)
+    own = [row for row in rows if row["ranks"] == most and not row["strategy"].startswith("torch_")]
+    torchs = [row for row in rows if row["ranks"] == most and row["strategy"].startswith("torch_")]
+    said = [_exposed(min(found, key=_longer)) for found in (own, torchs) if found]
+    between = ""
+    if own and torchs:
+        gained = min(map(_longer, torchs)) - min(map(_longer, own))
+        word = "less" if gained >= 0 else "more"
+        between = f"; ours {human(abs(gained), 's')} {word}"
+    return [f"on {most} ranks the least longer than alone: {', '.join(said)}{between}"]
+
+
+def _longer(row: Row) -> float:
+    return float(row["by_difference_s"])
+
+
+def _exposed(row: Row) -> str:
+    return f"{row['strategy']} by {human(row['by_difference_s'], 's')} ({row['of_step']:.1%} of its step)"
+
+
+def waiting(group: Sequence[RunRecord]) -> list[str]:
+    """What a clock around the collectives would have called communication, and how much of that was waiting."""
+    said = []
+    for row in parallel.communication(group):
+        if row["waiting_s"] is not None and row["transfer_s"]:
+            whole = row["waiting_s"] + row["transfer_s"]
+            said.append(
+                f"{row['strategy']}: a rank is in its collectives for {human(whole, 's')} of a step, "
+                f"{row['waiting_s'] / whole:.0%} of that waiting for a rank that comes later"
+            )
+    return said
+
+
+def reconciled(group: Sequence[RunRecord]) -> list[str]:
+    """What makes a step longer, of each strategy that was recorded."""
+    said = []
+    for row in parallel.differences(group):
+        parts = {
+            "exposed": row["exposed_s"],
+            "slower computing": row["slower_compute_s"],
+            "idling": row["waits_longer_s"],
+            "the recorder": row["recorder_s"],
+        }
+        listed = ", ".join(f"{name} {_signed(part)}" for name, part in parts.items())
+        said.append(f"{row['strategy']}: {_signed(row['difference_s'])} to a rank alone: {listed}")
+    return said
+
+
+def _signed(seconds: float) -> str:
+    return f"{'−' if seconds < 0 else '+'}{human(abs(seconds), 's')}"
+
+
+def off_formula(group: Sequence[RunRecord]) -> list[str]:
+    """How far the measured bytes are from the formulas, at worst."""
+    rows = [row for row in parallel.stages(group) if row["off"] is not None]
+    said = []
+    if rows:
+        worst = max(rows, key=lambda row: float(row["off"]))
+        said.append(
+            f"parameters, gradients and state of a rank are within {worst['off']:.2%} of the formula in "
+            f"{len(rows)} components, the farthest {worst['component']} of {worst['strategy']}"
+        )
+    sent = [row for row in parallel.volumes(group) if row.get("sent_bytes") and row.get("formula_sent_bytes")]
+    if sent:
+        off = max(abs(row["sent_bytes"] / row["formula_sent_bytes"] - 1) for row in sent)
+        said.append(f"bytes sent, counted where ours send, are within {off:.2%} of the formula in {len(sent)} cells")
+    return said
+
+
+def on_a_cpu(cells: Sequence[Cell]) -> list[str]:
+    ran_on = {cell.record.environment.device for cell in cells if cell.measured and cell.record.environment}
+    if ran_on != {"cpu"}:
+        return []
+    return ["ranks of gloo share a CPU's cores: what is exposed and hidden is of this machine, and no GPU's"]

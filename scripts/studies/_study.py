@@ -1,0 +1,345 @@
+"""What the studies share: a study is its cells, its tables and an explanation computed from what was measured.
+
+Each scripts/studies/<name>.py asks one question; its docstring says which, how, and what comes out. Together:
+
+    python scripts/studies/_study.py                          # lists them
+    python scripts/studies/_study.py --all --budget-s 540     # runs them, the most telling first; again: the rest
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from _cells import Cell
+from _kernels import add_kernel_times, clean, drop_tables, possible
+
+from cs_systems.cli import until_reader_leaves
+from cs_systems.cli._sweep import print_cells
+from cs_systems.config import AttentionShape, ConfigError, Precision, RunConfig, describe
+from cs_systems.formulas.cost import FULL_MATRIX, attention_cost, step_cost
+from cs_systems.record import RECORDS_FILE, Row, RunRecord, read_records, records_path
+from cs_systems.report.files import write_file
+from cs_systems.report.progress import progress_lines
+from cs_systems.report.tables.formats import FORMATS
+from cs_systems.report.tables.rows import render_rows
+from cs_systems.runtime.sweep import preflight, sweep
+
+# The most telling first: what a budget leaves out is at the end.
+ORDER = (
+    *(
+        "step_time",
+        "forward_backward_ratio",
+        "nsys_and_clock",
+        "top_kernels",
+        "softmax_and_matmul",
+        "attention_sample_run",
+        "flash_attention_lengths",
+        "attention_sequence_length",
+        "attention_causal_mask",
+        "attention_embedding",
+        "attention_heads",
+        "attention_out_of_memory",
+        "flash_attention_advantage",
+        "warmup_steps",
+        "torch_compile",
+        "triton_tile_sizes",
+    ),
+    *("precision_speed", "autocast_dtypes", "low_precision_sums"),
+    *("memory_peaks", "activation_checkpointing", "nvidia_smi_memory", "attention_memory", "saved_for_backward"),
+    *("data_parallel_variants", "fully_sharded", "sharded_optimizer", "zero_stage_1", "all_reduce", "scaling_limits"),
+)
+SCALES = ("auto", "full", "small")
+EXIT_MALFORMED, EXIT_NOTHING, EXIT_INTERRUPTED = 2, 3, 130
+CELL_TIMEOUT_S = 300.0  # compiling the largest model takes most of it
+# What an H200 gets out of a step, roughly: only the number of steps depends on it.
+_FLOPS_PER_S = {Precision.FP32: 40e12, Precision.TF32: 150e12}
+_OTHER_FLOPS_PER_S = 300e12
+_BYTES_PER_S = 2e12
+# (a step below so many seconds, gets at most so many warm-up steps, and so many timed ones)
+_MOST_STEPS = ((0.05, 5, 30), (0.2, 3, 10), (0.6, 2, 5), (inf, 1, 3))
+
+
+@dataclass(frozen=True)
+class Study:
+    """file, doc: the script's own. full: the cells for one H200. small: those for two CPU cores, under 20 s.
+
+    tables: (cells, format) → the tables as texts. explain: what the cells say, in sentences, all from the records.
+    figure: a kind of report.plot, of the cells that are `drawn`; of all where none is.
+    fresh_process: each cell in a worker of its own. interleave: the clean cells of a model in turn, round by
+    round, and a profile of each, before the next model's: what a budget cuts short has whole models.
+    drops: tables of a profile that the study does not use: its records, which are committed, go without them.
+    draw: cells → a matplotlib Figure of the study's own, instead of a kind of report.plot.
+    """
+
+    file: str
+    doc: str | None
+    full: Callable[[], list[RunConfig]]
+    small: Callable[[], list[RunConfig]]
+    tables: Callable[[list[Cell], str], list[str]]
+    explain: Callable[[list[Cell]], list[str]]
+    figure: str
+    drawn: Callable[[Cell], bool] = lambda cell: True
+    fresh_process: bool = False
+    interleave: bool = False
+    drops: tuple[str, ...] = ()
+    draw: Callable[[list[Cell]], Any] | None = None
+
+    @property
+    def name(self) -> str:
+        return Path(self.file).stem
+
+    @property
+    def title(self) -> str:
+        return str(self.doc).strip().splitlines()[0]
+
+    @property
+    def command(self) -> str:
+        return next(line.strip() for line in str(self.doc).splitlines() if line.startswith("    python "))
+
+    def configs(self, scale: str) -> list[RunConfig]:
+        return self.full() if scale == "full" else self.small()
+
+    def folder(self, scale: str) -> Path:
+        """Full results are kept in the repository; what a laptop measures is for itself."""
+        return Path("profiles" if scale == "full" else "runs") / self.name
+
+
+def cells(records: Sequence[RunRecord]) -> list[Cell]:
+    """The records as Cells, without the failed attempts that a resumed sweep has replaced."""
+    import pandas as pd
+
+    from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS, STEP, frame, without_retried
+
+    records = without_retried(records)
+    found = [Cell(record, {}) for record in records]
+    for row in frame(records).to_dict("records"):
+        known = {str(name): None if pd.isna(value) else value for name, value in row.items()}
+        prefix = "" if known["phase"] in (None, STEP) else f"{known['phase']}."
+        columns = found[row["record"]].columns
+        columns |= {name: known[name] for name in CELL_COLUMNS}
+        columns |= {prefix + name: known[name] for name in PHASE_COLUMNS}
+    for cell in found:
+        for name, value in _only_row(cell.record, "ran").items():
+            cell.columns.setdefault(name, value)
+        failed = _only_row(cell.record, "memory").get("failed_allocation_bytes")
+        cell.columns["failed_allocation_bytes"] = failed
+    add_kernel_times(found)
+    return found
+
+
+def _only_row(record: RunRecord, table: str) -> Row:
+    return next(iter(record.results.get(table, ())), {})
+
+
+def index(found: Sequence[Cell], *names: str) -> dict[Any, Cell]:
+    """The measured clean cells under the values of these columns: `index(cells, "size", "seq_len")["small", 128]`."""
+    found = clean(found)
+    keys = [tuple(cell[name] for name in names) for cell in found]
+    return {k[0] if len(k) == 1 else k: cell for k, cell in zip(keys, found, strict=True) if cell.measured}
+
+
+def row_table(rows: Sequence[Row], caption: str, format: str) -> list[str]:
+    """The rows as one table, or none where there are no rows."""
+    return [render_rows(rows, format, caption)] if rows else []
+
+
+def bounded(configs: Sequence[RunConfig]) -> list[RunConfig]:
+    """The configs, with fewer steps where a step is long by formula: a study takes minutes whatever its cells."""
+    made = []
+    for config in configs:
+        warmup, steps = next((w, n) for below, w, n in _MOST_STEPS if _expected_s(config) < below)
+        made.append(replace(config, warmup=min(config.warmup, warmup), steps=min(config.steps, steps)))
+    return made
+
+
+def _expected_s(config: RunConfig) -> float:
+    if config.workload == "attention":
+        costs = attention_cost(config.shape or AttentionShape(), config.mode, FULL_MATRIX, 4)
+    else:
+        tokens = config.tokens_per_sequence
+        costs = step_cost(config.model, config.batch_size, tokens, config.mode, FULL_MATRIX, config.precision)
+    rate = _FLOPS_PER_S.get(config.precision, _OTHER_FLOPS_PER_S)
+    return sum((c.hardware_flops or 0) / rate + (c.bytes or 0) / _BYTES_PER_S for c in costs.values())
+
+
+def decide(asked: str) -> str:
+    """The scale that was asked for, or for `auto` the one that fits this machine, as a worker finds it; says why."""
+    if asked != "auto":
+        return asked
+    (row,) = preflight([RunConfig(device="cuda")])
+    if row["reason"]:
+        print(f"the small size, for two CPU cores ({row['reason'].split(';')[0]})", file=sys.stderr)
+        return "small"
+    print(f"the full size, on a GPU of {row['device_memory_bytes'] / 2**30:.0f} GiB", file=sys.stderr)
+    return "full"
+
+
+def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadline: float = inf) -> None:
+    """Measure what the folder lacks, until the deadline (of time.monotonic)."""
+    configs, left_out = possible(study.configs(scale))
+    for why in left_out:
+        print(why, file=sys.stderr)
+    before = 0
+    try:
+        for group in _groups(study, configs):
+            for _ in sweep(
+                group,
+                out=out,
+                timeout_s=CELL_TIMEOUT_S,
+                interleave=study.interleave,
+                fresh=fresh and not before,
+                skip_oom=scale == "small",  # what does not fit a host takes the host down with it
+                on_progress=lambda p, before=before: sys.stderr.writelines(progress_lines(p, before, len(configs))),
+            ):
+                if time.monotonic() > deadline:
+                    return
+            before += len(group)
+    finally:  # cut short as well: these records may be committed
+        if study.drops and (out / RECORDS_FILE).is_file():
+            drop_tables(out, study.drops)
+
+
+def _groups(study: Study, configs: Sequence[RunConfig]) -> list[list[RunConfig]]:
+    """The cells that are measured together, a sweep each."""
+    if study.fresh_process:
+        return [[config] for config in configs]
+    models = {config.model: None for config in configs} if study.interleave else {}
+    return [[config for config in configs if config.model == model] for model in models] or [list(configs)]
+
+
+def publish(study: Study, out: Path, format: str = "markdown", measured: Sequence[Path] = ()) -> int:
+    """Print tables and explanation; write table.md and figure.svg beside the records. Returns the exit status.
+
+    measured: other folders whose records are shown too; then `out` need not have any.
+    """
+    from cs_systems.report.figures import plot
+
+    records, complaints = [], []
+    for folder in [*([out] if records_path(out).is_file() or not measured else []), *measured]:
+        read, torn = read_records(folder)
+        records, complaints = records + read, complaints + torn
+    found = cells(records)
+    explanation = [*complaints, *study.explain(found), *_missing(study, records)]
+    said = "\n".join(f"- {sentence}" for sentence in explanation)
+    command = " ".join([study.command, *(["--measured", *map(str, measured)] if measured else [])])
+    tables = [table.strip() for table in study.tables(found, "markdown")]
+    text = "\n\n".join([f"# {study.title}", *tables, "## What it says", said, f"    {command}"])
+    write_file(out / "table.md", f"{text}\n".encode())
+    drawn = [cell.record for cell in found if study.drawn(cell)] or records
+    if (draw := study.draw) is not None:
+        plot.write(lambda: draw(found), out / "figure.svg")
+    elif fitting := plot.kinds(drawn):  # a study that was cut short may not fill its own figure yet
+        plot.save(drawn, out / "figure.svg", study.figure if study.figure in fitting else None)
+    print("\n".join(study.tables(found, format)))
+    print(said, file=sys.stdout if format == "markdown" else sys.stderr)
+    print(
+        f"{out}: {RECORDS_FILE if records_path(out).is_file() else 'no records'}, table.md, figure.svg", file=sys.stderr
+    )
+    return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
+
+
+def _missing(study: Study, records: Sequence[RunRecord]) -> Iterator[str]:
+    """What the folder lacks of the size that it was measured at."""
+    known = {record.run_config for record in records}
+    full, small = study.full(), study.small()
+    sizes = (small, full) if known <= set(small) else (full, small)  # they may share cells
+    wanted = next((configs for configs in sizes if known & set(configs)), [])
+    if missing := [config for config in wanted if config not in known]:
+        first = describe(missing[0])
+        count = "1 cell is" if len(missing) == 1 else f"{len(missing)} cells are"
+        yield f"{count} not measured yet, {first} first: the same command goes on with the rest"
+
+
+def run(study: Study, argv: Sequence[str] | None = None) -> int:
+    """The command line of one study; returns the exit status, as cs-systems' commands do."""
+    return until_reader_leaves(lambda: _answered(study, argv))
+
+
+def _answered(study: Study, argv: Sequence[str] | None) -> int:
+    parser = argparse.ArgumentParser(
+        description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--out", type=Path, help="folder (default: profiles/NAME; of the small size runs/NAME)")
+    parser.add_argument("--format", choices=[f for f in FORMATS if f != "terminal"], default="markdown")
+    parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: what this machine can run")
+    parser.add_argument("--fresh", action="store_true", help="put the folder's records aside and start over")
+    parser.add_argument("--show", action="store_true", help="show the records of --out: measure nothing")
+    parser.add_argument(
+        "--measured", type=Path, nargs="+", default=[], help="show the records of these folders too: measure nothing"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the cells with their predicted memory")
+    args = parser.parse_args(argv)
+    try:
+        if args.show or args.measured:
+            return publish(study, args.out or study.folder("full"), args.format, args.measured)
+        scale = decide(args.scale)
+        if args.dry_run:
+            return print_cells(possible(study.configs(scale))[0])
+        out = args.out or study.folder(scale)
+        measure(study, scale, out, fresh=args.fresh)
+        return publish(study, out, args.format)
+    except BrokenPipeError:  # no failure of the study's
+        raise
+    except (ConfigError, OSError, RuntimeError) as error:
+        print(f"{study.name}: {error}", file=sys.stderr)
+        return EXIT_MALFORMED
+    except KeyboardInterrupt:
+        print("interrupted; what was measured is kept, the same command goes on with the rest", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def studies() -> list[Study]:
+    """Return the STUDY of each file that ORDER names."""
+    return [importlib.import_module(name).STUDY for name in ORDER]
+
+
+def run_all(out_root: Path | None, budget_s: float, scale: str) -> int:
+    """Every study, each failing on its own, until the budget is spent."""
+    began = time.monotonic()
+    scale, statuses = decide(scale), {}
+    for study in studies():
+        spent = time.monotonic() - began
+        if spent > budget_s:
+            print(f"{study.name}: left out after {spent:.0f} of {budget_s:.0f} s: the same command goes on with it")
+            continue
+        out = out_root / study.name if out_root else study.folder(scale)
+        print(f"\n## {study.title}\n", flush=True)
+        try:
+            measure(study, scale, out, deadline=began + budget_s)
+            statuses[study.name] = publish(study, out)
+        except Exception as error:  # the next study must not pay for this one's mistake
+            statuses[study.name] = EXIT_MALFORMED
+            print(f"{study.name} failed: {error!r}")
+        print(f"{study.name}: {time.monotonic() - began - spent:.0f} s", file=sys.stderr, flush=True)
+    return max(statuses.values(), default=0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--all", action="store_true", help="run every study")
+    parser.add_argument("--out-root", type=Path, help="folder of the studies' folders (default: profiles, or runs)")
+    parser.add_argument("--budget-s", type=float, default=inf, help="begin no cell after so many seconds")
+    parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: what this machine can run")
+    args = parser.parse_args()
+    if args.all:
+        return run_all(args.out_root, args.budget_s, args.scale)
+    for study in studies():
+        full, small = len(study.full()), len(study.small())
+        print(f"{study.title}\n    {study.command}    # {full} cells; without a GPU {small}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    import _study  # the one that the studies import, not this script's second copy of it
+
+    raise SystemExit(until_reader_leaves(_study.main))

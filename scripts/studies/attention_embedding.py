@@ -1,0 +1,64 @@
+"""How does attention's time depend on the embedding, at a fixed number of heads?
+
+Question: from embedding 32 to 2048 at 32 heads (d_head 1 … 64) the work grows 64 times; why is the time flat at
+    first?
+Method: batch 32, 32 heads, length 1024, causal, fp16; forward and backward.
+Output: times, and for each cell the head size that the kernel computes with, credited beside executed FLOPs.
+The report found times flat below 512 and left it there. Kernels exist for a few head sizes: a smaller head runs
+    padded, and the table shows to what.
+
+    python scripts/studies/attention_embedding.py
+"""
+
+from __future__ import annotations
+
+from _attention import COLUMNS, QUICK, by_backend, calls, executed_rows, speed_up
+from _cells import Cell
+from _study import Study, row_table, run
+
+from cs_systems.config import AttentionShape, RunConfig
+from cs_systems.report.tables.records import render
+
+HEADS = 32
+EMBEDDINGS = (32, 64, 128, 256, 512, 1024, 2048)
+
+
+def full() -> list[RunConfig]:
+    return calls([AttentionShape(32, HEADS, 1024, emb // HEADS, causal=True) for emb in EMBEDDINGS])
+
+
+def small() -> list[RunConfig]:
+    return calls([AttentionShape(1, 2, 256, emb // HEADS, causal=True) for emb in EMBEDDINGS], **QUICK)
+
+
+def tables(cells: list[Cell], format: str) -> list[str]:
+    rows = executed_rows(cells, "attention")
+    return [
+        render([cell.record for cell in cells], format, ("attention", "d_head", *COLUMNS)),
+        *row_table(rows, "forward: the head size that was asked for and the one computed with", format),
+    ]
+
+
+def explain(cells: list[Cell]) -> list[str]:
+    said = []
+    for name, same in by_backend(cells).items():
+        first, last = same[0], same[-1]
+        credited, executed, moved, time = (
+            last[f"forward.{column}"] / first[f"forward.{column}"]
+            for column in ("model_flops", "hardware_flops", "bytes", "median_s")
+        )
+        said.append(
+            f"{name}: at d_head {last['d_head']} forward takes {time:.1f} times as long as at {first['d_head']}, "
+            f"for {credited:.0f} times the credited FLOPs, {executed:.1f} the executed, {moved:.1f} the bytes"
+        )
+        padded = [cell for cell in same if cell["executed_d_head"] and cell["executed_d_head"] > cell["d_head"]]
+        if padded:
+            heads = ", ".join(f"{cell['d_head']} as {cell['executed_d_head']}" for cell in padded)
+            said.append(f"{name}: padded heads: {heads}")
+    return [*said, *speed_up(cells, "d_head")]
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="time")
+
+if __name__ == "__main__":
+    raise SystemExit(run(STUDY))

@@ -1,0 +1,77 @@
+"""The sample run: batch 32, length 1024, 32 heads, embedding 2048, causal and not.
+
+Question: what does one named call take, and was the report's causal?
+Method: fp16, forward and backward by the device's clock, 30 samples; FlashAttention as torch ships it, the package
+    where it is installed, this repository's kernel, and the naive one; each with the mask and without.
+Output: times, TFLOP/s and peak memory, with every input in the row.
+The report gave 7.10 and 18.88 ms, 38.7 and 36.4 TFLOP/s and 1288.0 MB under a command that says causal. Its own
+    numbers say which: rate × time is the FLOPs that it credited, and they are held against the formula here.
+
+    python scripts/studies/attention_sample_run.py
+"""
+
+from __future__ import annotations
+
+from _attention import COLUMNS, FLASH2, QUICK, calls, executed_rows, rate
+from _cells import Cell
+from _study import Study, index, row_table, run
+
+from cs_systems.config import AttentionShape, RunConfig
+from cs_systems.formulas.cost import credited_attention_flops
+from cs_systems.report.tables.records import render
+from cs_systems.report.units import human
+
+SHAPE = AttentionShape(batch=32, heads=32, seq=1024, d_head=64)
+REPORTED = {"forward": (7.10e-3, 38.7e12), "backward": (18.88e-3, 36.4e12)}  # seconds, FLOP/s
+
+
+def full() -> list[RunConfig]:
+    return calls([AttentionShape(32, 32, 1024, 64, causal) for causal in (False, True)])
+
+
+def small() -> list[RunConfig]:
+    return calls([AttentionShape(1, 4, 256, 64, causal) for causal in (False, True)], **QUICK)
+
+
+def tables(cells: list[Cell], format: str) -> list[str]:
+    rows = executed_rows(cells, "attention", "causal")
+    return [
+        render([cell.record for cell in cells], format, ("attention", "causal", *COLUMNS)),
+        *row_table(rows, "forward: credited by formula (causal halved) beside executed", format),
+    ]
+
+
+def explain(cells: list[Cell]) -> list[str]:
+    said = [was_it_causal()]
+    by = index(cells, "attention", "causal")
+    for (name, causal), cell in by.items():
+        if not causal and (masked := by.get((name, True))):
+            phases = ("forward.median_s", "backward.median_s")
+            times = [" and ".join(human(c[phase], "s") for phase in phases) for c in (cell, masked)]
+            said.append(
+                f"{name}: forward and backward take {times[0]} without the mask, {times[1]} with it; forward's rate by "
+                f"credit is {rate(cell)} and {rate(masked)}"
+            )
+    flash = by.get((FLASH2, False))
+    if flash and flash.record.config["shape"]["batch"] == SHAPE.batch:
+        seconds, _ = REPORTED["forward"]
+        times = seconds / flash["forward.median_s"]
+        said.append(f"the reported forward took {times:.1f} times as long as {FLASH2} does here")
+    return said
+
+
+def was_it_causal() -> str:
+    """What the reported time and rate say of the FLOPs that were credited."""
+    seconds, per_s = REPORTED["forward"]
+    whole = credited_attention_flops(SHAPE)
+    share = seconds * per_s / whole
+    return (
+        f"the report's forward, {human(per_s, 'flops_per_s')} for {human(seconds, 's')}, credits {share:.2f} of the "
+        f"unmasked call's {human(whole, 'flops')}: it was {'not causal' if share > 0.75 else 'causal'}"
+    )
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="phases")
+
+if __name__ == "__main__":
+    raise SystemExit(run(STUDY))

@@ -1,0 +1,121 @@
+"""Which dtypes does autocast give each part of a model, and does bf16 still need LayerNorm in fp32?
+
+Question: of a toy model, fc1 → relu → LayerNorm → fc2, which dtype have parameters, fc1's output, LayerNorm's output,
+    logits, loss and gradients; why may all of them be fp32 though autocast is on; which step of LayerNorm, RMSNorm and
+    softmax is it that cannot be done in fp16 or bf16?
+Method: the toy model and a small language model's training step in fp32, under autocast in fp16 and bf16, and in pure
+    bf16, with every module's dtypes read by hooks; the same with three mistakes; then each step of the three operations
+    alone in low precision, the rest in float64, over inputs of many sizes.
+Output: the dtypes as tables; the mistakes by name; the error of each step in unit roundoffs, and the size of the input
+    at which it breaks.
+The report found "all FP32, reason unknown". Here a step that does not run in the precision that was asked for is an
+    error that names its cause.
+
+    python scripts/studies/autocast_dtypes.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from _cells import Cell
+from _numerics import not_measured
+from _study import Study, row_table, run
+
+from cs_systems.comparison.dtypes import SHORT, collapsed
+from cs_systems.comparison.numerics import normalized, ranges, verdicts, where
+from cs_systems.config import PRESETS, Precision, RunConfig, grid
+from cs_systems.record import Row
+
+LOW = (Precision.FP16, Precision.BF16)
+PRECISIONS = (Precision.FP32, *LOW, Precision.BF16_PURE)
+MISTAKES = ("other_device", "outside", "no_context")
+COLUMNS = {
+    "what": "module", "parameters": "parameters", "inputs": "input", "outputs": "output",
+    "output_gradients": "gradient of output", "parameter_gradients": "gradient of parameters",
+}  # fmt: skip
+
+
+def cells() -> list[RunConfig]:
+    """The same on every machine: it takes seconds."""
+    base = RunConfig(warmup=0, steps=1)
+    watched = replace(base, profiler="dtypes")
+    mistakes = [f"scripts/_autocast_mistakes.py:{name}" for name in MISTAKES]
+    return [
+        *grid(watched, workload=["toy"], precision=PRECISIONS),
+        *grid(watched, workload=["train_step"], model=[PRESETS["tiny"]], precision=[Precision.BF16]),
+        *grid(watched, workload=mistakes, precision=[Precision.BF16]),
+        *grid(base, workload=["normalization"], precision=LOW),
+    ]
+
+
+def name(cell: Cell) -> str:
+    workload = cell.record.config["workload"]
+    return f"{'language model' if workload == 'train_step' else workload}, {cell.record.config['precision']}"
+
+
+def dtypes(cell: Cell) -> list[Row]:
+    return [
+        {title: _short(row[column]) for column, title in COLUMNS.items()}
+        for row in collapsed(cell.record.results.get("dtypes", ()))
+    ]
+
+
+def _short(value: str | None) -> str | None:
+    return value and ", ".join(SHORT.get(part, part) for part in value.split(", "))
+
+
+def is_mistake(cell: Cell) -> bool:
+    """Whether it was run, and with a mistake: then its status is an error, which is what it is there for."""
+    return ":" in cell.record.config["workload"] and "dtypes" in cell.record.results
+
+
+def mistaken(cells: list[Cell]) -> list[Row]:
+    found = [cell.record for cell in cells if is_mistake(cell)]
+    return [{"step": r.config["workload"].rpartition(":")[2], "status": r.status, "reason": r.reason} for r in found]
+
+
+def tables(cells: list[Cell], format: str) -> list[str]:
+    records = [cell.record for cell in cells]
+    shown = [cell for cell in cells if not is_mistake(cell)]
+    return [
+        *not_measured(shown, format),
+        *(table for cell in shown for table in row_table(dtypes(cell), f"dtypes of the {name(cell)}", format)),
+        *row_table(mistaken(cells), "bf16 autocast that does nothing, and what is said of it", format),
+        *row_table(
+            normalized(records), "relative error, one step alone in low precision; u: its unit roundoff", format
+        ),
+        *row_table(ranges(records), "where one step alone breaks: inputs of mean 0 and standard deviation σ", format),
+    ]
+
+
+def explain(cells: list[Cell]) -> list[str]:
+    said = where([cell.record for cell in cells])
+    for cell in cells:
+        rows = {row["what"]: row for row in cell.record.results.get("dtypes", ())}
+        if cell.record.config["workload"] == "toy" and rows and cell.record.config["precision"] in LOW:
+            parts = {"parameters": ("fc1", "parameters"), "fc1 gives": ("fc1", "outputs")}
+            parts |= {
+                "LayerNorm gives": ("ln", "outputs"),
+                "logits": ("logits", "outputs"),
+                "loss": ("loss", "outputs"),
+            }
+            parts |= {"gradients of parameters": ("fc1", "parameter_gradients")}
+            values = ", ".join(f"{title} {_short(rows[row][part])}" for title, (row, part) in parts.items())
+            said.append(f"under {cell.record.config['precision']} autocast: {values}")
+    return [*said, *(sentence for cell in cells for sentence in verdicts(cell.record))]
+
+
+STUDY = Study(
+    __file__,
+    __doc__,
+    cells,
+    cells,
+    tables,
+    explain,
+    figure="steps",
+    drawn=lambda cell: bool(cell.record.config["workload"] == "normalization"),
+)
+
+if __name__ == "__main__":
+    raise SystemExit(run(STUDY))

@@ -1,0 +1,110 @@
+"""Our FlashAttention kernel against naive attention, from length 128 to 65,536.
+
+Question: from which length on does tiling pay, how do time and memory grow, and what does precision change?
+Method: batch 1, one head, causal, length 128 … 65536 × d_head 16 … 128 × {bf16, fp32}; forward and backward, each
+    timed by the device's clock with launches queued ahead: flash_triton, naive, and torch's sdpa_flash (which takes
+    no fp32).
+Output: cross tables of forward, backward, both, and peak memory; the exponents with which time and memory grow.
+No report to correct here; a cell that does not fit is a row with its predicted bytes.
+
+    python scripts/studies/flash_attention_lengths.py
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from _attention import FLASH2, PYTORCH, QUICK, by_backend, calls, exponent, growth, speed_up
+from _cells import Cell
+from _study import Study, index, run
+
+from cs_systems.config import AttentionShape, Precision, RunConfig
+from cs_systems.core.statistics import ratio_interval
+from cs_systems.report.tables.records import render
+
+OURS = "flash_triton"
+BACKENDS = (OURS, PYTORCH, FLASH2)
+LENGTHS = tuple(2**n for n in range(7, 17))
+D_HEADS = (16, 32, 64, 128)
+PRECISIONS = (Precision.BF16, Precision.FP32)
+VALUES = ("forward.median_us", "backward.median_us", "median_us", "peak_allocated_mib")
+
+
+def full() -> list[RunConfig]:
+    shapes = [AttentionShape(1, 1, seq, d, causal=True) for d in D_HEADS for seq in LENGTHS]
+    return [c for p in PRECISIONS for c in calls(shapes, BACKENDS, precision=p, warmup=3, steps=10)]
+
+
+def small() -> list[RunConfig]:
+    """Where there is no GPU, flash_torch shows the algorithm; our kernel's rows say why it can't run."""
+    shapes = [AttentionShape(1, 1, seq, 16, causal=True) for seq in LENGTHS[:4]]
+    backends = (OURS, "flash_torch", PYTORCH, FLASH2)
+    return [c for p in PRECISIONS for c in calls(shapes, backends, precision=p, **QUICK)]
+
+
+def tables(cells: list[Cell], format: str) -> list[str]:
+    records = [cell.record for cell in cells]
+    return [render(records, format, pivot=f"seq,d_head:precision,attention:{value}") for value in VALUES]
+
+
+def explain(cells: list[Cell]) -> list[str]:
+    said = []
+    for name, same in by_backend(cells).items():
+        for precision in dict.fromkeys(cell["precision"] for cell in same):
+            d_head = max(cell["d_head"] for cell in same)
+            line = [cell for cell in same if (cell["precision"], cell["d_head"]) == (precision, d_head)]
+            if len(line) > 3:
+                said.append(_growth(f"{name} {precision} d_head {d_head}", sorted(line, key=lambda cell: cell["seq"])))
+    return [*said, *_crossover(cells), *speed_up(cells, "precision", "d_head", "seq")]
+
+
+def _growth(what: str, line: list[Cell]) -> str:
+    """Exponents over the longer half of the lengths; of memory without what the process holds at any length."""
+    long = line[len(line) // 2 :] if len(line) > 5 else line
+    seqs = [cell["seq"] for cell in long]
+    measured = all(cell["peak_allocated_bytes"] for cell in long)
+    column = "peak_allocated_bytes" if measured else "predicted_peak_bytes"
+    kind = "peak memory" if measured else "predicted peak memory (the measured one is unknown on this device)"
+    memory = growth(seqs, [cell[column] for cell in long])
+    time = exponent(seqs, [cell["median_s"] for cell in long])
+    return f"{what}: from length {seqs[0]} to {seqs[-1]} {kind} grows as length^{memory:.2f}, time as length^{time:.2f}"
+
+
+def _crossover(cells: list[Cell]) -> list[str]:
+    """The lengths at which our kernel is faster than naive, and those at which it is not, by `compare`'s verdict."""
+    by = index(cells, "attention", "precision", "d_head", "seq")
+    said = []
+    for precision, d_head in dict.fromkeys(key[1:3] for key in by if key[0] == OURS):
+        ours, naive = (OURS, precision, d_head), (PYTORCH, precision, d_head)
+        lengths = sorted(key[3] for key in by if key[:3] == ours and (*naive, key[3]) in by)
+        verdicts = {n: _verdict(by[*naive, n], by[*ours, n]) for n in lengths}
+        found = "; ".join(f"{v} at length {_ranges(lengths, verdicts, v)}" for v in dict.fromkeys(verdicts.values()))
+        if found:
+            said.append(f"{OURS} {precision} d_head {d_head} against {PYTORCH}: {found}")
+    return said
+
+
+def _verdict(baseline: Cell, cell: Cell) -> str:
+    a, b = (m.durations_s("step") for c in (baseline, cell) if (m := c.record.measurement))
+    return ratio_interval([[a]], [[b]]).verdict
+
+
+def _ranges(lengths: list[int], verdicts: dict[int, str], verdict: str) -> str:
+    """`128 to 1024, 4096`: neighbours among the measured lengths are taken together."""
+    runs = [[*run] for same, run in groupby(lengths, lambda n: verdicts[n] == verdict) if same]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
+
+STUDY = Study(
+    __file__,
+    __doc__,
+    full,
+    small,
+    tables,
+    explain,
+    figure="time",
+    drawn=lambda cell: cell["d_head"] in (16, 64) and cell["precision"] == Precision.BF16,
+)
+
+if __name__ == "__main__":
+    raise SystemExit(run(STUDY))

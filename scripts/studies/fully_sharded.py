@@ -1,0 +1,83 @@
+"""What does full sharding cost and save, beside data parallelism and ZeRO stage 1?
+
+Question: of 3.4 billion parameters on two ranks, what do step and memory come to, and does the communication hide?
+Method: xl-2026 in bf16 on 2 ranks, batch 4 and context 512 each: DDP, ZeRO stage 1 with flat shards, full sharding
+    (ours, and PyTorch's FSDP2), beside one rank alone; each timed, and apart from that recorded on both ranks, and its
+    memory read after each stage of the first step. Full sharding gathers, computes and scatters in bf16.
+Output: steps, exposed and hidden communication by the recording and by the difference to one rank, bytes sent and
+    memory by component beside the formulas. Figure: the streams of a step.
+No report to correct: the course asks for the step, the memory, and a proof of overlap.
+
+    python scripts/studies/fully_sharded.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from _cells import Cell
+from _numerics import not_measured
+from _parallel import (
+    MEMORY_TABLES,
+    STEP_TABLES,
+    Told,
+    best_and_torchs,
+    cells,
+    groups,
+    has_streams,
+    off_formula,
+    on_a_cpu,
+    reconciled,
+    tables,
+    under,
+)
+from _study import Study, run
+
+from cs_systems.comparison import strategies as parallel
+from cs_systems.config import Precision, RunConfig, preset
+from cs_systems.record import RunRecord
+from cs_systems.report.units import human
+
+STRATEGIES: list[Told] = [("ddp_bucketed", {}), ("zero1_flat", {}), ("fsdp", {}), ("torch_fsdp2", {})]
+FULL = RunConfig(
+    model=preset("xl-2026", context_length=512), precision=Precision.BF16, attention="sdpa_flash", warmup=3, steps=10
+)
+SMALL = RunConfig(model=preset("tiny"), device="cpu", warmup=1, steps=3)
+
+
+def full() -> list[RunConfig]:
+    timed = cells(FULL, STRATEGIES, [2])
+    return [*timed, *under("overlap", timed), *under("rank_memory", timed)]
+
+
+def small() -> list[RunConfig]:
+    timed = cells(SMALL, [("fsdp", {}), ("torch_fsdp2", {})], [2])
+    return [*timed, *under("overlap", timed[:2]), *under("rank_memory", timed[:2])]
+
+
+def study_tables(found: list[Cell], format: str) -> list[str]:
+    return [*not_measured(found, format), *tables(found, format, *STEP_TABLES, *MEMORY_TABLES)]
+
+
+def explain(found: list[Cell]) -> list[str]:
+    said = []
+    for group in groups(found):
+        said += [*best_and_torchs(group), *reconciled(group), *_beside_fsdp2(group), *off_formula(group)]
+    return [*said, *on_a_cpu(found)]
+
+
+def _beside_fsdp2(group: Sequence[RunRecord]) -> list[str]:
+    steps = {row["strategy"]: row["step_s"] for row in parallel.steps(group)}
+    peaks = {row["strategy"]: row["peak_allocated_bytes"] for row in parallel.volumes(group)}
+    if not (steps.get("fsdp") and steps.get("torch_fsdp2")):
+        return []
+    said = f"fsdp takes {steps['fsdp'] / steps['torch_fsdp2']:.3f} of FSDP2's step"
+    if peaks.get("fsdp") and peaks.get("torch_fsdp2"):
+        said += f" and {peaks['fsdp'] / peaks['torch_fsdp2']:.3f} of its peak, {human(peaks['fsdp'], 'bytes')}"
+    return [said]
+
+
+STUDY = Study(__file__, __doc__, full, small, study_tables, explain, figure="streams", drawn=has_streams)
+
+if __name__ == "__main__":
+    raise SystemExit(run(STUDY))

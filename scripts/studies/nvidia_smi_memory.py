@@ -1,0 +1,105 @@
+"""Why does nvidia-smi show more memory than memory_allocated, and whose is the difference?
+
+Question: what lies between the bytes that tensors have and the bytes that nvidia-smi shows?
+Method: two training steps of small, medium, large and xl at context 512, in fp32 and bf16, each in a process of its
+    own; memory is read at each phase's boundary, and at the end what is in use is told apart: tensors, cuBLAS
+    workspaces (found by giving them back), the allocator's rounding, its cache, the CUDA context.
+Output: the parts with their sums, by cell; allocated, reserved and in use after each phase.
+The report saw that nvidia-smi and torch.cuda.memory_allocated disagree and left it at that. Here each part of the
+    difference has a name and bytes.
+
+    python scripts/studies/nvidia_smi_memory.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from _cells import Cell
+from _study import Study, row_table, run
+
+from cs_systems.config import Precision, RunConfig, grid
+from cs_systems.record import Row
+from cs_systems.report.tables.records import render
+from cs_systems.report.units import human
+
+BASE = RunConfig(profiler="memory", warmup=0, steps=2)
+PRECISIONS = (Precision.FP32, Precision.BF16)
+COLUMNS = (
+    "size",
+    "context_length",
+    "precision",
+    "peak_allocated_gib",
+    "peak_reserved_gib",
+    "predicted_peak_gib",
+    "note",
+)
+PHASES = ("size", "precision", "step", "phase", "allocated_bytes", "reserved_bytes", "device_used_bytes")
+
+
+def full() -> list[RunConfig]:
+    return grid(BASE, size=("small", "medium", "large", "xl"), context_length=(512,), precision=PRECISIONS)
+
+
+def small() -> list[RunConfig]:
+    return grid(BASE, size=("tiny",), context_length=(64,), precision=PRECISIONS)
+
+
+def parts(cells: Sequence[Cell]) -> list[Row]:
+    """A row for each part, a column for each cell."""
+    told = [cell for cell in cells if cell.record.results.get("memory_parts")]
+    if not told:
+        return []
+    rows = []
+    for number, first in enumerate(told[0].record.results["memory_parts"]):
+        row: Row = {"part": f"= {first['part']}" if first["total"] else first["part"]}
+        for cell in told:
+            name = f"{cell['size']} {cell['precision']}_bytes"
+            row[name] = cell.record.results["memory_parts"][number]["bytes"]
+        rows.append(row)
+    return rows
+
+
+def phases(cells: Sequence[Cell]) -> list[Row]:
+    return [
+        {"size": cell["size"], "precision": cell["precision"]} | {k: row[k] for k in PHASES[2:]}
+        for cell in cells
+        for row in cell.record.results.get("memory_phases", ())
+        if row["allocated_bytes"] is not None
+    ]
+
+
+def tables(cells: list[Cell], format: str) -> list[str]:
+    return [
+        render([cell.record for cell in cells], format, COLUMNS),
+        *row_table(parts(cells), "whose the device's memory is after two steps; =: the sum so far", format),
+        *row_table(phases(cells), "allocated, reserved and in use after each phase", format),
+    ]
+
+
+def explain(cells: list[Cell]) -> list[str]:
+    said = []
+    for cell in cells:
+        found = {row["part"]: row["bytes"] for row in cell.record.results.get("memory_parts", ())}
+        used, allocated = found.get("in use by cudaMemGetInfo"), found.get("memory_allocated")
+        if used is None or allocated is None:
+            continue
+        between = {
+            name: size for name, size in found.items()
+            if name.startswith(("cache", "context", "other")) and size
+        }  # fmt: skip
+        listed = ", ".join(f"{name} {human(size, 'bytes')}" for name, size in between.items())
+        said.append(
+            f"{cell.said('attention', 'profiler')}: {human(used - allocated, 'bytes')} more are in use than "
+            f"memory_allocated tells: {listed}"
+        )
+    measured = sum(cell.measured for cell in cells)
+    if measured and not said:
+        said.append(f"{measured} cells, none on a GPU: whose a device's memory is, only a GPU tells")
+    return said
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="memory")
+
+if __name__ == "__main__":
+    raise SystemExit(run(STUDY))

@@ -1,0 +1,233 @@
+"""Why does softmax take about as long as the matrix products inside attention, with so few of their FLOPs?
+
+Question: for each score softmax does 3 operations (exponential, sum, division) and a product 2·d_head: 1/43 of them at
+    a head size of 64. What is its time spent on?
+Method: large (the report's 32 layers) at contexts 256 and 1024, naive attention, batch 4, fp32 and bf16, forward and
+    backward: timed, and a second time under torch.profiler with ranges around scores, softmax and value. By formula
+    each gets its FLOPs, the bytes that it must move at least, and the time that the device's ceilings leave for the
+    longer of the two.
+Output: of forward, a call's time of scores' product, softmax and value's product beside their ceilings; the kernels
+    between them (scaling, masking, casts) apart; backward's time by part; an explanation, with the steps that were
+    slow and what was recorded of them.
+The report measured 105 µs against 91 µs and left it at that. Its outliers had no cause: here a slow step names the
+    cudaMalloc calls, the compiling or the first use that made it so.
+
+    python scripts/studies/softmax_and_matmul.py
+"""
+
+from __future__ import annotations
+
+from _cells import Cell
+from _kernels import clean, profiled, twin, twins, unknown
+from _study import Study, row_table, run
+from step_time import PRECISIONS, THE_REPORTS_LARGE
+
+from cs_systems.comparison.warmup import warmup_curve
+from cs_systems.config import Mode, RunConfig, grid
+from cs_systems.formulas.cost import COMPUTE_BYTES
+from cs_systems.record import Row
+from cs_systems.report.tables.records import render
+from cs_systems.report.units import human
+
+BASE = RunConfig(mode=Mode.FORWARD_BACKWARD, warmup=3, steps=10)
+CONTEXTS = (256, 1024)
+# What each part of naive attention is for; a kernel of another family in it prepares or follows this one.
+WORK = {"attention.scores": "matmul", "attention.softmax": "softmax", "attention.value": "matmul"}
+SLOW = 1.5  # times the median: such a step is an outlier
+SOFTMAX_OPERATIONS = 3  # for each score: exponential, sum, division
+SOFTMAX_BYTES = 4  # of a score that softmax reads or writes: autocast widens it to fp32
+
+
+def full() -> list[RunConfig]:
+    clocked = grid(BASE, model=[THE_REPORTS_LARGE], context_length=CONTEXTS, precision=PRECISIONS)
+    return [*clocked, *profiled(clocked, "kineto")]
+
+
+def small() -> list[RunConfig]:
+    return grid(BASE, size=["tiny"], context_length=(32, 64), precision=PRECISIONS)
+
+
+def work(config: RunConfig, part: str) -> tuple[int, int]:
+    """(FLOPs, least bytes) of one forward call of a part: a product reads two operands and writes one, softmax reads
+    the scores and writes the weights."""
+    length, d_head = config.tokens_per_sequence, config.model.d_head
+    heads = config.batch_size * config.model.num_heads
+    scores, vectors = heads * length**2, heads * length * d_head
+    if WORK[part] == "softmax":
+        return SOFTMAX_OPERATIONS * scores, 2 * scores * SOFTMAX_BYTES
+    return 2 * scores * d_head, (scores + 2 * vectors) * COMPUTE_BYTES[config.precision]
+
+
+def attention_rows(cell: Cell, phase: str) -> list[Row]:
+    return [row for row in cell.record.results.get("attention", ()) if row["phase"] == phase]
+
+
+def calls(cells: list[Cell]) -> list[Row]:
+    """One row a part of a forward call: its own kernel's time beside what the device's ceilings leave for it."""
+    found, rows = twins(cells), []
+    for cell in clean(cells):
+        if not cell.measured or not (other := twin(cell, found)):
+            continue
+        config, layers = cell.record.run_config, cell.record.run_config.model.num_layers
+        for row in attention_rows(other, "forward"):
+            if WORK.get(row["part"]) != row["family"]:
+                continue
+            flops, moved = work(config, row["part"])
+            time_s = row["time_s"] / layers
+            rows.append(
+                {
+                    "ctx": cell["seq_len"],
+                    "precision": cell["precision"],
+                    "part": row["part"].partition(".")[2],
+                    "time_s": time_s,
+                    "flops": flops,
+                    "bytes": moved,
+                    "achieved_flops_per_s": flops / time_s,
+                    "achieved_bytes_per_s": moved / time_s,
+                    **_roofline(cell, flops, moved, time_s),
+                }
+            )
+    return rows
+
+
+def _roofline(cell: Cell, flops: int, moved: int, time_s: float) -> Row:
+    """The least time by the ceilings that the record names; unknown where it names none."""
+    ceiling = next(iter(cell.record.results.get("ceiling", ())), {})
+    if not ceiling.get("peak_bytes_per_s"):
+        return {"compute_s": None, "memory_s": None, "bound by": None, "of ceiling": None}
+    compute, memory = flops / ceiling["peak_flops_per_s"], moved / ceiling["peak_bytes_per_s"]
+    return {
+        "compute_s": compute,
+        "memory_s": memory,
+        "bound by": "compute" if compute > memory else "memory",
+        "of ceiling": f"{max(compute, memory) / time_s:.0%}",
+    }
+
+
+def inside(cells: list[Cell]) -> list[Row]:
+    """One row a part and family of attention without its projections: a layer's time, forward and backward."""
+    rows = []
+    found = twins(cells)
+    for cell in clean(cells):
+        if not cell.measured or not (other := twin(cell, found)):
+            continue
+        layers = cell.record.run_config.model.num_layers
+        times: dict[tuple[str, str], Row] = {}
+        for phase in ("forward", "backward"):
+            for row in attention_rows(other, phase):
+                if row["part"] in WORK:
+                    times.setdefault((row["part"], row["family"]), {})[phase] = row
+        for (part, family), by_phase in sorted(times.items(), key=lambda item: [*WORK].index(item[0][0])):
+            rows.append(
+                {
+                    "ctx": cell["seq_len"],
+                    "precision": cell["precision"],
+                    "part": part.partition(".")[2],
+                    "family": family,
+                    **{
+                        f"{phase}_{what}": row and row[column] / layers
+                        for phase in ("forward", "backward")
+                        for row in (by_phase.get(phase),)
+                        for what, column in (("kernels", "calls_per_step"), ("s", "time_s"))
+                    },
+                }
+            )
+    return rows
+
+
+def tables(cells: list[Cell], format: str) -> list[str]:
+    parts = (
+        "one forward call of attention: each part's own kernel; compute and memory: the least time that the device's "
+        "ceilings leave for its FLOPs and for its bytes (over 100% of that: the L2 cache held some of the bytes)"
+    )
+    whole = "inside attention, of one layer: beside each part's own kernel what prepares or follows it"
+    return [
+        render([cell.record for cell in clean(cells)], format),
+        *row_table(calls(cells), parts, format),
+        *row_table(inside(cells), whole, format),
+    ]
+
+
+def explain(cells: list[Cell]) -> list[str]:
+    timed = [cell for cell in clean(cells) if cell.measured]
+    return [*_ratio(timed), *_bytes(cells), *_between(cells), *_slow(timed), *unknown(cells)]
+
+
+def _ratio(cells: list[Cell]) -> list[str]:
+    if not cells:
+        return []
+    d_head = cells[0].record.run_config.model.d_head
+    return [
+        f"by formula softmax has {SOFTMAX_OPERATIONS} operations a score where a product has 2·{d_head}: "
+        f"1/{2 * d_head / SOFTMAX_OPERATIONS:.0f} of the FLOPs"
+    ]
+
+
+def _bytes(cells: list[Cell]) -> list[str]:
+    """Softmax beside the two products, in time, in bytes, and in what the ceilings say of both."""
+    rows = calls(cells)
+    said = []
+    for length, precision in dict.fromkeys((row["ctx"], row["precision"]) for row in rows):
+        by = {row["part"]: row for row in rows if (row["ctx"], row["precision"]) == (length, precision)}
+        if not {"scores", "softmax", "value"} <= by.keys():
+            continue
+        scores, softmax, value = by["scores"], by["softmax"], by["value"]
+        sentence = (
+            f"ctx {length} {precision}: a call's softmax takes {human(softmax['time_s'], 's')}, the products "
+            f"{human(scores['time_s'], 's')} (scores) and {human(value['time_s'], 's')} (value); softmax must move "
+            f"{human(softmax['bytes'], 'bytes')}, scores {human(scores['bytes'], 'bytes')}"
+        )
+        if softmax["bound by"]:
+            sentence += (
+                f"; the ceilings leave it {human(max(softmax['compute_s'], softmax['memory_s']), 's')} "
+                f"({softmax['bound by']}) and scores {human(max(scores['compute_s'], scores['memory_s']), 's')} "
+                f"({scores['bound by']})"
+            )
+        said.append(sentence)
+    if rows and {row["bound by"] for row in rows if row["part"] == "softmax"} == {"memory"}:
+        said.append("by the ceilings softmax is bound by its bytes in every cell: its FLOPs do not tell its time")
+    return said
+
+
+def _between(cells: list[Cell]) -> list[str]:
+    """What is neither a product nor softmax, in forward."""
+    rows = inside(cells)
+    said = []
+    for length, precision in dict.fromkeys((row["ctx"], row["precision"]) for row in rows):
+        same = [r for r in rows if (r["ctx"], r["precision"]) == (length, precision) and r["forward_s"] is not None]
+        between = [r for r in same if WORK[f"attention.{r['part']}"] != r["family"]]
+        if not between:
+            continue
+        time, whole = (sum(r["forward_s"] for r in some) for some in (between, same))
+        named = ", ".join(
+            f"{r['part']} {r['family']} {human(r['forward_s'], 's')} in {r['forward_kernels']:.0f}" for r in between
+        )
+        said.append(
+            f"ctx {length} {precision}: scaling, masking and casts take {human(time, 's')} of a forward call, "
+            f"{time / whole:.0%} of scores, softmax and value together ({named} kernels)"
+        )
+    return said
+
+
+def _slow(cells: list[Cell]) -> list[str]:
+    """The slow steps by the clock, warm-up too, and what was recorded of them."""
+    said = []
+    for cell in cells:
+        curve = warmup_curve(cell.record.measurement) if cell.record.measurement else []
+        slow = [
+            f"step {row['step'] + 1}{' (warm-up)' if row['warmup'] else ''} "
+            f"{row['wall_s'] / cell['median_s']:.1f} times ({row['cause']})"
+            for row in curve
+            if row["cause"] and row["wall_s"] > SLOW * cell["median_s"]
+        ]
+        if slow:
+            said.append(f"{cell.said('attention', 'mode')}: slow steps, by the median step: {', '.join(slow)}")
+    if cells and not said:
+        said.append(f"no step, warm-up too, took over {SLOW} times its cell's median: there is no outlier to explain")
+    return said
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="phases", drawn=lambda cell: not cell.profiled)
+
+if __name__ == "__main__":
+    raise SystemExit(run(STUDY))

@@ -1,0 +1,109 @@
+"""What do warm-up steps change, and what makes the first step slow?
+
+Question: with 0, 2 or 5 warm-up steps before 10 timed ones, how far is the mean from what a step takes once all is
+    warm?
+Method: small, medium, large at context 256, forward and backward, each cell in a process of its own: what one cell
+    has loaded, tuned or allocated would warm up the next. Every step from the first is kept, with what happened in
+    it: compiling, cudaMalloc calls, the clock.
+Output: mean and median of forward and backward, the first timed step and the cause of its excess; the curve as a
+    figure.
+The report printed means without a spread, so that one slow step looked like a slow model. Here median and mean
+    stand side by side, and the slow step is named.
+
+    python scripts/studies/warmup_steps.py
+"""
+
+from __future__ import annotations
+
+from _cells import Cell
+from _study import Study, index, row_table, run
+
+from cs_systems.comparison.warmup import warmup_curve
+from cs_systems.config import Mode, RunConfig, grid
+from cs_systems.record import Measurement, Row
+from cs_systems.report.tables.records import render
+from cs_systems.report.units import human
+
+BASE = RunConfig(mode=Mode.FORWARD_BACKWARD, steps=10)
+WARMUPS = (0, 2, 5)
+# mean and median beside each other, as the report had only one of them
+COLUMNS = (
+    *("size", "warmup", "forward.mean_ms", "forward.median_ms", "backward.mean_ms", "backward.median_ms"),
+    *("mean_ms", "median_ms", "spread", "note"),
+)
+
+
+def full() -> list[RunConfig]:
+    return grid(BASE, size=("small", "medium", "large"), context_length=(256,), warmup=WARMUPS)
+
+
+def small() -> list[RunConfig]:
+    return grid(BASE, size=("tiny",), warmup=(0, 5))
+
+
+def first_timed(measurement: Measurement) -> Row:
+    """The first step that counts, as the warm-up's curve has it."""
+    return next(row for row in warmup_curve(measurement) if not row["warmup"])
+
+
+def first_steps(cells: list[Cell]) -> list[Row]:
+    rows = []
+    for cell in cells:
+        if cell.record.measurement and cell.measured:
+            curve = warmup_curve(cell.record.measurement)
+            rows.append(
+                {
+                    "size": cell["size"],
+                    "warmup": cell["warmup"],
+                    "step_1_s": curve[0]["wall_s"],
+                    "why step 1": curve[0]["cause"] or "steady",
+                    "first_timed_s": (first := first_timed(cell.record.measurement))["wall_s"],
+                    "why first timed": first["cause"] or "steady",
+                    "steady_s": cell["median_s"],
+                }
+            )
+    return rows
+
+
+def tables(cells: list[Cell], format: str) -> list[str]:
+    caption = "the very first step, the first that is timed, and the median of the timed ones"
+    return [
+        render([cell.record for cell in cells], format, COLUMNS),
+        *row_table(first_steps(cells), caption, format),
+    ]
+
+
+def explain(cells: list[Cell]) -> list[str]:
+    said = []
+    by = index(cells, "size", "warmup")
+    for (size, warmup), cell in by.items():
+        first = first_timed(cell.record.measurement)  # type: ignore[arg-type]
+        sentence = f"{size}, warm-up {warmup}: mean {human(cell['mean_s'], 's')}, median {human(cell['median_s'], 's')}"
+        if first["cause"]:
+            excess, times = human(first["excess_s"], "s"), first["wall_s"] / cell["median_s"]
+            sentence += f"; the first timed step took {excess} more ({times:.1f} times the median): {first['cause']}"
+        said.append(sentence)
+    for size in dict.fromkeys(size for size, _ in by):
+        medians = {warmup: cell["median_s"] for (s, warmup), cell in by.items() if s == size}
+        if len(medians) > 1:
+            spread = max(medians.values()) / min(medians.values()) - 1
+            said.append(
+                f"{size}: the medians of warm-up {', '.join(map(str, medians))} lie within {spread:.1%} of each other"
+            )
+    return said
+
+
+STUDY = Study(
+    __file__,
+    __doc__,
+    full,
+    small,
+    tables,
+    explain,
+    figure="warmup",
+    drawn=lambda cell: cell["warmup"] == max(WARMUPS),
+    fresh_process=True,
+)
+
+if __name__ == "__main__":
+    raise SystemExit(run(STUDY))

@@ -1,0 +1,211 @@
+"""The command line as a person meets it: help in 80 columns and without torch, progress, a table, an exit status."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cs_systems
+from cs_systems.cli import COMMANDS, _sweep, main
+from cs_systems.config import RunConfig
+from cs_systems.record import RunRecord, read_records
+from cs_systems.runtime.sweep import Progress
+
+WITHOUT_TORCH = """
+import sys
+from cs_systems.cli import main
+try:
+    status = main(sys.argv[1:])
+except SystemExit as stopped:
+    status = stopped.code
+heavy = [name for name in ("torch", "pandas", "matplotlib", "numpy") if name in sys.modules]
+assert not heavy, f"{heavy} were imported"
+sys.exit(status)
+"""
+TINY = ["time", "--size", "tiny", "--batch-size", "1", "--device", "cpu", "--warmup", "1", "--steps", "3"]
+
+
+def run(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "cs_systems", *words]
+    return subprocess.run(
+        program, capture_output=True, text=True, cwd=cwd, timeout=60, env=os.environ | {"COLUMNS": "80"}
+    )
+
+
+@pytest.mark.parametrize("words", [["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join)
+def test_help_fits_the_terminal_and_imports_nothing_heavy(words: list[str]) -> None:
+    program = [sys.executable, "-c", WITHOUT_TORCH, *words]
+    done = subprocess.run(program, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "usage: cs-systems" in done.stdout
+    usage_and_others = done.stdout.splitlines()  # tyro does not break its usage line
+    assert [line for line in usage_and_others[1:] if len(line) > 80] == []
+
+
+def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in COMMANDS)
+    assert all(what in " ".join(shown.split()) for what in COMMANDS.values())
+
+
+def test_every_command_is_a_file_and_every_file_a_command() -> None:
+    folder = Path(cs_systems.__file__).parent / "cli"
+    assert {p.stem for p in folder.glob("*.py") if not p.stem.startswith("_")} == set(COMMANDS)
+
+
+def test_the_main_job_shows_progress_a_table_and_where_everything_is(tmp_path: Path) -> None:
+    done = run(*TINY, "--mode", "forward", "train-step", "--attention", "naive", "sdpa_flash", cwd=tmp_path)
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert "tiny ctx 64 batch 1 · naive · fp32 · forward: " in lines[0]
+    assert "a step" in lines[0]
+
+    *table, _, where, report = done.stdout.splitlines()
+    assert max(map(len, table)) <= 80
+    assert all(word in done.stdout for word in ("naive", "sdpa_flash", "train-step"))
+    file = tmp_path / where.removeprefix("records: ")
+    assert file.parent.parent == tmp_path / "runs"
+    assert [r.status for r in read_records(file)[0]] == ["ok"] * 4
+    assert report.startswith(f"report:  cs-systems report {file.parent.relative_to(tmp_path)} --format html")
+
+
+def test_on_a_terminal_a_bar_tells_what_is_measured_and_the_time_left(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    program = [sys.executable, "-m", "cs_systems", *TINY, "--mode", "forward", "train-step", "--out", str(tmp_path)]
+    environment = os.environ | {"COLUMNS": "100", "TERM": "xterm"}
+    process = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=slave, env=environment)
+    os.close(slave)
+    shown = b""
+    try:
+        while chunk := os.read(master, 1 << 16):
+            shown += chunk
+    except OSError:  # how Linux says that the other end of a terminal was closed
+        pass
+    os.close(master)
+    assert process.wait() == 0
+    text = shown.decode()
+    assert "1/2" in text
+    assert " s left" in text
+    assert "train-step" in text
+
+
+def test_names_are_shown_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """rich takes brackets for a style and a word between colons for a picture."""
+    named = RunConfig(workload="[red]/own.py:factory")
+    record = RunRecord("key", named.to_dict(), "error", reason="install cs-systems[flash-attn]")
+    with _sweep._Bar() as bar:
+        bar.tell(Progress(0, 2, named, record, "[red] is :skull: beside it"))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "[red]/own.py:factory: error: install cs-systems[flash-attn]" in said
+    assert "[red] is :skull: beside it" in said
+    (tmp_path / "[red]").mkdir()
+    (tmp_path / "[red]" / "own.py").write_text("nothing = 0\n")
+    monkeypatch.chdir(tmp_path)
+    assert main([*TINY, "--attention", "[red]/own.py:factory", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "[red]/own.py:factory ·" in said
+    assert "'[red]/own.py:factory'" in said
+
+
+def test_a_dry_run_lists_the_cells_with_their_memory_and_measures_nothing(tmp_path: Path) -> None:
+    done = run(*TINY, "--attention", "naive", "sdpa_cudnn", "--dry-run", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 cells" in done.stdout
+    assert re.search(r"\d MiB", done.stdout), "a tiny model takes no share of a GiB that could be read"
+    assert "sdpa_cudnn: " in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def piped(line: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`{cs}` in a line of bash is the program, buffered as Python does unless it is told otherwise."""
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | environment
+    script = line.format(cs=f"{sys.executable} -m cs_systems") + "; exit ${PIPESTATUS[0]}"
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=cwd, env=surroundings)
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", "time --help", "memory --size tiny --fits 8GiB"])
+@pytest.mark.parametrize("reader", ["head -1", "true"])
+def test_a_reader_that_has_seen_enough_is_no_error(words: str, reader: str, tmp_path: Path) -> None:
+    done = piped(f"{{cs}} {words} | {reader}", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", ["_study.py", "step_time.py --out {out} --measured {c2}"])
+def test_a_reader_that_has_seen_enough_of_the_studies_is_no_error(words: str, tmp_path: Path) -> None:
+    root = Path(cs_systems.__file__).parent.parent
+    script = words.format(out=tmp_path, c2=root / "profiles/step_time")
+    done = piped(f"{sys.executable} {root}/scripts/studies/{script} | true", tmp_path, PYTHONUNBUFFERED="1")
+    assert done.returncode == 0
+    assert [line for line in done.stderr.splitlines() if not line.startswith(f"{tmp_path}: ")] == []
+
+
+@pytest.mark.parametrize("words", ["--help", "time --help", "memory --size tiny --fits 8GiB"])
+def test_what_cannot_be_written_is_said_once(words: str, tmp_path: Path) -> None:
+    done = piped(f"{{cs}} {words} > /dev/full", tmp_path)
+    said = "cs-systems: standard output: No space left on device; make room, then give the same command again\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_a_closed_stream_takes_everything_and_shows_nothing(tmp_path: Path) -> None:
+    assert piped("{cs} memory --size tiny --fits 8GiB >&-", tmp_path).returncode == 0
+    assert piped("{cs} report nowhere 2>&-", tmp_path).returncode == 2
+
+
+def test_what_the_encoding_has_no_sign_for_is_escaped(tmp_path: Path) -> None:
+    done = piped("{cs} memory --size tiny --fits 8GiB", tmp_path, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "tiny ctx 64 batch 4 \\xb7 naive" in done.stdout
+
+
+def test_an_interrupt_before_anything_was_measured_promises_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cs_systems.cli.analyze.run", interrupted)
+    assert main(["analyze", "trace.json"]) == 130
+    assert capsys.readouterr().err == "cs-systems: interrupted\n"
+
+
+def test_a_file_that_may_not_be_read_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Root may read everything, so the system's own error stands in for a file that is closed."""
+    closed = tmp_path / "trace.json"
+    closed.touch()
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(closed))
+
+    monkeypatch.setattr(Path, "open", refused)
+    assert main(["analyze", str(closed)]) == 2
+    told = f"cs-systems: {closed}: Permission denied; ask its owner to let you, or give another\n"
+    assert capsys.readouterr().err == told
+
+
+def test_on_a_terminal_an_error_is_as_wide_as_that(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["memory", "--size", "tinny"]) == 2
+    first, *rest = capsys.readouterr().err.splitlines()
+    assert first.startswith("cs-systems: unknown size 'tinny': did you mean tiny? known: ")
+    assert rest == ["large, xl, 2.7B, 10B, 8B, xl-2026"]
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("cs-systems 0.")

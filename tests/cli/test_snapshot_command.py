@@ -1,0 +1,210 @@
+"""`cs-systems snapshot` as a user meets it: what it prints, in which formats, and how it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.config import PRESETS
+from cs_systems.report.tables.snapshot import CAPTIONS, DIFFERENT, SHOWN
+from cs_systems.snapshots.tables import TABLES
+from cs_systems.snapshots.tensor_names import parameter_shapes
+from tests.snapshots.caching_allocator import CachingAllocator
+
+Write = Callable[..., Path]
+
+
+def snapshot(*words: object) -> int:
+    return main(["snapshot", *map(str, words)])
+
+
+def test_the_tables_are_known_everywhere() -> None:
+    assert [*TABLES] == [*SHOWN] == [*CAPTIONS]
+
+
+def test_it_prints_every_table_in_80_columns(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert snapshot(snapshot_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    wide = [line for line in lines[1:] if len(line) > 80]
+    assert wide == []
+    assert lines[0] == f"{snapshot_path} · device 0 · 1,356 events in 10.4 ms · 47 segments"
+    assert lines[1].startswith("peak 204 MiB (213,795,840 bytes) at event 161")
+    assert {*CAPTIONS.values()} <= {*lines}
+    assert any("together 213,795,840 bytes, the peak; 0 of them unknown" in line for line in lines)
+
+
+@pytest.mark.parametrize("table", [*SHOWN])
+def test_csv_holds_one_whole_table(snapshot_path: Path, capsys: pytest.CaptureFixture[str], table: str) -> None:
+    assert snapshot(snapshot_path, "--table", table, "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {*SHOWN[table]} <= {*rows[0]}
+    if table == "composition":
+        assert sum(int(row["bytes"]) for row in rows) == 213_795_840
+    if table == "segments":
+        assert len(rows) == 47
+
+
+@pytest.mark.parametrize(
+    ("format", "sign"), [("markdown", "| what"), ("latex", r"\begin{table}"), ("typst", "#figure(")]
+)
+def test_documents_hold_the_heading(
+    snapshot_path: Path, capsys: pytest.CaptureFixture[str], format: str, sign: str
+) -> None:
+    assert snapshot(snapshot_path, "--table", "composition", "--format", format) == 0
+    out = capsys.readouterr().out
+    assert sign in out
+    assert "213,795,840" in out
+
+
+def test_names_fit_80_columns_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "large.pickle"
+    allocator = CachingAllocator(recording=True)
+    caller = {"filename": "src/model.py", "line": 109, "name": "__init__"}
+    for shape in parameter_shapes(PRESETS["large"]).values():
+        allocator.alloc(4 * prod(shape), (caller | {"line": 26}, caller))
+    path.write_bytes(pickle.dumps(allocator.snapshot()))
+    assert snapshot(path, "--table", "top") == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines()[1:])) <= 80
+    assert snapshot(path, "--table", "top", "--format", "markdown") == 0
+    said = capsys.readouterr().out.replace("\\", "")
+    assert "token_embeddings or lm_head, 10,000 × 1280 × 4; model.py:26 __init__" in said
+
+
+def test_the_long_tables_can_be_longer(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert snapshot(snapshot_path, "--table", "segments", "--top", "3") == 0
+    assert "44 more row(s): show more with --top" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("peak", "said"),
+    [
+        (213_795_840, "max_memory_allocated() said the same, to the byte"),
+        (213_795_841, "said 213,795,841 bytes: 1 more than the events"),
+        (213_795_839, "said 213,795,839 bytes: 1 less than the events"),
+    ],
+)
+def test_what_pytorch_said_of_the_peak_is_held_against_it(
+    peak: int, said: str, snapshot_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.pickle"
+    path.write_bytes(snapshot_path.read_bytes())
+    known = {"schema_version": 1, "config": None, "max_allocated_bytes": peak, "tensors": []}
+    (tmp_path / "run.pickle.json").write_text(json.dumps(known))
+    assert snapshot(path, "--table", "composition") == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_phases_are_shown_around_the_peak(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert snapshot(snapshot_path, "--table", "timeline", "--top", "2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("backward") and line.endswith("yes") for line in lines)
+    assert "8 more row(s), around the peak: show more with --top" in lines
+
+
+def test_two_are_held_against_each_other(
+    snapshot_path: Path, write_snapshot: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    allocator = CachingAllocator(recording=True)
+    allocator.alloc(1024)
+    other = write_snapshot(allocator.snapshot())
+    assert snapshot(snapshot_path, other) == 0
+    out = capsys.readouterr().out
+    said = [
+        f"A: {snapshot_path} · peak 213,795,840 bytes",
+        f"B: {other} · peak 1,024 bytes",
+        "B − A: −204 MiB (-213,794,816 bytes)",
+    ]
+    assert "".join(out.split()).startswith("".join(" ".join(said).split()))  # a long path is broken over lines
+    assert [line for line in out.splitlines() if line.startswith("memory at the peak by")] == [
+        f"memory at the peak by {name}, B against A" for name in DIFFERENT
+    ]
+    assert "no layer" in out
+    assert snapshot(snapshot_path, other, "--table", "top") == 2
+    assert "unknown table of a comparison 'top': known: category, layer, site" in capsys.readouterr().err
+
+
+def test_what_a_stack_says_is_data(write_snapshot: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = {"filename": "<script>\x1b[31m\n| fake | row |.py", "line": 1, "name": "<b>\x1b[2J"}
+    allocator = CachingAllocator(recording=True)
+    allocator.alloc(1024, (evil,))
+    path = write_snapshot(allocator.snapshot())
+    for format in ("terminal", "markdown", "latex", "typst"):
+        assert snapshot(path, "--format", format) == 0
+        out = capsys.readouterr().out
+        assert "\x1b" not in out
+        assert "\n| fake" not in out
+        assert "<script>" not in out or format != "markdown"
+
+
+def test_a_running_out_of_memory_and_what_is_missing_are_told(
+    write_snapshot: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = {"filename": "src/train.py", "line": 7, "name": "step"}
+    events: list[Any] = [
+        {"action": "alloc", "addr": 512, "size": 2048, "frames": []},
+        {"action": "oom", "size": 3 * 2**30, "device_free": 2**20, "frames": [step]},
+    ]
+    assert snapshot(write_snapshot({"device_traces": [events]})) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "out of memory at event 1: 3.00 GiB asked for, 1.00 MiB free on the device, 2.00 KiB allocated" in out
+    assert "2.00 KiB allocated, at train.py:7 step" in out
+    assert "missing: no segments" in out
+
+
+def test_the_output_gets_its_folder(snapshot_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a" / "b.csv"
+    assert snapshot(snapshot_path, "--table", "layers", "--format", "csv", "--output", file) == 0
+    assert file.read_text().startswith("layer,allocations,bytes")
+    assert snapshot(snapshot_path, "--output", file / "c.txt") == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--table", "peak"], "unknown table 'peak': known: composition"),
+        (["--top", "0"], "--top 0: it must be at least 1"),
+        (["--format", "csv"], "CSV holds one table: choose it with --table"),
+        (["--size", "huge"], "unknown size 'huge'"),
+        (["--size", "large"], "no tensor of large's embedding, attention and feed-forward is in it"),
+        (["--device", "3"], "holds no device 3: choose --device 0"),
+    ],
+)
+def test_a_malformed_request_exits_2(
+    snapshot_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert snapshot(snapshot_path, *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+
+
+def test_a_file_that_is_none_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "file.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": []}))
+    assert snapshot(path) == 2
+    assert "holds no memory of a CUDA device" in capsys.readouterr().err
+
+
+def test_it_needs_neither_torch_nor_pandas(snapshot_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from cs_systems.snapshots import allocations, snapshot, tensor_names; "
+        "from cs_systems.snapshots import categories as memory_categories, tables as memory_tables; "
+        "made = memory_categories.attribute(allocations.replay(snapshot.read(Path(sys.argv[1])))); "
+        "[table(made, tensor_names.tensor_names(made)) for table in memory_tables.TABLES.values()]; "
+        "print([name for name in ('torch', 'pandas', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(snapshot_path)], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

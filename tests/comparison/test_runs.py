@@ -1,0 +1,214 @@
+"""Comparison: what is compared is found, cells are matched, and the verdict is right on planted differences."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.comparison.profiles import difference_of_records
+from cs_systems.comparison.runs import compare
+from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig, preset
+from cs_systems.core.caveats import Caveat
+from cs_systems.record import Measurement, RunRecord, Sample, append_record, read_records
+from tests.test_record import ENVIRONMENT
+
+BASE = RunConfig(model=PRESETS["tiny"], rounds=4, steps=20)
+
+
+def record(config: RunConfig, seconds: float, repeat: int = 0, noise: float = 0.002) -> RunRecord:
+    """A run whose steps take `seconds` with a relative noise of its own."""
+    dice = random.Random(f"{config.key()} {repeat} {seconds}")
+    samples = tuple(
+        Sample(i // 5, False, t := seconds * dice.lognormvariate(0, noise), {"forward": t / 3}, {"forward": t / 9})
+        for i in range(20)
+    )
+    return RunRecord(
+        config.key(), config.to_dict(), "ok", repeat, None, ENVIRONMENT, Measurement("monotonic", samples, 0.0)
+    )
+
+
+def test_the_compared_field_is_found_and_the_rest_is_matched() -> None:
+    modes = (Mode.FORWARD, Mode.TRAIN_STEP)
+    a = [record(replace(BASE, mode=m), 1.0 + i) for i, m in enumerate(modes)]
+    b = [record(replace(BASE, mode=m, attention="flex"), (1.0 + i) / 2) for i, m in enumerate(reversed(modes))]
+    found = compare(a, b)
+    assert found.compared == {"attention": ("naive", "flex")}
+    assert [row["cell"] for row in found.rows] == [
+        "tiny ctx 64 batch 4 · fp32 · forward",
+        "tiny ctx 64 batch 4 · fp32 · train-step",
+    ]
+    assert found.doubts == []
+    assert found.rows[0]["ratio"] == pytest.approx(1.0, rel=0.01)
+    assert found.rows[1]["ratio"] == pytest.approx(0.25, rel=0.01)
+    assert [row["verdict"] for row in found.rows] == ["no difference", "faster"]
+
+
+def test_a_recording_from_before_a_field_was_known_is_compared_all_the_same() -> None:
+    old = record(BASE, 1.0)
+    del old.config["checkpoint"]
+    assert compare([old], [record(BASE, 1.0)]).compared == {}
+    assert len(compare([old], [record(BASE, 1.0)]).rows) == 1
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "no difference"), (1.1, "slower"), (0.9, "faster")])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_verdicts_on_planted_differences(factor: float, verdict: str, repeats: int) -> None:
+    a = [record(BASE, 1.0, r) for r in range(repeats)]
+    b = [record(BASE, factor, 100 + r) for r in range(repeats)]
+    (row,) = compare(a, b).rows
+    assert row["verdict"] == verdict
+    assert row["ratio_low"] < factor < row["ratio_high"]
+    assert ("one process a side" in (row["unseen"] or "")) == (repeats == 1)
+
+
+def test_a_cells_label_leaves_out_what_is_compared() -> None:
+    a, b = (replace(BASE, model=preset("tiny", context_length=n), batch_size=n) for n in (32, 64))
+    found = compare([record(a, 1.0)], [record(b, 2.0, 1)])
+    assert found.compared == {"model.context_length": (32, 64), "batch_size": (32, 64)}
+    assert [row["cell"] for row in found.rows] == ["tiny · naive · fp32 · train-step"]
+
+
+def test_sizes_are_held_against_each_other() -> None:
+    b = replace(BASE, model=preset("small", context_length=64))
+    found = compare([record(BASE, 1.0)], [record(b, 2.0, 1)])
+    assert found.compared["model.name"] == ("tiny", "small")
+    assert [row["cell"] for row in found.rows] == ["ctx 64 batch 4 · naive · fp32 · train-step"]
+
+
+def test_phases_are_compared_apart() -> None:
+    rows = compare([record(BASE, 1.0)], [record(BASE, 2.0, 1)], ["step", "forward", "optimizer"]).rows
+    assert [row["phase"] for row in rows] == ["step", "forward"]  # neither has an optimizer phase
+    assert rows[1]["a_median_s"] == pytest.approx(1 / 3, rel=0.01)
+
+
+def test_what_makes_a_comparison_doubtful_is_said() -> None:
+    elsewhere = replace(ENVIRONMENT, torch="2.11")
+    b = replace(record(BASE, 1.0, 1), environment=elsewhere, warnings=(Caveat("unstable", "m", "r"),))
+    alone = record(replace(BASE, batch_size=8), 1.0)
+    doubts = compare([record(BASE, 1.0), alone], [b]).doubts
+    assert doubts == ["1 cell(s) only in A", "torch differs: 2.13 in A, 2.11 in B", "timings of B carry: unstable"]
+
+
+def test_nothing_in_common_is_an_error() -> None:
+    a = [record(replace(BASE, batch_size=1), 1.0), record(replace(BASE, batch_size=2), 1.0)]
+    b = [record(replace(BASE, batch_size=3), 1.0), record(replace(BASE, batch_size=4), 1.0)]
+    with pytest.raises(ConfigError, match="no cell of one recording matches"):
+        compare(a, b)
+
+
+def test_noise_leaves_a_table_of_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [replace(BASE, model=preset(name, context_length=64)) for name in ("tiny", "small")]
+    for name, factor in (("a", 1.0), ("b", 246.0)):
+        (tmp_path / name).mkdir()
+        for config, seconds in zip(sizes, (0.000949, 2.59), strict=True):
+            append_record(tmp_path / name, record(config, factor * seconds, noise=2.0))
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    printed = capsys.readouterr().out
+    assert "too noisy" in printed
+    assert "interval" not in printed.partition("finds:")[0]
+    assert printed.count("not seen: e.g. the variance between processes") == 1
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_both_sides_are_in_one_unit_and_may_go_into_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seconds in (("a", 0.9), ("b", 1.2)):
+        (tmp_path / name).mkdir()
+        append_record(tmp_path / name, record(BASE, seconds, noise=1e-5))
+    page = tmp_path / "new" / "ratio.md"
+    sides = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(["compare", *sides, "--format", "markdown", "--output", str(page)]) == 0
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"markdown: {page}\n")
+    assert "interval: of B/A, 95%, from rounds" in page.read_text()
+    heading = page.read_text().splitlines()[2]
+    assert ("A (s)" in heading) == ("B (s)" in heading)
+    assert ("A (ms)" in heading) == ("B (ms)" in heading)
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, seconds in (("a", 1.0), ("b", 1.2)):
+        (tmp_path / name).mkdir()
+        append_record(tmp_path / name, record(BASE, seconds, noise=1e-5))
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    printed = capsys.readouterr().out
+    assert "the same configuration on both sides" in printed
+    assert "1.200" in printed
+    assert "slower" in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "csv"]) == 0
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split(",")[:3] == ["cell", "phase", "a_median_s"]
+    assert ",slower," in line
+
+
+@pytest.fixture(scope="module")
+def profiled() -> dict[str, list[RunRecord]]:
+    """Profiles of `large` on one H200 by precision."""
+    records, _ = read_records(Path(__file__).parents[2] / "profiles" / "top_kernels")
+    chosen = [
+        r for r in records if "families" in r.results and r.run_config.model == preset("large", context_length=256)
+    ]
+    return {name: [r for r in chosen if r.config["precision"] == name] for name in ("fp32", "bf16")}
+
+
+def test_profiled_cells_are_split_by_phase_family_and_layer(
+    profiled: dict[str, list[RunRecord]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, records in profiled.items():
+        (tmp_path / name).mkdir()
+        for record in records:
+            append_record(tmp_path / name, record)
+    assert main(["compare", str(tmp_path / "fp32"), str(tmp_path / "bf16")]) == 0
+    said = capsys.readouterr().out
+    assert "large ctx 256 batch 4 · naive · train-step" in said
+    assert [said.count(f"kernel time of a step by {by}, B against A") for by in ("phase", "family", "layer")] == [3] * 3
+    assert "29 more, which differ by less" in said.replace("\n", " ")
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("by", ["phase", "family", "layer"])
+def test_parts_of_a_difference_add_up_to_the_whole(profiled: dict[str, list[RunRecord]], by: str) -> None:
+    for a, b in zip(profiled["fp32"], profiled["bf16"], strict=True):
+        *rows, whole = difference_of_records(a, b, by)
+        assert sum(row["difference_s"] for row in rows) == pytest.approx(whole["difference_s"])
+        assert sum(row["share"] for row in rows) == pytest.approx(whole["share"])
+        assert whole["a_s"] == pytest.approx(a.results["coverage"][0]["kernel_s"] / a.results["coverage"][0]["steps"])
+
+
+def test_two_recordings_of_profilers_are_compared_as_analyze_does(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(Path(__file__).parents[1] / "data" / "kineto_h200_small2.json.gz")
+    assert main(["compare", trace, trace]) == 0
+    compared = capsys.readouterr().out
+    assert main(["analyze", trace, trace]) == 0
+    assert compared == capsys.readouterr().out
+
+
+def test_the_table_of_one_phase_fits_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cs_systems.cli.compare.terminal_width", lambda output: 80)
+    recorded = str(Path(__file__).parents[2] / "profiles" / "step_time")
+    assert main(["compare", recorded, recorded]) == 0
+    said = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert said.startswith("B over A of step; ")
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_side_on_which_nothing_was_measured_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    timed = record(BASE, 1.0)
+    append_record(tmp_path / "a.jsonl", timed)
+    append_record(tmp_path / "b.jsonl", replace(timed, status="error", reason="it broke", measurement=None))
+    assert main(["compare", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]) == 2
+    assert "no cell of B was measured: cs-systems report DIR says why" in capsys.readouterr().err
+
+
+def test_csv_of_two_recordings_names_the_command_that_writes_one_table(capsys: pytest.CaptureFixture[str]) -> None:
+    recording = str(Path(__file__).parents[1] / "data" / "kineto_h200_step.json.gz")
+    assert main(["compare", recording, recording, "--format", "csv"]) == 2
+    assert "CSV holds one table: cs-systems analyze A B --format csv --table phases" in capsys.readouterr().err
+    assert main(["analyze", recording, recording, "--format", "csv", "--table", "phases"]) == 0

@@ -1,0 +1,107 @@
+"""Each caveat on samples that show exactly what it is about, and none on clean ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cs_systems.core.caveats import caveats
+from cs_systems.record import Measurement, Sample
+from tests.test_record import ENVIRONMENT
+
+CLEAN = replace(ENVIRONMENT, throttle_reasons=(), sm_clock_hz=1.98e9, sm_clock_max_hz=1.98e9, other_processes=0)
+
+
+def samples(count: int = 10, spread: float = 0.0, lag: float = 0.9, **known: Any) -> Measurement:
+    return Measurement(
+        "cuda_event",
+        tuple(
+            Sample(
+                0, False, 1 + spread * i / count, {"forward": 0.4, "backward": 0.6}, {"forward": 0.1, "backward": 0.2},
+                {"forward": 0.3, "backward": 0.6 * lag}, **known,
+            )
+            for i in range(count)
+        ),
+        0.0,
+    )  # fmt: skip
+
+
+def codes(measurement: Measurement, before: Any = CLEAN, after: Any = CLEAN) -> list[str]:
+    found = caveats(measurement, before, after)
+    assert all(c.message and c.remedy for c in found)
+    return [c.code for c in found]
+
+
+def test_clean_samples_have_none() -> None:
+    assert codes(samples()) == []
+
+
+@pytest.mark.parametrize(
+    ("measurement", "code"),
+    [
+        (samples(spread=0.5), "unstable"),
+        (samples(count=2), "few-samples"),
+        (samples(lag=0.01), "launch-bound"),
+        (samples(compiles=1), "recompiled"),
+        (samples(device_mallocs=3), "cudaMalloc"),
+    ],
+)
+def test_each_doubt_has_its_code(measurement: Measurement, code: str) -> None:
+    assert codes(measurement) == [code]
+
+
+def test_a_profiler_and_a_loss_that_is_no_number_are_doubts() -> None:
+    assert caveats(samples(), CLEAN, CLEAN, loss=2.5) == ()
+    assert [c.code for c in caveats(samples(), CLEAN, CLEAN, profiler="nsys", loss=math.nan)] == [
+        "profiled",
+        "nan-loss",
+    ]
+    (infinite,) = caveats(samples(), CLEAN, CLEAN, loss=-math.inf)
+    assert (infinite.code, infinite.message) == ("inf-loss", "the loss is infinite")
+
+
+def test_launch_bound_names_the_phase() -> None:
+    (caveat,) = caveats(samples(lag=0.01), CLEAN, CLEAN)
+    assert caveat.message == "the device waited for the host in: backward"
+
+
+def test_of_a_phase_that_counts_alone_the_others_raise_no_doubt() -> None:
+    doubtful = samples(spread=0.5, lag=0.01)  # of the step, and of backward
+    assert caveats(doubtful, CLEAN, CLEAN, phase="forward") == ()
+    assert [c.code for c in caveats(doubtful, CLEAN, CLEAN, phase="backward")] == ["launch-bound"]
+
+
+def test_warm_up_steps_raise_no_doubt() -> None:
+    clean = samples()
+    warm = tuple(replace(s, warmup=True, wall_s=99.0, compiles=5, device_mallocs=5) for s in clean.samples)
+    assert codes(replace(clean, samples=warm + clean.samples)) == []
+
+
+def test_throttling_needs_a_reason_and_a_low_clock() -> None:
+    capped = replace(CLEAN, throttle_reasons=("power cap",))
+    assert codes(samples(), after=capped) == []  # capped, but at full clock
+    assert codes(samples(), after=replace(capped, sm_clock_hz=1.4e9)) == ["throttled"]
+    assert codes(samples(), after=replace(CLEAN, sm_clock_hz=0.3e9)) == []  # idle, not throttled
+
+
+def test_throttling_is_read_off_the_steps_own_clocks() -> None:
+    """After the last step the clock of a card that was held back recovers, and that of an idle one falls."""
+    capped = replace(CLEAN, throttle_reasons=("power cap",))
+    slow, quick = samples(sm_clock_hz=1.4e9), samples(sm_clock_hz=1.97e9)
+    assert codes(slow, after=capped) == ["throttled"]
+    assert "1400 of 1980 MHz (power cap)" in caveats(slow, CLEAN, capped)[0].message
+    assert codes(quick, after=replace(capped, sm_clock_hz=0.3e9)) == []
+
+
+def test_other_processes_on_the_gpu() -> None:
+    assert codes(samples(), before=replace(CLEAN, other_processes=2)) == ["shared-gpu"]
+
+
+def test_unknown_is_no_doubt() -> None:
+    unknown = replace(CLEAN, throttle_reasons=None, sm_clock_hz=None, sm_clock_max_hz=None, other_processes=None)
+    measurement = samples(device_mallocs=None, compiles=None)
+    without_lag = tuple(replace(s, lag_s=None) for s in measurement.samples)
+    assert codes(replace(measurement, samples=without_lag), unknown, unknown) == []

@@ -1,0 +1,144 @@
+"""A file that is given to the wrong command: what is in it says, whatever its name, which command reads it."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.core.file_types import command_for
+
+DATA = Path(__file__).parents[1] / "data"
+RECORDS = Path(__file__).parents[2] / "profiles" / "step_time" / "records.jsonl"
+READERS = {
+    "report": "report {file}",
+    "analyze": "analyze {file}",
+    "snapshot": "snapshot {file}",
+    "compare": f"compare {RECORDS} {{file}}",
+    "memory": "memory --show {file}",
+    "precision": "precision --show {file}",
+}
+OF_RECORDS = {"report", "compare", "memory", "precision"}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What each command reads, under a name that says nothing, with a space in it."""
+    folder = tmp_path_factory.mktemp("kinds")
+    sources = {
+        "records": RECORDS.read_bytes(),
+        "nsys": gzip.decompress((DATA / "nsys_h200_step.sqlite.gz").read_bytes()),
+        "kineto": (DATA / "kineto_h200_step.json.gz").read_bytes(),
+        "pickle": gzip.decompress((DATA / "snapshot_h200_step.pickle.gz").read_bytes()),
+        "zipped pickle": (DATA / "snapshot_h200_step.pickle.gz").read_bytes(),
+        "cut kineto": (DATA / "kineto_h200_step.json.gz").read_bytes()[:5000],
+        "zipped records": gzip.compress(RECORDS.read_bytes()),
+        "noise": bytes(range(255, 0, -1)) * 20,
+        "zipped noise": gzip.compress(bytes(range(255, 0, -1)) * 20),
+        "list": b"[1, 2]\n",
+        "null": b"null\n",
+        "empty": b"",
+    }
+    files = {name: folder / f"{name} ü.dat" for name in sources}
+    for name, path in files.items():
+        path.write_bytes(sources[name])
+    return files
+
+
+KINDS = {
+    "records": "report", "zipped records": "report", "nsys": "analyze", "kineto": "analyze", "cut kineto": "analyze",
+    "pickle": "snapshot", "zipped pickle": "snapshot", "noise": None, "zipped noise": None, "list": None, "empty": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_in_a_file_says_who_reads_it(name: str, files: dict[str, Path]) -> None:
+    assert command_for(files[name]) == KINDS[name]
+
+
+WRONG = [
+    (name, reader)
+    for name in ("records", "nsys", "kineto", "cut kineto", "pickle", "zipped pickle")
+    for reader in READERS
+    if KINDS[name] != ("report" if reader in OF_RECORDS else reader)
+]
+
+
+@pytest.mark.parametrize(("name", "reader"), WRONG)
+def test_the_wrong_command_names_the_right_one(
+    name: str, reader: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.format(file=files[name]) for word in READERS[reader].split()]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"read it with cs-systems {KINDS[name]} '{files[name]}'" in said.err
+    assert said.err.count("\n") == 1
+
+
+UNREADABLE = {
+    "noise": "holds no record that can be read: it was cut while the first was written, or is no records.jsonl",
+    "zipped records": "is compressed: gunzip it first",
+    "list": ":1: not a record of cs_systems: it is no JSON object",
+    "null": ":1: not a record of cs_systems: it is no JSON object",
+    "empty": "holds no record yet: run the sweep again",
+}
+
+
+@pytest.mark.parametrize("reader", sorted(OF_RECORDS))
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_holds_no_record_is_told_so_by_every_reader_of_records(
+    name: str, reader: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word.format(file=files[name]) for word in READERS[reader].split()]) == 2
+    said = capsys.readouterr().err
+    assert str(files[name]) in said
+    assert UNREADABLE[name] in said
+
+
+def test_a_zipped_file_that_holds_no_pickle_is_not_called_a_damaged_one(
+    files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["snapshot", str(files["zipped noise"])]) == 2
+    assert "is not a pickle: write a memory snapshot with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", [".ncu-rep", ".nsys-rep"])
+def test_an_empty_report_of_a_profiler_is_told_before_its_reader_is_asked_for(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"run{suffix}").touch()
+    assert main(["analyze", str(tmp_path / f"run{suffix}")]) == 2
+    assert "is empty: the re" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["analyze", "snapshot"])
+def test_a_folder_names_what_is_in_it(
+    command: str, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = tmp_path / {"analyze": "a.trace.json", "snapshot": "a.pickle"}[command]
+    shutil.copy(files["kineto"], inside)
+    (tmp_path / "records.jsonl").write_bytes(RECORDS.read_bytes())
+    assert main([command, str(tmp_path)]) == 2
+    assert f"{tmp_path} is a folder: give one of\n  {inside}\n" in capsys.readouterr().err
+
+
+def test_a_folder_of_records_alone_is_for_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(RECORDS, tmp_path / "records.jsonl")
+    assert main(["analyze", str(tmp_path)]) == 2
+    assert f"holds records of runs: read it with cs-systems report {tmp_path}" in capsys.readouterr().err
+    (folder := tmp_path / "counters.ncu-rep").mkdir()
+    assert main(["analyze", str(folder)]) == 2
+    assert f"{folder} is a folder: give a .ncu-rep" in capsys.readouterr().err
+
+
+def test_recordings_are_compared_whatever_they_are_called(
+    files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = [str(files["nsys"]), str(files["kineto"])]
+    assert main(["compare", *two]) == 0
+    assert "kernel time of a step by phase, B against A" in capsys.readouterr().out
+    assert main(["compare", *two, "--phase", "forward"]) == 2
+    assert "--phase is of recorded runs" in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""What a rank holds, by formula: the published multiples of Ψ, and nothing lost between the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cs_systems.config import RunConfig, preset
+from cs_systems.formulas.cost import FULL_MATRIX, parameter_count
+from cs_systems.formulas.memory.model import step_memory
+from cs_systems.formulas.memory.ranks import STAGES, of_a_rank, state_by_stage, step_memory_of_a_rank
+
+EVERYTHING = {"batch", "optimizer", "gradients", "parameters"}
+
+
+@pytest.mark.parametrize(
+    ("splits", "multiples"),
+    [
+        ({"batch"}, (1, 1, 2, 4)),
+        ({"batch", "optimizer"}, (1, 1, 2, 3)),
+        ({"batch", "optimizer", "gradients"}, (1, 1, 1.5, 2.5)),
+        (EVERYTHING, (0.5, 0.5, 1, 2)),
+    ],
+)
+def test_two_ranks_hold_these_multiples_of_the_parameters(splits: set[str], multiples: tuple[float, ...]) -> None:
+    found = state_by_stage(1000, splits, 2)
+    assert tuple(sum(found[stage].values()) / 1000 for stage in STAGES) == multiples
+
+
+@given(st.integers(1, 10**9), st.integers(1, 8), st.sets(st.sampled_from(sorted(EVERYTHING))))
+def test_the_ranks_have_everything_between_them(size: int, world_size: int, splits: set[str]) -> None:
+    components = dict.fromkeys(("parameters", "gradients", "optimizer_state", "activations"), size)
+    for name, part in of_a_rank(components, splits, world_size).items():
+        assert size <= part * world_size < size + world_size or part == size, name
+    assert of_a_rank(components, splits, 1) == components
+
+
+def test_the_peak_of_a_rank_lacks_what_others_hold() -> None:
+    config = replace(RunConfig(model=preset("tiny")), device="cpu")
+    whole = step_memory(config, FULL_MATRIX)
+    part = step_memory_of_a_rank(whole, {"batch", "optimizer"}, 2)
+    parameters = 4 * parameter_count(config.model)
+    assert whole.moments["optimizer"]["optimizer_state"] == 2 * parameters
+    saved = sum(whole.moments["optimizer"].values()) - sum(part.moments["optimizer"].values())
+    assert saved == parameters
+    assert step_memory_of_a_rank(whole, EVERYTHING, 1).peak_bytes == whole.peak_bytes
+
+
+def test_gradients_that_lie_in_buckets_take_no_memory_of_their_own() -> None:
+    """DDP on gloo held Ψ more when backward had ended than between steps, with views of its buckets nothing more."""
+    config = replace(RunConfig(model=preset("tiny")), device="cpu")
+    whole = step_memory(config, FULL_MATRIX)
+    parameters = 4 * parameter_count(config.model)
+    for in_buckets, beside in ((False, parameters), (True, 0)):
+        part = step_memory_of_a_rank(whole, {"batch"}, 2, 1.0, gradients_in_buckets=in_buckets)
+        more = {name: sum(part.moments[name].values()) - sum(whole.moments[name].values()) for name in part.moments}
+        assert more["loss"] == parameters
+        assert more["optimizer"] == beside

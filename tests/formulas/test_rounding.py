@@ -1,0 +1,69 @@
+"""Units in the last place by arithmetic, against torch's own dtypes, and the sums that they explain."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cs_systems.config import Precision
+from cs_systems.formulas.rounding import BF16, FORMATS, FP16, FP32, Format, binades, total, why
+from cs_systems.workloads._sums import DTYPES
+
+BOTH = [pytest.param(FORMATS[p], DTYPES[p], id=p) for p in FORMATS]
+
+
+@pytest.mark.parametrize(("format", "dtype"), BOTH)
+def test_a_format_is_what_torch_says_of_its_dtype(format: Format, dtype: torch.dtype) -> None:
+    known = torch.finfo(dtype)
+    assert (format.largest, format.ulp(1.0), 2.0**format.emin) == (known.max, known.eps, known.tiny)
+    assert format.unit_roundoff == known.eps / 2
+    assert format.ulp(0.0) == format.ulp(known.tiny) == known.smallest_normal * known.eps
+
+
+@pytest.mark.parametrize(("format", "dtype"), BOTH)
+@given(x=st.floats(allow_nan=False, width=64))
+def test_rounding_is_torchs(format: Format, dtype: torch.dtype, x: float) -> None:
+    """Of fp32 values for the 16-bit dtypes: from float64 torch rounds them twice."""
+    x = x if format is FP32 else float(torch.tensor(x, dtype=torch.float32))
+    assert format.rounded(x) == float(torch.tensor(x, dtype=torch.float64).float().to(dtype))
+
+
+@pytest.mark.parametrize(
+    ("addend", "accumulator", "count", "expected"),
+    [
+        (FP32, FP32, 1000, 10.000133514404297),
+        (FP16, FP16, 1000, 9.953125),
+        (FP16, FP32, 1000, 10.00213623046875),
+        (FP16, FP16, 10_000, 32.0),
+        (BF16, BF16, 1000, 4.0),
+        (BF16, FP32, 1000, 10.009765625),
+    ],
+)
+def test_the_sums_of_the_report_and_others(addend: Format, accumulator: Format, count: int, expected: float) -> None:
+    assert total(0.01, addend, accumulator, count) == expected
+    rows = binades(0.01, addend, accumulator, count)
+    assert sum(row["additions"] for row in rows) == count
+    assert all(row["below"] == 2 * row["from"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("addend", "accumulator", "count", "said"),
+    [
+        (FP16, FP32, 1000, "0.01 is 0.010002136 in fp16, +0.0021 over all additions"),
+        (FP16, FP16, 1000, "from 8 on an ulp of fp16 is 0.00781: 1.28 ulps are added as 1, -0.55 over 250 additions"),
+        (BF16, BF16, 1000, "ulp of bf16 is 0.0312, and 0.01001 is less than half of it: the sum stands still"),
+    ],
+)  # fmt: skip
+def test_why(addend: Format, accumulator: Format, count: int, said: str) -> None:
+    assert said in why(0.01, addend, accumulator, count)
+
+
+def test_beyond_the_largest_is_infinity() -> None:
+    assert FP16.rounded(65519.0) == 65504.0
+    assert FP16.rounded(-65520.0) == -math.inf
+    assert math.isnan(FP16.rounded(math.nan))
+    assert FORMATS.keys() == {Precision.FP32, Precision.BF16, Precision.FP16}

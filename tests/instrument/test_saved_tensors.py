@@ -1,0 +1,194 @@
+"""What forward keeps for backward: its operation and module, each memory once, and as the formula has it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import cs_systems
+from cs_systems.cli import main
+from cs_systems.config import ModelConfig, RunConfig
+from cs_systems.formulas.cost import FULL_MATRIX
+from cs_systems.formulas.memory.model import kept_by_a_block, step_memory
+from cs_systems.instrument.memory_readings import backward_of_blocks
+from cs_systems.instrument.saved_tensors import by_block, saved_tensors, summed
+from cs_systems.machine.device import resolve
+from cs_systems.model import BasicTransformerLM, RMSNorm
+from cs_systems.profilers.residuals import collect, gradients_of_a_block, region
+from cs_systems.record import RunRecord
+from cs_systems.training.checkpointing import apply_checkpointing
+from cs_systems.training.losses import cross_entropy
+from tests.formulas.test_memory_model import LiveBytes
+from tests.test_record import ENVIRONMENT
+
+MODEL = ModelConfig("wide", 64, 192, 3, 4, 500, 64)
+
+
+def test_a_norm_keeps_its_input_and_the_normalised_one() -> None:
+    norm, x = RMSNorm(32), torch.randn(4, 8, 32, requires_grad=True)
+    with saved_tensors(norm) as found:
+        norm(x).sum().backward()
+    kept = [row for row in found.rows if row["parameter"] is None and not row["again"]]
+    assert [(row["operation"], row["shape"]) for row in kept] == [
+        ("PowBackward0", [4, 8, 32]),  # x
+        ("RsqrtBackward0", [4, 8, 1]),
+        ("MulBackward0", [4, 8, 32]),  # x / rms
+    ]
+    assert [row["parameter"] for row in found.rows if row["parameter"]] == ["weight"]
+    assert sum(row["bytes"] for row in kept) == 2 * 4 * 8 * 32 * 4 + 4 * 8 * 4
+
+
+def kept_by_the_model(precision: str, steps: int = 1) -> tuple[list[dict[str, object]], RunConfig]:
+    torch.manual_seed(0)
+    config = RunConfig(model=MODEL, batch_size=4, seq_len=48, precision=precision, device="cpu")  # type: ignore[arg-type]
+    model = BasicTransformerLM(MODEL, "naive")
+    tokens = torch.randint(500, (4, 48))
+    with saved_tensors(model) as found:
+        for _ in range(steps):
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                loss = cross_entropy(model(tokens), tokens)
+            loss.backward()
+    return found.rows, config
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_blocks_keep_what_the_formula_says(precision: str) -> None:
+    rows, config = kept_by_the_model(precision)
+    blocks = {row["block"]: row["bytes"] for row in by_block(rows)}
+    for i in range(MODEL.num_layers):
+        assert blocks[f"block {i}"] == pytest.approx(kept_by_a_block(config, FULL_MATRIX), rel=0.01)
+    ends = step_memory(config, FULL_MATRIX).moments["loss"]
+    whole = ends["activations"] + ends["attention_scores"] + ends["weight_copies"] + 4 * 48 * 500 * 4
+    assert sum(blocks.values()) == pytest.approx(whole, rel=0.01)
+
+
+def test_the_first_step_alone_is_listed_and_every_operation_is_named() -> None:
+    once, _ = kept_by_the_model("fp32")
+    assert kept_by_the_model("fp32", steps=2)[0] == once
+    assert all(str(row["operation"]).endswith("Backward0") for row in once)
+    assert {"layers.1.ffn.w2", "layers.0.attn", "lm_head", "token_embeddings"} <= {row["module"] for row in once}
+
+
+def test_blocks_that_are_alike_are_summed_and_shares_add_up() -> None:
+    rows, _ = kept_by_the_model("fp32")
+    made = summed(rows)
+    assert sum(row["share"] for row in made) == pytest.approx(1)
+    assert [row["total_bytes"] for row in made] == sorted((row["total_bytes"] for row in made), reverse=True)
+    silu = next(row for row in made if row["operation"] == "SiluBackward0")
+    assert (silu["module"], silu["count"], silu["shape"]) == ("layers.*.ffn", 3, "4×48×192")
+    assert silu["total_bytes"] == 3 * 4 * 48 * 192 * 4
+    assert all(row["total_bytes"] == 0 for row in made if row["parameter"])
+
+
+def test_a_blocks_backward_gives_gradients_and_frees_what_the_block_kept() -> None:
+    model, config = BasicTransformerLM(MODEL, "naive"), RunConfig(model=MODEL, batch_size=4, seq_len=48, device="cpu")
+    expected = gradients_of_a_block(config) - kept_by_a_block(config, FULL_MATRIX)
+    tokens = torch.randint(500, (4, 48))
+    with LiveBytes() as live, backward_of_blocks(model, live.now) as rows:
+        for _ in range(2):
+            cross_entropy(model(tokens), tokens).backward()
+    assert [row["block"] for row in rows] == ["block 2", "block 1", "block 0"]
+    assert [row["change_bytes"] for row in rows] == pytest.approx([expected] * 3, rel=0.001)
+    with backward_of_blocks(model, lambda: None) as unknown:
+        cross_entropy(model(tokens), tokens).backward()
+    assert unknown == []
+
+
+def test_somebodys_function_of_autograd_is_seen() -> None:
+    linear = nn.Linear(8, 8)
+    with saved_tensors() as found:
+        torch.utils.checkpoint.checkpoint(linear, torch.randn(2, 8), use_reentrant=False).sum().backward()
+    assert [(row["module"], row["operation"]) for row in found.rows] == [("", "checkpoint")]
+
+
+@pytest.mark.parametrize(
+    ("reentrant", "told"), [(False, ("0", "checkpoint")), (True, ("", "CheckpointFunctionBackward"))]
+)
+def test_a_checkpoints_input_goes_by_the_first_module_that_it_runs(reentrant: bool, told: tuple[str, str]) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(2, 8, requires_grad=True)
+    with saved_tensors(model) as found:
+        y = torch.utils.checkpoint.checkpoint(model[0], x, use_reentrant=reentrant)
+        model[2](model[1](y)).sum().backward()
+    kept = [(row["module"], row["operation"]) for row in found.rows if row["parameter"] is None]
+    assert kept == [told, ("1", "TanhBackward0"), ("2", "AddmmBackward0")]
+
+
+@pytest.mark.parametrize("compile", ["none", "aot_eager"])
+def test_the_record_has_what_is_kept(compile: str) -> None:
+    config = RunConfig(
+        model=MODEL, batch_size=4, seq_len=48, device="cpu", warmup=0, steps=2, profiler="residuals", compile=compile
+    )
+    record = cs_systems.run(config)
+    assert record.status == "ok"
+    assert record.results["residual_stream"] == [{"bytes": 4 * 48 * 64 * 4}]
+    kept = sum(row["total_bytes"] for row in record.results["residuals"])
+    assert kept == sum(row["bytes"] for row in record.results["residual_blocks"])
+    operations = {row["operation"] for row in record.results["residuals"]}
+    if compile == "none":
+        assert record.results["residual_blocks"][1]["predicted_bytes"] == kept_by_a_block(config, FULL_MATRIX)
+    else:
+        assert "CompiledFunctionBackward" in operations
+    json.dumps(record.results)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "kept"),
+    [
+        ("none", [("block 0", False, 1), ("block 1", False, 1), ("block 2", False, 1)]),
+        ("blocks:1", [("block 0", False, 1), ("block 1", True, 1), ("block 2", False, 1)]),
+        ("every:2", [("block 0", True, 2), ("block 2", True, 1)]),
+        ("nested:3:1", [("block 0", True, 3)]),
+    ],
+)
+def test_of_a_checkpointed_block_the_record_tells_its_input(
+    checkpoint: str, kept: list[tuple[str, bool, int]], tmp_path: Path
+) -> None:
+    config = RunConfig(model=MODEL, batch_size=4, seq_len=48, device="cpu", checkpoint=checkpoint)
+    torch.manual_seed(0)
+    model, tokens = BasicTransformerLM(MODEL, "naive"), torch.randint(500, (4, 48))
+    apply_checkpointing(model, checkpoint)
+    with region(tmp_path, resolve("cpu"), model):
+        cross_entropy(model(tokens), tokens).backward()
+    record = RunRecord("", config.to_dict(), "ok", environment=replace(ENVIRONMENT, device="cpu"))
+    blocks = collect(tmp_path, record).results["residual_blocks"]
+    found = [row for row in blocks if row["block"].startswith("block")]
+    assert [(row["block"], row["checkpoint"], row["blocks"]) for row in found] == kept
+    assert [row["bytes"] for row in found] == [row["predicted_bytes"] for row in found]
+    assert {row["bytes"] for row in found if row["checkpoint"]} <= {4 * 48 * 64 * 4}
+
+
+def test_operations_with_long_names_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--size", "tiny", "--attention", "sdpa_flash", "--mode", "forward-backward", "--device", "cpu"]
+    assert main(["memory", *words, "--residuals", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out.split("records:")[0]
+    assert re.search(r"^layers\.\*\.attn +Scaled\w*…\w*Backward0 ", said, re.MULTILINE)
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_the_command_prints_the_top_five(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--size", "tiny", "--device", "cpu", "--residuals", "--mode", "forward-backward", "--out", str(tmp_path)]
+    assert main(["memory", *words]) == 0
+    said = capsys.readouterr().out
+    assert "what\nforward keeps for backward" in said or "what forward keeps for backward" in said
+    assert "the residual stream is a tensor of 64.0 KiB" in said
+    assert "block 0 … block 1" in said
+    assert said.count("Backward0") == 5
+
+
+def test_the_command_tells_what_is_kept_of_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--size", "tiny", "--num-layers", "5", "--mode", "forward-backward", "--checkpoint", "every:2"]
+    words += ["selective:matmul", "--context-length", "32", "--device", "cpu", "--residuals", "--out", str(tmp_path)]
+    assert main(["memory", *words]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^block 0 … block 3: a checkpoint every 2 +32\.0 +32\.0$", said, re.MULTILINE)
+    assert re.search(r"^block 4: a checkpoint +32\.0 +32\.0$", said, re.MULTILINE)
+    assert said.count("a checkpoint keeps its input; backward computes the rest again") == 2
+    assert re.search(r"^block 0 … block 4: a checkpoint each +32\.0 +320$", said, re.MULTILINE)
+    assert said.count("what a selective one keeps beside it is no saved tensor") == 1
+    assert max(map(len, said.split("records:")[0].splitlines())) <= 80

@@ -1,0 +1,87 @@
+"""The flash_gluon kernels compile for Hopper without a GPU, fit a multiprocessor and use its own instructions.
+
+Compiling needs a triton that they are written for, and a process without TRITON_INTERPRET: this file is its program;
+it prints a JSON object, kernel → resources.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from cs_systems.attention.flash_gluon import _wrong_triton
+from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, compile_for
+
+pytestmark = [
+    pytest.mark.skipif(_wrong_triton() is not None, reason=_wrong_triton() or ""),
+    pytest.mark.timeout(300),  # a kernel takes a few seconds, on a busy machine twenty
+]
+
+CASES = [(d_head, causal, kernel) for d_head in (64, 128) for causal in (False, True) for kernel in ("forward", "main")]
+KNOWN_SPILLS = {(64, "main"): 89, (128, "main"): 56}
+"""Local-memory instructions that may not grow, the larger number of triton 3.6 and 3.7: loop-invariant addresses, read
+again in the loop."""
+
+
+def compile_all() -> dict[str, dict[str, Any]]:
+    from cs_systems.kernels.gluon.launch import Problem
+    from cs_systems.kernels.layout import padded_rows
+
+    found = {}
+    for d_head in (64, 128):
+        for causal in (False, True):
+            q, k, v, o, do, dk, dv = (
+                torch.empty(4, 16, 4096, d_head, dtype=torch.bfloat16, device="meta") for _ in range(7)
+            )
+            lse, summed = torch.empty(4, 16, 4096, device="meta"), torch.empty(64, 4096, d_head, device="meta")
+            lse_log2, delta = (torch.empty(64, padded_rows(4096), device="meta") for _ in range(2))
+            problem = Problem(q, k, v, causal, 0, d_head**-0.5, 132)
+            launches = {
+                "forward": problem.forward(o, lse),
+                "prepare": problem.prepare(o, lse, do, lse_log2, delta, summed),
+                "main": problem.backward(do, lse_log2, delta, summed, dk, dv),
+                "finish": problem.finish(summed, o),
+            }
+            for name, launch in launches.items():
+                resources = compile_for(90, launch.kernel, launch.arguments, launch.options)
+                found[f"{d_head} {causal} {name}"] = vars(resources)
+    return found
+
+
+@functools.cache
+def compiled() -> dict[str, dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(("d_head", "causal", "kernel"), CASES)
+def test_it_fits_a_multiprocessor_and_runs_on_its_units(d_head: int, causal: bool, kernel: str) -> None:
+    resources = compiled()[f"{d_head} {causal} {kernel}"]
+    assert 0 < resources["shared_bytes"] <= SHARED_LIMIT_BYTES[90]
+    assert resources["spills"] <= KNOWN_SPILLS.get((d_head, kernel), 0)
+    opcodes = resources["instructions"]
+    assert opcodes["HGMMA"] > 0
+    assert opcodes["UTMALDG"] > 0
+    # A compiler that cannot follow a product in flight waits for each instruction of it.
+    assert opcodes["WARPGROUP"] < opcodes["HGMMA"]
+    if kernel == "main":
+        assert opcodes["UTMAREDG"] > 0
+
+
+@pytest.mark.parametrize("kernel", ["prepare", "finish"])
+def test_the_kernels_around_the_backward_do_not_spill(kernel: str) -> None:
+    assert compiled()[f"128 True {kernel}"]["spills"] == 0
+
+
+if __name__ == "__main__":
+    json.dump(compile_all(), sys.stdout)

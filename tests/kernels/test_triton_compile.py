@@ -1,0 +1,134 @@
+"""The flash_triton kernels compile, without a GPU, for the architectures they are meant for, and fit a multiprocessor.
+
+Compiling needs a process without TRITON_INTERPRET: each architecture's kernels are compiled in one of their own, in
+which this file is the program; it prints a JSON object, kernel → resources.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+
+from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, compile_for
+from cs_systems.kernels.triton.configs import tiles_for
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
+
+# capability → (dtype, d_head): the sizes of the presets, a padded one, the largest.
+SIZES = {
+    80: [("bfloat16", 64), ("bfloat16", 128), ("float32", 64)],
+    90: [("bfloat16", 64), ("bfloat16", 80), ("bfloat16", 128), ("bfloat16", 256), ("float32", 64)],
+    100: [("bfloat16", 64), ("bfloat16", 128)],
+}
+KERNELS = ("forward", "dq", "dkdv")
+CASES = [(c, dtype, d, kernel) for c, sizes in SIZES.items() for dtype, d in sizes for kernel in KERNELS]
+KNOWN_SPILLS = {
+    (90, "bfloat16", 256, "dkdv"): 10,  # 2 × 64 × 256 accumulators on 256 threads take half of the registers
+    (100, "bfloat16", 64, "forward"): 6,  # triton 3.6 holds it to 128 registers; 3.7 does not spill
+}
+"""Local-memory instructions that may not grow, the larger number of triton 3.6 and 3.7. All others have none."""
+MINUTES = pytest.mark.timeout(300)  # a kernel takes a second or two, on a busy machine ten
+
+
+def compile_all(capability: int) -> dict[str, dict[str, Any]]:
+    return {
+        f"{dtype} {d_head} {name}": resources(capability, launch)
+        for dtype, d_head in SIZES[capability]
+        for name, launch in launches(capability, dtype, d_head, 4096, 4096).items()
+    }
+
+
+def compile_few_keys(capability: int) -> dict[str, dict[str, Any]]:
+    """One key and three, neither of them a number that the kernel may know."""
+    return {
+        str(keys): resources(capability, launches(capability, "bfloat16", 64, 5, keys)["forward"]) for keys in (1, 3)
+    }
+
+
+def resources(capability: int, launch: Any) -> dict[str, Any]:
+    return vars(compile_for(capability, launch.kernel, launch.arguments, launch.options))
+
+
+def launches(capability: int, dtype: str, d_head: int, seq_q: int, seq_k: int) -> dict[str, Any]:
+    from cs_systems.kernels.triton.launch import Problem
+
+    def made(seq: int) -> torch.Tensor:
+        return torch.empty(4, 16, seq, d_head, dtype=getattr(torch, dtype), device="meta")
+
+    (q, o, do, dq), (k, v, dk, dv) = (tuple(made(seq) for _ in range(4)) for seq in (seq_q, seq_k))
+    lse, lse_log2, delta = (torch.empty(4, 16, seq_q, device="meta") for _ in range(3))
+    tiles = tiles_for((capability // 10, capability % 10), q.element_size(), d_head)
+    problem = Problem(q, k, v, True, 0, d_head**-0.5, tiles)
+    return {
+        "forward": problem.forward(o, lse),
+        "dq": problem.dq(o, lse, do, lse_log2, delta, dq),
+        "dkdv": problem.dkdv(do, lse_log2, delta, dk, dv),
+    }
+
+
+@functools.cache
+def compiled(capability: int, what: str = "all") -> dict[str, dict[str, Any]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, __file__, what, str(capability)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+@MINUTES
+@pytest.mark.parametrize(("capability", "dtype", "d_head", "kernel"), CASES)
+def test_it_fits_the_multiprocessor(capability: int, dtype: str, d_head: int, kernel: str) -> None:
+    resources = compiled(capability)[f"{dtype} {d_head} {kernel}"]
+    assert 0 < resources["shared_bytes"] <= SHARED_LIMIT_BYTES[capability]
+    assert resources["registers"] * 32 * resources["num_warps"] <= 65_536
+    assert resources["spills"] <= KNOWN_SPILLS.get((capability, dtype, d_head, kernel), 0)
+
+
+@MINUTES
+@pytest.mark.parametrize(
+    ("capability", "product"), [(80, "HMMA"), (90, "HGMMA"), (100, "UTCHMMA")], ids=["mma", "wgmma", "tcgen05"]
+)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_bf16_runs_on_the_tensor_cores_of_its_generation(capability: int, product: str, kernel: str) -> None:
+    assert compiled(capability)[f"bfloat16 64 {kernel}"]["instructions"].get(product, 0) > 0
+
+
+@MINUTES
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_float32_is_not_rounded_to_tf32(kernel: str) -> None:
+    instructions = compiled(90)[f"float32 64 {kernel}"]["instructions"]
+    assert instructions["FFMA"] > 0
+    assert not {"HMMA", "HGMMA"} & instructions.keys()
+
+
+@MINUTES
+def test_one_key_is_no_constant_to_the_compiler() -> None:
+    """It made ptxas crash: 10 of 363 random calls could not be compiled with triton 3.6."""
+    found = compiled(90, "few_keys")
+    assert found["1"] == found["3"]
+
+
+def test_an_interpreted_kernel_cannot_be_compiled() -> None:
+    program = (
+        "from cs_systems.kernels.compile import compile_for\n"
+        "from cs_systems.kernels.triton.forward import flash_forward_kernel\n"
+        "compile_for(90, flash_forward_kernel, {}, {})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"}
+    )
+    assert "TRITON_INTERPRET was set" in done.stderr
+    assert "compile in a process without it" in done.stderr
+
+
+if __name__ == "__main__":
+    json.dump({"all": compile_all, "few_keys": compile_few_keys}[sys.argv[1]](int(sys.argv[2])), sys.stdout)

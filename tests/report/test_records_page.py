@@ -1,0 +1,105 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from cs_systems.config import RunConfig
+from cs_systems.record import RunRecord
+from cs_systems.report.pages import records as html
+from tests.report.browser import Page, browse
+from tests.report.conftest import Build
+
+# What a person does, and what they then see, left in the page as JSON.
+PROBE = """
+const order = () => [...document.querySelectorAll("#results-0 tbody tr")].filter((row) => !row.hidden)
+  .map((row) => [...row.cells].map((cell) => cell.textContent));
+const heads = [...document.querySelectorAll("#results-0 th")];
+const step = heads.find((head) => head.textContent.startsWith("step"));
+const seen = { addressed: order(), width: document.documentElement.scrollWidth, room: innerWidth };
+step.querySelector("button").click();
+seen.ascending = order();
+seen.sort = step.getAttribute("aria-sort");
+step.querySelector("button").click();
+seen.descending = order();
+seen.sorts = heads.map((head) => head.getAttribute("aria-sort"));
+const filter = document.querySelector("input[data-filters=results-0]");
+filter.value = "medium FLASH";
+filter.dispatchEvent(new Event("input"));
+seen.filtered = order();
+answer(seen);
+"""
+
+
+@pytest.fixture(scope="module")
+def page(train_records: list[RunRecord], attention_records: list[RunRecord]) -> str:
+    return html.render([*train_records, *attention_records], command="cs-systems time --size small")
+
+
+def test_the_page_fetches_nothing(page: str) -> None:
+    for tag, attributes in Page(page).tags:
+        assert tag not in ("link", "iframe", "img", "object", "embed", "base")
+        for name, value in attributes.items():
+            if name in ("src", "href", "xlink:href", "action", "srcset", "data", "poster"):
+                assert value is not None
+                assert value.startswith("#"), (tag, name, value)
+    assert "@import" not in page
+    assert not re.findall(r"url\((?!#)", page)
+
+
+def test_ids_are_unique(page: str) -> None:
+    tags = Page(page).tags
+    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_what_a_record_says_is_escaped(broken_records: list[RunRecord]) -> None:
+    read = Page(html.render(broken_records, command="cs-systems time --out '<script>evil()</script>'"))
+    assert sum(tag == "script" for tag, _ in read.tags) == 1
+    assert "<script>alert(1)</script>" in read.text
+    assert "<script>evil()</script>" in read.text
+    assert "\x1b" not in read.text
+
+
+def test_the_page_tells_what_where_and_how_again(page: str) -> None:
+    text = Page(page).text
+    for said in (
+        "train_step and attention on NVIDIA H200",
+        "2.11.0+cu130",
+        "try --compile reduce-overhead",
+        "large ctx 1024 batch 4 · naive · fp32 · train-step",
+        "tried to allocate 3.91 GiB for the scores",
+        "cs-systems time --size small",
+        '"context_length": 1024',
+    ):
+        assert said in text
+
+
+def test_the_page_opens_sorts_and_filters(page: str, tmp_path: Path) -> None:
+    seen = browse(tmp_path, page, PROBE, "#sort=results-0,2,descending")
+    rows = {name: seen[name] for name in ("addressed", "ascending", "descending", "filtered")}
+    steps = {name: [row[6] for row in found] for name, found in rows.items()}
+    assert [row[2] for row in rows["addressed"]] == ["sdpa_flash"] * 6 + ["naive"] * 6
+    numbers = [float(cell) for cell in steps["ascending"][:-1]]
+    assert numbers == sorted(numbers)
+    assert steps["ascending"][-1] == "–"
+    assert steps["descending"] == [*steps["ascending"][-2::-1], "–"]
+    assert (seen["sort"], seen["sorts"].count("descending")) == ("ascending", 1)
+    assert [row[:3] for row in rows["filtered"]] == [
+        ["medium", "1024", "sdpa_flash"],
+        ["medium", "256", "sdpa_flash"],
+    ]
+
+
+def test_a_phone_scrolls_tables_not_the_page(page: str, tmp_path: Path) -> None:
+    seen = browse(tmp_path, page, PROBE, width=390)
+    assert seen["room"] == 390
+    assert seen["width"] <= 390
+
+
+def test_profiled_records_have_a_section_of_their_own_and_no_part_in_the_headline(build: Build) -> None:
+    clean = build(RunConfig(), 0.02, 1e12, 10**9)
+    page = html.render([build(RunConfig(profiler="nsys"), 0.001, 1e12, 10**9), clean])
+    assert "<h2>train_step</h2>" in page
+    assert "<h2>train_step under nsys</h2>" in page
+    (fact,) = re.findall(r"<dt>most tokens/s</dt><dd>([\d,]+)</dd>", page)
+    assert int(fact.replace(",", "")) == pytest.approx(4 * 512 / 0.02, rel=0.05)

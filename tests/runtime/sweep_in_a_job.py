@@ -1,0 +1,29 @@
+"""A script that torchrun starts: sweeps over workloads that die, by their names, on all ranks of the job.
+
+torchrun --nproc-per-node 2 tests/runtime/sweep_in_a_job.py FOLDER NAME…
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from cs_systems import sweep
+from cs_systems.config import PRESETS, RunConfig
+from cs_systems.runtime import ranks
+
+WORKLOADS = Path(__file__).parent / "workloads_that_die.py"
+TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)
+
+ranks.PATIENCE_S = 4.0
+folder, *names = sys.argv[1:]
+for record in sweep(
+    [
+        replace(TINY, workload=f"{WORKLOADS}:{name}", world_size=int(os.environ["WORLD_SIZE"]), seed=seed)
+        for seed, name in enumerate(names)
+    ],
+    out=folder,
+):
+    print(record.run_config.seed, record.status)

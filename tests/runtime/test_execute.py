@@ -1,0 +1,345 @@
+"""Cells become records in this process: real training steps of the tiny model on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import cs_systems
+from cs_systems.config import PRESETS, Mode, Precision, RunConfig
+from cs_systems.machine.device import Device, resolve
+from cs_systems.record import RunRecord
+from cs_systems.runtime.channel import CellRecord, Message, Visit
+from cs_systems.runtime.execute import _Cell, _cost_tables, run_cells
+from cs_systems.workloads import CallableWorkload
+
+TINY = RunConfig(model=PRESETS["tiny"], device="cpu", warmup=1, steps=3)
+
+
+def run(config: RunConfig) -> RunRecord:
+    return cs_systems.run(config, in_process=True)
+
+
+def together(*configs: RunConfig) -> tuple[list[RunRecord], list[int]]:
+    """The records in the order of the cells, and the order of the visits."""
+    said: list[Message] = []
+    run_cells(configs, emit=said.append)
+    by_cell = {m.cell: RunRecord.from_dict(m.record) for m in said if isinstance(m, CellRecord)}
+    return [by_cell[i] for i in range(len(configs))], [
+        m.cell for m in said if isinstance(m, Visit) and m.round is not None
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "phases"),
+    [
+        (Mode.FORWARD, ("forward",)),
+        (Mode.FORWARD_BACKWARD, ("forward", "loss", "backward")),
+        (Mode.TRAIN_STEP, ("forward", "loss", "backward", "optimizer")),
+    ],
+)
+def test_a_mode_is_its_phases(mode: Mode, phases: tuple[str, ...]) -> None:
+    record = run(replace(TINY, mode=mode))
+    assert record.status == "ok", record.reason
+    measurement = record.measurement
+    assert measurement is not None
+    assert measurement.phase_names() == phases
+    assert [s.warmup for s in measurement.samples] == [True, False, False, False]
+    assert measurement.peak_allocated_bytes is None  # a CPU does not tell
+    for sample in measurement.timed:
+        assert 0 < sum(sample.phases_s.values()) <= sample.wall_s
+    *parts, whole = record.results["cost"]
+    assert [row["phase"] for row in parts] == list(phases)
+    assert (whole["phase"], whole["model_flops"]) == ("step", sum(row["model_flops"] for row in parts))
+
+
+@pytest.mark.parametrize("precision", [p for p in Precision if p is not Precision.TF32])
+def test_every_precision_runs_and_learns_something_finite(precision: Precision) -> None:
+    record = run(replace(TINY, precision=precision))
+    assert record.status == "ok", record.reason
+    (ran,) = record.results["ran"]
+    assert ran["optimizer"] == "adamw_fused"
+    assert 0 < ran["loss"] < 10
+
+
+def test_tf32_on_a_cpu_is_unavailable_and_says_what_to_use() -> None:
+    record = run(replace(TINY, precision=Precision.TF32))
+    assert (record.status, record.measurement) == ("unavailable", None)
+    assert record.reason == "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32"
+
+
+def test_a_memory_limit_on_a_cpu_is_unavailable_rather_than_ignored() -> None:
+    record = run(replace(TINY, memory_limit_bytes=1 << 40))
+    assert (record.status, record.reason) == (
+        "unavailable",
+        "nothing limits the memory of a CPU: leave out --memory-limit",
+    )
+
+
+def test_the_ceiling_is_that_of_what_a_strategy_computes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Device, "name", "NVIDIA H200")
+    config = replace(TINY, strategy="fsdp", world_size=2, strategy_args=("compute_dtype=bf16",))
+    (ceiling,) = _cost_tables(_Cell(0, config, CallableWorkload(lambda: None)), resolve("cpu"))["ceiling"]
+    assert (ceiling["precision"], ceiling["peak_flops_per_s"]) == ("bf16", 989.5e12)
+
+
+def test_the_same_seed_gives_the_same_loss() -> None:
+    losses = [run(replace(TINY, seed=seed)).results["ran"][0]["loss"] for seed in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_cells_are_visited_in_turn_and_stay_resident() -> None:
+    config = replace(TINY, steps=5, rounds=2)
+    records, visits = together(config, replace(config, attention="sdpa_math"))
+    assert visits == [0, 1, 0, 1]
+    for record in records:
+        assert record.measurement is not None
+        assert record.results["ran"][0]["resident"] is True
+        rounds = [s.round for s in record.measurement.timed]
+        assert rounds == [0, 0, 0, 1, 1]
+
+
+class Counter:
+    """A device's memory as its allocator counts it: what is in use, and the most since it was last asked to forget."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def add(self, size: int) -> None:
+        self.now += size
+        self.most = max(self.most, self.now)
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
+    """The memory of the device on which cells are measured now."""
+    counter = Counter()
+    monkeypatch.setattr(Device, "allocated_bytes", lambda device: counter.now)
+    monkeypatch.setattr(Device, "peak_allocated_bytes", lambda device: counter.most)
+    monkeypatch.setattr(Device, "reset_peaks", lambda device: setattr(counter, "most", counter.now))
+    monkeypatch.setattr("cs_systems.runtime.execute.preflight", lambda config, device: 0)
+    return counter
+
+
+def test_what_others_hold_between_visits_is_no_part_of_a_peak(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Holder:
+        """Keeps `kept` bytes from when it is built on, and takes `taken` more within a step."""
+
+        def __init__(self, kept: int, taken: int) -> None:
+            self.taken = taken
+            counter.add(kept)
+
+        def step(self) -> None:
+            counter.add(self.taken)
+            counter.add(-self.taken)
+
+    sizes = {1: (100, 7), 2: (1000, 70), 3: (10, 700)}  # by seed
+    monkeypatch.setattr(
+        "cs_systems.runtime.execute.build", lambda config, device: CallableWorkload(Holder(*sizes[config.seed]).step)
+    )
+    records, _ = together(*(replace(TINY, seed=seed, steps=3, rounds=3) for seed in sizes))
+    measured = [record.measurement for record in records if record.measurement]
+    assert [m.peak_allocated_bytes for m in measured] == [107, 1070, 710]
+    assert {m.peak_reserved_bytes for m in measured} == {None}, "nobody knows whose the allocator's cache is"
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("fails_in", ["build", "step"])
+def test_the_peak_of_a_cell_that_runs_out_of_memory_is_its_own(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch, fails_in: str, rounds: int
+) -> None:
+    """The cell before it took more: 100 bytes that it keeps between its visits, and 900 more within a step."""
+
+    def takes_and_gives_back() -> None:
+        counter.add(900)
+        counter.add(-900)
+
+    def runs_out() -> None:
+        counter.add(40)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def build(config: RunConfig, device: Device) -> CallableWorkload:
+        if config.seed == 0:
+            counter.add(100)
+            return CallableWorkload(takes_and_gives_back)
+        if fails_in == "build":
+            runs_out()
+        return CallableWorkload(runs_out)
+
+    monkeypatch.setattr("cs_systems.runtime.execute.build", build)
+    configs = [replace(TINY, seed=seed, steps=2, rounds=rounds) for seed in (0, 1)]
+    records, _ = together(*configs)
+    failed = next(record for record in records if record.status == "oom")
+    assert failed.results["memory"][0]["peak_allocated_bytes"] == 40
+
+
+@pytest.mark.gpu
+def test_a_peak_beside_residents_is_the_peak_alone() -> None:
+    config = replace(TINY, model=PRESETS["small"], device="cuda", steps=4, rounds=2)
+    cells = [config, replace(config, mode=Mode.FORWARD), replace(config, precision=Precision.BF16)]
+    for cell, beside in zip(cells, together(*cells)[0], strict=True):
+        alone = run(replace(cell, rounds=1)).measurement
+        assert alone is not None
+        assert beside.measurement is not None
+        assert beside.results["ran"][0]["resident"] is True
+        off = (beside.measurement.peak_allocated_bytes or 0) - (alone.peak_allocated_bytes or 0)
+        assert abs(off) < 80 << 20, "cuBLAS's workspaces, and what remains of cached blocks"
+
+
+def test_a_cell_that_cannot_run_here_does_not_put_the_others_out_of_memory() -> None:
+    config = replace(TINY, steps=2, rounds=2)
+    (refused, measured), visits = together(replace(config, precision=Precision.TF32), config)
+    assert visits == [0, 1, 1]
+    assert refused.status == "unavailable"
+    assert measured.results["ran"][0]["resident"] is True
+
+
+def test_cells_that_do_not_fit_together_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cs_systems.runtime.execute.RESIDENT_SHARE", 1e-9)
+    config = replace(TINY, steps=2, rounds=2)
+    records, _ = together(config, replace(config, seed=1))
+    assert [r.results["ran"][0]["resident"] for r in records] == [False, False]
+    assert all(len(r.measurement.samples) == 2 + 2 for r in records if r.measurement)  # a full warm-up each visit
+
+
+def test_a_failing_cell_leaves_its_neighbours() -> None:
+    records, _ = together(TINY, replace(TINY, precision=Precision.TF32), replace(TINY, seed=2))
+    assert [r.status for r in records] == ["ok", "unavailable", "ok"]
+
+
+def test_no_cuda_is_an_unavailable_row() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    record = run(replace(TINY, device="cuda"))
+    assert record.status == "unavailable"
+    assert "no CUDA: this torch is a CPU build; run with --device cpu" in (record.reason or "")
+
+
+def test_recompiling_in_a_timed_step_is_a_caveat() -> None:
+    record = run(replace(TINY, compile="aot_eager", warmup=0, steps=3))
+    assert "recompiled" in [w.code for w in record.warnings]
+    assert record.measurement is not None
+    assert (record.measurement.samples[0].compile_s or 0) > 0
+    record = run(replace(TINY, compile="aot_eager", warmup=2, steps=3))
+    assert "recompiled" not in [w.code for w in record.warnings]
+
+
+def test_somebody_elses_attention_and_step(tmp_path: Any) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "import torch\n"
+        "def attend(q, k, v, *, causal=False, scale=None, align='upper_left'):\n"
+        "    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)\n"
+        "def step():\n"
+        "    torch.ones(8, 8) @ torch.ones(8, 8)\n"
+    )
+    record = run(replace(TINY, attention=f"{source}:attend"))
+    assert record.status == "ok", record.reason
+    (ran,) = record.results["ran"]
+    assert ran["attention_path"] == str(source)
+    assert len(ran["attention_sha256"]) == 64
+    assert "cost" not in record.results  # nothing was declared: no MFU
+    record = run(replace(TINY, workload=f"{source}:step"))
+    assert record.status == "ok", record.reason
+    assert record.measurement is not None
+    assert record.measurement.phase_names() == ("call",)
+
+
+@pytest.mark.parametrize("written", ["def attend(q, k, v, causal=False): return v", "attend = 7"])
+def test_an_attention_that_takes_other_arguments_is_told_which(tmp_path: Any, written: str) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text(written)
+    record = run(replace(TINY, workload="attention", attention=f"{source}:attend", mode=Mode.FORWARD))
+    wanted = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
+    assert (record.status, record.reason) == ("error", f"ConfigError: {source}:attend takes other arguments: {wanted}")
+
+
+SOMEBODYS = """
+import functools
+def step(times=3, *, pause_s=0.0): return sum(range(times))
+@functools.cache
+def decorated(): return 1
+class Step:
+    def __call__(self, times=3): return times
+    def method(self): return 1
+instance = Step()
+bound = instance.method
+def factory(config, device): return step
+class Workload:
+    def __init__(self, config, device=None): self.tokens = config.batch_size
+    def prepare(self): pass
+    def step(self): yield "forward", step
+    def cost(self): return None
+    def describe(self): return {"tokens": self.tokens}
+def three(config, device, more): return step
+def nothing(config, device): return 7
+number = 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "takes_config"),
+    [
+        ("step", "call", False),
+        ("decorated", "call", False),
+        ("instance", "call", False),
+        ("bound", "call", False),
+        ("factory", "call", True),
+        ("Workload", "forward", None),
+    ],
+)
+def test_a_step_is_told_from_a_factory(tmp_path: Any, name: str, phase: str, takes_config: Any) -> None:
+    source = tmp_path / "somebodys.py"
+    source.write_text(SOMEBODYS)
+    record = run(replace(TINY, workload=f"{source}:{name}"))
+    assert (record.status, record.reason) == ("ok", None)
+    assert record.measurement is not None
+    assert record.measurement.phase_names() == (phase,)
+    assert record.results["ran"][0].get("takes_config") is takes_config
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("three", "takes other arguments: write a factory (config, device), or a step without"),
+        ("nothing", "returned an object of type int: return a Workload, a step to call, or (module, inputs)"),
+        ("number", "is of type int: name a factory (config, device) or a step"),
+    ],
+)
+def test_what_is_neither_is_named(tmp_path: Any, name: str, text: str) -> None:
+    source = tmp_path / "somebodys.py"
+    source.write_text(SOMEBODYS)
+    record = run(replace(TINY, workload=f"{source}:{name}"))
+    assert (record.status, record.reason) == ("error", f"ConfigError: {source}:{name} {text}")
+
+
+def test_a_phase_that_comes_twice_is_counted_twice(tmp_path: Any) -> None:
+    source = tmp_path / "accumulate.py"
+    source.write_text(
+        "from __future__ import annotations\n"
+        "import time\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class Accumulate:\n"
+        "    pause_s: float = 0.01\n"
+        "    def prepare(self): pass\n"
+        "    def step(self):\n"
+        "        return [('forward', lambda: time.sleep(self.pause_s))] * 3\n"
+        "    def cost(self): return None\n"
+        "    def describe(self): return {'tokens': None}\n"
+        "def factory(config, device):\n"
+        "    return Accumulate()\n"
+    )
+    record = run(replace(TINY, workload=f"{source}:factory"))
+    assert record.status == "ok", record.reason
+    assert record.measurement is not None
+    for sample in record.measurement.timed:
+        assert sample.phases_s["forward"] >= 0.03
+        assert sample.phases_s["forward"] == pytest.approx(sample.wall_s, rel=0.1)

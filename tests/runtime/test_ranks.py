@@ -1,0 +1,142 @@
+"""Cells on N ranks: started by torch's launcher, measured together, one record each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cs_systems import run, sweep
+from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig
+from cs_systems.record import RunRecord
+from cs_systems.runtime.sweep import check
+from tests.runtime.test_survival import WORKLOADS
+
+TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=1, steps=3)
+CELLS = {
+    "ddp_flat": replace(TINY, strategy="ddp_flat", world_size=2),
+    "composed": replace(TINY, strategy="ddp_bucketed+zero1", world_size=2, bucket_size_mb=0.1, warmup_s=0.05),
+    "tensor parallel": replace(TINY, strategy="tp", world_size=2),
+    "two dimensions": replace(TINY, strategy="fsdp+tp", world_size=2, tp_degree=2),
+    "sharded": replace(TINY, strategy="fsdp", world_size=2, precision="bf16"),
+    "told a dtype": replace(TINY, strategy="fsdp", world_size=2, strategy_args=("compute_dtype=bf16",)),
+    "narrowed gradients": replace(
+        TINY, strategy="ddp_bucketed+zero1", world_size=2, strategy_args=("comm_dtype=bf16",)
+    ),
+    "sharded, loss scaled": replace(TINY, strategy="fsdp", world_size=2, precision="fp16"),
+    "fp16 in shards": replace(TINY, strategy="zero1_flat", world_size=2, precision="fp16"),
+    "any workload": replace(TINY, workload=f"{WORKLOADS}:fine", world_size=2),
+    "no optimizer": replace(TINY, strategy="ddp_flat+zero1", world_size=2, mode=Mode.FORWARD_BACKWARD),
+    "forward twice": replace(TINY, strategy="tp", world_size=2, checkpoint="every:1"),
+    "one rank": replace(TINY, strategy="ddp_flat"),
+}
+
+
+@pytest.fixture(scope="module")
+def records() -> dict[str, RunRecord]:
+    found = list(sweep(list(CELLS.values())))
+    return dict(zip(CELLS, found, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(CELLS))
+def test_a_cell_on_ranks_is_one_record(records: dict[str, RunRecord], name: str) -> None:
+    record = records[name]
+    assert (record.status, record.reason) == ("ok", None)
+    assert record.run_config == CELLS[name]
+    if record.config["workload"] == "train_step":
+        flops = {row["phase"]: row["model_flops"] for row in record.results["cost"]}
+        assert flops["backward"] == 2 * flops["forward"]
+        assert flops["step"] > 0, "or its MFU would be unknown"
+    assert record.measurement is not None
+    assert len(record.measurement.timed) == 3
+
+
+def test_gradients_are_made_one_in_a_phase_of_its_own(records: dict[str, RunRecord]) -> None:
+    phases = ("forward", "loss", "backward", "synchronize", "optimizer")
+    assert [m.phase_names() for name in ("ddp_flat", "one rank") if (m := records[name].measurement)] == [phases] * 2
+
+
+def test_each_rank_is_kept_beside_the_slowest(records: dict[str, RunRecord]) -> None:
+    record = records["ddp_flat"]
+    phases = ["forward", "loss", "backward", "synchronize", "optimizer", "step"]
+    rows = record.results["ranks"]
+    assert [(row["rank"], row["phase"]) for row in rows] == [(rank, p) for rank in (0, 1) for p in phases]
+    assert record.measurement is not None
+    for phase in phases:
+        medians = [row["median_s"] for row in rows if row["phase"] == phase]
+        assert max(medians) <= max(record.measurement.durations_s(phase))
+    (ran,), (divided,) = record.results["ran"], records["tensor parallel"].results["ran"]
+    assert (ran["tokens"], ran["world_tokens"]) == (64, 128)
+    assert (divided["tokens"], divided["world_tokens"]) == (64, 64)
+    whole, part = (records[name].results["cost"][-1]["model_flops"] for name in ("ddp_flat", "tensor parallel"))
+    assert whole == 2 * part
+
+
+def test_what_is_sharded_is_sent_in_the_dtype_of_autocast(records: dict[str, RunRecord]) -> None:
+    (sent,) = records["sharded"].results["sent"]
+    assert sent["sent_bytes"] == pytest.approx(sent["formula_sent_bytes"], rel=0.03)
+    (whole,) = records["ddp_flat"].results["sent"]
+    assert (
+        sent["formula_sent_bytes"] < 3 / 4 * whole["formula_sent_bytes"]
+    )  # 3 Ψ in 2 bytes, less a gathering; 2 Ψ in 4
+
+
+def test_a_dtype_that_a_strategy_is_told_counts_as_that_of_autocast(records: dict[str, RunRecord]) -> None:
+    """In bytes, sent or moved, and in the prediction; and of the parts of a composition only for the one that is told
+    it."""
+    told, autocast = (records[name].results for name in ("told a dtype", "sharded"))
+    assert [row["bytes"] for row in told["cost"]] == [row["bytes"] for row in autocast["cost"]]
+    assert told["memory"][0]["predicted_peak_bytes"] == autocast["memory"][0]["predicted_peak_bytes"]
+    (sent,) = records["narrowed gradients"].results["sent"]
+    assert sent["sent_bytes"] == pytest.approx(sent["formula_sent_bytes"], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["no optimizer", "forward twice"])
+def test_a_formula_of_a_whole_step_stands_beside_no_other(records: dict[str, RunRecord], name: str) -> None:
+    """Without its optimizer zero1 does not send the parameters; what a checkpoint computes again tp sends again."""
+    (sent,) = records[name].results["sent"]
+    assert sent["sent_bytes"] > 0
+    assert sent["formula_sent_bytes"] is None
+
+
+def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
+    record, harmless = sweep([replace(CELLS["ddp_flat"], device="cuda", world_size=999), TINY])
+    assert record.status == "unavailable"
+    assert record.reason is not None
+    assert "999 ranks need a GPU each" in record.reason or "no CUDA" in record.reason
+    assert harmless.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"strategy": "ddp_bucket"}, "unknown parallel strategy 'ddp_bucket': did you mean ddp_bucketed"),
+        ({"strategy": "ddp_flat+ddp_naive"}, "ddp_flat and ddp_naive both split the batch: take one"),
+        ({"strategy": "zero1"}, "zero1 leaves the gradients of the ranks different: write ddp_bucketed\\+zero1"),
+        ({"strategy": "ddp_flat", "bucket_size_mb": 2}, "ddp_flat has no option 'bucket_size_mb': it knows "),
+        ({"world_size": 1, "bucket_size_mb": 2}, "single has no option 'bucket_size_mb'"),
+        ({"strategy": "ddp_flat", "bucket_size_mb": 0}, "bucket_size_mb is 0.0: it must be above 0"),
+        ({"world_size": 0, "strategy": "ddp_flat"}, "world_size is 0: it must be at least 1"),
+        ({}, "single trains one process, world_size is 2: take a strategy such as ddp_bucketed"),
+        (
+            {"strategy": "tp", "world_size": 3},
+            "num_heads 4 does not divide over 3 ranks: choose tp_degree, or the ranks of tp alone, among 1, 2, 4",
+        ),
+        ({"strategy": "ddp_flat+tp"}, "with another strategy tp needs tp_degree: how many neighbouring ranks divide"),
+        ({"strategy": "tp", "tp_degree": 1}, "tp alone divides blocks over all 2 ranks: leave tp_degree out"),
+        ({"strategy": "ddp_flat+tp", "tp_degree": 3}, "tp_degree 3 does not divide 2 ranks: choose it among 1, 2"),
+        ({"strategy": "ddp_flat", "device": "cuda:1"}, "cuda:1 is one device, and each rank has its own: use cuda"),
+        (
+            {"strategy": "ddp_flat", "workload": "attention", "mode": "forward"},
+            "attention trains no model on several ranks: leave strategy ddp_flat out",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_told_before_any_process_starts(fields: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check([replace(TINY, **{"world_size": 2, **fields})])  # type: ignore[arg-type]
+
+
+def test_ranks_do_not_run_in_this_process() -> None:
+    with pytest.raises(ConfigError, match="ranks are processes of their own: leave in_process=True out"):
+        run(CELLS["ddp_flat"], in_process=True)

@@ -1,0 +1,184 @@
+"""What one rank does must cost its cell only, soon, and by name: each death on real ranks, by gloo on CPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cs_systems import sweep
+from cs_systems.config import RunConfig
+from cs_systems.record import read_records
+from cs_systems.runtime.processes import START_TIMEOUT_S
+from cs_systems.runtime.sweep import Progress
+from tests.runtime.test_survival import WORKLOADS, cell, is_running, wait_for
+
+LIMIT_S = 30.0
+NO_SHAPE = "ConfigError: rank 1 has another model than rank 0: parameter 0.weight (4, 4) float32 (4 tensors) where "
+
+
+def on_ranks(name: str, **rest: object) -> RunConfig:
+    return cell(name, world_size=2, **rest)
+
+
+def descendants(of: int) -> Iterator[int]:
+    """The processes that descend from this one, zombies too."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    known = {of}
+    while found := {pid for pid, parent in parents.items() if parent in known} - known:
+        known |= found
+    yield from known - {of}
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+@pytest.fixture
+def no_process_is_left() -> Iterator[None]:
+    before = {*descendants(os.getpid())}
+    yield
+    wait_for(lambda: {*descendants(os.getpid())} <= before, seconds=5)
+
+
+DEATHS = {
+    "rank_1_is_killed": ("killed", r"rank 1 on cpu killed by SIGKILL .*last words: what it said last"),
+    "rank_1_exits": ("killed", "rank 1 on cpu exited with status 7"),
+}
+ERRORS = {
+    "rank_1_raises": ("error", "rank 1 on cpu: ZeroDivisionError: the numerator was fine"),
+    "rank_1_runs_out_of_memory": ("oom", "rank 1 on cpu: .*can't allocate memory: you tried to allocate"),
+    "every_rank_another_shape": ("error", re.escape(NO_SHAPE)),
+}
+HANGS = {
+    "rank_1_hangs_in_nccl": ("timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
+    "rank_1_hangs_in_nccl_that_stays": ("timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
+    "rank_1_hangs_alone": ("timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
+    "rank_1_hangs": (
+        "timeout",
+        r"rank 1 on cpu kept the others waiting for 3 s: rank 1 on cpu is in hangs \(workloads_that_die.py:\d+\): "
+        "raise --timeout-s",
+    ),
+}
+OF_CELL = {"every_rank_another_shape": {"strategy": "ddp_flat"}, "rank_1_hangs_alone": {"steps": 1}}
+
+
+@pytest.mark.parametrize("expected", [DEATHS, ERRORS, HANGS], ids=["deaths", "errors", "hangs"])
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_rank_that_fails_is_named_and_the_sweep_goes_on_with_new_ranks(
+    expected: dict[str, tuple[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And a port that somebody has, told in the variables of a launcher around this one, is not asked for."""
+    monkeypatch.setattr("cs_systems.runtime.ranks.PATIENCE_S", 3.0)
+    cells = [on_ranks(name, **OF_CELL.get(name, {})) for name in expected]
+    took: list[float] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for variable in ("MASTER_PORT", "PET_MASTER_PORT"):
+            monkeypatch.setenv(variable, str(taken.getsockname()[1]))
+        began = time.monotonic()
+        found = []
+        for record in sweep([*cells, on_ranks("fine")], out=tmp_path):
+            found.append(record)
+            took.append(time.monotonic() - began)
+            began = time.monotonic()
+    *died, fine = found
+    assert fine.status == "ok"
+    for record, (status, reason), seconds in zip(died, expected.values(), took[:-1], strict=True):
+        assert record.status == status, record.reason
+        assert re.match(reason, record.reason or ""), record.reason
+        assert seconds < LIMIT_S
+    assert read_records(tmp_path)[0] == found
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_interleaved_cells_die_of_what_they_do_themselves() -> None:
+    """Rank 1 goes on from the first to the second while its peer waits in the first."""
+    names = {"rank_1_raises": "error", "rank_1_is_killed": "killed", "fine": "ok"}
+    records = sweep([on_ranks(name, rounds=2) for name in names], interleave=True)
+    assert {r.run_config.workload.rpartition(":")[2]: r.status for r in records} == names
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_ranks_that_cannot_meet_cost_their_cell_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cs_systems.runtime.ranks.LOOPBACK", "nowhere0")
+    apart, alone = sweep([on_ranks("fine"), cell("fine")])
+    assert (apart.status, alone.status) == ("error", "ok")
+    assert re.match("2 ranks did not start: rank [01] exited with status 1; .*nowhere0", apart.reason or ""), (
+        apart.reason
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "patience_s", "reason"),
+    [
+        ("raise SystemExit(1)", START_TIMEOUT_S, "rank [01] exited with status 1"),
+        ("import time; time.sleep(60)", 3.0, "rank 0, rank 1 did not register within 3 s"),
+    ],
+    ids=["end", "hang"],
+)
+@pytest.mark.usefixtures("no_process_is_left")
+def test_ranks_that_do_not_register_cost_their_cell_only(
+    program: str, patience_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where one's driver does not answer when it is asked for its device."""
+    monkeypatch.setattr("cs_systems.runtime.ranks.START_TIMEOUT_S", patience_s)
+    monkeypatch.setattr("cs_systems.runtime.ranks.worker_command", lambda *_: [sys.executable, "-c", program])
+    apart, alone = sweep([on_ranks("fine"), cell("fine")])
+    assert (apart.status, alone.status) == ("error", "ok")
+    assert re.fullmatch(f"2 ranks did not start: {reason}", apart.reason or ""), apart.reason
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_timeout_says_where_each_rank_is() -> None:
+    (record,) = sweep([on_ranks("rank_1_hangs")], timeout_s=4)
+    assert record.status == "timeout"
+    assert re.match(
+        r"no answer within 4 s: rank 0 on cpu is in \w+ \(.*\); rank 1 on cpu is in hangs", record.reason or ""
+    )
+
+
+@pytest.mark.usefixtures("no_process_is_left")
+def test_a_failure_of_all_ranks_alike_is_told_once_and_ends_none_of_them(tmp_path: Path) -> None:
+    guardians = set()
+
+    def look(progress: Progress) -> None:
+        guardians.update(p for p in descendants(os.getpid()) if "guardian.py" in command_of(p))
+
+    failed, fine = sweep([on_ranks("raises"), on_ranks("fine")], on_progress=look)
+    assert (failed.status, failed.reason, fine.status) == ("error", "ZeroDivisionError: the numerator was fine", "ok")
+    assert len(guardians) == 1
+
+
+def test_ranks_end_with_the_process_that_measures(tmp_path: Path) -> None:
+    """Also where it is killed, and while they hang."""
+    program = (
+        "import cs_systems\n"
+        "from cs_systems.config import PRESETS, RunConfig\n"
+        f"config = RunConfig(model=PRESETS['tiny'], workload={f'{WORKLOADS}:hangs'!r}, device='cpu', world_size=2)\n"
+        "list(cs_systems.sweep([config]))\n"
+    )
+    pid_file = tmp_path / "pid"
+    parent = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"TEST_PID_FILE": str(pid_file)})
+    wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
+    children = [*descendants(parent.pid)]
+    assert len(children) == 3  # a guardian and two ranks
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    wait_for(lambda: not any(map(is_running, children)), seconds=10)

@@ -1,0 +1,100 @@
+"""The records of all ranks become one: the slowest rank's samples, each rank's beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from cs_systems.config import RunConfig
+from cs_systems.core.caveats import Caveat
+from cs_systems.record import Measurement, RunRecord, Sample
+from cs_systems.runtime.channel import CellRecord
+from cs_systems.runtime.stragglers import merged, verdict
+
+
+def record(steps: list[tuple[float, float]], peak: int | None = None, codes: tuple[str, ...] = ()) -> RunRecord:
+    """A rank's: (compute, collective) seconds of each step, the first of them a warm-up."""
+    samples = tuple(
+        Sample(0, i == 0, compute + sent, {"compute": compute, "collective": sent}, {}, compiles=0)
+        for i, (compute, sent) in enumerate(steps)
+    )
+    measurement = Measurement("monotonic", samples, 1.0 + len(codes), peak, None)
+    warnings = tuple(Caveat(code, "seen", "do") for code in codes)
+    results = {"memory": [{"predicted_peak_bytes": None, "peak_allocated_bytes": peak}]}
+    return RunRecord("key", RunConfig().to_dict(), "ok", measurement=measurement, warnings=warnings, results=results)
+
+
+# In its timed steps rank 1 computes for 2 s longer, for which rank 0 waits; 1 s is transfer.
+FAST, SLOW = [(9.0, 9.0), (1.0, 3.0), (1.0, 3.0)], [(9.0, 9.0), (3.0, 1.0), (3.0, 1.0)]
+TOGETHER = merged([record(FAST, 5, ("unstable",)), record(SLOW, 7, ("unstable", "few-samples"))])
+
+
+def test_a_sample_is_the_slowest_ranks() -> None:
+    assert TOGETHER.measurement is not None
+    assert TOGETHER.measurement.timed[0].phases_s == {"compute": 3.0, "collective": 3.0}
+    assert TOGETHER.measurement.durations_s("step") == [4.0, 4.0]
+    assert TOGETHER.measurement.setup_s == 3.0
+    assert [s.warmup for s in TOGETHER.measurement.samples] == [True, False, False]
+
+
+def test_waiting_is_told_apart_from_transfer() -> None:
+    rows = {(row["rank"], row["phase"]): row for row in TOGETHER.results["ranks"]}
+    assert rows[0, "collective"]["wait_s"] == 2.0
+    assert rows[1, "collective"]["wait_s"] == 0.0
+    for rank in (0, 1):
+        assert rows[rank, "collective"]["median_s"] - rows[rank, "collective"]["wait_s"] == 1.0
+        assert rows[rank, "compute"]["wait_s"] == 0.0
+        assert rows[rank, "step"]["median_s"] == 4.0
+
+
+def test_memory_is_the_largest_ranks_and_unknown_stays_unknown() -> None:
+    assert TOGETHER.measurement is not None
+    assert TOGETHER.measurement.peak_allocated_bytes == 7
+    assert TOGETHER.results["memory"][0]["peak_allocated_bytes"] == 7
+    peaks = [row["peak_allocated_bytes"] for row in TOGETHER.results["ranks"] if row["phase"] == "step"]
+    assert peaks == [5, 7]
+    unknown = merged([record(FAST), record(SLOW)])
+    assert unknown.measurement is not None
+    assert unknown.measurement.peak_allocated_bytes is None
+
+
+def test_a_caveat_of_any_rank_is_told_once() -> None:
+    assert [w.code for w in TOGETHER.warnings] == ["unstable", "few-samples"]
+
+
+def test_ranks_that_ran_other_steps_are_no_measurement() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        merged([record(FAST), record(SLOW[:-1])])
+
+
+def answer(status: str, reason: str | None, of_peers: bool = False) -> CellRecord:
+    return CellRecord(0, {**dataclasses.asdict(record(FAST)), "status": status, "reason": reason}, of_peers)
+
+
+OK, LOST = answer("ok", None), answer("error", "Connection closed by peer", of_peers=True)
+NAMES = ["rank 0 on cpu", "rank 1 on cpu"]
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "reason"),
+    [
+        ({0: OK, 1: OK}, "ok", None),
+        ({0: OK, 1: answer("oom", "too much")}, "oom", "rank 1 on cpu: too much"),
+        ({0: LOST, 1: answer("error", "a mistake")}, "error", "rank 1 on cpu: a mistake"),  # though it came later
+        ({1: answer("oom", "too much"), 0: answer("error", "a mistake")}, "oom", "rank 1 on cpu: too much"),
+        ({0: LOST}, "error", "rank 0 on cpu: Connection closed by peer"),
+        ({0: answer("error", "a mistake")}, "error", "rank 0 on cpu: a mistake"),
+        ({1: answer("error", "a mistake"), 0: answer("error", "a mistake")}, "error", "a mistake"),
+        (
+            {0: OK, 1: answer("unavailable", "no such thing: leave it out")},
+            "unavailable",
+            "no such thing: leave it out",
+        ),
+    ],
+)
+def test_a_failure_is_told_of_the_rank_that_has_it(
+    answers: dict[int, CellRecord], status: str, reason: str | None
+) -> None:
+    found = verdict(answers, NAMES)
+    assert (found.status, found.reason) == (status, reason)

@@ -1,0 +1,183 @@
+"""The order of set-up, synchronisation and clocks, on a clock that the test owns: no time is spent."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from cs_systems.instrument.annotate import annotate, listening
+from cs_systems.runtime.timing import FIRST_HOLD_S, HOLD_MARGIN, LONGEST_HOLD_S, measure
+
+
+class Machine:
+    """A device that lags behind its host, a clock, a workload and a journal of what was asked of them."""
+
+    def __init__(self, is_cuda: bool, host_s: float, device_s: float) -> None:
+        self.is_cuda, self.host_s, self.device_s = is_cuda, host_s, device_s
+        self.hides_launches = False
+        self.now = self.device_done = 0.0
+        self.journal: list[str] = []
+        self.collecting: list[bool] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def synchronize(self) -> None:
+        self.journal.append("sync")
+        self.now = max(self.now, self.device_done)
+
+    def mark(self) -> float:
+        """When the device gets here: after all that was submitted before."""
+        self.device_done = max(self.device_done, self.now)
+        return self.device_done
+
+    def between_s(self, start: float, end: float) -> float:
+        return end - start
+
+    def occupy(self, seconds: float) -> None:
+        self.journal.append("occupy")
+        self.device_done = max(self.device_done, self.now) + seconds
+
+    def prepare(self) -> None:
+        self.journal.append("prepare")
+        self.now += 100.0
+
+    def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        for phase in ("forward", "backward"):
+            yield phase, lambda phase=phase: self.submit(phase)
+
+    def submit(self, phase: str) -> None:
+        self.journal.append(phase)
+        self.collecting.append(gc.isenabled())
+        begin = max(self.now, self.device_done)
+        self.now += self.host_s
+        self.device_done = begin + self.device_s
+
+
+class NoProbes:
+    def read(self) -> None:
+        return None
+
+    def since(self, before: None) -> dict[str, Any]:
+        return {}
+
+
+def run(machine: Machine, **options: Any) -> list[Any]:
+    return list(measure(machine, machine, clock=machine.clock, probes=NoProbes(), **options))  # type: ignore[arg-type]
+
+
+def test_one_synchronisation_at_each_end_and_none_between() -> None:
+    machine = Machine(is_cuda=True, host_s=1.0, device_s=5.0)
+    run(machine, warmup=1, steps=1)
+    assert machine.journal == ["prepare", "sync", "forward", "backward", "sync"] * 2
+
+
+def test_a_device_behind_its_host_shows_its_lag() -> None:
+    machine = Machine(is_cuda=True, host_s=1.0, device_s=5.0)
+    (sample,) = run(machine, warmup=0, steps=1)
+    assert sample.phases_s == {"forward": 5.0, "backward": 5.0}
+    assert sample.submit_s == {"forward": 1.0, "backward": 1.0}
+    assert sample.lag_s == {"forward": 4.0, "backward": 8.0}
+    assert sample.wall_s == 10.0  # preparation is not timed
+
+
+def test_a_device_that_waits_for_its_host_has_no_lag() -> None:
+    machine = Machine(is_cuda=True, host_s=3.0, device_s=1.0)
+    (sample,) = run(machine, warmup=0, steps=1)
+    assert sample.wall_s == 6.0
+    assert sample.lag_s == {"forward": 0.0, "backward": 0.0}
+
+
+def test_on_a_cpu_host_and_device_are_one() -> None:
+    machine = Machine(is_cuda=False, host_s=2.0, device_s=0.0)
+    (sample,) = run(machine, warmup=0, steps=1)
+    assert sample.lag_s is None
+    assert sample.phases_s == sample.submit_s == {"forward": 2.0, "backward": 2.0}
+
+
+def test_hidden_launches_are_queued_before_the_device_begins() -> None:
+    machine = Machine(is_cuda=True, host_s=3e-3, device_s=1e-3)
+    machine.hides_launches = True
+    warmup, sample = run(machine, warmup=1, steps=1)
+    assert machine.journal[:6] == ["prepare", "sync", "occupy", "forward", "backward", "sync"]
+    assert warmup.held_s == pytest.approx(FIRST_HOLD_S)
+    assert warmup.phases_s["forward"] == pytest.approx(2e-3)  # the host's 3 ms show through a hold of 1 ms
+    assert sample.held_s == pytest.approx(HOLD_MARGIN * 6e-3)  # twice what the warm-up step took to submit
+    assert sample.phases_s == pytest.approx({"forward": 1e-3, "backward": 1e-3})
+    assert sample.wall_s == pytest.approx(2e-3)  # without the hold
+    assert sample.lag_s == pytest.approx({"forward": 10e-3, "backward": 8e-3})  # so nobody calls it launch-bound
+
+
+def test_a_step_that_compiles_does_not_hold_the_next_one_for_long() -> None:
+    machine = Machine(is_cuda=True, host_s=60.0, device_s=1e-3)
+    machine.hides_launches = True
+    assert run(machine, warmup=1, steps=1)[1].held_s == pytest.approx(LONGEST_HOLD_S)
+
+
+def test_on_a_cpu_there_are_no_launches_to_hide() -> None:
+    machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)
+    machine.hides_launches = True
+    (sample,) = run(machine, warmup=0, steps=1)
+    assert "occupy" not in machine.journal
+    assert (sample.held_s, sample.wall_s) == (None, 2.0)
+
+
+def test_warm_up_by_count_and_by_time() -> None:
+    machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)
+    samples = run(machine, warmup=2, steps=3, round=7)
+    assert [s.warmup for s in samples] == [True] * 2 + [False] * 3
+    assert {s.round for s in samples} == {7}
+    machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)  # a step with its preparation takes 102 s
+    samples = run(machine, warmup=2, warmup_s=1000.0, steps=1)
+    assert [s.warmup for s in samples] == [True] * 10 + [False]
+
+
+def test_no_garbage_is_collected_within_a_step() -> None:
+    machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)
+    assert gc.isenabled()
+    run(machine, warmup=0, steps=2)
+    assert machine.collecting == [False] * 4
+    assert gc.isenabled()
+
+
+def test_a_step_that_raises_leaves_the_collector_on() -> None:
+    machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)
+    machine.submit = lambda phase: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    with pytest.raises(ZeroDivisionError):
+        run(machine, warmup=0, steps=1)
+    assert gc.isenabled()
+
+
+def test_phases_are_annotated_when_somebody_listens() -> None:
+    entries: list[str] = []
+
+    class Journal:
+        def push(self, name: str) -> None:
+            entries.append(name)
+
+        def pop(self) -> None:
+            entries.append("end")
+
+    assert annotate("nobody listens") is annotate("still nobody")
+    with listening(Journal()):
+        run(Machine(is_cuda=False, host_s=1.0, device_s=0.0), warmup=0, steps=1)
+    assert entries == ["step", "forward", "end", "backward", "end", "end"]
+    assert annotate("nobody listens any more") is annotate("nobody")
+
+
+def test_only_the_timed_steps_are_in_the_profilers_region() -> None:
+    machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)
+
+    @contextmanager
+    def region() -> Iterator[None]:
+        machine.journal.append("begin")
+        yield
+        machine.journal.append("end")
+
+    run(machine, warmup=1, steps=2, region=region)
+    step = ["prepare", "sync", "forward", "backward", "sync"]
+    assert machine.journal == [*step, "begin", *step, *step, "end"]

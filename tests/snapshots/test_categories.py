@@ -1,0 +1,345 @@
+"""What an allocation is said to be: on the real snapshot, and rule by rule on made ones."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems.config import PRESETS, ConfigError, Precision, RunConfig, preset
+from cs_systems.snapshots.allocations import replay
+from cs_systems.snapshots.categories import WORKSPACE_BYTES, Attribution, attribute
+from cs_systems.snapshots.phases import phase_of_stack
+from cs_systems.snapshots.sites import sites
+from cs_systems.snapshots.snapshot import Frame, read
+from cs_systems.snapshots.tables import TABLES, at_peak, composition, differences, layers, where
+from cs_systems.snapshots.tensor_names import TensorNames, parameter_shapes, tensor_names
+from tests.snapshots.caching_allocator import MIB, CachingAllocator
+
+Write = Callable[..., Path]
+Event = dict[str, Any]
+UNNAMED = TensorNames({}, {}, "")
+LAYERS, D = 4, 256  # of the recorded model; vocabulary 1000, batch 4, context 256, fp32
+
+
+def frame(function: str, file: str = "train.py", line: int = 1) -> Event:
+    return {"filename": file, "line": line, "name": function}
+
+
+MAIN = (frame("<module>", line=99),)
+FORWARD = (frame("forward", line=7), *MAIN)
+LOSS = (frame("cross_entropy", "site-packages/torch/nn/functional.py"), *MAIN)
+BACKWARD = (frame("_engine_run_backward", "site-packages/torch/autograd/graph.py"), *MAIN)
+OPTIMIZER = (frame("_init_group", "site-packages/torch/optim/adam.py"), *MAIN)
+SETUP = (frame("convert", "site-packages/torch/nn/modules/module.py"), *MAIN)
+
+
+def found_in(data: Event, tmp_path: Path) -> Attribution:
+    path = tmp_path / "made.pickle"
+    path.write_bytes(pickle.dumps(data))
+    return attribute(replay(read(path)))
+
+
+@pytest.fixture(scope="module")
+def real(snapshot_path: Path) -> Attribution:
+    return attribute(replay(read(snapshot_path)))
+
+
+def bytes_by(found: Attribution) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for row in composition(found, UNNAMED):
+        counts[row["category"]] += row["bytes"]
+    return counts
+
+
+def test_the_real_peak_by_what_is_known_of_the_model(real: Attribution) -> None:
+    """Parameters by formula, each with two moments; two workspaces; token ids."""
+    weights = 4 * (2 * 1000 * D + LAYERS * (3 * D * D + D * D + 2 * 4 * D * D + 2 * D))
+    counts = bytes_by(real)
+    assert 0 <= counts["parameters"] - weights <= 26 * 512  # rounded up, and the final norm
+    assert counts["optimizer state"] == 2 * counts["parameters"]
+    assert counts["workspaces"] == 2 * 32 * MIB
+    assert counts["before recording"] == 4 * 256 * 8
+    assert counts["unknown"] == 0
+    assert sum(counts.values()) == real.replay.peak_bytes == 213_795_840
+
+
+def test_the_real_layers_are_alike(real: Attribution) -> None:
+    rows = {row["layer"]: row for row in layers(real, UNNAMED)}
+    blocks = [rows[f"block {n}"] for n in range(LAYERS)]
+    assert [row["allocations"] for row in blocks] == [14] * LAYERS
+    assert len({row["bytes"] - row["rounding_bytes"] for row in blocks}) == 1
+    assert rows["train.py:22 forward > embedding"]["bytes"] == 4 * 256 * D * 4
+    assert sum(row["bytes"] for row in rows.values()) == bytes_by(real)["activations"]
+
+
+def test_gradients_are_the_parameters_sizes(real: Attribution) -> None:
+    made = Counter(a.allocation.requested_bytes for a in real.allocations if a.category == "gradients")
+    there = Counter(a.allocation.requested_bytes for a in real.allocations if a.category == "parameters")
+    assert made == Counter({size: 2 * count for size, count in there.items()})  # of two steps
+
+
+def test_every_table_has_rows_of_equal_columns(real: Attribution) -> None:
+    for table in TABLES.values():
+        rows = table(real, UNNAMED)
+        assert rows
+        assert len({tuple(row) for row in rows}) == 1
+
+
+STEP = [
+    # (key, bytes, stack of the allocation, key freed after it with which stack)
+    ("weight", 4096, SETUP, None),
+    ("activation", 2048, FORWARD, None),
+    ("dropped", 512, FORWARD, ("dropped", FORWARD)),
+    ("logits", 1536, LOSS, None),
+    ("partial", 1024, BACKWARD, ("activation", BACKWARD)),
+    ("gradient", 4096, BACKWARD, ("partial", BACKWARD)),
+    ("moment", 4096, OPTIMIZER, ("logits", MAIN)),
+    ("root", 2560, OPTIMIZER, ("root", OPTIMIZER)),
+    ("next", 2048, FORWARD, ("gradient", MAIN)),
+]
+
+
+def test_phase_and_life_time_say_what_it_is(tmp_path: Path) -> None:
+    allocator = CachingAllocator(recording=True)
+    addresses: dict[str, int] = {}
+    for key, size, stack, freed in STEP:
+        addresses[key] = allocator.alloc(size, stack)
+        if freed:
+            allocator.free(addresses[freed[0]], freed[1])
+    found = found_in(allocator.snapshot(), tmp_path)
+    said = [a.category for a in found.allocations]
+    assert dict(zip([key for key, *_ in STEP], said, strict=True)) == {
+        "weight": "parameters",
+        "activation": "activations",
+        "dropped": "temporaries",
+        "logits": "activations",
+        "partial": "temporaries",
+        "gradient": "gradients",
+        "moment": "optimizer state",
+        "root": "temporaries",
+        "next": "activations",
+    }
+
+
+def test_gradients_without_an_optimizer_are_none_the_less(tmp_path: Path) -> None:
+    """They are let go of by the loop itself, before the next forward."""
+    allocator = CachingAllocator(recording=True)
+    for _ in range(2):
+        kept = allocator.alloc(512, FORWARD)
+        gradient = allocator.alloc(1024, BACKWARD)
+        allocator.free(kept, BACKWARD)
+        allocator.free(gradient, MAIN)
+    found = found_in(allocator.snapshot(), tmp_path)
+    assert [a.category for a in found.allocations] == ["activations", "gradients"] * 2
+
+
+def test_what_nothing_tells_is_unknown_and_counted(tmp_path: Path) -> None:
+    allocator = CachingAllocator(recording=True)
+    allocator.alloc(700, MAIN)
+    kept = allocator.alloc(900, MAIN)
+    allocator.alloc(WORKSPACE_BYTES[0], FORWARD)
+    gone = allocator.alloc(WORKSPACE_BYTES[1], FORWARD)
+    allocator.free(kept, BACKWARD)
+    allocator.free(gone, BACKWARD)
+    allocator.alloc(WORKSPACE_BYTES[1], FORWARD)
+    allocator.alloc(3000, BACKWARD)  # the recording ends within backward
+    found = found_in(allocator.snapshot(), tmp_path)
+    assert [a.category for a in found.allocations] == [
+        "unknown",
+        "activations",  # made in no known phase, freed by backward
+        "workspaces",
+        "activations",  # of a workspace's size, but freed
+        "activations",  # of a workspace's size, and of the last step
+        "unknown",
+    ]
+    assert sum(bytes_by(found).values()) == allocator.peak
+
+
+def test_blocks_from_before_may_have_stacks(tmp_path: Path) -> None:
+    """Where the ring of events has lost their allocation."""
+    allocator = CachingAllocator()
+    for _ in range(3):
+        allocator.alloc(4096)
+    allocator.alloc(WORKSPACE_BYTES[0])
+    allocator.start()
+    allocator.free(allocator.alloc(512))
+    data = allocator.snapshot()
+    alive = [b for s in data["segments"] for b in s["blocks"] if b["state"] != "inactive"]
+    for block, stack in zip(alive, (SETUP, OPTIMIZER, FORWARD), strict=False):
+        block["frames"] = list(stack)
+    found = found_in(data, tmp_path)
+    said = sorted(a.category for a in found.allocations if a.allocation.start < 0)
+    assert said == ["before recording", "optimizer state", "parameters", "workspaces"]
+
+
+def test_without_any_stack_all_that_was_recorded_is_unknown(tmp_path: Path) -> None:
+    allocator = CachingAllocator()
+    allocator.alloc(512)
+    allocator.start()
+    allocator.alloc(512)
+    counts = bytes_by(found_in(allocator.snapshot(), tmp_path))
+    assert (counts["unknown"], counts["before recording"]) == (512, 512)
+
+
+def test_ranges_say_phase_and_layer_for_every_thread(tmp_path: Path) -> None:
+    """They count before stacks, by time; what autograd's thread allocates has no stack."""
+    allocator = CachingAllocator(recording=True)
+    marks = []
+    for name, ends in (
+        ("forward", False),
+        ("block 1", False),
+        ("block 1", True),
+        ("forward", True),
+        ("backward", False),
+    ):
+        time_us = 1_000_000 + len(allocator.events) - ends  # what happens in its last µs is inside
+        marks.append({"stage": "END" if ends else "START", "name": name, "time_us": time_us})
+        allocator.alloc(512, MAIN if not ends else ())
+    data = allocator.snapshot() | {"external_annotations": [mark | {"device": 0} for mark in marks]}
+    found = found_in(data, tmp_path)
+    assert [(a.phase, a.layer) for a in found.allocations] == [
+        ("forward", None),
+        ("forward", "block 1"),
+        ("forward", None),
+        ("backward", None),
+        ("backward", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("frames", "phase"),
+    [
+        ([("linear", "nn/functional.py"), ("forward", "model.py"), ("main", "train.py")], "forward"),
+        ([("forward", "m.py"), ("closure", "t.py"), ("step", "site-packages/torch/optim/adam.py")], "forward"),
+        ([("forward", "m.py"), ("recompute_fn", "c.py"), ("backward", "torch/autograd/function.py")], "backward"),
+        ([("zeros_like", "x.py"), ("step", "cs_systems/training/optimizers.py")], "optimizer"),
+        ([("step", "train.py")], None),
+        ([("cross_entropy", "torch/nn/functional.py"), ("forward", "loss.py")], "loss"),
+        ([("at::native::mm", "??"), ("torch::autograd::Engine::evaluate_function(int)", "??")], "backward"),
+        ([("convert", "torch/nn/modules/module.py"), ("_apply", "torch/nn/modules/module.py")], "setup"),
+        ([], None),
+    ],
+)
+def test_stacks_say_the_phase(frames: list[tuple[str, str]], phase: str | None) -> None:
+    assert phase_of_stack(tuple(Frame(file, 1, function) for function, file in frames)) == phase
+
+
+@pytest.mark.parametrize(
+    ("frames", "said"),
+    [
+        (
+            [("softmax", "site-packages/torch/nn/functional.py"), ("forward", "src/model.py")],
+            "model.py:2 forward > softmax",
+        ),
+        (
+            [("forward", "site-packages/torch/nn/modules/linear.py"), ("forward", "model.py")],
+            "model.py:2 forward > linear",
+        ),
+        ([("main", "train.py")], "train.py:1 main"),
+        ([("f", "site-packages/torch/optim/a.py"), ("g", "site-packages/torch/optim/b.py")], "a.py:1 f"),
+        ([("at::empty", "??"), ("main", "train.py")], "train.py:2 main"),
+        ([("at::empty", "??")], "??:1 at::empty"),
+        ([], None),
+    ],
+)
+def test_where_is_the_innermost_own_line(frames: list[tuple[str, str]], said: str | None) -> None:
+    assert sites([tuple(Frame(file, n, function) for n, (function, file) in enumerate(frames, 1))]) == [said]
+
+
+def test_a_line_with_several_callers_is_told_with_the_caller() -> None:
+    linear, torch = Frame("m.py", 31, "forward"), Frame("torch/nn/functional.py", 9, "linear")
+    callers = [Frame("m.py", 114, "forward"), Frame("src/other.py", 5, "forward")]
+    stacks = [(torch, linear, caller, Frame("train.py", 1, "main")) for caller in callers]
+    assert sites(stacks) == ["m.py:114 > 31 forward > linear", "other.py:5 > m.py:31 forward > linear"]
+    assert sites(stacks[:1]) == ["m.py:31 forward > linear"]
+
+
+def large_model(tmp_path: Path, element: int = 4) -> Attribution:
+    allocator = CachingAllocator(recording=True)
+    for shape in parameter_shapes(PRESETS["large"]).values():
+        size = element
+        for n in shape:
+            size *= n
+        allocator.alloc(size, SETUP)
+    return found_in(allocator.snapshot(), tmp_path)
+
+
+def test_tensors_get_the_names_of_a_preset(tmp_path: Path) -> None:
+    found = large_model(tmp_path)
+    guessed, told = tensor_names(found), tensor_names(found, "large")
+    rows = at_peak(found, guessed)
+    assert (rows[0]["bytes"], rows[0]["allocations"]) == (10_000 * 1280 * 4, 2)
+    assert rows[0]["name"] == "token_embeddings or lm_head, 10,000 × 1280 × 4"
+    assert at_peak(found, told) == rows
+    assert guessed.note == "names are guessed: tensors have the sizes of the preset large's; --size says which it is"
+    assert told.note == "names are those of the preset large, by size"
+    with pytest.raises(ConfigError, match="no tensor of xl's embedding, attention and feed-forward is in it"):
+        tensor_names(found, "xl")
+    with pytest.raises(ConfigError, match="unknown size 'larg': did you mean large"):
+        tensor_names(found, "larg")
+    assert "10,000 × 1280 × 2" in str(at_peak(large_model(tmp_path, 2), tensor_names(large_model(tmp_path, 2)))[0])
+
+
+def test_an_unknown_model_has_no_names(real: Attribution) -> None:
+    assert tensor_names(real) == UNNAMED
+
+
+def test_a_recorder_names_tensors(tmp_path: Path) -> None:
+    """By the block in which a tensor lies; activations by the configuration."""
+    config = RunConfig(model=preset("small", context_length=256), batch_size=2, precision=Precision.BF16)
+    allocator = CachingAllocator(recording=True)
+    first = allocator.alloc(3000, MAIN)
+    allocator.alloc(5000, FORWARD)
+    allocator.alloc(2 * 256 * 768 * 4, FORWARD)
+    allocator.alloc(3072 * 768 * 2, FORWARD)
+    tensor = {"kind": "gradient", "name": "w.grad", "address": first + 100, "bytes": 40, "shape": [10]}
+    stray = tensor | {"address": 1, "name": "elsewhere"}
+    data = {"schema_version": 1, "config": config.to_dict(), "max_allocated_bytes": None}
+    data["tensors"] = [stray, tensor | {"dtype": "float32"}]
+    stray["dtype"] = "float32"
+    (tmp_path / "made.pickle.json").write_text(json.dumps(data))
+    found = found_in(allocator.snapshot(), tmp_path)
+    names = tensor_names(found)
+    assert found.notes == ("1 allocations are what the recorder says that they are",)
+    assert [a.category for a in found.allocations] == ["gradients", "activations", "activations", "activations"]
+    assert [names.name(a) for a in found.allocations] == [
+        "w.grad, 10 float32",
+        None,
+        "residual stream or a projection, 2 × 256 × 768 × 4",
+        "autocast's copy of w1, w3 or w2, 3072 × 768 × 2",
+    ]
+
+
+def test_two_peaks_are_held_against_each_other(real: Attribution, tmp_path: Path) -> None:
+    allocator = CachingAllocator(recording=True)
+    allocator.alloc(1024, FORWARD)
+    small = found_in(allocator.snapshot(), tmp_path)
+    rows = {row["what"]: row for row in differences(real, small, lambda _, a: a.category)}
+    assert rows["activations"]["b_bytes"] == 1024
+    assert rows["workspaces"]["difference_bytes"] == -64 * MIB
+    assert sum(row["difference_bytes"] for row in rows.values()) == 1024 - real.replay.peak_bytes
+    assert {row["difference_bytes"] for row in differences(real, real, where)} == {0}
+
+
+def test_layers_are_counted_anew_in_every_forward(tmp_path: Path) -> None:
+    """Also where a loop's first stack is the first of all, and where a head loops within a layer."""
+    allocator = CachingAllocator(recording=True)
+    kept = []
+    for _ in range(2):
+        for _ in range(3):
+            kept.append(allocator.alloc(512, (frame("norm", line=3), frame("forward", line=7), *MAIN)))
+            for _ in range(2):
+                for line in (4, 5):
+                    inner = (frame("head", line=line), frame("forward", line=8), frame("forward", line=7), *MAIN)
+                    kept.append(allocator.alloc(512, inner))
+        allocator.alloc(512, BACKWARD)
+    found = found_in(allocator.snapshot(), tmp_path)
+    in_forward = [a.layer for a in found.allocations if a.phase == "forward"]
+    assert in_forward == [f"block {n}" for _ in range(2) for n in range(3) for _ in range(5)]
+    assert found.notes[0] == "blocks are numbered by the passes of the loop at train.py:7, as the stacks show it"

@@ -1,0 +1,154 @@
+"""Work of analyze and snapshot grows with the file, not with its square: counted, for there is no quiet clock."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from cs_systems.cli._snapshot_text import heading, notes
+from cs_systems.comparison.profiles import difference
+from cs_systems.snapshots import tables as memory_tables
+from cs_systems.snapshots import timeline as memory_view
+from cs_systems.snapshots.allocations import Replay, replay
+from cs_systems.snapshots.categories import Attribution, attribute
+from cs_systems.snapshots.snapshot import Snapshot, read
+from cs_systems.snapshots.tensor_names import TensorNames, tensor_names
+from cs_systems.traces import tables
+from cs_systems.traces import timeline as view
+from cs_systems.traces.overlap import streams
+from cs_systems.traces.profile import Profile, profile
+from cs_systems.traces.range_names import SPLITS
+from cs_systems.traces.tables import NO_COSTS
+from cs_systems.traces.trace import Recording
+from tests.traces import large
+from tests.traces.work import counted, work_of
+
+MOST_GROWTH = (
+    2.2  # of the work when the input doubles; a quadratic loop that takes a tenth of it makes 2.2, all of it 4
+)
+GROWTHS = {
+    "steps": ((60, 4), (120, 4)),
+    "blocks": ((4, 60), (4, 120)),
+}  # what doubles → (steps, blocks), before and after
+grows = pytest.mark.parametrize("sizes", GROWTHS.values(), ids=GROWTHS)
+
+
+class Analysis(NamedTuple):
+    """Input of every table of analyze."""
+
+    recording: Recording
+    of_cpu: Recording
+    profile: Profile
+
+
+class Memory(NamedTuple):
+    """Input of every table of snapshot."""
+
+    path: Path
+    snapshot: Snapshot
+    replay: Replay
+    found: Attribution
+    names: TensorNames
+
+
+@cache
+def analysis(steps: int, blocks: int) -> Analysis:
+    recording = large.recording(steps, blocks)
+    return Analysis(recording, large.recording(steps, blocks, kernels=False), profile(recording))
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Memory]:
+    @cache
+    def made(steps: int, blocks: int) -> Memory:
+        path = tmp_path_factory.mktemp("snapshot") / "made.pickle"
+        path.write_bytes(pickle.dumps(large.snapshot(steps, blocks)))
+        snapshot = read(path)
+        found = attribute(replay(snapshot))
+        return Memory(path, snapshot, found.replay, found, tensor_names(found))
+
+    return made
+
+
+def _table(name: str) -> Callable[[Analysis], object]:
+    return lambda of: tables.notes(name, of.profile, tables.TABLES[name](of.profile, NO_COSTS))
+
+
+def _memory_table(name: str) -> Callable[[Memory], object]:
+    return lambda of: notes(name, of.found, memory_tables.TABLES[name](of.found, of.names))
+
+
+ANALYZE: dict[str, Callable[[Analysis], object]] = {
+    "profile": lambda of: profile(of.recording),
+    "streams of kernels": lambda of: streams(of.recording),
+    "streams of ranges": lambda of: streams(of.of_cpu),
+    "page": lambda of: view.view(of.profile),
+    "comparison": lambda of: [difference(of.profile, of.profile, by) for by in SPLITS.values()],
+    **{f"table {name}": _table(name) for name in tables.TABLES},
+}
+SNAPSHOT: dict[str, Callable[[Memory], object]] = {
+    "read": lambda of: read(of.path),
+    "replay": lambda of: replay(of.snapshot),
+    "attribute": lambda of: attribute(of.replay),
+    "names": lambda of: tensor_names(of.found),
+    "heading": lambda of: heading(of.found, of.names),
+    "page": lambda of: memory_view.view(of.found, of.names),
+    "comparison": lambda of: memory_tables.differences(of.found, of.found, memory_tables.where),
+    **{f"table {name}": _memory_table(name) for name in memory_tables.TABLES},
+}
+
+
+@grows
+@pytest.mark.parametrize("part", ANALYZE)
+def test_twice_the_recording_is_twice_the_work(part: str, sizes: tuple[tuple[int, int], ...]) -> None:
+    before, after = (work_of(ANALYZE[part], analysis(*size)) for size in sizes)
+    assert after / before < MOST_GROWTH
+
+
+@grows
+@pytest.mark.parametrize("part", SNAPSHOT)
+def test_twice_the_snapshot_is_twice_the_work(part: str, sizes: tuple[tuple[int, int], ...], memory: Any) -> None:
+    before, after = (work_of(SNAPSHOT[part], memory(*size)) for size in sizes)
+    assert after / before < MOST_GROWTH
+
+
+def test_a_recording_without_collectives_costs_no_streams() -> None:
+    silent, communicating = (
+        work_of(tables.overlap, profile(large.recording(60, 4, communicates=communicates)), NO_COSTS)
+        for communicates in (False, True)
+    )
+    assert silent < communicating / 10
+
+
+def _nested_loops(n: int) -> None:
+    for _ in range(n):
+        for _ in range(n):
+            pass
+
+
+def _comprehensions(n: int) -> None:
+    for i in range(n):
+        [j for j in range(n) if j == i]
+
+
+def _masks(n: int) -> None:
+    values = counted(np.arange(n))
+    for i in range(n):
+        values[values == i].tolist()
+
+
+def _searches(n: int) -> None:
+    values = counted(np.arange(n)) + 1
+    for _ in range(n):
+        np.flatnonzero(np.where(values > 0, values, 0))
+
+
+@pytest.mark.parametrize("quadratic", [_nested_loops, _comprehensions, _masks, _searches])
+def test_the_count_sees_a_quadratic_loop(quadratic: Callable[[int], None]) -> None:
+    assert 3 < work_of(quadratic, 400) / work_of(quadratic, 200) < 4.1

@@ -1,0 +1,139 @@
+"""Activation checkpointing: what is written means, gradients to the bit, and FLOPs that are executed again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import cs_systems
+from cs_systems.config import ConfigError, Mode, ModelConfig, Precision, RunConfig, preset
+from cs_systems.core import plugins
+from cs_systems.core.checkpoint_plan import ONE_OPERATOR, Segment, items, segments
+from cs_systems.formulas.cost import FULL_MATRIX, recomputed_flops, step_cost
+from cs_systems.model import BasicTransformerLM
+from cs_systems.training.checkpointing import apply_checkpointing
+from cs_systems.training.losses import cross_entropy
+
+DEEP = ModelConfig("deep", 32, 64, 7, 4, 100, 64)
+FORMS = ("every:1", "every:3", "every:99", "blocks:0,2,5-6", "selective:matmul", "nested:4:2", "nested:6:3:1")
+WITH_ATTENTION = [*((form, "naive") for form in FORMS), *((f, "sdpa_flash") for f in (*FORMS, "selective:attention"))]
+
+
+def test_what_is_written_is_what_is_meant() -> None:
+    assert segments("none", 4) == ()
+    assert segments("every:3", 5) == (Segment(0, 3), Segment(3, 5))
+    assert segments("blocks:4,0-1", 5) == (Segment(0, 1), Segment(1, 2), Segment(4, 5))
+    assert segments("selective:attention", 2) == (Segment(0, 1, (), "attention"), Segment(1, 2, (), "attention"))
+    assert segments("nested:4:2", 5) == (Segment(0, 4, (Segment(0, 2), Segment(2, 4))), Segment(4, 5, (Segment(4, 5),)))
+    assert list(items(0, 4, segments("blocks:1,2", 4))) == [0, Segment(1, 2), Segment(2, 3), 3]
+
+
+@given(layers=st.integers(1, 40), size=st.integers(1, 50))
+def test_checkpoints_of_k_blocks_cover_every_block_once(layers: int, size: int) -> None:
+    covered = [block for segment in segments(f"every:{size}", layers) for block in range(segment.first, segment.stop)]
+    assert covered == list(range(layers))
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("evry:4", r"unknown checkpoint 'evry:4': did you mean every\? known: none, every:K, blocks:0,2,5-7"),
+        ("every", "unknown checkpoint 'every': known:"),
+        ("every:0", "'0' is no number of blocks"),
+        ("every:x", "'x' is no number of blocks"),
+        ("blocks:9", "the model has the blocks 0 to 6"),
+        ("blocks:1-", "'1-' names no block: write blocks:0,2,5-7"),
+        ("blocks:5-2", "the model has the blocks 0 to 6"),
+        ("selective:norm", "unknown checkpoint 'selective:norm'"),
+        ("nested:2:4", "each level must be smaller than the one around it: nested:8:2"),
+        ("nested:4", "unknown checkpoint 'nested:4'"),
+    ],
+)
+def test_what_cannot_be_read_is_said(written: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        RunConfig(model=DEEP, checkpoint=written)
+
+
+def test_a_checkpoint_is_no_part_of_old_keys_and_not_of_attention_calls() -> None:
+    assert RunConfig().key() == RunConfig(checkpoint="none").key() != RunConfig(checkpoint="every:1").key()
+    with pytest.raises(ConfigError, match="one attention call has no blocks to checkpoint"):
+        RunConfig(workload="attention", mode=Mode.FORWARD, checkpoint="every:1")
+
+
+def trained(form: str, attention: str, precision: Precision) -> tuple[dict[str, Tensor | None], int]:
+    """The gradients by parameter, and the FLOPs that were executed."""
+    torch.manual_seed(0)
+    model = BasicTransformerLM(DEEP, attention)
+    names = [name for name, _ in model.named_parameters()]
+    apply_checkpointing(model, form)
+    assert [name for name, _ in model.named_parameters()] == names
+    tokens, targets = torch.randint(100, (2, 2, 64))
+    with FlopCounterMode(display=False) as counted:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision is Precision.BF16):
+            loss = cross_entropy(model(tokens), targets)
+        loss.backward()
+    return {name: p.grad for name, p in model.named_parameters()}, counted.get_total_flops()
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+@pytest.mark.parametrize(("form", "attention"), WITH_ATTENTION)
+def test_gradients_are_the_same_to_the_bit(form: str, attention: str, precision: Precision) -> None:
+    plain, executed = trained("none", attention, precision)
+    gradients, with_recomputation = trained(form, attention, precision)
+    for name, expected in plain.items():
+        found = gradients[name]
+        assert expected is not None and found is not None and torch.equal(expected, found), name  # noqa: PT018
+    if attention == "naive":  # torch's counter does not know the CPU's fused kernel
+        assert with_recomputation - executed == recomputed_flops(DEEP, 2, 64, FULL_MATRIX, form)
+
+
+def test_recomputation_is_executed_and_not_credited() -> None:
+    args: tuple[Any, ...] = (DEEP, 2, 64, Mode.TRAIN_STEP, FULL_MATRIX, Precision.FP32)
+    plain, again = step_cost(*args), step_cost(*args, "every:1")
+    forward, w2 = plain["forward"].hardware_flops or 0, 2 * 2 * 64 * 32 * 64
+    head = 2 * 2 * 64 * 32 * 100
+    extra = (again["backward"].hardware_flops or 0) - (plain["backward"].hardware_flops or 0)
+    assert extra == forward - head - 7 * w2  # backward needs the input of w2 alone
+    assert again["backward"].model_flops == plain["backward"].model_flops
+    assert again["forward"] == plain["forward"]
+
+
+@pytest.mark.parametrize("form", ["every:3", "selective:attention", "nested:4:2"])
+def test_compiled_gradients_are_those_without_a_checkpoint(form: str) -> None:
+    torch._dynamo.reset()
+    gradients = []
+    for written in ("none", form):
+        torch.manual_seed(0)
+        model = BasicTransformerLM(replace(DEEP, num_layers=5), "sdpa_flash")
+        apply_checkpointing(model, written)
+        tokens = torch.randint(100, (2, 64))
+        run = torch.compile(model, backend="aot_eager", fullgraph=True) if written != "none" else model
+        run(tokens).square().mean().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for plain, again in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, again)
+
+
+def test_the_record_names_the_checkpoint() -> None:
+    config = RunConfig(model=preset("tiny"), batch_size=1, device="cpu", warmup=0, steps=1, checkpoint="every:1")
+    record = cs_systems.run(config, in_process=True)
+    assert (record.status, record.config["checkpoint"]) == ("ok", "every:1")
+    (memory,) = record.results["memory"]
+    assert memory["predicted_peak_bytes"] > 0
+    refused = cs_systems.run(
+        RunConfig(model=preset("tiny"), device="cpu", checkpoint="selective:attention"), in_process=True
+    )
+    assert refused.status == "unavailable"
+    assert refused.reason is not None
+    assert "naive is not: use --attention sdpa_flash, or --checkpoint selective:matmul" in refused.reason
+
+
+def test_backends_that_are_one_operator_are_backends() -> None:
+    assert set(ONE_OPERATOR) <= set(plugins.names("attention"))

@@ -1,0 +1,251 @@
+"""fp8 linear layers: the error bound that fp8.py states, for what is kept and for all three products."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import cs_systems
+from cs_systems.comparison.dtypes import contradiction
+from cs_systems.config import PRESETS, ConfigError, Mode, ModelConfig, Precision, RunConfig
+from cs_systems.instrument.dtype_readings import DtypeReadings, reading
+from cs_systems.machine.device import Device, resolve
+from cs_systems.model import BasicTransformerLM, Linear
+from cs_systems.training import fp8
+from cs_systems.training.fp8 import E4M3, E5M2, Fp8Linear, Fp8Product, quantize, unavailable, use_fp8
+from cs_systems.workloads.precision_error import run_parts
+from cs_systems.workloads.train_step import TrainStep
+
+# dtype → (half a unit in the last place, half the smallest subnormal, the largest number), as the format defines them
+FORMATS = {E4M3: (2.0**-4, 2.0**-10, 448.0), E5M2: (2.0**-3, 2.0**-17, 57344.0)}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, seq_len=16, precision=Precision.FP8, device="cpu")
+
+
+def distance(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """d(x) of fp8.py, element by element, in float64."""
+    half_ulp, half_subnormal, largest = FORMATS[dtype]
+    wide = x.double().abs()
+    return (half_ulp + 2**-23) * wide + half_subnormal * wide.max() / largest
+
+
+def product_bound(x: Tensor, x_dtype: torch.dtype, w: Tensor, w_dtype: torch.dtype, out: torch.dtype) -> Tensor:
+    """Of x wᵀ: what fp8.py states, with the sum's rounding (about 14 bits on Hopper, 24 elsewhere) and the result's."""
+    a, b, da, db = x.double().abs(), w.double().abs(), distance(x, x_dtype), distance(w, w_dtype)
+    kept = (a + da) @ (b + db).T
+    roundoff = 2.0**-13 if x.is_cuda else 2.0**-24
+    return kept - a @ b.T + kept * (x.shape[1] * roundoff + torch.finfo(out).eps)
+
+
+def spread(rows: int, columns: int, decades: float, seed: int, device: str = "cpu") -> Tensor:
+    """Numbers of both signs over so many decades of size, with zeros among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, columns, generator=generator)
+    x *= 10 ** (decades * (torch.rand(rows, columns, generator=generator) - 0.5))
+    return (x * (torch.rand(rows, columns, generator=generator) > 0.1)).to(device)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dtype=st.sampled_from([E4M3, E5M2]),
+    wide=st.sampled_from([torch.float32, torch.bfloat16]),
+    size=st.floats(-30, 30),
+    decades=st.floats(0, 12),
+    seed=st.integers(0, 2**31),
+)
+def test_what_is_kept_of_an_element(
+    dtype: torch.dtype, wide: torch.dtype, size: float, decades: float, seed: int
+) -> None:
+    x = (spread(16, 16, decades, seed) * 2.0**size).to(wide)
+    q, scale = quantize(x, dtype)
+    assert (q.dtype, scale.dtype, q.shape) == (dtype, torch.float32, x.shape)
+    assert q.float().abs().max() == FORMATS[dtype][2], "the whole range is used"
+    once = (x.double() / scale.double()).float().to(dtype)
+    assert torch.equal(q.float(), once.float()), "rounded once, not to bf16 before"
+    off = (q.double() * scale.double() - x.double()).abs()
+    assert (off <= distance(x, dtype)).all()
+    halves = (torch.arange(16, 32, dtype=wide) + 0.5).expand(16, -1)
+    q, scale = quantize(halves, dtype)
+    worst = ((q.double() * scale.double() - halves.double()).abs() / halves.double()).max()
+    assert worst > FORMATS[dtype][0] / 3, "the bound is not empty"
+
+
+def test_zeros_stay_zeros_and_what_is_no_number_shows() -> None:
+    q, scale = quantize(torch.zeros(16, 16), E4M3)
+    assert (q.float() == 0).all()
+    assert scale > 0
+    assert quantize(torch.ones(16, 32).t(), E4M3)[0].is_contiguous(), "as a scaled matmul takes its first operand"
+    for broken in (float("inf"), float("nan")):
+        x = torch.ones(16, 16)
+        x[3, 5] = broken
+        assert quantize(x, E5M2)[0].float().isnan().any()
+        y = Fp8Product.apply(x, torch.ones(16, 16))
+        assert y[3].isnan().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("decades", [0.0, 3.0, 8.0])
+@pytest.mark.parametrize(("m", "n", "k"), [(16, 16, 16), (32, 48, 256), (64, 16, 768)])
+def test_the_three_products_are_within_the_stated_bound(device: str, decades: float, m: int, n: int, k: int) -> None:
+    x, w = spread(m, k, decades, 1, device).requires_grad_(), spread(n, k, decades, 2, device).requires_grad_()
+    y = Fp8Product.apply(x, w)
+    assert y.dtype is torch.bfloat16
+    gradient = spread(m, n, decades, 3, device).bfloat16()
+    y.backward(gradient)
+    assert x.grad is not None
+    assert w.grad is not None
+    assert (x.grad.dtype, w.grad.dtype) == (torch.float32, torch.float32)
+    with torch.no_grad():
+        wide, bound = gradient.double(), product_bound
+        of_y = (y.double() - x.double() @ w.double().T).abs()
+        assert (of_y <= bound(x, E4M3, w, E4M3, torch.bfloat16)).all()
+        of_x = (x.grad.double() - wide @ w.double()).abs()
+        assert (of_x <= bound(gradient, E5M2, w.T, E4M3, torch.float32)).all()
+        of_w = (w.grad.double() - wide.T @ x.double()).abs()
+        assert (of_w <= bound(gradient.T, E5M2, x.T, E4M3, torch.float32)).all()
+        assert of_y.max() > 2**-10 * y.double().abs().max(), "and it is fp8"
+
+
+def test_products_are_laid_out_as_a_gpu_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU takes any layout: cuBLAS reads the first operand row by row and the second column by column."""
+    seen: list[tuple[bool, bool]] = []
+    multiply = fp8.product
+
+    def noted(a: Tensor, a_scale: Tensor, b: Tensor, *rest: Any, **how: Any) -> Tensor:
+        seen.append((a.is_contiguous(), b.t().is_contiguous()))
+        return multiply(a, a_scale, b, *rest, **how)
+
+    monkeypatch.setattr(fp8, "product", noted)
+    x, w = torch.randn(96, 32).t().requires_grad_(), torch.randn(48, 96, requires_grad=True)
+    Fp8Product.apply(x, w).backward(torch.randn(48, 32).t())
+    assert seen == [(True, True)] * 3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_layer_under_autocast_computes_what_it_does_without(device: str) -> None:
+    layer = Fp8Linear(nn.Parameter(spread(32, 64, 1.0, 0, device)), nn.Parameter(torch.ones(32, device=device)))
+    x = spread(32, 64, 1.0, 1, device).reshape(2, 16, 64)
+    plain = layer(x)
+    with torch.autocast(device, torch.bfloat16):
+        cast = layer(x)
+    assert plain.shape == (2, 16, 32)
+    assert torch.equal(plain, cast)
+    with pytest.raises(ConfigError, match=r"the number of rows \(batch × sequence\) is 17: make it 16 or 32, or use"):
+        layer(torch.ones(17, 64, device=device))
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_which_layers_are_put_in_place() -> None:
+    shared = nn.Linear(32, 16)
+    model = nn.Sequential(
+        OrderedDict(a=shared, b=nn.Linear(16, 20), c=nn.Sequential(shared, Doubled(16, 16)), d=nn.Linear(16, 32, False))
+    )
+    before = {name: id(parameter) for name, parameter in model.named_parameters()}
+    assert use_fp8(model) == 2
+    found = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False) if name}
+    assert found == {
+        "a": "Fp8Linear", "b": "Linear", "c": "Sequential", "c.0": "Fp8Linear", "c.1": "Doubled", "d": "Fp8Linear",
+    }  # fmt: skip
+    assert model.a is model.c[0]  # type: ignore[index]
+    assert {name: id(parameter) for name, parameter in model.named_parameters()} == before
+
+
+def test_of_a_language_model_the_blocks_linear_layers_run_in_fp8() -> None:
+    step = TrainStep(TINY, resolve("cpu"))
+    types = {name: type(module).__name__ for name, module in step.model.named_modules()}
+    low = {name for name, kind in types.items() if kind == "Fp8Linear"}
+    assert low == {
+        f"layers.{i}.{name}"
+        for i in range(2)
+        for name in [f"attn.{x}_proj" for x in ("q", "k", "v", "output")] + ["ffn.w1", "ffn.w2", "ffn.w3"]
+    }
+    assert types["lm_head"] == "Linear"
+    assert all(isinstance(step.model.get_submodule(name), Linear) for name in low), "what divides layers finds them"
+    assert [n for n, _ in step.model.named_parameters()] == [
+        n for n, _ in BasicTransformerLM(TINY.model).named_parameters()
+    ]
+    assert {p.dtype for p in step.model.parameters()} == {torch.float32}
+
+
+def gradients(config: RunConfig) -> dict[str, Any]:
+    step = TrainStep(config, resolve(config.device))
+    run_parts(step)
+    return {name: p.grad for name, p in step.model.named_parameters()}
+
+
+@pytest.mark.parametrize("change", [{"checkpoint": "every:1"}, {"checkpoint": "selective:matmul"}])
+def test_gradients_are_the_same_to_the_bit_under_a_checkpoint(change: dict[str, str]) -> None:
+    config = replace(TINY, mode=Mode.FORWARD_BACKWARD)
+    plain, other = gradients(config), gradients(replace(config, **change))
+    assert [name for name in plain if not torch.equal(plain[name], other[name])] == []
+
+
+# torch's compiler makes an object of the Function, which torch itself advises against.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_compiled_step_computes_the_same() -> None:
+    plain, compiled = gradients(TINY), gradients(replace(TINY, compile="aot_eager"))
+    for name, gradient in plain.items():
+        assert torch.linalg.vector_norm(compiled[name] - gradient) <= 2**-6 * torch.linalg.vector_norm(gradient)
+
+
+def test_a_step_without_an_fp8_layer_is_not_what_was_asked_for() -> None:
+    def said(precision: Precision) -> str | None:
+        readings = DtypeReadings()
+        with reading(readings):
+            run_parts(TrainStep(replace(TINY, precision=precision), resolve("cpu")))
+        return contradiction(Precision.FP8, readings.rows, readings.contexts)
+
+    assert said(Precision.FP8) is None
+    assert said(Precision.BF16) == (
+        "asked for fp8, but no layer computes in it: use cs_systems.training.fp8.use_fp8(model), "
+        "or name another --precision"
+    )
+    assert "asked for bfloat16, but the step enters no autocast" in str(said(Precision.FP32))
+
+
+class Old(Device):
+    def capability(self) -> tuple[int, int]:
+        return (8, 0)
+
+
+def reason(config: RunConfig) -> str | None:
+    record = cs_systems.run(replace(config, warmup=0, steps=1), in_process=True)
+    assert (record.status, record.measurement) == ("unavailable", None)
+    return record.reason
+
+
+def test_where_it_is_unavailable_it_says_why_and_what_to_do() -> None:
+    assert unavailable(Old(torch.device("cpu"))) == (
+        "fp8 needs an NVIDIA GPU of compute capability 8.9 or newer (Ada, Hopper, Blackwell), this one has 8.0: use "
+        "bf16"
+    )
+    assert unavailable(resolve("cpu")) is None, "torch computes the same function there"
+    assert reason(replace(TINY, seq_len=24)) == (
+        "fp8 products take multiples of 16, and batch × context is 24: make it 16 or 32, or use bf16"
+    )
+    odd = ModelConfig(d_model=16, d_ff=40, num_layers=1, num_heads=2, vocab_size=10, context_length=16)
+    assert reason(replace(TINY, model=odd)) == (
+        "fp8 products take multiples of 16, and d_ff is 40: make it 32 or 48, or use bf16"
+    )
+    assert reason(replace(TINY, workload="toy")) == (
+        "fp8 products take multiples of 16, and no nn.Linear within the module has such sizes: widen its layers, or "
+        "use bf16"
+    )
+    assert reason(replace(TINY, workload="attention", mode=Mode.FORWARD)) == (
+        "no attention backend here computes in fp8, which is of linear layers: use bf16"
+    )
+
+
+def test_a_model_that_is_a_linear_layer_itself_is_not_counted() -> None:
+    assert use_fp8(nn.Linear(16, 16)) == 0
