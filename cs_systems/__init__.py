@@ -1,11 +1,11 @@
-"""Profile the training of transformers: where the time and the memory go, how far that is from what the chip can do.
+"""Profiler of transformer training: time and memory by component, beside the limits of the hardware.
 
     import cs_systems
     from cs_systems.config import RunConfig, grid
 
-    record = cs_systems.run(RunConfig(attention="sdpa_flash"))  # one config → one RunRecord, from a process of its own
-    record.frame()                                              # → DataFrame, one row a phase
-    frame = cs_systems.load("runs/some-folder")                 # everything that a sweep recorded
+    record = cs_systems.run(RunConfig(attention="sdpa_flash"))  # one config → one RunRecord, in its own process
+    record.frame()                                              # → DataFrame, one row per phase
+    frame = cs_systems.load("runs/some-folder")                 # all records of a sweep
 
 Importing this package imports neither torch nor pandas.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cs_systems.report.frame import frame, load
     from cs_systems.runtime.sweep import preflight, run, sweep
 
-# Looked up when first asked for: `cs-systems --help` pays for none of them.
+# Imported on first access, so that `cs-systems --help` stays fast.
 _LAZY = {
     "RunRecord": "cs_systems.record",
     "read_records": "cs_systems.record",

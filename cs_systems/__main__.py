@@ -1,4 +1,4 @@
-"""`python -m cs_systems` and `cs-systems`: the same program."""
+"""Entry point of `python -m cs_systems`, the same program as `cs-systems`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""What to measure: frozen, validated, pure data.
+"""Configuration of a run: frozen, validated, pure data.
 
-A `RunConfig` is the only input of a run. Everything in it is JSON, so the same value travels from the command line to a
-worker process, into the record, and into the key under which a sweep resumes.
+A `RunConfig` is the only input of a run. All of it is JSON. The same value goes from the command line to a worker
+process, into the record, and into the key by which a sweep resumes.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from cs_systems.core.validation import one_of as one_of
 
 
 class Phase(StrEnum):
-    """A part of a step that has a name in the tables. `zero_grad` belongs to none: it is untimed preparation."""
+    """Named phase of a step in the tables; `zero_grad` belongs to none, because it is untimed preparation."""
 
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
-    SYNCHRONIZE = "synchronize"  # what backward has left of making the gradients of all ranks one
+    SYNCHRONIZE = "synchronize"  # the rest of the gradient averaging, after backward
     OPTIMIZER = "optimizer"
 
 
 class Mode(StrEnum):
-    """How much of a step runs. `BACKWARD` (alone, over a retained graph) exists for the attention workload only."""
+    """Extent of a step; `BACKWARD` alone, over a retained graph, exists only for the attention workload."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -49,7 +49,10 @@ class Mode(StrEnum):
 
 
 class Precision(StrEnum):
-    """`FP32` means TF32 off. `BF16` and `FP16` are autocast over fp32 parameters; `BF16_PURE` has bf16 parameters."""
+    """Precision of the computation.
+
+    `FP32` has TF32 off. `BF16` and `FP16` are autocast over fp32 parameters; `BF16_PURE` has bf16 parameters.
+    """
 
     FP32 = "fp32"
     TF32 = "tf32"
@@ -64,20 +67,21 @@ class Precision(StrEnum):
 
 
 COMPILE_MODES = ("none", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "aot_eager")
-# What Inductor compiles to kernels that are launched one by one: a profile of it has layers.
+# Modes in which Inductor launches kernels one by one, so that a trace attributes them to layers.
 MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 OPTIMIZERS = ("default", "adamw", "adamw_foreach", "adamw_fused")
 L2_STATES = ("clear", "warm")
-# Every field that says what is run counts in these workloads; any other says by itself which of them it uses.
+# These workloads use every field that describes the computation; any other workload may ignore some.
 CONFIGURED = ("train_step", "attention", "precision_error", "training_curve")
-_UNNAMED = ("train_step", "attention", "collective")  # what else is said of a cell tells these
+_UNNAMED = ("train_step", "attention", "collective")  # the rest of a cell's description identifies these
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One cell of a sweep: `train_step` measures `model`, `attention` measures `shape`, `collective` its namesake.
+    """Configuration of one cell of a sweep.
 
-    `batch_size` is what one rank computes, whatever `world_size` is: weak scaling, as a batch per GPU means it.
+    `train_step` measures `model`, `attention` measures `shape`, and `collective` measures `collective`. `batch_size` is
+    the batch of one rank for any `world_size`: weak scaling.
     """
 
     workload: str = "train_step"
@@ -91,27 +95,27 @@ class RunConfig:
     precision: Precision = Precision.FP32
     compile: str = "none"
     optimizer: str = "default"
-    checkpoint: str = "none"  # as `checkpoint_plan` has it
+    checkpoint: str = "none"  # a plan of `checkpoint_plan`
     keep_graph: bool = False
     device: str = "auto"
     warmup: int = 5  # steps
-    warmup_s: float = 0.0  # warm up at least this long, and at least `warmup` steps
+    warmup_s: float = 0.0  # minimum duration of the warm-up, beside `warmup` steps
     steps: int = 10
-    rounds: int = 1  # the steps are split over so many visits
+    rounds: int = 1  # number of measurement rounds; the steps are divided among them
     l2: str = "warm"
     memory_limit_bytes: int | None = None
     seed: int = 0
-    world_size: int = 1  # ranks, each with a device of its own
-    strategy: str = "single"  # how the ranks train together: of `parallel`, several joined by +
-    bucket_size_mb: float | None = None  # 2²⁰ bytes, of a strategy that has buckets; None: its default
-    tp_degree: int | None = None  # of a strategy that divides blocks: over how many ranks; None: all
-    strategy_args: tuple[str, ...] = ()  # more of what the strategy can be told: ("max_ctas=16", "comm_dtype=bf16")
+    world_size: int = 1  # ranks, each with its own device
+    strategy: str = "single"  # strategy of `parallel`; several are joined by +
+    bucket_size_mb: float | None = None  # 2²⁰ bytes, for a strategy with buckets; None: its default
+    tp_degree: int | None = None  # ranks that divide each block (tensor parallelism); None: all
+    strategy_args: tuple[str, ...] = ()  # further options of the strategy: ("max_ctas=16", "comm_dtype=bf16")
     profiler: str = "none"
-    profiler_args: tuple[str, ...] = ()  # more options for the profiler's own command
+    profiler_args: tuple[str, ...] = ()  # further options of the profiler's own command
 
     def __post_init__(self) -> None:
         for name in ("strategy_args", "profiler_args"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON makes lists of tuples
+            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON turns tuples into lists
         for name, kind in (("mode", Mode), ("precision", Precision)):
             value = getattr(self, name)
             if not isinstance(value, kind):
@@ -161,25 +165,27 @@ class RunConfig:
 
     @property
     def is_distributed(self) -> bool:
-        """Return True for a cell that runs on ranks: one alone may be a baseline of several."""
+        """Flag of a cell that runs on ranks; a cell on one rank may be the baseline of several."""
         return self.world_size > 1 or self.strategy != "single" or self.collective is not None
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Code from outside the package that it names: files and modules, sorted."""
+        """Files and modules outside the package that the config names, sorted."""
         named = (name.rpartition(":")[0] for name in (self.attention, self.workload) if ":" in name)
         return tuple(sorted({*named}))
 
     @property
     def strategy_options(self) -> dict[str, Any]:
-        """Of those that strategies have, the ones that are given."""
+        """Options of the strategy that are set."""
         options = {name: getattr(self, name) for name in ("bucket_size_mb", "tp_degree")}
         return {name: value for name, value in options.items() if value is not None} | settings(self.strategy_args)
 
     @property
     def computes_in(self) -> Precision:
-        """The precision of its matrix products: where autocast does not say, the `compute_dtype` that a strategy is
-        told."""
+        """Precision of the matrix products.
+
+        Without autocast it is the strategy's `compute_dtype` if that is bf16 or fp16, and else `precision`.
+        """
         told = self.strategy_options.get("compute_dtype")
         if self.precision.is_autocast or told not in (Precision.BF16, Precision.FP16):
             return self.precision
@@ -190,7 +196,7 @@ class RunConfig:
         return self.model.context_length if self.seq_len is None else self.seq_len
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON gives back as it is: a list for a tuple."""
+        """Return the config as a dict that survives a JSON round trip: tuples become lists."""
         lists = {name: list(getattr(self, name)) for name in ("strategy_args", "profiler_args")}
         return dataclasses.asdict(self) | lists
 
@@ -200,13 +206,16 @@ class RunConfig:
         return config
 
     def key(self) -> str:
-        """A hash of every field that differs from its default, so that a new field does not change old keys."""
+        """Return a hash of the fields that differ from their defaults, so that a new field keeps old keys."""
         text = json.dumps(_without_defaults(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _check_ranks(config: RunConfig) -> None:
-    """What strategies are there, and which of them have buckets, `runner.check` asks."""
+    """Raise ConfigError if the options for ranks contradict each other.
+
+    `runner.check` checks that the strategy exists and accepts buckets.
+    """
     counts(config, "world_size")
     if doubled := settings(config.strategy_args).keys() & {"bucket_size_mb", "tp_degree"}:
         raise ConfigError(f"{min(doubled)} has a field of its own: --{min(doubled).replace('_', '-')}")
@@ -253,7 +262,7 @@ def _build(cls: type, data: Mapping[str, Any]) -> Any:
 
 
 def grid(base: RunConfig | None = None, **axes: Sequence[Any]) -> list[RunConfig]:
-    """Every combination of the axes over `base`, the last axis fastest.
+    """Return every combination of the axes over `base`, the last axis varying fastest.
 
     An axis is a RunConfig field, `size` (preset names), or a field of the model or (for attention) of the shape:
     `grid(size=["small", "medium"], context_length=[128, 256], attention=["naive", "sdpa_flash"])`.
@@ -276,16 +285,20 @@ def grid(base: RunConfig | None = None, **axes: Sequence[Any]) -> list[RunConfig
 
 
 def describe(config: RunConfig, without: Collection[str] = ()) -> str:
-    """One line for progress, errors and tables: what distinguishes this cell to a person.
+    """Return one line that identifies this cell in progress output, errors and tables.
 
-    without: fields to leave out; the model's and the shape's are named `model.context_length`, `shape.seq`. Of a
-    workload that is not CONFIGURED only what is not the default is said: nothing tells whether it uses the rest.
+    Args:
+        config: the cell.
+        without: fields to leave out. Fields of the model and the shape are written `model.context_length`, `shape.seq`.
+
+    For a workload that is not CONFIGURED, only fields that differ from their defaults appear, because it is unknown
+    whether it uses the others.
     """
     silent = {*without}
     if config.workload not in CONFIGURED:
         default = RunConfig()
         silent |= _same(config, default) | {f"model.{name}" for name in _same(config.model, default.model)}
-        silent -= {"seq_len"} - {*without}  # None is the model's context length, which is asked by itself
+        silent -= {"seq_len"} - {*without}  # None is the model's context length, which is compared separately
     if config.workload in _UNNAMED:
         silent.add("workload")
     said = {

@@ -1,7 +1,7 @@
-"""What came out: one run is one `RunRecord`, one record is one line of JSON.
+"""Results of a run: one measured cell is one `RunRecord`, one line of JSON.
 
-Data holds base units (seconds, bytes, FLOPs) and the unit stands in the field's name; only `report/` converts.
-Unknown is None.
+Data is in base units (seconds, bytes, FLOPs), and the field's name contains the unit; only `report/` converts. An
+unknown value is None.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from cs_systems.core.file_types import GZIP_MAGIC, refuse_other, shown
 SCHEMA_VERSION = 1
 RECORDS_FILE = "records.jsonl"
 DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
-NO_TIMING = frozenset(
-    {"nan-loss", "inf-loss"}
-)  # codes of caveats: such a step may be faster or slower than one that computes
-LONGEST_S = 1e9  # of a step: 30 years
+NO_TIMING = frozenset({"nan-loss", "inf-loss"})  # caveat codes: arithmetic on NaN or inf may take a different time
+LONGEST_S = 1e9  # upper limit of a step's duration: 30 years
 Row = dict[str, Any]
-# Fields of a record in a file, whatever wrote it.
+# Types of a record's fields, checked because a file may come from any program.
 _TYPES: dict[str, tuple[Any, str]] = {
     "key": (str, "a text"),
     "config": (Mapping, "an object"),
@@ -45,17 +43,21 @@ _TYPES: dict[str, tuple[Any, str]] = {
 
 
 class NewerSchema(ConfigError):
-    """A record that a newer version wrote, which must not be mixed with this version's."""
+    """Error for a record of a newer version, which must not be mixed with records of this version."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One step. `phases_s` by the device's clock, `submit_s` the host's to submit each phase, `wall_s` around it all.
+    """One timed step of a cell.
 
-    `held_s` is how long the device was kept busy before the first phase, so that launches were queued when it began;
-    `wall_s` is then from the first phase to the last by the device's clock. None: not held, by the host's clock.
+    `phases_s` are durations on the device's clock, `submit_s` the host's time to submit each phase, and `wall_s` the
+    duration of the whole step.
 
-    `lag_s` is how far the device was behind the host at the end of each phase: near 0, it waited for the host.
+    `held_s` is how long the device was kept busy before the first phase, so that launches were already queued. `wall_s`
+    then runs from the first phase to the last on the device's clock. With None the device was not kept busy, and
+    `wall_s` is on the host's clock.
+
+    `lag_s` is how far the device was behind the host at the end of each phase. Near 0, the device waited for the host.
     """
 
     round: int
@@ -63,7 +65,7 @@ class Sample:
     wall_s: float
     phases_s: dict[str, float]
     submit_s: dict[str, float]
-    lag_s: dict[str, float] | None = None  # None: host and device are one
+    lag_s: dict[str, float] | None = None  # None: the host is the device
     held_s: float | None = None
     device_mallocs: int | None = None  # cudaMalloc calls during the step
     compile_s: float | None = None  # torch.compile and Triton compilation during the step
@@ -73,7 +75,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Every sample of a run, warm-up too, in the order in which they were taken. Summaries are derived."""
+    """All samples of a run in chronological order, warm-up included; summaries are derived from them."""
 
     clock: str  # "cuda_event" or "monotonic"
     samples: tuple[Sample, ...]
@@ -89,17 +91,17 @@ class Measurement:
         return tuple(self.samples[0].phases_s) if self.samples else ()
 
     def durations_s(self, phase: str) -> list[float]:
-        """The timed samples of one phase; `step` is the wall clock around the whole step."""
+        """Return the timed samples of one phase; `step` is the wall-clock time of the whole step."""
         return [s.wall_s if phase == "step" else s.phases_s[phase] for s in self.timed]
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine and the software that produced a number."""
+    """Hardware and software that produced a number."""
 
     cs_systems: str
-    code_version: str  # a hash over the sources that measure
-    git_commit: str | None  # with + when the package differed from it
+    code_version: str  # a hash of the measuring sources
+    git_commit: str | None  # with + if the package had local changes
     python: str
     torch: str
     triton: str | None
@@ -128,7 +130,10 @@ class Environment:
 
 
 def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
-    """Under which a sweep knows that a cell is done: what was asked, and where and by which code it was measured."""
+    """Return the key by which a sweep recognizes a measured cell.
+
+    It hashes the config, the repeat, the device, the version of torch, and the code that measured.
+    """
     foreign = [source["sha256"] for name in (config.attention, config.workload) if (source := plugins.provenance(name))]
     parts = (config.key(), repeat, environment.torch, environment.device_name, environment.code_version, *foreign)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
@@ -136,9 +141,10 @@ def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """`results`: small plain tables, name → rows with fixed columns. `artifacts`: paths from the record's folder.
+    """Result of one cell.
 
-    `predicted`: the status is a prediction, and nothing ran (`--skip-oom`).
+    `results` holds small plain tables: name → rows with fixed columns. `artifacts` holds paths relative to the record's
+    folder. With `predicted`, the status is a prediction and nothing ran (`--skip-oom`).
     """
 
     key: str
@@ -156,7 +162,7 @@ class RunRecord:
 
     @property
     def is_timing(self) -> bool:
-        """Whether its times may be quoted: it was measured, and its step computed numbers."""
+        """Flag of valid times: the cell was measured, and its loss was finite."""
         return self.measurement is not None and all(w.code not in NO_TIMING for w in self.warnings)
 
     @property
@@ -195,14 +201,14 @@ class RunRecord:
         return cls(**fields)
 
     def frame(self) -> Any:
-        """This record as a pandas DataFrame, one row a phase."""
+        """Return this record as a pandas DataFrame, one row per phase."""
         import cs_systems
 
         return cs_systems.frame([self])
 
 
 def _refuse_other_types(data: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a field of a record from a file that is not of its type."""
+    """Raise ConfigError if a field of a record from a file has the wrong type."""
     for name, (kind, what) in _TYPES.items():
         value = data.get(name)
         if name in data and (not isinstance(value, kind) or isinstance(value, bool)):
@@ -215,7 +221,10 @@ def _refuse_other_types(data: Mapping[str, Any]) -> None:
 
 
 def _refuse_other_times(sample: Sample) -> None:
-    """Raise ConfigError for a time of a sample that no step takes: sums of such numbers are no number."""
+    """Raise ConfigError if a time of a sample is impossible for a step.
+
+    Sums of such values would overflow or be NaN.
+    """
     times = {"wall_s": sample.wall_s, **{f"phases_s {name}": time for name, time in sample.phases_s.items()}}
     times |= {f"submit_s {name}": time for name, time in sample.submit_s.items()}
     for name, time in times.items():
@@ -224,33 +233,39 @@ def _refuse_other_times(sample: Sample) -> None:
 
 
 def _columns(rows: Sequence[Row]) -> Row:
-    """Rows of equal keys as columns, nested ones too: a record of many samples is then a third as long."""
+    """Convert rows with equal keys to columns, recursively; a record of many samples shrinks to a third."""
     columns: Row = {}
     for name in rows[0] if rows else ():
         values = [row[name] for row in rows]
-        first = values[0]  # an empty mapping stays as it is: as columns it would not say how many rows there are
+        first = values[0]  # an empty mapping stays: as columns it would lose the number of rows
         alike = isinstance(first, Mapping) and first and all(v is not None and v.keys() == first.keys() for v in values)
         columns[name] = _columns(values) if alike else values
     return columns
 
 
 def _rows(columns: Mapping[str, Any]) -> list[Row]:
-    """What `_columns` made columns of."""
+    """Convert the columns of `_columns` back to rows."""
     values = [_rows(c) if isinstance(c, Mapping) else c for c in columns.values()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 def records_path(path: str | os.PathLike[str]) -> Path:
-    """The records file that `path` means: itself, or the one in that folder."""
+    """Return the records file of `path`: the path itself, or the records file in that folder."""
     path = Path(path)
     return path / RECORDS_FILE if path.is_dir() or not path.suffix else path
 
 
 def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[str]]:
-    """All records under `path` (a file, or a folder with records.jsonl), and complaints about lines that were skipped.
+    """Read all records under `path`, a file or a folder with records.jsonl.
 
-    A torn line (the process died while writing it) costs that line only. Raises FileNotFoundError, or ConfigError where
-    no line is a record or a record is of a newer schema.
+    A truncated line (the process died while writing it) costs only that line.
+
+    Returns:
+        The records, and complaints about the lines that were skipped.
+
+    Raises:
+        FileNotFoundError: there is no records file.
+        ConfigError: no line is a record, a complete line is not a record, or a record has a newer schema.
     """
     file = records_path(path)
     if not file.is_file():
@@ -268,9 +283,10 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
 
 
 def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecord], list[str]]:
-    """Return every record of a file that can be read, and a complaint about each line that cannot.
+    """Return every readable record of a file, and a complaint about each unreadable line.
 
-    Raises ConfigError where a record is of a newer schema; with `strict` also where a line is whole, but no record.
+    Raises:
+        ConfigError: a record has a newer schema; with `strict`, also if a complete line is not a record.
     """
     records: list[RunRecord] = []
     complaints = []
@@ -295,7 +311,11 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
 
 
 def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[str]]:
-    """As `read_records`, of at least one record. Raises ConfigError where there is none yet."""
+    """Return the result of `read_records`, which must contain at least one record.
+
+    Raises:
+        ConfigError: there is no record yet, or `read_records` raised it.
+    """
     records, complaints = read_records(path)
     if not records:
         raise ConfigError(f"{path} holds no record yet: run the sweep again to go on with it")
@@ -303,14 +323,15 @@ def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
 
 
 def append_record(path: str | os.PathLike[str], record: RunRecord) -> None:
-    """Write one line and force it to the disk, so that a killed sweep loses nothing that was measured.
+    """Append one line and flush it to disk, so that a killed sweep loses no finished measurement.
 
-    Raises OSError, which names the file, where it cannot be written; the file is then as it was.
+    Raises:
+        OSError: the file cannot be written; the error names it, and the file is left as it was.
     """
     file = records_path(path)
     with file.open("ab+", buffering=0) as stream:
         before = stream.seek(0, os.SEEK_END)
-        torn = b"\n" if before and not _ends_with_newline(stream) else b""  # a torn line stays apart from this one
+        torn = b"\n" if before and not _ends_with_newline(stream) else b""  # starts a new line after a truncated one
         line = memoryview(torn + record.to_json().encode() + b"\n")
         try:
             while line:

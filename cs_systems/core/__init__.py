@@ -1,8 +1,8 @@
-"""Data and arithmetic helpers that every other room may use. No torch, no I/O beyond reading files.
+"""Data and arithmetic helpers that every other package may use. No torch, no I/O beyond reading files.
 
 - input: `validation` (ConfigError and its checks), `shapes` (models and attention calls), `collectives` (collective
   calls, their sizes and bandwidths), `checkpoint_plan` (which blocks are recomputed), `file_types` (which command reads
   a file), `plugins` (finds a backend, workload, strategy or profiler by its file's name)
 - results: `statistics` (quantiles, intervals, verdicts), `caveats` (doubts about a timing), `diagnostic` (one line of
-  `doctor`)
+  `doctor`), `printable` (sanitized text)
 """

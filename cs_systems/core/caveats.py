@@ -1,6 +1,6 @@
-"""What makes a timing doubtful, and what to do about it. Pure functions over samples.
+"""Caveats: reasons to doubt a timing, each with its remedy. Pure functions over samples.
 
-The limits are constants here, with their reasons; a caveat never changes a number.
+The limits are constants in this module, with their reasons. A caveat never changes a number.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Caveat:
-    """A doubt about a result, as data: a `code` to group by, what was seen, and what to do about it."""
+    """Doubt about a result, as data: a `code` to group by, the observation, and its remedy."""
 
     code: str
     message: str
     remedy: str
 
 
-# A device that finishes a phase within this share of the phase after the host submitted it was waiting for the host.
+# The device waited for the host if it finishes a phase this soon after the host submitted it, as a share of the phase.
 LAUNCH_BOUND_LAG = 0.10
 # Below this share of its highest clock while throttled, a GPU is measurably slower.
 CLOCK_LIMIT = 0.97
@@ -41,10 +41,15 @@ def caveats(
     loss: float | None = None,
     phase: str | None = None,
 ) -> tuple[Caveat, ...]:
-    """All doubts about a measurement that was taken between two looks at its environment.
+    """Return all caveats about a measurement.
 
-    loss: of the last step, None where there is none.
-    phase: the one that counts, where the others only prepare it; None: the step does, and all of its phases.
+    Args:
+        measurement: the samples to judge.
+        before: the environment before the measurement.
+        after: the environment after the measurement.
+        profiler: the profiler that was active, or "none".
+        loss: the loss of the last step; None where there is none.
+        phase: the only phase to judge, where the others merely prepare it; None judges the step and all its phases.
     """
     return (
         *_profiled(profiler),
@@ -57,7 +62,7 @@ def caveats(
 
 
 def _profiled(profiler: str) -> Iterator[Caveat]:
-    """A timing that was taken under a profiler is no timing."""
+    """Yield a caveat if a profiler was active: its overhead is in the times."""
     if profiler != "none":
         remedy = "quote the times of cs-systems time; those of a profile are for shares and causes"
         yield Caveat("profiled", f"timed under {profiler}, whose own cost is in the times", remedy)
@@ -116,7 +121,7 @@ def _allocated(m: Measurement) -> Iterator[Caveat]:
 
 def _machine(m: Measurement, before: Environment, after: Environment) -> Iterator[Caveat]:
     reasons = sorted({*(before.throttle_reasons or ()), *(after.throttle_reasons or ())})
-    during = [s.sm_clock_hz for s in m.timed if s.sm_clock_hz]  # after the run an idle card's clock falls, or recovers
+    during = [s.sm_clock_hz for s in m.timed if s.sm_clock_hz]  # an idle GPU's clock changes after the run
     clock, highest = median(during) if during else after.sm_clock_hz, after.sm_clock_max_hz
     if reasons and clock and highest and clock < CLOCK_LIMIT * highest:
         yield Caveat(

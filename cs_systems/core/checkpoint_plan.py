@@ -1,13 +1,13 @@
-"""Which blocks keep what backward needs, and which compute it again: activation checkpointing, as data.
+"""Parser of activation-checkpointing plans: which blocks keep their activations, and which recompute them.
 
-What is written → what it means (Chen et al. 2016; selective: Korthikanti et al. 2022):
+Forms of a plan (Chen et al. 2016; selective: Korthikanti et al. 2022):
 
-    none                 every block keeps what its backward needs
-    every:4              4 blocks in a row are one checkpoint: its input is kept, the rest is computed again in backward
+    none                 every block keeps the activations that its backward needs
+    every:4              4 consecutive blocks form one checkpoint: its input is kept, the rest is recomputed in backward
     blocks:0,2,5-7       each of these blocks is a checkpoint of its own
-    selective:attention  each block is one, and keeps the output of its attention as well
-    selective:matmul     each block is one, and keeps the outputs of its linear layers as well
-    nested:8:2           8 blocks in a row are one; while they are computed again, each 2 in a row are one within it
+    selective:attention  each block is a checkpoint that also keeps the output of its attention
+    selective:matmul     each block is a checkpoint that also keeps the outputs of its linear layers
+    nested:8:2           8 consecutive blocks form one checkpoint; its recomputation checkpoints every 2 blocks again
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from dataclasses import dataclass, replace
 
 FORMS = "none, every:K, blocks:0,2,5-7, selective:attention, selective:matmul, nested:K:k"
 SELECTIVE = ("attention", "matmul")
-# Backends whose attention is one operator of torch's, the output of which can be kept.
+# Backends that call one torch operator for attention: only the output of a single operator can be kept.
 ONE_OPERATOR = ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn")
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Blocks `first` … `stop` − 1 as one checkpoint. `inner` are checkpoints within it, `keeps` what it keeps beside
-    its input: "attention", "matmul", or None."""
+    """One checkpoint, over the blocks `first` to `stop` − 1.
+
+    `inner` holds the checkpoints nested in it. `keeps` names what it keeps besides its input: "attention", "matmul", or
+    None.
+    """
 
     first: int
     stop: int
@@ -38,7 +41,11 @@ class Segment:
 
 
 def segments(checkpoint: str, num_layers: int) -> tuple[Segment, ...]:
-    """The checkpoints of a model of `num_layers` blocks, in order. Raises ValueError for what cannot be read."""
+    """Return the checkpoints of a model of `num_layers` blocks, in order.
+
+    Raises:
+        ValueError: the plan cannot be parsed or does not fit the model.
+    """
     form, _, rest = checkpoint.partition(":")
     if checkpoint == "none":
         return ()
@@ -61,7 +68,7 @@ def segments(checkpoint: str, num_layers: int) -> tuple[Segment, ...]:
 
 
 def items(first: int, stop: int, within: Sequence[Segment]) -> Iterator[int | Segment]:
-    """Blocks and checkpoints from `first` to `stop` − 1 in the order in which they run."""
+    """Yield the blocks and checkpoints from `first` to `stop` − 1 in execution order."""
     waiting = list(within)
     while first < stop:
         if waiting and waiting[0].first == first:
@@ -73,7 +80,10 @@ def items(first: int, stop: int, within: Sequence[Segment]) -> Iterator[int | Se
 
 
 def _rows(first: int, stop: int, sizes: Sequence[int]) -> tuple[Segment, ...]:
-    """Checkpoints of sizes[0] blocks in a row, the last may be shorter; within each the same with sizes[1:]."""
+    """Return consecutive checkpoints of sizes[0] blocks; the last may be shorter.
+
+    Each of them is divided by sizes[1:] in the same way.
+    """
     made = []
     for start in range(first, stop, sizes[0]):
         end = min(start + sizes[0], stop)

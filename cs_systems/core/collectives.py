@@ -1,18 +1,18 @@
-"""Collectives by name: what one call moves and how its rate is counted, as nccl-tests does.
+"""Collectives by name: bytes moved by one call, and its bandwidths as nccl-tests defines them.
 
-The size of a call is nccl-tests': the bytes of the largest buffer that a rank holds for it.
+The size of a call follows nccl-tests: the bytes of the largest buffer that a rank holds for it.
 
-| collective | size_bytes is | a rank gives → gets | bus factor |
+| collective | size_bytes is | input → output of a rank | bus factor |
 | --- | --- | --- | --- |
 | all_reduce | the buffer | size → size, in place | 2 (N−1)/N |
-| all_gather | all that a rank receives, its own part too | size/N → size | (N−1)/N |
-| reduce_scatter | all that a rank gives | size → size/N | (N−1)/N |
+| all_gather | all that a rank receives, its own shard included | size/N → size | (N−1)/N |
+| reduce_scatter | all that a rank contributes | size → size/N | (N−1)/N |
 | broadcast | the buffer, from rank 0 | size → size, in place | 1 |
-| all_to_all | all that a rank gives, its own part too | size → size | (N−1)/N |
+| all_to_all | all that a rank sends, its own share included | size → size | (N−1)/N |
 
-algbw = size / time is what a program sees. busbw = algbw × bus factor is what a link carries where the collective is
-done by the least traffic, so that it can be held against the link's own rate whatever N is
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). A switch that reduces by itself may exceed it.
+algbw = size / time is the bandwidth that a program sees. busbw = algbw × bus factor is the bandwidth of one link, for
+an algorithm with the least traffic. It can be compared with the rated bandwidth of the link for any N
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). A switch that reduces data itself may exceed it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BUS_FACTORS = {
     "all_to_all": lambda n: (n - 1) / n,
 }
 COLLECTIVES = tuple(BUS_FACTORS)
-DIVIDED = ("all_gather", "reduce_scatter", "all_to_all")  # each rank has an equal part of the whole
+DIVIDED = ("all_gather", "reduce_scatter", "all_to_all")  # each rank has an equal share of the whole
 ELEMENT_BYTES = {
     "fp32": 4,
     "bf16": 2,
@@ -41,14 +41,14 @@ ELEMENT_BYTES = {
     "int32": 4,
     "int64": 8,
 }
-# Calls of one sample: what is shorter than a launch is timed in a row, as nccl-tests does, and what moves a lot once.
+# Calls of one sample: a call shorter than its launch is timed repeatedly, as nccl-tests does; a large one, once.
 MOST_CALLS = 20
 BYTES_A_SAMPLE = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class CollectiveShape:
-    """One collective call of `size_bytes` (see above) of `dtype`; a sample is `calls` of them in a row."""
+    """One collective call of `size_bytes` (defined above) in `dtype`; a sample times `calls` calls in a row."""
 
     collective: str = "all_reduce"
     size_bytes: int = 2**20
@@ -61,11 +61,11 @@ class CollectiveShape:
         counts(self, "size_bytes", "calls")
 
     def unit_bytes(self, world_size: int) -> int:
-        """A size is a multiple of this: of one element, for each rank where all have equal parts."""
+        """Return the unit of the size: one element, times the number of ranks where each has an equal share."""
         return ELEMENT_BYTES[self.dtype] * (world_size if self.collective in DIVIDED else 1)
 
     def check(self, world_size: int) -> None:
-        """Raise ConfigError for a size that is no multiple of the unit."""
+        """Raise ConfigError unless the size is a multiple of the unit."""
         unit = self.unit_bytes(world_size)
         if rest := self.size_bytes % unit:
             near = [size for size in (self.size_bytes - rest, self.size_bytes - rest + unit) if size]
@@ -80,7 +80,7 @@ class CollectiveShape:
         return self.size_bytes // ELEMENT_BYTES[self.dtype]
 
     def held_bytes(self, world_size: int) -> int:
-        """Of the tensors that a rank holds for the call."""
+        """Return the bytes of the tensors that a rank holds for the call."""
         if self.collective == "all_to_all":
             return 2 * self.size_bytes
         return self.size_bytes + (self.size_bytes // world_size if self.collective in DIVIDED else 0)
@@ -90,22 +90,28 @@ class CollectiveShape:
 
 
 def calls_for(size_bytes: int) -> int:
-    """How many calls of this size make a sample that is neither lost in the clock nor needlessly long."""
+    """Return the number of calls in a sample, given the bytes of one call.
+
+    The sample is then neither below the clock's resolution nor needlessly long.
+    """
     return min(MOST_CALLS, max(1, BYTES_A_SAMPLE // max(1, size_bytes)))
 
 
 def algbw(size_bytes: int, seconds: float) -> float:
-    """Bytes/s that the program sees."""
+    """Return the algorithm bandwidth in bytes/s, as the program sees it."""
     return size_bytes / seconds
 
 
 def busbw(collective: str, size_bytes: int, world_size: int, seconds: float) -> float | None:
-    """Bytes/s of a link by nccl-tests' convention; None with one rank, where nothing crosses a link."""
+    """Return the bus bandwidth of one link in bytes/s, by the convention of nccl-tests.
+
+    None with one rank, where nothing crosses a link.
+    """
     return algbw(size_bytes, seconds) * BUS_FACTORS[collective](world_size) if world_size > 1 else None
 
 
 def readable_bytes(size_bytes: int) -> str:
-    """`4 KiB`; a size that is no whole number of a unit in the next smaller one: `1,020 B`."""
+    """Format a size in the largest binary unit that gives a whole number: `4 KiB`, `1,020 B`."""
     for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size_bytes % factor == 0:
             return f"{size_bytes // factor} {unit}"

@@ -1,4 +1,4 @@
-"""What `doctor` says of one thing. The worker, the command line and the profilers each find some."""
+"""Diagnostic of `doctor`: one row about one check, made by the worker, the command line or a profiler."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
 
 def finding(check: str, found: str, state: str = "ok", remedy: str | None = None) -> Row:
-    """{check, state, found, remedy}. The state is `ok`, `missing` (an option that is not there) or `problem` (something
-    that is there and is in the way). The remedy is a command where there is one, None where nothing is amiss."""
+    """Return a diagnostic as a row: {check, state, found, remedy}.
+
+    The state is `ok`, `missing` (an option is not installed) or `problem` (something present gets in the way). The
+    remedy is a command where there is one, and None where nothing is wrong.
+    """
     return {"check": check, "state": state, "found": found, "remedy": remedy}

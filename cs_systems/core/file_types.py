@@ -1,4 +1,7 @@
-"""Which command reads a file: told by what is in it, so that one that is given another's can name that."""
+"""Detection of the command that reads a file, by the file's content.
+
+A command given another command's file can then name the right one.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from typing import Any
 from cs_systems.core.validation import ConfigError
 
 SQLITE_MAGIC, GZIP_MAGIC = b"SQLite format 3\0", b"\x1f\x8b"
-# From protocol 2 on a pickle names its protocol first; an older one begins with a list, a dictionary or a global.
+# From protocol 2 on, a pickle begins with its protocol; an older one begins with a list, a dictionary or a global.
 PICKLE = re.compile(rb"\x80(?![^\x02-\x09])|[(\]}][dlciPpqrtSVIKX(.\]}]|c[\w.]+\n[\w.]+\n")
 HEAD_BYTES = 1 << 16
-# A trace or a snapshot shrinks to a tenth or a fiftieth, the same bytes again and again to a thousandth.
+# A trace or a snapshot compresses 10 to 50 times; repeated bytes, as in a decompression bomb, 1,000 times.
 MOST_EXPANSION, EXPANSION_FROM = 100, 1 << 24
-HOLDS = {  # command → what its files hold
+HOLDS = {  # command → content of its files
     "report": "records of runs",
     "analyze": "what a profiler recorded",
     "snapshot": "a pickle, as memory snapshots are",
@@ -25,7 +28,10 @@ HOLDS = {  # command → what its files hold
 
 
 def head(path: Path) -> bytes:
-    """How a file begins, unpacked where it is gzipped; what a truncated or damaged one still gives."""
+    """Return the first bytes of a file, decompressed if it is gzipped.
+
+    Of a truncated or damaged gzip file, return as much as can be decompressed.
+    """
     with path.open("rb") as file:
         raw = file.read(HEAD_BYTES)
     if not raw.startswith(GZIP_MAGIC):
@@ -37,9 +43,10 @@ def head(path: Path) -> bytes:
 
 
 class Unpacked:
-    """The bytes of a file, unpacked where it is gzipped, for as long as they are not far more than the file's size.
+    """Reader of a file's bytes, decompressed if it is gzipped, that limits the expansion.
 
-    `count`: how many were read. `share`: the part of the file that they are.
+    `count` is the number of bytes read so far; `share` is the fraction of the file that they are. `read` raises
+    ConfigError when the decompressed bytes far exceed the size of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,9 +77,9 @@ class Unpacked:
 
 
 def shown(value: Any) -> str:
-    """Return a value from a file as a message can show it: cut short, and of a container its type alone.
+    """Return a value from a file as text for a message: cut short, and only the type of a container.
 
-    What refers to itself again and again, or a number of many digits, takes forever to be written out.
+    A structure that refers to itself many times, or a number of many digits, would take very long to format in full.
     """
     if isinstance(value, str):
         text = value[:80] + ("…" if len(value) > 80 else "")
@@ -83,7 +90,7 @@ def shown(value: Any) -> str:
 
 
 def command_for(path: Path) -> str | None:
-    """The one of HOLDS that reads this file or folder; None where nothing tells."""
+    """Return the command of HOLDS that reads this file or folder; None if the content does not decide."""
     if path.is_dir():
         return "report" if (path / "records.jsonl").is_file() else None
     if not path.is_file():
@@ -97,6 +104,6 @@ def command_for(path: Path) -> str | None:
 
 
 def refuse_other(path: Path, command: str) -> None:
-    """Raise ConfigError where the file is another command's."""
+    """Raise ConfigError if the file belongs to another command."""
     if (found := command_for(path) or command) != command:
         raise ConfigError(f"{path} holds {HOLDS[found]}: read it with cs-systems {found} {shlex.quote(str(path))}")

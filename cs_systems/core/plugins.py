@@ -1,8 +1,8 @@
-"""A file is a plug-in. Nothing is imported before somebody asks for it by name.
+"""Plug-ins by file name, imported only when one is requested.
 
 `names("attention")` lists the files of `cs_systems/attention/`; `get("attention", "naive")` imports that one file and
 returns the constant it exports. Files that begin with `_` are helpers. `path.py:object` and `package.module:object`
-name somebody else's code and work wherever a built-in name does.
+name code outside the package and are accepted wherever a built-in name is.
 """
 
 from __future__ import annotations
@@ -28,19 +28,23 @@ _KINDS = {
 
 
 def names(package: str) -> list[str]:
-    """The plug-ins of `cs_systems.<package>`, sorted, without importing any."""
+    """Return the plug-ins of `cs_systems.<package>`, sorted, without importing any."""
     folder = Path(__file__).parents[1] / package
     files = [*folder.glob("*.py"), *(init.parent for init in folder.glob("*/__init__.py"))]
     return sorted(p.stem for p in files if not p.stem.startswith("_"))
 
 
 def is_foreign(name: str) -> bool:
-    """Whether `name` points at code outside the package (`path.py:object` or `package.module:object`)."""
+    """Return True if `name` refers to code outside the package (`path.py:object` or `package.module:object`)."""
     return ":" in name
 
 
 def check(package: str, name: str) -> str:
-    """Return `name` if it can be looked up, without importing it; else raise ConfigError with the nearest names."""
+    """Return `name` if it can be looked up, without importing it.
+
+    Raises:
+        ConfigError: no such plug-in, file or module; the message suggests the nearest names.
+    """
     if not is_foreign(name):
         return one_of(_KINDS[package], name, names(package))
     source, _, attribute = name.rpartition(":")
@@ -55,7 +59,7 @@ def check(package: str, name: str) -> str:
 
 
 def get(package: str, name: str) -> Any:
-    """Import the one file that holds plug-in `name` and return what it exports."""
+    """Import the one file that holds plug-in `name` and return the object it exports."""
     check(package, name)
     if not is_foreign(name):
         return getattr(importlib.import_module(f"cs_systems.{package}.{name}"), CONSTANTS[package])
@@ -70,8 +74,10 @@ def get(package: str, name: str) -> Any:
 
 
 def declared(package: str, name: str) -> dict[str, Any]:
-    """What the file of a built-in plug-in gives its constant by name and written out (`options={"size": "count"}`,
-    `splits=frozenset({"batch"})`), read without importing it."""
+    """Return the literal keyword arguments of a built-in plug-in's constant, without importing its file.
+
+    Example: `options={"size": "count"}`, `splits=frozenset({"batch"})`.
+    """
     source = _built_in(package, check(package, name)).read_text()
     constant = CONSTANTS[package]
     made = (
@@ -89,13 +95,13 @@ def declared(package: str, name: str) -> dict[str, Any]:
             value = value.args[0] if value.args else ast.Tuple([])
         try:
             found[str(keyword.arg)] = ast.literal_eval(value)
-        except ValueError:  # computed: only importing it tells
+        except ValueError:  # a computed value is known only after an import
             continue
     return found
 
 
 def provenance(name: str) -> dict[str, str] | None:
-    """Where foreign code came from: its path and the SHA-256 of its text, for the record. None for a built-in."""
+    """Return the name, path and SHA-256 of foreign code, for the record; None for a built-in."""
     if not is_foreign(name):
         return None
     source, _, _ = name.rpartition(":")
@@ -105,7 +111,10 @@ def provenance(name: str) -> dict[str, str] | None:
 
 
 def takes(function: Any, *arguments: Any, **named: Any) -> bool:
-    """Whether it can be called so. What does not tell its signature (C code) can, as far as anybody knows."""
+    """Return True if the function accepts these arguments.
+
+    A function without an inspectable signature (C code) is assumed to accept them.
+    """
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -124,7 +133,7 @@ def _built_in(package: str, name: str) -> Path:
 
 
 def _source_file(source: str) -> Path | None:
-    """The file behind `path.py` or `package.module`, found without importing anything; None where there is none."""
+    """Return the file of `path.py` or `package.module` without importing anything; None if there is none."""
     if source.endswith(".py"):
         return path if (path := Path(source)).is_file() else None
     parts = source.replace(".", "/")
@@ -134,7 +143,7 @@ def _source_file(source: str) -> Path | None:
 
 
 def _load_file(path: Path) -> Any:
-    """The module of a file, executed once a process. It stands in sys.modules, where dataclasses look for it."""
+    """Return the module of a file, executed once per process and kept in sys.modules, which dataclasses need."""
     unique = f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
     if unique in sys.modules:
         return sys.modules[unique]

@@ -1,4 +1,7 @@
-"""Text from outside, made safe to show: names, paths and reasons must not move a terminal's cursor or break a row."""
+"""Sanitizing of outside text for display.
+
+Names, paths and reasons must not move a terminal's cursor or break a table row.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,22 @@ FORMULA = re.compile(r"[=@]|[+-](?![\d.,]+(e[+-]?\d+)?%?$|inf$|nan$)", re.IGNORE
 
 
 def plain(text: str) -> str:
-    """Return the text as one line of printable characters, as a cell, a caption or a note shows it."""
+    """Return the text as one line of printable characters, for a table cell, a caption or a note."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def visible(text: str) -> str:
-    """Return the text with its lines and spaces, every other character that is not printable escaped as in Python."""
+    """Return the text with its lines and spaces kept and other non-printable characters escaped as in Python."""
     return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
 
 
 def command_line(*words: object) -> str:
-    """Return a command line to copy into a shell: each word is quoted where it needs it, a path with spaces too."""
+    """Return a command line to copy into a shell, with words quoted where needed."""
     return " ".join(_quoted(str(word)) for word in words)
 
 
 def text_cell(text: str) -> str:
-    """Return the text as a cell of CSV: with an apostrophe before what a spreadsheet would take for a formula."""
+    """Return the text as a CSV cell, with an apostrophe before anything that a spreadsheet takes for a formula."""
     shown = plain(text)
     return f"'{shown}" if FORMULA.match(shown) else shown
 

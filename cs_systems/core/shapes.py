@@ -1,4 +1,4 @@
-"""What has a shape: the model of a training step, and one attention call."""
+"""Shapes: the model of a training step, and one attention call."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from cs_systems.core.validation import ConfigError, counts, number, one_of
 
-MOST_LAYERS = 10_000  # a plan of checkpoints names each
-MOST_TRIED = 1 << 16  # divisors up to this are named, however large the number is
+MOST_LAYERS = 10_000  # a checkpoint plan lists each layer
+MOST_TRIED = 1 << 16  # limit of the search for divisors, which bounds its time
 ALIGNMENTS = ("upper_left", "lower_right")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A BasicTransformerLM. Lengths in tokens; `context_length` is the longest sequence that the model takes."""
+    """Configuration of a BasicTransformerLM; `context_length` is its longest sequence, in tokens."""
 
     name: str = "custom"
     d_model: int = 768
@@ -46,11 +46,11 @@ class ModelConfig:
 
     @property
     def label(self) -> str:
-        """The preset's name, with what was changed in it: `large+num_layers=32`. The context length is told apart."""
+        """Name of the preset with the changed fields, without the context length: `large+num_layers=32`."""
         return "+".join([self.name, *(f"{name}={value}" for name, value in self.changed().items())])
 
     def changed(self) -> dict[str, Any]:
-        """The fields in which it differs from the preset of its name, but for the context length."""
+        """Return the fields that differ from the preset of the same name, except the context length."""
         preset = PRESETS.get(self.name, self)
         names = (f.name for f in dataclasses.fields(self) if f.name not in ("name", "context_length"))
         return {name: getattr(self, name) for name in names if getattr(self, name) != getattr(preset, name)}
@@ -78,7 +78,7 @@ PRESETS["xl-2026"] = PRESETS["2.7B"]
 
 
 def preset(name: str, **overrides: Any) -> ModelConfig:
-    """The preset `name` with fields replaced: `preset("large", num_layers=32)`."""
+    """Return the preset `name` with fields replaced: `preset("large", num_layers=32)`."""
     one_of("size", name, PRESETS)
     return replace(PRESETS[name], **overrides)
 
@@ -91,7 +91,12 @@ def _divisors(number: int, near: int) -> list[int]:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """One attention call: q is (batch, heads, seq, d_head); k and v are (batch, heads_kv, seq_k, d_head)."""
+    """Shape of one attention call.
+
+    Shape:
+        q: (batch, heads, seq, d_head).
+        k, v: (batch, heads_kv, seq_k, d_head).
+    """
 
     batch: int = 8
     heads: int = 16

@@ -1,9 +1,9 @@
-"""What samples say, and what they cannot: quantiles, intervals, doubts, verdicts.
+"""Statistics of timings: quantiles, confidence intervals, drift, and verdicts of comparisons.
 
-Durations are positive and their noise multiplies rather than adds, so means, intervals and ratios are taken on
-logarithms. Samples of one run are correlated, and rounds of one process share its memory layout, clocks and chosen
-kernels: every interval comes from the highest level that was repeated (processes, else rounds, else samples) and says
-which variance it cannot see.
+Durations are positive and their noise is multiplicative, so means, intervals and ratios are computed on logarithms.
+Samples of one run are correlated, and rounds of one process share its memory layout, clocks and chosen kernels. Each
+interval therefore comes from the highest level that was repeated (processes, else rounds, else samples), and names the
+variance that it cannot see.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ DRIFT_LIMIT = 0.02
 
 @dataclass(frozen=True)
 class Summary:
-    """Samples in a few numbers, in the samples' unit. `std` is None for one sample, `low` and `high` for fewer than
-    6."""
+    """Summary statistics of samples, in the samples' unit.
+
+    `std` is None for one sample; `low` and `high` are None for fewer than 6.
+    """
 
     n: int
     median: float
@@ -76,7 +78,11 @@ class Summary:
 
 
 def summary(samples: Sequence[float]) -> Summary:
-    """Summarise at least one sample; `low` to `high` is `median_interval`'s. Raises ValueError where there is none."""
+    """Return the summary of at least one sample; `low` to `high` is the `median_interval`.
+
+    Raises:
+        ValueError: there is no sample.
+    """
     ordered = sorted(samples)
     low, high = median_interval(ordered) or (None, None)
     return Summary(
@@ -94,13 +100,16 @@ def summary(samples: Sequence[float]) -> Summary:
 
 
 def _stdev(samples: Sequence[float]) -> float:
-    """As statistics.stdev to the last bits, without its exact fractions, which took most of a large table's time."""
+    """Return the sample standard deviation, equal to statistics.stdev up to the last bits.
+
+    It avoids that function's exact fractions, which took most of the time of a large table.
+    """
     mean = statistics.fmean(samples)
     return math.sqrt(math.fsum((x - mean) ** 2 for x in samples) / (len(samples) - 1))
 
 
 def quantile(samples: Sequence[float], q: float) -> float:
-    """The q-quantile, 0 ≤ q ≤ 1, linear between order statistics (Hyndman & Fan 1996, type 7; numpy's default)."""
+    """Return the q-quantile, 0 ≤ q ≤ 1, by linear interpolation (Hyndman & Fan 1996, type 7; numpy's default)."""
     if not samples:
         raise ValueError("no samples: a quantile needs at least one")
     ordered = sorted(samples)
@@ -114,21 +123,24 @@ def quantile(samples: Sequence[float], q: float) -> float:
 
 
 def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """The narrowest pair of order statistics, equally far from both ends, that holds the median with `confidence`.
+    """Return the narrowest symmetric pair of order statistics that holds the median with `confidence`.
 
-    Free of any distribution, but for independent samples: the number below the median is binomial(n, ½). None where
-    even minimum and maximum do not reach `confidence` (fewer than 6 samples at 95%).
+    The interval assumes no distribution, but independent samples: the number of samples below the median is
+    binomial(n, ½). None where even minimum and maximum do not reach `confidence` (fewer than 6 samples at 95%).
     """
     n, ordered = len(samples), sorted(samples)
-    rank = max(0, n // 2 - math.ceil(5 * math.sqrt(n)))  # what is 10 standard deviations off the middle adds nothing
-    below, chance = 0.0, math.comb(n, rank) / 2**n  # that fewer than `rank` lie under the median; that `rank` do
+    rank = max(0, n // 2 - math.ceil(5 * math.sqrt(n)))  # 10 SDs off the middle, the rest is negligible
+    below, chance = 0.0, math.comb(n, rank) / 2**n  # P(fewer than `rank` below the median), P(exactly `rank`)
     while rank < n // 2 and below + chance <= (1 - confidence) / 2:
         below, chance, rank = below + chance, chance * (n - rank) / (rank + 1), rank + 1
     return (ordered[rank - 1], ordered[n - rank]) if rank else None
 
 
 class Interval(NamedTuple):
-    """Of the median, in the samples' unit; None where the samples do not give one. `caveat`: what it does not see."""
+    """Confidence interval of the median, in the samples' unit.
+
+    `low` and `high` are None where the samples do not give an interval. `caveat` names the variance that it cannot see.
+    """
 
     low: float | None
     high: float | None
@@ -136,11 +148,11 @@ class Interval(NamedTuple):
 
 
 def interval(rounds: Rounds, confidence: float = CONFIDENCE) -> Interval:
-    """Where the median of more rounds of this process would lie.
+    """Return the confidence interval of the median over further rounds of this process.
 
-    From 3 rounds on: Student's t on the logarithms of the rounds' medians, for samples of a round are correlated; from
-    5 on without the shortest and the longest fifth of them (Tukey & McLaughlin 1963).
-    Below: `median_interval` of all samples, which takes them as independent, and says so.
+    With 3 or more rounds, it is Student's t on the logarithms of the rounds' medians, because samples of a round are
+    correlated. With 5 or more, the shortest and the longest fifth of the rounds are trimmed (Tukey & McLaughlin 1963).
+    With fewer than 3, it is the `median_interval` of all samples, with the caveat that it takes them as independent.
     """
     medians = [quantile(samples, 0.5) for samples in rounds if samples]
     if len(medians) >= FEWEST_ROUNDS:
@@ -153,11 +165,13 @@ def interval(rounds: Rounds, confidence: float = CONFIDENCE) -> Interval:
 
 
 class Comparison(NamedTuple):
-    """Of B with A in durations: `ratio` b/a above 1 is slower. `low` and `high` are None where there is no interval.
+    """Comparison of the durations of B with those of A: a `ratio` b/a above 1 means B is slower.
 
-    resolution: the smallest slowdown that this comparison would have called one (0.03 is 3%).
+    `low` and `high` are None where there is no interval.
+
+    resolution: the smallest slowdown that this comparison would have detected (0.03 is 3%).
     unseen: the variance that the samples cannot show, and what would show it.
-    noise: in words, what was seen to differ: processes, rounds, or parts of the steps.
+    noise: in words, the sources of the variance: processes, rounds, or blocks of steps.
     """
 
     ratio: float
@@ -175,12 +189,21 @@ def ratio_interval(
     confidence: float = CONFIDENCE,
     between_sd: float = BETWEEN_PROCESSES_SD,
 ) -> Comparison:
-    """How much longer B takes than A: each a list of processes, of rounds, of durations (> 0, else ValueError).
+    """Return the ratio of B's duration to A's, with its interval and verdict.
 
-    Welch's t (1947) on the processes' trimmed mean log medians (Yuen 1974). A side's variance between processes is the
-    mean of what its n processes show (n − 1 degrees of freedom) and of what is assumed, counted as one more:
-    `between_sd` squared, or what the rounds suggest where that is more, and the variance that the rounds show. For one
-    process that is all.
+    Welch's t (1947) on the processes' trimmed mean log medians (Yuen 1974). A side's variance between processes is a
+    weighted mean of two estimates: what its n processes show (n − 1 degrees of freedom), and an assumed variance that
+    counts as one more. The assumed variance is `between_sd` squared, or more where the rounds suggest it, plus the
+    variance that the rounds show. With one process it is the only estimate.
+
+    Args:
+        a_groups: durations of A, by process and round.
+        b_groups: durations of B, by process and round.
+        confidence: level of the interval.
+        between_sd: assumed standard deviation of log medians between processes.
+
+    Raises:
+        ValueError: a duration is not above 0.
     """
     a, b = (_estimate(groups, between_sd) for groups in (a_groups, b_groups))
     ratio = math.exp(b.center - a.center)
@@ -210,7 +233,7 @@ def ratio_interval(
 
 
 class _Estimate(NamedTuple):
-    """A side's mean log median, the variance of that mean, and the degrees of freedom behind the variance (0: none)."""
+    """Mean log median of one side, with the variance of that mean and its degrees of freedom (0: unknown)."""
 
     center: float
     variance: float
@@ -233,7 +256,7 @@ def _estimate(groups: Sequence[Rounds], between_sd: float) -> _Estimate:
     if round_variances and (rounds_sd := math.sqrt(statistics.fmean(round_variances))) > RESTLESS_SD:
         between_sd = max(between_sd, RESTLESS * rounds_sd)
     assumed = between_sd**2 + (noise := statistics.fmean(within) if within else 0.0)
-    if n == 1:  # between_sd is taken as known, so that only the noise is uncertain (Satterthwaite 1946)
+    if n == 1:  # between_sd counts as known: only the noise is uncertain (Satterthwaite 1946)
         noise_dof = within_dof * (assumed / noise) ** 2 if noise else math.inf
         return _Estimate(center, assumed, noise_dof if within else 0, between_sd)
     shown = statistics.variance(centers)
@@ -243,10 +266,11 @@ def _estimate(groups: Sequence[Rounds], between_sd: float) -> _Estimate:
 
 
 def _trimmed(values: Sequence[float]) -> tuple[float, float, int]:
-    """(mean, variance of that mean, degrees of freedom) of at least two values without a fifth of them at either end.
+    """Return (mean, variance of that mean, degrees of freedom) after trimming a fifth of the values at each end.
 
-    A disturbance of the machine lengthens a whole round, and one such round of five would hide a difference of 5%. The
-    variance is that of the values with the cut ones replaced by their neighbours (Tukey & McLaughlin 1963; Yuen 1974).
+    Takes at least two values. A disturbance of the machine lengthens a whole round, and one such round of five would
+    hide a difference of 5%. The variance is winsorized: each cut value is replaced by its nearest kept one (Tukey &
+    McLaughlin 1963; Yuen 1974).
     """
     ordered, cut = sorted(values), len(values) // 5
     kept = ordered[cut : len(ordered) - cut]
@@ -265,7 +289,10 @@ def _has_rounds(rounds: Rounds) -> bool:
 
 
 def _blocks(rounds: Rounds) -> list[Sequence[float]]:
-    """The rounds, or if they are too few all samples in blocks of neighbours, which share their noise."""
+    """Return the rounds; with too few rounds, all samples cut into consecutive blocks.
+
+    Consecutive samples share their noise, so they stay together.
+    """
     if _has_rounds(rounds):
         return [samples for samples in rounds if samples]
     samples = [s for part in rounds for s in part]
@@ -281,7 +308,7 @@ def _logs(durations: Sequence[float]) -> list[float]:
 
 @lru_cache(maxsize=256)
 def student_t(p: float, dof: float) -> float:
-    """The p-quantile of Student's t, ½ ≤ p < 1, for any dof ≥ 1, to about 1e-9.
+    """Return the p-quantile of Student's t, ½ ≤ p < 1, for any dof ≥ 1, to about 1e-9.
 
     With t = √dof · tan θ the density is proportional to cosᵈᵒᶠ⁻¹ θ, which Simpson's rule integrates.
     """
@@ -294,7 +321,7 @@ def student_t(p: float, dof: float) -> float:
         area = heights[0] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]) + heights[-1]
         return bool(area * theta / 600 >= (p - 0.5) * 2 * whole)
 
-    low, high = 0.0, 1 / math.sqrt(dof)  # from the middle outward: all of the area is there when dof is large
+    low, high = 0.0, 1 / math.sqrt(dof)  # search from the center: for a large dof all area is there
     while high < math.pi / 2 and not reaches(high):
         low, high = high, 2 * high
     high = min(high, math.pi / 2)
@@ -305,9 +332,10 @@ def student_t(p: float, dof: float) -> float:
 
 
 def outliers(samples: Sequence[float]) -> list[int]:
-    """Indices of samples far from the median, in robust standard deviations of at least 1% of the median.
+    """Return the indices of samples far from the median, in robust standard deviations.
 
-    Without that floor a device that repeats itself to the microsecond would call every other sample an outlier.
+    The standard deviation is at least 1% of the median: on a device that repeats to the microsecond, every other sample
+    would otherwise be an outlier.
     """
     center = quantile(samples, 0.5)
     deviations = [abs(s - center) for s in samples]
@@ -316,15 +344,18 @@ def outliers(samples: Sequence[float]) -> list[int]:
 
 
 class Drift(NamedTuple):
-    """`change`: the second half's median over the first half's, less 1; `p_value`: of so monotone an order by
-    chance."""
+    """Trend of samples over time.
+
+    `change` is the ratio of the second half's median to the first half's, minus 1. `p_value` is the probability of so
+    monotone an order by chance.
+    """
 
     change: float
     p_value: float
 
 
 def drift(samples: Sequence[float]) -> Drift | None:
-    """Whether samples rise or fall over time (Mann 1945, Kendall 1975); None for fewer than 8."""
+    """Return the trend of samples over time (Mann 1945, Kendall 1975); None for fewer than 8."""
     n = len(samples)
     if n < 8:
         return None
@@ -336,18 +367,18 @@ def drift(samples: Sequence[float]) -> Drift | None:
 
 
 def _rising_pairs(samples: Sequence[float]) -> tuple[int, list[float]]:
-    """Of all pairs, those that rise less those that fall (Kendall's score), and the samples in order: O(n log n)."""
+    """Return Kendall's score (rising minus falling pairs) and the sorted samples, in O(n log n)."""
     if len(samples) < 2:
         return 0, list(samples)
     middle = len(samples) // 2
     (earlier_score, earlier), (later_score, later) = _rising_pairs(samples[:middle]), _rising_pairs(samples[middle:])
     below_or_level = sum(bisect_left(earlier, s) + bisect_right(earlier, s) for s in later)
     score = earlier_score + later_score + below_or_level - len(earlier) * len(later)
-    return score, sorted(earlier + later)  # of two runs in order: a merge
+    return score, sorted(earlier + later)  # sorting two sorted halves is a merge
 
 
 def unstable(samples: Sequence[float]) -> list[str]:
-    """Why the median of these samples is not to be trusted, in words; empty where nothing speaks against it."""
+    """Return the reasons not to trust the median of these samples, in words; empty if there are none."""
     reasons = []
     found = summary(samples)
     if (spread := (found.p90 - found.p10) / found.median) > SPREAD_LIMIT:

@@ -1,4 +1,4 @@
-"""How malformed input is told: one error, and the checks that raise it."""
+"""Input validation: ConfigError and the checks that raise it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ class ConfigError(ValueError):
 
 
 def one_of(what: str, value: str, known: Iterable[str]) -> str:
-    """Return `value` if known, else raise a ConfigError that names the nearest valid names."""
+    """Return `value` if it is known.
+
+    Raises:
+        ConfigError: it is not; the message suggests the nearest valid names.
+    """
     known = list(known)
     if value in known:
         return value
@@ -24,7 +28,7 @@ def one_of(what: str, value: str, known: Iterable[str]) -> str:
 
 
 def whole(config: Any, *names: str) -> None:
-    """Raise ConfigError for a field of `config` that is no whole number."""
+    """Raise ConfigError unless each named field of `config` is a whole number below 2^63 in magnitude."""
     for name in names:
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool):
@@ -34,7 +38,11 @@ def whole(config: Any, *names: str) -> None:
 
 
 def number(config: Any, name: str) -> None:
-    """Make a field of `config` a float, for 25 and 25.0 are one value; ConfigError for what is no finite number."""
+    """Convert a field of `config` to float, so that 25 and 25.0 are equal.
+
+    Raises:
+        ConfigError: the field is not a finite number.
+    """
     value = getattr(config, name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ConfigError(f"{name} is {value!r}: it must be a number")
@@ -42,7 +50,7 @@ def number(config: Any, name: str) -> None:
 
 
 def counts(config: Any, *names: str) -> None:
-    """Raise ConfigError for a field of `config` that is no whole number of at least 1."""
+    """Raise ConfigError unless each named field of `config` is a whole number of at least 1."""
     whole(config, *names)
     for name in names:
         if getattr(config, name) < 1:
@@ -50,9 +58,12 @@ def counts(config: Any, *names: str) -> None:
 
 
 def settings(words: Iterable[str]) -> dict[str, Any]:
-    """`("max_ctas=16", "comm_dtype=bf16", "high_priority=true")` → what each is set to, of the type that it looks like.
+    """Parse `name=value` words into a dict; a value that is JSON gets its JSON type, any other stays text.
 
-    Raises ConfigError for a word that sets nothing, and for what is set twice.
+    Example: `("max_ctas=16", "comm_dtype=bf16", "high_priority=true")`.
+
+    Raises:
+        ConfigError: a word has no name or value, or a name is set twice.
     """
     found: dict[str, Any] = {}
     for word in words:
@@ -69,7 +80,7 @@ def settings(words: Iterable[str]) -> dict[str, Any]:
 
 
 def binary_size(size_bytes: float) -> str:
-    """Write a number of bytes in the unit that fits it: `151 GiB`, `1.2 MiB`, `96 B`."""
+    """Format a number of bytes in the binary unit that fits it: `151 GiB`, `1.2 MiB`, `96 B`."""
     unit = next((u for u in ("B", "KiB", "MiB", "GiB", "TiB") if size_bytes < 1024 ** (_BINARY.index(u) + 1)), "PiB")
     value = size_bytes / 1024 ** _BINARY.index(unit)
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
