@@ -1,9 +1,9 @@
-"""What a rank sends in a step, by strategy and by formula, and its part of the computing.
+"""Bytes that a rank sends in a step, and its share of the computation, by strategy and by formula.
 
-Volumes are of rings (Patarasuk & Yuan 2009, which is optimal), with n bytes in the whole tensor and N ranks: an
-all-reduce sends 2 n (N−1)/N from each rank; a reduce-scatter, an all-gather and, in the mean over the ranks, a
-broadcast n (N−1)/N. Ψ is the bytes of all trainable parameters. Nothing here counts padding, nor the byte a parameter
-that tells the ranks who had a gradient.
+Volumes are those of ring algorithms (Patarasuk & Yuan 2009, which are optimal), with n bytes in the whole tensor and N
+ranks. An all-reduce sends 2 n (N−1)/N from each rank. A reduce-scatter, an all-gather and, averaged over the ranks, a
+broadcast send n (N−1)/N. Ψ is the bytes of all trainable parameters. Padding is not counted, nor is the one byte per
+parameter by which ranks exchange who has a gradient.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass, replace
 from cs_systems.config import ModelConfig, Phase
 from cs_systems.formulas.cost import PhaseCost, parameter_count
 
-NARROW_BYTES = 2  # of an element of bf16 or fp16
+NARROW_BYTES = 2  # bytes of one bf16 or fp16 element
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What the strategies' volumes are made of.
+    """Sizes from which the volumes of the strategies follow.
 
     parameter_bytes: Ψ, in the dtype of the parameters and of their gradients.
-    divided_bytes: of Ψ, the blocks' matrices, which tensor parallelism divides over its ranks.
-    blocks: how many the model has.
-    residual_bytes: of the residual stream, (rows, sequence, d_model), of the rows that a rank takes, in the dtype in
-        which activations are sent.
-    narrow_share: of Ψ, what a strategy sends that is told to send in two bytes an element.
+    divided_bytes: the bytes of Ψ in the blocks' matrices, which tensor parallelism divides over its ranks.
+    blocks: number of blocks in the model.
+    residual_bytes: size of the residual stream, (rows, sequence, d_model), for one rank's rows, in the dtype in which
+        activations are sent.
+    narrow_share: fraction of Ψ that is sent by a strategy that communicates in two bytes per element.
     """
 
     parameter_bytes: float
@@ -36,19 +36,25 @@ class Payload:
     narrow_share: float = 1.0
 
     def narrowed(self) -> Payload:
-        """As a strategy sends it that is told a narrower dtype."""
+        """Return the payload of a strategy that communicates in a narrower dtype."""
         share = self.narrow_share
         return replace(self, parameter_bytes=self.parameter_bytes * share, divided_bytes=self.divided_bytes * share)
 
     def on_tensor_rank(self, ranks: int) -> Payload:
-        """What is left for data parallelism on one of `ranks` that divide the blocks' matrices."""
+        """Return the data-parallel payload on one of `ranks` ranks that divide the blocks' matrices."""
         divided = self.divided_bytes / ranks
         return replace(self, parameter_bytes=self.parameter_bytes - self.divided_bytes + divided, divided_bytes=divided)
 
 
 def payload(model: ModelConfig, tokens: int, parameter_bytes: int, activation_bytes: int) -> Payload:
-    """Of a BasicTransformerLM that trains all its parameters. tokens: rows × sequence of a rank; the rest: bytes of
-    an element."""
+    """Return the payload of a BasicTransformerLM with all parameters trained.
+
+    Args:
+        model: the model.
+        tokens: rows × sequence length of a rank.
+        parameter_bytes: bytes of one element of the parameters.
+        activation_bytes: bytes of one element of the activations.
+    """
     block_matrices = model.num_layers * (4 * model.d_model**2 + 3 * model.d_model * model.d_ff)
     return Payload(
         parameter_bytes * parameter_count(model),
@@ -62,10 +68,16 @@ def payload(model: ModelConfig, tokens: int, parameter_bytes: int, activation_by
 def tensor_rank_cost(
     costs: Mapping[str, PhaseCost], model: ModelConfig, tokens: int, ranks: int
 ) -> dict[str, PhaseCost]:
-    """What one of `ranks` that divide the blocks does of a step of a BasicTransformerLM, by phase.
+    """Return the cost by phase on one of `ranks` ranks that divide the blocks of a BasicTransformerLM.
 
-    costs: of the whole step, which has so many tokens. Credited is its share of the whole; executed its share of the
-    blocks, and the head, which every rank computes. Bytes of the phases with blocks are not known.
+    Args:
+        costs: cost of the whole step, by phase.
+        model: the model.
+        tokens: tokens of the whole step.
+        ranks: number of ranks that divide each block.
+
+    The rank is credited with its share of the whole step. It executes its share of the blocks and the whole head. The
+    bytes of the phases with blocks are unknown (None).
     """
     head = 2 * tokens * model.d_model * model.vocab_size
     heads = {Phase.FORWARD.value: head, Phase.BACKWARD.value: 2 * head}
@@ -83,7 +95,7 @@ def tensor_rank_cost(
 
 
 def _share(count: int | None, ranks: int, whole: int = 0) -> int | None:
-    """`whole` of the count is not divided."""
+    """Return one rank's share of a count, of which `whole` is not divided."""
     return None if count is None else (count - whole) // ranks + whole
 
 
@@ -92,29 +104,37 @@ def all_reduce_bytes(whole_bytes: float, ranks: int) -> float:
 
 
 def shard_bytes(whole_bytes: float, ranks: int) -> float:
-    """Of a reduce-scatter, an all-gather, or, in the mean over the ranks, a broadcast."""
+    """Return the bytes sent by a reduce-scatter, an all-gather, or (mean over the ranks) a broadcast."""
     return whole_bytes * (ranks - 1) / ranks
 
 
 def averaging_bytes(payload: Payload, ranks: int) -> float:
-    """2 Ψ (N−1)/N: gradients all-reduced, or reduce-scattered with the stepped parameters all-gathered (ZeRO 1)."""
+    """Return 2 Ψ (N−1)/N, the bytes a rank sends to average the gradients.
+
+    They are all-reduced, or reduce-scattered with an all-gather of the updated parameters (ZeRO 1).
+    """
     return all_reduce_bytes(payload.parameter_bytes, ranks)
 
 
 def owners_bytes(payload: Payload, ranks: int) -> float:
-    """Ψ (N−1)/N, beside the averaging: every owner broadcasts the parameters that it has stepped."""
+    """Return Ψ (N−1)/N, sent in addition to the averaging: each owner broadcasts the parameters it updated."""
     return shard_bytes(payload.parameter_bytes, ranks)
 
 
 def fully_sharded_bytes(payload: Payload, ranks: int) -> float:
-    """3 Ψ (N−1)/N: all-gathered for forward, again for backward, gradients reduce-scattered (Rajbhandari et al. 2020,
-    P_os+g+p, section 7.2.2); less one gathering of what is outside of the blocks, where that is known: it is kept from
-    forward to backward."""
+    """Return 3 Ψ (N−1)/N, less the all-gather that parameters outside the blocks save.
+
+    Parameters are all-gathered for forward and again for backward, and gradients are reduce-scattered (Rajbhandari et
+    al. 2020, P_os+g+p, section 7.2.2). Parameters outside the blocks stay gathered from forward to backward, so one
+    all-gather of them is subtracted where their size is known.
+    """
     kept = payload.parameter_bytes - payload.divided_bytes if payload.divided_bytes else 0.0
     return shard_bytes(3 * payload.parameter_bytes - kept, ranks)
 
 
 def tensor_parallel_bytes(payload: Payload, ranks: int) -> float:
-    """Of each block 4 all-reduces of the residual stream: after attention and feed-forward in forward, before them in
-    backward (Shoeybi et al. 2019, section 3)."""
+    """Return the bytes of 4 all-reduces of the residual stream per block.
+
+    They come after attention and feed-forward in forward, and before them in backward (Shoeybi et al. 2019, section 3).
+    """
     return 4 * payload.blocks * all_reduce_bytes(payload.residual_bytes, ranks)

@@ -1,19 +1,19 @@
-"""What a step or an attention call must cost: parameters, FLOPs, bytes, by formula.
+"""Cost of a step or an attention call by formula: parameters, FLOPs, bytes.
 
-Two counts of FLOPs, both with a multiply-add as 2 and with matrix products only (what is done element by element is
-limited by bytes, not by FLOPs):
+There are two counts of FLOPs. Both count a multiply-add as 2, and only matrix products: elementwise operations are
+limited by bytes, not by FLOPs.
 
-- model (credited) FLOPs: what the mathematics asks for. Causal attention is credited with half of the score matrix,
+- model (credited) FLOPs: required by the mathematics. Causal attention is credited with half of the score matrix,
   S²/2 and not S(S+1)/2, rounded down: the convention of flash-attention's benchmark.
-- hardware (executed) FLOPs: what the algorithm computes: whole tiles, padded lengths and head sizes, scores computed
-  again in backward. An implementation that masks a full score matrix executes twice what it is credited with.
+- hardware (executed) FLOPs: computed by the algorithm, including whole tiles, padded lengths and head sizes, and scores
+  recomputed in backward. An implementation that masks a full score matrix executes twice its credited FLOPs.
 
-Bytes are the least traffic to memory: every matrix product reads its operands and writes its result once, and
-everything between two products (norms, rotary embedding, activation, residual, casts) is taken as fused into them. A
+Bytes are the least possible memory traffic: every matrix product reads its operands and writes its result once, and
+everything between two products (norms, rotary embedding, activation, residual, casts) counts as fused into them. A
 tiled attention is one product that never writes its scores; an attention over the full matrix is two, with the score
 matrix between them.
 
-The memory that a step needs is in `memory_model`, the peaks of known devices in `peaks`.
+The memory that a step needs is in `memory.model`, the peaks of known devices are in `peaks`.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from cs_systems.core.checkpoint_plan import Segment, segments
 
 @dataclass(frozen=True)
 class AttentionAlgorithm:
-    """What an attention implementation really computes and keeps (declared by its backend).
+    """Computation and memory use of an attention implementation, as declared by its backend.
 
-    block_q, block_k: tile of the score matrix; None: the whole matrix is computed, visible or not. Tiles in which no
-        query sees a key are skipped.
-    d_head: the head size that the kernel computes with, where it pads; None: the call's.
+    block_q, block_k: tile of the score matrix; None: the whole matrix is computed, masked elements included. Tiles in
+        which no query sees a key are skipped.
+    d_head: the head size that the kernel computes with, if it pads; None: that of the call.
     backward_matmuls: score-sized matrix products in backward: 4, or 5 where the scores are recomputed.
-    score_matrices: (at the peak of forward, kept for backward, at the peak of backward): how many (heads, seq_q,
-        seq_k) matrices of the call's dtype are alive; (0, 0, 0) for a tiled algorithm.
-    autocast_score_matrices: the same under CUDA's autocast, which widens a softmax that is an operation of its own to
-        fp32 (one such matrix counts as two); None: the same, as for an implementation that autocast sees as one.
-    dq_accumulator_bytes: of a buffer in which backward sums the query's gradient, for each element of it (4 where it
-        is fp32, as in FlashAttention-2); 0: there is none. Its heads are padded as `d_head` says.
-    padded_queries: backward keeps that buffer, and its numbers for each query, for a multiple of so many of them.
-    copies_by_head: backward copies the output and its gradient, where the query lies in memory as (batch, heads, seq,
-        d_head): it wants heads behind positions.
-    output_by_position: the output lies in memory as (batch, seq, heads, d_head), so that a model's output projection
-        reads it as it is; else as the query does, and a model copies it, heads behind positions.
-    torch_matmul: its products are torch.matmul's: on CUDA cuBLAS's, which takes a workspace.
+    score_matrices: numbers of (heads, seq_q, seq_k) matrices of the call's dtype that are alive at the peak of forward,
+        between forward and backward, and at the peak of backward; (0, 0, 0) for a tiled algorithm.
+    autocast_score_matrices: the same under CUDA's autocast, which widens a softmax that is a separate operation to fp32
+        (one such matrix counts as two); None: unchanged, as for an implementation that is one operation to autocast.
+    dq_accumulator_bytes: bytes per element of a buffer in which backward accumulates the query's gradient (4 if it is
+        fp32, as in FlashAttention-2); 0: no such buffer. Its heads are padded to `d_head`.
+    padded_queries: backward rounds the number of queries up to a multiple of this, in that buffer and in its per-query
+        values.
+    copies_by_head: backward copies the output and its gradient if the query is stored as (batch, heads, seq, d_head),
+        because it needs heads after positions.
+    output_by_position: the output is stored as (batch, seq, heads, d_head), so that a model's output projection reads
+        it without a copy. Otherwise it is stored like the query, and the model copies it to put heads after positions.
+    torch_matmul: its products are calls of torch.matmul, which on CUDA uses cuBLAS and its workspace.
     """
 
     block_q: int | None = None
@@ -60,18 +61,18 @@ class AttentionAlgorithm:
     torch_matmul: bool = False
 
     def padded_rows(self, batch_heads: int, length: int) -> int:
-        """For how many queries of all heads backward keeps numbers."""
+        """Return the number of queries, over all heads, for which backward stores values."""
         return batch_heads * -(-length // self.padded_queries) * self.padded_queries
 
     def dq_accumulator(self, batch_heads: int, length: int, d_head: int) -> int:
-        """Bytes of the buffer in which backward sums the query's gradient."""
+        """Return the bytes of the buffer in which backward accumulates the query's gradient."""
         return self.padded_rows(batch_heads, length) * (self.d_head or d_head) * self.dq_accumulator_bytes
 
 
-# Forward holds scores and weights, keeps the weights; backward holds the weights and the gradients of both. Autocast
-# adds an fp32 copy of the scores and fp32 weights, of which a copy in the compute dtype goes on; both weights are kept.
+# Forward holds scores and weights and keeps the weights; backward holds the weights and the gradients of both. Autocast
+# adds an fp32 copy of the scores, and computes fp32 weights and their copy in the compute dtype; it keeps both weights.
 FULL_MATRIX = AttentionAlgorithm(score_matrices=(2, 1, 3), autocast_score_matrices=(5, 3, 6), torch_matmul=True)
-# CUDA's softmax backward makes a matrix of its own for gradient × weights, before it writes the gradient of the scores.
+# CUDA's softmax backward allocates a matrix for gradient × weights before it writes the gradient of the scores.
 FULL_MATRIX_CUDA = replace(FULL_MATRIX, score_matrices=(2, 1, 4), autocast_score_matrices=(5, 3, 8))
 
 COMPUTE_BYTES = {
@@ -108,10 +109,10 @@ ATTENTION_PHASES = {
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """What one phase must do, counted as the module's docstring says. None: not known.
+    """Cost of one phase, counted as the module's docstring defines; None is unknown.
 
-    score_flops, score_bytes: of hardware_flops and bytes, those of the products over the score matrix: a fused
-    attention's, where one runs. What is left is of the other matrix products.
+    `score_flops` and `score_bytes` are the shares of hardware_flops and bytes in the products over the score matrix,
+    those of a fused attention where there is one. The rest belongs to the other matrix products.
     """
 
     model_flops: int | None
@@ -122,7 +123,7 @@ class PhaseCost:
 
 
 def parameters_by_component(model: ModelConfig) -> dict[str, int]:
-    """Elements of the parameters, all layers together, by the name that they have in the model."""
+    """Return the number of parameters by name in the model, summed over all layers."""
     layers, d, d_ff = model.num_layers, model.d_model, model.d_ff
     return {
         "token_embeddings": model.vocab_size * d,
@@ -134,17 +135,17 @@ def parameters_by_component(model: ModelConfig) -> dict[str, int]:
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Elements of all parameters of a BasicTransformerLM."""
+    """Return the number of parameters of a BasicTransformerLM."""
     return sum(parameters_by_component(model).values())
 
 
 def block_parameter_count(model: ModelConfig) -> int:
-    """Elements of the parameters of one block: its linear layers and its two norms."""
+    """Return the number of parameters of one block: its linear layers and its two norms."""
     return 4 * model.d_model**2 + 3 * model.d_model * model.d_ff + 2 * model.d_model
 
 
 def matmul_weights(model: ModelConfig) -> int:
-    """Elements of the parameters that every token is multiplied with: all but the embedding and the norms."""
+    """Return the number of parameters that multiply every token: all but the embedding and the norms."""
     components = parameters_by_component(model)
     return sum(components.values()) - components["token_embeddings"] - components["norms"]
 
@@ -158,14 +159,20 @@ def step_cost(
     precision: Precision,
     checkpoint: str = "none",
 ) -> dict[str, PhaseCost]:
-    """The cost of each phase of one step of a BasicTransformerLM with causal attention, in the order in which the
-    phases run.
+    """Return the cost of each phase of one step of a BasicTransformerLM with causal attention, in execution order.
 
-    checkpoint: as in `checkpoint_plan`; what is computed again is executed in backward, and credited to nobody.
+    Args:
+        model: the model.
+        batch_size: rows of the batch.
+        seq_len: tokens of a row.
+        mode: the phases that run.
+        algorithm: the attention implementation.
+        precision: the precision of the step.
+        checkpoint: a plan of `checkpoint_plan`. Recomputation is executed in backward, and not credited.
 
-    Backward is credited with twice the forward, attention's too: model FLOPs know no recomputation (Chowdhery et al.
-    2022, appendix B). The optimizer is AdamW: no matrix product; it reads parameter, gradient and both moments and
-    writes all but the gradient.
+    Backward, attention's included, is credited with twice the forward, because model FLOPs exclude recomputation
+    (Chowdhery et al. 2022, appendix B). The optimizer is AdamW. It has no matrix product; it reads the parameter, the
+    gradient and both moments, and writes all but the gradient.
     """
     tokens, layers, element = batch_size * seq_len, model.num_layers, COMPUTE_BYTES[precision]
     shape = AttentionShape(batch_size, model.num_heads, seq_len, model.d_head, causal=True)
@@ -193,7 +200,7 @@ def step_cost(
 
 
 def _linear_bytes(model: ModelConfig, tokens: int, precision: Precision) -> int:
-    """Least traffic of all linear layers' forward: operands and results of those in the blocks, and of lm_head."""
+    """Return the least traffic of forward in all linear layers: those in the blocks, and lm_head."""
     d, d_ff, vocabulary, layers = model.d_model, model.d_ff, model.vocab_size, model.num_layers
     operands = layers * (block_parameter_count(model) - 2 * d + tokens * (6 * d + d_ff))
     results = layers * tokens * (5 * d + 2 * d_ff)
@@ -209,9 +216,9 @@ def recomputed_flops(
     checkpoint: str,
     scores_only: bool = False,
 ) -> int:
-    """FLOPs of a step that checkpointing executes a second time (or, nested, a third).
+    """Return the FLOPs of a step that checkpointing executes a second time (nested: a third time).
 
-    scores_only: of these, the products over the score matrix.
+    With `scores_only`, count only the products over the score matrix.
     """
     tokens = batch_size * seq_len
     shape = AttentionShape(batch_size, model.num_heads, seq_len, model.d_head, causal=True)
@@ -224,9 +231,9 @@ def recomputed_flops(
             return segment.blocks * attention
         if segment.keeps == "attention":
             return segment.blocks * linear - w2
-        if not segment.inner:  # it stops at the last block's w2, of which backward needs the input alone
+        if not segment.inner:  # it stops before the last block's w2: backward needs only its input
             return segment.blocks * (linear + attention) - w2
-        # It stops at the input of the last checkpoint within.
+        # Recomputation stops at the input of the last inner checkpoint.
         before = segment.blocks - segment.inner[-1].blocks
         return before * (linear + attention) + sum(map(again, segment.inner))
 
@@ -236,11 +243,11 @@ def recomputed_flops(
 def attention_cost(
     shape: AttentionShape, mode: Mode, algorithm: AttentionAlgorithm, dtype_bytes: int
 ) -> dict[str, PhaseCost]:
-    """The cost of one attention call, by phase: forward, backward, or both, as `mode` says.
+    """Return the cost of one attention call by phase: forward, backward, or both, according to `mode`.
 
-    Credited as flash-attention's benchmark does: forward 4·B·H·Sq·Sk·d, halved when causal; backward 2.5 times that,
-    for its fifth product recomputes the scores, so that both are 3.5 times. This is not `step_cost`'s convention,
-    which credits twice.
+    Credit follows flash-attention's benchmark: forward 4·B·H·Sq·Sk·d, halved when causal, and backward 2.5 times that,
+    because its fifth product recomputes the scores. Both together are 3.5 times forward. `step_cost` has another
+    convention, which credits backward with twice the forward.
     """
     credited = credited_attention_flops(shape)
     product = score_product_flops(shape, algorithm)
@@ -257,24 +264,33 @@ def attention_cost(
 
 
 def credited_attention_flops(shape: AttentionShape) -> int:
-    """What one forward call is credited with: two products of 2·Sq·Sk·d a head, halved (integer) when causal."""
+    """Return the credited FLOPs of one forward call.
+
+    They are two products of 2·Sq·Sk·d per head, halved (integer division) when causal.
+    """
     whole = 4 * shape.batch * shape.heads * shape.seq * shape.key_length * shape.d_head
     return whole // 2 if shape.causal else whole
 
 
 def score_product_flops(shape: AttentionShape, algorithm: AttentionAlgorithm) -> int:
-    """What one product over the score matrix executes (forward has two of them): whole tiles, the padded head size."""
+    """Return the executed FLOPs of one product over the score matrix, with whole tiles and padded heads.
+
+    Forward has two such products.
+    """
     d_head = algorithm.d_head or shape.d_head
     return 2 * shape.batch * shape.heads * computed_scores(shape, algorithm) * d_head
 
 
 def computed_scores(shape: AttentionShape, algorithm: AttentionAlgorithm) -> int:
-    """Elements of one head's score matrix that the tiles cover, past its edge and masked ones in a tile included."""
+    """Return the elements of one head's score matrix that the tiles cover.
+
+    Elements of a computed tile that are masked, or past the edge of the matrix, are included.
+    """
     block_q, block_k = algorithm.block_q or shape.seq, algorithm.block_k or shape.key_length
     columns = math.ceil(shape.key_length / block_k)
     if not shape.causal:
         return math.ceil(shape.seq / block_q) * columns * block_q * block_k
-    # Query r sees the keys 0 … r + offset; the tiles of a row reach to what its last query sees.
+    # Query r sees the keys 0 … r + offset; a row of tiles extends to the last key that its last query sees.
     offset = shape.key_length - shape.seq if shape.align == "lower_right" else 0
     last_seen = (min(first + block_q, shape.seq) - 1 + offset for first in range(0, shape.seq, block_q))
     visited = sum(min(columns, max(0, last // block_k + 1)) for last in last_seen)
@@ -282,11 +298,11 @@ def computed_scores(shape: AttentionShape, algorithm: AttentionAlgorithm) -> int
 
 
 def attention_bytes(shape: AttentionShape, algorithm: AttentionAlgorithm, dtype_bytes: int) -> int:
-    """Least traffic of one forward call; backward's is twice that.
+    """Return the least traffic of one forward call in bytes; backward has twice that.
 
-    A tiled forward reads q, k, v and writes the output; backward reads those, the output and its gradient and writes
-    three gradients. Over a full matrix, forward writes the scores and reads the probabilities; of backward's four
-    products one reads the probabilities, one writes their gradient and two read the scores'.
+    A tiled forward reads q, k, v and writes the output. Its backward reads those, the output and its gradient, and
+    writes three gradients. Over a full matrix, forward writes the scores and reads the probabilities. Of backward's
+    four products, one reads the probabilities, one writes their gradient, and two read the gradient of the scores.
     """
     queries = 2 * shape.batch * shape.heads * shape.seq * shape.d_head
     keys = 2 * shape.batch * shape.kv_heads * shape.key_length * shape.d_head

@@ -1,8 +1,8 @@
-"""The time of a message by its size: t(n) = α + n/β, fitted to what was measured, and how well.
+"""Linear fit of message times by size, t(n) = α + n/β, with its quality.
 
-α is the latency, the time of a message of no bytes; β the bandwidth that large ones approach (Hockney 1994). The fit is
-least squares of the relative residuals, (t − t̂)/t: each size counts alike. Without those weights a time of 3 ms at
-1 GiB would leave an α of 10 µs to chance.
+α is the latency, the time of an empty message; β is the bandwidth that large messages approach (Hockney 1994). The fit
+minimizes the squared relative residuals, (t − t̂)/t, so that each size counts alike. Without these weights, a time of
+3 ms at 1 GiB would leave an α of 10 µs undetermined.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ FEWEST_SIZES = 3  # a line goes through any two
 
 @dataclass(frozen=True)
 class Fit:
-    """t(n) = latency_s + n / bandwidth_bytes_per_s over `sizes` sizes.
+    """Fit of t(n) = latency_s + n / bandwidth_bytes_per_s over `sizes` distinct sizes.
 
-    bandwidth_bytes_per_s: None where the time does not grow with the size.
-    r_squared: of the weighted squares, the share that the line explains; None where all times are alike.
-    worst_relative_residual: the largest |t − t̂|/t. Above a tenth or so the line is no description of the sizes between:
-        a library that changes its algorithm with the size has several lines.
+    bandwidth_bytes_per_s: None if the time does not grow with the size.
+    r_squared: fraction of the weighted sum of squares that the line explains; None if all times are alike.
+    worst_relative_residual: the largest |t − t̂|/t. Above about a tenth, the line does not describe the sizes in
+        between: a library that changes its algorithm with the size has several lines.
     """
 
     latency_s: float
@@ -31,26 +31,29 @@ class Fit:
     sizes: int
 
     def time_s(self, size_bytes: float) -> float:
-        """What the line says of a message of that size."""
+        """Return the time that the fit predicts for a message of that size."""
         return self.latency_s + (size_bytes / self.bandwidth_bytes_per_s if self.bandwidth_bytes_per_s else 0.0)
 
     @property
     def half_bandwidth_bytes(self) -> float | None:
-        """α β: the size at which half of the time is latency, and half of the bandwidth is reached."""
+        """Message size α β, at which latency is half of the time and half of the bandwidth is reached."""
         return self.latency_s * self.bandwidth_bytes_per_s if self.bandwidth_bytes_per_s else None
 
 
 def fit(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> Fit | None:
-    """The line through times (> 0, else ValueError) of messages of these sizes; None for fewer than 3 distinct sizes.
+    """Return the fit to the times of messages of these sizes; None for fewer than 3 distinct sizes.
 
-    α is not let below 0, nor the time to fall with the size: the best line of those that remain is returned.
+    α is at least 0 and the time does not fall with the size; the result is the best line under these constraints.
+
+    Raises:
+        ValueError: the numbers of sizes and times differ, or a time is not finite and above 0.
     """
     if len(sizes_bytes) != len(times_s) or any(not (t > 0 and math.isfinite(t)) for t in times_s):
         raise ValueError("a fit needs one time above 0 for each size")
     distinct = len(set(sizes_bytes))
     if distinct < FEWEST_SIZES:
         return None
-    # Divided by t, t = α + s n is 1 = α x + s y with x = 1/t and y = n/t: both are columns without an intercept.
+    # Divided by t, t = α + s n becomes 1 = α x + s y with x = 1/t and y = n/t: a regression without an intercept.
     x, y = [1 / t for t in times_s], [n / t for n, t in zip(sizes_bytes, times_s, strict=True)]
     xx, xy, yy = _dot(x, x), _dot(x, y), _dot(y, y)
     sx, sy = math.fsum(x), math.fsum(y)
@@ -61,7 +64,7 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> Fit | None:
     elif slope <= 0:
         alpha, slope = sx / xx, 0.0
     residuals = [1 - alpha * a - slope * b for a, b in zip(x, y, strict=True)]
-    mean = sx / xx  # of the times with the same weights, 1/t²
+    mean = sx / xx  # mean of the times with the same weights, 1/t²
     total = math.fsum((1 - mean * a) ** 2 for a in x)
     return Fit(
         alpha,

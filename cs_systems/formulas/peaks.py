@@ -1,8 +1,7 @@
-"""The ceilings of known devices: dense rates and memory bandwidth as their data sheets print them.
+"""Peak rates and memory bandwidths of known devices, from their data sheets.
 
-Data sheets often print tensor-core rates with structured sparsity; half of those stands here. On GeForce cards the
-rates are those with fp32 accumulation, which is what training uses. `fp32` is the rate outside the tensor cores (TF32
-off).
+Data sheets often state tensor-core rates with structured sparsity; half of those values is used here. Rates of GeForce
+cards are those with fp32 accumulation, as in training. `fp32` is the rate outside the tensor cores (TF32 off).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class Peak:
-    """A ceiling in FLOP/s or bytes/s, and who says so."""
+    """Upper limit in FLOP/s or bytes/s, with its source."""
 
     per_s: float
     source: str
@@ -24,13 +23,15 @@ class Peak:
 
 @dataclass(frozen=True)
 class DataSheet:
-    """Of one kind of device: rates in TFLOP/s (dense; a precision that the chip lacks is absent), bandwidth in TB/s.
+    """Data sheet of one kind of device.
 
-    nvlink: TB/s of a GPU's NVLinks in both directions together, as data sheets print it, where each reaches every other
-        GPU of the board; None where a bridge, which may be absent, joins some of them, and where there is none.
+    tflops: TFLOP/s by precision (dense); a precision that the chip lacks is absent.
+    bandwidth: memory bandwidth in TB/s.
+    nvlink: TB/s of a GPU's NVLinks, both directions together, as in data sheets, if each GPU reaches every other of the
+        board. None if there is no NVLink, or only an optional bridge between some GPUs.
     """
 
-    names: tuple[str, ...]  # as torch and nvidia-smi print them, without "NVIDIA ", "GeForce " and "Tesla "
+    names: tuple[str, ...]  # as printed by torch and nvidia-smi, without "NVIDIA ", "GeForce " and "Tesla "
     source: str
     bandwidth: float
     tflops: dict[str, float]
@@ -85,21 +86,23 @@ DATA_SHEETS = (
 
 
 def peak_flops(device_name: str, precision: Precision | str) -> Peak | None:
-    """Dense FLOP/s of `precision` ("fp8" too); None for a device that is not known and a precision that it lacks."""
+    """Return the dense FLOP/s of `precision` ("fp8" too); None for an unknown device or a missing precision."""
     sheet = _find(device_name)
     rate = sheet.tflops.get(str(precision).removesuffix("-pure")) if sheet else None
     return Peak(rate * TERA, sheet.source) if sheet and rate else None
 
 
 def peak_bandwidth(device_name: str) -> Peak | None:
-    """Bytes/s of the device's memory; None for a device that is not known."""
+    """Return the memory bandwidth of the device in bytes/s; None for an unknown device."""
     sheet = _find(device_name)
     return Peak(sheet.bandwidth * TERA, sheet.source) if sheet else None
 
 
 def peak_link(device_name: str) -> Peak | None:
-    """Bytes/s that a GPU sends to the others of its board: its NVLinks in one direction; None where that is not
-    known."""
+    """Return the bytes/s that a GPU can send to the other GPUs of its board: its NVLinks in one direction.
+
+    None where that is unknown.
+    """
     sheet = _find(device_name)
     if sheet is None or sheet.nvlink is None:
         return None
@@ -107,7 +110,10 @@ def peak_link(device_name: str) -> Peak | None:
 
 
 def _find(device_name: str) -> DataSheet | None:
-    """By the whole name: a laptop's RTX 4090, an A10G or a MIG slice is another device and so not known."""
+    """Return the data sheet of the device by its full name.
+
+    A laptop's RTX 4090, an A10G or a MIG slice is another device, and therefore unknown.
+    """
     name = device_name.strip()
     for brand in ("NVIDIA ", "GeForce ", "Tesla "):
         name = name.removeprefix(brand)

@@ -9,17 +9,23 @@ from typing import Any
 from cs_systems.config import ConfigError
 from cs_systems.core import plugins
 
-Takes = str | tuple[str, ...]  # what an option must be
+Takes = str | tuple[str, ...]  # valid values of an option
 
 
 def splits_of(name: str) -> frozenset[str]:
-    """What a rank has only a part of under a strategy or a composition, as its files say. No torch."""
+    """Return the objects that a strategy or a composition of strategies divides over the ranks, without torch.
+
+    They are declared in the strategies' files: batch, features, parameters, and so on.
+    """
     declared = [plugins.declared("parallel", part) for part in name.split("+")]
     return frozenset().union(*(said.get("splits", {"batch"}) for said in declared))
 
 
 def data_ranks(config: Mapping[str, Any]) -> int:
-    """How many ranks of a record's configuration take rows of their own: all that do not divide blocks."""
+    """Return the number of ranks with rows of their own in a record's configuration.
+
+    Ranks that divide blocks among each other share their rows.
+    """
     ranks: int = config.get("world_size", 1)
     if ranks == 1 or "features" not in (splits := splits_of(config.get("strategy", "single"))):
         return ranks
@@ -27,15 +33,18 @@ def data_ranks(config: Mapping[str, Any]) -> int:
 
 
 def options_of(name: str) -> dict[str, Takes]:
-    """What the parts of a strategy can be told, as their files say. No torch."""
+    """Return the options of a strategy's components with their types, from their files, without torch."""
     declared = [plugins.declared("parallel", part) for part in name.split("+")]
     return {option: takes for said in declared for option, takes in said.get("options", {}).items()}
 
 
 def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]) -> int:
-    """How many neighbouring ranks divide the blocks under a strategy that splits this. No torch.
+    """Return the number of neighbouring ranks that divide the blocks, without torch.
 
-    Raises ConfigError where the ranks cannot be arranged so: two dimensions need their sizes, one is all of them.
+    `splits` are the objects that the strategy divides.
+
+    Raises:
+        ConfigError: the ranks have no such layout. Two dimensions need their sizes; one dimension takes all ranks.
     """
     _check_degree_is_told(tp_degree, splits)
     degree = check_tp_degree(world_size, tp_degree)
@@ -45,7 +54,11 @@ def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]
 
 
 def check_tp_degree(world_size: int, tp_degree: int | None) -> int:
-    """How many ranks divide the blocks; None is all. ConfigError for what does not divide the ranks. No torch."""
+    """Return the number of ranks that divide the blocks, all of them for None, without torch.
+
+    Raises:
+        ConfigError: the degree does not divide the number of ranks.
+    """
     degree = world_size if tp_degree is None else tp_degree
     if degree < 1 or world_size % degree:
         fitting = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
@@ -54,7 +67,7 @@ def check_tp_degree(world_size: int, tp_degree: int | None) -> int:
 
 
 def check_division(num_heads: int, d_ff: int, tp_degree: int) -> None:
-    """ConfigError where `tp_degree` ranks cannot have equal parts of heads and d_ff. No torch."""
+    """Raise ConfigError unless `tp_degree` divides the number of heads and d_ff. No torch."""
     for what, count in (("num_heads", num_heads), ("d_ff", d_ff)):
         if count % tp_degree:
             common = math.gcd(num_heads, d_ff)

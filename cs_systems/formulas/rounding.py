@@ -1,7 +1,7 @@
-"""Why a sum in low precision comes out as it does: units in the last place, binade by binade. Pure arithmetic.
+"""Explanation of the error of a sum in low precision: units in the last place, binade by binade. Pure arithmetic.
 
-A binary format with p significant bits has, at x, the ulp 2^(max(⌊log2 |x|⌋, emin) − p + 1); results round to the
-nearest multiple, ties to even (IEEE 754-2019, 4.3.1). Its unit roundoff is u = 2^−p.
+A binary format with p significant bits has, at x, the ulp 2^(max(⌊log2 |x|⌋, emin) − p + 1). Results round to the
+nearest multiple of it, ties to even (IEEE 754-2019, 4.3.1). The unit roundoff is u = 2^−p.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from cs_systems.record import Row
 
 @dataclass(frozen=True)
 class Format:
-    """bits: significant ones, the hidden one too. emin: exponent of the smallest normal number."""
+    """Binary floating-point format.
+
+    `bits` counts the significant bits, the hidden one included. `emin` is the exponent of the smallest normal number.
+    """
 
     name: str
     bits: int
@@ -27,12 +30,12 @@ class Format:
         return 2.0**-self.bits
 
     def ulp(self, x: float) -> float:
-        """The distance from x to the next number away from zero."""
+        """Return the distance from x to the next number away from zero."""
         exponent = max(math.frexp(x)[1] - 1, self.emin) if x else self.emin
         return 2.0 ** (exponent - self.bits + 1)
 
     def rounded(self, x: float) -> float:
-        """The nearest number of the format, ties to even; inf beyond the largest."""
+        """Return the nearest number of the format, ties to even; inf beyond the largest."""
         if not math.isfinite(x):
             return x
         unit = self.ulp(x)
@@ -43,23 +46,24 @@ class Format:
 FP32 = Format("fp32", 24, -126, (2 - 2.0**-23) * 2.0**127)
 BF16 = Format("bf16", 8, -126, (2 - 2.0**-7) * 2.0**127)
 FP16 = Format("fp16", 11, -14, 65504.0)
-# Below this share of the largest, a binade's error is not worth a word.
+# A binade with less than this share of the largest error is left out of the explanation.
 TELLING = 0.5
 FORMATS = {Precision.FP32: FP32, Precision.BF16: BF16, Precision.FP16: FP16}
 
 
 def binades(value: float, addend: Format, accumulator: Format, count: int) -> list[Row]:
-    """Adding `value`, stored as `addend`, `count` times to 0: what happens while the sum is between two powers of 2.
+    """Return one row per binade that the sum passes while `value` is added `count` times to 0.
 
-    {from, below, ulp, addend_in_ulps, added_in_ulps, additions, error}: an addition that begins in [from, below) adds
-    a whole number of ulps, on average `added_in_ulps`; `error` is what rounding there has added too much, in all.
+    `value` is stored as `addend`; the sum is stored as `accumulator`. A row has {from, below, ulp, addend_in_ulps,
+    added_in_ulps, additions, error}. An addition that begins in [from, below) adds a whole number of ulps, on average
+    `added_in_ulps`. `error` is the total excess that rounding added in the binade.
     """
     stored, total, rows = addend.rounded(value), 0.0, dict[float, Row]()
     for done in range(count):
         low = 2.0 ** (math.frexp(total or stored)[1] - 1)
         row = rows.setdefault(low, {"from": low, "additions": 0, "error": 0.0})
         after = accumulator.rounded(total + stored)
-        times = count - done if after == total else 1  # a sum that stands still stands still for good
+        times = count - done if after == total else 1  # a sum that an addition leaves unchanged never changes again
         row["additions"] += times
         row["error"] += (after - total - stored) * times
         if after == total:
@@ -81,13 +85,13 @@ def _described(row: Row, stored: float, ulp: float) -> Row:
 
 
 def total(value: float, addend: Format, accumulator: Format, count: int) -> float:
-    """The sum that `binades` describes."""
+    """Return the sum that `binades` describes."""
     rounding: float = sum(row["error"] for row in binades(value, addend, accumulator, count))
     return count * addend.rounded(value) + rounding
 
 
 def why(value: float, addend: Format, accumulator: Format, count: int) -> str:
-    """In a sentence, where the error of the sum comes from: the stored addend, or the binades that cost most."""
+    """Return the cause of the sum's error in a sentence: the stored addend, or the binades with the largest errors."""
     stored = addend.rounded(value)
     of_addend = count * (stored - value)
     rows = binades(value, addend, accumulator, count)

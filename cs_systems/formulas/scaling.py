@@ -1,19 +1,19 @@
-"""How long a training step takes on N GPUs by strategy: a closed form, and a simulation of its streams.
+"""Duration of a training step on N GPUs by strategy: a closed form, and a simulation of the streams.
 
-A rank computes each block's forward and backward at the rate that one GPU reaches, and sends what `parallel_cost` says
-of a step, block by block. A collective over r ranks takes α log₂ r + sent/β (Hockney 1994; latency as a tree's), β
-being busbw: inside a node the link's, across nodes what a node's network leaves to each of the groups that use it at
-the same time. Overlap is perfect: streams do not slow each other down.
+A rank computes each block's forward and backward at the rate of one GPU, and sends the bytes of `communication`, block
+by block. A collective over r ranks takes α log₂ r + sent/β (Hockney 1994; the latency is that of a tree). β is the
+busbw: that of the link inside a node, and across nodes the share of a node's network left to each of the groups that
+use it at the same time. Overlap is perfect: streams do not slow each other down.
 
-- data parallel: each block's gradients are averaged behind the rest of backward.
-- fully sharded: a block is gathered while the one before it computes (one ahead, as `fsdp` does), again in backward,
-  where its gradients are reduce-scattered behind the next; embedding, norm and head are gathered once a step.
-- tensor parallel (within each of them): attention and feed-forward wait for an all-reduce each, forward and backward.
-  Embedding and head are computed whole on every rank.
+- data parallel: each block's gradients are averaged during the rest of backward.
+- fully sharded: a block is gathered while the previous one computes (one ahead, as in `fsdp`), and again in backward,
+  where its gradients are reduce-scattered during the next one; embedding, norm and head are gathered once per step.
+- tensor parallel (within each of them): attention and feed-forward each wait for an all-reduce, in forward and in
+  backward. Every rank computes the whole embedding and head.
 
-The closed form is that of the roofline, phase by phase: max(computing, sending), with nothing lost where one must wait
-for the other to begin (Austin et al. 2025, "How to Scale Your Model", give the same bounds by layer). The simulation
-has these ends: the first gathering, the last reduction, and a link that is kept waiting.
+The closed form is the roofline, phase by phase: max(computing, sending), without losses where one waits for the other
+to begin (Austin et al. 2025, "How to Scale Your Model", give the same bounds by layer). The simulation includes these
+losses: the first all-gather, the last reduction, and idle time of the link.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from cs_systems.formulas.communication import all_reduce_bytes, shard_bytes
 from cs_systems.formulas.cost import block_parameter_count, credited_attention_flops
 from cs_systems.formulas.streams import Timeline
 
-COMPUTE, DATA, TENSOR = "compute", "data", "tensor"  # streams: one for each of the two communicators
+COMPUTE, DATA, TENSOR = "compute", "data", "tensor"  # streams; each of the two communicators has its own
 
 
 class Sharing(StrEnum):
-    """What the data-parallel ranks do with what each has: average gradients, or shard everything."""
+    """Data-parallel scheme of the ranks: average gradients, or shard everything."""
 
     AVERAGED = "ddp"
     SHARDED = "fsdp"
@@ -43,8 +43,9 @@ class Cluster:
     """Nodes of GPUs.
 
     flops_per_s: model FLOPs over the time of forward and backward on one GPU.
-    link_bytes_per_s: busbw between the GPUs of a node. network_bytes_per_s: of a node to all others, in one direction,
-        its GPUs together. latency_s: of a collective between two ranks.
+    link_bytes_per_s: busbw between the GPUs of a node.
+    network_bytes_per_s: from a node to all others, in one direction, all its GPUs together.
+    latency_s: latency of a collective between two ranks.
     """
 
     flops_per_s: float
@@ -54,13 +55,16 @@ class Cluster:
     gpus_per_node: int = 8
 
     def bandwidth_bytes_per_s(self, ranks: int, stride: int = 1) -> float:
-        """busbw of a group of every `stride`-th GPU, of `stride` such groups that send at the same time."""
+        """Return the busbw of a group of every `stride`-th GPU.
+
+        `stride` such groups send at the same time.
+        """
         if ranks * stride <= self.gpus_per_node:
             return self.link_bytes_per_s
         return min(self.link_bytes_per_s, self.network_bytes_per_s / min(stride, self.gpus_per_node))
 
     def collective_s(self, sent_bytes: float, ranks: int, stride: int = 1) -> float:
-        """sent_bytes: by each rank, as `parallel_cost` counts them."""
+        """Return the seconds of a collective in which each rank sends `sent_bytes`, as in `communication`."""
         if ranks == 1:
             return 0.0
         return self.latency_s * math.log2(ranks) + sent_bytes / self.bandwidth_bytes_per_s(ranks, stride)
@@ -68,7 +72,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Layout:
-    """dp × tp ranks; a tensor-parallel group is neighbours."""
+    """Layout of dp × tp ranks; a tensor-parallel group consists of neighbouring ranks."""
 
     sharing: Sharing
     dp: int = 1
@@ -85,12 +89,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of the parts of one rank's step; 0 is a part that its layout does not have.
+    """Seconds of each component of one rank's step; 0 where the layout has no such component.
 
-    block_s, head_s: computing of one block and of the head in forward; backward takes twice that.
-    tensor_s: the all-reduces of one block in forward; as much in backward.
-    gather_s, reduce_s: of the parameters and of the gradients of one block. gather_rest_s, reduce_rest_s: of what is in
-        no block, once a step; of it reduce_head_s is sent as soon as the head's gradient is there.
+    block_s, head_s: computation of one block and of the head in forward; backward takes twice that.
+    tensor_s: the all-reduces of one block in forward; backward takes the same.
+    gather_s, reduce_s: all-gather of the parameters, and reduction of the gradients, of one block.
+    gather_rest_s, reduce_rest_s: the same for parameters outside the blocks, once per step.
+    reduce_head_s: the share of the head in that reduction, which starts as soon as the head's gradient is ready.
     """
 
     blocks: int
@@ -106,18 +111,18 @@ class Step:
 
     @property
     def forward_s(self) -> float:
-        """Computing alone."""
+        """Seconds of computation in forward."""
         return self.blocks * self.block_s + self.head_s
 
     @property
     def sent_s(self) -> tuple[float, float]:
-        """Of the data-parallel collectives in forward and in backward."""
+        """Seconds of the data-parallel collectives in forward and in backward."""
         gather = self.blocks * self.gather_s
         reduce = self.blocks * self.reduce_s + self.reduce_head_s + self.reduce_rest_s
         return gather + self.gather_rest_s, gather + reduce
 
     def closed_form_s(self) -> float:
-        """Of each phase the longer of computing and sending."""
+        """Return the seconds of the step: in each phase, the longer of computing and sending."""
         tensor = self.blocks * self.tensor_s
         forward, backward = self.sent_s
         return max(self.forward_s + tensor, forward) + max(2 * self.forward_s + tensor, backward) + self.optimizer_s
@@ -135,10 +140,13 @@ class Step:
         return line
 
     def _blocks(self, line: Timeline, phase: str, order: range, gather_after: int, compute_after: int) -> int:
-        """The blocks of one phase, each gathered while the one before it computes; returns the task that ends them."""
+        """Add the blocks of one phase to the timeline and return the task that ends them.
+
+        Each block is gathered while the previous one computes.
+        """
 
         def gather(number: int, after: int) -> int:
-            # What need not be gathered must not wait for its turn on the stream.
+            # A task of 0 s would still wait for earlier tasks on the stream.
             return line.add(DATA, f"gather {number} for {phase}", self.gather_s, after) if self.gather_s else after
 
         gathered, end = gather(order[0], gather_after), compute_after
@@ -156,14 +164,14 @@ class Step:
 
 
 def forward_flops(model: ModelConfig, rows: float, seq_len: int) -> tuple[float, float]:
-    """(one block's, the head's) model FLOPs of forward."""
+    """Return the model FLOPs of forward: (one block, the head)."""
     tokens, d = rows * seq_len, model.d_model
     attention = rows * credited_attention_flops(AttentionShape(1, model.num_heads, seq_len, model.d_head, causal=True))
     return 2 * tokens * (4 * d * d + 3 * d * model.d_ff) + attention, 2 * tokens * d * model.vocab_size
 
 
 def one_gpu_s(model: ModelConfig, rows: float, seq_len: int, cluster: Cluster) -> float:
-    """Forward and backward of so many rows on one GPU."""
+    """Return the seconds of forward and backward of `rows` rows on one GPU."""
     block, head = forward_flops(model, rows, seq_len)
     return 3 * (model.num_layers * block + head) / cluster.flops_per_s
 
@@ -179,9 +187,17 @@ def step(
     activation_bytes: int = 2,
     optimizer_s: float = 0.0,
 ) -> Step:
-    """The step of a rank whose data-parallel part of the batch has so many rows.
+    """Return the step of a rank whose data-parallel share of the batch has `rows` rows.
 
-    parameter_bytes, activation_bytes: of an element as it is sent. optimizer_s: of all parameters on one GPU.
+    Args:
+        model: the model.
+        layout: the layout of the ranks.
+        rows: rows of the batch of a data-parallel rank.
+        seq_len: tokens of a row.
+        cluster: the hardware.
+        parameter_bytes: bytes of a parameter or gradient element as sent.
+        activation_bytes: bytes of an activation element as sent.
+        optimizer_s: seconds of the optimizer step of all parameters on one GPU.
     """
     block_flops, head_flops = forward_flops(model, rows, seq_len)
     norms, head = 2 * model.d_model, model.vocab_size * model.d_model
@@ -212,11 +228,13 @@ def step(
 def binding_ranks(
     model: ModelConfig, tp: int, rows: float, seq_len: int, cluster: Cluster, *, parameter_bytes: int
 ) -> float:
-    """Over how many data-parallel ranks `rows` rows in all are spread when sending takes as long as computing, in
-    closed form: of groups over many nodes, (N−1)/N = 1 and no latency.
+    """Return the number of data-parallel ranks at which sending takes as long as computing.
+
+    `rows` is the whole batch, divided over the ranks. This is a closed form for groups over many nodes, where
+    (N−1)/N = 1 and latency is negligible.
 
     The backward of a block has 2 F rows/(N tp) FLOPs and sends 2 Ψ/tp bytes, averaged or sharded, so that
-    N = F rows β/(Ψ C); F: FLOPs of its forward a row, Ψ: bytes of its matrices, C: FLOP/s.
+    N = F rows β/(Ψ C). F is the FLOPs of its forward per row, Ψ the bytes of its matrices, and C the FLOP/s.
     """
     block_flops, _ = forward_flops(model, rows, seq_len)
     sent = parameter_bytes * (block_parameter_count(model) - 2 * model.d_model)
@@ -227,8 +245,11 @@ def binding_ranks(
 def binding_tensor_ranks(
     model: ModelConfig, rows: float, seq_len: int, cluster: Cluster, activation_bytes: int = 2
 ) -> float:
-    """Over how many ranks of one node the all-reduces of a block take as long as its computing: of N ranks computing is
-    3 F/(N C), and 4 all-reduces of n bytes 8 n (N−1)/(N β), so that N = 1 + 3 F β/(8 n C). No batch is in it."""
+    """Return the number of ranks of one node at which a block's all-reduces take as long as its computation.
+
+    On N ranks, computing takes 3 F/(N C), and 4 all-reduces of n bytes take 8 n (N−1)/(N β), so that
+    N = 1 + 3 F β/(8 n C). The result does not depend on the batch.
+    """
     block_flops, _ = forward_flops(model, rows, seq_len)
     residual = activation_bytes * rows * seq_len * model.d_model
     return 1 + 3 * block_flops * cluster.link_bytes_per_s / (8 * residual * cluster.flops_per_s)

@@ -1,7 +1,7 @@
-"""When work on several streams begins and ends: a discrete simulation.
+"""Discrete simulation of work on several streams: start and end of each task.
 
-As on a GPU: each stream does its tasks one after the other in the order in which they were given, and a task waits for
-those that it names. Streams do not slow each other down.
+As on a GPU, each stream runs its tasks one after the other in the order in which they were added, and a task waits for
+the tasks that it depends on. Streams do not slow each other down.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Task:
-    """`after`: the numbers of tasks given before it that must have ended."""
+    """Task of a stream; `after` holds the numbers of earlier tasks that must have ended."""
 
     stream: str
     name: str
@@ -21,7 +21,7 @@ class Task:
 
 @dataclass
 class Timeline:
-    """Tasks in the order in which they are given, each with its start and end, in seconds from the first."""
+    """Tasks in the order in which they were added, with start and end in seconds from the first start."""
 
     tasks: list[Task] = field(default_factory=list)
     starts_s: list[float] = field(default_factory=list)
@@ -29,7 +29,11 @@ class Timeline:
     _free_s: dict[str, float] = field(default_factory=dict)
 
     def add(self, stream: str, name: str, seconds: float, *after: int) -> int:
-        """Give one more task; returns its number. Raises ValueError for a time below 0 and a task not given yet."""
+        """Add a task and return its number.
+
+        Raises:
+            ValueError: the duration is negative, or a dependency has not been added yet.
+        """
         if not seconds >= 0 or any(not 0 <= number < len(self.tasks) for number in after):
             raise ValueError(f"{name} takes {seconds} s after {after}: it needs 0 s or more, after tasks given before")
         begin = max([self._free_s.get(stream, 0.0), *(self.ends_s[number] for number in after)])
@@ -41,7 +45,7 @@ class Timeline:
 
     @property
     def makespan_s(self) -> float:
-        """When the last task ends."""
+        """End of the last task, in seconds."""
         return max(self.ends_s, default=0.0)
 
     def busy_s(self, stream: str) -> float:

@@ -1,2 +1,5 @@
-"""Peak memory by formula: `model` (a training step), `attention` (one call), `ranks` (one rank of N), `allocator` (what
-CUDA's caching allocator adds), `fit` (what fits a device, and what to change first)."""
+"""Peak memory by formula.
+
+`model` (a training step), `attention` (one call), `ranks` (one rank of N), `allocator` (overhead of CUDA's caching
+allocator), `fit` (what fits a device, and what to change first).
+"""

@@ -1,4 +1,4 @@
-"""The memory that an attention call needs, by formula: the tensors alive at each moment at which it may peak."""
+"""Memory of one attention call by formula: the tensors alive at each moment that may be the peak."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ def attention_memory(
     packed: bool = False,
     cuda: bool = False,
 ) -> MemoryPrediction:
-    """What one attention call needs at its peak, its inputs included, outside autocast.
+    """Return the memory of one attention call at its peak, inputs included, outside autocast.
 
-    mode: `forward` keeps no graph; `backward` runs over a graph that it retains.
-    packed: q, k and v are views of one (batch, seq, 3, heads, d_head) tensor: products over a full matrix copy them,
-        and their gradients are gathered into one tensor at the end.
-    cuda: with the workspaces of cuBLAS, where the algorithm calls that: forward's, and one of backward's thread, each
-        held from its first call on.
+    Args:
+        shape: shape of the call.
+        mode: `forward` keeps no graph; `backward` runs over a graph that it retains.
+        dtype_bytes: bytes of one element.
+        algorithm: the attention implementation.
+        packed: q, k and v are views of one (batch, seq, 3, heads, d_head) tensor. Products over a full matrix copy
+            them, and their gradients are gathered into one tensor at the end.
+        cuda: include the workspaces of cuBLAS if the algorithm calls it: one in forward and one in backward's thread,
+            each held from its first call on.
     """
     rows = shape.batch * shape.heads * shape.seq
     q = rows * shape.d_head * dtype_bytes
@@ -36,13 +40,13 @@ def attention_memory(
     matrix = rows * shape.key_length * dtype_bytes
     in_forward, kept, in_backward = (round(count * matrix) + mask for count in algorithm.score_matrices)
 
-    saved = 4 * rows if tiled else q + k_copy  # the log-sum-exp; or the scaled query and the key's copy
+    saved = 4 * rows if tiled else q + k_copy  # the log-sum-exp, or the scaled query and the copy of the key
     graph = mode is not Mode.FORWARD
     queries = shape.batch * shape.heads, shape.seq
     tiled_workspace = 4 * algorithm.padded_rows(*queries) + algorithm.dq_accumulator(*queries, shape.d_head)
     if algorithm.copies_by_head and shape.heads > 1 and not packed:
         tiled_workspace += 2 * q
-    retained = k_copy if mode is Mode.BACKWARD else 0  # the value's copy
+    retained = k_copy if mode is Mode.BACKWARD else 0  # the copy of the value
     moments = {
         "forward": {
             "inputs": inputs,
@@ -52,7 +56,7 @@ def attention_memory(
         }
     }
     if graph:
-        outputs = {"inputs": inputs, "output": 2 * q}  # with its gradient
+        outputs = {"inputs": inputs, "output": 2 * q}  # the output and its gradient
         moments["backward"] = outputs | {
             "saved": saved + retained,
             "attention_scores": in_backward,

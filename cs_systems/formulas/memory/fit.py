@@ -1,4 +1,4 @@
-"""What fits a device, and how to make it fit: by the closed form alone, with neither torch nor device."""
+"""Batches and contexts that fit a device, and changes that make a config fit: a closed form without torch or device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cs_systems.formulas.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlg
 from cs_systems.formulas.memory.allocator import MIB
 from cs_systems.formulas.memory.model import step_memory
 
-# The CUDA context of a process with its modules loaded: memory of the device that no allocator gave out. Measured
+# The CUDA context of a process with its modules loaded: device memory outside every allocator. Measured
 # on one H200 with CUDA 13.0 in each of seven cells: profiles/nvidia_smi_memory.
 CONTEXT_BYTES = 751 * MIB
 TILED = AttentionAlgorithm(block_q=128, block_k=128, backward_matmuls=5)
 TILED_WITH_ACCUMULATOR = replace(TILED, dq_accumulator_bytes=4)
-# What backends declare whose files, which import torch, are not loaded here; a tiled one is TILED unless it is listed.
+# Copies of the backends' declarations, because their files import torch; an unlisted tiled backend is TILED.
 DECLARED = {
     "compiled": AttentionAlgorithm(score_matrices=(2, 1, 2), torch_matmul=True),
     "flash_attn": TILED_WITH_ACCUMULATOR,
@@ -27,11 +27,15 @@ DECLARED = {
     "sdpa_efficient": replace(TILED, output_by_position=True),
 }
 HALF = (Precision.BF16, Precision.FP16, Precision.BF16_PURE, Precision.FP8)
-_MOST = 1 << 20  # sequences of a batch, tokens of a context: no answer is beyond
+_MOST = 1 << 20  # upper limit of the search, for sequences of a batch and tokens of a context
 
 
 def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
-    """What `config`'s backend keeps in memory (the tiles are not the kernel's). ConfigError where nobody knows."""
+    """Return the attention algorithm of the config's backend, for memory only (tiles are not the kernel's).
+
+    Raises:
+        ConfigError: the backend is outside the package, so that its memory is not declared.
+    """
     name = plugins.check("attention", config.attention)
     full = FULL_MATRIX if config.device == "cpu" else FULL_MATRIX_CUDA
     if plugins.is_foreign(name):
@@ -48,13 +52,13 @@ def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
 
 
 def needed_bytes(config: RunConfig) -> int:
-    """What the device must have: the predicted peak of `config`, and the context."""
+    """Return the device memory that `config` needs: the predicted peak and the CUDA context, in bytes."""
     return step_memory(config, algorithm_of(config)).peak_bytes + CONTEXT_BYTES
 
 
 @dataclass(frozen=True)
 class Change:
-    """`what` is changed, what is needed then, and the config with it."""
+    """Change of a config: a description (`what`), the memory needed afterwards, and the changed config."""
 
     what: str
     needed_bytes: int
@@ -64,10 +68,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Fit:
-    """largest_batch at this context and largest_context at this batch: 0 where not even 1 fits.
+    """Prediction for a config and a device.
 
-    changes: each alone and with what it would need, what changes the result least first; empty where all fits as it is.
-    first: one after the other until it fits, each needing what the ones before it left; empty where it never does.
+    `largest_batch` holds at this context and `largest_context` at this batch; 0 where not even 1 fits.
+
+    changes: alternatives, each with the memory it would need. The change that affects the result least comes first.
+        Empty if the config fits unchanged.
+    first: cumulative changes until the config fits, each with the memory that is needed after it. Empty if no
+        combination fits.
     """
 
     needed_bytes: int
@@ -83,7 +91,7 @@ class Fit:
 
 
 def fits(config: RunConfig, device_bytes: int) -> Fit:
-    """Whether a step of `config` fits a device of so many bytes, the largest that does, and what to change first."""
+    """Return the prediction for a step of `config` on a device of that size, with changes if it does not fit."""
     fit = Fit(
         needed_bytes(config),
         device_bytes,
@@ -110,7 +118,7 @@ def _one_after_the_other(config: RunConfig, device_bytes: int) -> tuple[Change, 
 
 
 def largest(config: Callable[[int], RunConfig], device_bytes: int) -> int:
-    """The largest n for which `config(n)` fits, 0 where none does; what is needed must grow with n."""
+    """Return the largest n for which `config(n)` fits, 0 if none does; memory must grow with n."""
     low, high = 0, 1
     while high <= _MOST and needed_bytes(config(high)) <= device_bytes:
         low, high = high, 2 * high
@@ -121,7 +129,7 @@ def largest(config: Callable[[int], RunConfig], device_bytes: int) -> int:
 
 
 def cheapest_plan(config: RunConfig, budget_bytes: int) -> Change | None:
-    """The checkpoint with the fewest FLOPs executed again that fits, by prediction; None where none does."""
+    """Return the checkpoint plan that fits with the fewest recomputed FLOPs, by prediction; None if none fits."""
     algorithm, tokens = algorithm_of(config), config.tokens_per_sequence
 
     def flops(plan: str) -> int:
@@ -135,7 +143,10 @@ def cheapest_plan(config: RunConfig, budget_bytes: int) -> Change | None:
 
 
 def plans(config: RunConfig) -> Iterator[str]:
-    """Every form of checkpointing that suits the model: the first n blocks, all in groups, selective, nested in two."""
+    """Yield every form of checkpointing that suits the model.
+
+    The forms are: the first n blocks, all blocks in groups, selective, and nested in two levels.
+    """
     layers = config.model.num_layers
     yield "none"
     yield from (f"blocks:0-{n - 1}" for n in range(1, layers))
@@ -165,7 +176,7 @@ def _half_precision(config: RunConfig, device_bytes: int) -> Change | None:
 
 
 def _checkpointing(config: RunConfig, device_bytes: int) -> Change | None:
-    """The cheapest plan that fits; where none does, the one that needs least."""
+    """Return the cheapest plan that fits; if none does, the one that needs the least memory."""
     if config.mode is Mode.FORWARD:
         return None
     if found := cheapest_plan(config, device_bytes):
@@ -184,7 +195,7 @@ def _context(config: RunConfig, device_bytes: int) -> Change | None:
     return _change(f"--context-length {length}", _with_context(config, length), device_bytes)
 
 
-# What changes the result least comes first: the same numbers, then the same mathematics, then another step.
+# The least intrusive change comes first: same numbers, then same mathematics, then a different step.
 _CHANGES = (_tiled_attention, _checkpointing, _half_precision, _batch, _context)
 
 

@@ -1,11 +1,13 @@
-"""The memory that a training step needs, by formula: what is alive at each moment at which it may peak.
+"""Memory of a training step by formula: the tensors alive at each moment that may be the peak.
 
-Counts the tensors that eager PyTorch holds, and of a step on CUDA what PyTorch's allocator counts beside them: cuBLAS's
-workspaces, and the rest of a block that is too small to be split off (`rounding`). No constant in here is fitted to a
-measurement. Left out: fragmentation (reserved but free), the CUDA context, what is not split off a cached block of
-another size (up to 1 MiB a tensor: 4% of `small` at context 128), and the moment inside a norm, which is below the
-loss's unless the vocabulary is smaller than the model is wide. Of a compiled model this is no prediction, for its
-compiler decides what it keeps (6% less in the one that was measured); fp8 is counted as bf16 and needs less.
+Counted are the tensors that eager PyTorch holds and, on CUDA, what PyTorch's allocator counts besides them: cuBLAS's
+workspaces, and the rest of a block that is too small to be split off (`rounding`). No constant in this module is fitted
+to a measurement.
+
+Left out are: fragmentation (reserved but free), the CUDA context, the unsplit rest of a reused block of another size
+(up to 1 MiB per tensor: 4% of `small` at context 128), and the moment inside a norm, which is below the loss's unless
+the vocabulary is smaller than d_model. The formula does not predict a compiled model, because the compiler decides what
+to keep (6% less in the one that was measured). fp8 is counted as bf16 and needs less.
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ Components = dict[str, int]
 
 @dataclass(frozen=True)
 class MemoryPrediction:
-    """Bytes alive by component at each moment that may be the peak; the largest single allocation (name, bytes)."""
+    """Bytes alive by component at each possible peak, and the largest single allocation (name, bytes)."""
 
     moments: dict[str, Components]
     largest_allocation: tuple[str, int]
 
     @property
     def peak_at(self) -> str:
-        """The moment at which most is alive."""
+        """Moment with the most bytes alive."""
         return max(self.moments, key=lambda moment: sum(self.moments[moment].values()))
 
     @property
     def components(self) -> Components:
-        """What is alive at the peak."""
+        """Bytes alive at the peak, by component."""
         return self.moments[self.peak_at]
 
     @property
@@ -60,7 +62,10 @@ _NOTHING = _Kept()
 
 
 def step_memory(config: RunConfig, algorithm: AttentionAlgorithm) -> MemoryPrediction:
-    """What a step of `config` (a training step of BasicTransformerLM, or its first phases) needs at its peak."""
+    """Return the memory of a step of `config` at its peak.
+
+    The step is a training step of BasicTransformerLM, or its first phases.
+    """
     step = _Step(config, algorithm)
     threads = 1 if config.mode is Mode.FORWARD else 2
     moments = {name: step.on_device(alive, threads) for name, alive in step.moments().items()}
@@ -69,7 +74,10 @@ def step_memory(config: RunConfig, algorithm: AttentionAlgorithm) -> MemoryPredi
 
 @dataclass(frozen=True)
 class PhaseMemory:
-    """`step` counts from 1; step 0 has one phase, `built`. Bytes alive when the phase ends, by component; its peak."""
+    """Bytes alive at the end of a phase, by component, and the phase's peak.
+
+    `step` counts from 1; step 0 has one phase, `built`.
+    """
 
     step: int
     phase: str
@@ -82,16 +90,16 @@ class PhaseMemory:
 
 
 def kept_by_a_block(config: RunConfig, algorithm: AttentionAlgorithm, checkpoint: Segment | None = None) -> int:
-    """What a block keeps for its backward, copies of its weights included; or what a `checkpoint` does. Bytes."""
+    """Return the bytes that a block, or a `checkpoint`, keeps for backward, copies of its weights included."""
     step = _Step(config, algorithm)
     kept = step.block if checkpoint is None else step._kept_by(checkpoint)
     return kept.activations + kept.scores + kept.copies
 
 
 def phase_memory(config: RunConfig, algorithm: AttentionAlgorithm, steps: int = 2) -> list[PhaseMemory]:
-    """What is alive after each phase of the first `steps` steps, and at its peak.
+    """Return the bytes alive after each phase of the first `steps` steps, and at its peak.
 
-    AdamW makes its state in its first step; backward's thread has a workspace from its first backward on.
+    AdamW allocates its state in its first step; backward's thread has a workspace from its first backward on.
     """
     step = _Step(config, algorithm)
     moments = step.moments()
@@ -112,18 +120,21 @@ def phase_memory(config: RunConfig, algorithm: AttentionAlgorithm, steps: int = 
 
 
 def _threads(config: RunConfig, step: int, moment: str) -> int:
-    """How many have called cuBLAS by then: backward's own does so after the loss, in which it multiplies nothing."""
+    """Return the number of threads that have called cuBLAS by that moment.
+
+    Backward's own thread calls it after the loss, whose backward has no matrix product.
+    """
     begun = step > 1 or (moment.startswith(("backward", "optimizer")) and moment != "backward: loss")
     return 2 if begun and config.mode is not Mode.FORWARD else 1
 
 
 class _Step:
-    """The sizes of one step's tensors in bytes, and which are alive when.
+    """Sizes of one step's tensors in bytes, and the moments at which they are alive.
 
     Autocast leaves the parameters, the residual stream and the norms in fp32. A linear layer keeps its input cast to
-    the compute dtype, once for each layer that reads it; a weight is cast once, and kept until its backward. What is
-    under a checkpoint keeps the checkpoint's input (one residual) until backward computes it again; the copies of its
-    weights go with the end of forward, when autocast forgets them, and are made again.
+    the compute dtype, once for each layer that reads it. A weight is cast once, and the copy is kept until its
+    backward. A checkpoint keeps its input (one residual) until backward recomputes the rest; the copies of its weights
+    are freed at the end of forward, when autocast clears its cache, and are made again.
     """
 
     def __init__(self, config: RunConfig, algorithm: AttentionAlgorithm) -> None:
@@ -138,8 +149,8 @@ class _Step:
         self.wide = tokens * model.d_ff * element  # the output of w1
         self.logits = tokens * model.vocab_size * element
         self.wide_logits = tokens * model.vocab_size * (4 if self.autocast else element)
-        # CUDA's autocast leaves the log-softmax in the dtype of the logits, for cross_entropy names it, and widens a
-        # copy of it for nll_loss: both are kept for backward. The CPU's widens the logits.
+        # CUDA's autocast leaves cross_entropy's log-softmax in the dtype of the logits and widens a copy for nll_loss:
+        # both are kept for backward. The CPU's autocast widens the logits.
         self.widens_log_softmax = self.autocast and config.device != "cpu"
         self.kept_by_loss = self.wide_logits + (self.logits if self.widens_log_softmax else 0)
 
@@ -160,8 +171,8 @@ class _Step:
 
         # A norm keeps its input and the normalised input in fp32, and a factor for each token.
         norm = tokens * (8 * model.d_model + 4)
-        readers = (3, 2) if self.autocast else (1, 1)  # of the two norms, each with a cast of its own
-        # q, k, v and the input of output_proj; a tiled attention keeps its output too, unless that is the same tensor.
+        readers = (3, 2) if self.autocast else (1, 1)  # layers that read each norm's output, each with its own cast
+        # q, k, v and the input of output_proj; tiled attention also keeps its output, unless that is the same tensor.
         self.copies_output = self.tiled and not algorithm.output_by_position
         qkv_and_output = (5 if self.copies_output else 4) * self.hidden
         self.kept_by_attention = norm + readers[0] * self.hidden + qkv_and_output + self.log_sum_exp
@@ -188,7 +199,7 @@ class _Step:
         self.always = self.stateless | state
 
     def moments(self) -> dict[str, Components]:
-        """What is alive at each moment that may be the peak, in order; the name begins with the phase."""
+        """Return the bytes alive at each moment that may be the peak, in order; a name begins with its phase."""
         if self.config.mode is Mode.FORWARD and not self.config.keep_graph:
             moments = self.forward_without_graph()
         else:
@@ -200,7 +211,7 @@ class _Step:
         return moments
 
     def ends(self) -> dict[Phase, Components]:
-        """What is alive when each phase has ended; the logits stay with the workload until the next step."""
+        """Return the bytes alive at the end of each phase; the workload keeps the logits until the next step."""
         if self.config.mode is Mode.FORWARD and not self.config.keep_graph:
             return {Phase.FORWARD: self.always | {"logits_and_loss": self.logits}}
         ends = {Phase.FORWARD: self._all_kept() | {"logits_and_loss": self.logits}}
@@ -216,10 +227,10 @@ class _Step:
         return {name: size for name, size in alive.items() if name != "optimizer_state"}
 
     def on_device(self, alive: Components, threads: int) -> Components:
-        """`alive` with what the allocator counts beside tensors; `threads` have called cuBLAS by now.
+        """Return `alive` with the allocator's overhead, after `threads` threads have called cuBLAS.
 
-        Parameters lie in fresh memory. What comes later is served from the cache where activations have left blocks
-        that are large enough, each of which can be split.
+        Parameters lie in fresh memory. Later tensors reuse cached blocks where activations have left blocks that are
+        large enough, each of which can be split.
         """
         if self.config.device == "cpu":
             return alive
@@ -235,7 +246,7 @@ class _Step:
         }
 
     def forward_without_graph(self) -> dict[str, Components]:
-        """Only what one layer works on is alive, and under autocast the copies of all weights."""
+        """Return the moments of forward if only one layer's tensors and all weight copies are alive."""
         copies = self._copies(self.model.num_layers * self.layer_weights)
         return self._alone("forward", _Kept(self.residual, 0, copies)) | {
             "forward: head": self.always
@@ -247,7 +258,7 @@ class _Step:
         }
 
     def forward_with_graph(self) -> dict[str, Components]:
-        """Activations pile up: the peak is in the last layer or at the end."""
+        """Return the moments of forward if activations accumulate: the peak is in the last layer or at the end."""
         kept = self._kept_by_all()
         copies = self._copies(self.model.num_layers * self.layer_weights)
         if self.plan and self.plan[-1].stop == self.model.num_layers:
@@ -274,14 +285,15 @@ class _Step:
         }
 
     def loss(self) -> Components:
-        """The log-softmax beside the logits, which the CPU's autocast widens for it first."""
+        """Return the bytes alive in the loss: the log-softmax and the logits, which autocast on a CPU first widens."""
         widened = self.wide_logits if self.autocast and not self.widens_log_softmax else 0
         return self._all_kept() | {"logits_and_loss": self.logits + widened + self.kept_by_loss}
 
     def backward(self) -> dict[str, Components]:
-        """Activations go while gradients come; each block's checkpoint has been computed again when its turn comes.
+        """Return the moments of backward: activations are freed while gradients are allocated.
 
-        In the loss: what it kept, the gradient of the log-softmax, and where that needs no cast the one of the logits.
+        Each block's checkpoint has been recomputed when its backward begins. The moment in the loss holds what the loss
+        kept, the gradient of the log-softmax and, where that needs no cast, the gradient of the logits.
         """
         gradients = (1 if self.widens_log_softmax else 2) * self.wide_logits
         loss = self._all_kept() | {"logits_and_loss": self.logits + self.kept_by_loss + gradients}
@@ -296,7 +308,11 @@ class _Step:
         return moments
 
     def update(self) -> Components:
-        """AdamW: torch's foreach holds a root of the second moment for all parameters, ours for one at a time."""
+        """Return the bytes alive in AdamW's step.
+
+        torch's foreach holds a root of the second moment for all parameters at once; the package's own for one at a
+        time.
+        """
         workspace = {"adamw_foreach": self.weights, "adamw": max(self.head_weight, self.feed_forward_weights // 3)}
         return self.always | {
             "gradients": self.weights,
@@ -305,7 +321,7 @@ class _Step:
         }
 
     def largest_allocation(self) -> tuple[str, int]:
-        """The largest single tensor: (its name, bytes)."""
+        """Return the largest single tensor: (its name, bytes)."""
         candidates = {
             "token_embeddings.weight": self.head_weight,
             "ffn.w1.weight": self.feed_forward_weights // 3,
@@ -316,9 +332,9 @@ class _Step:
         return max(candidates.items(), key=itemgetter(1))
 
     def _alone(self, phase: str, before: _Kept) -> dict[str, Components]:
-        """A block that keeps nothing for backward, with `before` (its own input in it) alive."""
-        # q, k, v, both rotated; then the output and, over a full matrix, a copy of v with the heads outermost; where
-        # autocast widens the softmax, most scores are alive before that.
+        """Return the moments of a block that keeps nothing for backward; `before` is alive, its input included."""
+        # q, k, v, and rotated q and k; then the output and, over a full matrix, a copy of v with the heads outermost.
+        # Where autocast widens the softmax, the score matrices peak before that.
         beside_rotated = 1 if self.tiled else 0 if self.widens_scores else 2
         rotated_and_output = (5 + beside_rotated) * self.hidden + self.log_sum_exp
         return {
@@ -337,8 +353,10 @@ class _Step:
         }
 
     def _feed_forward_backward(self, layer: int, kept: _Kept) -> Components:
-        """The gradients of the residual, of both factors of the product, and of the product, once that is gone, with
-        w2's copy."""
+        """Return the bytes alive in the backward of a feed-forward layer, after the product and w2's copy are freed.
+
+        They include the gradients of the residual, of both factors of the product, and of the product.
+        """
         later = self.model.num_layers - 1 - layer
         return self.always | {
             "weight_copies": kept.copies + self.block.copies - self._copies(self.feed_forward_weights // 3),
@@ -350,10 +368,12 @@ class _Step:
         }
 
     def _attention_backward(self, layer: int, kept: _Kept) -> Components:
-        """Beside the scores: the gradients of the residual and of what attention has given back by then.
+        """Return the bytes alive in the backward of attention.
 
-        Over a full matrix that is the value's, and the saved value and output are gone; a tiled backward holds all that
-        it saved, the output's gradient (in the place of the copy that output_proj read, if any) and three new ones.
+        Besides the scores, they are the gradients of the residual and those that attention has produced so far. Over a
+        full matrix that is the value's gradient, and the saved value and output are freed. A tiled backward holds all
+        that it saved, the output's gradient (in the place of the copy that output_proj read, if any), and three new
+        gradients.
         """
         later = self.model.num_layers - 1 - layer
         hidden = (3 if self.copies_output else 4) if self.tiled else -1
@@ -367,7 +387,10 @@ class _Step:
         }
 
     def _backward_order(self, run: Iterable[int | Segment], kept: _Kept = _NOTHING) -> Iterator[tuple[int, _Kept]]:
-        """Each block, with what those before it keep when its backward begins: checkpoints around it computed again."""
+        """Yield each block in backward order, with the bytes that earlier blocks still keep when its backward begins.
+
+        Checkpoints around the block have been recomputed.
+        """
         for item in run:
             if isinstance(item, int):
                 yield item, kept
@@ -381,17 +404,20 @@ class _Step:
         return sum((self.block if isinstance(item, int) else self._kept_by(item) for item in run), _NOTHING)
 
     def _kept_by(self, segment: Segment) -> _Kept:
-        """The checkpoint's input, and of each block what it keeps beside: attention's output, or the linear layers'."""
+        """Return what a checkpoint keeps: its input, and the kept outputs of each block.
+
+        These are the output of attention, or those of the linear layers.
+        """
         attention = self.hidden + self.log_sum_exp
         beside = {None: 0, "attention": attention, "matmul": 5 * self.hidden + 2 * self.wide}[segment.keeps]
         return _Kept(self.residual + segment.blocks * beside)
 
     def _copies(self, weights: int) -> int:
-        """Bytes of the copies that autocast makes of fp32 `weights` (bytes)."""
+        """Return the bytes of the copies that autocast makes of fp32 `weights` (bytes)."""
         return weights // 2 if self.autocast else 0
 
     def _all_kept(self) -> Components:
-        """At the end of forward, but for the logits."""
+        """Return the bytes alive at the end of forward, without the logits."""
         kept = self._kept_by_all()
         return self.always | {
             "weight_copies": kept.copies + self._copies(self.head_weight),

@@ -1,10 +1,11 @@
-"""What a rank of N holds of a training step, by formula.
+"""Memory of one rank of N in a training step, by formula.
 
-Of parameters, gradients and the optimizer's state a rank has everything, or the N-th part where its strategy splits
-them (`ParallelStrategy.splits`; Rajbhandari et al. 2020, figure 1): with Ψ bytes of parameters and AdamW's two moments
-4Ψ in one process, 2Ψ + 2Ψ/N with the optimizer split, 4Ψ/N with all of it. What a batch needs is each rank's own.
+A rank holds all parameters, gradients and optimizer state, or 1/N of those that its strategy divides
+(`ParallelStrategy.splits`; Rajbhandari et al. 2020, figure 1). With Ψ bytes of parameters and AdamW's two moments, that
+is 4Ψ in one process, 2Ψ + 2Ψ/N with a divided optimizer, and 4Ψ/N with everything divided. The memory of a batch is
+each rank's own.
 
-Gradients are there from backward on, the state from the optimizer's first step on.
+Gradients exist from backward on, the optimizer state from the optimizer's first step on.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SPLIT = {"parameters": "parameters", "gradients": "gradients", "optimizer_state"
 
 
 def of_a_rank(components: Components, splits: Collection[str], world_size: int) -> Components:
-    """The components of one process's step as they are on each rank."""
+    """Return the components of one process's step as they are on each rank."""
     return {name: -(-size // world_size) if SPLIT.get(name) in splits else size for name, size in components.items()}
 
 
@@ -33,10 +34,17 @@ def step_memory_of_a_rank(
     *,
     gradients_in_buckets: bool = False,
 ) -> MemoryPrediction:
-    """The prediction for a rank whose own part of the batch `whole` is of.
+    """Return the prediction for one rank, given the prediction `whole` for its share of the batch in one process.
 
-    buckets: as a strategy says it, in Ψ; they are there at every moment. Parameters that are split are gathered for a
-    time in the dtype that is computed in, so that autocast makes no copies of them; what is gathered is left out.
+    Args:
+        whole: the prediction for one process.
+        splits: the objects that the strategy divides.
+        world_size: number of ranks.
+        buckets: bytes of the strategy's buckets in units of Ψ; they are alive at every moment.
+        gradients_in_buckets: the gradients are views of the buckets, and not counted twice.
+
+    Divided parameters are gathered temporarily in the compute dtype, so that autocast makes no copies of them. The
+    gathered parameters are left out.
     """
     moments = {}
     for name, alive in whole.moments.items():
@@ -52,9 +60,13 @@ def step_memory_of_a_rank(
 def state_by_stage(
     parameter_bytes: int, splits: Collection[str], world_size: int, moments: int = 2
 ) -> dict[str, Components]:
-    """Stage of the first step → bytes by component when it has ended, the gradients averaged.
+    """Return the stages of the first step with the bytes by component at the end of each, gradients averaged.
 
-    parameter_bytes: of all parameters that are trained. moments: what the optimizer keeps, in Ψ: 2 of AdamW.
+    Args:
+        parameter_bytes: bytes of all trained parameters.
+        splits: the objects that the strategy divides.
+        world_size: number of ranks.
+        moments: size of the optimizer state in units of Ψ: 2 for AdamW.
     """
     components = of_a_rank(
         {
