@@ -1,4 +1,4 @@
-"""What the dtypes of a step say: a table of them, and why a step did not run in the precision that was asked for."""
+"""Dtypes of a step: a table of them, and the reasons why a step did not run in the requested precision."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ LOW = frozenset(AUTOCAST.values())
 
 
 def table(modules: Sequence[Row], loss: Sequence[str]) -> list[Row]:
-    """A row for each module in the order of the calls, the logits (what the first module called gives), and the loss:
-    {what, type, calls, parameters, inputs, outputs, output_gradients, parameter_gradients, autocast, cast}.
+    """Return a row for each module in the order of the calls, one for the logits, and one for the loss.
 
-    Dtypes are those of the tensors seen, None where there was none. `cast`: what a leaf made of its inputs: `down`
-    (fp32 in, low precision out), `up`, None where it kept them or is no leaf.
+    A row has {what, type, calls, parameters, inputs, outputs, output_gradients, parameter_gradients, autocast, cast}.
+    The logits are the output of the first module called.
+
+    Dtypes are those of the observed tensors, None where there were none. `cast` describes a leaf module: `down` (fp32
+    in, low precision out), `up`, or None if it kept the dtype. It is None for other modules.
     """
     rows = [
         {"what": row["module"], "type": row["type"], "calls": row["calls"]}
@@ -50,7 +52,10 @@ def _cast(row: Row) -> str | None:
 
 
 def collapsed(rows: Sequence[Row]) -> list[Row]:
-    """Rows that are alike but for the number of their block as one, where the first stood: `layers.0–11.attn`."""
+    """Return the rows with those that differ only in their block's number merged: `layers.0–11.attn`.
+
+    A merged row takes the place of its first row.
+    """
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         alike = tuple(value for name, value in row.items() if name != "what")
@@ -60,12 +65,12 @@ def collapsed(rows: Sequence[Row]) -> list[Row]:
     return [row for _, row in sorted(made, key=lambda pair: order[id(pair[0])])]
 
 
-# The number in a path that a number of alike blocks differ in: `layers.3.attn` → "layers", "3", "attn".
+# The block's number in a module path: `layers.3.attn` → "layers", "3", "attn".
 _BLOCK = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
 def _as_one(same: list[Row]) -> list[tuple[Row, Row]]:
-    """(the first row, it with the range of numbers in its path), or each by itself where numbers are missing."""
+    """Return (the first row, the merged row with the range of numbers), or each row alone if numbers are missing."""
     found = [_BLOCK.search(row["what"]) for row in same]
     numbers = [int(match[1]) for match in found if match]
     if len(numbers) < 2 or numbers != list(range(numbers[0], numbers[0] + len(same))):
@@ -77,9 +82,9 @@ def _as_one(same: list[Row]) -> list[tuple[Row, Row]]:
 
 
 def contradiction(precision: Precision, modules: Sequence[Row], contexts: Sequence[Row]) -> str | None:
-    """Why a step did not run in the precision that was asked for, with the remedy; None where it did."""
+    """Return why a step did not run in the requested precision, with the remedy; None if it did."""
     in_effect = sorted({name for row in modules for name in row["autocast"] if name != "off"})
-    device = max((device for row in modules for device in row["devices"]), default="cpu")  # a mask may be on the cpu
+    device = max((device for row in modules for device in row["devices"]), default="cpu")  # a mask may be on the CPU
     asked, name = AUTOCAST.get(precision), _first_root(modules)
     if asked is None:
         if own := [name for name in in_effect if name.split()[0] == device]:
@@ -100,7 +105,7 @@ def contradiction(precision: Precision, modules: Sequence[Row], contexts: Sequen
 
 
 def _without_effect(asked: str, device: str, name: str, contexts: Sequence[Row]) -> str:
-    """Why no module was called under autocast, although some context may have been entered."""
+    """Return why no module was called under autocast, although some context may have been entered."""
     own = [context for context in contexts if context["device"] == device]
     if any(context["enabled"] for context in own):
         return f"autocast was entered for {device}, but {name} was called outside of it, in its parameters' dtype"

@@ -1,4 +1,4 @@
-"""What was measured of sums and of normalisations in low precision, as rows for a person, and what they say."""
+"""Tables and verdicts from the measured errors of sums and normalizations in low precision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cs_systems.formulas import rounding
 from cs_systems.formulas.rounding import FORMATS, Format
 from cs_systems.record import Row, RunRecord
 
-VALUE = 0.01  # what `accumulation` adds
+VALUE = 0.01  # the addend of the workload `accumulation`
 SHOWN_LENGTHS = (16, 256, 4096, 65536)
 
 
@@ -18,7 +18,10 @@ def _formats(row: Row) -> tuple[Format, Format]:
 
 
 def accumulated(records: Sequence[RunRecord]) -> list[Row]:
-    """One number added many times: {sum of, accumulator, times, sum, error, why}; `why` is from arithmetic alone."""
+    """Return rows for one number added many times: {accumulator + addend, times, sum, error, why}.
+
+    `why` is computed by arithmetic alone, without a measurement.
+    """
     rows = [row for record in records for row in record.results.get("accumulation", ())]
     return [
         {
@@ -33,7 +36,7 @@ def accumulated(records: Sequence[RunRecord]) -> list[Row]:
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """Each `why` of `accumulated` once, after the sums that it explains."""
+    """Return each `why` of `accumulated` once, preceded by the sums that it explains."""
     groups: dict[str, dict[str, list[str]]] = {}
     for row in rows:
         groups.setdefault(row["why"], {}).setdefault(row["accumulator + addend"], []).append(f"{row['times']:,}")
@@ -44,13 +47,16 @@ def reasons(rows: Sequence[Row]) -> list[str]:
 
 
 def unexplained(records: Sequence[RunRecord]) -> list[Row]:
-    """The sums that are not, to the bit, what the arithmetic of `rounding` says; there should be none."""
+    """Return the sums that differ by any bit from the arithmetic of `rounding`; there should be none."""
     rows = [row for record in records for row in record.results.get("accumulation", ())]
     return [row for row in rows if row["sum"] != rounding.total(VALUE, *_formats(row), row["count"])]
 
 
 def ulps(records: Sequence[RunRecord], count: int = 1000) -> list[Row]:
-    """Binade by binade what the sums of `count` additions in one dtype did, from 1 on, where errors grow visible."""
+    """Return the sums of `count` additions in one dtype, binade by binade.
+
+    They begin at 1, where errors become visible.
+    """
     rows = [row for record in records for row in record.results.get("accumulation", ())]
     same = [row for row in rows if row["count"] == count and row["accumulator"] == row["addend"]]
     return [
@@ -70,7 +76,7 @@ def ulps(records: Sequence[RunRecord], count: int = 1000) -> list[Row]:
 
 
 def summed(records: Sequence[RunRecord]) -> list[Row]:
-    """The median relative error of random sums by dtype and method, a column for each of SHOWN_LENGTHS."""
+    """Return the median relative error of random sums by dtype and method, with a column per SHOWN_LENGTHS."""
     made: dict[tuple[str, str], Row] = {}
     for record in records:
         precision = record.config["precision"]
@@ -83,7 +89,7 @@ def summed(records: Sequence[RunRecord]) -> list[Row]:
 
 
 def first_bad(rows: Sequence[Row], method: str, roundoffs: float) -> int | None:
-    """The shortest sum by that method whose median error is above so many unit roundoffs; None where there is none."""
+    """Return the shortest sum by that method with a median error above `roundoffs` unit roundoffs; None if none."""
     bad = (
         row["length"]
         for row in rows
@@ -93,7 +99,10 @@ def first_bad(rows: Sequence[Row], method: str, roundoffs: float) -> int | None:
 
 
 def normalized(records: Sequence[RunRecord]) -> list[Row]:
-    """The error of one low step alone, in unit roundoffs, a column for each dtype: {operation, input, in low …}."""
+    """Return the error of each single step in low precision, in unit roundoffs, with a column per dtype.
+
+    A row has {operation, input, in low precision, …}.
+    """
     made: dict[tuple[str, ...], Row] = {}
     for record in records:
         for row in record.results.get("normalization", ()):
@@ -104,7 +113,7 @@ def normalized(records: Sequence[RunRecord]) -> list[Row]:
 
 
 def in_roundoffs(row: Row) -> str:
-    """`26.7 u`, or what became of the rows that have no error."""
+    """Format the error of a row, such as `26.7 u`, with the share of results that are inf or NaN."""
     if row["error"] is None:
         return "inf or NaN"
     lost = "" if row["finite"] == 1 else f", {1 - row['finite']:.0%} inf or NaN"
@@ -112,7 +121,10 @@ def in_roundoffs(row: Row) -> str:
 
 
 def ranges(records: Sequence[RunRecord]) -> list[Row]:
-    """The steps that break at some size of the input, with that size by dtype; what never breaks has no row."""
+    """Return the steps that break at some size of the input, with that size by dtype.
+
+    A step that never breaks has no row.
+    """
     made: dict[tuple[str, str], Row] = {}
     precisions = [record.config["precision"] for record in records if "normalization_range" in record.results]
     for record in records:
@@ -133,10 +145,10 @@ def _breaks(row: Row) -> str | None:
 
 
 ALL_STEPS, TORCH, WIDE = "all steps, sums ", "as torch does it", "fp32, result rounded"
-GOOD_ENOUGH = 2.0  # unit roundoffs: what fp32 inside leaves is half of one, and nobody would see the difference
+GOOD_ENOUGH = 2.0  # unit roundoffs: with fp32 inside, half of one is left, and the difference is negligible
 
 
-Steps = dict[str, Row]  # of one operation on one kind of input, by the step that was low
+Steps = dict[str, Row]  # one operation on one kind of input, by the step in low precision
 
 
 def _cases(record: RunRecord) -> dict[tuple[str, str], Steps]:
@@ -147,12 +159,12 @@ def _cases(record: RunRecord) -> dict[tuple[str, str], Steps]:
 
 
 def _whole(steps: Steps) -> Steps:
-    """Every step low, by the order of the sums."""
+    """Return the rows in which every step is in low precision, by the order of the sums."""
     return {name.removeprefix(ALL_STEPS): row for name, row in steps.items() if name.startswith(ALL_STEPS)}
 
 
 def verdicts(record: RunRecord) -> list[str]:
-    """Whether an operation can do without fp32 inside: for all together, then for each operation and input."""
+    """Return whether operations are accurate without fp32 inside: a summary, then each operation and input."""
     precision, said = record.config["precision"], _answer(record)
     for (operation, case), steps in _cases(record).items():
         whole = _whole(steps)
@@ -174,7 +186,7 @@ def verdicts(record: RunRecord) -> list[str]:
 
 
 def _answer(record: RunRecord) -> list[str]:
-    """Does this dtype still need fp32 inside? In one sentence; none where nothing was measured."""
+    """Return one sentence on which operations of this dtype need fp32 inside; empty if nothing does."""
     need: dict[str, list[str]] = {}
     for (operation, case), steps in _cases(record).items():
         for how, row in _whole(steps).items():
@@ -187,11 +199,11 @@ def _answer(record: RunRecord) -> list[str]:
 
 
 def _range_verdicts(record: RunRecord) -> list[str]:
-    """By operation, from which size of the input on which step is too large for the dtype."""
+    """Return, by operation, the steps that overflow the dtype and the input sizes from which they do."""
     precision, rows = record.config["precision"], record.results.get("normalization_range", ())
     said = []
     for operation in dict.fromkeys(row["operation"] for row in rows):
-        first: dict[str, float] = {}  # of a sum in either order, the one that overflows first
+        first: dict[str, float] = {}  # the smaller size of a sum's two orders
         for row in rows:
             if row["operation"] == operation and row["overflows"] and row["breaks_from"] is not None:
                 step = row["step"].partition(",")[0]
@@ -202,12 +214,12 @@ def _range_verdicts(record: RunRecord) -> list[str]:
 
 
 def _roundoffs(row: Row) -> float:
-    """Infinite where a row of numbers came out as inf or NaN."""
+    """Return the error of a row in unit roundoffs; infinite if any result is inf or NaN."""
     return float("inf") if row["error"] is None or row["finite"] < 1 else float(row["error"] / row["unit_roundoff"])
 
 
 def where(records: Sequence[RunRecord]) -> list[str]:
-    """On what all of it was measured, as a sentence."""
+    """Return a sentence for each device on which the records were measured."""
     found = dict.fromkeys(
         (r.environment.device_name, r.environment.device) for r in records if r.status == "ok" and r.environment
     )

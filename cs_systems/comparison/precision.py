@@ -1,4 +1,4 @@
-"""Precisions held against fp32: what each takes, how far off its numbers are, whether it learns the same."""
+"""Comparison of each precision with fp32: speed, numerical error, and learning."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BASELINE = Precision.FP32
 PHASES = ("forward", "loss", "backward", "synchronize", "optimizer", "step")
 SPEEDUP = ("speedup", "speedup_low", "speedup_high", "verdict", "noise")
 ITSELF: Row = dict.fromkeys(SPEEDUP)  # fp32 is no faster than fp32
-HOPELESS = 1.0  # where not even a doubling would have been found, an interval says nothing
+HOPELESS = 1.0  # an interval is useless if even a doubling is below the resolution
 TIMED, ERRORS, CURVES = "train_step", "precision_error", "training_curve"
 
 
 def by_cell(records: Iterable[RunRecord], workload: str) -> dict[RunConfig, dict[Precision, list[RunRecord]]]:
-    """Cell (in fp32) → precision, in the order of `Precision` → its records (repeats) that no profiler disturbed."""
+    """Return cell (in fp32) → precision, in the order of `Precision` → its records (repeats), without a profiler."""
     mine = [r for r in records if r.config["workload"] == workload and r.config.get("profiler", "none") == "none"]
     cells: dict[RunConfig, dict[Precision, list[RunRecord]]] = {}
     for record in sorted(mine, key=lambda r: list(Precision).index(r.run_config.precision)):
@@ -31,18 +31,20 @@ def by_cell(records: Iterable[RunRecord], workload: str) -> dict[RunConfig, dict
 
 
 def name_of(cell: RunConfig) -> str:
-    """What was run, of whatever workload, but for the precision."""
+    """Return a description of the cell for any workload, without the precision."""
     silent = {"precision"} if cell.workload == TIMED else {"precision", "mode"}
     return describe(replace(cell, workload=TIMED), silent)
 
 
 def gains(found: dict[Precision, list[RunRecord]]) -> list[Row]:
-    """Of one cell a row for each precision: {precision, forward_s, loss_s, backward_s, synchronize_s, optimizer_s,
-    step_s (medians), speedup, speedup_low, speedup_high, verdict, noise, tokens_per_s (of all ranks),
-    peak_allocated_bytes, mfu, status, reason}.
+    """Return a row for each precision of one cell.
 
-    The speed-up is fp32's step over this one's, with its interval (`stats.ratio_interval`); None where one of the two
-    is not timed, or has a loss that is NaN or infinite. MFU is of the peak of the row's own precision.
+    A row has {precision, forward_s, loss_s, backward_s, synchronize_s, optimizer_s, step_s (medians), speedup,
+    speedup_low, speedup_high, verdict, noise, tokens_per_s (of all ranks), peak_allocated_bytes, mfu, status, reason}.
+
+    The speed-up is fp32's step over this one's, with its interval (`statistics.ratio_interval`). It is None where one
+    of the two was not timed, or has a loss that is NaN or infinite. MFU is relative to the peak of the row's own
+    precision.
     """
     return [_gain(precision, records, found.get(BASELINE, [])) for precision, records in found.items()]
 
@@ -53,7 +55,7 @@ def _gain(precision: Precision, records: Sequence[RunRecord], baseline: Sequence
     last = (timed or records)[-1]
     caveats = "; ".join(w.message for w in last.warnings) if not timed and last.measurement else None
     peaks = [r.measurement.peak_allocated_bytes for r in timed if r.measurement]
-    tokens = _only(last, "ran").get("tokens")  # of a rank
+    tokens = _only(last, "ran").get("tokens")  # tokens of one rank
     return {
         "precision": precision.value,
         **{f"{phase}_s": time for phase, time in times.items()},
@@ -77,8 +79,10 @@ def _median(records: Sequence[RunRecord], phase: str) -> float | None:
 
 
 def speedup(baseline: Sequence[RunRecord], timed: Sequence[RunRecord]) -> Row:
-    """{speedup, speedup_low, speedup_high, verdict, noise} of a step, from clean records of one cell; all None where
-    there are none, the interval where the times are too noisy to tell a doubling."""
+    """Return {speedup, speedup_low, speedup_high, verdict, noise} of a step, from clean records of one cell.
+
+    All are None without records; the interval is None where the times are too noisy to detect a doubling.
+    """
     if not timed or not baseline:
         return ITSELF
     (found,) = compare(baseline, timed).rows
@@ -94,7 +98,7 @@ def speedup(baseline: Sequence[RunRecord], timed: Sequence[RunRecord]) -> Row:
 
 
 def interval(row: Row) -> str | None:
-    """The speed-up's interval in words; None where nothing was held against fp32."""
+    """Return the interval of the speed-up in words; None without a comparison with fp32."""
     low, high = row["speedup_low"], row["speedup_high"]
     return f"{low:.2f}–{high:.2f}" if low and high else row["verdict"]
 
@@ -112,8 +116,10 @@ def _over(above: float | None, below: float | None) -> float | None:
 
 
 def errors(found: dict[Precision, list[RunRecord]]) -> list[Row]:
-    """Of one cell the rows of the table `precision_error`, after the precision and the status of each; fp16's first row
-    is without a loss scale."""
+    """Return the rows of the table `precision_error` for one cell, with the precision and its status.
+
+    The first row of fp16 is without a loss scale.
+    """
     rows = []
     for precision, records in found.items():
         last = records[-1]
@@ -127,11 +133,14 @@ def errors(found: dict[Precision, list[RunRecord]]) -> list[Row]:
 
 
 def learning(found: dict[Precision, list[RunRecord]]) -> list[Row]:
-    """Of one cell a row for each precision: {precision, steps, first_loss, last_loss, largest_deviation, at_step,
-    loss_scale, skipped, status, reason}.
+    """Return a row for each precision of one cell.
 
-    The last loss is the mean of the last tenth of the steps: each has a batch of its own. The deviation is from fp32's
-    loss of the same step; None where fp32 is not there, and of fp32. The scale's history is in words.
+    A row has {precision, steps, first_loss, last_loss, largest_deviation, at_step, loss_scale, skipped, status,
+    reason}.
+
+    The last loss is the mean over the last tenth of the steps, because each step has its own batch. The deviation is
+    from fp32's loss at the same step; it is None for fp32, and where fp32 is missing. The history of the loss scale is
+    in words.
     """
     baseline = _losses(found.get(BASELINE, []))
     rows = []
@@ -164,7 +173,7 @@ def _losses(records: Sequence[RunRecord]) -> list[float]:
 
 
 def scale_history(curve: Sequence[Row]) -> str | None:
-    """`65,536; 32,768 from step 3`; None where no loss was scaled."""
+    """Format the history of the loss scale, as in `65,536; 32,768 from step 3`; None without a loss scale."""
     return "; ".join(_scales(curve)) or None
 
 

@@ -1,4 +1,4 @@
-"""Why a lower precision gains what it gains: profiles of the same step in fp32 and in another, by family."""
+"""Causes of a lower precision's speed-up: traces of the same step in fp32 and in a lower one, by kernel family."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.record import Row, RunRecord
 from cs_systems.traces.gaps import LAUNCH
 
-PRODUCTS = ("matmul", "attention")  # what a tensor core computes
+PRODUCTS = ("matmul", "attention")  # kernel families that run on tensor cores
 CASTS = "copy"  # a cast is a copy into another dtype
-# What may differ beside the precision.
+# Fields that may differ besides the precision.
 FIELDS = ("attention", "compile", "optimizer", "checkpoint", "mode", "batch_size", "model")
-UNCHANGED = 0.05  # kernels' times that are as close as this are told as one
+UNCHANGED = 0.05  # kernel times that differ by less than this fraction count as equal
 
 
 def pairs(records: Iterable[RunRecord]) -> list[tuple[RunRecord, RunRecord]]:
-    """(fp32, another precision) of the same profiled cell, for all that have tables of kernels."""
+    """Return (fp32, another precision) of the same profiled cell, for all records with kernel tables."""
     found = [r for r in records if r.results.get("families") and r.results.get("steps")]
     baselines = {_apart(r): r for r in found if r.config["precision"] == BASELINE}
     return [(baselines[_apart(r)], r) for r in found if r.config["precision"] != BASELINE and _apart(r) in baselines]
@@ -31,7 +31,7 @@ def _apart(record: RunRecord) -> RunConfig:
 
 
 def clean_twins(record: RunRecord, records: Iterable[RunRecord]) -> list[RunRecord]:
-    """The same cell by the clock alone, each repeat of it."""
+    """Return the records of the same cell that were timed without a profiler, one per repeat."""
     return [r for r in records if r.is_timing and _is_clean(r) and _what(r) == _what(record)]
 
 
@@ -40,23 +40,27 @@ def _is_clean(record: RunRecord) -> bool:
 
 
 def _what(record: RunRecord) -> tuple[RunConfig, str | None]:
-    """What was run, and on which device: `auto` and `cuda` may be one."""
+    """Return the computation and its device; `auto` and `cuda` may mean the same device."""
     config = replace(record.run_config, device="auto", profiler="none", profiler_args=())
     device = record.environment.device if record.environment else None
     return replace(config, warmup=0, warmup_s=0.0, steps=1, rounds=1), device
 
 
 def causes(a: RunRecord, b: RunRecord, clean_a: Sequence[RunRecord] = (), clean_b: Sequence[RunRecord] = ()) -> Row:
-    """What B's precision changes of a step of A, both profiled: {cell, precision, those of `speedup`, kernel_speedup,
-    launch_bound_share, products (in words), a_products_s, b_products_s, casts_s,
-    a_rest_s, b_rest_s, a_kernel_s, b_kernel_s, differs}.
+    """Return the changes that B's precision makes to a step of A, both profiled.
 
-    `casts_s` is what copies take more in B; `rest` all that is no product and no copy. With the clean twins of both,
-    speedup is by the clock, and the launch-bound share is of B's clean step: the part without a kernel, by the share
-    of the recorded gaps that are launch-bound. Without them the speedup is None, for a profiler slows the host, and the
-    share is of the recorded step. `differs`: other fields in which the two are not the same.
+    The row has {cell, precision, those of `speedup`, kernel_speedup, launch_bound_share, products (in words),
+    a_products_s, b_products_s, casts_s, a_rest_s, b_rest_s, a_kernel_s, b_kernel_s, differs}.
 
-    Raises ConfigError where a record has no table of kernels.
+    `casts_s` is the additional time of copies in B. `rest` is the time of all kernels that are neither products nor
+    copies. `differs` lists other fields in which the two cells differ.
+
+    With the clean twins of both, the speed-up is the measured one, and the launch-bound share is relative to B's clean
+    step: the time without a kernel, times the launch-bound share of the gaps in the trace. Without them the speed-up is
+    None, because a profiler slows the host down, and the share is relative to the profiled step.
+
+    Raises:
+        ConfigError: a record has no table of kernels.
     """
     times_a, times_b = _families(a), _families(b)
     whole_a, whole_b = sum(times_a.values()), sum(times_b.values())
@@ -111,7 +115,7 @@ def _launch_bound(record: RunRecord, clean_s: float | None) -> float:
 
 
 def sentence(row: Row) -> str:
-    """One row of `causes`, to paste into a report."""
+    """Format one row of `causes` as text for a report."""
     share = f"{row['launch_bound_share']:.0%} of the step"
     if row["speedup"] is not None:
         gain = f"{row['speedup']:.2f}× fp32's speed ({interval(row)}): {share} is launch-bound"
@@ -139,5 +143,5 @@ def _ms(seconds: float) -> str:
 
 
 def explained(records: Sequence[RunRecord]) -> list[Row]:
-    """`causes` of every pair among the records, by the clock where both are timed as well."""
+    """Return `causes` of every pair among the records, with measured speed-ups where both were also timed."""
     return [causes(a, b, clean_twins(a, records), clean_twins(b, records)) for a, b in pairs(records)]

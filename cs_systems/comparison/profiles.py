@@ -1,4 +1,4 @@
-"""Two profiles held against each other: where B's kernel time differs from A's."""
+"""Comparison of two traces: the difference of their kernel times, by phase, family or layer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from cs_systems.traces.profile import Profile
 from cs_systems.traces.range_names import SPLITS, UNATTRIBUTED
 from cs_systems.traces.tables import ALL
 
-UNEQUAL = 0.05  # of kernel time: above, the two sides' layers are not known equally well
+UNEQUAL = 0.05  # share of kernel time; with a larger difference, the sides' layers are not equally well known
 
 
 def difference(a: Profile, b: Profile, by: str) -> list[Row]:
-    """The kernel time of a step split by `phase`, `family` or `layer`: {by, a_s, b_s, difference_s, share}, the largest
-    difference first, `all` at the end.
+    """Return the difference of the kernel time per step, by `phase`, `family` or `layer`.
 
-    The share is of all kernel time of A, so that shares add up to the whole change. A family that one side has no
-    kernel of took 0 s there; a layer that is not marked in one side is unknown there: None. Raises ConfigError where a
-    side has no kernel.
+    A row has {by, a_s, b_s, difference_s, share}. The largest difference comes first, and `all` last.
+
+    The share is relative to all kernel time of A, so that shares add up to the whole change. A family without a kernel
+    on one side took 0 s there. A layer without a range on one side is unknown there: None.
+
+    Raises:
+        ConfigError: a side has no kernel.
     """
     for profile in (a, b):
         if not profile.recording.kernels:
@@ -30,7 +33,7 @@ def difference(a: Profile, b: Profile, by: str) -> list[Row]:
 
 
 def difference_of_records(a: RunRecord, b: RunRecord, by: str) -> list[Row]:
-    """As `difference`, from the tables in the records of two profiled cells; empty where one lacks the table."""
+    """Return the `difference` from the tables of two profiled cells' records; empty if a table is missing."""
     name = next(table for table, of in SPLITS.items() if of == by)
     left, right = (record.results.get(name, []) for record in (a, b))
     return _rows(_recorded(left, by), _recorded(right, by), by) if left and right else []
@@ -56,12 +59,12 @@ def _rows(times_a: Counter[str], times_b: Counter[str], by: str) -> list[Row]:
 
 
 def _marked(layers: Collection[str]) -> bool:
-    """Whether ranges name layers: optimizer and loss are known from their phase."""
+    """Return True if ranges name layers; optimizer and loss are known from their phase."""
     return bool({*layers} - {Phase.LOSS, Phase.OPTIMIZER, UNATTRIBUTED})
 
 
 def doubts(a: Profile, b: Profile) -> list[str]:
-    """Why to be careful with the comparison."""
+    """Return the reasons to be careful with the comparison."""
     said = []
     for name, profile in (("A", a), ("B", b)):
         said.append(f"{name}: {len(profile.steps)} steps; {profile.coverage}")
@@ -85,7 +88,7 @@ def doubts(a: Profile, b: Profile) -> list[str]:
 
 
 def _times(profile: Profile, by: str) -> Counter[str]:
-    """Kernel time of one step in s; a Counter, so that what is not there is 0."""
+    """Return the kernel time of one step in s; a missing name counts as 0."""
     times: dict[str, float] = defaultdict(float)
     for (function, place), total in profile.groups.items():
         name = family(function.name) if by == "family" else getattr(place, by)

@@ -1,7 +1,7 @@
-"""Two recordings held against each other, cell by cell.
+"""Comparison of two runs, cell by cell.
 
-What is compared is found, not asked for: a field of the config that has one value on each side, and not the same, is
-what the comparison is about (naive against flash, fp32 against bf16); cells are matched on all other fields.
+The compared field is detected: it is each config field with one value on each side, and not the same one (naive
+against flash, fp32 against bf16). Cells are matched on all other fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cs_systems.config import ConfigError, describe
 from cs_systems.core import statistics
 from cs_systems.record import Environment, Row, RunRecord
 
-# Says how a run was made, not what was run: two recordings may differ in it and still show the same thing.
+# How a cell was measured, not what was measured: cells match although these fields differ.
 _NOT_IDENTITY = {"steps", "warmup", "warmup_s", "rounds", "seed", "profiler", "profiler_args"}
 _MACHINE = (
     *("device_name", "torch", "triton", "cuda", "driver", "python"),
@@ -27,7 +27,11 @@ _MACHINE = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """`compared`: field → (value in A, value in B). `rows`: one a matched cell and phase. `doubts`: about them."""
+    """Comparison of two runs.
+
+    `compared` maps a field to (value in A, value in B). `rows` has one row per matched cell and phase. `doubts` are the
+    reasons to be careful with them.
+    """
 
     compared: dict[str, tuple[Any, Any]]
     rows: list[Row]
@@ -35,12 +39,13 @@ class Comparison:
 
 
 def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str] = ("step",)) -> Comparison:
-    """Hold B against A, one row a matched cell and phase.
+    """Compare run B with run A, with one row per matched cell and phase.
 
-    A row has {cell, phase, a_median_s, b_median_s, ratio, ratio_low, ratio_high, verdict, resolution, unseen,
-    noise}.
-    The ratio is B's time over A's. What was timed under a profiler, or has a loss that is NaN or infinite, is left out.
-    Raises ConfigError where no cell of A matches one of B.
+    A row has {cell, phase, a_median_s, b_median_s, ratio, ratio_low, ratio_high, verdict, resolution, unseen, noise}.
+    The ratio is B's time over A's. Cells timed under a profiler, or with a loss that is NaN or infinite, are left out.
+
+    Raises:
+        ConfigError: no cell of A matches one of B, or a side has no valid timing.
     """
     for side, records in (("A", a), ("B", b)):
         if not any(record.measurement for record in records):
@@ -68,7 +73,7 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
 
 
 def profiled_pairs(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[tuple[str, RunRecord, RunRecord]]:
-    """The cells that both recordings hold with a profile's tables: (what they have in common, of A, of B)."""
+    """Return the cells that both runs hold with tables of a trace: (description, record of A, record of B)."""
     a, b = ([r for r in side if "families" in r.results] for side in (a, b))
     compared = _compared(a, b)
     cells_a, cells_b = _cells(a, compared), _cells(b, compared)
@@ -80,7 +85,7 @@ def profiled_pairs(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> list[tuple
 
 
 def _clean(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Those that no profiler disturbed, and whose steps computed numbers."""
+    """Return the records without a profiler and, of those with times, only those with a finite loss."""
     return [record for record in undisturbed(records) if record.is_timing or record.measurement is None]
 
 
@@ -122,7 +127,7 @@ def _values(records: Iterable[RunRecord]) -> dict[str, set[str]]:
 
 
 def _cells(records: Iterable[RunRecord], compared: Mapping[str, Any]) -> dict[str, list[RunRecord]]:
-    """The successful records by what they measured; a cell's records are its repeats."""
+    """Return the measured records by cell; a cell's records are its repeats."""
     cells: dict[str, list[RunRecord]] = defaultdict(list)
     for record in records:
         if record.measurement is not None:
@@ -134,7 +139,7 @@ def _cells(records: Iterable[RunRecord], compared: Mapping[str, Any]) -> dict[st
 
 
 def _processes(records: Iterable[RunRecord], phase: str) -> list[list[list[float]]]:
-    """Timed samples: by process, by round."""
+    """Return the timed samples by process and round."""
     processes = []
     for record in records:
         measurement = record.measurement

@@ -1,10 +1,10 @@
-"""What strategies cost, from records alone: each cell on ranks beside the same on one rank, timed cleanly and recorded.
+"""Cost of parallel strategies, from records: each cell on ranks beside the same cell on one rank.
 
-Cells are of one group if they differ in strategy, bucket size and number of ranks alone. A group's baseline is `single`
-on one rank with the batch of a rank. A row is of a clean cell, of each repeat of it; what a profiler has seen of the
-same cell in the same repeat joins it, and so does the baseline of that repeat.
+Cells belong to one group if they differ only in strategy, its options, and number of ranks. A group's baseline is
+`single` on one rank with the batch of a rank. Each row is about one repeat of a cell timed without a profiler. The row
+is joined with profiled records of the same cell and repeat, and with the baseline of that repeat.
 
-Each row says its cell: {strategy, ranks, repeat}; repeat is None where nothing was repeated.
+Each row identifies its cell: {strategy, ranks, repeat}; repeat is None where nothing was repeated.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ STAGES = ("built", "forward", "backward", "optimizer")
 
 
 def group_of(config: RunConfig) -> RunConfig:
-    """What the cells of a group have in common."""
+    """Return the config that all cells of a group share."""
     alone = replace(config, strategy="single", world_size=1, **NOTHING_TOLD)
     return replace(alone, profiler="none", warmup=0, steps=1, rounds=1)
 
 
 def groups(records: Sequence[RunRecord]) -> dict[RunConfig, list[RunRecord]]:
-    """In the order of the records, each repeat of a cell; those of an earlier attempt are left out."""
+    """Return the records by group, in their order, with each repeat of a cell.
+
+    Of several attempts at a repeat, only the last is kept.
+    """
     found: dict[RunConfig, dict[tuple[RunConfig, int], RunRecord]] = {}
     for record in records:
         config = record.run_config
@@ -40,7 +43,7 @@ def groups(records: Sequence[RunRecord]) -> dict[RunConfig, list[RunRecord]]:
 
 
 def name(config: RunConfig) -> str:
-    """What tells a cell apart in its group, but for the number of ranks: `ddp_bucketed 25 MB`."""
+    """Return the name of a cell in its group, without the number of ranks: `ddp_bucketed 25 MB`."""
     size = "" if config.bucket_size_mb is None else f" {config.bucket_size_mb:g} MB"
     degree = "" if config.tp_degree is None else f" of {config.tp_degree}"
     return ":".join([config.strategy, *config.strategy_args]) + degree + size
@@ -51,7 +54,7 @@ def clean(group: Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def seen_by(profiler: str, record: RunRecord, group: Iterable[RunRecord]) -> RunRecord | None:
-    """The same cell under that profiler in the same repeat, if it went well."""
+    """Return the record of the same cell and repeat under that profiler, if it succeeded."""
     like = _cell(record)
     profiled = (r for r in group if r.run_config.profiler == profiler and r.status == "ok")
     return next((r for r in profiled if _cell(r) == like), None)
@@ -63,22 +66,22 @@ def _cell(record: RunRecord) -> tuple[Any, ...]:
 
 
 def _told(record: RunRecord, group: Iterable[RunRecord]) -> Row:
-    """Which cell of its group a row is of."""
+    """Return the columns that identify the cell of a row in its group."""
     several = len({r.repeat for r in group}) > 1
     strategy, ranks, repeat = _cell(record)
     return {"strategy": strategy, "ranks": ranks, "repeat": repeat if several else None}
 
 
 def baseline(group: Iterable[RunRecord], repeat: int = 0) -> RunRecord | None:
-    """`single` on one rank, measured cleanly in that repeat."""
+    """Return the record of `single` on one rank in that repeat, timed without a profiler."""
     alone = (r for r in clean(group) if r.run_config.world_size == 1 and not r.run_config.is_distributed)
     return next((r for r in alone if r.repeat == repeat), None)
 
 
 def steps(group: Sequence[RunRecord]) -> list[Row]:
-    """{step_s, p10_s, p90_s, tokens_per_s, efficiency, note}: of all ranks together.
+    """Return {step_s, p10_s, p90_s, tokens_per_s, efficiency, note} of each cell, all ranks together.
 
-    tokens_per_s: of all ranks. efficiency: those over what as many baselines would do; None without a baseline.
+    tokens_per_s: of all ranks. efficiency: that over the throughput of as many baselines; None without a baseline.
     """
     rows = []
     for record in clean(group):
@@ -106,18 +109,21 @@ def _efficiency(record: RunRecord, alone_s: float | None, step_s: float | None) 
 
 
 def _step_s(record: RunRecord | None) -> float | None:
-    """The median of the timed steps."""
+    """Return the median duration of the timed steps; None without valid times."""
     if record is None or record.measurement is None or record.status != "ok" or not record.is_timing:
         return None
     return median(record.measurement.durations_s("step"))
 
 
 def communication(group: Sequence[RunRecord]) -> list[Row]:
-    """{by_difference_s, of_step, in_trace_s, hidden_s, hidden, transfer_s, waiting_s} of each cell on ranks: what the
-    baseline's step is shorter, and of the recording of the slowest rank what was exposed and hidden.
+    """Return the communication time of each cell on ranks, by two methods.
 
-    of_step: by_difference_s over the step. hidden: hidden_s over all communication. transfer_s, waiting_s: of
-    all collectives, means of the recorded steps, the longest waiting of a rank.
+    A row has {by_difference_s, of_step, in_trace_s, hidden_s, hidden, transfer_s, waiting_s}. The first is the step's
+    time beyond the baseline's step. The others, except of_step, come from the trace of the straggler: exposed and
+    hidden communication.
+
+    of_step: by_difference_s over the step. hidden: hidden_s over all communication. transfer_s, waiting_s: of all
+    collectives, means over the recorded steps; the waiting is the longest of any rank.
     """
     rows = []
     for record in on_ranks(group):
@@ -140,7 +146,7 @@ def communication(group: Sequence[RunRecord]) -> list[Row]:
 
 
 def slowest(record: RunRecord | None) -> Row:
-    """Of the rows of all ranks that of the longest step, with the longest waiting of any; empty without a record."""
+    """Return the row of the rank with the longest step, with the longest waiting of any; empty without a record."""
     rows = record.results.get("overlap", []) if record else []
     if not rows:
         return {}
@@ -149,8 +155,11 @@ def slowest(record: RunRecord | None) -> Row:
 
 
 def differences(group: Sequence[RunRecord]) -> list[Row]:
-    """{difference_s, exposed_s, slower_compute_s, waits_longer_s, recorder_s}: why a step on ranks is longer than the
-    baseline's, of those cells of which both were recorded as well."""
+    """Return the reasons why a step on ranks is longer than the baseline's.
+
+    A row has {difference_s, exposed_s, slower_compute_s, waits_longer_s, recorder_s}. Only cells with traces of both
+    have a row.
+    """
     rows = []
     for record in on_ranks(group):
         alone = baseline(group, record.repeat)
@@ -162,8 +171,10 @@ def differences(group: Sequence[RunRecord]) -> list[Row]:
 
 
 def volumes(group: Sequence[RunRecord]) -> list[Row]:
-    """{collectives, sent_bytes, formula_sent_bytes, peak_allocated_bytes, predicted_peak_bytes}: of a step, of a rank;
-    of memory, of the rank that holds most."""
+    """Return {collectives, sent_bytes, formula_sent_bytes, peak_allocated_bytes, predicted_peak_bytes} of each cell.
+
+    They are per step and per rank; memory is that of the rank that holds most.
+    """
     rows = []
     for record in clean(group):
         sent = next(iter(record.results.get("sent", ())), {})
@@ -185,8 +196,11 @@ def _peak_bytes(record: RunRecord | None) -> int | None:
 
 
 def stages(group: Sequence[RunRecord]) -> list[Row]:
-    """{component, built_bytes, forward_bytes, backward_bytes, optimizer_bytes, off}: after each stage of the first
-    step, of the rank that holds most. off: the farthest from the formula, over the formula's most."""
+    """Return {component, built_bytes, forward_bytes, backward_bytes, optimizer_bytes, off} of each cell.
+
+    They are the bytes at the end of each stage of the first step, on the rank that holds most. off: the largest
+    deviation from the formula, over the formula's maximum.
+    """
     rows = []
     for record in group:
         found = [row for row in record.results.get("rank_memory", ()) if row["step"] <= 1]

@@ -1,4 +1,4 @@
-"""Why the first steps are slow: each step against the steady state, with what is known to have happened in it."""
+"""Causes of slow first steps: each step against the steady state, with the known events in it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from cs_systems.record import Measurement, Row, Sample
 
 # A step within this share of the steady median, or within the timed steps' own spread, is steady.
 STEADY = 0.05
-# A clock this far below the steady steps' one slows a compute-bound step visibly.
+# A clock below this fraction of the steady steps' clock slows a compute-bound step visibly.
 CLOCK_STEADY = 0.97
 
 
 def warmup_curve(measurement: Measurement) -> list[Row]:
-    """One row a step, warm-up first: {step, warmup, wall_s, excess_s, compile_s, device_mallocs, sm_clock_hz, cause}.
+    """Return one row per step, warm-up first.
 
-    `excess_s` is the time above the median of the timed steps. `cause` lists what explains it, largest known cost
-    first; None for a steady step. What no counter explains is named as what it can only be: first use (lazy loading of
-    kernels, library handles, the autograd thread) in the first step, "unexplained" later.
+    A row has {step, warmup, wall_s, excess_s, compile_s, device_mallocs, sm_clock_hz, cause}.
+
+    `excess_s` is the time above the median of the timed steps. `cause` lists the explanations, in a fixed order; None
+    for a steady step. Time that no counter explains is named "first use" in the first step (lazy loading of kernels,
+    library handles, the autograd thread), and "unexplained" later.
     """
     timed = measurement.timed
     summary = statistics.summary([s.wall_s for s in timed])
