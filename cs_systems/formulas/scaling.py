@@ -187,7 +187,7 @@ def step(
     activation_bytes: int = 2,
     optimizer_s: float = 0.0,
 ) -> Step:
-    """Return the step of a rank whose data-parallel share of the batch has `rows` rows.
+    """Return the step of a rank with `rows` rows in its data-parallel share of the batch.
 
     Args:
         model: the model.

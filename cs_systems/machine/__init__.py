@@ -1,2 +1,5 @@
-"""The machine that measures: `device` (the only file that decides between cpu and cuda), `environment`,
-`process_group`."""
+"""The measuring machine and its process.
+
+`device` (the only file that decides between cpu and cuda), `environment` (hardware and software), `process_group`
+(ranks).
+"""

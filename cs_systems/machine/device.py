@@ -1,6 +1,6 @@
-"""The machine's one door: the only file that decides between cpu and cuda.
+"""Access to the device, the only file that decides between cpu and cuda.
 
-What a device cannot tell is None, never 0.
+A quantity that a device cannot report is None, never 0.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import torch
 
 from cs_systems.config import Precision
 
-# Faster than the clock of any data-centre GPU, so that `occupy` is never cut short there.
+# Faster than the clock of any data-center GPU, so that `occupy` lasts at least as long as requested.
 _SPIN_HZ = 2.2e9
 
 
 class DeviceUnavailable(RuntimeError):
-    """The device that was asked for is not here; the message names the remedy."""
+    """Error for a requested device that does not exist here; the message names the remedy."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """A torch device with the questions that timing and memory ask of it."""
+    """A torch device with the operations that timing and memory measurement need."""
 
     torch: torch.device
 
@@ -51,7 +51,7 @@ class Device:
             torch.cuda.synchronize(self.torch)
 
     def mark(self) -> Any:
-        """A point in the device's time, recorded without waiting for it."""
+        """Record a point in the device's time, without waiting for it."""
         if not self.is_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -59,11 +59,11 @@ class Device:
         return event
 
     def between_s(self, start: Any, end: Any) -> float:
-        """Seconds of device time between two marks; on CUDA only after `synchronize`."""
+        """Return the seconds of device time between two marks; on CUDA only after `synchronize`."""
         return float(start.elapsed_time(end) * 1e-3) if self.is_cuda else float(end - start)
 
     def occupy(self, seconds: float) -> None:
-        """Keep the device busy for about so long, without waiting for it; nothing where host and device are one."""
+        """Keep the device busy for about `seconds`, without waiting for it; do nothing on a CPU."""
         if self.is_cuda and seconds > 0:
             torch.cuda._sleep(int(seconds * _SPIN_HZ))
 
@@ -73,31 +73,38 @@ class Device:
             torch.cuda.reset_peak_memory_stats(self.torch)
 
     def new_part(self) -> None:
-        """From here on `part_peaks` counts anew; the peaks of the whole go on."""
+        """Restart the count of `part_peaks`; the peaks of the whole measurement continue."""
         if self.is_cuda:
             _parts_peaks[self.torch] = (self.peak_allocated_bytes() or 0, self.peak_reserved_bytes() or 0)
             torch.cuda.reset_peak_memory_stats(self.torch)
 
     def part_peaks(self) -> tuple[int | None, int | None]:
-        """Peaks (allocated, reserved) since `new_part`."""
+        """Return the peaks (allocated, reserved) in bytes since `new_part`; None on a CPU."""
         if not self.is_cuda:
             return None, None
         return torch.cuda.max_memory_allocated(self.torch), torch.cuda.max_memory_reserved(self.torch)
 
     def peak_allocated_bytes(self) -> int | None:
-        """None on a CPU, and where nothing counted: PYTORCH_NO_CUDA_MEMORY_CACHING leaves torch's counters at 0."""
+        """Return the peak of allocated memory; None on a CPU, and where nothing is counted.
+
+        PYTORCH_NO_CUDA_MEMORY_CACHING leaves torch's counters at 0.
+        """
         return max(self.part_peaks()[0] or 0, _parts_peaks.get(self.torch, (0, 0))[0]) or None if self.is_cuda else None
 
     def peak_reserved_bytes(self) -> int | None:
         return max(self.part_peaks()[1] or 0, _parts_peaks.get(self.torch, (0, 0))[1]) or None if self.is_cuda else None
 
     def allocated_bytes(self) -> int:
-        """What tensors have right now; 0 on a CPU, whose allocations nobody counts."""
+        """Return the bytes that tensors occupy now; 0 on a CPU, whose allocations are not counted."""
         return torch.cuda.memory_allocated(self.torch) if self.is_cuda else 0
 
     def memory(self) -> dict[str, int | None]:
-        """Right now: what tensors have (`allocated_bytes`), what the allocator holds, what of the device is in use by
-        anybody, and what of the host's memory this process has (None on CUDA, where it says nothing of the device)."""
+        """Return the current memory use in bytes, by counter.
+
+        allocated_bytes: held by tensors. reserved_bytes: held by the allocator. device_used_bytes: used by all
+        processes on the device. resident_bytes: host memory of this process; None on CUDA, where it has no relation to
+        the device.
+        """
         if not self.is_cuda:
             nothing = dict.fromkeys(("allocated_bytes", "reserved_bytes", "device_used_bytes"))
             return {**nothing, "resident_bytes": _resident_bytes()}
@@ -110,21 +117,28 @@ class Device:
         }
 
     def device_mallocs(self) -> int | None:
-        """cudaMalloc calls of the caching allocator so far."""
+        """Return the number of cudaMalloc calls of the caching allocator so far; None on a CPU."""
         return torch.cuda.memory_stats(self.torch).get("num_device_alloc") if self.is_cuda else None
 
     def total_memory_bytes(self) -> int | None:
         return torch.cuda.get_device_properties(self.torch).total_memory if self.is_cuda else None
 
     def uuid(self) -> str:
-        """The GPU's name for NVML and nvidia-smi, whose numbers are not torch's under CUDA_VISIBLE_DEVICES."""
+        """Return the GPU's UUID for NVML and nvidia-smi.
+
+        Under CUDA_VISIBLE_DEVICES their indices differ from torch's.
+        """
         return f"GPU-{torch.cuda.get_device_properties(self.torch).uuid}"
 
     def capability(self) -> tuple[int, int] | None:
         return torch.cuda.get_device_capability(self.torch) if self.is_cuda else None
 
     def limit_memory(self, limit_bytes: int | None) -> None:
-        """Cap this process's memory on the device, to emulate a smaller card; None takes the cap off."""
+        """Limit this process's memory on the device, to emulate a smaller card; None removes the limit.
+
+        Raises:
+            DeviceUnavailable: the device is a CPU, which has no such limit.
+        """
         if self.is_cuda:
             total = torch.cuda.get_device_properties(self.torch).total_memory
             fraction = 1.0 if limit_bytes is None else min(1.0, limit_bytes / total)
@@ -133,8 +147,10 @@ class Device:
             raise DeviceUnavailable("nothing limits the memory of a CPU: leave out --memory-limit")
 
     def release_memory(self) -> None:
-        """Hand cached blocks back, so that one cell's leftovers do not stand in the next cell's numbers; those too that
-        only cycles keep: a model knows its hooks, and hooks their model."""
+        """Return cached blocks to the device, so that one cell's memory is not counted in the next cell.
+
+        It first collects reference cycles: a model and its hooks refer to each other.
+        """
         gc.collect()
         if self.is_cuda:
             # cuBLAS keeps 32 MiB for each thread that called it, which would count in the next cell's peak.
@@ -142,11 +158,11 @@ class Device:
             torch.cuda.empty_cache()
 
     def l2_clear_bytes(self) -> int:
-        """Memory that `l2_clearer` holds: twice the L2 cache."""
+        """Return the bytes that `l2_clearer` holds: twice the L2 cache; 0 on a CPU."""
         return 2 * torch.cuda.get_device_properties(self.torch).L2_cache_size if self.is_cuda else 0
 
     def l2_clearer(self) -> Callable[[], object]:
-        """A function that fills more than the L2 cache with other data; on a CPU, one that does nothing."""
+        """Return a function that overwrites the L2 cache with other data; on a CPU, one that does nothing."""
         if not self.is_cuda:
             return lambda: None
         buffer = torch.empty(self.l2_clear_bytes(), dtype=torch.int8, device=self.torch)
@@ -158,7 +174,7 @@ class Device:
         return torch.autocast(self.torch.type, torch.float16 if precision is Precision.FP16 else torch.bfloat16)
 
 
-# Of each device, the peaks of the parts before the one that is counted now.
+# Peaks (allocated, reserved) of each device before the current part, because `new_part` resets torch's counters.
 _parts_peaks: dict[torch.device, tuple[int, int]] = {}
 
 
@@ -171,9 +187,12 @@ def _resident_bytes() -> int | None:
 
 
 def resolve(name: str) -> Device:
-    """The device that `auto`, `cpu`, `cuda` or `cuda:N` means here. Raises DeviceUnavailable.
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`.
 
-    Of the ranks of a machine each has the GPU of its LOCAL_RANK.
+    Each rank of a machine gets the GPU of its LOCAL_RANK.
+
+    Raises:
+        DeviceUnavailable: there is no such device here.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -190,7 +209,7 @@ def resolve(name: str) -> Device:
 
 
 def too_few(name: str, world_size: int) -> str | None:
-    """Why so many ranks cannot have a device each on this machine, with the remedy; None where they can."""
+    """Return why the ranks cannot have one device each on this machine, with the remedy; None if they can."""
     world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))  # of a job on several machines
     if world_size == 1 or not resolve(name).is_cuda or (count := torch.cuda.device_count()) >= world_size:
         return None
@@ -201,7 +220,7 @@ def too_few(name: str, world_size: int) -> str | None:
 
 
 def resolve_or_cpu(name: str) -> Device:
-    """As `resolve`, and the CPU where that fails: for describing a cell that could not run."""
+    """Return the device of `resolve`, or the CPU if that fails, to describe a cell that could not run."""
     try:
         return resolve(name)
     except DeviceUnavailable:
@@ -209,7 +228,7 @@ def resolve_or_cpu(name: str) -> Device:
 
 
 def host_memory_bytes() -> int | None:
-    """The machine's own memory."""
+    """Return the host's total memory in bytes; None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -217,7 +236,7 @@ def host_memory_bytes() -> int | None:
 
 
 def set_float32_matmul(precision: Precision) -> str:
-    """Switch TF32 on for `tf32` and off for all else, and return what torch then says: "tf32" or "ieee"."""
+    """Switch TF32 on for `tf32` and off otherwise, and return the setting read back from torch: "tf32" or "ieee"."""
     torch.backends.cuda.matmul.fp32_precision = "tf32" if precision is Precision.TF32 else "ieee"
     return float32_matmul()
 
@@ -226,14 +245,14 @@ def float32_matmul() -> str:
     return str(torch.backends.cuda.matmul.fp32_precision)
 
 
-# What PyTorch, the C++ library and the system say when the host's memory is exhausted.
+# Messages of PyTorch, the C++ library and the system when the host's memory is exhausted.
 _NO_HOST_MEMORY = re.compile(
     r"DefaultCPUAllocator: (can't allocate|not enough) memory|std::bad_alloc|Cannot allocate memory|ENOMEM"
 )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True where memory was exhausted, the device's or the host's."""
+    """Return True if the error means that memory was exhausted, on the device or the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     if isinstance(error, OSError):
@@ -246,13 +265,13 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def failed_allocation_bytes(error: BaseException) -> int | None:
-    """The allocation that could not be served, rounded as torch's message rounds it; None where that says nothing."""
+    """Return the size of the allocation that failed, rounded as in torch's message; None if not in it."""
     match = _ALLOCATION.search(str(error))
     return round(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
 def is_poisoned(error: BaseException) -> bool:
-    """Whether the CUDA context is lost with this error, so that nothing more can run in this process."""
+    """Return True if the error destroyed the CUDA context, so that nothing more can run in this process."""
     if is_out_of_memory(error):
         return False
     return isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error)

@@ -1,4 +1,4 @@
-"""Which machine and which software produced a number."""
+"""Hardware and software that produced a number."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _THROTTLE_REASONS = {
 
 
 def environment(device: Device) -> Environment:
-    """Everything that is known about this process and its device, as of now."""
+    """Return all that is known about this process and its device at this moment."""
     capability = device.capability()
     gpu = _Gpu.of(device)
     return Environment(
@@ -61,19 +61,24 @@ def environment(device: Device) -> Environment:
 
 
 def sm_clock_hz(device: Device) -> float | None:
-    """The SM clock right now; None without NVML."""
+    """Return the current SM clock in Hz; None without NVML."""
     return _Gpu.of(device).sm_clock_hz()
 
 
 def other_processes_bytes(device: Device) -> int | None:
-    """Memory of the GPU that other processes have; None where NVML is not there or does not tell each one's, as in a
-    container."""
+    """Return the GPU memory of other processes in bytes.
+
+    None where NVML is missing or does not report it per process, as in a container.
+    """
     return _Gpu.of(device).ask(_other_processes_bytes)  # type: ignore[no-any-return]
 
 
 @cache
 def code_version() -> str:
-    """A hash over the sources that measure: changes when a number may change, with or without git."""
+    """Return a hash of the sources that measure.
+
+    It changes when a number may change, with or without git.
+    """
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
@@ -84,16 +89,16 @@ def code_version() -> str:
 
 @cache
 def git_commit() -> str | None:
-    """The commit of the checkout that this package runs from, with + if the package differs from it; None outside git.
+    """Return the commit of the package's checkout, with + for local changes in the package; None outside git.
 
-    A copy without its .git is told by the environment variable CS_SYSTEMS_GIT_COMMIT.
+    For a copy without .git, the environment variable CS_SYSTEMS_GIT_COMMIT provides the commit.
     """
     if told := os.environ.get("CS_SYSTEMS_GIT_COMMIT"):
         return told
     root = Path(__file__).parents[1]
     try:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")
-        # Every file of a sweep's output would make the tree dirty: only the package counts.
+        # Only the package counts, because a sweep's own output files would make the tree dirty.
         changed = _git(root, "status", "--porcelain", "--", ".")
     except (OSError, subprocess.SubprocessError):
         return None
@@ -118,14 +123,14 @@ def _other_processes(nvml: Any, handle: Any) -> int:
 
 def _other_processes_bytes(nvml: Any, handle: Any) -> int | None:
     processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    if len(processes) < 2:  # this one, by whatever number it goes outside its container; none are hidden ones
+    if len(processes) < 2:  # one is this process, whatever its PID outside the container; none: processes are hidden
         return 0 if processes else None
     used = [process.usedGpuMemory for process in processes if process.pid != os.getpid()]
     return None if None in used else sum(used)
 
 
 class _Gpu:
-    """What NVML says of one GPU; None for all that cannot be asked (no GPU, no nvidia-ml-py, not permitted)."""
+    """NVML queries of one GPU; None for all that is unavailable (no GPU, no nvidia-ml-py, no permission)."""
 
     def __init__(self, device: Device) -> None:
         self.nvml: Any = None
@@ -137,7 +142,7 @@ class _Gpu:
             pynvml.nvmlInit()
             self.handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid())
             self.nvml = pynvml
-        except Exception:  # no library, no driver, no permission: without the library its errors have no name either
+        except Exception:  # without the library, its exception types do not exist either
             self.nvml = None
 
     @staticmethod
@@ -163,6 +168,9 @@ class _Gpu:
         return tuple(text for name, text in _THROTTLE_REASONS.items() if bits & self._reason_bit(name))
 
     def _reason_bit(self, name: str) -> int:
-        """NVML renamed its throttle reasons to event reasons; libraries know one or the other."""
+        """Return the bit of a throttle reason.
+
+        NVML renamed throttle reasons to event reasons; libraries have one name or the other.
+        """
         spellings = (f"nvmlClocksEventReason{name}", f"nvmlClocksThrottleReason{name}")
         return next((int(getattr(self.nvml, s)) for s in spellings if hasattr(self.nvml, s)), 0)

@@ -1,7 +1,7 @@
-"""This process as one of N ranks, or alone: then nothing here does anything.
+"""This process as one rank of a process group; without a group, the functions do nothing.
 
-Steps of N ranks begin together, behind a barrier that no time counts. What a rank then takes longer than its peers in
-one phase, they wait for in the next one that needs all of them: see `slowest`.
+Steps of N ranks begin together, after a barrier that no timing includes. If a rank takes longer than the others in one
+phase, they wait for it in the next phase that synchronizes all of them: see `runtime.stragglers`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ _set_up: dict[str, float | None] = {"start_s": None, "init_process_group_s": Non
 
 
 def join(device: Device, patience_s: float, store: Path | None = None) -> None:
-    """Join the process group of RANK and WORLD_SIZE: by NCCL on GPUs, by gloo on CPUs.
+    """Join the process group of RANK and WORLD_SIZE, with NCCL on GPUs and gloo on CPUs.
 
-    patience_s: for how long a collective waits for a rank that does not come, before it fails.
-    store: the file through which ranks of one machine meet, without a network; None meets as torchrun says.
+    Args:
+        device: the device of this rank.
+        patience_s: timeout of a collective that waits for a missing rank.
+        store: file for the rendezvous of ranks on one machine, without a network; None uses torchrun's rendezvous.
     """
     started = time.perf_counter()
     _set_up["start_s"] = _alive_s()
@@ -41,16 +43,19 @@ def join(device: Device, patience_s: float, store: Path | None = None) -> None:
 
 
 def set_up() -> dict[str, float | None]:
-    """What it took until this process was a rank: `start_s` from its start on (Python, torch, the device), then
-    `init_process_group_s`, on a GPU with the communicator. None where nobody joined or the system does not tell."""
+    """Return the durations of this rank's start; None if no group was joined or the system does not report it.
+
+    `start_s` is from the start of the process (Python, torch, the device) to `join`. `init_process_group_s` is the time
+    to join, on a GPU with the communicator.
+    """
     return dict(_set_up)
 
 
 def _alive_s() -> float | None:
-    """Seconds since this process was started; known on Linux."""
+    """Return the seconds since this process started; None except on Linux."""
     try:
         words = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        started = int(words[19]) / os.sysconf("SC_CLK_TCK")  # field 22, in ticks since the machine's start
+        started = int(words[19]) / os.sysconf("SC_CLK_TCK")  # field 22, in ticks since boot
         return time.clock_gettime(time.CLOCK_BOOTTIME) - started
     except (OSError, AttributeError, ValueError, IndexError):
         return None
@@ -74,14 +79,17 @@ def rank() -> int:
 
 
 def wait_for_all(device: Device) -> None:
-    """Go on when every rank is here, and what was asked of the device is done."""
+    """Wait until every rank is here and the device has finished its work."""
     if joined():
         dist.barrier(device_ids=[device.torch.index] if device.is_cuda else None)
     device.synchronize()
 
 
 def agreed(answer: bool, device: Device) -> bool:
-    """What rank 0 answers, on every rank: clocks differ, and ranks that took other ways would wait for each other."""
+    """Return rank 0's answer on every rank.
+
+    Clocks differ between ranks, and ranks that took different branches would deadlock.
+    """
     if size() == 1:
         return answer
     told = torch.tensor(answer, device=device.torch)
@@ -89,15 +97,15 @@ def agreed(answer: bool, device: Device) -> bool:
     return bool(told)
 
 
-# What gloo raises as a plain RuntimeError, from C++.
+# Messages of gloo's errors, which C++ raises as plain RuntimeError.
 _LOST_A_PEER = re.compile(r"gloo/transport|Application timeout caused pair closure|Connection (closed|reset) by peer")
 _RAISES = frozenset(dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in dis.opmap)
 
 
 def is_of_peers(error: BaseException) -> bool:
-    """Return True where a collective failed because another rank was lost or did not come: the cause is there.
+    """Return True if a collective failed because another rank was lost or missing: the cause is there.
 
-    An error that somebody's Python raised is that rank's own, whatever it says.
+    An error raised by Python code is this rank's own, whatever its message.
     """
     if isinstance(error, dist.DistError):
         return True
@@ -106,7 +114,7 @@ def is_of_peers(error: BaseException) -> bool:
 
 
 def _raised_by_python(error: BaseException) -> bool:
-    """Return True where the innermost frame ran a raise statement, and not a call into C++ that failed."""
+    """Return True if the innermost frame ran a raise statement, rather than a failing call into C++."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
