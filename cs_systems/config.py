@@ -214,7 +214,7 @@ class RunConfig:
 def _check_ranks(config: RunConfig) -> None:
     """Raise ConfigError if the options for ranks contradict each other.
 
-    `runner.check` checks that the strategy exists and accepts buckets.
+    `parallel.check` checks that the strategy exists and accepts its options.
     """
     counts(config, "world_size")
     if doubled := settings(config.strategy_args).keys() & {"bucket_size_mb", "tp_degree"}:
