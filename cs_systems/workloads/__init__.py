@@ -29,6 +29,7 @@ class Unavailable(Exception):
 
 class Workload(Protocol):
     """Interface of a workload: the phases of a step, their cost by formula, and a description for the record."""
+
     def prepare(self) -> None:
         """Do the untimed work before each step."""
 

@@ -29,6 +29,7 @@ LANES = 64
 
 class Accumulation:
     """Workload that fills the tables `accumulation` and `summation`."""
+
     def __init__(self, config: RunConfig, device: Device) -> None:
         if config.precision not in DTYPES:
             raise Unavailable(f"{config.precision.value} is no dtype to add up in: use fp32, bf16 or fp16")

@@ -136,6 +136,7 @@ def _row_errors(exact: Tensor, low: Tensor) -> Tensor:
 
 class Normalization:
     """Workload that fills the tables `normalization` and `normalization_range`."""
+
     def __init__(self, config: RunConfig, device: Device) -> None:
         if config.precision not in (Precision.BF16, Precision.FP16):
             raise Unavailable(f"{config.precision.value} is no low precision to normalise in: use bf16 or fp16")

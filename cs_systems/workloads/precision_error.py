@@ -37,6 +37,7 @@ BYTES_OF_FLOAT64 = 8
 
 class PrecisionError:
     """Workload that compares one step in the config's precision with its reference."""
+
     def __init__(self, config: RunConfig, device: Device) -> None:
         self.config = replace(config, mode=Mode.FORWARD_BACKWARD)
         self.device = device

@@ -52,7 +52,7 @@ class TrainStep(Training):
         if config.precision is Precision.BF16_PURE:
             for parameter in model.parameters():
                 parameter.data = parameter.data.bfloat16()
-        if config.precision is Precision.FP8:  # lm_head stays: its rounding would hit the logits directly
+        if config.precision is Precision.FP8:  # not lm_head, as is common: it would round the logits
             fp8.use_fp8(model.layers)
         apply_checkpointing(model, config.checkpoint)
         self.world_tokens = parts * self.tokens.numel()

@@ -28,6 +28,7 @@ ALPHABET, SUCCESSORS = 64, 4
 
 class TrainingCurve:
     """Workload of `config.steps` training steps; its table holds the loss of each."""
+
     def __init__(self, config: RunConfig, device: Device) -> None:
         self.config = replace(config, mode=Mode.TRAIN_STEP)
         self.train = TrainStep(self.config, device)
