@@ -145,7 +145,7 @@ def _tiles_are_near(x: Tensor) -> bool:
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: cast them to one dtype, or call under autocast")
-    # In 3 dimensions the first is the batch; in more, the third last is heads. A kernel would read past a smaller batch.
+    # In 3 dimensions the first is the batch; in more, the third last is heads. A kernel reads past a smaller batch.
     batch_q, batch_k = (x.shape[:-3] or x.shape[:-2] for x in (q, k))
     if k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.ndim != k.ndim or batch_q != batch_k:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))

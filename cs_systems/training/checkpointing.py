@@ -24,8 +24,8 @@ _ATTENTION = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-# A linear layer without bias is one `mm`, in fp8 one `_scaled_mm`. Attention's `bmm` is not kept: its output is as
-# large as the scores.
+# A linear layer without bias is one `mm`, in fp8 one `_scaled_mm`. Attention's products are `bmm`, which is not
+# kept, because the scores are large.
 _KEPT = {"attention": _ATTENTION, "matmul": ("mm", "_scaled_mm")}
 
 

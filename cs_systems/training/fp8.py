@@ -36,7 +36,7 @@ from cs_systems.model import Linear
 MULTIPLE = 16  # a scaled matmul's dimensions must be multiples of it
 CAPABILITY = (8, 9)
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-_SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # the scale of a tensor of zeros
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # the scale of a tensor of zeros, so that nothing is divided by 0
 
 
 def unavailable(device: Device) -> str | None:
@@ -119,7 +119,7 @@ class Fp8Linear(Linear):
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
-        nn.Module.__init__(self)  # nn.Linear.__init__ would allocate another weight
+        nn.Module.__init__(self)  # Linear.__init__ would allocate another weight
         self.weight, self.bias = weight, bias
 
     def forward(self, x: Tensor) -> Tensor:
