@@ -203,7 +203,7 @@ class Normalization:
             x = self.inputs(0.0, 2.0**k, RANGE_ROWS)
             exact = self.apply(operation, x, frozenset())
             if not bool(x.isfinite().all() and exact.isfinite().all()) or bool((x == 0).all(-1).any()):
-                continue  # the input overflows the dtype, or float64 itself gives no finite result
+                continue  # the dtype cannot hold the input, or float64 gives no finite result
             chain = Chain(self.dtype, frozenset({name}))
             low = KERNELS[operation](x) if name == TORCH else OPERATIONS[operation](x.double(), chain)
             sizes.append(2.0**k)
