@@ -1,6 +1,6 @@
 """BasicTransformerLM: a pre-norm decoder with RMSNorm, rotary embeddings and SwiGLU.
 
-Attention is handed in; there is no distribution and no instrumentation in here. Shapes: B batch, S sequence, D d_model,
+Attention is passed in; this module has no distribution and no instrumentation. Shapes: B batch, S sequence, D d_model,
 F d_ff, H heads, K = D / H head size, V vocabulary.
 """
 
@@ -19,7 +19,7 @@ Attention = Callable[..., Tensor]
 
 
 class Linear(nn.Module):
-    """y = x Wᵀ, without bias: (..., in) → (..., out)."""
+    """Linear layer y = x Wᵀ, without bias: (..., in) → (..., out)."""
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """(...) int64 → (..., d)."""
+    """Lookup table of vectors: (...) int64 → (..., d)."""
 
     def __init__(self, count: int, d: int) -> None:
         super().__init__()
@@ -44,7 +44,10 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x²) + eps) · g over the last dimension, in fp32 or wider (Zhang & Sennrich 2019, eq. 4)."""
+    """RMS normalization over the last dimension, in fp32 or wider (Zhang & Sennrich 2019, eq. 4).
+
+    Computes x / sqrt(mean(x²) + eps) · g.
+    """
 
     def __init__(self, d: int, eps: float = 1e-5) -> None:
         super().__init__()
@@ -58,7 +61,7 @@ class RMSNorm(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotates the adjacent pairs (2i, 2i+1) of a head by position · theta^(−2i/K) (Su et al. 2021, eq. 34)."""
+    """Rotation of the adjacent pairs (2i, 2i+1) of a head by position · theta^(−2i/K) (Su et al. 2021, eq. 34)."""
 
     cos: Tensor
     sin: Tensor
@@ -71,7 +74,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", angle.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., S, K) → the same shape and dtype."""
+        """Rotate (..., S, K); shape and dtype stay the same."""
         cos, sin = self.cos[: x.shape[-2]], self.sin[: x.shape[-2]]
         even, odd = x[..., 0::2], x[..., 1::2]
         rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
@@ -102,7 +105,7 @@ class SelfAttention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """w2(silu(w1 x) · w3 x) (Shazeer 2020, eq. 6): (B, S, D) → (B, S, D)."""
+    """Gated feed-forward layer w2(silu(w1 x) · w3 x) (Shazeer 2020, eq. 6): (B, S, D) → (B, S, D)."""
 
     def __init__(self, d_model: int, d_ff: int) -> None:
         super().__init__()
@@ -116,7 +119,7 @@ class SwiGLU(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """x + attn(ln1 x), then x + ffn(ln2 x)."""
+    """Pre-norm block: x + attn(ln1 x), then x + ffn(ln2 x)."""
 
     def __init__(self, config: ModelConfig, attention: Attention, rope: RotaryEmbedding) -> None:
         super().__init__()
@@ -132,7 +135,7 @@ class TransformerBlock(nn.Module):
 
 
 class BasicTransformerLM(nn.Module):
-    """A causal language model: token ids (B, S) int64 → logits (B, S, V).
+    """Causal language model: token ids (B, S) int64 → logits (B, S, V).
 
     attention: the name of a backend, or `(q, k, v, *, causal, scale, align) -> out` on (B, H, S, K).
     Raises ConfigError for an unknown backend and for a sequence longer than `config.context_length`.

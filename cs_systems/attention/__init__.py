@@ -1,9 +1,9 @@
 """Attention backends, one file each. Adding one is one new file that exports `BACKEND = AttentionBackend(...)`.
 
-Every backend is `(q, k, v, *, causal=False, scale=None, align="upper_left") -> out` on tensors of shape
-(batch, heads, seq, d_head); k and v may have fewer heads (grouped queries) and another length where the backend says
-so.
-A query row that sees no key gives 0. A backend never falls back to another: what it cannot take, `unavailable` says.
+Every backend is `(q, k, v, *, causal=False, scale=None, align="upper_left") -> out` on tensors of shape (batch, heads,
+seq, d_head). k and v may have fewer heads (grouped queries) and another length where the backend supports it. A query
+row that sees no key gives 0. A backend never falls back to another: `unavailable` returns the reason for each call that
+it cannot serve.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """What a caller is about to ask for. `dtype` is torch's name without the prefix: "bfloat16"."""
+    """Description of an attention call before it is made. `dtype` is torch's name without the prefix: "bfloat16"."""
 
     device: str  # "cpu" or "cuda"
     dtype: str
@@ -45,16 +45,19 @@ def always_available(call: AttentionCall) -> str | None:
 
 @dataclass(frozen=True)
 class AttentionBackend:
-    """One implementation of attention and what is true of it.
+    """One implementation of attention and its properties.
 
-    function: the call itself, as in the module docstring.
-    unavailable: the reason and the remedy why a call cannot be served here, or None.
-    tolerance: as TOLERANCE, of outputs and gradients; a dtype that it does not name is not taken.
-    algorithm: what the implementation really computes and keeps for a call (for executed FLOPs and predicted memory).
-    rounds_scores: it keeps the scores in the dtype of q. A score s is then off by up to u |s|, u the dtype's unit
-        roundoff, and its weight by that share of itself: in bfloat16 (u = 2⁻⁸) by 6% at a score of 16, whatever the
-        sums do. A row that one weight makes is off by as much.
-    describe: the implementation that runs, with its version, for the record ("flash-attn 2.8.3 (FlashAttention-2)").
+    Attributes:
+        function: the call itself, as in the module docstring.
+        unavailable: returns why a call cannot be served here, with the remedy, or None.
+        tolerance: in the form of TOLERANCE, for outputs and gradients; a dtype that it does not name is not supported.
+        algorithm: returns what the implementation really computes and keeps for a call (for executed FLOPs and
+            predicted memory).
+        rounds_scores: it keeps the scores in the dtype of q. The error of a score s is then up to u |s|, u the dtype's
+            unit roundoff, and its weight has that relative error: in bfloat16 (u = 2⁻⁸) 6% at a score of 16, however
+            exact the sums are. A row dominated by one weight has the same error.
+        describe: returns the implementation that runs, with its version, for the record ("flash-attn 2.8.3
+            (FlashAttention-2)").
     """
 
     function: Callable[..., Tensor]

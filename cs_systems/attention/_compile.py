@@ -1,4 +1,4 @@
-"""torch.compile for functions that are measured at many shapes."""
+"""Use of torch.compile for functions that are measured at many shapes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
-# torch gives up on a function after 8 compilations: it raises with fullgraph, and without it runs eagerly from then on,
+# torch stops compiling a function after 8 compilations: it raises with fullgraph, else runs eagerly from then on,
 # under the compiled function's name. A sweep has more shapes than that.
 _SHAPES = 512
 
 
 def compile_each_shape(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` compiled at its first call with each new shape, for exactly that shape, as one graph or not at all."""
+    """Compile `function` at its first call with each new shape, for exactly that shape.
+
+    It becomes one graph, or compilation fails.
+    """
 
     @cache
     def compiled() -> Callable[..., Any]:
@@ -24,7 +27,7 @@ def compile_each_shape(function: Callable[..., Any]) -> Callable[..., Any]:
         return torch.compile(function, dynamic=False, fullgraph=True)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        # A caller that is itself being compiled takes the function in, and fuses it with what stands around it.
+        # A caller that is itself being compiled inlines the function and fuses it with its own code.
         return function(*args, **kwargs) if torch.compiler.is_compiling() else compiled()(*args, **kwargs)
 
     return call

@@ -1,4 +1,4 @@
-"""What the backends for Hopper GPUs share: from a call on tensors to their kernels, and its gradient."""
+"""Code shared by the backends for Hopper GPUs: from a call on tensors to their kernels, and its gradient."""
 
 from __future__ import annotations
 
@@ -24,11 +24,16 @@ LARGEST_D_HEAD = 128
 
 @dataclass(frozen=True)
 class HopperKernels:
-    """name: of the backend. problem: imports the class whose launches are the kernels; `Problem` of
-    kernels/gluon/launch says what it has. missing: why the software that they need is not here and what to do, or None.
-    repeatable: where torch wants deterministic algorithms, `prepare` and `backward` are given as many int32 as the
-    problem's `turns`, and sum each number of dq in one order; without it a backward is refused there.
-    padded_queries: of a padded d_head, what the problem's `padded_q` is a multiple of.
+    """Kernels of one Hopper backend.
+
+    Attributes:
+        name: of the backend.
+        problem: imports the class whose launches are the kernels; `Problem` of kernels/gluon/launch defines its
+            interface.
+        missing: returns why the required software is absent, with the remedy, or None.
+        repeatable: where torch requires deterministic algorithms, `prepare` and `backward` receive as many int32 as the
+            problem's `turns`, and sum each number of dq in one order. Without it a backward is rejected there.
+        padded_queries: returns, for a padded d_head, the number that the problem's `padded_q` is a multiple of.
     """
 
     name: str
@@ -38,7 +43,7 @@ class HopperKernels:
     repeatable: bool = False
 
     def unavailable(self, call: AttentionCall) -> str | None:
-        """Why this call cannot be served here and what to do about it, or None."""
+        """Return why this call cannot be served here, with the remedy, or None."""
         if reason := wrong_dtype(self.name, call, DTYPES):
             return reason
         if call.d_head % 8 or not 8 <= call.d_head <= LARGEST_D_HEAD:
@@ -58,7 +63,7 @@ class HopperKernels:
         return self.missing()
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Raises ValueError with the reason and the remedy for what cannot be served."""
+        """Raise ValueError with the reason and the remedy for a call that cannot be served."""
         if not q.dtype == k.dtype == v.dtype:
             dtypes = f"{q.dtype}, {k.dtype}, {v.dtype}"
             raise ValueError(f"q, k, v are {dtypes}: cast them to one dtype, or call under autocast")
@@ -76,7 +81,7 @@ class HopperKernels:
             raise ValueError(reason)
 
     def algorithm(self, call: AttentionCall) -> AttentionAlgorithm:
-        """Forward's tiles, the padded head size, and backward's padded queries."""
+        """Return forward's tiles, the padded head size, and backward's padded queries."""
         from cs_systems.kernels.layout import padded_d_head
 
         depth = padded_d_head(call.d_head)
@@ -92,7 +97,7 @@ class HopperKernels:
         )
 
     def alert_not_deterministic(self) -> None:
-        """As torch's own operators do: RuntimeError where only deterministic ones are wanted, or a warning."""
+        """Raise RuntimeError where only deterministic algorithms are allowed, or warn, as torch's own operators do."""
         if self.repeatable or not torch.are_deterministic_algorithms_enabled():
             return
         if not torch.is_deterministic_algorithms_warn_only_enabled():
@@ -102,7 +107,7 @@ class HopperKernels:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """The output, laid out as q, and the log-sum-exp."""
+        """Return the output, laid out as q, and the log-sum-exp."""
         self.check(q, k, v)
         from cs_systems.kernels.layout import takes_layout
 
@@ -119,7 +124,7 @@ class HopperKernels:
         self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
         causal: bool, offset: int, scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """The gradients of q, k and v, each laid out as its tensor."""
+        """Return the gradients of q, k and v, each laid out as its tensor."""
         self.alert_not_deterministic()
         from cs_systems.kernels.layout import padded_d_head, takes_layout
 
@@ -145,11 +150,16 @@ class HopperKernels:
 
 
 def attention_of(kernels: HopperKernels) -> Callable[..., Tensor]:
-    """The backend's function. Registers its two passes as custom operators: a compiled model keeps one graph."""
+    """Return the backend's function.
+
+    Registers its two passes as custom operators, so that a compiled model keeps one graph.
+    """
     forward_op, backward_op = operators(kernels.name, kernels.forward, kernels.backward)
 
     class FlashAttention(torch.autograd.Function):
-        """Keeps q, k, v, the output, and the log-sum-exp of the scaled scores: (batch, heads, seq_q), float32, natural
+        """Autograd function of the backend.
+
+        Keeps q, k, v, the output, and the log-sum-exp of the scaled scores: (batch, heads, seq_q), float32, natural
         logarithm, −inf where a query sees no key.
         """
 
@@ -171,10 +181,11 @@ def attention_of(kernels: HopperKernels) -> Callable[..., Tensor]:
     def attention(
         q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None, align: str = "upper_left"
     ) -> Tensor:
-        """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head).
+        """Compute attention with the backend's kernels.
 
+        q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head), where
         heads_kv divides heads. scale defaults to 1/√d_head. Under autocast the inputs are cast, as torch does for its
-        own attention. Raises ValueError with the reason and the remedy for what `unavailable` refuses.
+        own attention. Raises ValueError with the reason and the remedy for a call that `unavailable` rejects.
         """
         device = q.device.type
         if torch.is_autocast_enabled(device):
@@ -200,7 +211,7 @@ def backend_of(kernels: HopperKernels, describe: Callable[[], str | None]) -> At
 
 
 def readable(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Each as it is, if the copy engine can read it, or a contiguous copy."""
+    """Return each tensor unchanged if TMA can read it, else a contiguous copy."""
     from cs_systems.kernels.layout import takes_layout
 
     return tuple(x if takes_layout(x) else x.clone(memory_format=torch.contiguous_format) for x in tensors)

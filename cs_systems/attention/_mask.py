@@ -1,8 +1,8 @@
-"""Which keys a query sees, in one place for every backend.
+"""Causal visibility of keys, defined once for every backend.
 
-Causal attention of unequal lengths has two readings. `upper_left` (torch's `is_causal`): query i sees keys 0…i.
-`lower_right` (flash-attn ≥ 2.1): the last query sees the last key, as when decoding. Both say that query i sees the
-keys j ≤ i + offset.
+Causal attention of unequal lengths has two alignments. `upper_left` (torch's `is_causal`): query i sees keys 0…i.
+`lower_right` (flash-attn ≥ 2.1): the last query sees the last key, as when decoding. In both, query i sees the keys j ≤
+i + offset.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from cs_systems.core.validation import one_of
 
 
 def causal_offset(seq_q: int, seq_k: int, align: str) -> int:
-    """How many keys beyond its own index a causal query sees; negative: so many queries see none.
+    """Return how many keys beyond its own index a causal query sees; if negative, that many queries see none.
 
-    Raises ConfigError for an alignment that is neither: it would be taken for `upper_left`.
+    Raises ConfigError for an unknown alignment, which would otherwise be taken for `upper_left`.
     """
     one_of("alignment", align, ALIGNMENTS)
     return seq_k - seq_q if align == "lower_right" else 0
 
 
 def hidden_keys(seq_q: int, seq_k: int, align: str, device: torch.device) -> Tensor:
-    """(seq_q, seq_k) bool, True where a causal query must not look."""
+    """Return a (seq_q, seq_k) bool mask, True where a causal query does not see the key."""
     offset = causal_offset(seq_q, seq_k, align)
     last_seen = torch.arange(offset, offset + seq_q, device=device)
     return torch.arange(seq_k, device=device) > last_seen[:, None]
 
 
 def repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """k and v with as many heads as q, where groups of queries share one: (batch, heads_kv, …) → (batch, heads, …).
+    """Repeat the heads of k and v to match q: (batch, heads_kv, …) → (batch, heads, …).
 
-    Raises ValueError where q's heads are no multiple: of 1 head and 2 of keys came an output without a head.
+    Raises ValueError where q's heads are no multiple of the keys': 1 head of q and 2 of keys would give an output
+    without heads.
     """
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads: use other numbers")
@@ -43,10 +44,10 @@ def repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def has_two_readings(call: AttentionCall) -> bool:
-    """Whether `align` matters for this call."""
+    """Return True if `align` matters for this call."""
     return call.causal and call.seq_q != call.seq_k
 
 
 def has_blind_queries(call: AttentionCall) -> bool:
-    """Whether some query of this call sees no key, so that its output is 0 by definition and NaN by the formula."""
+    """Return True if some query of this call sees no key: its output is 0 by definition and NaN by the formula."""
     return call.causal and causal_offset(call.seq_q, call.seq_k, call.align) < 0

@@ -1,4 +1,4 @@
-"""The two passes of a FlashAttention as custom operators of torch: a compiled model keeps one graph around them."""
+"""Custom torch operators for the two passes of a FlashAttention: a compiled model keeps one graph around them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def operators(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> tuple[Any, Any]:
-    """`cs_systems::NAME_forward` and `cs_systems::NAME_backward`, with what a compiler must know of their results.
+    """Register `cs_systems::NAME_forward` and `cs_systems::NAME_backward`, with fake versions for a compiler.
 
     forward: (q, k, v, causal, offset, scale) → the output, laid out as q, and the log-sum-exp (..., seq_q), float32.
     backward: (q, k, v, o, lse, do, causal, offset, scale) → the gradients of q, k and v, each laid out as its tensor.

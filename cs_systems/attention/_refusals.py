@@ -1,4 +1,4 @@
-"""Reasons that several backends give, with the remedy, in the same words."""
+"""Reasons and remedies that several backends return, worded alike."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cs_systems.attention import TOLERANCE, AttentionCall
 
 
 def no_cuda() -> str | None:
-    """Why nothing can run on a GPU here, or None."""
+    """Return why nothing can run on a GPU here, or None."""
     if torch.cuda.is_available():
         return None
     return "torch sees no CUDA device: run with --device cpu, or install a CUDA build of torch"
 
 
 def wrong_dtype(name: str, call: AttentionCall, dtypes: Iterable[str]) -> str | None:
-    """Why `name` does not take the call's dtype, or None."""
+    """Return why `name` does not support the call's dtype, or None."""
     dtypes = tuple(dtypes)
     if call.dtype in dtypes:
         return None
@@ -29,12 +29,12 @@ def wrong_dtype(name: str, call: AttentionCall, dtypes: Iterable[str]) -> str | 
 
 
 def cannot_run(call: AttentionCall) -> str | None:
-    """What stops even a backend that takes every call: a dtype without fractions, a device that is not there."""
+    """Return what stops even the most general backend, a non-floating dtype or an absent device, or None."""
     return wrong_dtype("attention", call, TOLERANCE) or (no_cuda() if call.device == "cuda" else None)
 
 
 def cannot_compile(device: str) -> str | None:
-    """What torch.compile lacks on this machine to generate code for `device`, or None."""
+    """Return what torch.compile lacks on this machine to generate code for `device`, or None."""
     if device == "cuda":
         if reason := no_cuda():
             return reason

@@ -1,8 +1,8 @@
-"""torch's scaled_dot_product_attention with ONE kernel allowed: shared by the four `sdpa_*` backends.
+"""Base of the four `sdpa_*` backends: torch's scaled_dot_product_attention restricted to one kernel.
 
-`sdpa_kernel` switches every other kernel off, so torch raises where the named one cannot run; nothing falls back. On
-CUDA `unavailable` asks torch's own selector, with the shapes of the call, and hands on torch's own words: its rules
-change from release to release.
+`sdpa_kernel` switches every other kernel off, so torch raises where the named one cannot run, and nothing falls back.
+On CUDA `unavailable` queries torch's own selector with the shapes of the call and returns torch's message, because its
+rules change from release to release.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def sdpa_backend(
     dtypes: tuple[str, ...],
     cuda_dtypes: tuple[str, ...] | None = None,
 ) -> AttentionBackend:
-    """The backend that forces `kernel`, for the dtypes that it takes; `cuda_dtypes` where those on CUDA are fewer."""
+    """Return the backend that forces `kernel`, for the dtypes that it supports.
+
+    cuda_dtypes: the dtypes on CUDA, where they are fewer.
+    """
     return AttentionBackend(
         partial(_attention, kernel=kernel),
         unavailable=partial(_unavailable, kernel=kernel, dtypes={"cpu": dtypes, "cuda": cuda_dtypes or dtypes}),
@@ -99,12 +102,12 @@ def _unavailable(call: AttentionCall, *, kernel: SDPBackend, dtypes: Mapping[str
     return _selector_refuses(kernel, call)
 
 
-@lru_cache(maxsize=256)  # asked before each cell, and torch says some of its reasons only once
+@lru_cache(maxsize=256)  # called before each cell, and torch gives some warnings only once
 def _selector_refuses(kernel: SDPBackend, call: AttentionCall) -> str | None:
-    """What torch's kernel selector holds against the call on the current CUDA device, in its words; None: nothing.
+    """Return why torch's kernel selector rejects the call on the current CUDA device, in torch's words, or None.
 
-    The selector itself would write its reasons to stderr. A call that it refuses gives them as Python's warnings, and
-    raises before anything is allocated.
+    The selector itself would write its reasons to stderr. A rejected call gives them as Python warnings, and raises
+    before anything is allocated.
     """
     dtype = getattr(torch, call.dtype)
     row = torch.empty(call.d_head, dtype=dtype, device="cuda", requires_grad=call.needs_backward)

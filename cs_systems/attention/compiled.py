@@ -1,4 +1,4 @@
-"""The naive function through torch.compile: what fusion alone gives. The score matrix is still in memory.
+"""Naive attention through torch.compile: the effect of fusion alone. The score matrix is still in memory.
 
 Compiled at the first call with each shape, which belongs in warm-up.
 """
@@ -16,7 +16,7 @@ def _unavailable(call: AttentionCall) -> str | None:
     return cannot_run(call) or cannot_compile(call.device)
 
 
-# Forward and what it keeps are naive's; in backward the gradient of the scores overwrites that of the weights.
+# Forward and its kept tensors are naive's; in backward the gradient of the scores overwrites that of the weights.
 BACKEND = AttentionBackend(
     compile_each_shape(attention),
     unavailable=_unavailable,

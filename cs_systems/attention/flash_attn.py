@@ -1,4 +1,4 @@
-"""The flash-attn package, the newest generation that is installed: FlashAttention-4, -3 or -2. `describe` says which.
+"""Newest installed generation of the flash-attn package: FlashAttention-4, -3 or -2. `describe` names it.
 
 CUDA only, float16 and bfloat16, d_head a multiple of 8 (of 32 for FlashAttention-4's backward on Hopper); grouped
 heads. Causal from the lower right when seq_q ≠ seq_k.
@@ -26,7 +26,7 @@ DTYPES = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Generation:
-    """One generation of flash-attn: where its `flash_attn_func` is and on what it runs."""
+    """One generation of flash-attn: the location of its `flash_attn_func` and the hardware it supports."""
 
     name: str
     module: str
@@ -43,7 +43,10 @@ _GENERATIONS = (
 
 @cache
 def _installed() -> tuple[Generation, Callable[..., Any]] | None:
-    """The newest generation whose function is really there: flash-attn-4 alone leaves an empty package `flash_attn`."""
+    """Return the newest generation whose function can be imported.
+
+    An importable package is not enough: flash-attn-4 alone leaves an empty package `flash_attn`.
+    """
     for generation in _GENERATIONS:
         try:
             return generation, importlib.import_module(generation.module).flash_attn_func
@@ -61,7 +64,10 @@ def attention(
     scale: float | None = None,
     align: str = "upper_left",
 ) -> Tensor:
-    """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head)."""
+    """Compute attention with the flash-attn package.
+
+    q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head).
+    """
     if (found := _installed()) is None:
         raise ImportError(_MISSING)
     _, flash_attn_func = found
@@ -92,7 +98,7 @@ def _unavailable(call: AttentionCall) -> str | None:
     if call.d_head % 8 or call.d_head > largest:
         return f"{generation.name} takes d_head 8, 16, … {largest}, not {call.d_head}: use sdpa_math or naive"
     if call.needs_backward and generation.distribution == "flash-attn-4" and capability[0] == 9 and call.d_head % 32:
-        # On an H200, 4.0.0b36: dq off by 0.2 to 1.2 of its size at d_head 16 and 80; the tile is rounded to 16, the
+        # With 4.0.0b36 on an H200, dq has a relative error of 0.2 to 1.2 at d_head 16 and 80: tiles round to 16, the
         # buffer to 32 (github.com/Dao-AILab/flash-attention/pull/2896).
         return f"{generation.name} gets the gradient of q wrong on Hopper at d_head {call.d_head}: use sdpa_flash there"
     if has_two_readings(call) and call.align == "upper_left":

@@ -1,13 +1,14 @@
-"""FlashAttention-3's way on Hopper, written in CUDA C++: TMA, wgmma, specialised warps, every wait where it is wanted.
+"""FlashAttention-3's method on Hopper, in CUDA C++: TMA, wgmma, warp specialization, explicit placement of every wait.
 
-Takes what flash_gluon takes: fp16 and bf16; d_head a multiple of 8 up to 128 (computed as 64 or 128); any lengths,
-seq_q ≠ seq_k too; both alignments; grouped heads; strides that the copy engine takes, others are copied. The gradient
-of q is added up in float32 in whatever order the blocks of keys end, so its last bits may differ from run to run; under
-`torch.use_deterministic_algorithms` the blocks take turns in the order of the keys, and the backward took 1.2 to 2.5
-times as long on one H200. No second derivative. Needs compute capability 9.0, and cuda-core with NVRTC, which compiles
-the kernels on first use, in seconds.
+Supports the calls of flash_gluon: fp16 and bf16; d_head a multiple of 8 up to 128 (computed as 64 or 128); any lengths,
+also seq_q ≠ seq_k; both alignments; grouped heads. Tensors whose strides TMA cannot read are copied.
 
-Under torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
+The gradient of q is accumulated in float32 in the order in which the blocks of keys finish, so its last bits may differ
+from run to run. Under `torch.use_deterministic_algorithms` the blocks take turns in the order of the keys, and the
+backward took 1.2 to 2.5 times as long on one H200. No second derivative.
+
+Needs compute capability 9.0, and cuda-core with NVRTC, which compiles the kernels on first use, in seconds. Under
+torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def _padded_queries(d_head: int) -> int:
 
 
 def _missing() -> str | None:
-    # The parent of a namespace first: where nothing of it is installed, asking for a part raises.
+    # The parent of a namespace package comes first: find_spec raises for a submodule of an absent parent.
     if any(find_spec(package) is None for package in ("cuda", "cuda.core", "cuda.bindings")):
         return f"flash_cuda compiles its kernels through cuda-core, which is not installed: {INSTALL}"
     return None
@@ -42,6 +43,6 @@ def describe() -> str | None:
     return None if _missing() else "FlashAttention-3 in CUDA C++"
 
 
-# _missing is looked up at each call: what is installed can change.
+# The lambda looks up _missing at each call, because the installed packages can change.
 KERNELS = HopperKernels("flash_cuda", _problem, lambda: _missing(), _padded_queries, repeatable=True)
 BACKEND = backend_of(KERNELS, describe)

@@ -1,12 +1,13 @@
-"""FlashAttention-3's way on Hopper, written in Gluon, the low level of Triton: TMA, wgmma, warp specialisation.
+"""FlashAttention-3's method on Hopper, in Gluon, the low level of Triton: TMA, wgmma, warp specialization.
 
-Takes fp16 and bf16; d_head a multiple of 8 up to 128 (computed as 64 or 128); any lengths, seq_q ≠ seq_k too; both
-alignments; grouped heads; strides that the copy engine takes, others are copied. The gradient of q is added up by
-atomics in float32, so its last bits may differ from run to run: under `torch.use_deterministic_algorithms` backward
-raises, or warns if torch is told to warn only. No second derivative. Needs compute capability 9.0 and triton 3.6 or
-3.7, since Gluon changes between releases.
+Supports fp16 and bf16; d_head a multiple of 8 up to 128 (computed as 64 or 128); any lengths, also seq_q ≠ seq_k; both
+alignments; grouped heads. Tensors whose strides TMA cannot read are copied.
 
-Under torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
+The gradient of q is accumulated by atomics in float32, so its last bits may differ from run to run. Under
+`torch.use_deterministic_algorithms` backward raises, or warns if torch is set to warn only. No second derivative.
+
+Needs compute capability 9.0 and triton 3.6 or 3.7, since Gluon changes between releases. Under torch.compile the two
+passes are custom operators, so a compiled model keeps one graph around them.
 """
 
 from __future__ import annotations
@@ -48,6 +49,6 @@ def describe() -> str | None:
     return None if _wrong_triton() else f"FlashAttention-3 in Gluon, Triton {version('triton')}"
 
 
-# _wrong_triton is looked up at each call: what is installed can change.
+# The lambda looks up _wrong_triton at each call, because the installed packages can change.
 KERNELS = HopperKernels("flash_gluon", _problem, lambda: _wrong_triton(), _padded_queries)
 BACKEND = backend_of(KERNELS, describe)

@@ -1,11 +1,11 @@
 """FlashAttention-2 in plain PyTorch: the readable specification of the fast kernels beside it.
 
 Algorithms 1 (forward) and 2 (backward) of Dao 2023, "FlashAttention-2: Faster Attention with Better Parallelism and
-Work Partitioning", with the paper's names. The score matrix S = scale · Q Kᵀ exists one tile at a time: forward walks
+Work Partitioning", with the paper's names. The score matrix S = scale · Q Kᵀ exists one tile at a time. Forward walks
 the tiles of a block of queries with a running maximum and a running sum, and keeps of S only the log-sum-exp of each
-row; backward computes each tile again from it. Memory is linear in the sequence length.
+row. Backward recomputes each tile from it. Memory is linear in the sequence length.
 
-Takes every dtype and device, both alignments, seq_q ≠ seq_k, grouped heads. Tiles that causality hides are skipped.
+Supports every dtype and device, both alignments, seq_q ≠ seq_k, grouped heads. Tiles that causality hides are skipped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ B_Q = B_K = 128  # rows and columns of a tile of S
 
 
 class FlashAttentionTorch(torch.autograd.Function):
-    """`FlashAttentionTorch.apply(q, k, v, is_causal=False, scale=None, align="upper_left") -> out`.
+    """Autograd function `apply(q, k, v, is_causal=False, scale=None, align="upper_left") -> out`.
 
     q: (…, seq_q, d); k, v: (…, seq_k, d), with the same leading dimensions. Saves q, k, v, out and one tensor of shape
     (…, seq_q): the natural logarithm of the sum of the exponentials of each row's scores, −inf where a row sees no key.
@@ -63,7 +63,7 @@ class FlashAttentionTorch(torch.autograd.Function):
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, offset: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Algorithm 1. Returns out (…, seq_q, d) and the log-sum-exp (…, seq_q)."""
+    """Run algorithm 1: return out (…, seq_q, d) and the log-sum-exp (…, seq_q)."""
     exact = _accumulator(q)
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:-1], dtype=exact)
@@ -83,7 +83,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, offset: int, scale: float) -> tupl
             with annotate("softmax"):
                 m_new = torch.maximum(m_i, S_ij.amax(-1))
                 P_ij = torch.exp(S_ij - m_new[..., None])
-                rescale = torch.exp(m_i - m_new)  # what was summed so far stood under the old maximum
+                rescale = torch.exp(m_i - m_new)  # the sums so far are relative to the old maximum
                 l_i = rescale * l_i + P_ij.sum(-1)
                 m_i = m_new
             with annotate("value"):
@@ -97,7 +97,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, offset: int, scale: float) -> tupl
 def _backward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, offset: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Algorithm 2. Returns the gradients of q, k and v."""
+    """Run algorithm 2: return the gradients of q, k and v."""
     exact = lse.dtype
     d_q = torch.zeros_like(q, dtype=exact)  # summed over the outer loop, so it is kept exact until the end
     d_k, d_v = torch.empty_like(k), torch.empty_like(v)
@@ -123,27 +123,27 @@ def _backward(
 
 
 def _accumulator(q: Tensor) -> torch.dtype:
-    """The dtype in which scores, exponents and sums are computed: float32, or float64 for float64."""
+    """Return the dtype in which scores, exponents and sums are computed: float32, or float64 for float64."""
     return torch.promote_types(q.dtype, torch.float32)
 
 
 def _blocks(length: int, size: int) -> Iterator[slice]:
-    """Slices of `size` that cover `length`; the last may be shorter."""
+    """Yield slices of `size` that cover `length`; the last may be shorter."""
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
 def _all_hidden(i: slice, j: slice, offset: int) -> bool:
-    """Whether the last query of the tile does not see its first key."""
+    """Return True if the last query of the tile does not see its first key."""
     return bool(j.start > i.stop - 1 + offset)
 
 
 def _some_hidden(i: slice, j: slice, offset: int) -> bool:
-    """Whether the first query of the tile does not see its last key."""
+    """Return True if the first query of the tile does not see its last key."""
     return bool(j.stop - 1 > i.start + offset)
 
 
 def _hidden(i: slice, j: slice, offset: int, device: torch.device) -> Tensor:
-    """(B_Q, B_K) bool, True where a query of the tile must not look."""
+    """Return a (B_Q, B_K) bool mask, True where a query of the tile does not see the key."""
     rows = torch.arange(i.start, i.stop, device=device)[:, None]
     return torch.arange(j.start, j.stop, device=device) > rows + offset
 
@@ -157,7 +157,11 @@ def attention(
     scale: float | None = None,
     align: str = "upper_left",
 ) -> Tensor:
-    """q (batch, heads, seq_q, d); k, v (batch, heads_kv, seq_k, d) → (batch, heads, seq_q, d), heads_kv | heads."""
+    """Compute attention tile by tile.
+
+    q (batch, heads, seq_q, d); k, v (batch, heads_kv, seq_k, d) → (batch, heads, seq_q, d), where heads_kv divides
+    heads.
+    """
     k, v = repeat_kv_heads(q, k, v)
     out: Tensor = FlashAttentionTorch.apply(q, k, v, causal, scale, align)
     return out

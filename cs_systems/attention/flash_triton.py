@@ -1,11 +1,12 @@
 """FlashAttention-2 as Triton kernels, forward and backward: memory linear in the sequence length, causal tiles skipped.
 
-Takes fp32 (true fp32, no TF32), fp16 and bf16; d_head 1 … 256 (computed with the next power of two, so 80 and 96 cost
-what 128 costs); any lengths, seq_q ≠ seq_k too; both alignments; grouped heads; any strides, read in place, where 128
-rows of a head lie within 2³¹ elements. Gradients are the same from run to run: nothing is added up by atomics. No
-second derivative. Needs triton and compute capability 8.0; on a CPU, Triton's interpreter (TRITON_INTERPRET=1), slowly.
+Supports fp32 (true fp32, no TF32), fp16 and bf16; d_head 1 … 256 (computed with the next power of two, so 80 and 96
+cost as much as 128); any lengths, also seq_q ≠ seq_k; both alignments; grouped heads; any strides, read in place, where
+128 rows of a head lie within 2³¹ elements. Gradients are the same from run to run, because nothing is accumulated by
+atomics. No second derivative.
 
-Under torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
+Needs triton and compute capability 8.0; on a CPU, Triton's interpreter (TRITON_INTERPRET=1), slowly. Under
+torch.compile the two passes are custom operators, so a compiled model keeps one graph around them.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ def attention(
     align: str = "upper_left",
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head).
+    """Compute attention with the Triton kernels.
 
+    q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head), where
     heads_kv divides heads. scale defaults to 1/√d_head. Under autocast the inputs are cast, as torch does for its own
-    attention. tiles: instead of the table's, for tuning. Raises ValueError with the reason and the remedy for what
-    `unavailable` refuses.
+    attention. tiles: replaces the table's tiles, for tuning. Raises ValueError with the reason and the remedy for a
+    call that `unavailable` rejects.
     """
     device = q.device.type
     if torch.is_autocast_enabled(device):
@@ -55,7 +57,7 @@ def attention(
 
 
 class FlashAttentionTriton(torch.autograd.Function):
-    """`apply(q, k, v, is_causal=False)` on (..., seq, d_head), causal from the upper left.
+    """Autograd function `apply(q, k, v, is_causal=False)` on (..., seq, d_head), causal from the upper left.
 
     Keeps q, k, v, the output, and the log-sum-exp of the scaled scores: (..., seq_q), float32, natural logarithm, −inf
     where a query sees no key.
@@ -95,7 +97,7 @@ class FlashAttentionTriton(torch.autograd.Function):
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The output, laid out as q, and the log-sum-exp."""
+    """Return the output, laid out as q, and the log-sum-exp."""
     _check(q, k, v)
     from cs_systems.kernels.triton.launch import Problem
 
@@ -110,7 +112,7 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
     causal: bool, offset: int, scale: float, tiles: Tiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of q, k and v, each laid out as its tensor."""
+    """Return the gradients of q, k and v, each laid out as its tensor."""
     from cs_systems.kernels.triton.launch import Problem
 
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -128,14 +130,14 @@ _forward_op, _backward_op = operators("flash_triton", _forward, _backward)
 
 
 def _as_4d(x: Tensor) -> Tensor:
-    """(..., seq, d_head) → (batch, heads, seq, d_head), a view where fewer than three dimensions lead."""
+    """Reshape (..., seq, d_head) to (batch, heads, seq, d_head), a view with at most two leading dimensions."""
     if x.ndim > 4:
         return x.flatten(0, -4)
     return x[(None,) * (4 - x.ndim)] if x.ndim != 3 else x[:, None]
 
 
 def _tiles_are_near(x: Tensor) -> bool:
-    """Whether the elements of any tile of (..., seq, d_head) are less than 2³¹ apart."""
+    """Return True if the elements of any tile of (..., seq, d_head) are less than 2³¹ apart."""
     rows, columns = min(x.shape[-2], MOST_ROWS) - 1, x.shape[-1] - 1
     return rows * x.stride(-2) + columns * x.stride(-1) < 2**31
 
@@ -143,7 +145,7 @@ def _tiles_are_near(x: Tensor) -> bool:
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: cast them to one dtype, or call under autocast")
-    # What leads three dimensions is the batch, heads stand behind more: a kernel would read past a smaller batch.
+    # In 3 dimensions the first is the batch; in more, the third last is heads. A kernel reads past a smaller batch.
     batch_q, batch_k = (x.shape[:-3] or x.shape[:-2] for x in (q, k))
     if k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.ndim != k.ndim or batch_q != batch_k:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
@@ -162,7 +164,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def unavailable(call: AttentionCall) -> str | None:
-    """Why this call cannot be served here and what to do about it, or None."""
+    """Return why this call cannot be served here, with the remedy, or None."""
     if find_spec("triton") is None:
         return "triton is not installed: pip install triton (Linux), or use the backend flash_torch"
     if call.dtype not in DTYPES:
@@ -210,8 +212,10 @@ def _release(package: str) -> tuple[int, int]:
 
 
 def algorithm(call: AttentionCall) -> AttentionAlgorithm:
-    """Forward's tiles and the padded head size. backward_matmuls is 7: q kᵀ, do vᵀ and ds k in the dq kernel; q kᵀ,
-    do vᵀ, pᵀ do and dsᵀ q in the dk-dv kernel, which computes the scores again rather than adding to dq with atomics.
+    """Return forward's tiles, the padded head size and the number of backward's products.
+
+    backward_matmuls is 7: q kᵀ, do vᵀ and ds k in the dq kernel; q kᵀ, do vᵀ, pᵀ do and dsᵀ q in the dk-dv kernel,
+    which recomputes the scores rather than adding to dq with atomics.
     """
     capability = torch.cuda.get_device_capability() if call.device == "cuda" and torch.cuda.is_available() else None
     tile = tiles_for(capability, 4 if call.dtype == "float32" else 2, call.d_head).forward

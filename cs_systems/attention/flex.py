@@ -1,6 +1,6 @@
-"""torch's FlexAttention, compiled: a kernel generated around a mask function, with hidden 128 × 128 blocks skipped.
+"""FlexAttention of torch, compiled: a kernel generated around a mask function, with hidden 128 × 128 blocks skipped.
 
-Takes float32, float16 and bfloat16, both alignments, seq_q ≠ seq_k, grouped heads. CUDA: d_head ≥ 16. CPU: forward.
+Supports float32, float16 and bfloat16, both alignments, seq_q ≠ seq_k, grouped heads. CUDA: d_head ≥ 16. CPU: forward.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ def attention(
     scale: float | None = None,
     align: str = "upper_left",
 ) -> Tensor:
-    """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head)."""
-    # A caller that is itself being compiled traces the mask into its own graph, where no cache can be seen.
+    """Compute attention with FlexAttention.
+
+    q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head).
+    """
+    # A caller that is itself being compiled traces the mask into its own graph, where the cache cannot be used.
     blocks = _causal_blocks if torch.compiler.is_compiling() else _kept_blocks
     mask = blocks(q.shape[-2], k.shape[-2], align, q.device) if causal else None
     out: Tensor = _compiled(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
@@ -43,7 +46,7 @@ def attention(
 
 
 def _causal_blocks(seq_q: int, seq_k: int, align: str, device: torch.device) -> BlockMask:
-    """Which blocks of the scores are seen whole, in part, or not at all: the same for every batch and head."""
+    """Return the mask of the score blocks: seen whole, in part, or not at all; the same for every batch and head."""
     offset = causal_offset(seq_q, seq_k, align)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Attention as the formula says it: softmax(q kᵀ · scale) v, with the whole score matrix in memory. The reference.
+"""Reference attention by the formula: softmax(q kᵀ · scale) v, with the whole score matrix in memory.
 
-Takes everything: any dtype and device, both alignments, seq_q ≠ seq_k, grouped heads. In float64 it is what every other
-backend is held against.
+Supports every call: any dtype and device, both alignments, seq_q ≠ seq_k, grouped heads. In float64 it is the reference
+that every other backend is compared with.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ def attention(
     scale: float | None = None,
     align: str = "upper_left",
 ) -> Tensor:
-    """q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head).
+    """Compute attention by the formula.
 
-    heads_kv divides heads; scale defaults to 1/√d_head. Softmax runs in the dtype of the scores, under autocast in
+    q (batch, heads, seq_q, d_head); k, v (batch, heads_kv, seq_k, d_head) → (batch, heads, seq_q, d_head), where
+    heads_kv divides heads. scale defaults to 1/√d_head. Softmax runs in the dtype of the scores, under autocast in
     float32.
     """
     k, v = repeat_kv_heads(q, k, v)
     seq_q, seq_k = q.shape[-2], k.shape[-2]
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     with annotate("scores"):
-        # Scaling q costs seq_q × d_head; scaling the scores would cost a pass over the largest tensor there is.
+        # Scaling q costs seq_q × d_head; scaling the scores would cost a pass over the largest tensor.
         scores = (q * scale) @ k.transpose(-2, -1)
         if causal:
             hidden = hidden_keys(seq_q, seq_k, align, q.device)
@@ -45,7 +46,7 @@ def attention(
     with annotate("softmax"):
         weights = torch.softmax(scores, dim=-1)
         if causal and causal_offset(seq_q, seq_k, align) < 0:
-            # A row of −inf alone became NaN. So does its gradient, until it meets the mask above, which hides the row.
+            # A row of only −inf becomes NaN. So does its gradient, until the mask above hides the row.
             weights = weights.masked_fill(hidden, 0)
     with annotate("value"):
         return weights @ v

@@ -1,4 +1,4 @@
-"""cuDNN's fused attention through torch. CUDA only, float16 and bfloat16, causal from the upper left."""
+"""Fused attention of cuDNN through torch. CUDA only, float16 and bfloat16, causal from the upper left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from cs_systems.formulas.cost import AttentionAlgorithm
 
 
 def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
-    """cuDNN does not publish its tiles; 128 × 128 is the usual one on Hopper: executed FLOPs are an estimate here."""
+    """Return 128 × 128 tiles, the usual ones on Hopper.
+
+    Executed FLOPs are an estimate here, because cuDNN does not publish its tiles.
+    """
     return AttentionAlgorithm(128, 128, backward_matmuls=5)
 
 

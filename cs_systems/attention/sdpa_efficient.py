@@ -1,4 +1,4 @@
-"""The memory-efficient (CUTLASS, from xFormers) kernel inside torch. CUDA only; also takes float32."""
+"""Memory-efficient attention kernel of torch (CUTLASS, from xFormers). CUDA only; also takes float32."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cs_systems.formulas.cost import AttentionAlgorithm
 
 
 def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
-    """The tiles that the forward kernels carry in their names (fmha_cutlassF_f16_aligned_64x128_rf_sm80)."""
+    """Return the tiles in the forward kernels' names (fmha_cutlassF_f16_aligned_64x128_rf_sm80)."""
     if call.d_head <= 64:
         return AttentionAlgorithm(64, 64, backward_matmuls=5, output_by_position=True)
     block_q = 32 if call.dtype == "float32" else 64

@@ -1,4 +1,4 @@
-"""FlashAttention-2 as it ships inside torch: on CUDA in float16 and bfloat16, on the CPU torch's own tiled kernel.
+"""FlashAttention-2 as it ships inside torch: on CUDA in float16 and bfloat16; on the CPU, torch's own tiled kernel.
 
 On CUDA: sm_80 or newer, d_head ≤ 256; causal with seq_q ≠ seq_k only as lower_right.
 """
@@ -15,7 +15,10 @@ _PADDED = (32, 64, 96, 128, 160, 192, 256)  # head sizes that the CUDA kernels a
 
 
 def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
-    """The forward tiles: on CUDA as FlashAttention-2's launch templates choose for sm_90, else torch's CPU kernel's."""
+    """Return the forward tiles.
+
+    On CUDA they are those of FlashAttention-2's launch templates for sm_90, else those of torch's CPU kernel.
+    """
     if call.device == "cpu":
         block_q = 256 if call.seq_q >= 768 else 64 if call.seq_q >= 192 else 32
         return AttentionAlgorithm(min(block_q, call.seq_q), min(512, call.seq_k), backward_matmuls=5)

@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention by its unfused reference path: the score matrix is in memory, as in naive."""
+"""Unfused reference path of torch's scaled_dot_product_attention: the score matrix is in memory, as in naive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from cs_systems.formulas.cost import FULL_MATRIX, FULL_MATRIX_CUDA, AttentionAlg
 
 
 def _algorithm(call: AttentionCall) -> AttentionAlgorithm:
-    """Scores, weights and their gradients, as in naive; half precision is computed in float32, in twice the bytes."""
+    """Return scores, weights and their gradients, as in naive.
+
+    Half precision is computed in float32, in twice the bytes.
+    """
     matrices = (FULL_MATRIX_CUDA if call.device == "cuda" else FULL_MATRIX).score_matrices
     forward, kept, backward = (2 * m if call.dtype in ("float16", "bfloat16") else m for m in matrices)
     return AttentionAlgorithm(score_matrices=(forward, kept, backward), torch_matmul=True)

@@ -1,4 +1,4 @@
-"""Compile a Triton kernel for an architecture without having a GPU; read what decides its speed from the machine code.
+"""Compilation of a Triton kernel for an architecture without its GPU, and analysis of the machine code.
 
 Needs the triton package only (its ptxas, cuobjdump and nvdisasm come with it), and a process without TRITON_INTERPRET.
 """
@@ -22,11 +22,14 @@ SHARED_LIMIT_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 
 
 @dataclass(frozen=True)
 class KernelResources:
-    """What a compiled kernel takes of a multiprocessor.
+    """Resources that a compiled kernel takes of a multiprocessor.
 
-    registers: of a thread. spills: instructions in the machine code that access local memory (STL, LDL); 0: every value
-        stays in a register.
-    shared_bytes: of a block. instructions: opcode without modifiers ("HGMMA") → how often the machine code has it.
+    Attributes:
+        registers: per thread.
+        spills: instructions in the machine code that access local memory (STL, LDL); 0: every value stays in a
+            register.
+        shared_bytes: per block.
+        instructions: opcode without modifiers ("HGMMA") → its number of occurrences in the machine code.
     """
 
     registers: int
@@ -39,10 +42,11 @@ class KernelResources:
 def compile_for(
     capability: int, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, int]
 ) -> KernelResources:
-    """Compile a `@triton.jit` kernel for `capability` (90 is 9.0), specialised as a call with these arguments would be.
+    """Compile a `@triton.jit` kernel for `capability` (90 is 9.0), specialized as a call with these arguments would be.
 
     Tensors may be on torch's "meta" device: only dtype, alignment and the other arguments' values matter. Raises
-    RuntimeError in a process that interprets its kernels; triton's errors pass (CompilationError, OutOfResources).
+    RuntimeError in a process that interprets its kernels; triton's errors pass through (CompilationError,
+    OutOfResources).
     """
     from triton.runtime.jit import JITFunction
 
@@ -62,7 +66,7 @@ def compile_for(
 
 @contextmanager
 def _target(capability: int) -> Iterator[None]:
-    """Stand in for the driver: triton asks it for the architecture before it compiles, and for nothing else."""
+    """Replace Triton's driver, which is queried for the architecture before compilation and for nothing else."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
@@ -80,7 +84,7 @@ def _target(capability: int) -> Iterator[None]:
 
 
 def read_machine_code(cubin: bytes) -> tuple[dict[str, str], Counter[str]]:
-    """cuobjdump's resource usage of the one kernel in `cubin`, and how often each opcode stands in it."""
+    """Return cuobjdump's resource usage of the one kernel in `cubin`, and the number of occurrences of each opcode."""
     import triton.backends.nvidia
 
     tools = Path(triton.backends.nvidia.__file__).parent / "bin"

@@ -1,4 +1,4 @@
-"""What the FlashAttention kernels for Hopper, in Gluon and in CUDA C++, want of tensors, and of their work's order."""
+"""Layout and order of work that the FlashAttention kernels for Hopper require, in Gluon and in CUDA C++."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def padded_d_head(d_head: int) -> int:
 
 
 def takes_layout(tensor: Tensor) -> bool:
-    """Whether the copy engine can read it: unit stride innermost, the others positive multiples of 16 bytes."""
+    """Return True if TMA can read the tensor: unit stride innermost, the others positive multiples of 16 bytes."""
     aligned = all(
         stride > 0 and stride * tensor.element_size() % 16 == 0
         for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
@@ -29,9 +29,10 @@ def takes_layout(tensor: Tensor) -> bool:
 
 
 def heads_together(q: Tensor, k: Tensor, causal: bool, l2_bytes: int) -> int:
-    """How many of all batches' heads of keys a backward works on together, as far as their queries fit l2_bytes: that
-    evens out causal blocks' lengths. In equal parts where it can be, since a last part with few heads would have few
-    blocks, and long ones.
+    """Return how many heads of keys, of all batches, a backward works on together so that their queries fit l2_bytes.
+
+    This evens out the lengths of causal blocks. The heads are divided into equal groups where possible, since a last
+    group with few heads would have few, long blocks.
     """
     batch, heads, seq_q, d_head = q.shape
     batch_heads_kv, group = batch * k.shape[1], heads // k.shape[1]

@@ -1,9 +1,9 @@
-"""Activation checkpointing, put on a model from outside.
+"""Activation checkpointing, applied to a model from outside.
 
-A checkpoint keeps the input of some blocks and computes the rest again when backward comes to them: less memory for
-more FLOPs (Chen et al. 2016). What is kept is written as in `checkpoint_plan`. The recomputation is torch's
-(`torch.utils.checkpoint`, not the reentrant one): the same operations on the same inputs, so that gradients are the
-same to the bit wherever the kernels are deterministic. It stops as soon as it has what backward asked for.
+A checkpoint keeps the input of some blocks and recomputes the rest when backward reaches them: less memory for more
+FLOPs (Chen et al. 2016). The syntax of a plan is that of `checkpoint_plan`. The recomputation is torch's
+(`torch.utils.checkpoint`, non-reentrant): the same operations on the same inputs, so gradients are bitwise the same
+wherever the kernels are deterministic. It stops as soon as it has the tensors that backward asked for.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _ATTENTION = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-# A linear layer without bias is one `mm`, in fp8 one `_scaled_mm`. Attention's products over the scores are `bmm`: as
-# large as the scores.
+# A linear layer without bias is one `mm`, in fp8 one `_scaled_mm`. Attention's products are `bmm`, which is not
+# kept, because the scores are large.
 _KEPT = {"attention": _ATTENTION, "matmul": ("mm", "_scaled_mm")}
 
 
 def unavailable(written: str, attention: str) -> str | None:
-    """Why this checkpoint cannot be had with this attention backend, and what to do instead; None where it can."""
+    """Return why this checkpoint plan is impossible with this attention backend, with the remedy, or None."""
     if written == "selective:attention" and attention not in ONE_OPERATOR:
         return (
             f"checkpoint selective:attention keeps the output of one attention operator, which {attention} is not: "
@@ -40,9 +40,9 @@ def unavailable(written: str, attention: str) -> str | None:
 
 
 def apply_checkpointing(model: nn.Module, written: str) -> None:
-    """Make the blocks of `model.layers` run under the checkpoints that are `written`; parameters keep their names.
+    """Run the blocks of `model.layers` under the checkpoints of the plan `written`; parameters keep their names.
 
-    Raises ValueError for what `checkpoint_plan.segments` cannot read.
+    Raises ValueError for a plan that `checkpoint_plan.segments` cannot read.
     """
     layers = model.layers
     assert isinstance(layers, nn.ModuleList)
@@ -51,7 +51,7 @@ def apply_checkpointing(model: nn.Module, written: str) -> None:
 
 
 class _CheckpointedLayers(nn.ModuleList):
-    """The same blocks under the same names; to iterate gives what is to be called in turn: blocks and checkpoints."""
+    """List of the same blocks under the same names; iteration yields the blocks and checkpoints to call in turn."""
 
     def __init__(self, layers: nn.ModuleList, plan: tuple[Segment, ...]) -> None:
         super().__init__(list(nn.ModuleList.__iter__(layers)))
@@ -76,9 +76,9 @@ def _in_turn(parts: list[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
 
 
 def _checkpointed(run: Callable[[Tensor], Tensor], keeps: str | None, x: Tensor) -> Tensor:
-    """(B, S, D) → (B, S, D), `run` under one checkpoint."""
+    """Call `run` under one checkpoint: (B, S, D) → (B, S, D)."""
     selective: dict[str, Any] = {}
-    if keeps:  # torch.compile takes no context_fn that does nothing
+    if keeps:  # torch.compile rejects a context_fn that does nothing
         selective["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, keeps))
     out: Tensor = checkpoint(run, x, use_reentrant=False, **selective)
     return out
@@ -90,6 +90,6 @@ def _policy(keeps: str, context: Any, operator: Any, *_: Any, **__: Any) -> Chec
 
 @cache
 def _operators(keeps: str) -> frozenset[Any]:
-    """The operators of this torch that a selective checkpoint keeps the outputs of."""
+    """Return the operators of the installed torch whose outputs a selective checkpoint keeps."""
     packets = (getattr(torch.ops.aten, name, None) for name in _KEPT[keeps])
     return frozenset(packet.default for packet in packets if packet is not None)

@@ -1,21 +1,22 @@
-"""Linear layers whose three matrix products run in fp8, with one scale a tensor that is found anew each time.
+"""Linear layers whose three matrix products run in fp8, with one scale per tensor that is recomputed at each use.
 
-y = x Wᵀ multiplies e4m3 by e4m3, backward's two products e5m2 (the gradient of y, which spans more) by e4m3
-(Micikevicius et al. 2022, "FP8 Formats for Deep Learning"). A tensor x is kept as q = fp8(x / s), s = max|x| / F, F the
-largest number of the format, and the product, which torch's scaled matmul accumulates, is multiplied by both scales.
-Parameters stay in fp32, y comes out in bf16, a gradient in the dtype of its tensor.
+y = x Wᵀ multiplies e4m3 by e4m3; backward's two products multiply e5m2 (the gradient of y, which has the wider range)
+by e4m3 (Micikevicius et al. 2022, "FP8 Formats for Deep Learning"). A tensor x is kept as q = fp8(x / s), s = max|x| /
+F, F the largest number of the format. The product, accumulated by torch's scaled matmul, is multiplied by both scales.
+Parameters stay in fp32, y is bf16, a gradient has the dtype of its tensor.
 
-Error. With u half a unit in the last place and h half the smallest subnormal (e4m3: u = 2⁻⁴, h = 2⁻¹⁰, F = 448; e5m2:
-u = 2⁻³, h = 2⁻¹⁷, F = 57,344), what is kept of an element is off by at most
+Error. With u half a unit in the last place and h half the smallest subnormal (e4m3: u = 2⁻⁴, h = 2⁻¹⁰, F = 448; e5m2: u
+= 2⁻³, h = 2⁻¹⁷, F = 57,344), the error of a stored element is at most
 
     |s q − x| ≤ d(x) = (u + 2⁻²³) |x| + h s,
 
-and so each of the products by |ŷ − y| ≤ Σ (|x| + d(x)) (|w| + d(w)) − Σ |x| |w|, beside the accumulation's and the
-result's own rounding. In short: (u_x + u_w + u_x u_w) Σ |x| |w|, and what underflows, which is less than max|x| / 2¹⁸.
+so the error of each product is at most |ŷ − y| ≤ Σ (|x| + d(x)) (|w| + d(w)) − Σ |x| |w|, plus the rounding of the
+accumulation and of the result. In short: (u_x + u_w + u_x u_w) Σ |x| |w|, plus underflow, which is less than max|x| /
+2¹⁸.
 
-On Hopper an fp8 product keeps about 14 bits of its sums on the way (DeepSeek-AI 2024, "DeepSeek-V3", section 3.3.2)
-unless it is told to add them up in fp32. Forward takes the fast way and backward the exact one, as in NVIDIA's and
-PyTorch's recipes. A CPU adds up in fp32; it computes the same function, and nothing is gained there.
+On Hopper an fp8 product keeps about 14 bits of its partial sums (DeepSeek-AI 2024, "DeepSeek-V3", section 3.3.2) unless
+it accumulates in fp32. Forward uses the fast accumulation and backward the exact one, as in NVIDIA's and PyTorch's
+recipes. A CPU accumulates in fp32: it computes the same function, with no speedup.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from cs_systems.config import ConfigError
 from cs_systems.machine.device import Device
 from cs_systems.model import Linear
 
-MULTIPLE = 16  # of each dimension that a scaled matmul takes
+MULTIPLE = 16  # a scaled matmul's dimensions must be multiples of it
 CAPABILITY = (8, 9)
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-_SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # of a tensor of zeros
+_SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # the scale of a tensor of zeros, so that nothing is divided by 0
 
 
 def unavailable(device: Device) -> str | None:
-    """Why the device has no fp8 matrix products, and what to do; None where it has them."""
+    """Return why the device has no fp8 matrix products, and the remedy; None where it has them."""
     found = device.capability()
     if found is None or found >= CAPABILITY:
         return None
@@ -50,7 +51,7 @@ def unavailable(device: Device) -> str | None:
 
 
 def misfit(sizes: Mapping[str, int]) -> str | None:
-    """Which of the named sizes a scaled matmul does not take, and the nearest that it does; None where it takes all."""
+    """Return which of the named sizes a scaled matmul rejects, with the nearest valid size, or None."""
     for name, size in sizes.items():
         if left := size % MULTIPLE:
             near = [n for n in (size - left, size - left + MULTIPLE) if n]
@@ -62,9 +63,10 @@ def misfit(sizes: Mapping[str, int]) -> str | None:
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """x → (q of the same shape in fp8, row by row, s of shape (1,) in fp32): x ≈ s q.
+    """Quantize x to fp8 with one scale: x → (q, s), x ≈ s q.
 
-    An inf or NaN in x makes a NaN in q. With 1 dimension rather than 0, s takes the division of a bf16 x to fp32.
+    q has the shape of x, row-major, in fp8; s has shape (1,), in fp32. An inf or NaN in x gives a NaN in q. s has 1
+    dimension rather than 0 so that dividing a bf16 x by it is done in fp32.
     """
     largest = torch.linalg.vector_norm(x, math.inf, dtype=torch.float32).reshape(1)
     scale = (largest / torch.finfo(dtype).max).clamp_(min=_SMALLEST_SCALE)
@@ -72,19 +74,22 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
-    """(m, k) row by row times (k, n) column by column, both fp8, times both scales → (m, n) of `dtype`."""
+    """Multiply (m, k) row-major by (k, n) column-major, both fp8, and by both scales: (m, n) of `dtype`."""
     # A CPU widens both and calls mm, which an autocast around it would hand bf16 operands.
     with nullcontext() if a.is_cuda else torch.autocast(a.device.type, enabled=False):
         return torch._scaled_mm(a, b, scale_a=a_scale, scale_b=b_scale, out_dtype=dtype, use_fast_accum=fast)
 
 
 def _columns(x: Tensor) -> Tensor:
-    """The same matrix, laid out column by column."""
+    """Return the same matrix in column-major layout."""
     return x.t().contiguous().t()
 
 
 class Fp8Product(torch.autograd.Function):
-    """`apply(x, weight)`: (m, k), (n, k) → x weightᵀ (m, n) in bf16. Keeps both operands in fp8 for backward."""
+    """Matrix product in fp8: `apply(x, weight)`, (m, k), (n, k) → x weightᵀ (m, n) in bf16.
+
+    Keeps both operands in fp8 for backward.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -107,14 +112,14 @@ class Fp8Product(torch.autograd.Function):
 
 
 class Fp8Linear(Linear):
-    """y = x Wᵀ + b in fp8, b in bf16: (..., in) → (..., out) in bf16. It has the parameters of the layer that it
-    replaces.
+    """Linear layer y = x Wᵀ + b in fp8, b in bf16: (..., in) → (..., out) in bf16.
 
-    Raises ConfigError where the rows of x are no multiple of 16.
+    It has the parameters of the layer that it replaces. Raises ConfigError where the number of rows of x is no multiple
+    of 16.
     """
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
-        nn.Module.__init__(self)  # the weight is there
+        nn.Module.__init__(self)  # Linear.__init__ would allocate another weight
         self.weight, self.bias = weight, bias
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,10 +133,9 @@ class Fp8Linear(Linear):
 
 
 def use_fp8(model: nn.Module) -> int:
-    """Put an Fp8Linear in the place of each linear layer within whose sizes are multiples of 16; how many there were.
+    """Replace each linear layer whose sizes are multiples of 16 with an Fp8Linear; return how many were replaced.
 
-    A linear layer that several modules share is shared afterwards. A model that is one itself has none within: nothing
-    can be put in its own place.
+    A linear layer that several modules share stays shared. A model that is itself a linear layer is not replaced.
     """
     made: dict[nn.Module | None, Fp8Linear] = {}
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""AdamW: a readable one of our own, and torch's under their own names."""
+"""AdamW: a readable implementation of our own, and torch's under their own names."""
 
 from __future__ import annotations
 
@@ -52,13 +52,16 @@ class AdamW(torch.optim.Optimizer):
 
 
 def optimizer_class(name: str) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
-    """What makes the optimizer `name` of config.OPTIMIZERS but `default`, which the caller resolves: class, options."""
+    """Return (class, options) of the optimizer `name` of config.OPTIMIZERS.
+
+    `default` is not accepted: the caller resolves it.
+    """
     if name == "adamw":
         return AdamW, {}
     return torch.optim.AdamW, {"fused": name == "adamw_fused", "foreach": name == "adamw_foreach"}
 
 
 def make_optimizer(name: str, params: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
-    """The optimizer of that name for one process."""
+    """Return the optimizer of that name for one process."""
     cls, own = optimizer_class(name)
     return cls(params, **own, **options)

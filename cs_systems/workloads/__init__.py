@@ -1,12 +1,16 @@
-"""What is measured. A workload is one new file that exports `WORKLOAD`, a factory `(RunConfig, Device) -> Workload`.
+"""Workloads that a sweep can measure.
 
-A workload holds no timing, printing or JSON: it says what a step consists of, and what that must cost by formula. A
-factory may have `preflight(config, device) -> int | None`: it raises `Unavailable` for a cell that cannot run here,
-without building it, and returns the bytes of device memory that the cell's peak should take. A workload whose kernels
-are shorter than their launches may have `hides_launches = True`: see `timing`. One that is measured for the sake of one
-of its phases may have `judged_phase`, its name: caveats are then of that one. One with a `model`, an `nn.Module`, has
-its modules annotated under a profiler: see `instrument`. One that computes something to be looked at may have
-`tables() -> dict[str, list[Row]]`: small plain tables that join its record's results.
+A workload is one new file that exports `WORKLOAD`, a factory `(RunConfig, Device) -> Workload`. It holds no timing,
+printing or JSON: it defines the phases of a step and their cost by formula.
+
+Optional attributes of a factory or workload:
+
+- `preflight(config, device) -> int | None`, of the factory: raises `Unavailable` for a cell that cannot run here,
+without building it, and returns the predicted peak of device memory in bytes.
+- `hides_launches = True`: the kernels are shorter than their launches; see `timing`.
+- `judged_phase`: the name of the one phase that caveats are computed for.
+- `model`, an `nn.Module`: its modules are annotated under a profiler; see `instrument`.
+- `tables() -> dict[str, list[Row]]`: small plain tables that join the results of the record.
 """
 
 from __future__ import annotations
@@ -20,31 +24,33 @@ if TYPE_CHECKING:
 
 
 class Unavailable(Exception):
-    """This machine or backend cannot run the cell; the message is the reason with its remedy."""
+    """Error for a cell that this machine or backend cannot run; the message holds the reason and the remedy."""
 
 
 class Workload(Protocol):
+    """Interface of a workload: the phases of a step, their cost by formula, and a description for the record."""
+
     def prepare(self) -> None:
-        """Untimed work before each step."""
+        """Do the untimed work before each step."""
 
     def step(self) -> Iterable[tuple[str, Callable[[], Any]]]:
-        """The parts of one step in the order in which they run; each is called once before the next is asked for."""
+        """Yield (name, function) per phase of a step in order; each is called once before the next is requested."""
 
     def cost(self) -> Mapping[str, PhaseCost] | None:
-        """Cost per phase by formula; None where nothing is declared."""
+        """Return the cost of each phase by formula, or None where no cost is declared."""
 
     def describe(self) -> Row:
-        """What really runs (backend and its version, optimizer), and `tokens`, how many a step processes.
+        """Return what really runs (backend with version, optimizer) and `tokens`, the number of tokens in a step.
 
-        Of a workload from outside the package, tables name those fields of the RunConfig that it says here, under their
-        names (`attention`, `precision`, `batch_size`, …), and those that the records vary.
+        For a workload from outside the package, tables name the RunConfig fields that it returns here under their own
+        names (`attention`, `precision`, `batch_size`, …), and the fields that vary between the records.
         """
 
 
 class CallableWorkload:
-    """Somebody's plain step function as a workload of one phase, `call`, with no declared cost.
+    """Workload around a user's plain step function: one phase, `call`, with no declared cost.
 
-    takes_config: whether what made the function was given the RunConfig; without it no field of it had an effect.
+    takes_config: the factory of the function received the RunConfig; without it no field of the config had an effect.
     """
 
     def __init__(self, function: Callable[[], Any], takes_config: bool = True) -> None:

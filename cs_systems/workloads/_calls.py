@@ -1,4 +1,4 @@
-"""What every workload that calls attention asks before it runs: which dtype, and whether the backend takes the call."""
+"""Checks that every workload with attention makes before it runs: the dtype, and the backend's support for the call."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ COMPUTE_DTYPES = {
     Precision.BF16: "bfloat16",
     Precision.FP16: "float16",
     Precision.BF16_PURE: "bfloat16",
-    Precision.FP8: "bfloat16",  # fp8 is of linear layers alone
+    Precision.FP8: "bfloat16",  # only linear layers run in fp8
 }
 
 
 def check_precision(config: RunConfig, device: Device) -> None:
-    """Raises Unavailable where the device has no such precision."""
+    """Raise Unavailable where the device does not support the config's precision."""
     if config.precision is Precision.TF32 and (not device.is_cuda or (device.capability() or (0, 0)) < (8, 0)):
         raise Unavailable("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32")
     if config.precision is Precision.FP8 and (reason := fp8.unavailable(device)):
@@ -28,9 +28,9 @@ def check_precision(config: RunConfig, device: Device) -> None:
 
 
 def check_backend(config: RunConfig, device: Device, call: AttentionCall) -> AttentionBackend | None:
-    """The config's backend once it has said that it takes `call`; None for somebody's function, which declares nothing.
+    """Return the config's backend after checking that it supports `call`; None for a user's own function.
 
-    Raises Unavailable with the reason and the remedy.
+    A user's function declares nothing to check. Raises Unavailable with the reason and the remedy.
     """
     check_precision(config, device)
     backend = plugins.get("attention", config.attention)

@@ -20,7 +20,10 @@ Loss = Callable[[Any], Tensor]
 
 
 def mean_square(output: Any) -> Tensor:
-    """Of what a module gives where nobody says what its loss is. Raises ConfigError where that is no tensor."""
+    """Return the mean square of a module's output, the default loss.
+
+    Raises ConfigError where the output is not a tensor.
+    """
     if not isinstance(output, Tensor):
         found = type(output).__name__
         raise ConfigError(f"the module gives an object of type {found}: return (module, inputs, loss) from the factory")
@@ -28,9 +31,10 @@ def mean_square(output: Any) -> Tensor:
 
 
 class ModuleStep(Training):
-    """Of the config it uses mode, precision, optimizer and device. In fp8 are the linear layers whose sizes allow it.
+    """Training step of any module. Of the config it uses mode, precision, optimizer and device.
 
-    inputs: a tensor, or a tuple of what the module is called with. loss: of what it gives, a scalar.
+    In fp8, the linear layers whose sizes allow it are replaced. inputs: a tensor, or a tuple of the module's arguments.
+    loss: a function from the module's output to a scalar.
     """
 
     def __init__(self, config: RunConfig, device: Device, model: nn.Module, inputs: Any, loss: Loss = mean_square):

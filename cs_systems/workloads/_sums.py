@@ -1,4 +1,4 @@
-"""Ways to add up a tensor along its first dimension, each step rounded to the tensor's dtype. (n, …) → (…)."""
+"""Summation methods along the first dimension of a tensor, each step rounded to the tensor's dtype: (n, …) → (…)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precisi
 
 
 def sequential(x: Tensor, at: Collection[int] = ()) -> dict[int, Tensor]:
-    """One after the other, as one accumulator does; the sums of the first n, for each n of `at` and for all."""
+    """Add the rows one after the other into one accumulator.
+
+    Returns the sums of the first n rows, for each n of `at` and for all rows.
+    """
     total, found = torch.zeros_like(x[0]), {}
     for n, row in enumerate(x.unbind(0), 1):
         total = total + row
@@ -23,7 +26,7 @@ def sequential(x: Tensor, at: Collection[int] = ()) -> dict[int, Tensor]:
 
 
 def kahan(x: Tensor, at: Collection[int] = ()) -> dict[int, Tensor]:
-    """As `sequential`, with what rounding lost carried along (Kahan 1965)."""
+    """Add the rows as `sequential` does, with compensation for the rounding errors (Kahan 1965)."""
     total, lost, found = torch.zeros_like(x[0]), torch.zeros_like(x[0]), {}
     for n, row in enumerate(x.unbind(0), 1):
         corrected = row - lost
@@ -36,7 +39,7 @@ def kahan(x: Tensor, at: Collection[int] = ()) -> dict[int, Tensor]:
 
 
 def pairwise(x: Tensor) -> Tensor:
-    """Neighbours first, then their sums: ⌈log2 n⌉ roundings on the way of each term."""
+    """Add neighbours first, then their sums: each term passes through ⌈log2 n⌉ roundings."""
     while len(x) > 1:
         even = len(x) // 2 * 2
         x = torch.cat([x[0:even:2] + x[1:even:2], x[even:]])

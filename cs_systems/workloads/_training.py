@@ -1,4 +1,4 @@
-"""What the training steps of a language model and of any other module share: phases, scaler, optimizer."""
+"""Base of the training steps of a language model and of any other module: phases, loss scaler, optimizer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ def strategy_of(config: RunConfig) -> ParallelStrategy:
 
 
 class Training:
-    """`config.mode` says how many of the phases run; forward and loss are the subclass's own.
+    """Training step whose `config.mode` selects the phases; the subclass defines forward and loss.
 
-    model, wrapped: as it was given, and as `config.strategy` wraps it, which is what a step calls.
-    trained_bytes: Ψ, before the strategy takes its part. calls: the collectives of the last step that our own
-        strategies started.
-    optimizer, optimizer_name: None where nothing is updated. loss: of the last step, a scalar.
+    Attributes:
+        model: as it was given.
+        wrapped: the model as `config.strategy` wraps it; a step calls this one.
+        trained_bytes: Ψ, the bytes of the trained parameters before the strategy divides them.
+        calls: the collectives that our own strategies started in the last step.
+        optimizer: None where nothing is updated; so is `optimizer_name`.
+        loss: of the last step, a scalar.
     """
 
     def __init__(self, config: RunConfig, device: Device, model: nn.Module) -> None:
@@ -59,8 +62,11 @@ class Training:
                 yield Phase.OPTIMIZER, self._update
 
     def tables(self) -> dict[str, list[Row]]:
-        """`sent`, of a step on ranks: {collectives, sent_bytes, formula_sent_bytes}. The first two are counted on this
-        rank, where our own strategies start them; None where torch starts some itself."""
+        """Return the table `sent` of a step on ranks: {collectives, sent_bytes, formula_sent_bytes}.
+
+        The first two are counted on this rank, where our own strategies start the collectives; they are None where
+        torch starts some itself.
+        """
         if not self.config.is_distributed:
             return {}
         own = not any(part.startswith("torch_") for part in self.config.strategy.split("+"))
@@ -72,7 +78,10 @@ class Training:
         return {"sent": [row]}
 
     def _formula_sent_bytes(self) -> float | None:
-        """Of a whole training step; None of a part of one, and where checkpoints send again what tp divides."""
+        """Return the bytes that a rank sends in a whole training step, by formula.
+
+        None for a part of a step, and where activation checkpoints repeat the collectives of tensor parallelism.
+        """
         formula, config = self.strategy.sent_bytes, self.config
         again = config.checkpoint != "none" and "features" in self.strategy.splits
         if formula is None or config.mode is not Mode.TRAIN_STEP or again:
@@ -80,7 +89,10 @@ class Training:
         return formula(self.payload(), config.world_size)
 
     def payload(self) -> Payload:
-        """What the strategies' formulas are of; without what tensor parallelism divides, which no module tells."""
+        """Return the sizes that the strategies' formulas need.
+
+        What tensor parallelism divides is left out, because a module alone does not show it.
+        """
         return Payload(self.trained_bytes, narrow_share=NARROW_BYTES / PARAMETER_BYTES[self.config.precision])
 
     @abstractmethod
@@ -103,7 +115,7 @@ class Training:
 
 
 def _options(config: RunConfig) -> dict[str, Any]:
-    """What the strategy is told: what a person says, and under autocast the dtype to compute in, if it takes one."""
+    """Return the strategy's options: the user's, and under autocast the compute dtype if the strategy accepts one."""
     told: dict[str, Any] = dict(config.strategy_options)
     if config.precision.is_autocast and "compute_dtype" in compose(config.strategy).options:
         told.setdefault("compute_dtype", config.precision.value)

@@ -1,9 +1,11 @@
-"""What a sum loses in low precision: one number added many times, and random numbers by several ways of adding.
+"""Rounding error of sums in low precision: one number added many times, and random numbers by several methods.
 
-`config.precision` is the low one. Table `accumulation`: VALUE added COUNTS times, the accumulator in one dtype and the
-addend in another. Table `summation`: the relative error of sums of uniform numbers in [0, 1), of 16 to LONGEST of them,
-in the median and at most over LANES sums, against float64: one after the other, pairwise, Kahan's way, one after the
-other in an fp32 accumulator, and as `torch.sum` does. Sums end in the low dtype. The data are the same on every device.
+`config.precision` is the low one. Sums end in the low dtype. The data are the same on every device.
+
+Table `accumulation`: VALUE added COUNTS times, the accumulator in one dtype and the addend in another.
+
+Table `summation`: the relative error against float64 of sums of 16 to LONGEST uniform numbers in [0, 1), the median and
+the maximum over LANES sums. Methods: sequential, pairwise, Kahan, sequential in an fp32 accumulator, and `torch.sum`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ LANES = 64
 
 
 class Accumulation:
+    """Workload that fills the tables `accumulation` and `summation`."""
+
     def __init__(self, config: RunConfig, device: Device) -> None:
         if config.precision not in DTYPES:
             raise Unavailable(f"{config.precision.value} is no dtype to add up in: use fp32, bf16 or fp16")
@@ -56,7 +60,10 @@ class Accumulation:
 
 
 def variants(precision: Precision) -> list[tuple[str, Precision, Precision, bool]]:
-    """(name, the accumulator's dtype, the addend's, whether the addend is made fp32 before it is added)."""
+    """Return the variants of the repeated addition.
+
+    Each is (name, accumulator's dtype, addend's dtype, whether the addend is converted to fp32 before the addition).
+    """
     low, fp32 = precision, Precision.FP32
     if low is fp32:
         return [("fp32 + fp32", fp32, fp32, False)]
@@ -68,7 +75,7 @@ def variants(precision: Precision) -> list[tuple[str, Precision, Precision, bool
 
 
 def repeated(precision: Precision, device: torch.device) -> list[Row]:
-    """VALUE added to 0 again and again: {variant, accumulator, addend, count, exact, sum, error}."""
+    """Add VALUE to 0 repeatedly and return {variant, accumulator, addend, count, exact, sum, error} rows."""
     rows = []
     for name, accumulator, addend, widened in variants(precision):
         total = torch.zeros((), dtype=DTYPES[accumulator], device=device)
@@ -83,7 +90,7 @@ def repeated(precision: Precision, device: torch.device) -> list[Row]:
 
 
 def summation(precision: Precision, device: torch.device, seed: int, longest: int) -> list[Row]:
-    """{method, length, median_relative_error, largest_relative_error, unit_roundoff}, method by method."""
+    """Return {method, length, median_relative_error, largest_relative_error, unit_roundoff} rows, method by method."""
     low = DTYPES[precision]
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(longest, LANES, generator=generator).to(low).to(device)

@@ -1,8 +1,8 @@
-"""One attention call on random q, k, v, apart from any model: forward, backward over a retained graph, or both.
+"""One attention call on random q, k, v without a model: forward, backward over a retained graph, or both.
 
 The tensors have the precision's dtype; there is no autocast. Backward is `torch.autograd.grad`, which returns the
-gradients without adding them up anywhere. With `l2` "clear" the L2 cache is filled with other data before each step;
-"warm" leaves in it what the step before did.
+gradients without accumulating them. With `l2` "clear", the L2 cache is filled with other data before each step; with
+"warm" it keeps the data of the previous step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
 
 @dataclass(frozen=True)
 class Problem:
-    """What is differentiated: `function(*leaves)`, a tensor of shape `out_shape`, with respect to its leaves."""
+    """Function to differentiate: `function(*leaves)`, a tensor of shape `out_shape`, with respect to its leaves."""
 
     function: Callable[..., Tensor]
     leaves: tuple[Tensor, ...]
@@ -37,7 +37,10 @@ class Problem:
 
 
 class Attention:
-    """`config.mode` says which phases a step has. `problem`: the same call on tensors of another layout."""
+    """Workload of one attention call; `config.mode` selects the phases of a step.
+
+    problem: the same call on tensors of another layout.
+    """
 
     hides_launches = True  # many kernels here are shorter than their launch
 
@@ -92,7 +95,7 @@ class Attention:
         try:
             self._gradients = self._differentiate()
         except RuntimeError as error:
-            # What torch.compile made for a backward that freed its graph reuses the graph's buffers: it refuses first.
+            # torch.compile may reuse ("donate") the graph's buffers in backward, and then refuses a retained graph.
             if not self.retain_graph or "donated buffers" not in str(error):
                 raise
             self.retain_graph = False
@@ -109,7 +112,11 @@ class Attention:
         return cost.attention_cost(self.shape, self.config.mode, algorithm, element)
 
     def describe(self) -> Row:
-        """`graph`: what backward alone ran over. `executed_d_head` and the blocks: forward's padding and tile."""
+        """Return the record's description of the call.
+
+        `graph`: the graph that backward alone ran over. `executed_d_head` and the block sizes: forward's padding and
+        tile.
+        """
         graph = "retained" if self.retain_graph else "rebuilt, untimed, before each step"
         algorithm = self.backend.algorithm(self.call) if self.backend else None
         return {
@@ -146,7 +153,10 @@ def attention_call(config: RunConfig, device: Device) -> AttentionCall:
 
 
 def random_leaves(config: RunConfig, device: Device, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Standard normal tensors of the call's dtype, the same for the same seed; gradients where the mode needs them."""
+    """Return standard normal tensors of the call's dtype, the same for the same seed.
+
+    They require gradients where the mode needs them.
+    """
     call = attention_call(config, device)
     dtype = getattr(torch, call.dtype)
     torch.manual_seed(config.seed)
@@ -156,25 +166,25 @@ def random_leaves(config: RunConfig, device: Device, *shapes: tuple[int, ...]) -
 
 
 def _predicted_peak_bytes(config: RunConfig, device: Device, algorithm: AttentionAlgorithm, packed: bool) -> int:
-    """The cell's closed form, with the buffer that clears the L2 cache where there is one."""
+    """Return the cell's predicted peak in bytes, with the buffer that clears the L2 cache where there is one."""
     shape, element = shape_of(config), cost.COMPUTE_BYTES[config.precision]
     mode = Mode.FORWARD_BACKWARD if config.keep_graph and config.mode is Mode.FORWARD else config.mode
     prediction = attention_memory(shape, mode, element, algorithm, packed=packed, cuda=device.is_cuda)
-    # With --keep-graph forward keeps what backward would need, and backward never comes.
+    # With --keep-graph, forward saves the tensors for a backward that never runs.
     only_forward = sum(prediction.moments["forward"].values())
     peak = only_forward if config.mode is Mode.FORWARD else prediction.peak_bytes
     return peak + (device.l2_clear_bytes() if config.l2 == "clear" else 0)
 
 
 def _check_signature(name: str) -> None:
-    """Raises ConfigError where somebody's function cannot be called as backends are."""
+    """Raise ConfigError where a user's function cannot be called as backends are."""
     function = plugins.get("attention", name)
     if not callable(function) or not plugins.takes(function, *"qkv", causal=False, scale=None, align="upper_left"):
         raise ConfigError(f'{name} takes other arguments: (q, k, v, *, causal=False, scale=None, align="upper_left")')
 
 
 def _separate(config: RunConfig, device: Device) -> Problem:
-    """q (batch, heads, seq, d_head); k, v (batch, heads_kv, seq_k, d_head), each a tensor of its own."""
+    """Return the call on separate tensors q (batch, heads, seq, d_head) and k, v (batch, heads_kv, seq_k, d_head)."""
     shape = shape_of(config)
     q = (shape.batch, shape.heads, shape.seq, shape.d_head)
     k = (shape.batch, shape.kv_heads, shape.key_length, shape.d_head)

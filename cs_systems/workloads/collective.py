@@ -1,14 +1,14 @@
-"""One collective between all ranks, apart from any model: what its calls cost once everybody is there.
+"""One collective between all ranks, without a model: its cost once all ranks have arrived.
 
 A step has these phases:
 
-- `skew`: the ranks meet in an all-reduce of one element. Nobody leaves before the last one has come, so a rank's time
-  in it is how long it waits for the last, and the meeting's own latency; the step's is the longest of all ranks. No
-  clock is compared with another machine's.
+- `skew`: the ranks meet in an all-reduce of one element. No rank leaves before the last one has arrived, so a rank's
+time is its wait for the last rank plus the latency of the meeting. The step's time is the longest of all ranks. No
+clocks of different machines are compared.
 - `queue` (GPUs only): the device is kept busy until the host has launched all calls, then the devices meet again.
-  Without it a small call would last as long as Python takes to launch it.
-- `transfer`: `calls` calls in a row, as nccl-tests times them; over `calls` it is the time of one. A rank that comes
-  late to the step lengthens `skew` and not this. On a CPU, where nothing is launched, Python's part of a call is in it.
+Without it a small call would take as long as Python needs to launch it.
+- `transfer`: `calls` calls in a row, as nccl-tests times them; divided by `calls` it is the time of one. A rank that
+arrives late lengthens `skew` and not this. On a CPU, where nothing is launched, it includes Python's share of a call.
 
 Sizes and rates are those of `collectives`. Buffers hold zeros, which stay zeros however often they are summed.
 """
@@ -44,18 +44,21 @@ DTYPES = {
     "int32": torch.int32,
     "int64": torch.int64,
 }
-# More than launching a call takes: a host that is slower still shows as the caveat launch-bound.
+# Longer than launching a call usually takes; a slower host gets the caveat launch-bound.
 LAUNCH_S = 100e-6
 GLOO_LACKS = ("fp8",)
-# How gloo and NCCL refuse a dtype.
+# Fragments of the errors with which gloo and NCCL refuse a dtype.
 _REFUSALS = ("scalar type", "float8", "nccl type", "data type")
-# Newer torch has other names for these two, and warns of the old ones.
+# Newer torch renamed these two and warns about the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Collective:
-    """`sent` and `received` are this rank's buffers: one and the same where the collective works in place."""
+    """Workload of one collective.
+
+    `sent` and `received` are this rank's buffers; they are the same tensor where the collective works in place.
+    """
 
     judged_phase = "transfer"
 
@@ -70,7 +73,7 @@ class Collective:
 
     @staticmethod
     def preflight(config: RunConfig, device: Device) -> int:
-        """What a rank holds; on a CPU what all of them do, for they share its memory."""
+        """Return the bytes that a rank holds; on a CPU the bytes of all ranks, which share its memory."""
         shape = shape_of(config)
         if not device.is_cuda and shape.dtype in GLOO_LACKS:
             raise refusal("gloo", shape)
@@ -87,11 +90,11 @@ class Collective:
         yield "transfer", self._calls
 
     def meet(self) -> None:
-        """Nobody leaves before all have come; on a GPU it is the device that waits."""
+        """Wait until all ranks have arrived; on a GPU the device waits, not the host."""
         dist.all_reduce(self._token)
 
     def call(self) -> None:
-        """One call; on a GPU, launched."""
+        """Make one call of the collective; on a GPU, launch it."""
         if self.shape.collective == "all_reduce":
             dist.all_reduce(self.sent)
         elif self.shape.collective == "all_gather":
@@ -104,11 +107,11 @@ class Collective:
             dist.all_to_all_single(self.received, self.sent)
 
     def cost(self) -> None:
-        """Its own figures are rates of a link, which no phase's bytes of memory would tell."""
+        """Return None: a collective is described by link rates, which a phase's bytes of memory cannot express."""
         return
 
     def describe(self) -> Row:
-        """`sent_bytes`, `received_bytes`: of a rank's buffers."""
+        """Return the record's description; `sent_bytes` and `received_bytes` are the sizes of a rank's buffers."""
         return {
             "tokens": None,
             "backend": backend(),
@@ -119,8 +122,11 @@ class Collective:
         }
 
     def tables(self) -> dict[str, list[Row]]:
-        """`setup`: of the slowest rank; `first_call_s` of this cell, the others of its process. `link`: the ceiling, of
-        GPUs on one board."""
+        """Return the tables `setup` and `link`.
+
+        `setup` holds the times of the slowest rank: `first_call_s` is of this cell, the others are of its process.
+        `link` holds the ceiling of the rate between GPUs on one board.
+        """
         on_one_machine = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks)) == self.ranks
         peak = peaks.peak_link(self.device.name) if on_one_machine and self.device.is_cuda else None
         link = {"peak_bytes_per_s": peak.per_s if peak else None, "source": peak.source if peak else None}
@@ -155,7 +161,7 @@ class Collective:
             raise refusal(backend(), self.shape, f" ({said})") from error
 
     def _slowest(self, durations: Mapping[str, float | None]) -> Row:
-        """Of each the longest on any rank."""
+        """Return the longest of each duration over all ranks."""
         known = {name: value for name, value in durations.items() if value is not None}
         longest = torch.tensor([*known.values()], dtype=torch.float64, device=self.device.torch)
         dist.all_reduce(longest, dist.ReduceOp.MAX)
@@ -167,7 +173,7 @@ def shape_of(config: RunConfig) -> CollectiveShape:
 
 
 def backend() -> str:
-    """`gloo`, `nccl 2.28.9`."""
+    """Return the name of the backend with its version: `gloo`, `nccl 2.28.9`."""
     name = str(dist.get_backend())
     return f"nccl {'.'.join(map(str, torch.cuda.nccl.version()))}" if name == "nccl" else name
 
@@ -178,9 +184,10 @@ def refusal(backend: str, shape: CollectiveShape, why: str = "") -> Unavailable:
 
 @cache
 def _new_group_s(device: Device) -> float:
-    """What a further group of the same ranks takes, once a process: its communicator, with which one element was
-    summed."""
+    """Return the seconds to create a further group of the same ranks, measured once per process.
 
+    Includes its communicator, which is created by summing one element.
+    """
     groups: list[Any] = []
 
     def make() -> None:
@@ -194,7 +201,7 @@ def _new_group_s(device: Device) -> float:
 
 
 def _once_s(work: Callable[[], object], device: Device) -> float:
-    """Seconds of what happens once and is no step; the ranks begin it together."""
+    """Return the seconds of one-time work that is not a step; all ranks start it together."""
     process_group.wait_for_all(device)
     started = time.perf_counter()
     work()

@@ -1,14 +1,18 @@
-"""Which step of LayerNorm, RMSNorm and softmax breaks in low precision: one step at a time, against float64.
+"""Error of LayerNorm, RMSNorm and softmax with one step at a time in low precision, against float64.
 
-`config.precision` is the low one. Each operation is a chain of steps in float64; where a step is low, its result is
-rounded to the low dtype, and a low sum is really added up in it, sequentially or pairwise. Inputs are in the low
-dtype already, ROWS of D normal numbers, and their own rounding does not count. The error is |y − y64| / |y64| of a row
-(2-norm), in the median. Also what torch does: its kernel on low inputs, and fp32 with the result rounded.
+`config.precision` is the low one. Each operation is a chain of steps in float64. Where a step is low, its result is
+rounded to the low dtype, and a low sum is really accumulated in it, sequentially or pairwise. Inputs are ROWS rows of D
+normal numbers that are already in the low dtype, so their own rounding does not count. The error is the median over the
+rows of |y − y64| / |y64| (2-norm). Two further entries are torch's kernel on low inputs, and fp32 with the result
+rounded.
 
 Table `normalization`: {operation, case, step, error, finite, unit_roundoff}; `finite` is the share of rows without inf
-or NaN. Table `normalization_range`, of inputs of mean 0 and standard deviation 2^k, k from SMALLEST to LARGEST or as
-far as the dtype reaches: {operation, step, breaks_from, breaks_up_to, overflows}: one low step alone makes one of
-RANGE_ROWS rows more than TOO_MUCH wrong from the one size on, and up to the other; None where it never does.
+or NaN.
+
+Table `normalization_range`: {operation, step, breaks_from, breaks_up_to, overflows}, of inputs with mean 0 and standard
+deviation 2^k, k from SMALLEST to LARGEST or as far as the dtype reaches. One low step alone gives one of RANGE_ROWS
+rows an error above TOO_MUCH for all sizes from `breaks_from` on, and for all sizes up to `breaks_up_to`; None where it
+never does.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ CASES = {
 class Chain:
     """Arithmetic in float64 with the steps in `low` rounded to `dtype`. Tensors are (rows, d).
 
-    overflowed: whether the result of a low step, or what a low sum adds up, was too large for the dtype.
+    overflowed: the result of a low step, or a term of a low sum, was too large for the dtype.
     """
 
     def __init__(self, dtype: torch.dtype, low: frozenset[str]) -> None:
@@ -56,7 +60,7 @@ class Chain:
         return value
 
     def sum(self, name: str, x: Tensor) -> Tensor:
-        """(rows, d) → (rows, 1)."""
+        """Sum each row: (rows, d) → (rows, 1)."""
         for order, add in zip(ORDERS, (lambda t: sequential(t)[len(t)], pairwise), strict=True):
             if f"{name}, {order}" in self.low:
                 total: Tensor = add(x.to(self.dtype).T.contiguous())
@@ -65,13 +69,13 @@ class Chain:
 
 
 def layer_norm(x: Tensor, at: Chain) -> Tensor:
-    """(x − mean) / sqrt(var + eps) (Ba et al. 2016), without weights."""
+    """Compute (x − mean) / sqrt(var + eps) (Ba et al. 2016), without weights."""
     mean = at.step("mean", at.sum("sum", x) / D)
     return _scaled(at.step("x − mean", x - mean), at)
 
 
 def rms_norm(x: Tensor, at: Chain) -> Tensor:
-    """x / sqrt(mean(x²) + eps) (Zhang & Sennrich 2019), without weights."""
+    """Compute x / sqrt(mean(x²) + eps) (Zhang & Sennrich 2019), without weights."""
     return _scaled(x, at)
 
 
@@ -108,7 +112,7 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def steps_of(operation: str) -> list[str]:
-    """The names of an operation's steps in order; a sum once for each order of adding."""
+    """Return the names of an operation's steps in order; a sum has one name for each order of summation."""
     seen: list[str] = []
 
     class Names(Chain):
@@ -125,12 +129,14 @@ def steps_of(operation: str) -> list[str]:
 
 
 def _row_errors(exact: Tensor, low: Tensor) -> Tensor:
-    """(rows, d), (rows, d) → (rows,): inf for a row with an inf or NaN."""
+    """Return the relative error of each row: (rows, d), (rows, d) → (rows,); inf for a row with an inf or NaN."""
     errors = (low - exact).norm(dim=-1) / exact.norm(dim=-1)
     return torch.where(low.isfinite().all(-1), errors, torch.inf)
 
 
 class Normalization:
+    """Workload that fills the tables `normalization` and `normalization_range`."""
+
     def __init__(self, config: RunConfig, device: Device) -> None:
         if config.precision not in (Precision.BF16, Precision.FP16):
             raise Unavailable(f"{config.precision.value} is no low precision to normalise in: use bf16 or fp16")
@@ -168,7 +174,10 @@ class Normalization:
         return (mean + std * self.normal[:rows]).to(self.dtype)
 
     def errors(self, operation: str, mean: float, std: float) -> Iterator[tuple[str, Row]]:
-        """(what was low, {error, finite, unit_roundoff}) for each step alone, for all, and for what torch does."""
+        """Yield (name of what is low, {error, finite, unit_roundoff}).
+
+        First each step is low alone, then all steps are; torch's own versions come last.
+        """
         x = self.inputs(mean, std)
         exact = self.apply(operation, x, frozenset())
         steps = steps_of(operation)
@@ -185,13 +194,16 @@ class Normalization:
         return OPERATIONS[operation](x.double(), Chain(self.dtype, low))
 
     def limits(self, operation: str, name: str) -> Row:
-        """Where the broken sizes begin that go on to the largest, and where those end that begin at the smallest."""
+        """Return the sizes from which on, and up to which, the low step `name` alone gives a wrong result.
+
+        The first range extends to the largest size, the second starts at the smallest.
+        """
         sizes, broken, overflows = [], [], False
         for k in range(SMALLEST, LARGEST + 1):
             x = self.inputs(0.0, 2.0**k, RANGE_ROWS)
             exact = self.apply(operation, x, frozenset())
             if not bool(x.isfinite().all() and exact.isfinite().all()) or bool((x == 0).all(-1).any()):
-                continue  # the dtype has no such input, or float64 itself no answer
+                continue  # the dtype cannot hold the input, or float64 gives no finite result
             chain = Chain(self.dtype, frozenset({name}))
             low = KERNELS[operation](x) if name == TORCH else OPERATIONS[operation](x.double(), chain)
             sizes.append(2.0**k)

@@ -1,11 +1,16 @@
-"""How far logits, loss and gradients of a low precision are from those of float64: one step, not a timing.
+"""Error of logits, loss and gradients in low precision against float64, over one step; not a timing.
 
-Table `precision_error`: of the same fp32 parameters, batch and loss, against naive attention in float64, or in fp32
-where float64 would not fit the memory (`reference` says which): ‖x − x₆₄‖ / ‖x₆₄‖ of the logits and of all gradients
-together, the parameter whose gradient is the farthest off, |l − l₆₄| / l₆₄ of the loss; `underflow_share`, how many of
-the gradients' elements are 0 where the reference's are not; `nonfinite_share`, how many are no number. bf16-pure rounds
-the parameters themselves, which is part of its error. fp16 has two rows: without a loss scale, and with the largest
-power of 2 from GradScaler's first downwards at which no gradient overflows.
+Table `precision_error` compares a step in low precision with a reference from the same fp32 parameters, batch and loss.
+The reference uses naive attention in float64, or in fp32 where float64 would not fit in memory (column `reference`).
+
+- Relative errors ‖x − x₆₄‖ / ‖x₆₄‖ of the logits and of all gradients together, and the parameter whose gradient has
+the largest error.
+- The relative error |l − l₆₄| / l₆₄ of the loss.
+- `underflow_share`: the share of gradient elements that are 0 where the reference's are not.
+- `nonfinite_share`: the share that is inf or NaN.
+
+bf16-pure rounds the parameters themselves, which is part of its error. fp16 has two rows: without a loss scale, and
+with the largest power of 2, from GradScaler's initial scale downwards, at which no gradient overflows.
 """
 
 from __future__ import annotations
@@ -26,11 +31,13 @@ from cs_systems.workloads import Unavailable, Workload
 from cs_systems.workloads.train_step import TrainStep
 
 FIRST_LOSS_SCALE = 2.0**16  # of torch.amp.GradScaler
-SHARE_FOR_FLOAT64 = 0.8  # of the memory; the rest is for what no formula knows
+SHARE_FOR_FLOAT64 = 0.8  # of the memory; the rest covers allocations that no formula predicts
 BYTES_OF_FLOAT64 = 8
 
 
 class PrecisionError:
+    """Workload that compares one step in the config's precision with its reference."""
+
     def __init__(self, config: RunConfig, device: Device) -> None:
         self.config = replace(config, mode=Mode.FORWARD_BACKWARD)
         self.device = device
@@ -44,7 +51,10 @@ class PrecisionError:
 
     @staticmethod
     def preflight(config: RunConfig, device: Device) -> int | None:
-        """Raises Unavailable, also where fp32 would be held against itself."""
+        """Return the predicted peak of device memory in bytes, or None.
+
+        Raises Unavailable where the cell cannot run, and where fp32 would be compared with itself.
+        """
         config = replace(config, mode=Mode.FORWARD_BACKWARD)
         low = TrainStep.preflight(config, device)
         dtype = _reference_dtype(config, device)
@@ -60,7 +70,7 @@ class PrecisionError:
         yield self.config.precision.value, self._low
 
     def _reference(self) -> None:
-        devices.set_float32_matmul(Precision.FP32)  # where the cell is tf32, and the reference fp32
+        devices.set_float32_matmul(Precision.FP32)  # a tf32 cell would otherwise compute an fp32 reference in tf32
         exact = TrainStep(_exact(self.config), self.device)
         exact.model.to(self.reference_dtype)
         run_parts(exact)
@@ -81,7 +91,11 @@ class PrecisionError:
         self.rows.append(row)
 
     def _errors(self, low: TrainStep, scale: float | None) -> Row:
-        """The row of one step; scale: what the loss is multiplied by before backward, and gradients divided by."""
+        """Return the table row of one step.
+
+        scale: the factor of the loss before backward, by which the gradients are divided afterwards; None for no
+        scaling.
+        """
         if scale is not None:
             low.scaler = torch.amp.GradScaler(self.device.torch.type, init_scale=scale)
         run_parts(low)
@@ -123,12 +137,12 @@ class PrecisionError:
 
 
 def farthest(errors: Mapping[str, float]) -> str | None:
-    """The name of the largest error, a NaN before any number; None of none."""
+    """Return the name of the largest error, a NaN before any number; None if there are no errors."""
     return max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]), default=None)
 
 
 def run_parts(step: Workload) -> None:
-    """One whole step, without a clock."""
+    """Run one whole step, untimed."""
     step.prepare()
     for _, part in step.step():
         part()
@@ -139,13 +153,13 @@ def _exact(config: RunConfig) -> RunConfig:
 
 
 def _kept_bytes(config: RunConfig) -> int:
-    """Of the reference's gradients and logits, at most."""
+    """Return the size of the reference's gradients and logits in bytes, at most."""
     logits = config.batch_size * config.tokens_per_sequence * config.model.vocab_size
     return BYTES_OF_FLOAT64 * (parameter_count(config.model) + logits)
 
 
 def _reference_bytes(config: RunConfig, device: Device, dtype: torch.dtype) -> int:
-    """A step in float64 has every tensor of one in fp32 at twice the size."""
+    """Return the predicted peak of a step in float64, where every tensor takes twice the bytes of fp32."""
     predicted = TrainStep.preflight(_exact(config), device)
     assert predicted is not None, "naive declares its memory"
     return predicted * (2 if dtype is torch.float64 else 1)
@@ -167,7 +181,7 @@ def _whole(norms: Iterable[float]) -> float:
 
 
 def _known(error: float, size: float) -> float | None:
-    """The relative error, None where it is no number: an overflow."""
+    """Return the relative error, or None where it is not finite because of an overflow."""
     ratio = error / size if size else error
     return ratio if ratio < float("inf") else None
 

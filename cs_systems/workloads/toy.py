@@ -1,4 +1,4 @@
-"""A toy model, fc1 → relu → LayerNorm → fc2, and a training step of it: small enough to read all that autocast does.
+"""Toy model, fc1 → relu → LayerNorm → fc2, and its training step: small enough to read everything autocast does.
 
 Classification: inputs (BATCH, IN) fp32, targets (BATCH,), cross-entropy. Of the configuration it uses precision, mode,
 optimizer, device and seed; nothing of the language model.
@@ -20,7 +20,7 @@ BATCH, IN, HIDDEN, OUT = 32, 20, 10, 5
 
 
 class ToyModel(nn.Module):
-    """(B, IN) → (B, OUT)."""
+    """Model fc1 → relu → LayerNorm → fc2: (B, IN) → (B, OUT)."""
 
     def __init__(self) -> None:
         super().__init__()

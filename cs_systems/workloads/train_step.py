@@ -1,4 +1,4 @@
-"""A training step of BasicTransformerLM, or its first parts: forward, loss, backward, optimizer."""
+"""Training step of BasicTransformerLM, or its first phases: forward, loss, backward, optimizer."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from cs_systems.workloads._training import Training, strategy_of
 
 
 class TrainStep(Training):
-    """Parameters, tokens and targets come from `config.seed`.
+    """Training step on parameters, tokens and targets that come from `config.seed`.
 
-    Of N ranks each has tokens of its own, but those alike that divide the blocks of one model among themselves.
+    Each rank has tokens of its own, except that ranks that divide the blocks of one model among themselves share
+    theirs.
     """
 
     def __init__(self, config: RunConfig, device: Device) -> None:
@@ -51,7 +52,7 @@ class TrainStep(Training):
         if config.precision is Precision.BF16_PURE:
             for parameter in model.parameters():
                 parameter.data = parameter.data.bfloat16()
-        if config.precision is Precision.FP8:  # not lm_head, whose rounding is the logits' own, as is common practice
+        if config.precision is Precision.FP8:  # not lm_head, as is common: it would round the logits
             fp8.use_fp8(model.layers)
         apply_checkpointing(model, config.checkpoint)
         self.world_tokens = parts * self.tokens.numel()
@@ -71,7 +72,7 @@ class TrainStep(Training):
             if reason := fp8.misfit(sizes | {"batch × context": config.batch_size * config.tokens_per_sequence}):
                 raise Unavailable(reason)
         strategy = strategy_of(config)
-        if backend is None or "features" in strategy.splits:  # the blocks of tensor parallelism are known to no formula
+        if backend is None or "features" in strategy.splits:  # no formula covers tensor-parallel blocks
             return None
         known = replace(config, device=device.torch.type, precision=config.computes_in)
         return _predicted_bytes(known, backend.algorithm(call), strategy)
@@ -137,7 +138,7 @@ def _attention_call(config: RunConfig, device: Device) -> AttentionCall:
 
 
 def _predicted_bytes(config: RunConfig, algorithm: cost.AttentionAlgorithm, strategy: ParallelStrategy) -> int:
-    """The peak of a rank of `config` on its device."""
+    """Return the predicted peak of device memory of one rank of `config`, in bytes."""
     return step_memory_of_a_rank(
         memory_model.step_memory(config, algorithm),
         strategy.splits,

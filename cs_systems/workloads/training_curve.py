@@ -1,9 +1,12 @@
-"""Does it still learn the same? `config.steps` training steps on seeded data, the same for every precision.
+"""Training curve over `config.steps` steps on seeded data, to compare learning between precisions.
 
-Each token has SUCCESSORS that may follow it, equally likely, so that there is something to learn, and a loss that no
-model gets below: ln SUCCESSORS. Every step has a new batch. Table `training_curve`: {step, loss, loss_scale, skipped}:
-the loss before the step's update; of fp16 the scale of that step's loss, and whether the update was skipped because a
-gradient overflowed. What a precision takes in time is measured elsewhere: here the loss is read after every step.
+The data are the same for every precision, and every step has a new batch. Each token has SUCCESSORS equally likely
+successors, so there is something to learn, and no model gets below a loss of ln SUCCESSORS.
+
+Table `training_curve`: {step, loss, loss_scale, skipped}. loss is taken before the step's update; for fp16, loss_scale
+is the scale of that step's loss, and skipped marks an update that was skipped because a gradient overflowed.
+
+This workload does not measure time, because it reads the loss after every step.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ ALPHABET, SUCCESSORS = 64, 4
 
 
 class TrainingCurve:
+    """Workload of `config.steps` training steps; its table holds the loss of each."""
+
     def __init__(self, config: RunConfig, device: Device) -> None:
         self.config = replace(config, mode=Mode.TRAIN_STEP)
         self.train = TrainStep(self.config, device)
@@ -43,7 +48,7 @@ class TrainingCurve:
         self.train.prepare()
 
     def batch(self) -> Tensor:
-        """The next (B, S + 1) tokens, from the CPU's generator: the same on every device."""
+        """Return the next (B, S + 1) tokens, from the CPU's generator: the same on every device."""
         shape = (self.config.batch_size, self.config.tokens_per_sequence + 1)
         tokens = torch.empty(shape, dtype=torch.int64)
         tokens[:, 0] = torch.randint(self.alphabet, shape[:1], generator=self.random)

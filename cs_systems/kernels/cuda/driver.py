@@ -1,8 +1,8 @@
-"""CUDA C++ kernels for Hopper: NVRTC compiles them, the driver launches them with tensor maps of torch's tensors.
+"""Compilation of CUDA C++ kernels for Hopper by NVRTC, and their launch by the driver with tensor maps.
 
 NVRTC comes through cuda-core, NVIDIA's own Python interface to it. Maps and launches go through the driver's C
-interface: it is on every machine with a GPU, and the copy engine wants maps at multiples of 64 bytes, which Python's
-objects are not.
+interface: it is on every machine with a GPU, and TMA requires maps at multiples of 64 bytes, which Python objects do
+not guarantee.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Macros = tuple[tuple[str, int], ...]
 
 
 def machine_code(source: str, macros: Macros) -> bytes:
-    """The cubin of `source`.cu; needs no GPU. Raises RuntimeError without cuda-core."""
+    """Compile `source`.cu to a cubin; needs no GPU. Raises RuntimeError without cuda-core."""
     try:
         try:
             from cuda.core import Program, ProgramOptions
@@ -62,7 +62,7 @@ def _module(source: str, macros: Macros, device: int) -> ctypes.c_void_p:
 
 @cache
 def function(source: str, name: str, macros: Macros, shared_bytes: int, device: int) -> ctypes.c_void_p:
-    """A kernel, loaded into torch's context on that device and allowed its shared memory."""
+    """Return a kernel, loaded into torch's context on that device and allowed its shared memory."""
     found = ctypes.c_void_p()
     _succeed(_driver().cuModuleGetFunction(ctypes.byref(found), _module(source, macros, device), name.encode()))
     most_dynamic_shared = 8
@@ -89,8 +89,12 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel call as data; `arguments` are ctypes' objects, `keeps` the tensors that they point into. One that
-    `overlaps` may start before the kernel before has ended, and waits for it itself.
+    """A kernel call as data.
+
+    Attributes:
+        arguments: ctypes objects.
+        keeps: the tensors that the arguments point into.
+        overlaps: the kernel may start before the previous kernel has ended, and waits for it itself.
     """
 
     function: ctypes.c_void_p
@@ -102,7 +106,7 @@ class Launch:
     overlaps: bool = False
 
     def run(self) -> None:
-        """On the current stream of the current device."""
+        """Launch on the current stream of the current device."""
         stream = torch.cuda.current_stream().cuda_stream
         pointers = (ctypes.c_void_p * len(self.arguments))(*map(ctypes.addressof, self.arguments))
         attributes = (_Attribute * 1)()
@@ -117,13 +121,15 @@ def pointer(tensor: Tensor) -> ctypes.c_void_p:
 
 
 def tensor_map(tensor: Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]:
-    """Boxes of `rows` rows x 64 columns of a (batch, heads, seq, d_head) tensor that `takes_layout`, 128-byte swizzle;
-    zeros are read past its ends, and nothing is written there.
+    """Return a tensor map with boxes of `rows` rows x 64 columns and a 128-byte swizzle.
+
+    tensor: (batch, heads, seq, d_head), accepted by `takes_layout`. Reads past its ends give zeros, and nothing is
+    written there.
     """
     raw = (ctypes.c_uint64 * 24)()
     made = (ctypes.c_uint64 * 16).from_buffer(raw, -ctypes.addressof(raw) % 64)
     sizes = tensor.shape[::-1]
-    # A dimension of one element may have any stride, and the copy engine still wants one that it could step by.
+    # A dimension of one element may have any stride, but TMA still requires a valid one.
     strides = [step if size > 1 else 64 for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
     strides_bytes = [step * tensor.element_size() for step in strides[-2::-1]]
     types = {torch.float16: 6, torch.bfloat16: 9}

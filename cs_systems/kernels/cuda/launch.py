@@ -1,4 +1,4 @@
-"""From tensors to launches of the FlashAttention kernels in CUDA C++ for Hopper (flash_cuda/*.cu)."""
+"""Launches of the FlashAttention kernels in CUDA C++ for Hopper (flash_cuda/*.cu) on tensors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from cs_systems.kernels.cuda.launch_forward import ForwardOptions, forward
 from cs_systems.kernels.layout import heads_together, padded_d_head, padded_rows
 
 KEYS = 128
-L2_BYTES = {64: 40 << 20, 128: 20 << 20}  # of the queries of causal heads that are worked on together
+L2_BYTES = {64: 40 << 20, 128: 20 << 20}  # for the queries of causal heads that are processed together
 
 
 @dataclass(frozen=True)
 class BackwardTile:
-    """As in backward_tiles.cuh. queries: of a tile. part: of a product, and of a block of the kernels around it."""
+    """Tile sizes of backward_tiles.cuh.
+
+    queries: per tile. part: of a product, and of a block of the kernels around it.
+    """
 
     queries: int
     part: int
@@ -56,8 +59,8 @@ class Rows(ctypes.Structure):
 @dataclass(frozen=True)
 class Problem:
     """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), in bf16 or fp16.
-    Query i sees key j when not causal or j <= i + offset. scale > 0. All tensors of that dtype are as `takes_layout`
-    has them.
+
+    Query i sees key j when not causal or j <= i + offset. scale > 0. `takes_layout` accepts all tensors of that dtype.
     """
 
     q: Tensor
@@ -74,17 +77,20 @@ class Problem:
 
     @property
     def padded_q(self) -> int:
-        """seq_q as `backward` takes it: whole tiles."""
+        """Length seq_q as `backward` requires it: whole tiles."""
         return padded_rows(self.q.shape[2], self._tile.queries)
 
     @property
     def turns(self) -> int:
-        """How many pieces of dq are summed on their own: those of 8 warps for each tile."""
+        """Number of separately summed pieces of dq: one per 8 warps for each tile."""
         batch, heads, _, _ = self.q.shape
         return batch * heads * self.padded_q // self._tile.queries * 8
 
     def forward(self, o: Tensor, lse: Tensor, options: ForwardOptions | None = None) -> Launch:
-        """Writes o and lse (batch, heads, seq_q), float32, natural logarithm, −inf where no key is seen."""
+        """Return the launch that writes o and lse (batch, heads, seq_q).
+
+        lse is float32, natural logarithm, −inf where no key is seen.
+        """
         return forward(
             self.q, self.k, self.v, o, lse, causal=self.causal, offset=self.offset, scale=self.scale,
             multiprocessors=self.multiprocessors, options=options,
@@ -94,14 +100,17 @@ class Problem:
         self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor,
         turns: Tensor | None = None,
     ) -> Launch:  # fmt: skip
-        """Writes lse_log2 and delta, in an order of their own, and zeros to dq and turns, as `backward` takes them."""
+        """Return the launch that prepares the inputs of `backward`.
+
+        It writes lse_log2 and delta, in an order of their own, and zeros to dq and turns.
+        """
         tensors = (o, do, lse, lse_log2, delta, dq)
         arguments = (*map(pointer, tensors), optional(turns), strides(o), strides(do), self._rows())
         blocks = lse_log2.numel() // self._tile.part
         return Launch(self._function("rows", "prepare"), blocks, 256, 0, arguments, tensors)
 
     def finish(self, summed: Tensor, dq: Tensor) -> Launch:
-        """dq from what `backward` summed."""
+        """Return the launch that makes dq from the sums of `backward`."""
         blocks = summed.numel() // (self._tile.part * 64)
         arguments = (pointer(summed), pointer(dq), strides(dq), self._rows())
         return Launch(self._function("rows", "finish"), blocks, 128, 0, arguments, (summed, dq), overlaps=True)
@@ -110,9 +119,11 @@ class Problem:
         self, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
         turns: Tensor | None = None,
     ) -> Launch:  # fmt: skip
-        """Writes dk and dv, and adds dq / scale to `dq` (batch · heads, padded_q, padded d_head), float32, in an order
-        of its own. lse_log2 and delta are (batch · heads, padded_q), as `prepare` wrote them. With `turns`
-        (self.turns), int32, each number of dq is summed in the order of the keys: always the same.
+        """Return the launch that writes dk and dv, and adds dq / scale to `dq`.
+
+        dq is (batch · heads, padded_q, padded d_head), float32, in an order of its own. lse_log2 and delta are (batch ·
+        heads, padded_q), as `prepare` wrote them. With `turns` (self.turns), int32, each number of dq is summed in the
+        order of the keys, the same in every run.
         """
         batch, heads, seq_q, d_head = self.q.shape
         heads_kv, seq_k = self.k.shape[1:3]

@@ -1,4 +1,4 @@
-"""From tensors to launches of the FlashAttention forward in CUDA C++ for Hopper (flash_cuda/forward.cu)."""
+"""Launches of the FlashAttention forward in CUDA C++ for Hopper (flash_cuda/forward.cu) on tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ L2_FOR_KEYS_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class ForwardOptions:
-    """As in forward.cu. consumers: warpgroups of 64 queries; keys: of a tile; *_stages: tiles in flight."""
+    """Options of forward.cu.
+
+    consumers: warpgroups of 64 queries. keys: per tile. *_stages: tiles in flight.
+    """
 
     consumers: int
     keys: int
@@ -68,13 +71,15 @@ class Sizes(ctypes.Structure):
 
 @cache
 def counter(device: torch.device, stream: int) -> Tensor:
-    """Two zeros, which the kernel leaves as zeros: launches of one stream come one after the other."""
+    """Return two zeros, which the kernel leaves as zeros, because launches of one stream run one after the other."""
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 
 def first_row(seq_q: int, rows: int) -> int:
-    """Of causal tiles: they end with the queries, so the one that is not full is the shortest; or up to 15 rows later,
-    since each warp stores its 16 rows at once, and the copy engine may not store from a row below 0.
+    """Return the row, at most 0, at which the tiles of a causal call begin.
+
+    Causal tiles end with the queries, so that the partial tile is the shortest. The row may be up to 15 rows later,
+    since each warp stores its 16 rows at once and TMA cannot store from a row below 0.
     """
     return -(-seq_q % rows // WARP_ROWS * WARP_ROWS)
 
@@ -83,10 +88,11 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *,
     causal: bool, offset: int, scale: float, multiprocessors: int, options: ForwardOptions | None = None,
 ) -> Launch:  # fmt: skip
-    """Writes o and lse (batch, heads, seq_q), float32, natural logarithm, −inf where no key is seen.
+    """Return the launch that writes o and lse (batch, heads, seq_q).
 
-    q, o (batch, heads, seq_q, d_head), k, v (batch, heads_kv, seq_k, d_head), as `takes_layout` has them. Query i sees
-    key j if not causal or j <= i + offset; scale > 0.
+    lse is float32, natural logarithm, −inf where no key is seen. q, o (batch, heads, seq_q, d_head) and k, v (batch,
+    heads_kv, seq_k, d_head) are accepted by `takes_layout`. Query i sees key j if not causal or j <= i + offset; scale
+    > 0.
     """
     batch, heads, seq_q, d_head = q.shape
     heads_kv, seq_k = k.shape[1:3]

@@ -1,1 +1,1 @@
-"""FlashAttention's forward pass in CUDA C++ at teaching scale: one source a technique, and `launch`."""
+"""FlashAttention's forward pass in CUDA C++ at teaching scale: one source file per technique, and `launch`."""

@@ -1,10 +1,11 @@
-"""FlashAttention's forward pass in CUDA C++ at teaching scale: one technique more in each file, and what each is worth.
+"""FlashAttention's forward pass in CUDA C++ at teaching scale: each file adds one technique, to measure its effect.
 
     reference.c → naive → shared → padded → coalesced → registers → unrolled → async → tensor_cores → copies on streams
 
-Each .cu file of the folder is complete and exports `attend`; `diff shared.cu padded.cu` is what padding takes. NVRTC
-compiles them on first use, through cuda-core, NVIDIA's own Python interface to it; the C compiler does reference.c. The
-last step, copying batch by batch on several streams while others compute, is no kernel: `attend_from_host`.
+Each .cu file of the folder is complete and exports `attend`; `diff shared.cu padded.cu` shows the code for padding.
+NVRTC compiles them on first use, through cuda-core, NVIDIA's own Python interface to it; the C compiler compiles
+reference.c. The last step, copying batch by batch on several streams while others compute, is not a kernel:
+`attend_from_host`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ ROWS_OF_TILE = 64  # n must be a multiple: there is no code for edges at teachin
 
 @dataclass(frozen=True)
 class Step:
-    """source: the .cu file's name. switches: its macros besides D; those that count rows and keys size the launch.
+    """One step of the series.
 
-    dtype: of q, k and v; the output is fp32 everywhere.
+    source: the .cu file's name. switches: its macros besides D; those that count rows and keys size the launch. dtype:
+    of q, k and v; the output is always fp32.
     """
 
     source: str
@@ -40,12 +42,15 @@ class Step:
     dtype: torch.dtype = torch.float32
 
     def macros(self, d_head: int) -> dict[str, int]:
-        """What the file is compiled with. Steps of one row a thread keep 16 KiB each of queries and output."""
+        """Return the macros that the file is compiled with.
+
+        Steps with one row per thread keep 16 KiB each of queries and output.
+        """
         sizes = {"ROWS": 4096 // d_head, "KEYS": 1024 // d_head} if self.source in _ROW_BY_THREAD else {}
         return {"D": d_head, **sizes, **self.switches}
 
     def launch(self, d_head: int) -> tuple[int, tuple[int, int], int]:
-        """(rows of a block, its threads as x and y, bytes of shared memory), as the head of the file says."""
+        """Return (rows of a block, its threads as x and y, bytes of shared memory), as at the head of the file."""
         has = self.macros(d_head)
         if self.source == "naive":
             return 128, (128, 1), 0
@@ -61,12 +66,12 @@ class Step:
         return rows, (16, 16), 4 * ((rows + keys) * (d_head + 1) + keys * d_head + rows * (keys + 1))
 
 
-# What lets the compiler reorder sums. -ffast-math itself would link code that flushes subnormals in the whole process.
+# These let the compiler reorder sums. -ffast-math would also link code that flushes subnormals in the whole process.
 _FLAGS = ("-O3", "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-shared", "-fPIC")
 _ROW_BY_THREAD = ("shared", "padded", "coalesced")
 _PATCH = {"ROW_PATCH": 4, "KEY_PATCH": 4}
 _ASYNC = {**_PATCH, "UNROLL": 8, "SHARED": 1, "PADDING": 4, "COALESCED": 1, "ASYNC": 1}
-# In the order in which one builds on the other.
+# Each step builds on the previous one.
 STEPS: dict[str, Step] = {
     "naive": Step("naive", {}),
     "shared": Step("shared", {}),
@@ -89,7 +94,7 @@ LEFT_OUT: dict[str, Step] = {
 
 
 def attend(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q kᵀ / √d) v by the step `name`, of STEPS or LEFT_OUT.
+    """Compute softmax(q kᵀ / √d) v by the step `name`, of STEPS or LEFT_OUT.
 
     q, k, v: (batch, n, d) on a CUDA device, contiguous, of the step's dtype; n a multiple of 64, d one of 32, 64, 128.
     Returns fp32 of the same shape. Raises ConfigError for other inputs, RuntimeError where cuda-core is absent.
@@ -102,10 +107,10 @@ def attend(name: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def attend_from_host(name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, streams: int) -> None:
-    """The same of tensors in pinned host memory, into `out` there, batch by batch on `streams` streams in turn.
+    """Compute `attend` on tensors in pinned host memory, into `out` there, batch by batch on `streams` streams in turn.
 
-    One stream copies in, computes and copies out in turn; with more, one batch's copies go on beside another's kernel.
-    Returns when `out` is complete.
+    A single stream copies in, computes and copies out in sequence; with more streams, one batch's copies overlap
+    another's kernel. Returns when `out` is complete.
     """
     step, current = step_named(name), torch.cuda.current_stream()
     ready = torch.cuda.Event()
@@ -125,7 +130,7 @@ def attend_from_host(name: str, q: Tensor, k: Tensor, v: Tensor, out: Tensor, st
 
 
 def attend_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The sequential C program, on one core: (batch, n, d) of a CPU. Raises RuntimeError without a C compiler."""
+    """Run the sequential C program on one core: (batch, n, d) on a CPU. Raises RuntimeError without a C compiler."""
     q, k, v = (tensor.float().contiguous() for tensor in (q, k, v))
     out, scores = torch.empty_like(q), torch.empty(q.shape[1])
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (q, k, v, out, scores))
@@ -134,7 +139,7 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def compile_step(step: Step, d_head: int, architecture: str) -> Any:
-    """A step's machine code as cuda-core's ObjectCode, for e.g. "sm_90a"; needs no GPU."""
+    """Compile a step to machine code, as cuda-core's ObjectCode, for e.g. "sm_90a"; needs no GPU."""
     try:
         try:
             from cuda.core import Program, ProgramOptions
@@ -148,7 +153,7 @@ def compile_step(step: Step, d_head: int, architecture: str) -> Any:
 
 
 def step_named(name: str) -> Step:
-    """The step of that name. Raises ConfigError with the nearest names."""
+    """Return the step of that name. Raises ConfigError with the nearest names."""
     return (STEPS | LEFT_OUT)[one_of("step of the ladder", name, [*STEPS, *LEFT_OUT])]
 
 
@@ -166,7 +171,7 @@ def _check(step: Step, q: Tensor, k: Tensor, v: Tensor) -> None:
 
 @cache
 def _kernel(name: str, switches: tuple[tuple[str, int], ...], d_head: int, device: int) -> Any:
-    """The driver's function, loaded into torch's context on that device, allowed its shared memory."""
+    """Return the driver's function, loaded into torch's context on that device and allowed its shared memory."""
     from cuda.bindings import driver
 
     step = Step(name, dict(switches))
@@ -182,7 +187,7 @@ def _kernel(name: str, switches: tuple[tuple[str, int], ...], d_head: int, devic
 
 
 def _launch(step: Step, stream: torch.cuda.Stream, *tensors: Tensor) -> None:
-    """`tensors`: q, k, v and the output."""
+    """Launch the step on `stream`; `tensors` are q, k, v and the output."""
     from cuda.bindings import driver
 
     batch, n, d = tensors[0].shape
@@ -195,7 +200,10 @@ def _launch(step: Step, stream: torch.cuda.Stream, *tensors: Tensor) -> None:
 
 
 def _succeed(result: tuple[Any, ...]) -> list[Any]:
-    """What a call of the driver returns after its status. Raises RuntimeError with the driver's word for a failure."""
+    """Return the values that follow the status of a driver call.
+
+    Raises RuntimeError with the driver's message for a failure.
+    """
     status, *values = result
     if int(status):
         raise RuntimeError(f"the CUDA driver answers {status.name}")

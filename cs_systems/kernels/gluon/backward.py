@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""FlashAttention backward for Hopper, written in Gluon (Triton 3.6, 3.7): one pass over the tiles of keys and values.
+"""FlashAttention backward for Hopper in Gluon (Triton 3.6, 3.7): one pass over the tiles of keys and values.
 
-A program owns 128 keys. One producer warp brings tiles of q and of the output's gradient by TMA; two warpgroups of 64
+A program owns 128 keys. One producer warp loads tiles of q and of the output's gradient by TMA. Two warpgroups of 64
 keys each compute the scores transposed, so that weights and their gradients are the left operands of dv and dk in
-registers. The gradient of the scores goes through shared memory, each warpgroup computes half of the tile's dq, and the
-copy engine adds it to dq in float32 in L2. Method: Shah et al. 2024, FlashAttention-3.
+registers. The gradient of the scores goes through shared memory, each warpgroup computes half of the tile's dq, and TMA
+adds it to dq in float32 in L2. Method: Shah et al. 2024, FlashAttention-3.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ SUMMED = gl.constexpr(ORDER)
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """What the kernel is compiled for. block_m: queries of a tile. stages: tiles of q and of the output's gradient in
-    flight. tail: the number of keys is no multiple of 128. late: as in BackwardOptions.
+    """Compile-time constants of the kernel.
+
+    block_m: queries per tile. stages: tiles of q and of the output's gradient in flight. tail: the number of keys is no
+    multiple of 128. late: as in BackwardOptions.
     """
 
     block_m: int
@@ -47,8 +49,9 @@ class BackwardPlan:
 
 @gluon.jit
 def _owned(heads_kv, batch_heads_kv, heads_in_l2, seq_k):
-    """(batch, head of the keys, first key) of this program: those keys first that the most queries see, within the
-    heads whose queries fit the L2 cache together.
+    """Return (batch, head of the keys, first key) of this program.
+
+    Keys that more queries see come first, within the heads whose queries fit in the L2 cache together.
     """
     tiles = (seq_k + OWNED - 1) // OWNED
     per_section = heads_in_l2 * tiles
@@ -62,7 +65,7 @@ def _owned(heads_kv, batch_heads_kv, heads_in_l2, seq_k):
 
 @gluon.jit
 def _first_tile(first_key, offset, row_tiles, C: gl.constexpr):
-    """First tile of queries that see some of the keys; at least one remains, whose mask may hide all."""
+    """Return the first tile of queries that see some of the keys; at least one remains, whose mask may hide all."""
     first = 0
     if C.causal:
         first = gl.minimum(gl.maximum(first_key - offset, 0) // C.block_m, row_tiles - 1)
@@ -71,7 +74,7 @@ def _first_tile(first_key, offset, row_tiles, C: gl.constexpr):
 
 @gluon.jit
 def _load(tile, at, rows, row, tiles, numbers, full, stage, C: gl.constexpr):
-    """A tile of queries and its row of statistics."""
+    """Load a tile of queries and its row of statistics."""
     mbarrier.expect(full.index(stage), C.block_m * C.d_head * 2 + C.block_m * 4)
     view = tiles.index(stage).reshape([1, 1, C.block_m, C.d_head])
     tma.async_copy_global_to_shared(tile, at, full.index(stage), view)
@@ -100,7 +103,7 @@ def _producer(descriptors, buffers, bars, sizes, C: gl.constexpr):
         for tile in range(first, row_tiles):
             at = [batch, head, tile * C.block_m, 0]
             row = (batch * heads + head) * padded_q + tile * C.block_m
-            mbarrier.wait(empty.index(stage), phase ^ 1)  # a fresh barrier counts as left
+            mbarrier.wait(empty.index(stage), phase ^ 1)  # a fresh barrier counts as released
             _load(q, at, lse, row, qs, lses, q_full, stage, C)
             _load(do, at, delta, row, dos, deltas, do_full, stage, C)
             stage, phase = following(stage, phase, C.stages)
@@ -108,7 +111,7 @@ def _producer(descriptors, buffers, bars, sizes, C: gl.constexpr):
 
 @gluon.jit
 def _hide(s, first_key, row, offset, seq_k, C: gl.constexpr):
-    """Transposed scores: −inf where the key lies past the query's diagonal or the last key."""
+    """Set transposed scores to −inf where the key lies past the query's diagonal or the last key."""
     COLUMNS: gl.constexpr = gl.SliceLayout(0, s.type.layout)
     hides = C.tail and first_key + KEYS > seq_k
     if C.causal:
@@ -124,7 +127,10 @@ def _hide(s, first_key, row, offset, seq_k, C: gl.constexpr):
 
 @gluon.jit
 def _issue_dq(dss, ks, ds_full, due, W: gl.constexpr, C: gl.constexpr):
-    """This warpgroup's half of tile `due`'s dq, from both warpgroups' keys: half of the head, or of the queries."""
+    """Issue this warpgroup's half of tile `due`'s dq, from both warpgroups' keys.
+
+    The half is of the head, or of the queries.
+    """
     half = due & 1
     mbarrier.wait(ds_full.index(half), (due >> 1) & 1, pred=due >= 0)
     dq = gl.zeros([64, 64], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
@@ -141,7 +147,7 @@ def _issue_dq(dss, ks, ds_full, due, W: gl.constexpr, C: gl.constexpr):
 
 @gluon.jit
 def _add_dq(dq, tile, buffer, place):
-    """Add 64 x 64 numbers in the order in which the threads hold them, so that no banks conflict: see ORDER."""
+    """Add 64 x 64 numbers in the order in which the threads hold them, to avoid bank conflicts: see ORDER."""
     tma.store_wait(0)  # the previous tile has left the buffer
     buffer._reinterpret(gl.float32, [64, 64], gl.SharedLinearLayout(SUMMED)).store(tile)
     fence_async_shared()
@@ -150,20 +156,20 @@ def _add_dq(dq, tile, buffer, place):
 
 @gluon.jit
 def _place(head, tile, padded_q, W: gl.constexpr, C: gl.constexpr):
-    """Which 64 x 64 numbers this warpgroup adds to: they lie head by head, 64 queries by 64 queries."""
+    """Return which 64 x 64 numbers this warpgroup adds to: they lie head by head, 64 queries by 64 queries."""
     return (head * (padded_q // C.block_m) + tile) * (C.block_m // 64 * (C.d_head // 64)) + W
 
 
 @gluon.jit
 def _next(head, tile, first, row_tiles):
-    """The tile after this one: the next head of the group begins where its queries see the keys."""
+    """Return the tile after this one: the next head of the group begins where its queries see the keys."""
     last = tile + 1 == row_tiles
     return gl.where(last, head + 1, head), gl.where(last, first, tile + 1)
 
 
 @gluon.jit
 def _write(dk, dv, dk_sum, dv_sum, scale, k, v, batch, head, row, done, d_head: gl.constexpr):
-    """dk and dv, through the buffers of this warpgroup's keys and values."""
+    """Write dk and dv, through the buffers of this warpgroup's keys and values."""
     v.store(dv_sum.to(dv.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(dv, [batch, head, row, 0], v.reshape([1, 1, KEYS, d_head]))
@@ -211,7 +217,7 @@ def _consumer(descriptors, buffers, bars, sizes, scale, scale_log2, W: gl.conste
         dv_future = warpgroup_mma(weights, dos.index(stage), dv_sum, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp_future])
         ds = (p * (dp - deltas.index(stage).load(COLUMNS)[None, :])).to(dk.dtype)
-        if C.late:  # the other warpgroup has read what lay here
+        if C.late:  # wait until the other warpgroup has read the old contents
             mbarrier.wait(empty.index(stage_before), phase_before, pred=i > 0)
         dss.index(half * 2 + W).store(ds)
         fence_async_shared()
@@ -243,9 +249,11 @@ def flash_backward_kernel(
     q, k, v, do, lse, delta, dq, dk, dv, seq_k, heads, group, batch_heads_kv, heads_in_l2, offset, row_tiles, padded_q,
     scale, scale_log2, C: gl.constexpr,
 ):  # fmt: skip
-    """dk, dv, and dq / scale added in float32 to zeros. All but lse and delta are descriptors of (batch, heads, seq,
-    d_head) with blocks of 64 or block_m rows; lse (base 2, +∞ where nothing is seen) and delta = Σ o · do are flat,
-    padded_q a head. Query i sees key j if not causal or j <= i + offset.
+    """Compute dk and dv, and add dq / scale in float32 to zeros.
+
+    All but lse and delta are descriptors of (batch, heads, seq, d_head) with blocks of 64 or block_m rows. lse (base 2,
+    +∞ where nothing is seen) and delta = Σ o · do are flat, padded_q per head. Query i sees key j if not causal or j <=
+    i + offset.
     """
     KV: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, C.d_head], q.dtype)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, C.block_m], q.dtype)

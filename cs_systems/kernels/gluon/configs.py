@@ -1,5 +1,7 @@
-"""The options of the Gluon FlashAttention kernels, as data: winners on one H200, in bf16, from
-scripts/benchmarks/gluon_tune.py. A table, not an autotuner: two processes must run the same kernels.
+"""Options of the Gluon FlashAttention kernels, as a table.
+
+They are the winners on one H200, in bf16, from scripts/benchmarks/gluon_tune.py. A table, not an autotuner: two
+processes must run the same kernels.
 """
 
 from __future__ import annotations
@@ -12,10 +14,15 @@ from cs_systems.kernels.layout import padded_d_head
 
 @dataclass(frozen=True)
 class ForwardOptions:
-    """consumers: warpgroups of 64 queries each (2 or 3). block_n: keys of a tile. stages: tiles of k and v in flight.
-    persistent: one program a multiprocessor, each with several tiles. overlap: within a warpgroup too the
-    exponentials run beside the product with v, which takes registers. ping_pong: the warpgroups take turns to issue
-    products.
+    """Options of the forward kernel.
+
+    Attributes:
+        consumers: warpgroups of 64 queries each (2 or 3).
+        block_n: keys per tile.
+        stages: tiles of k and v in flight.
+        persistent: one program per multiprocessor, each with several tiles.
+        overlap: the exponentials run beside the product with v within a warpgroup too, which takes registers.
+        ping_pong: the warpgroups take turns to issue products.
     """
 
     consumers: int
@@ -28,9 +35,13 @@ class ForwardOptions:
 
 @dataclass(frozen=True)
 class BackwardOptions:
-    """block_m: queries of a tile, 64 where d_head is 128 and 128 where it is 64. stages: tiles of q and do in flight.
-    late: a tile's product with k is computed beside the next tile, so that the warpgroups wait less for each other.
-    l2_bytes: causal heads are worked on together as long as their queries fit it; 0: one by one.
+    """Options of the backward kernel.
+
+    Attributes:
+        block_m: queries per tile, 64 where d_head is 128 and 128 where it is 64.
+        stages: tiles of q and do in flight.
+        late: a tile's product with k is computed beside the next tile, so that the warpgroups wait less for each other.
+        l2_bytes: causal heads are processed together as long as their queries fit in it; 0: one by one.
     """
 
     block_m: int

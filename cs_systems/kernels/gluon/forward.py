@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""FlashAttention forward for Hopper, written in Gluon (Triton 3.6, 3.7): TMA, wgmma and warp specialisation by hand.
+"""FlashAttention forward for Hopper in Gluon (Triton 3.6, 3.7): explicit TMA, wgmma and warp specialization.
 
-One producer warp brings tiles of q, k and v into shared memory by TMA; CONSUMERS warpgroups own 64 query rows each and
+One producer warp loads tiles of q, k and v into shared memory by TMA. CONSUMERS warpgroups own 64 query rows each and
 walk the keys from the last tile that they see (the only one with a mask) to the first. The scores of the next tile are
 issued before the product with v of the current one, so that the exponentials of one overlap the tensor cores' work on
 the other; the weights stay in registers. Method: Shah et al. 2024, FlashAttention-3.
@@ -30,9 +30,11 @@ ROWS = gl.constexpr(64)  # of a warpgroup: the M of wgmma
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """What the kernel is compiled for. consumers: warpgroups of 64 queries. block_n: keys of a tile. stages: tiles of k
-    and v in flight. mask_first: the last tile of keys may be cut by the diagonal or the end; mask_more: others too.
-    overlap, ping_pong: as in ForwardOptions.
+    """Compile-time constants of the kernel.
+
+    consumers: warpgroups of 64 queries. block_n: keys per tile. stages: tiles of k and v in flight. mask_first: the
+    last tile of keys may be cut by the diagonal or the end; mask_more: others too. overlap, ping_pong: as in
+    ForwardOptions.
     """
 
     consumers: int
@@ -48,7 +50,7 @@ class ForwardPlan:
 
 @gluon.jit
 def _rounds(tiles):
-    """How many tiles this program computes: one with a grid of all tiles, several with a persistent grid."""
+    """Return how many tiles this program computes: one with a grid of all tiles, several with a persistent grid."""
     programs = gl.num_programs(0)
     full = tiles // programs
     position = gl.program_id(0)
@@ -60,8 +62,10 @@ def _rounds(tiles):
 
 @gluon.jit
 def _locate(round, heads, batch_heads, row_tiles, heads_in_l2):
-    """(batch, head, row tile) of this program's next tile: the longest causal ones first, within the heads whose keys
-    and values fit the L2 cache together; every other round in reverse, which evens out a persistent grid.
+    """Return (batch, head, row tile) of this program's next tile.
+
+    The longest causal tiles come first, within the heads whose keys and values fit in the L2 cache together. Every
+    other round runs in reverse, which evens out a persistent grid.
     """
     programs = gl.num_programs(0)
     position = gl.program_id(0)
@@ -79,7 +83,7 @@ def _locate(round, heads, batch_heads, row_tiles, heads_in_l2):
 
 @gluon.jit
 def _key_tiles(last_row, offset, seq_k, C: gl.constexpr):
-    """How many tiles of keys are seen up to query `last_row`; at least one, whose mask may hide all of it."""
+    """Return how many tiles of keys are seen up to query `last_row`; at least one, whose mask may hide all of it."""
     tiles = (seq_k + C.block_n - 1) // C.block_n
     if C.causal:
         tiles = gl.minimum(tiles, (last_row + offset + C.block_n) // C.block_n)
@@ -88,7 +92,7 @@ def _key_tiles(last_row, offset, seq_k, C: gl.constexpr):
 
 @gluon.jit
 def _load(descriptor, batch, head, row, full, empty, buffers, phase, stage, BYTES: gl.constexpr):
-    """Into buffers[stage] when its consumers have left it. A fresh barrier counts as left."""
+    """Load into buffers[stage] after its consumers have released it. A fresh barrier counts as released."""
     mbarrier.wait(empty.index(stage), phase ^ 1)
     mbarrier.expect(full.index(stage), BYTES)
     view = buffers.index(stage).reshape([1, 1, buffers.shape[1], buffers.shape[2]])
@@ -126,14 +130,14 @@ def _producer(descriptors, buffers, bars, sizes, C: gl.constexpr):
 
 @gluon.jit
 def _visible(s, first_key, limit):
-    """Scores of keys at or past each row's limit become −inf."""
+    """Set the scores of keys at or past each row's limit to −inf."""
     keys = first_key + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
     return gl.where(keys[None, :] < limit[:, None], s, float("-inf"))
 
 
 @gluon.jit
 def _softmax(s, m, scale_log2, dtype: gl.constexpr):
-    """Weights of a tile, their sum, the new maximum and what the old sums are worth under it; base 2, scaled."""
+    """Return a tile's weights, their sum, the new maximum and the factor for the old sums; base 2, scaled."""
     new = gl.maximum(m, gl.max(s, 1) * scale_log2)
     safe = gl.where(new == float("-inf"), 0.0, new)  # a row that has seen no key yet
     p = gl.exp2(s * scale_log2 - safe[:, None])
@@ -142,7 +146,7 @@ def _softmax(s, m, scale_log2, dtype: gl.constexpr):
 
 @gluon.jit
 def _skip(number, stage, phase, bars, C: gl.constexpr):
-    """Leave tiles of which the other warpgroups see some key, and this one none."""
+    """Release tiles of which the other warpgroups see some key, and this one none."""
     for _ in range(number):
         mbarrier.wait(bars[2].index(stage), phase)
         mbarrier.arrive(bars[3].index(stage))
@@ -157,7 +161,10 @@ def _attend(
     query, buffers, bars, seen, row, limit, offset, scale_log2, round, stage, phase, turn,
     dtype: gl.constexpr, W: gl.constexpr, C: gl.constexpr,
 ):  # fmt: skip
-    """The sum of v under unnormalised weights, their sum, the maximum, and the places in the ring and in the turns."""
+    """Return the unnormalized output, the weights' sum, the maximum, and the places in the ring and the turns.
+
+    The unnormalized output is the sum of v under unnormalized weights.
+    """
     ks, vs = buffers[1], buffers[2]
     q_full, q_empty, k_full, k_empty, v_full, v_empty, turns = bars
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.block_n, 16])
@@ -229,7 +236,7 @@ def _consumer(descriptors, buffers, bars, sizes, lse, seq_q, scale_log2, W: gl.c
         if C.causal:
             limit = gl.minimum(limit, rows + (offset + 1))
         seen = _key_tiles(first_row + C.consumers * ROWS - 1, offset, seq_k, C)
-        if C.causal and not C.ping_pong:  # taking turns needs as many tiles of every warpgroup
+        if C.causal and not C.ping_pong:  # taking turns needs the same number of tiles in every warpgroup
             loaded = seen
             seen = _key_tiles(row + ROWS - 1, offset, seq_k, C)
             stage, phase = _skip(loaded - seen, stage, phase, bars, C)
@@ -254,8 +261,10 @@ def flash_forward_kernel(
     q, k, v, o, lse, seq_q, seq_k, heads, group, batch_heads, offset, row_tiles, heads_in_l2, scale_log2,
     C: gl.constexpr,
 ):  # fmt: skip
-    """o and lse (natural logarithm, −inf where no key is seen) of q, k, v, all but lse as descriptors of (batch, heads,
-    seq, d_head) with blocks of (1, 1, 64 or block_n, d_head). Query i sees key j if not causal or j <= i + offset.
+    """Compute o and lse (natural logarithm, −inf where no key is seen) of q, k, v.
+
+    All but lse are descriptors of (batch, heads, seq, d_head) with blocks of (1, 1, 64 or block_n, d_head). Query i
+    sees key j if not causal or j <= i + offset.
     """
     TILE: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, C.d_head], q.dtype)
     qs = gl.allocate_shared_memory(q.dtype, [C.consumers, ROWS, C.d_head], TILE)

@@ -1,4 +1,4 @@
-"""From tensors to launches of the Gluon FlashAttention kernels: descriptors, grids, options. Triton 3.6 or 3.7."""
+"""Launches of the Gluon FlashAttention kernels on tensors: descriptors, grids, options. Triton 3.6 or 3.7."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class Problem:
-    """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head) as
-    `takes_layout` has them. Query i sees key j when not causal or j <= i + offset. scale > 0.
+    """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head).
+
+    `takes_layout` accepts the tensors. Query i sees key j when not causal or j <= i + offset. scale > 0.
     """
 
     q: Tensor
@@ -43,11 +44,11 @@ class Problem:
 
     @property
     def padded_q(self) -> int:
-        """seq_q as `backward` takes it."""
+        """Length seq_q as `backward` requires it."""
         return padded_rows(self.q.shape[2])
 
     def forward(self, o: Tensor, lse: Tensor, options: ForwardOptions | None = None) -> Launch:
-        """Writes o and lse (batch, heads, seq_q), float32."""
+        """Return the launch that writes o and lse (batch, heads, seq_q), float32."""
         batch, heads, seq_q, d_head = self.q.shape
         heads_kv, seq_k = self.k.shape[1:3]
         depth, rows = padded_d_head(d_head), ROWS.value
@@ -88,13 +89,13 @@ class Problem:
         return Launch(flash_forward_kernel, (programs, 1), arguments, {"num_warps": 4})
 
     def prepare(self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor) -> Launch:
-        """Writes lse_log2 and delta, and zeros to dq, as `backward` takes them."""
+        """Return the launch that writes lse_log2 and delta, and zeros to dq, the inputs of `backward`."""
         arguments: dict[str, Any] = {"o": o, "do": do, "lse": lse, "lse_log2": lse_log2, "delta": delta, "dq": dq}
         arguments |= {"o_strides": o.stride(), "do_strides": do.stride(), "padded_q": lse_log2.shape[-1]}
         return self._rows(prepare_kernel, arguments, lse_log2.shape[-1])
 
     def finish(self, summed: Tensor, dq: Tensor) -> Launch:
-        """dq, laid out freely, from what `backward` summed."""
+        """Return the launch that makes dq, in any layout, from the sums of `backward`."""
         arguments = {"summed": summed, "dq": dq, "dq_strides": dq.stride(), "scale": self.scale}
         return self._rows(finish_kernel, arguments | {"padded_q": self.padded_q}, self.q.shape[2])
 
@@ -109,8 +110,10 @@ class Problem:
         self, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
         options: BackwardOptions | None = None,
     ) -> Launch:  # fmt: skip
-        """Writes dk and dv, and adds dq / scale to `dq` (batch · heads, padded_q, padded d_head), float32, in
-        an order of its own. lse_log2 and delta are (batch · heads, padded_q), as `prepare` wrote them.
+        """Return the launch that writes dk and dv, and adds dq / scale to `dq`.
+
+        dq is (batch · heads, padded_q, padded d_head), float32, in an order of its own. lse_log2 and delta are (batch ·
+        heads, padded_q), as `prepare` wrote them.
         """
         batch, heads, seq_q, d_head = self.q.shape
         heads_kv, seq_k = self.k.shape[1:3]
@@ -152,26 +155,29 @@ class Problem:
 
 
 def constants(plan: Any, **values: Any) -> Any:
-    """A plan whose fields the compiler takes for constants."""
+    """Return a plan whose fields the compiler treats as constants."""
     return plan(**{name: gl.constexpr(value) for name, value in values.items()})
 
 
 def described(tensor: Tensor, rows: int, depth: int) -> Any:
-    """Blocks of (1, 1, rows, depth) of a (batch, heads, seq, d_head) tensor; past its ends zeros are read."""
+    """Return a descriptor with blocks of (1, 1, rows, depth) of a (batch, heads, seq, d_head) tensor.
+
+    Reads past its ends give zeros.
+    """
     layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, depth], TYPES[tensor.dtype])
-    # A dimension of one element may have any stride, and the copy engine still wants one that it could step by.
+    # A dimension of one element may have any stride, but TMA still requires a valid one.
     sizes = list(tensor.shape)
     strides = [stride if size > 1 else depth for size, stride in zip(sizes, tensor.stride(), strict=True)]
     return TensorDescriptor(tensor, sizes, [*strides[:-1], 1], [1, 1, rows, depth], layout)
 
 
 def described_row(tensor: Tensor, rows: int) -> Any:
-    """Blocks of `rows` numbers of a contiguous tensor, read as one row."""
+    """Return a descriptor with blocks of `rows` numbers of a contiguous tensor, read as one row."""
     layout = gl.NVMMASharedLayout.get_default_for([rows], TYPES[tensor.dtype])
     return TensorDescriptor(tensor, [tensor.numel()], [1], [rows], layout)
 
 
 def described_flat(tensor: Tensor) -> Any:
-    """Blocks of 4096 numbers of a contiguous tensor."""
+    """Return a descriptor with blocks of 4096 numbers of a contiguous tensor."""
     layout = gl.NVMMASharedLayout(0, 8 * tensor.element_size(), 2)
     return TensorDescriptor(tensor, [tensor.numel() // 256, 256], [256, 1], [16, 256], layout)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""What the Gluon kernels for Hopper share: rings of barriers, TMA's addition."""
+"""Code shared by the Gluon kernels for Hopper: rings of barriers, addition by TMA."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 @gluon.jit
 def barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """NUMBER barriers, each of which completes a phase with so many arrivals."""
+    """Allocate NUMBER barriers, each of which completes a phase after ARRIVALS arrivals."""
     made = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NUMBER):
         mbarrier.init(made.index(i), count=ARRIVALS)
@@ -21,7 +21,7 @@ def barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def following(stage, phase, STAGES: gl.constexpr):
-    """The next place of a ring of buffers, and the parity of the phase of its barriers."""
+    """Return the next stage of a ring of buffers, and the parity of the phase of its barriers."""
     stage += 1
     phase = gl.where(stage == STAGES, phase ^ 1, phase)
     stage = gl.where(stage == STAGES, 0, stage)
@@ -30,6 +30,6 @@ def following(stage, phase, STAGES: gl.constexpr):
 
 @builtin
 def async_atomic_add(desc, coord, src, _semantic=None):
-    """Add shared memory to global memory by the copy engine. Triton 3.6 and 3.7 have no name for this."""
+    """Add shared memory to global memory by TMA. Triton 3.6 and 3.7 have no name for this."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)

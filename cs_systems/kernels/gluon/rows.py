@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""What stands before and after the Gluon backward, in plain Triton: row sums, and dq out of float32."""
+"""Kernels before and after the Gluon backward, in plain Triton: row sums, and dq out of float32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def prepare_kernel(
     o, do, lse, lse_log2, delta, dq, o_strides, do_strides, heads, seq_q, padded_q, blocks,
     D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """delta = Σ o · do, lse_log2 = lse / ln 2 (+∞ where no key is seen, so that its weights are 0), dq = 0."""
+    """Compute delta = Σ o · do and lse_log2 = lse / ln 2, and set dq to 0.
+
+    lse_log2 is +∞ where no key is seen, so that its weights are 0.
+    """
     batch_head = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
     batch, head = batch_head // heads, batch_head % heads
@@ -43,8 +46,10 @@ def finish_kernel(
     summed, dq, dq_strides, heads, seq_q, padded_q, blocks, scale,
     D: tl.constexpr, DEPTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """dq = scale · summed, in dq's dtype and layout. 64 x 64 numbers of summed lie together, in ORDER; from the highest
-    bit of the place: 3 bits of the column, 2 of the row, 3 of the row, 2 of the column, 1 of the row, 1 of the column.
+    """Compute dq = scale · summed, in dq's dtype and layout.
+
+    Each 64 x 64 numbers of summed lie together, in ORDER. The bits of a number's place are, from the highest: 3 bits of
+    the column, 2 of the row, 3 of the row, 2 of the column, 1 of the row, 1 of the column.
     """
     COLUMNS: tl.constexpr = DEPTH // 64
     column = tl.program_id(0) % COLUMNS

@@ -1,11 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""FlashAttention-2 backward (Dao 2023, algorithm 2) in Triton, in two kernels so that no two programs add to one sum:
+"""FlashAttention-2 backward (Dao 2023, algorithm 2) in Triton, in two kernels, so that no two programs add to one sum.
+
 flash_dq_kernel owns queries and walks the keys, flash_dkdv_kernel owns keys and walks the queries. Each recomputes the
 scores from the log-sum-exp: 3 + 4 score-sized products instead of the 5 of one kernel with atomics, and the same result
 every time.
 
-flash_dq_kernel runs first: it has o and do at hand, so it also makes delta = rowsum(do · o), which flash_dkdv_kernel
-reads, and the log-sum-exp in units of log2: flash_dkdv_kernel would convert it as often as there are tiles of keys.
+flash_dq_kernel runs first. It has o and do at hand, so it also computes delta = rowsum(do · o), which flash_dkdv_kernel
+reads, and the log-sum-exp in units of log2, which flash_dkdv_kernel would convert once for each tile of keys.
 """
 
 import triton
@@ -42,7 +43,7 @@ def flash_dq_kernel(
     heads, group, seq_q, seq_k, offset, scale, scale_log2,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """dq, delta and lse · log2 e; grid (batch · heads, tiles of queries)."""
+    """Compute dq, delta and lse · log2 e; grid (batch · heads, tiles of queries)."""
     index = tl.program_id(0)
     batch, head = index // heads, index % heads
     start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M  # the longest programs first
@@ -77,8 +78,8 @@ def _dkdv_loop(
 ):  # fmt: skip
     """Add the queries begin … end to dk (which lacks the scale) and dv, both (BLOCK_N, BLOCK_D).
 
-    The scores are made transposed, (keys, queries), so that p and ds enter the products with do and q from registers.
-    Queries past seq_q are read as 0, with log-sum-exp and delta 0, and so add nothing.
+    The scores are computed transposed, (keys, queries), so that p and ds enter the products with do and q from
+    registers. Queries past seq_q are read as 0, with log-sum-exp and delta 0, and so add nothing.
     """
     for start in range(begin, end, BLOCK_M):
         queries = start + tl.arange(0, BLOCK_M)
@@ -103,7 +104,7 @@ def flash_dkdv_kernel(
     heads_kv, seq_q, seq_k, offset, scale, scale_log2, GROUP: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv, summed over the GROUP query heads that share a key head; grid (batch · heads_kv, tiles of keys)."""
+    """Compute dk and dv, summed over the GROUP query heads of a key head; grid (batch · heads_kv, tiles of keys)."""
     index = tl.program_id(0)
     batch, head_kv = index // heads_kv, index % heads_kv
     start = tl.program_id(1) * BLOCK_N  # the first keys are seen by most queries: the longest programs first

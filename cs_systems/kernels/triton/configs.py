@@ -1,7 +1,8 @@
-"""The tiles of the FlashAttention-2 Triton kernels, as data: per architecture, bytes of an element, padded head size.
+"""Tiles of the FlashAttention-2 Triton kernels, as a table.
 
-A table, not an autotuner: the first call of a process must not benchmark, and two processes must run the same kernels.
-`scripts/benchmarks/flash_triton_tune.py` measures candidates for a shape; its winners belong here.
+Keys: architecture, bytes of an element, padded head size. It is not an autotuner: the first call of a process must not
+benchmark, and two processes must run the same kernels. `scripts/benchmarks/flash_triton_tune.py` measures candidates
+for a shape; its winners belong here.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tile:
-    """block_m queries by block_n keys; num_warps and num_stages as Triton's launch options.
+    """Tile of block_m queries by block_n keys; num_warps and num_stages are Triton's launch options.
 
-    descriptors: what the kernel walks along is read through tensor descriptors (TMA; compute capability 9.0 on).
+    descriptors: the tensors that the kernel walks along are read through tensor descriptors (TMA; compute capability
+    9.0 on).
     """
 
     block_m: int
@@ -26,7 +28,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """One tile for each kernel."""
+    """Tiles of one configuration, one for each kernel."""
 
     forward: Tile
     dq: Tile
@@ -34,7 +36,10 @@ class Tiles:
 
 
 def padded_d_head(d_head: int) -> int:
-    """The head size that the kernels compute with: a power of two, at least 16, the smallest tensor-core product."""
+    """Return the head size that the kernels compute with: a power of two, at least 16.
+
+    16 is the size of the smallest tensor-core product.
+    """
     return max(16, 1 << (d_head - 1).bit_length())
 
 
@@ -76,7 +81,7 @@ _BY_CAPABILITY: dict[tuple[int, int], Table] = {(8, 0): _SM_80, (9, 0): _SM_90, 
 
 @functools.cache
 def tiles_for(capability: tuple[int, int] | None, element_bytes: int, d_head: int) -> Tiles:
-    """The tiles for a compute capability (None: the interpreter), an element size and a head size up to 256."""
+    """Return the tiles for a compute capability (None: the interpreter), an element size and a head size up to 256."""
     table = _DEFAULT if capability is None else _BY_CAPABILITY.get(capability, _DEFAULT)
     return next(
         tiles

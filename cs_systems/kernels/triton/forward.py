@@ -2,7 +2,7 @@
 """FlashAttention-2 forward (Dao 2023, algorithm 1) in Triton: a program owns BLOCK_M queries of a head, walks the keys.
 
 Scores are kept in units of log2, with the scale folded in, because the hardware's exponential is exp2. Key tiles that
-every query of the tile sees need no mask and run in a loop of their own; those that no query sees are never visited.
+every query of the tile sees need no mask and run in a separate loop; those that no query sees are never visited.
 """
 
 import triton
@@ -47,14 +47,17 @@ def flash_forward_kernel(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
     NEGATE: tl.constexpr,
 ):  # fmt: skip
-    """o = softmax(scale q kᵀ) v and its log-sum-exp; grid (batch · heads, tiles of queries). NEGATE: scale < 0."""
+    """Compute o = softmax(scale q kᵀ) v and its log-sum-exp.
+
+    The grid is (batch · heads, tiles of queries). NEGATE: scale < 0.
+    """
     index = tl.program_id(0)
     batch, head = index // heads, index % heads
     # The last queries see most keys: the longest programs start first, so that short ones fill the end of the launch.
     start = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     queries = start + tl.arange(0, BLOCK_M)
     q_tile = load_tile(q, q_strides, batch, head, start, seq_q, BLOCK_M, D, BLOCK_D, True)
-    if NEGATE:  # the maximum is taken before the scale is applied, which needs a scale that keeps the order
+    if NEGATE:  # the maximum is taken before scaling, and a negative scale would reverse the order
         q_tile = -q_tile
     head_kv = head // group
 
@@ -74,5 +77,5 @@ def flash_forward_kernel(
     empty = row_sum == 0.0  # these rows see no key: output 0, log-sum-exp -inf
     safe_sum = tl.where(empty, 1.0, row_sum)
     store_tile(o, o_strides, batch, head, start, seq_q, acc / safe_sum[:, None], BLOCK_M, D, BLOCK_D)
-    # One rounding, not two: of scores of 10⁴ float32 keeps 10⁻³. row_max is -inf where the row is empty.
+    # One rounding, not two: float32's resolution at scores of 10⁴ is 10⁻³. row_max is -inf where the row is empty.
     store_row(lse, index, start, seq_q, tl.fma(row_max, LN2, tl.log(safe_sum)), BLOCK_M)

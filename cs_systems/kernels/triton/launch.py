@@ -1,4 +1,4 @@
-"""From tensors to launches of the FlashAttention-2 kernels: grids, strides, tiles. Importing it needs triton.
+"""Launches of the FlashAttention-2 kernels on tensors: grids, strides, tiles. Importing it needs triton.
 
 A `Launch` is a kernel call as data: `run()` performs it, `cs_systems.kernels.compile` compiles it without a GPU.
 """
@@ -25,7 +25,10 @@ INTERPRETED = not isinstance(flash_forward_kernel, JITFunction)  # TRITON_INTERP
 
 @dataclass(frozen=True)
 class Launch:
-    """`kernel[grid](**arguments, **options)`. The first dimension of the grid, batch · heads, may go to 2³¹ − 1."""
+    """A kernel call as data: `kernel[grid](**arguments, **options)`.
+
+    The first dimension of the grid, batch · heads, may go to 2³¹ − 1.
+    """
 
     kernel: Any
     grid: tuple[int, int]
@@ -41,8 +44,8 @@ class Launch:
 class Problem:
     """One attention call on q (batch, heads, seq_q, d_head) and k, v (batch, heads_kv, seq_k, d_head), any strides.
 
-    Query i sees key j when not causal or j <= i + offset. Without `tiles` the table's are taken. The statistics lse,
-    lse_log2 and delta are (batch, heads, seq_q), float32, contiguous; the other tensors are laid out freely.
+    Query i sees key j when not causal or j <= i + offset. `tiles` replaces the table's tiles. The statistics lse,
+    lse_log2 and delta are (batch, heads, seq_q), float32, contiguous; the other tensors may have any layout.
     """
 
     q: Tensor
@@ -54,21 +57,21 @@ class Problem:
     tiles: Tiles | None = None
 
     def forward(self, o: Tensor, lse: Tensor) -> Launch:
-        """Writes o and lse."""
+        """Return the launch that writes o and lse."""
         tile = self._tiles().forward
         arguments = self._common(tile) | self._by_query(tile) | _with_strides(o=o) | {"lse": lse}
         sign = {"scale_log2": abs(arguments["scale_log2"]), "NEGATE": self.scale < 0}
         return self._launch(flash_forward_kernel, self.q, tile.block_m, arguments | sign, tile)
 
     def dq(self, o: Tensor, lse: Tensor, do: Tensor, lse_log2: Tensor, delta: Tensor, dq: Tensor) -> Launch:
-        """Writes dq, lse_log2 and delta. Runs before `dkdv`, which reads the latter two."""
+        """Return the launch that writes dq, lse_log2 and delta. Run it before `dkdv`, which reads the latter two."""
         tile = self._tiles().dq
         arguments = self._common(tile) | self._by_query(tile) | _with_strides(o=o, do=do, dq=dq)
         arguments |= {"lse": lse, "lse_log2": lse_log2, "delta": delta, "scale": self.scale}
         return self._launch(flash_dq_kernel, self.q, tile.block_m, arguments, tile)
 
     def dkdv(self, do: Tensor, lse_log2: Tensor, delta: Tensor, dk: Tensor, dv: Tensor) -> Launch:
-        """Writes dk and dv."""
+        """Return the launch that writes dk and dv."""
         tile = self._tiles().dkdv
         rows, row = [1, 1, tile.block_m, padded_d_head(self.q.shape[-1])], [1, tile.block_m]
         arguments = self._common(tile) | _with_strides(do=do, dk=dk, dv=dv)
@@ -90,7 +93,7 @@ class Problem:
         return self.tiles or tiles_for(capability, self.q.element_size(), self.q.shape[-1])
 
     def _by_query(self, tile: Tile) -> dict[str, Any]:
-        """Of the kernels that own queries and walk the keys."""
+        """Return the arguments of the kernels that own queries and walk the keys."""
         rows = [1, 1, tile.block_n, padded_d_head(self.q.shape[-1])]
         walked = {"k": _streamed(self.k, rows, tile), "v": _streamed(self.v, rows, tile)}
         return walked | {"heads": self.q.shape[1], "group": self.q.shape[1] // self.k.shape[1]}
@@ -111,14 +114,19 @@ class Problem:
 
 @functools.cache
 def _of_unknown_lengths(kernel: Any) -> Any:
-    """`kernel` with lengths that Triton does not look at when it compiles. It would take a length of 1 for a constant,
-    and CUDA 12.8's ptxas crashes on what Triton 3.6 makes of one key. Not for all: the forward at d_head 128 would take
-    4 to 8% longer."""
+    """Return `kernel` with lengths on which Triton does not specialize.
+
+    It would treat a length of 1 as a constant, and CUDA 12.8's ptxas crashes on the code of Triton 3.6 for one key. Not
+    used for all kernels: the forward at d_head 128 would take 4 to 8% longer.
+    """
     return triton.jit(kernel.fn, do_not_specialize=("seq_q", "seq_k"))
 
 
 def _streamed(tensor: Tensor, block: list[int], tile: Tile) -> Tensor | TensorDescriptor:
-    """What a kernel walks along: a tensor descriptor if the tile asks for one and the copy engine takes the layout."""
+    """Return a tensor descriptor if the tile asks for one and TMA supports the layout, else the tensor.
+
+    For the tensors that a kernel walks along.
+    """
     if not tile.descriptors:
         return tensor
     *outer, inner = tensor.stride()
@@ -129,5 +137,5 @@ def _streamed(tensor: Tensor, block: list[int], tile: Tile) -> Tensor | TensorDe
 
 
 def _with_strides(**tensors: Tensor) -> dict[str, Any]:
-    """Each tensor under its name, and its four strides (in elements) as `<name>_strides`."""
+    """Return each tensor under its name, and its four strides (in elements) as `<name>_strides`."""
     return {key: value for name, t in tensors.items() for key, value in ((name, t), (f"{name}_strides", t.stride()))}

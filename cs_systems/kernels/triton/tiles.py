@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""What the FlashAttention-2 kernels share: how a tile of a head's matrix is read and written, which keys a query sees.
+"""Tile access and key visibility shared by the FlashAttention-2 kernels.
 
-A tile is (ROWS, BLOCK_D), BLOCK_D the power of two at or above D; what lies past `length` rows or D columns is read as
-0 and not written.
+A tile is (ROWS, BLOCK_D), BLOCK_D the smallest power of two at or above D. Elements past `length` rows or D columns are
+read as 0 and not written.
 """
 
 import triton
@@ -23,7 +23,7 @@ def load_tile(
     tensor, strides, batch, head, start, length,
     ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, MASK_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Rows start … start + ROWS of one head, from a pointer or, by the copy engine, from a tensor descriptor."""
+    """Load rows start … start + ROWS of one head, from a pointer or, through TMA, from a tensor descriptor."""
     # Branches, not early returns: Triton compiles what follows a `return` inside an `if`.
     if isinstance(tensor, tl.tensor_descriptor):
         tile = tensor.load([batch, head, start, 0]).reshape([ROWS, BLOCK_D])  # 0 outside by itself
@@ -44,7 +44,10 @@ def load_tile(
 
 @triton.jit
 def load_row(tensor, row, start, length, COLUMNS: tl.constexpr):
-    """Elements start … start + COLUMNS of one row of a (rows, length) matrix, 0 past its end; pointer or descriptor."""
+    """Load elements start … start + COLUMNS of one row of a (rows, length) matrix, 0 past its end.
+
+    tensor: a pointer or a descriptor.
+    """
     if isinstance(tensor, tl.tensor_descriptor):
         values = tensor.load([row, start]).reshape([COLUMNS])
     else:
@@ -70,7 +73,7 @@ def store_tile(
 
 @triton.jit
 def visible_keys(queries, keys, seq_k, offset, CAUSAL: tl.constexpr):
-    """Which keys a query sees; `queries` and `keys` are indices that broadcast against each other."""
+    """Return the mask of the keys that a query sees; `queries` and `keys` are indices that broadcast."""
     visible = keys < seq_k
     if CAUSAL:
         visible = visible & (keys <= queries + offset)
@@ -79,7 +82,7 @@ def visible_keys(queries, keys, seq_k, offset, CAUSAL: tl.constexpr):
 
 @triton.jit
 def key_range(start, seq_k, offset, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr):
-    """(full, end) for the queries of a tile: all of them see the keys before `full`, none sees those from `end` on."""
+    """Return (full, end) for the queries of a tile: all see the keys before `full`, none sees those from `end` on."""
     end = seq_k
     full = seq_k
     if CAUSAL:
