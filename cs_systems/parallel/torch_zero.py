@@ -1,6 +1,7 @@
-"""PyTorch's ZeroRedundancyOptimizer, to compare with `zero1`: whole-parameter owners (Rajbhandari et al. 2020, P_os).
+"""PyTorch's ZeroRedundancyOptimizer, for comparison with `zero1` (Rajbhandari et al. 2020, P_os).
 
-Ψ (N−1)/N bytes more than the averaging of the gradients: every owner broadcasts its parameters.
+Each parameter has one owner, whole. It sends Ψ (N−1)/N bytes more than the averaging of the gradients: every owner
+broadcasts its parameters.
 """
 
 from __future__ import annotations
