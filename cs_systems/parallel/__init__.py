@@ -229,9 +229,9 @@ def _check_value(option: str, value: Any, takes: Takes) -> None:
 
 
 def _check_sense(name: str, parts: Mapping[str, frozenset[str]]) -> None:
-    """Raise ConfigError unless a composition splits every quantity at most once, and the batch or each block if anything.
+    """Raise ConfigError unless a composition splits each quantity at most once, and makes the ranks' gradients the same.
 
-    Otherwise no strategy would make the gradients of the ranks the same.
+    They are the same where the batch is split, or each block; or where nothing is.
     """
     if len(parts) < name.count("+") + 1:
         raise ConfigError(f"{name} names a strategy twice: name each once")

@@ -254,9 +254,8 @@ def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p
     """Count one gradient of a bucket, and send the buckets that are complete.
 
     This is the hook of each parameter in each backward. The device may wait for the host meanwhile, so it sets no
-    attribute of the wrapper: `nn.Module` takes longer for that than all else here. It holds the wrapper by a weak
-    reference: the garbage collector does not see through a tensor's hooks, and would never free a model that its own
-        hooks refer to.
+    attribute of the wrapper: `nn.Module` takes longer for that than all else here. It holds the wrapper weakly: the
+    garbage collector does not see through a tensor's hooks, and would never free a model that its own hooks refer to.
     """
     of = wrapper()
     if of is None or not of._syncing:
