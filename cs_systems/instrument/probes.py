@@ -32,7 +32,7 @@ class Probes:
         return Reading(self.device.device_mallocs(), graphs, seconds)
 
     def since(self, before: Reading) -> dict[str, Any]:
-        """Return the fields of a Sample that changed since `before`."""
+        """Return the Sample fields that describe the time since `before`: mallocs, compilations, clock."""
         now = self.read()
         mallocs = None
         if now.device_mallocs is not None and before.device_mallocs is not None:

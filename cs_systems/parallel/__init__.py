@@ -229,7 +229,7 @@ def _check_value(option: str, value: Any, takes: Takes) -> None:
 
 
 def _check_sense(name: str, parts: Mapping[str, frozenset[str]]) -> None:
-    """Raise ConfigError unless a composition splits each quantity at most once, and makes the ranks' gradients the same.
+    """Raise ConfigError unless a composition splits each quantity at most once, and gives all ranks the same gradients.
 
     They are the same where the batch is split, or each block; or where nothing is.
     """

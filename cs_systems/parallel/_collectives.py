@@ -1,7 +1,7 @@
 """Collectives of this package's strategies, started here and nowhere else, so that the bytes sent can be counted.
 
-The bytes that a rank sends are counted for ring collectives, as `parallel_cost` describes. `group`: the ranks that take
-part, all by default; the rank of a source is its rank in the group.
+The bytes that a rank sends are counted for ring collectives, as `formulas.communication` describes. `group`: the ranks
+that take part, all by default; the rank of a source is its rank in the group.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def _linears(block: SelfAttention | SwiGLU) -> dict[Linear, int]:
 
 
 def _check_alone(model: nn.Module, blocks: list[SelfAttention | SwiGLU]) -> None:
-    """Raise ConfigError unless each weight to divide is undivided, without bias, and tied only to weights divided alike."""
+    """Raise ConfigError unless each weight to divide is whole, without bias, and tied only to weights divided alike."""
     dims: dict[nn.Module, int] = {linear: dim for block in blocks for linear, dim in _linears(block).items()}
     taken: dict[nn.Parameter, int | None] = {}
     for name, module in model.named_modules():

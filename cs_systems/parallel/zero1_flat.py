@@ -34,7 +34,7 @@ from cs_systems.parallel._flat_layout import FlatLayout
 from cs_systems.parallel.zero1 import ShardedOptimizer
 
 ROUNDS = 8  # rounds of an optimizer step and the gathering of the stepped buckets
-IN_FLIGHT = 8  # buckets that a rank holds beside its part of the gradients
+IN_FLIGHT = 8  # buckets that a rank holds in addition to its part of the gradients
 
 
 @dataclass
@@ -161,7 +161,7 @@ class FlatShardedOptimizer(ShardedOptimizer):
         self._rounds: list[Round] = []  # made anew by the next step
 
     def _step_and_share(self, local: torch.optim.Optimizer) -> None:
-        """Round by round: the buckets that have been stepped travel while the next ones are."""
+        """Step in rounds: the buckets of one round are gathered while those of the next are stepped."""
         whole, handles = [group["params"] for group in local.param_groups], []
         self._rounds = self._rounds or self._made_rounds(whole)
         try:

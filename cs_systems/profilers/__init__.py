@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 class ProfileLost(RuntimeError):
-    """Error for a profiler that left no result of a measured cell; the message quotes the profiler's own."""
+    """Error for a profiler that left no result although the cell was measured.
+
+    The message includes the profiler's own.
+    """
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ FUSED = (
 
 
 def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
-    """Return every table of `analysis.tables`, and `coverage`, `overhead`, `notes`, and the artifact `page`.
+    """Return every table of `traces.tables`, and `coverage`, `overhead`, `notes`, and the artifact `page`.
 
     `notes`: {table, note}, the remarks that a table needs. `page`: a page that shows one step and all tables.
 

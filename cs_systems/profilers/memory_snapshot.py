@@ -1,6 +1,6 @@
 """PyTorch's own memory history around the recorded steps, dumped at the end or when memory runs out.
 
-Beside the pickle lies a JSON file with facts that only the recorder knows (`analysis.snapshot` documents the format).
+Beside the pickle lies a JSON file with facts that only the recorder knows (`snapshots.snapshot` documents the format).
 Stacks hold Python frames alone: with C++ frames, symbolising made a dump of 4 s take 461 s.
 """
 

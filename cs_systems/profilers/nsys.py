@@ -27,7 +27,7 @@ from cs_systems.traces.nsys import EXPORT, PUSH_POP
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
 
-OLDEST = (2022, 4)  # the oldest release whose exports analysis reads
+OLDEST = (2022, 4)  # the oldest release whose exports `traces` can read
 CAPTURE = "timed steps"  # the range that begins and ends the trace on a CPU
 ALWAYS = (
     "--sample=none",

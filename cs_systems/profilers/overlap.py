@@ -1,7 +1,7 @@
 """Communication against computation: torch.profiler on every rank around the timed steps, with ranges of phases alone.
 
 Without ranges around modules, so that it disturbs a step less than `kineto` does. The record gets `overlap`, and
-`streams`, the picture of one step of rank 0: see `analysis.overlap`.
+`streams`, the picture of one step of rank 0: see `traces.overlap`.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class FullyShardedDataParallel(nn.Module):
         gradients are averaged. With a compute dtype, LayerNorm, GroupNorm and RMSNorm of torch.nn among the rest
         compute in their weights' dtype and return that of their input; other modules must take any input dtype. Where
         one module computes with the weights of another, as nn.MultiheadAttention with those of a Linear, both belong
-        here then.
+        in shard_types.
     group: the ranks that share the parameters; all by default.
 
     Make the optimizer from `parameters()` of this wrapper: they hold this rank's parts, so a norm over them, as

@@ -37,7 +37,7 @@ class Unit:
         self._places = [(module, name, number[p]) for module, name, p in places]
         self.call: Call | None = None  # the last
         self.is_attached = False
-        self.needed_by: set[Call] = set()  # whose backward runs
+        self.needed_by: set[Call] = set()  # calls that are in backward
         self.kept = False  # from forward to the end of backward
 
     def modules_of(self, types: tuple[type, ...]) -> set[nn.Module]:
@@ -123,7 +123,10 @@ def divide(module: nn.Module, shard_types: tuple[type, ...]) -> dict[nn.Module, 
 
 
 def listed(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the children of the outermost lists, which run as a whole; of a list of lists, the inner lists' children."""
+    """Yield the children of the outermost lists, which run as a whole.
+
+    A list of lists yields the children of the inner lists only.
+    """
     for child in module.children():
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield child
