@@ -1,9 +1,9 @@
-"""Named ranges for profilers: NVTX ranges, `record_function`s, or nothing.
+"""Named ranges for profilers: NVTX ranges, `record_function` contexts, or nothing.
 
-Free when off: `annotate` then returns one shared null context. Modules are annotated from outside, by `instrument`; a
-`with annotate(...)` stands only around phases, and inside attention algorithms whose parts (scores, softmax, value) no
-module boundary shows. Code that torch.compile generates says between its kernels what the next one belongs to: see
-`compiled_ranges`.
+Free when off: `annotate` then returns one shared null context. Modules are annotated from outside, by `instrument`.
+A `with annotate(...)` appears only around phases, and inside attention algorithms, where no module boundary separates
+scores, softmax and value. Code that torch.compile generates marks, between its kernels, the ranges of the next kernel:
+see `compiled_ranges`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Label = tuple[str, ...]  # ranges that are open together, outermost first
 
 
 class Ranges(Protocol):
-    """Where ranges go. They nest within a thread, and each thread has its own."""
+    """Destination of ranges. Ranges nest within a thread, and each thread has its own."""
 
     def push(self, name: str) -> None: ...
     def pop(self) -> None: ...
@@ -34,11 +34,11 @@ _tracing_names = False
 
 
 def annotate(name: str) -> AbstractContextManager[None]:
-    """A context manager that marks what runs inside as `name` for the profiler that listens, if any.
+    """Return a context manager that marks the code inside as `name` for the active profiler, if any.
 
-    Inside torch.compile a range cannot be traced: the operators that are traced keep its name, while somebody asks for
-    it, and nothing happens else. That is asked first, so that compiled code does not depend on who listens and is not
-    compiled again when somebody does.
+    Inside torch.compile a range cannot be traced. The traced operators keep its name while `tracing_names` is active,
+    and nothing else happens. The function tests for compilation first, so that compiled code does not depend on the
+    listener and is not compiled again when one is set.
     """
     if torch.compiler.is_compiling():
         return torch.fx.traceback.annotate({TRACED: name}) if _tracing_names else _OFF
@@ -70,13 +70,13 @@ def listening(ranges: Ranges) -> Iterator[None]:
 
 
 class OpenLabel(threading.local):
-    """The label whose ranges are open in a thread."""
+    """Label whose ranges are open in a thread."""
 
     def __init__(self) -> None:
         self.now: Label = ()
 
     def switch(self, label: Label, ranges: Ranges) -> None:
-        """Leave open in this thread what `label` says: close what is not in it, open what is missing."""
+        """Make `label` the open ranges of this thread: close those that are not in it, open the missing ones."""
         common = 0
         while common < min(len(self.now), len(label)) and self.now[common] == label[common]:
             common += 1
@@ -91,13 +91,16 @@ _of_compiled_code = OpenLabel()
 
 
 def mark(*label: str) -> None:
-    """What this thread runs from here on belongs to `label`. Compiled code calls it, between its kernels."""
+    """Assign the kernels that this thread launches from now on to `label`.
+
+    Compiled code calls it between its kernels.
+    """
     if _listener is not None:
         _of_compiled_code.switch(label, _listener)
 
 
 def closing_marks(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call`, which marks, such that the last label ends with it, also where it raises."""
+    """Return `call` wrapped so that the last label that it marks ends with it, also where it raises."""
 
     def closes(*args: Any) -> Any:
         try:
@@ -110,8 +113,10 @@ def closing_marks(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def tracing_names() -> Iterator[None]:
-    """Inside, what torch.compile traces keeps the name of the innermost `annotate` around it: TRACED in its node's meta
-    data `custom`."""
+    """Make torch.compile keep the name of the innermost `annotate` around each operator that it traces inside.
+
+    The name is stored under TRACED in the node's metadata `custom`.
+    """
     global _tracing_names
     before, _tracing_names = _tracing_names, True
     try:
@@ -121,7 +126,7 @@ def tracing_names() -> Iterator[None]:
 
 
 class NvtxRanges:
-    """For nsys and ncu: through torch where it was built for CUDA, else through the package nvtx (ImportError)."""
+    """NVTX ranges for nsys and ncu: through torch if built for CUDA, else through the package nvtx (ImportError)."""
 
     def __init__(self) -> None:
         if torch.version.cuda is not None:
@@ -133,7 +138,7 @@ class NvtxRanges:
 
 
 class RecordFunctionRanges:
-    """For torch.profiler."""
+    """Ranges for torch.profiler."""
 
     def __init__(self) -> None:
         self._thread = _Opened()

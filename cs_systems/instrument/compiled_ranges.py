@@ -1,16 +1,17 @@
-"""Ranges in the code that Inductor generates, one label a kernel: which layer, and which part of it.
+"""Ranges in the code that Inductor generates, one label a kernel: its layer, and its place in the layer.
 
 Inductor writes a Python function that launches a graph's kernels one after another. Here it also writes, before a
 kernel, `mark("block 3", "ffn")`, wherever the label changes; kernels, their order and their memory stay as they are. A
-kernel knows the operators that it was made of, and they know the modules that called them and the `annotate` that was
-open; an operator of backward knows those of its forward operator.
+kernel lists the operators that it was made of. Each operator lists the modules that called it and the `annotate` that
+was open; an operator of backward lists those of its forward operator.
 
-The rule for a kernel that is fused over several layers: it belongs to the one with most of its operators, of two equal
-ones to the later; in that layer to the part with most of them, likewise. Views and what is computed from no input (a
-mask's indices) do not count: the compiler shares them between layers. A range inside says which layers they were. An
-operator without a module (gradients that are added up) belongs to what its last input belongs to.
+A kernel that is fused over several layers belongs to the layer with most of its operators, of two equal ones to the
+later. The same rule gives the place within that layer. Views, and operators that depend on no input (a mask's indices),
+do not
+count: the compiler shares them between layers. A range inside names the fused layers. An operator without a module (a
+sum of gradients) belongs to the layer of its last input.
 
-It works in code that is run as Python: not in a CUDA graph, whose replay runs none, and not under `cpp_wrapper`.
+Marks work in code that runs as Python: not in a CUDA graph, whose replay runs none, and not under `cpp_wrapper`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ from cs_systems.instrument.hooks import range_name
 
 @contextmanager
 def marked_code() -> Iterator[None]:
-    """What Inductor compiles inside marks its kernels. Neither does such code come out of a cache or go into one, nor
-    does it stay in use outside."""
+    """Make Inductor mark the kernels that it compiles inside.
+
+    Such code neither comes out of a cache nor goes into one, and is not used outside.
+    """
     common.init_backend_registration()
     devices = {
         name: codegen for name, codegen in common.device_codegens.items()
@@ -57,7 +60,7 @@ def marked_code() -> Iterator[None]:
 
 
 class _NotForCaches(CustomGraphModulePass):
-    """Changes nothing in a graph. Caches ask a pass for its part of their key, and this one has none."""
+    """Graph pass that changes nothing. Caches ask a pass for its part of their key, and this one has none."""
 
     def __call__(self, gm: GraphModule) -> None:
         return
@@ -67,7 +70,7 @@ class _NotForCaches(CustomGraphModulePass):
 
 
 class MarkingWrapper(PythonWrapperCodegen):
-    """Writes the Python function of a graph, with marks."""
+    """Writer of a graph's Python function that adds marks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,11 +87,11 @@ class MarkingWrapper(PythonWrapperCodegen):
         super().generate_kernel_call(*args, **kwargs)
 
     def write_provenance_debug_handle(self, *args: Any, **kwargs: Any) -> None:
-        self._mark()  # also one of a library, of which nothing but its name is said here
+        self._mark()  # also a library's kernel, of which Inductor passes only the name here
         super().write_provenance_debug_handle(*args, **kwargs)
 
     def generate_scatter_fallback(self, *args: Any, **kwargs: Any) -> None:
-        self._mark()  # these two are not even said
+        self._mark()  # Inductor calls neither of the above for these two
         super().generate_scatter_fallback(*args, **kwargs)
 
     def generate_index_put_fallback(self, *args: Any, **kwargs: Any) -> None:
@@ -110,12 +113,12 @@ class MarkingWrapper(PythonWrapperCodegen):
 
 
 def _origins() -> list[Node]:
-    """The operators of the kernel that is being written."""
+    """Return the operators of the kernel that is being written."""
     scheduler: Any = V.graph.scheduler
     node = scheduler.current_node
     device = node.get_device()
     group = getattr(scheduler.get_backend(device), "kernel_group", None) if device is not None else None
-    # In C++, kernels wait for each other, to be written as one.
+    # The C++ backend groups kernels, and writes them as one.
     nodes = group.scheduled_nodes if group is not None and group.scheduled_nodes else node.get_nodes()
     found: dict[Node, None] = {}
     for made in (n.node for n in nodes if n.node is not None):
@@ -125,7 +128,7 @@ def _origins() -> list[Node]:
 
 
 class LabelledGraph:
-    """The labels of the operators of a graph, forward's or backward's."""
+    """Labels of the operators of a graph, forward's or backward's."""
 
     def __init__(self, graph: Graph) -> None:
         self.labels: dict[Node, Label] = {}
@@ -144,7 +147,7 @@ class LabelledGraph:
             self.labels[node] = _label(node) or (self.labels[last] if last is not None else ())
 
     def label(self, origins: Iterable[Node]) -> Label:
-        """What a kernel of these operators belongs to, by the rule above; () where none of them has a module."""
+        """Return the label of a kernel of these operators, by the module's rule; () where none of them has a module."""
         nodes = sorted((n for n in origins if self.labels.get(n)), key=self._position.__getitem__)
         labels = [self.labels[n] for n in nodes if n not in self._shared] or [self.labels[n] for n in nodes]
         if not labels:
@@ -156,14 +159,14 @@ class LabelledGraph:
 
 
 def _most(values: Iterable[Any]) -> Any:
-    """The most frequent value, of equally frequent ones that which comes last."""
+    """Return the most frequent value; of equally frequent ones, the last."""
     values = list(values)
     counts = Counter(values)
     return max(reversed(values), key=counts.__getitem__)
 
 
 def _label(node: Node) -> Label:
-    """The ranges around the operator, or its forward operator: of the modules that called it, then by `annotate`."""
+    """Return the ranges around the operator, or its forward operator: of calling modules, then by `annotate`."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     # A module's path: L['self'].layers.0.attn
     names = [range_name(path.partition(".")[2]) for path, _ in stack.values()]

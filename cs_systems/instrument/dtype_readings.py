@@ -1,8 +1,8 @@
-"""The dtypes that a step really has: of parameters, of what modules take and give, of gradients, of the loss.
+"""Dtypes observed in a step: of parameters, of modules' inputs and outputs, of gradients, of the loss.
 
-Everything is seen from outside, by PyTorch's own hooks on every module that is called, so that any step can be watched:
-the model need not be named. What no module boundary shows (the inside of a functional attention, say) is not seen, nor
-are modules inside code that torch.compile made.
+PyTorch's own hooks observe every module that is called, from outside, so any step can be observed: the model need not
+be named. Tensors that cross no module boundary (inside a functional attention, for example) are not seen, nor are
+modules inside code that torch.compile made.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ PARTS = ("parameters", "inputs", "outputs", "output_gradients", "parameter_gradi
 
 
 class DtypeReadings:
-    """`rows`: one a module in the order of the first calls, dtypes as sorted lists of names. `loss`: those of what
-    backward was called on (with the gradient scaler's factor, where there is one). `contexts`: the autocast contexts
-    that were entered, each {device, dtype, enabled}; `enabled` is what torch made of it."""
+    """Dtypes of one step, by module.
+
+    `rows`: one a module in the order of the first calls, dtypes as sorted lists of names. `loss`: those of the tensors
+    that backward was called on (with the gradient scaler's factor, where there is one). `contexts`: the autocast
+    contexts that were entered, each {device, dtype, enabled}; `enabled` is torch's own result, not the argument.
+    """
 
     def __init__(self) -> None:
         self.loss: list[str] = []
@@ -43,7 +46,7 @@ class DtypeReadings:
         ]
 
     def read_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Before a module runs: its place in the order, and which autocast it is called under."""
+        """Record a module before it runs: its place in the order, and the autocast context of the call."""
         if self._depth == 0 and id(module) not in self._names:
             self._read_root(module)
         self._depth += 1
@@ -87,7 +90,7 @@ class DtypeReadings:
         }
 
     def _read_parameters(self, module: nn.Module, row: dict[str, Any]) -> None:
-        """Once a module has run: a lazy one has no parameters before."""
+        """Read the parameters of a module after it has run: a lazy one has no parameters before."""
         for parameter in module.parameters(recurse=False):
             row["parameters"].add(_name(parameter))
             row["devices"].add(parameter.device.type)
@@ -96,7 +99,10 @@ class DtypeReadings:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(lambda p, add=add: add(p.grad)))
 
     def _read_root(self, root: nn.Module) -> None:
-        """Names for a module that nobody else called, and for all in it; those of a second one begin with its type."""
+        """Name a module that no other module called, and all modules in it.
+
+        Names in a second such module begin with its type.
+        """
         prefix = f"{type(root).__name__}." if self._names else ""
         for path, module in root.named_modules():
             self._names.setdefault(id(module), prefix + path if path else type(root).__name__)
@@ -104,7 +110,7 @@ class DtypeReadings:
 
 @contextmanager
 def reading(readings: DtypeReadings) -> Iterator[None]:
-    """Inside, every module that is called, every backward and every autocast context is read."""
+    """Read every module call, every backward and every autocast context inside."""
     enter, backward = torch.autocast.__enter__, torch.autograd.backward
 
     def watched_enter(self: Any) -> Any:
@@ -122,7 +128,7 @@ def reading(readings: DtypeReadings) -> Iterator[None]:
         undo.callback(hooks.register_module_forward_pre_hook(readings.read_call).remove)
         result = hooks.register_module_forward_hook(readings.read_result, with_kwargs=True)
         undo.callback(result.remove)
-        # The handle leaves this behind, and torch.compile would warn of hooks on all modules from then on.
+        # The handle does not remove this entry, and torch.compile would warn of global module hooks from then on.
         undo.callback(hooks._global_forward_hooks_with_kwargs.pop, result.id, None)
         undo.callback(setattr, torch.autograd, "backward", backward)
         undo.callback(setattr, torch.autocast, "__enter__", enter)
@@ -132,7 +138,7 @@ def reading(readings: DtypeReadings) -> Iterator[None]:
 
 
 def _autocast() -> list[str]:
-    """`cpu bfloat16` for each device whose operations torch casts by itself right now."""
+    """Return `cpu bfloat16` for each device whose operations torch autocasts right now."""
     return [f"{d} {_short(torch.get_autocast_dtype(d))}" for d in DEVICES if torch.is_autocast_enabled(d)]
 
 

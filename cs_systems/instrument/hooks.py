@@ -1,13 +1,13 @@
-"""Ranges around the parts of a model, opened from outside it: in forward, and in backward as well.
+"""Ranges around the modules of a model, opened from outside it, in forward and in backward.
 
 Forward: hooks of the modules open and close ranges. Backward: autograd runs the nodes of a graph in a thread of its own
-(on CUDA), where no range of the main thread counts. Each node therefore gets the ranges that were open when forward
-made it: nodes are numbered as they are made, and what was open is kept by that number. Autograd runs the nodes of one
-thread in falling order of their numbers, so a hook is needed only where the ranges change; what runs between two nodes
-(gradients that are added up, parameters' gradients) belongs to the node before it.
+(on CUDA), where ranges of the main thread do not apply. Each node therefore gets the ranges that were open when forward
+made it: nodes are numbered as they are made, and the open ranges are kept by that number. Autograd runs the nodes of
+one thread in falling order of their numbers, so a hook is needed only where the ranges change. Work between two nodes
+(sums of gradients, parameters' gradients) belongs to the node before it.
 
-A model under torch.compile is one function with one node: hooks on its modules would be compiled into it or break it
-apart. Its ranges are written into the code that is generated for it: see `compiled_ranges`.
+A model under torch.compile is one function with one node: hooks on its modules would be compiled into it or break its
+graph. Its ranges are written into the code that is generated for it: see `compiled_ranges`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ RANGES = {
     r"ln_final": "final norm",
     r"lm_head": "lm_head",
 }
-# They are open around forward and say nothing about what backward belongs to; `loss` does.
+# These ranges surround forward and do not identify an operation of backward; `loss` does.
 _NOT_OF_BACKWARD = {STEP, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
-_ACCUMULATES = 1 << 63  # autograd numbers the nodes that keep a parameter's gradient above all others
+_ACCUMULATES = 1 << 63  # autograd numbers the nodes that accumulate a parameter's gradient above all others
 
 
 def range_name(path: str) -> str | None:
-    """The range of the module at `path`, None where it has none: `layers.3.attn` → `attention`."""
+    """Return the range of the module at `path`, None where it has none: `layers.3.attn` → `attention`."""
     for pattern, name in RANGES.items():
         if found := re.fullmatch(pattern, path):
             return name.format(*found.groups())
@@ -55,7 +55,7 @@ def range_name(path: str) -> str | None:
 
 
 class Annotations:
-    """The hooks that were put on a model; `remove` takes them off again."""
+    """Handle of the hooks on a model; `remove` removes them."""
 
     def __init__(self, handles: list[RemovableHandle]) -> None:
         self._handles = handles
@@ -86,7 +86,10 @@ def _closes(ranges: Ranges) -> Callable[..., None]:
 
 @contextmanager
 def annotated(ranges: Ranges, model: nn.Module | None = None) -> Iterator[None]:
-    """Inside, annotations go to `ranges`, with those of `model`'s modules, and backward has what forward had."""
+    """Send annotations inside to `ranges`, with a range for each of `model`'s modules that RANGES names.
+
+    Backward opens the ranges of forward again.
+    """
     both = BackwardToo(ranges)
     hooks = annotate_model(model, both) if model is not None else Annotations([])
     try:
@@ -106,7 +109,7 @@ class _OfThread(threading.local):
 
 
 def _remember(thread: _OfThread, label: Label) -> None:
-    """What the thread makes from here on belongs to `label`."""
+    """Assign the nodes that the thread makes from now on to `label`."""
     number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]  # of the next node
     if thread.numbers and thread.numbers[-1] == number:  # nothing was made in between
         thread.labels[-1] = label
@@ -116,7 +119,7 @@ def _remember(thread: _OfThread, label: Label) -> None:
 
 
 class BackwardToo:
-    """Passes ranges on, and opens those of forward again while backward runs what was made in them."""
+    """Ranges that are passed on, and opened again while backward runs the nodes that forward made in them."""
 
     def __init__(self, ranges: Ranges) -> None:
         self._ranges = ranges
@@ -163,22 +166,22 @@ class BackwardToo:
         return lambda *_: self._switch(label)
 
     def _switch(self, label: Label) -> None:
-        """Leave open in this thread what `label` says: close what is not in it, open what is missing."""
+        """Make `label` the open ranges of this thread: close those that are not in it, open the missing ones."""
         open_here = self._thread.backward
-        if label and not open_here.now:  # who opens the first one sees to it that the last one is closed
+        if label and not open_here.now:  # the opening of the first range registers the closing of the last
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._switch(()))
         open_here.switch(label, self._ranges)
 
     def _close(self) -> None:
-        """After a backward pass that failed, close what it left open: autograd forgets the callback."""
+        """Close the ranges that a failed backward pass left open: autograd drops the callback."""
         self._switch(())
-        if torch.cuda.is_initialized():  # kernels are launched by a thread of autograd's, which alone can close there
-            with suppress(RuntimeError):  # of a device that is lost
+        if torch.cuda.is_initialized():  # only autograd's thread, which launches kernels, can close its ranges
+            with suppress(RuntimeError):  # raised if the device is lost
                 _run_in_backward(lambda: self._switch(()), "cuda")
 
 
 class BackwardRoots(TorchFunctionMode):
-    """Tells where a backward pass begins, before it does: no module sees the loss."""
+    """Mode that calls `attach` with a backward pass's root nodes before it begins: no module receives the loss."""
 
     def __init__(self, attach: Callable[[Iterable[Node]], list[RemovableHandle]], on_error: Callable[[], None]) -> None:
         super().__init__()
@@ -202,14 +205,16 @@ class BackwardRoots(TorchFunctionMode):
 
 
 def _made_by(output: Any) -> Node | None:
-    """The node of a tensor, or of a `torch.autograd.graph.GradientEdge`."""
+    """Return the node of a tensor, or of a `torch.autograd.graph.GradientEdge`."""
     node: Node | None = output.grad_fn if isinstance(output, Tensor) else output.node
     return node
 
 
 def nodes_below(roots: Iterable[Node]) -> list[tuple[int, Node]]:
-    """Every node below the roots with its number, the last made first; without those that only keep a parameter's
-    gradient."""
+    """Return every node below the roots with its number, the last made first.
+
+    Nodes that only accumulate a parameter's gradient are left out.
+    """
     waiting = list(roots)
     seen = set(waiting)
     while waiting:
@@ -222,7 +227,7 @@ def nodes_below(roots: Iterable[Node]) -> list[tuple[int, Node]]:
 
 
 class _InBackward(torch.autograd.Function):
-    """The identity, whose backward runs a function and ends there."""
+    """Identity whose backward runs a function and ends there."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, run: Callable[[], None]) -> Tensor:

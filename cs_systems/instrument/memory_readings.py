@@ -1,7 +1,7 @@
-"""Memory read at the boundaries of a step's phases, and what of it is whose.
+"""Memory read at the boundaries of a step's phases, and device memory by owner.
 
-A `Ranges` of `annotate`: the phases of any workload come to it by name. It synchronises at each boundary, so that
-nothing is timed beside it.
+The readings are `Ranges` of `annotate`: they receive the phases of any workload by name. They synchronise at each
+boundary, so nothing is timed at the same time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from cs_systems.record import Row
 
 
 class MemoryReadings:
-    """`rows`: {step, phase, allocated_bytes, …} after each phase, with its peaks. Step 0 is what was built before."""
+    """Memory after each phase, with the phase's peaks, in `rows`: {step, phase, allocated_bytes, …}.
+
+    Step 0 is the memory of what was built before the first step.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device, self.rows, self.step = device, list[Row](), 0
@@ -38,7 +41,7 @@ class MemoryReadings:
         self.rows.append({"step": self.step, "phase": phase, **self.device.memory(), **peaks})
 
     def push(self, name: str) -> None:
-        if threading.get_ident() != self._thread:  # ranges of autograd's thread, while it computes something again
+        if threading.get_ident() != self._thread:  # a range of autograd's thread, while it recomputes a checkpoint
             return
         self._open.append(name)
         if len(self._open) == 1:
@@ -56,7 +59,7 @@ class MemoryReadings:
 
 
 class StateReadings(MemoryReadings):
-    """MemoryReadings whose rows also say what parameters, gradients and optimizer state take."""
+    """MemoryReadings whose rows also have the bytes of parameters, gradients and optimizer state."""
 
     def __init__(self, device: Device, model: torch.nn.Module | None) -> None:
         self._model, self._optimizers = model, _optimizers_alive()
@@ -68,9 +71,10 @@ class StateReadings(MemoryReadings):
 
 
 def state_bytes(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> Row:
-    """{parameters_bytes, gradients_bytes, optimizer_state_bytes}: of the storages that they lie in, of each once.
+    """Return {parameters_bytes, gradients_bytes, optimizer_state_bytes}: of their storages, each counted once.
 
-    On one of several ranks, of its part: an optimizer may step parts of parameters, whose gradients are its own.
+    On one of several ranks, the bytes of its part: an optimizer may step parts of parameters, whose gradients are its
+    own.
     """
     parameters = list(model.parameters()) if model is not None else []
     parameters += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
@@ -89,15 +93,16 @@ def _storage_bytes(tensors: Sequence[Any]) -> int:
 
 
 def _optimizers_alive() -> list[torch.optim.Optimizer]:
-    """All of this process: a strategy's optimizer has another inside, of which nobody outside knows."""
+    """Return all optimizers of this process: a strategy's optimizer holds another one, which no caller can reach."""
     return [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
 
 
 @contextmanager
 def backward_of_blocks(model: torch.nn.Module | None, allocated: Callable[[], int | None]) -> Iterator[list[Row]]:
-    """Inside, by how much each block's backward changes what is allocated, in the first step: {block, change_bytes}.
+    """Record by how much each block's backward changes the allocated bytes, in the first step: {block, change_bytes}.
 
-    Its gradients come and what it kept goes. `allocated` is asked as a block's backward begins and ends.
+    Its gradients are allocated and the tensors that it kept are freed. `allocated` is called as a block's backward
+    begins and ends.
     """
     rows: list[Row] = []
     handles, before = [], dict[str, int]()
@@ -123,8 +128,10 @@ def backward_of_blocks(model: torch.nn.Module | None, allocated: Callable[[], in
 
 
 def named_tensors(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> list[Row]:
-    """Parameters, gradients, buffers and optimizer state that are alive: {kind, name, address, bytes, shape, dtype,
-    device}. Empty without a model."""
+    """Return the parameters, gradients, buffers and optimizer state that are alive on a GPU; empty without a model.
+
+    Rows: {kind, name, address, bytes, shape, dtype, device}.
+    """
     if model is None:
         return []
     names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
@@ -151,10 +158,11 @@ def named_tensors(model: torch.nn.Module | None, optimizers: Sequence[torch.opti
 
 
 def parts_of_used_memory(device: Device) -> list[Row]:
-    """What is in use on the device, from tensors up: {part, bytes, total}; a row with `total` is the sum so far.
+    """Return the memory in use on the device, from tensors up: {part, bytes, total}; a `total` row is the sum so far.
 
-    tensors: as asked for. cuBLAS workspaces: found by giving them back. rounding: what the allocator counts beside.
-    cache: reserved and free, in whole blocks and in pieces of blocks that are in use. other processes: by NVML.
+    tensors: as requested. cuBLAS workspaces: measured by freeing them. rounding: the bytes that the allocator counts in
+    addition. cache: reserved and free, in whole blocks and in pieces of blocks that are in use. other processes: by
+    NVML.
     context: the rest, which no allocator of this process gave out. Empty on a CPU.
     """
     if not device.is_cuda:
@@ -185,7 +193,7 @@ def parts_of_used_memory(device: Device) -> list[Row]:
 
 
 def _nvidia_smi_bytes(device: Device) -> int | None:
-    """What nvidia-smi shows for the whole device; None where it cannot be asked."""
+    """Return the memory in use that nvidia-smi shows for the whole device; None where it cannot be run."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

@@ -1,4 +1,4 @@
-"""Counters read before and after a step, outside its timing: what may have made it slow."""
+"""Counters read before and after a step, outside its timing: possible reasons why it was slow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Reading:
 
 
 class Probes:
-    """Reads the allocator, the compilers and the clock of one device."""
+    """Counters of one device's allocator and clock, and of the compilers."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -32,7 +32,7 @@ class Probes:
         return Reading(self.device.device_mallocs(), graphs, seconds)
 
     def since(self, before: Reading) -> dict[str, Any]:
-        """The fields of a Sample that tell what happened since `before`."""
+        """Return the Sample fields that describe the time since `before`: mallocs, compilations, clock."""
         now = self.read()
         mallocs = None
         if now.device_mallocs is not None and before.device_mallocs is not None:
@@ -40,13 +40,13 @@ class Probes:
         return {
             "device_mallocs": mallocs,
             "compiles": now.compiles - before.compiles,
-            "compile_s": round(now.compile_s - before.compile_s, 9),  # of two sums: no time is 0, not 1e-16 s
+            "compile_s": round(now.compile_s - before.compile_s, 9),  # rounds the 1e-16 s that sums leave to 0
             "sm_clock_hz": sm_clock_hz(self.device),
         }
 
 
 def _dynamo() -> tuple[int, float]:
-    """Graphs that torch.compile made in this process and the seconds it took. Not loaded: it made none."""
+    """Return (graphs that torch.compile made in this process, seconds it took): zeros if it is not loaded."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:
         return 0, 0.0
@@ -55,7 +55,7 @@ def _dynamo() -> tuple[int, float]:
 
 
 class _TritonCompilations:
-    """Counts what Triton compiles in this process, through its listener (a kernel from the disk cache counts too)."""
+    """Count of Triton's compilations in this process, by its listener (a kernel from the disk cache counts too)."""
 
     _instance: _TritonCompilations | None = None
 

@@ -1,9 +1,9 @@
-"""What forward keeps for backward: every tensor that autograd saves, with the operation and the module.
+"""Tensors that forward keeps for backward: every tensor that autograd saves, with its operation and module.
 
-By hooks on saved tensors. When one is saved, its node has just been made: nodes are numbered, and once forward is done
-the graph tells each number's operation. Of what a checkpoint covers only its input is saved: its operation is
-`checkpoint`, its module the first that the checkpoint runs. What a selective one keeps beside is no saved tensor, and
-not seen.
+Found by hooks on saved tensors. When a tensor is saved, its node has just been made. Nodes are numbered, and once
+forward is done the graph gives each number's operation. A checkpoint saves only its input: the operation is then
+`checkpoint`, and the module is the first that the checkpoint runs. Tensors that a selective checkpoint keeps in
+addition are no saved tensors, and not seen.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from cs_systems.instrument.hooks import BackwardRoots, nodes_below
 from cs_systems.record import Row
 
 CHECKPOINT = "checkpoint"
-_NEAR = 4  # frames between torch's checkpoint and the hook to which it gives its input
+_NEAR = 4  # frames between torch's checkpoint and the hook that receives its input
 
 
 class SavedTensors:
-    """`rows` after a backward has begun: {operation, module, shape, dtype, bytes, parameter, again}.
+    """List of saved tensors.
+
+    `rows` after a backward has begun: {operation, module, shape, dtype, bytes, parameter, again}.
 
     bytes: of the whole memory behind the tensor. parameter: its name, None for a tensor of the step. again: whether the
     same memory was saved before, so that it costs nothing more. module: its path in the model, "" outside of it.
@@ -41,8 +43,8 @@ class SavedTensors:
         self._open: list[str] = []
         self._done = False
         self._numbers: list[int] = []
-        self._inputs: list[Row] = []  # of the checkpoint that has just begun, if none of its modules has
-        self._alive: dict[int, Tensor] = {}  # what was saved stays alive until the graph goes: its address is its own
+        self._inputs: list[Row] = []  # of a checkpoint that has begun, until one of its modules begins
+        self._alive: dict[int, Tensor] = {}  # keeps saved tensors alive with the graph, so that no address is reused
 
     def pack(self, tensor: Tensor) -> Tensor:
         if self._done:
@@ -93,8 +95,11 @@ class SavedTensors:
 
 @contextmanager
 def saved_tensors(model: nn.Module | None = None) -> Iterator[SavedTensors]:
-    """Inside, what forward keeps is listed, until a backward begins. `model`: whose modules and parameters are named;
-    None for a compiled one, which is one function with one node."""
+    """List the tensors that forward keeps inside, until a backward begins.
+
+    model: the source of the names of modules and parameters; None for a compiled one, which is one function with one
+        node.
+    """
     found = SavedTensors(model)
     with ExitStack() as stack:
         for handle in found.hooks(model) if model is not None else []:
@@ -105,9 +110,12 @@ def saved_tensors(model: nn.Module | None = None) -> Iterator[SavedTensors]:
 
 
 def summed(rows: Iterable[Row]) -> list[Row]:
-    """The same in every block as one row: {module, operation, shape, dtype, bytes, count, total_bytes, share,
-    parameter}, the largest first. `layers.*` stands for every block. bytes: of one; total and share (of all that is
-    kept and no parameter) count each memory once."""
+    """Return the same tensor of every block as one row, the largest first.
+
+    Rows: {module, operation, shape, dtype, bytes, count, total_bytes, share, parameter}. `layers.*` stands for every
+    block.
+    bytes: of one. The total, and the share of all that is kept and no parameter, count each memory once.
+    """
     groups: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
         module = re.sub(r"layers\.\d+", "layers.*", row["module"])
@@ -127,8 +135,11 @@ def summed(rows: Iterable[Row]) -> list[Row]:
 
 
 def by_block(rows: Iterable[Row]) -> list[Row]:
-    """{block, bytes, checkpoint}: what each block keeps that is no parameter, each memory once; outside of blocks by
-    module. checkpoint: whether it begins one, whose input this is."""
+    """Return {block, bytes, checkpoint}: the bytes that each block keeps; each memory once, no parameters.
+
+    Outside of blocks the rows are by module. checkpoint: whether a checkpoint begins with this block and keeps its
+    input.
+    """
     kept: Counter[str] = Counter()
     checkpointed: dict[str, bool] = {}
     for row in rows:
@@ -141,8 +152,11 @@ def by_block(rows: Iterable[Row]) -> list[Row]:
 
 
 def _saved_by_a_checkpoint() -> bool:
-    """Of what is saved under a checkpoint nothing comes here but its input, from torch's own code. A reentrant one is a
-    function of autograd like any other: it gives its input once all has run, under its own name."""
+    """Return whether a checkpoint saves this tensor, which is then its input.
+
+    A checkpoint passes nothing but its input here, from torch's own code. A reentrant one is a function of autograd
+    like any other: it saves its input once all has run, under its own name.
+    """
     frame = sys._getframe(2)
     for _ in range(_NEAR):
         if frame.f_code.co_filename == torch.utils.checkpoint.__file__:

@@ -1,7 +1,7 @@
-"""Parallel strategies, one file each. Adding one is one new file that exports `STRATEGY = ParallelStrategy(...)`.
+"""Parallel strategies, one file each. A new one is one new file that exports `STRATEGY = ParallelStrategy(...)`.
 
-A strategy trains one model on N ranks, each with its part of the batch, to the parameters that one process reaches on
-the whole batch. Each rank calls
+A strategy trains one model on N ranks, each on its share of the batch, and reaches the parameters that one process
+reaches on the whole batch. Each rank calls
 
     strategy = compose("ddp_bucketed+zero1", bucket_size_mb=25)
     part, parts = strategy.part_of_batch(rank, world_size)
@@ -13,8 +13,8 @@ the whole batch. Each rank calls
 
 after `torch.distributed.init_process_group` (NCCL on GPUs, gloo on CPUs). `fsdp+tp` arranges the ranks in two
 dimensions: `tp_degree` neighbours take the same rows and divide the blocks, the others take other rows. Ψ below is the
-bytes of all trainable parameters; volumes, in `formulas/communication`, are bytes that a rank sends in a step,
-in rings.
+bytes of all trainable parameters. Volumes, in `formulas/communication`, are the bytes that a rank sends in a step, with
+ring collectives.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ _NARROW = {"compute_dtype", "comm_dtype"}  # options that are bf16 or fp16
 
 @dataclass(frozen=True)
 class ParallelStrategy:
-    """One way to share the work of a step. Each hook is the identity unless given, so that strategies compose.
+    """One way to divide the work of a step. Each hook is the identity unless given, so that strategies compose.
 
-    splits: what each rank has only a part of: "batch", "optimizer", "gradients", "parameters", "features" (of each
-        block heads and d_ff: tensor parallelism). Written out as it is here, like `options`: a process without torch
-        reads both from the file.
+    splits: what each rank has only a share of: "batch", "optimizer", "gradients", "parameters", "features" (of each
+        block heads and d_ff: tensor parallelism). Written as literals, like `options`: a process without torch reads
+        both from the file.
     wrap: `(model, **options) -> model`, before the optimizer is made.
-    after_wrap: `(wrapped model)`, once every part of a composition has wrapped it.
+    after_wrap: `(wrapped model)`, once every strategy of a composition has wrapped it.
     finish_gradients: `(wrapped model)`, after backward and before the optimizer's step.
-    make_optimizer: `(params, cls, **kw)` makes what steps like `cls(params, **kw)`.
+    make_optimizer: `(params, cls, **kw)` returns an optimizer that steps like `cls(params, **kw)`.
     sent_bytes: `(payload of a rank's rows, world size)` → bytes that a rank sends in a step by formula; None where it
         is not known.
-    options: what `wrap` can be told, by name, and what that must be: a "flag", a "count" (a whole number of at least
-        1), a "size" (a number above 0), or one of these names. "… for NCCL": leave it out on a CPU.
+    options: the options of `wrap` by name, with their allowed values: a "flag", a "count" (a whole number of at least
+        1), a "size" (a number above 0), or one of these names. "… for NCCL": omit it on a CPU.
     one_dtype: whether it takes only models whose parameters share one dtype.
     for_unused: the options that it needs where a batch may leave a parameter without a gradient.
-    buckets: bytes that it holds beside parameters from first to last, in Ψ. bucket_view: the option by which gradients
-        lie in them; None where there is none, or, of a composition, where they do not.
-    tp_degree: how many neighbouring ranks take the same rows; None: all.
+    buckets: bytes that it holds in addition to parameters from first to last, in Ψ. bucket_view: the option that makes
+        gradients views of the buckets; None where there is none, or, of a composition, where it is off.
+    tp_degree: the number of neighbouring ranks that take the same rows; None: all.
     """
 
     splits: frozenset[str] = frozenset({"batch"})
@@ -93,13 +93,15 @@ class ParallelStrategy:
     tp_degree: int | None = 1
 
     def part_of_batch(self, rank: int, world_size: int) -> tuple[int, int]:
-        """(which, of how many) equal parts of the batch's rows that rank takes."""
+        """Return (index, count) of the equal parts of the batch's rows, for the part that this rank takes."""
         degree = check_layout(world_size, self.tp_degree, self.splits)
         return rank // degree, world_size // degree
 
     def grad_scaler(self, device: str, *, enabled: bool = True) -> torch.amp.GradScaler:
-        """fp16's, for a type of device: where ranks have parts of the gradients, what overflows on one is skipped by
-        all. Unless it is enabled it does nothing."""
+        """Return fp16's gradient scaler for a type of device; unless enabled it does nothing.
+
+        Where each rank has only a share of the gradients, all ranks skip a step that overflows on one.
+        """
         if not enabled or not {"gradients", "parameters", "features"} & self.splits:
             from torch.amp import GradScaler
 
@@ -110,10 +112,10 @@ class ParallelStrategy:
 
 
 def check(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
-    """The parts of `"ddp_bucketed+zero1"`. Reads their files, and imports none of them, nor torch.
+    """Return the strategies that `"ddp_bucketed+zero1"` names. Reads their files, but imports neither them nor torch.
 
-    Raises ConfigError for an unknown strategy or option, for what an option cannot be, and for a composition that makes
-    no sense.
+    Raises ConfigError for an unknown strategy or option, for an invalid value of an option, and for an invalid
+    composition.
     """
     options = options or {}
     parts = [plugins.check("parallel", part) for part in name.split("+")]
@@ -131,7 +133,10 @@ def check(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
 
 
 def check_config(config: RunConfig) -> None:
-    """As `check`, of a cell's strategy, and whether its ranks, its model and its device suit that. No torch."""
+    """Raise ConfigError unless a cell's strategy, ranks, model and device suit each other. Imports no torch.
+
+    Makes the checks of `check` too.
+    """
     options = config.strategy_options
     check(config.strategy, options)
     if options and config.device == "cpu":
@@ -144,12 +149,12 @@ def check_config(config: RunConfig) -> None:
 
 
 def compose(name: str, **options: Any) -> ParallelStrategy:
-    """The strategy of that name, or several joined by `+`; `options` go to the wrap of each part that knows them.
+    """Return the strategy of that name, or several joined by `+`; `options` go to the wrap of each that declares them.
 
     Raises ConfigError as `check` does.
     """
     parts: dict[str, ParallelStrategy] = {part: plugins.get("parallel", part) for part in check(name, options)}
-    # What divides the blocks comes first: the others shard, average and step what it leaves on a rank.
+    # Tensor parallelism wraps first: the others shard, average and step the parameters that it leaves on a rank.
     inside_out = sorted(parts.values(), key=lambda part: "features" not in part.splits)
     splits = frozenset[str]().union(*(part.splits for part in parts.values()))
     tp_degree = options.get("tp_degree") if "features" in splits else 1
@@ -207,7 +212,7 @@ def _making(make: Callable[..., Any], cls: Callable[..., Any]) -> Callable[..., 
 
 
 def _check_value(option: str, value: Any, takes: Takes) -> None:
-    """What has a dtype or None told it by a program is not looked at."""
+    """Raise ConfigError unless an option's value is allowed. Dtypes and None, from programs only, are not checked."""
     if not isinstance(value, str | bool | int | float):
         return
     if not isinstance(takes, str):
@@ -224,7 +229,10 @@ def _check_value(option: str, value: Any, takes: Takes) -> None:
 
 
 def _check_sense(name: str, parts: Mapping[str, frozenset[str]]) -> None:
-    """Every quantity is split once, and the batch is, or each block: else nobody would make the gradients the same."""
+    """Raise ConfigError unless a composition splits each quantity at most once, and gives all ranks the same gradients.
+
+    They are the same where the batch is split, or each block; or where nothing is.
+    """
     if len(parts) < name.count("+") + 1:
         raise ConfigError(f"{name} names a strategy twice: name each once")
     owners: dict[str, str] = {}
@@ -242,7 +250,10 @@ def _check_sense(name: str, parts: Mapping[str, frozenset[str]]) -> None:
 def _check_mesh(
     name: str, splits: Mapping[str, frozenset[str]], known: Mapping[str, Mapping[str, Takes]], has_degree: bool
 ) -> None:
-    """Who shares the ranks with what divides the blocks must know that there are two dimensions of them."""
+    """Raise ConfigError if a strategy that shares the ranks with tensor parallelism has no option `tp_degree`.
+
+    Such a strategy does not support ranks in two dimensions. Also raised for a `tp_degree` without tensor parallelism.
+    """
     divider = next((part for part, things in splits.items() if "features" in things), None)
     if divider is None:
         if has_degree:

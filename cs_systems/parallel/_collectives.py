@@ -1,7 +1,7 @@
-"""The collectives of our own strategies, started here and nowhere else, so that what they send can be counted.
+"""Collectives of this package's strategies, started here and nowhere else, so that the bytes sent can be counted.
 
-What a rank sends of them is counted in rings, as `parallel_cost` says. `group`: the ranks that take part, all by
-default; the rank of a source is its rank in the group.
+The bytes that a rank sends are counted for ring collectives, as `formulas.communication` describes. `group`: the ranks
+that take part, all by default; the rank of a source is its rank in the group.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def dtype_of(option: str, told: str | torch.dtype | None) -> torch.dtype | None:
-    """What that option of a strategy means, which may be a name in DTYPES; ConfigError for another."""
+    """Return the dtype of a strategy's option, which may be a name in DTYPES. Raises ConfigError for another name."""
     return DTYPES[one_of(option, told, DTYPES)] if isinstance(told, str) else told
 
 
 @dataclass(frozen=True)
 class Call:
-    """One collective: its name, the bytes of the whole tensor, on all ranks together, and how many ranks took part."""
+    """One collective: its name, the bytes of the whole tensor over all ranks, and the number of ranks."""
 
     collective: str
     whole_bytes: int
@@ -50,7 +50,7 @@ _listeners: list[list[Call]] = []
 
 @contextmanager
 def counting() -> Iterator[list[Call]]:
-    """The collectives that this rank starts inside, in order."""
+    """Record the collectives that this rank starts inside, in order."""
     calls: list[Call] = []
     _listeners.append(calls)
     try:
@@ -70,11 +70,11 @@ def _tell(call: Call) -> None:
 
 
 class Averaging:
-    """Starts means over the ranks of `group`, in place, of tensors on `device`.
+    """Means over the ranks of `group`, in place, of tensors on `device`.
 
-    Where the host binds, a step with a collective for each parameter is as long as it takes to start one. So what is
-    the same for all is made here, once, and the group's backend is asked directly: what torch.distributed and its
-    dispatcher check at each call takes about as long as all the rest of Python's part.
+    In a CPU-bound step with a collective for each parameter, the time to start one decides the step's length. Therefore
+    the state that all calls share is made once, here, and the group's backend is called directly: the checks of
+    torch.distributed and its dispatcher at each call take about as long as all the rest of Python's share.
     """
 
     def __init__(self, group: ProcessGroup | None, device: torch.device) -> None:
@@ -111,12 +111,12 @@ def _options(options: Any, operation: Any) -> Any:
 
 
 def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority: bool) -> ProcessGroup | None:
-    """The ranks of `group`, whose collectives run as told; `group` itself where nothing is.
+    """Return a group of the ranks of `group` with these NCCL options; `group` itself where none is set.
 
-    max_ctas: how many thread blocks, of which each takes a multiprocessor, NCCL may use at most. high_priority: its
-    blocks go before those of kernels that wait for a multiprocessor too.
+    max_ctas: the maximum number of thread blocks that NCCL uses, each of which takes a multiprocessor. high_priority:
+    NCCL's blocks go before those of other kernels that wait for a multiprocessor.
 
-    Raises ConfigError where it is not NCCL that sends.
+    Raises ConfigError if the backend is not NCCL.
     """
     if max_ctas is None and not high_priority:
         return group
@@ -131,19 +131,19 @@ def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority
 
 
 def average_shard(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:
-    """Start the mean of `flat` over the ranks, of which this rank gets its N-th part in `shard`; `flat` is used up."""
+    """Start the mean of `flat` over the ranks; this rank gets its N-th part in `shard`. Overwrites `flat`."""
     _note("reduce_scatter", group, flat)
     return _reduce_scatter(shard, flat, _divided(flat, group), group, async_op=True)
 
 
 def gather_shards(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:
-    """Start to fill `flat` with the shards of all ranks, one after the other; `shard` may be this rank's part of it."""
+    """Start to fill `flat` with the shards of all ranks, in rank order; `shard` may be this rank's part of it."""
     _note("all_gather", group, flat)
     return _all_gather(flat, shard, group, async_op=True)
 
 
 def _divided(flat: Tensor, group: ProcessGroup | None) -> Any:
-    """The operation after which the sum of what `flat` holds now is a mean."""
+    """Return the reduction that gives the mean: AVG on NCCL; elsewhere SUM, after dividing `flat` by the world size."""
     if dist.get_backend(group) == "nccl":
         return dist.ReduceOp.AVG
     flat.div_(dist.get_world_size(group))

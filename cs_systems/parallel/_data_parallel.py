@@ -1,13 +1,13 @@
 """Data parallelism: a copy of the model on every rank, whose gradients are averaged (Li et al. 2020, PyTorch DDP).
 
-The four `ddp_*` strategies are this class with other buckets, sent at another time. A bucket is what one all-reduce
-carries. All of them average Ψ bytes of gradients, 2 Ψ (N−1)/N sent by each rank, and one byte a parameter that tells
-who had a gradient.
+The four `ddp_*` strategies are this class with other buckets, sent at another time. A bucket is the parameters of one
+all-reduce. All of them average Ψ bytes of gradients, 2 Ψ (N−1)/N sent by each rank, and one byte a parameter that marks
+which parameters had a gradient.
 
-Deadlocks. Collectives match by order, and the ranks need not agree on which parameters a batch uses. So buckets are
-sent in one order on all ranks: one that is ready waits for those before it, and what backward leaves is sent when it is
-finished, with zeros where there is no gradient. A parameter that had one on no rank keeps `None`, as in one process, so
-that the optimizer leaves it alone.
+Deadlocks. Collectives match by order, and the ranks need not agree on which parameters a batch uses. So all ranks send
+buckets in one order: a ready bucket waits for those before it. Buckets that backward does not fill are sent when it is
+finished, with zeros where there is no gradient. A parameter that had no gradient on any rank keeps `None`, as in one
+process, so that the optimizer skips it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ Bucket = list[nn.Parameter]
 
 
 def one_each(params: Sequence[nn.Parameter]) -> list[Bucket]:
-    """A bucket a parameter, the last registered first: backward reaches it first."""
+    """Return one bucket a parameter, the last registered first: backward reaches it first."""
     return [[p] for p in reversed(params)]
 
 
 def by_size(params: Sequence[nn.Parameter], size_bytes: float, last_bytes: float | None = None) -> list[Bucket]:
-    """Buckets of one dtype and device, closed by the parameter that fills them, the last registered first.
+    """Return buckets of one dtype and device, closed by the parameter that fills them, the last registered first.
 
-    last_bytes: what fills the bucket that is sent last, for which backward does not go on; each bucket before it may be
-    twice as large as the one after it, up to size_bytes. None: all alike.
+    last_bytes: the size that closes the bucket that is sent last, which no backward overlaps. Each bucket before it may
+    be twice as large as the one after it, up to size_bytes. None: all have the same limit.
     """
     done: list[Bucket] = []
     open_buckets: dict[Any, Bucket] = {}
@@ -80,8 +80,10 @@ def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) 
 
 
 def refuse_assigning(module: nn.Module) -> None:
-    """Have load_state_dict(assign=True) raise RuntimeError, of the module and of each inside of it: what sends and
-    shards knows the parameters that are there, and would leave others as they are on each rank."""
+    """Make load_state_dict(assign=True) raise RuntimeError, for the module and each module inside it.
+
+    Wrappers send and shard the parameters that exist now; new parameters would stay different on each rank.
+    """
     for m in module.modules():
         m.register_load_state_dict_pre_hook(_refuse_assigned)
 
@@ -98,7 +100,7 @@ def _refuse_assigned(
 
 @torch.no_grad()
 def broadcast_from_rank_0(module: nn.Module, group: ProcessGroup | None = None) -> None:
-    """Every rank starts with the parameters and buffers of rank 0."""
+    """Copy the parameters and buffers of rank 0 to every rank."""
     for x in [*module.parameters(), *module.buffers()]:
         dense = x.detach().contiguous()
         broadcast(dense, 0, group).wait()
@@ -107,16 +109,18 @@ def broadcast_from_rank_0(module: nn.Module, group: ProcessGroup | None = None) 
 
 
 class DataParallel(nn.Module):
-    """`module` with its gradients averaged over the ranks. Every rank calls this, and then the same methods in order.
+    """Wrapper that averages a module's gradients over the ranks.
 
-    buckets: how the trainable parameters are shared out to all-reduces, in the order of sending.
+    Every rank creates it, and then calls the same methods in the same order.
+
+    buckets: divides the trainable parameters into buckets, one for each all-reduce, in the order of sending.
     overlap: send a bucket as soon as backward has filled it, else all when backward is finished.
     group: the ranks that average; all by default.
-    send_thread: what is sent during backward is started by a thread of its own, all of it before backward ends. Not
-    where the model itself (synchronised batch norm) or another group of ranks sends during backward too: the order of
-    the two would differ from rank to rank, and they may then wait for ever, or take each other's numbers.
+    send_thread: a thread of its own starts the collectives of backward, all of them before backward ends. Do not use it
+        where the model itself (synchronised batch norm) or another group of ranks sends during backward too: the order
+        of the two would differ from rank to rank, and they may then deadlock, or receive each other's data.
 
-    The first backward teaches the order in which buckets become ready on rank 0; later steps send in that order.
+    The first backward on rank 0 gives the order in which buckets become ready; later steps send in that order.
     Raises ConfigError where the ranks have different models.
     """
 
@@ -156,7 +160,7 @@ class DataParallel(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward inside adds to each rank's own gradients and sends nothing (gradient accumulation)."""
+        """Accumulate gradients on each rank: backward inside adds to its own gradients and sends nothing."""
         before, self._syncing = self._syncing, False
         try:
             yield
@@ -165,7 +169,7 @@ class DataParallel(nn.Module):
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
-        """Send what is not sent yet and wait: then `.grad` of every parameter is the mean over the ranks.
+        """Send the buckets that are not sent yet and wait: then `.grad` of every parameter is the mean over the ranks.
 
         Raises RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now.
         """
@@ -181,7 +185,7 @@ class DataParallel(nn.Module):
             handle.wait()
         if told is not None:
             told.wait()
-        if self._absent:  # alone a rank that lacks a gradient reads the answer: reading waits for the device
+        if self._absent:  # only a rank that lacks a gradient reads the answer: reading waits for the device
             used = dict(zip(self._params, present.tolist(), strict=True))
             for p in self._absent:
                 if not used[p]:
@@ -191,7 +195,7 @@ class DataParallel(nn.Module):
         self._forget()
 
     def _wait_for_sender(self) -> None:
-        """Of a backward that did not end."""
+        """Wait for the sender's jobs of a backward that did not end."""
         if self._sender is not None and self._sender.in_backward:
             self._sender.finish()
 
@@ -199,7 +203,10 @@ class DataParallel(nn.Module):
         return next((p.device for p in self._params), torch.device("cpu"))
 
     def _presence(self) -> Tensor:
-        """(parameters,) uint8: 1 where this rank had a gradient. All ones stay all ones under a maximum: kept."""
+        """Return (parameters,) uint8: 1 where this rank had a gradient.
+
+        All ones stay all ones under a maximum, so that tensor is kept and reused.
+        """
         if not self._absent:
             return self._everything
         missing = set(self._absent)
@@ -225,14 +232,14 @@ class DataParallel(nn.Module):
         self._in_flight.append(self._start(index, grads))
 
     def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Any]:
-        """Start the mean of one bucket where its gradients lie: (handle, what must live until it has ended).
+        """Start the mean of one bucket in place: (handle, the tensors that must live until it has ended).
 
-        grads: those of its parameters, contiguous.
+        grads: the gradients of its parameters, contiguous.
         """
         return self._average[index](grads), grads
 
     def _drop(self, p: nn.Parameter) -> None:
-        """Take back the gradient of a parameter that no rank used."""
+        """Remove the gradient of a parameter that no rank used."""
         p.grad = None
 
     def _learn_order(self) -> None:
@@ -244,11 +251,11 @@ class DataParallel(nn.Module):
 
 
 def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p: nn.Parameter) -> None:
-    """The hook of each parameter in each backward, while the device may wait for the host: sets no attribute of the
-    wrapper, which takes `nn.Module` longer than all else here.
+    """Count one gradient of a bucket, and send the buckets that are complete.
 
-    Knows the wrapper weakly: the garbage collector does not see through the hooks of a tensor, and would keep a model
-    whose hooks know it for ever.
+    This is the hook of each parameter in each backward. The device may wait for the host meanwhile, so it sets no
+    attribute of the wrapper: `nn.Module` takes longer for that than all else here. It holds the wrapper weakly: the
+    garbage collector does not see through a tensor's hooks, and would never free a model that its own hooks refer to.
     """
     of = wrapper()
     if of is None or not of._syncing:
@@ -256,7 +263,7 @@ def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p
     pending, unsent = of._pending, of._unsent
     pending[index] -= 1
     if pending[index] < 0:
-        of._wait_for_sender()  # what comes after the error may send too
+        of._wait_for_sender()  # code that runs after the error may send too
         raise RuntimeError(
             "a second backward before finish_gradient_synchronization(): the gradients of the first are being "
             "averaged; run every backward but the last under no_sync(); after one that failed on all ranks call that, "
@@ -275,14 +282,16 @@ def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p
 
 
 def _is_shared(grad: Tensor) -> bool:
-    """Whether something else has the memory of `grad` too, which is averaged where it lies: autograd gives parameters
-    that are added as views of each other's shape one gradient for both."""
+    """Return whether another tensor shares the memory of `grad`, which is averaged in place.
+
+    Autograd gives one gradient to both parameters where they are added as views of each other's shape.
+    """
     storage = grad.untyped_storage()
     its_own = 2  # the gradient's, and that of `storage`
     return storage.nbytes() == grad.nbytes and torch._C._storage_Use_Count(storage._cdata) > its_own
 
 
 def finish_gradients(model: nn.Module) -> None:
-    """The hook of ParallelStrategy."""
+    """Finish the gradient synchronization of the model: the hook of ParallelStrategy."""
     assert isinstance(model, DataParallel)
     model.finish_gradient_synchronization()

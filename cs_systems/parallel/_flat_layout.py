@@ -1,5 +1,8 @@
-"""Parameters side by side in one tensor, of which each of N ranks has the N-th part, cut without regard to where one
-ends. Each begins at a multiple of ALIGNMENT bytes, and so does each part."""
+"""Layout of parameters side by side in one tensor, of which each of N ranks has the N-th part.
+
+The tensor is cut without regard to where a parameter ends. Each parameter begins at a multiple of ALIGNMENT bytes, and
+so does each part.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-ALIGNMENT = 16  # bytes: what a GPU loads at once; kernels are slower, and may sum in another order, beside it
+ALIGNMENT = 16  # bytes that a GPU loads at once; unaligned, kernels are slower and may sum in another order
 
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """In elements. counts: of each parameter; gaps: behind each; part: what a rank has of the whole tensor."""
+    """Layout of a flat tensor, in elements.
+
+    counts: of each parameter; gaps: after each; part: the length of a rank's part of the whole tensor.
+    """
 
     counts: tuple[int, ...]
     gaps: tuple[int, ...]
@@ -36,7 +42,7 @@ class FlatLayout:
         return list(accumulate(lengths[:-1], initial=0))
 
     def held(self, rank: int) -> list[tuple[int, int, int]]:
-        """(start, stop, in_part) of each parameter: its elements that the rank has, and where in its part they are."""
+        """Return (start, stop, in_part) of each parameter: the elements that the rank has, and their offset there."""
         begin, end = rank * self.part, (rank + 1) * self.part
         return [
             (
@@ -48,7 +54,7 @@ class FlatLayout:
         ]
 
     def lined_up(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Tensors with these counts of elements as one, with zeros in the gaps."""
+        """Return tensors with these counts of elements as one tensor, with zeros in the gaps."""
         pieces = []
         for tensor, gap in zip(tensors, self.gaps, strict=True):
             pieces += [tensor.reshape(-1), tensor.new_zeros(gap)] if gap else [tensor.reshape(-1)]

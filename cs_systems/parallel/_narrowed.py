@@ -1,9 +1,9 @@
-"""Gradients that travel in a narrower dtype than they have, as PyTorch's `bf16_compress_hook` sends them.
+"""Gradient averaging in a narrower dtype than the gradients have, as PyTorch's `bf16_compress_hook` does.
 
-Half of the bytes for bf16 instead of fp32, and two casts. Each rank's gradients are rounded, and so is their mean: with
-N ranks one rounding more a rank than in one process. On a GPU the casts have streams of their own, so that they too run
-beside backward: one before the collective, one after it, as a cast that waits for its collective must not hold up the
-next.
+It sends half of the bytes for bf16 instead of fp32, and adds two casts. Each rank's gradients are rounded, and so is
+their mean: with N ranks one rounding more a rank than in one process. On a GPU the casts have streams of their own, so
+that they too overlap backward: one before the collective, one after it, because a cast that waits for its collective
+must not delay the next.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class NarrowedDataParallel(DataParallel):
         return _Handle(lambda: torch.cuda.current_stream().wait_stream(after)), flat
 
     def _narrow(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor, list[Tensor]]:
-        """(handle, what travels, its parts in the shapes of the gradients)."""
+        """Start the mean in `dtype`: (handle, the sent tensor, its parts in the shapes of the gradients)."""
         sizes = [grad.numel() for grad in grads]
         flat = torch.empty(sum(sizes), dtype=self._dtype, device=grads[0].device)
         parts = [part.view(grad.shape) for part, grad in zip(flat.split(sizes), grads, strict=True)]

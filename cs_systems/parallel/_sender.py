@@ -1,11 +1,11 @@
-"""A thread that starts collectives, so that the one that runs backward goes on with it.
+"""Thread that starts collectives, so that the thread that runs backward continues.
 
-To start a collective takes the host tens of microseconds, nearly all of them in C++ without the interpreter's lock.
-Where the host binds, a step is longer by that, once for each parameter or bucket; another core does it meanwhile.
+To start a collective takes the host tens of microseconds, nearly all of them in C++ without the interpreter's lock. A
+CPU-bound step is longer by that, once for each parameter or bucket; another core does it meanwhile.
 
-Collectives match by order. So there is one such thread for a device, whoever sends: two models with one loss send in
-the order of their gradients, on every rank. And backward ends when what it put is started: what its caller sends next
-comes after that.
+Collectives match by order. So there is one such thread for a device, shared by all senders: two models with one loss
+send in the order of their gradients, on every rank. And backward ends when its jobs are started: collectives that its
+caller sends next come after them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 
-# (errors of who put it, the stream to run on, what, its arguments)
+# (error list of the sender, the stream to run on, function, its arguments)
 Job = tuple[list[BaseException], torch.cuda.Stream | None, Callable[..., Any], tuple[Any, ...]]
 
 
 class _Line:
-    """The jobs of one device's thread, which ends with this object."""
+    """Job queue of one device's thread, which ends with this object."""
 
     def __init__(self) -> None:
         self.jobs: SimpleQueue[Job | None] = SimpleQueue()
-        # The thread knows these alone: it must not keep this object alive.
+        # The thread holds only the queue: it must not keep this object alive.
         Thread(target=_serve, args=(self.jobs,), name="sender", daemon=True).start()
         weakref.finalize(self, self.jobs.put, None)
 
@@ -36,7 +36,7 @@ _lines: weakref.WeakValueDictionary[torch.device, _Line] = weakref.WeakValueDict
 
 
 class Sender:
-    """Runs what it is given, in order with all others of its device, on a thread that ends with the last of them.
+    """Runner of jobs, in order with all others of its device, on a thread that ends with the last of them.
 
     in_backward: whether a backward has begun that is not known to have ended.
     """
@@ -51,22 +51,24 @@ class Sender:
         self.in_backward = False
 
     def join_backward(self) -> None:
-        """Called by a hook: what is put from here on goes to the stream of this backward, which ends when all is run,
-        and raises what that raised."""
+        """Run the jobs that are put from now on in the stream of this backward. Called by a hook.
+
+        Backward ends when all of them are run, and raises the error that one of them raised.
+        """
         self.in_backward = True
         if self._device.type == "cuda":
             self._stream = torch.cuda.current_stream(self._device)
         torch.autograd.Variable._execution_engine.queue_callback(self.finish)
 
     def put(self, run: Callable[..., Any], *arguments: Any) -> None:
-        """Have it run soon, without gradients."""
+        """Queue a function to be run soon, without gradients."""
         self._put((self._errors, self._stream, run, arguments))
 
     def finish(self) -> None:
-        """Wait until all is run. Raises what one of them raised; those after it were left out."""
+        """Wait until all jobs are run. Raises the error of the first job that failed; those after it were skipped."""
         done: SimpleQueue[None] = SimpleQueue()
         self._put(([], None, done.put, (None,)))
-        done.get()  # which an interrupt ends
+        done.get()  # an interrupt ends this wait
         self.in_backward = False
         if self._errors:
             raise self._errors.pop()
@@ -81,6 +83,6 @@ def _serve(jobs: SimpleQueue[Job | None]) -> None:
                     torch.cuda.set_stream(stream)  # and its device
                 if not errors:
                     run(*arguments)
-            except BaseException as error:  # raised where finish() is called
+            except BaseException as error:  # finish() raises it
                 errors.append(error)
-            del job, errors, stream, run, arguments  # while it waits for the next one it must not keep a model alive
+            del job, errors, stream, run, arguments  # a waiting thread must not keep a model alive

@@ -1,8 +1,8 @@
 """Gradients in buckets, each sent as soon as backward has filled it (Li et al. 2020, sections 3.2.2 and 3.2.3).
 
-2 Ψ (N−1)/N bytes, most of them behind the rest of backward, and as many latencies as buckets. A bucket is a group of
-tensors that NCCL takes in one launch from where backward has left them: nothing is copied, neither in nor out. Buckets
-hold parameters in reverse order of registration, which is about the order in which backward reaches them.
+2 Ψ (N−1)/N bytes, most of them overlapped with the rest of backward, and as many latencies as buckets. A bucket is a
+group of tensors that NCCL takes in one launch, in place: nothing is copied, neither in nor out. Buckets hold parameters
+in reverse order of registration, which is about the order in which backward reaches them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ def wrap(
     send_thread: bool = True,
     last_bucket_mb: float | None = None,
 ) -> DataParallel:
-    """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes as in PyTorch's DDP. last_bucket_mb: that of the last
-    one, which nothing hides; each before it may be twice as large as the one after it. None: as the others.
+    """Return the model wrapped in DataParallel with these buckets.
 
-    comm_dtype: bf16 or fp16, in which the gradients travel; None: in their own. max_ctas, high_priority: as in
-    `communicator`. send_thread: as in `DataParallel`; not beside tp, which sends during backward too.
+    bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes as in PyTorch's DDP.
+    last_bucket_mb: the size of the last bucket, which no backward overlaps. Each bucket before it may be twice as large
+        as the one after it. None: as the others.
+    comm_dtype: bf16 or fp16, in which the gradients are sent; None: in their own.
+    max_ctas, high_priority: as in `communicator`.
+    send_thread: as in `DataParallel`; not with tp, which sends during backward too.
     """
     last_bytes = None if last_bucket_mb is None else last_bucket_mb * 2**20
     buckets = partial(by_size, size_bytes=bucket_size_mb * 2**20, last_bytes=last_bytes)

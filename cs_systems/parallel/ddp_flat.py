@@ -20,7 +20,7 @@ from cs_systems.parallel._mesh import data_group
 
 
 class OneTensor(DataParallel):
-    """DataParallel that copies a bucket into one tensor, of which its gradients are views from then on."""
+    """DataParallel that copies a bucket into one tensor; its gradients are views of that tensor from then on."""
 
     def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor]:
         bucket, flat = self._buckets[index], torch.cat([grad.reshape(-1) for grad in grads])

@@ -1,9 +1,9 @@
 """One all-reduce a parameter, started as soon as backward has its gradient (Li et al. 2020, section 3.2.3).
 
-2 Ψ (N−1)/N bytes, most of them behind the rest of backward; the latency of a collective as often as there are
-parameters. Nothing is copied.
+2 Ψ (N−1)/N bytes, most of them overlapped with the rest of backward, and one collective's latency for each parameter.
+Nothing is copied.
 
-Where the host binds, what it takes to launch so many collectives is not hidden: `ddp_bucketed` launches fewer
+In a CPU-bound step the launches of so many collectives are not hidden: `ddp_bucketed` launches fewer
 (profiles/fsdp_launches/h200/host_per_parameter.md).
 """
 
@@ -25,8 +25,11 @@ def wrap(
     tp_degree: int = 1,
     send_thread: bool = True,
 ) -> DataParallel:
-    """max_ctas, high_priority: as in `communicator`. send_thread: as in `DataParallel`; not beside tp, which sends
-    during backward too."""
+    """Return the model wrapped in DataParallel with one bucket a parameter.
+
+    max_ctas, high_priority: as in `communicator`.
+    send_thread: as in `DataParallel`; not with tp, which sends during backward too.
+    """
     group = communicator(data_group(tp_degree), max_ctas, high_priority)
     return DataParallel(model, one_each, overlap=True, group=group, send_thread=send_thread and tp_degree == 1)
 

@@ -1,4 +1,4 @@
-"""One process that trains alone: the baseline of every comparison. Nothing is sent."""
+"""One process that trains alone: the baseline of every comparison. It sends nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cs_systems.parallel import ParallelStrategy
 
 
 def wrap(model: nn.Module) -> nn.Module:
-    """The model as it is. Raises ConfigError where more than one process was started: they would not train together."""
+    """Return the model unchanged. Raises ConfigError for several processes: they would not train together."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
             f"single trains one process, {dist.get_world_size()} were started: "

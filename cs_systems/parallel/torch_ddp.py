@@ -1,10 +1,10 @@
-"""PyTorch's DistributedDataParallel with its own defaults, to compare with (Li et al. 2020).
+"""PyTorch's DistributedDataParallel with its own defaults, for comparison (Li et al. 2020).
 
-2 Ψ (N−1)/N bytes. By its default it refuses a batch that leaves a parameter without a gradient; with
-`find_unused_parameters=True` it takes it, and walks the graph in each step.
+2 Ψ (N−1)/N bytes. By default it refuses a batch that leaves a parameter without a gradient; with
+`find_unused_parameters=True` it takes such a batch, and walks the graph in each step.
 
-It lays its buckets out anew in the second step, and where steps are short NCCL's process group still holds the old ones
-then: Ψ above the predicted peak, once.
+It rebuilds its buckets in the second step. Where steps are short, NCCL's process group still holds the old ones then:
+Ψ above the predicted peak, once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def wrap(
     gradient_as_bucket_view: bool = False,
     find_unused_parameters: bool = False,
 ) -> nn.Module:
-    """bucket_size_mb: torch's `bucket_cap_mb`; None is torch's default of 25 with a first bucket of 1."""
+    """Return the model in DistributedDataParallel.
+
+    bucket_size_mb: torch's `bucket_cap_mb`; None is torch's default of 25 with a first bucket of 1.
+    """
     check_same_parameters(model)
     size: dict[str, Any] = {} if bucket_size_mb is None else {"bucket_cap_mb": bucket_size_mb}
     return DistributedDataParallel(

@@ -1,12 +1,12 @@
-"""PyTorch's FSDP2, `fully_shard` of the same units, to compare with `fsdp`.
+"""PyTorch's FSDP2, `fully_shard` of the same units, for comparison with `fsdp`.
 
 3 Ψ (N−1)/N bytes less one gathering of the root unit, which it keeps from forward to backward; without
 `reshard_after_forward` 2 Ψ (N−1)/N, with all weights whole on every rank from forward to backward. It shards each
-parameter by its first dimension, those of norms too, which then are computed with in the compute dtype.
+parameter by its first dimension, those of norms too, which then compute in the compute dtype.
 
-By its default no rank may be alone with a gradient. With `find_unused_parameters` the parameters of the root unit take
-part in every step, with zeros added where a rank has no use for them, and one that no rank used is left alone: it
-keeps the gradient of an earlier micro-batch, or none.
+By default a parameter must have a gradient on all ranks or on none. With `find_unused_parameters` the parameters of the
+root unit take part in every step, with zeros added where a rank does not use them. A parameter that no rank used stays
+as it is: it keeps the gradient of an earlier micro-batch, or none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cs_systems.parallel.fsdp.units import listed
 
 
 class FSDP2(nn.Module):
-    """`module`, which is sharded in place."""
+    """Wrapper of `module`, which is sharded in place."""
 
     def __init__(self, module: nn.Module, find_unused_parameters: bool) -> None:
         super().__init__()
@@ -56,13 +56,13 @@ class FSDP2(nn.Module):
         return output
 
     def keep_earlier(self) -> None:
-        """Note which gradients finished micro-batches have left. Called while the parameters are sharded."""
+        """Record which gradients finished micro-batches have left. Called while the parameters are sharded."""
         if self._finished:
             self._kept = {p for owner, name in self._optional if (p := getattr(owner, name)).grad is not None}
             self._finished = False
 
     def forget_unused(self) -> None:
-        """Take back the gradients of what no rank called."""
+        """Remove the gradients of parameters in modules that no rank called."""
         if self._optional:
             device = next(self.parameters()).device
             called = torch.tensor([owner in self._called for owner, _ in self._optional], device=device).byte()
@@ -86,7 +86,10 @@ def wrap(
     reshard_after_forward: bool = True,
     find_unused_parameters: bool = False,
 ) -> FSDP2:
-    """compute_dtype: as in `fsdp`. reshard_after_forward: torch's, of what is in lists."""
+    """Return the model sharded by FSDP2.
+
+    compute_dtype: as in `fsdp`. reshard_after_forward: torch's option, for the modules in lists.
+    """
     check_same_parameters(model)
     broadcast_from_rank_0(model)
     device = next(model.parameters()).device
@@ -100,7 +103,7 @@ def wrap(
         if any(True for _ in child.parameters()):
             fully_shard(child, reshard_after_forward=reshard_after_forward, **options)
     fully_shard(wrapped, **options)
-    # Before torch's own hook, which makes the parameters whole.
+    # This hook must run before torch's own, which makes the parameters whole.
     wrapped.register_forward_pre_hook(lambda module, inputs: module.keep_earlier(), prepend=True)
     return wrapped
 
@@ -108,7 +111,10 @@ def wrap(
 def make_optimizer(
     params: Iterable[Any], cls: Callable[..., torch.optim.Optimizer], **options: Any
 ) -> torch.optim.Optimizer:
-    """`cls(params, **options)`, whose state_dict is that of one process and which loads one; all ranks call these."""
+    """Return `cls(params, **options)`, which saves and loads the state_dict of one process.
+
+    All ranks call these methods.
+    """
     optimizer = cls(params, **options)
     optimizer.register_state_dict_post_hook(_gather_state)
     optimizer.register_load_state_dict_pre_hook(_take_parts_of_state)
@@ -141,11 +147,11 @@ def _take_parts_of_state(optimizer: torch.optim.Optimizer, state_dict: dict[str,
 
 @torch.no_grad()
 def _whole(value: Any) -> Any:
-    """The parts of all ranks as one tensor in host memory; what is divided over none as it is.
+    """Return the parts of all ranks as one tensor in host memory; a value that is not sharded is returned unchanged.
 
     `full_tensor()` would send an `allgather_coalesced`. When gloo's threads (two a group, torch 2.13 and before it)
-    have ended a collective, they write its name to one std::string without a lock. Names of up to 15 characters lie in
-    the string itself, this one, of 19, on the heap: two threads may free it at once, and the process dies of it.
+    have ended a collective, they write its name to one std::string without a lock. Names of up to 15 characters are
+    stored in the string object, this one, of 19, on the heap: two threads may free it at once, and the process crashes.
     """
     if not isinstance(value, DTensor):
         return value
@@ -159,7 +165,7 @@ def _whole(value: Any) -> Any:
 
 
 def _part_of(p: Tensor, whole: Any) -> Any:
-    """This rank's part of what has a number for each element of `p`, else the same."""
+    """Return this rank's part of a value that has a number for each element of `p`; other values unchanged."""
     if not isinstance(p, DTensor) or not isinstance(whole, Tensor) or not whole.ndim or whole.shape != p.shape:
         return whole
     return distribute_tensor(whole, p.device_mesh, p.placements)

@@ -1,6 +1,6 @@
-"""PyTorch's ZeroRedundancyOptimizer, to compare with `zero1`: whole-parameter owners (Rajbhandari et al. 2020, P_os).
+"""PyTorch's ZeroRedundancyOptimizer, for comparison with `zero1` (Rajbhandari et al. 2020, P_os).
 
-Ψ (N−1)/N bytes more than the averaging of the gradients: every owner broadcasts its parameters.
+Each whole parameter has one owner, which broadcasts it: Ψ (N−1)/N bytes more than the averaging of the gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cs_systems.parallel import ParallelStrategy
 
 
 def make_optimizer(params: Iterable[Any], cls: type[torch.optim.Optimizer], **options: Any) -> torch.optim.Optimizer:
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # compiles torch's scripted optimizers as it is loaded
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # its import compiles torch's scripted optimizers
 
     return ZeroRedundancyOptimizer(list(params), optimizer_class=cls, **options)
 

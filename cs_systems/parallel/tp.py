@@ -1,17 +1,17 @@
 """Tensor parallelism of attention and feed-forward (Shoeybi et al. 2019, Megatron-LM, section 3).
 
-Every rank takes the same rows. Of each block it has a part of the heads and of d_ff: q, k, v, w1 and w3 are divided by
-their outputs, output_proj and w2 by their inputs, so that between the two no rank needs another's features. What goes
-in is the same on all ranks, and its gradient is summed over them in backward (the paper's f); what comes out is summed
-in forward (g): 4 all-reduces a block and step, 8 b·s·d (N−1)/N elements in the dtype of compute, all of them exposed.
+Every rank takes the same rows. Of each block it has a share of the heads and of d_ff: q, k, v, w1 and w3 are divided by
+their outputs, output_proj and w2 by their inputs, so that between the two no rank needs another's features. The input
+is the same on all ranks, and its gradient is summed over them in backward (the paper's f). The output is summed in
+forward (g): 4 all-reduces a block and step, 8 b·s·d (N−1)/N elements in the dtype of compute, all of them exposed.
 Under autocast the input is cast before it is shared, so that its gradient is sent in the low precision too.
 
 Embedding, norms and head are whole on every rank: so any loss takes the logits, tied embeddings stay tied, and b·s·d is
 all that is sent. The price is that their memory, and the head's FLOPs, are not divided. Their gradients are the same on
-all ranks, because what flows into them is; so nothing averages them.
+all ranks, because their inputs are; so nothing averages them.
 
 `state_dict()` of the model and of the optimizer are those of one process, on every rank; all ranks call it. For
-optimizers that treat each element by itself (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor).
+element-wise optimizers (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor).
 """
 
 from __future__ import annotations
@@ -43,25 +43,28 @@ BY_OUTPUT, BY_INPUT = 0, 1  # dimensions of a weight (out, in)
 
 @dataclass(frozen=True)
 class Cut:
-    """How a tensor is divided: along `dim`, over the ranks of `group`, into parts of `shape`."""
+    """Division of a tensor along `dim`, over the ranks of `group`, into parts of `shape`."""
 
     dim: int
     shape: torch.Size
     group: ProcessGroup | None
 
     def part(self, whole: Tensor) -> Tensor:
-        """A copy of what this rank has of it."""
+        """Return a copy of this rank's part of a tensor."""
         ranks, rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         return whole.chunk(ranks, self.dim)[rank].clone(memory_format=torch.contiguous_format)
 
     def part_of(self, value: Any) -> Any:
-        """This rank's part of what has a number for each element of the whole, else the same."""
+        """Return this rank's part of a value with a number for each element of the whole; other values unchanged."""
         sizes = list(self.shape)
         sizes[self.dim] *= dist.get_world_size(self.group)
         return self.part(value) if isinstance(value, Tensor) and list(value.shape) == sizes else value
 
     def whole_of(self, value: Any, device: torch.device) -> Any:
-        """What all ranks have together, where this is a part, else the same. device: where ranks can send from."""
+        """Return the whole tensor of all ranks if `value` is a part; other values unchanged.
+
+        device: the device from which the ranks can send.
+        """
         if not isinstance(value, Tensor) or value.shape != self.shape:
             return value
         shard = value.detach().to(device).movedim(self.dim, 0).contiguous()
@@ -70,13 +73,13 @@ class Cut:
         return flat.movedim(0, self.dim).contiguous().to(value.device)
 
 
-# Parameter → its Cut, and the models of such: wrap leaves them for those who see another wrapper, or only parameters.
+# Parameter → its Cut, and the divided models: for code that has another wrapper, or only the parameters.
 _cuts: Any = WeakTensorKeyDictionary()
 _divided: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class _Share(torch.autograd.Function):
-    """f: the input of all ranks, whose gradient is the sum of theirs."""
+    """Identity on an input that all ranks share, whose gradient is the sum of theirs: the paper's f."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -86,13 +89,13 @@ class _Share(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        grad = grads[0].clone(memory_format=torch.contiguous_format)  # what comes in may be another's too
+        grad = grads[0].clone(memory_format=torch.contiguous_format)  # another node may share the incoming gradient
         total(grad, ctx.group).wait()
         return grad.to(ctx.dtype), None
 
 
 class _Sum(torch.autograd.Function):
-    """g: the sum of what the ranks have, in place; its gradient goes to each as it is."""
+    """Sum over the ranks, in place; each rank gets its gradient unchanged: the paper's g."""
 
     @staticmethod
     def forward(ctx: Any, partial_sum: Tensor, group: ProcessGroup | None) -> Tensor:
@@ -115,10 +118,11 @@ def _sum_output(module: nn.Module, inputs: tuple[Any, ...], output: Tensor, *, g
 
 
 def wrap(model: nn.Module, tp_degree: int | None = None) -> nn.Module:
-    """The model itself, with its blocks divided; every rank calls this with the same model.
+    """Divide the blocks of the model and return it; every rank calls this with the same model.
 
-    tp_degree: over how many neighbouring ranks; None: all.
-    Raises ConfigError for a model without blocks of BasicTransformerLM, or whose heads or d_ff do not divide.
+    tp_degree: the number of neighbouring ranks that divide the blocks; None: all.
+    Raises ConfigError for a model without blocks of BasicTransformerLM, or with heads or d_ff that tp_degree does not
+    divide.
     """
     check_same_parameters(model)
     degree = check_tp_degree(dist.get_world_size(), tp_degree)
@@ -148,14 +152,14 @@ def _divisible(model: nn.Module) -> list[SelfAttention | SwiGLU]:
 
 
 def _linears(block: SelfAttention | SwiGLU) -> dict[Linear, int]:
-    """Each linear layer and the dimension along which its weight is divided."""
+    """Return each linear layer and the dimension along which its weight is divided."""
     if isinstance(block, SelfAttention):
         return dict.fromkeys((block.q_proj, block.k_proj, block.v_proj), BY_OUTPUT) | {block.output_proj: BY_INPUT}
     return {block.w1: BY_OUTPUT, block.w3: BY_OUTPUT, block.w2: BY_INPUT}
 
 
 def _check_alone(model: nn.Module, blocks: list[SelfAttention | SwiGLU]) -> None:
-    """What is divided must be a weight without bias, not divided yet, and nothing else's parameter."""
+    """Raise ConfigError unless each weight to divide is whole, without bias, and tied only to weights divided alike."""
     dims: dict[nn.Module, int] = {linear: dim for block in blocks for linear, dim in _linears(block).items()}
     taken: dict[nn.Parameter, int | None] = {}
     for name, module in model.named_modules():
@@ -182,7 +186,7 @@ def _divide(block: SelfAttention | SwiGLU, group: ProcessGroup | None, degree: i
 
 
 def save_whole(model: nn.Module) -> None:
-    """Let the state_dict of the model that was divided gather it, after all that another wrapper gathers first."""
+    """Make the state_dict of the divided model gather its parts, after another wrapper's gathering."""
     for module in model.modules():
         if module in _divided:
             module.register_state_dict_post_hook(_gather)
@@ -200,14 +204,14 @@ def _take_part(model: nn.Module, state: dict[str, Any], prefix: str, *_: Any) ->
 
 
 def _divided_in(model: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Parameter]]:
-    """(key in a state_dict, parameter); a tied parameter has several keys."""
+    """Return (key in a state_dict, parameter) of each divided parameter; a tied parameter has several keys."""
     return ((prefix + name, p) for name, p in model.named_parameters(remove_duplicate=False) if p in _cuts)
 
 
 def make_optimizer(
     params: Iterable[Any], cls: Callable[..., torch.optim.Optimizer], **options: Any
 ) -> torch.optim.Optimizer:
-    """`cls(params, **options)`, whose state_dict is whole and which takes its part of a whole one."""
+    """Return `cls(params, **options)` with a whole state_dict; it loads its part of a whole one."""
     optimizer = cls(params, **options)
     optimizer.register_state_dict_post_hook(_gather_state)
     optimizer.register_load_state_dict_pre_hook(_take_part_of_state, prepend=True)
@@ -225,11 +229,11 @@ def _take_part_of_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any])
 def _with_state(
     optimizer: torch.optim.Optimizer, saved: dict[str, Any], change: Callable[[Cut, Tensor, Any], Any]
 ) -> dict[str, Any]:
-    """`saved` with the state of what is divided changed."""
+    """Return `saved` with the state of divided parameters changed."""
     numbers = (number for group in saved["param_groups"] for number in group["params"])
     params = (p for group in optimizer.param_groups for p in group["params"])
     state = dict(saved["state"])
-    for number, p in zip(numbers, params, strict=False):  # groups that differ are told by load_state_dict itself
+    for number, p in zip(numbers, params, strict=False):  # load_state_dict itself raises if groups differ
         if p in _cuts and number in state:
             state[number] = {key: change(_cuts[p], p, value) for key, value in state[number].items()}
     return {**saved, "state": state}

@@ -1,8 +1,8 @@
 """Optimizer state sharded by whole parameters (Rajbhandari et al. 2020, ZeRO stage 1, P_os).
 
 Each parameter has one owner, which alone keeps its state and steps it, then broadcasts the result: Ψ (N−1)/N bytes sent
-a rank, in the mean, beside the 2 Ψ (N−1)/N of the averaging of the gradients. State: 1/N of one process's, as evenly as
-whole parameters allow. (Flat shards with reduce-scatter and all-gather need 2 Ψ in all.)
+a rank on average, in addition to the 2 Ψ (N−1)/N of the averaging of the gradients. State: 1/N of one process's, as
+evenly as whole parameters allow. (Flat shards with reduce-scatter and all-gather need 2 Ψ in all.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cs_systems.parallel._collectives import broadcast
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Steps like `optimizer_cls(params, **kwargs)` with the state of each parameter on one rank alone.
+    """Optimizer that steps like `optimizer_cls(params, **kwargs)`, with the state of each parameter on one rank alone.
 
     Gradients must be averaged before `step`. Every rank makes it with the same parameters in the same order, and calls
     `step`, `add_param_group`, `state_dict` and `load_state_dict` as the others do. `state` is this rank's part.
@@ -39,7 +39,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().__init__(params, dict(kwargs))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's. The largest parameters find owners first, each the rank that owns the fewest bytes so far."""
+        """Add a group as torch does, and assign an owner to each parameter.
+
+        The largest parameters come first; the owner is the rank that owns the fewest bytes so far.
+        """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         self._assign(group["params"])
@@ -50,11 +53,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._local.add_param_group(local_group)
         self.state = self._local.state
         for key, value in self._local.param_groups[-1].items():
-            group.setdefault(key, value)  # what optimizer_cls has by default, where a scheduler looks for it
+            group.setdefault(key, value)  # the defaults of optimizer_cls, which a scheduler reads here
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the owned parameters, then make all ranks' the same. Returns what `closure` returns, else None."""
+        """Step the owned parameters, then broadcast them to all ranks. Returns the result of `closure`, else None."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -70,22 +73,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._share()
 
     def _assign(self, params: list[nn.Parameter]) -> None:
-        """Find an owner for each."""
+        """Assign an owner to each parameter."""
         for p in sorted(params, key=lambda p: -p.nbytes):  # the sort is stable: the same on every rank
             rank = self._owned_bytes.index(min(self._owned_bytes))
             self._owner[p] = rank
             self._owned_bytes[rank] += p.nbytes if p.requires_grad else 0  # a frozen parameter has no state
 
     def _part(self, p: nn.Parameter) -> Tensor | None:
-        """What this rank steps of `p`."""
+        """Return the part of `p` that this rank steps."""
         return p if self._owner[p] == dist.get_rank() else None
 
     def _part_of_state(self, p: nn.Parameter, state: dict[str, Any]) -> dict[str, Any]:
-        """What this rank keeps of the whole state of `p`."""
+        """Return the part of the whole state of `p` that this rank keeps."""
         return state
 
     def _share(self) -> None:
-        """Make the stepped parameters the same on all ranks."""
+        """Broadcast the stepped parameters, so that they are the same on all ranks."""
         sent = []
         for p, owner in self._owner.items():
             if p.requires_grad and p.numel():
@@ -97,14 +100,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 p.copy_(dense)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of `optimizer_cls` in one process, its tensors in host memory, on every rank. All ranks call it."""
+        """Return the state_dict of `optimizer_cls` in one process, on every rank, in host memory. All ranks call it."""
         params = [p for group in self.param_groups for p in group["params"]]
         number = {p: i for i, p in enumerate(params)}
         groups = [{**group, "params": [number[p] for p in group["params"]]} for group in self.param_groups]
         return {"state": dict(sorted(self._whole_state(params).items())), "param_groups": groups}
 
     def _whole_state(self, params: list[nn.Parameter]) -> dict[int, dict[str, Any]]:
-        """Number of a parameter → its whole state, gathered from the ranks."""
+        """Return number of a parameter → its whole state, gathered from the ranks."""
         own = {i: self.state[p] for i, p in enumerate(params) if p in self.state}
         parts: list[dict[int, dict[str, Any]]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(parts, {i: {k: _small(v) for k, v in values.items()} for i, values in own.items()})
@@ -118,7 +121,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take this rank's part of a state_dict of one process (or of any number of ranks).
+        """Load this rank's part of a state_dict of one process (or of any number of ranks).
 
         Raises ValueError where its groups are not those of this optimizer.
         """
@@ -143,7 +146,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
 
 class _Large:
-    """Stands for a tensor that is broadcast by itself, where the rest of the state is gathered as one object."""
+    """Placeholder of a tensor that is broadcast by itself, while the rest of the state is gathered as one object."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype = tensor.shape, tensor.dtype

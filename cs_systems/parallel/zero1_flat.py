@@ -1,15 +1,16 @@
 """ZeRO stage 1 with flat shards (Rajbhandari et al. 2020, P_os, section 7.2.1): 2 Ψ (N−1)/N bytes, as averaging alone.
 
 Parameters lie side by side in buckets, and each rank has the N-th part of every bucket, as `_flat_layout` cuts it.
-Backward's gradients are reduce-scattered bucket by bucket as they become ready, Ψ (N−1)/N, and freed once they are, so
-that a rank holds its part of them and a few buckets, as in stage 2; each rank steps its part, and alone keeps its
-state, 1/N of one process's; all-gathers make the parameters whole again, Ψ (N−1)/N, those of the buckets that have been
-stepped while others are.
 
-For optimizers that treat each element by itself (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor). After
-finish_gradient_synchronization() a rank has the averaged gradients of its part alone, and `.grad` of the model's
-parameters is None: in fp16 `_scaler.PartsScaler` finds them. Those of the next backward are added to them, until
-zero_grad() of the model or of the optimizer drops them.
+1. Backward's gradients are reduce-scattered bucket by bucket as they become ready, Ψ (N−1)/N, then freed. So a rank
+   holds its part of them and a few buckets, as in stage 2.
+2. Each rank steps its part, and alone keeps its state, 1/N of one process's.
+3. All-gathers make the parameters whole again, Ψ (N−1)/N: those of stepped buckets overlap the steps of others.
+
+For element-wise optimizers (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor). After finish_gradient_synchronization() a
+rank has the averaged gradients of its part alone, and `.grad` of the model's parameters is None: in fp16
+`_scaler.PartsScaler` finds them. Those of the next backward are added to them, until zero_grad() of the model or of the
+optimizer drops them.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from cs_systems.parallel._data_parallel import Bucket, DataParallel, by_size, fi
 from cs_systems.parallel._flat_layout import FlatLayout
 from cs_systems.parallel.zero1 import ShardedOptimizer
 
-ROUNDS = 8  # in which the optimizer steps and what it has stepped is gathered
-IN_FLIGHT = 8  # buckets that a rank holds beside its part of the gradients
+ROUNDS = 8  # rounds of an optimizer step and the gathering of the stepped buckets
+IN_FLIGHT = 8  # buckets that a rank holds in addition to its part of the gradients
 
 
 @dataclass
 class Part:
-    """What a rank has of one parameter: elements `start` to `stop`, from `in_shard` on in its shard of the bucket."""
+    """One rank's part of a parameter: elements `start` to `stop`, at offset `in_shard` in its shard of the bucket."""
 
     start: int
     stop: int
@@ -48,7 +49,7 @@ class Part:
 
 
 class FlatBucket:
-    """The parameters of a bucket in one tensor, which they are views of from now on."""
+    """Parameters of a bucket in one tensor; from now on they are views of it."""
 
     def __init__(self, params: Bucket) -> None:
         world_size, rank = dist.get_world_size(), dist.get_rank()
@@ -64,13 +65,16 @@ class FlatBucket:
             self.parts.append(part)
 
     def lined_up(self, grads: list[Tensor]) -> Tensor:
-        """The gradients as one tensor. One that fills its bucket is sent as it lies: of a large model most are."""
+        """Return the gradients as one tensor.
+
+        A gradient that fills its bucket is sent without a copy, as most of a large model's are.
+        """
         if len(grads) == 1 and grads[0].numel() == self.values.numel():
             return grads[0].view(-1)
         return self._layout.lined_up(grads)
 
 
-_parts: Any = WeakTensorKeyDictionary()  # parameter → its Part: wrap leaves it for the optimizer, which sees no module
+_parts: Any = WeakTensorKeyDictionary()  # parameter → its Part, from wrap to the optimizer, which gets no module
 
 
 class FlatShards(DataParallel):
@@ -81,7 +85,7 @@ class FlatShards(DataParallel):
         super().__init__(module, buckets, overlap=True, send_thread=send_thread)
         with torch.no_grad():
             self._flat = [FlatBucket(bucket) for bucket in self._buckets]
-        self._earlier: list[tuple[nn.Parameter, Tensor]] = []  # what finished micro-batches left, while others travel
+        self._earlier: list[tuple[nn.Parameter, Tensor]] = []  # of finished micro-batches, while others are sent
 
     def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor]:
         own = self._flat[index]
@@ -95,8 +99,10 @@ class FlatShards(DataParallel):
         return average_shard(flat, shard), flat
 
     def _send(self, index: int) -> None:
-        """A bucket that was sent some buckets ago is scattered by now: its memory is for the next one. On a GPU the
-        stream waits for that, not the host."""
+        """Send a bucket, then wait for one that was sent some buckets ago, to reuse its memory for the next one.
+
+        On a GPU the stream waits, not the host.
+        """
         super()._send(index)
         if len(self._in_flight) > IN_FLIGHT:
             handle, _ = self._in_flight.pop(0)
@@ -104,7 +110,7 @@ class FlatShards(DataParallel):
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
-        """Wait for this rank's parts of the mean, and add what it had of them before."""
+        """Wait for this rank's parts of the mean, and add their earlier gradients."""
         super().finish_gradient_synchronization()
         for values, grad in self._earlier:
             values.grad = grad if values.grad is None else values.grad.add_(grad)
@@ -114,7 +120,10 @@ class FlatShards(DataParallel):
         _parts[p].values.grad = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Also of this rank's parts, which are no parameters of the module, and would live until the next backward."""
+        """Clear the gradients of the module and of this rank's parts.
+
+        The parts are no parameters of the module, so their gradients would live until the next backward.
+        """
         super().zero_grad(set_to_none)
         for p in self._params:
             self._drop(p)
@@ -124,7 +133,7 @@ Round = tuple[list[FlatBucket], list[list[Tensor]]]  # buckets, and what a rank 
 
 
 class FlatShardedOptimizer(ShardedOptimizer):
-    """A ShardedOptimizer over this rank's part of each bucket of a model that this strategy has wrapped."""
+    """ShardedOptimizer over this rank's part of each bucket of a model that this strategy has wrapped."""
 
     def _assign(self, params: list[nn.Parameter]) -> None:
         if any(p.requires_grad and p not in _parts for p in params):
@@ -143,7 +152,7 @@ class FlatShardedOptimizer(ShardedOptimizer):
 
     @property
     def of_parts(self) -> torch.optim.Optimizer:
-        """What steps this rank's parts: a gradient scaler finds gradients there, not among `param_groups`."""
+        """Optimizer of this rank's parts: a gradient scaler finds gradients there, not among `param_groups`."""
         assert self._local is not None
         return self._local
 
@@ -152,7 +161,7 @@ class FlatShardedOptimizer(ShardedOptimizer):
         self._rounds: list[Round] = []  # made anew by the next step
 
     def _step_and_share(self, local: torch.optim.Optimizer) -> None:
-        """Round by round: the buckets that have been stepped travel while the next ones are."""
+        """Step in rounds: the buckets of one round are gathered while those of the next are stepped."""
         whole, handles = [group["params"] for group in local.param_groups], []
         self._rounds = self._rounds or self._made_rounds(whole)
         try:
@@ -168,7 +177,7 @@ class FlatShardedOptimizer(ShardedOptimizer):
             handle.wait()
 
     def _made_rounds(self, whole: list[list[Tensor]]) -> list[Round]:
-        """The buckets, and what this rank has of them in each group, in at most ROUNDS parts."""
+        """Return the buckets, and this rank's part of them in each group, in at most ROUNDS rounds."""
         parts = [part for p in self._all() if (part := _parts.get(p)) is not None]
         flat_of = {id(part.values): id(part.flat) for part in parts}
         flats = list({id(part.flat): part.flat for part in parts}.values())
@@ -212,12 +221,15 @@ def _length(state: dict[str, Any]) -> int:
 
 
 def _is_element_wise(value: Any, length: int) -> bool:
-    """Whether it has a number for each element, as moments have; a step count, without dimensions, has not."""
+    """Return whether a value has a number for each element, as moments do. A step count, a scalar, does not."""
     return isinstance(value, Tensor) and value.ndim > 0 and value.numel() == length
 
 
 def wrap(model: nn.Module, bucket_size_mb: float = 25.0, send_thread: bool = True) -> FlatShards:
-    """bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes. send_thread: as in `DataParallel`."""
+    """Return the model wrapped in FlatShards.
+
+    bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes. send_thread: as in `DataParallel`.
+    """
     return FlatShards(model, bucket_size_mb, send_thread)
 
 

@@ -1,8 +1,8 @@
-"""How a cell is watched. A profiler is one new file that exports one constant, `PROFILER`.
+"""Profilers of a cell. A profiler is one new file that exports one constant, `PROFILER`.
 
-A profiled cell has a worker process of its own, so that what a profiler leaves in a process disturbs no other cell.
-The parent asks `problem` before anything runs, lets `launch` wrap the worker's command, and calls `collect` when the
-worker has ended; `region` is entered inside the worker, around the timed steps: the warm-up stays outside. Therefore a
+A profiled cell has a worker process of its own, so that state that a profiler leaves in a process disturbs no other
+cell. The supervisor calls `problem` before anything runs, lets `launch` wrap the worker's command, and calls `collect`
+when the worker has ended. The worker enters `region` around the timed steps; the warm-up stays outside. Therefore a
 profiler's file imports torch only inside `region`.
 """
 
@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 
 
 class ProfileLost(RuntimeError):
-    """The profiler left nothing, although the cell was measured; the message says what it said."""
+    """Error for a profiler that left no result although the cell was measured.
+
+    The message includes the profiler's own.
+    """
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What joins the record: files by what they are, small plain tables by their names, and doubts.
+    """Results of a profiler that join the record: files by kind, small plain tables by name, and caveats.
 
-    contradiction: how what ran is not what the record says, with its remedy; the record is then an error, with tables.
+    contradiction: how the step that ran differs from the record, with its remedy. The record is then an error that
+        still has its tables.
     """
 
     artifacts: dict[str, Path] = field(default_factory=dict)
@@ -39,7 +43,7 @@ class Collected:
 
 
 def rank_file(out: Path, rank: int) -> Path:
-    """What the files of one rank begin with: those of rank 0 are the cell's."""
+    """Return the path prefix of one rank's files. Those of rank 0 are the cell's own."""
     return out if rank == 0 else out.with_name(f"{out.name}-rank{rank}")
 
 
@@ -49,15 +53,15 @@ def _no_region(out: Path, device: Device, model: Any) -> AbstractContextManager[
 
 @dataclass(frozen=True)
 class Profiler:
-    """`out` is the path that a cell's files begin with: a profiler adds a suffix to it.
+    """Hooks of one profiler. `out` is the path prefix of a cell's files: a profiler adds a suffix to it.
 
     problem: `() -> reason with its remedy`, None where the profiler can work.
-    launch: `(argv, out, options, on_cuda) -> argv` that runs the worker; `options` are the person's own.
+    launch: `(argv, out, options, on_cuda) -> argv` that runs the worker; `options` are the user's own.
     region: `(out, device, model) -> context manager`; the model is None where its modules cannot be annotated.
-    refused: `(out) -> reason with its remedy` where the machine kept the profiler from its work, which shows only once
-        the worker has ended, however it did.
+    refused: `(out) -> reason with its remedy` where the machine denied the profiler access, which is known only after
+        the worker has ended, with success or not.
     collect: `(out, record) -> Collected`. Raises ProfileLost.
-    sees_oom: whether there is something to collect of a cell that ran out of memory, too.
+    sees_oom: whether a cell that ran out of memory has results to collect, too.
     """
 
     problem: Callable[[], str | None] = lambda: None

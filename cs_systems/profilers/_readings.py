@@ -1,4 +1,4 @@
-"""What a `region` read inside the worker, on its way to `collect` in the parent: one file of JSON, gone once taken."""
+"""Readings that `region` makes inside the worker and `collect` takes in the parent: a JSON file, deleted once taken."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def leave(out: Path, found: dict[str, Any]) -> None:
 
 
 def take(out: Path, lost: str) -> dict[str, Any]:
-    """What was left. Raises ProfileLost where nothing was: `lost` says what is missing."""
+    """Return the readings that `leave` wrote, and delete their file.
+
+    Raises ProfileLost where there is none; `lost` names the missing readings.
+    """
     try:
         found: dict[str, Any] = json.loads(_path(out).read_text())
     except FileNotFoundError:

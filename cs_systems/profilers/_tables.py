@@ -1,4 +1,4 @@
-"""The tables of a recording for the record of the run that it is of: the same for every profiler."""
+"""Tables made from a trace, for the record of the run that was traced: the same for every profiler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cs_systems.traces.tables import ALL, Ceilings, Costs
 from cs_systems.traces.timeline import results as analysis_results
 from cs_systems.traces.timeline import view
 
-STEADY = 3  # of the warm-up, so many last steps are taken for steady; the ones before them compile and allocate
+STEADY = 3  # the last steps of the warm-up that count as steady; the ones before them compile and allocate
 UNMARKED = (
     "compiled in this mode, the model runs as one function without a range inside: its kernels have a phase, and no "
     "layer or part; profile it with --compile default, or without --compile, to see those"
@@ -33,11 +33,12 @@ FUSED = (
 
 
 def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
-    """Every table of `analysis.tables`, `coverage`, `overhead`, and `notes`: {table, note}, what must be said of each;
-    and `page`, the artifact that shows one step and all of them.
+    """Return every table of `traces.tables`, and `coverage`, `overhead`, `notes`, and the artifact `page`.
 
-    Of a recording without kernels (a CPU's) there are `overhead`, `ranges` and the page of the host's ranges alone, and
-    a caveat that says so.
+    `notes`: {table, note}, the remarks that a table needs. `page`: a page that shows one step and all tables.
+
+    A trace without kernels (a CPU's) gives `overhead`, `ranges` and the page of the host's ranges alone, and a caveat
+    that states this.
     """
     cost = {"overhead": overhead(record)}
     remedy = f"open {recording.name} in the profiler's own viewer"
@@ -74,7 +75,7 @@ def _page(file: Path, seen: Profile, results: dict[str, list[Row]], record: RunR
 
 
 def overhead(record: RunRecord) -> list[Row]:
-    """What profiling cost: the recorded steps against the last of the same process before recording began.
+    """Return the cost of profiling: recorded steps against the last steps of the same process before recording.
 
     Empty where nothing was measured; unknown without enough warm-up. Seconds of wall clock, medians.
     """
@@ -93,7 +94,7 @@ def overhead(record: RunRecord) -> list[Row]:
 
 
 def families_by_phase(seen: Profile) -> dict[str, set[str]]:
-    """Phase → the families of its kernels."""
+    """Return phase → the families of its kernels."""
     found: dict[str, set[str]] = defaultdict(set)
     for function, place in seen.groups:
         found[place.phase].add(family(function.name))
@@ -101,7 +102,7 @@ def families_by_phase(seen: Profile) -> dict[str, set[str]]:
 
 
 def costs_of(record: RunRecord, families: Mapping[str, Set[str]]) -> Costs:
-    """What the record knows of each phase's cost, the device's ceilings, and the step's time by the device's events."""
+    """Return each phase's cost from the record, the device's ceilings, and the step's time by the device's events."""
     by_phase: dict[tuple[str, str], PhaseCost] = {}
     for row in record.results.get("cost", ()):
         phase, cost = row["phase"], PhaseCost(**{f.name: row.get(f.name) for f in fields(PhaseCost)})
@@ -118,10 +119,11 @@ def costs_of(record: RunRecord, families: Mapping[str, Set[str]]) -> Costs:
 
 
 def _by_family(cost: PhaseCost, families: Set[str]) -> dict[str, PhaseCost]:
-    """Family → its share of a phase's cost, where the formulas give it to kernels that ran.
+    """Return family → its share of a phase's cost, where the formulas attribute it to kernels that ran.
 
-    All FLOPs are matrix products', and so are the bytes where there are FLOPs. The products over the score matrix are
-    the attention kernels' where some ran, else matrix products like the others. What AdamW moves is its kernels'.
+    All FLOPs are matrix products', and so are the bytes where there are FLOPs. The products over the score matrix
+    belong to the attention kernels where some ran, else to matrix products like the others. The bytes that AdamW moves
+    belong to its kernels.
     """
     if not cost.hardware_flops:
         return {"optimizer": cost} if cost.hardware_flops == 0 and "optimizer" in families else {}

@@ -1,5 +1,8 @@
-"""The dtype of parameters, of what each module takes and gives, of logits, loss and gradients; and whether the step
-ran in the precision that it was asked for. Works for every step that calls modules, whoever wrote it."""
+"""Dtypes of parameters, of each module's inputs and outputs, of logits, loss and gradients.
+
+Also checks that the step ran in the precision that was requested. Works for every step that calls modules, a user's
+own too.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """torch.profiler: a Chrome trace of the timed steps, which Perfetto opens, and the tables made from it.
 
-It records autograd's sequence numbers too, which is what the attribution of backward is checked against.
+The trace holds autograd's sequence numbers too; the attribution of backward is checked against them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def recording(
 ) -> Iterator[None]:
     """Record the host, and the device where there is one, inside of `ranges`; the trace is written on leaving.
 
-    all_threads: of the host also what threads do that neither autograd nor this one began.
+    all_threads: also record host threads that neither autograd nor this thread started.
     """
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile

@@ -1,4 +1,4 @@
-"""Memory after each phase of each recorded step, measured and by the closed form, and whose the device's memory is."""
+"""Memory after each phase of each recorded step, measured and by the closed form, and device memory by owner."""
 
 from __future__ import annotations
 
@@ -44,14 +44,17 @@ def collect(out: Path, record: RunRecord) -> Collected:
 
 
 def closed_form(record: RunRecord) -> list[PhaseMemory]:
-    """By formula, for the device that the record is of; none where `known_by_formula` has none."""
+    """Return each phase's memory by formula, on the record's device; empty where `known_by_formula` gives None."""
     known = known_by_formula(record)
     return [] if known is None else phase_memory(*known)
 
 
 def known_by_formula(record: RunRecord) -> tuple[RunConfig, AttentionAlgorithm] | None:
-    """(the config on the device that the record is of, its attention); None for somebody's workload or attention, and
-    for a compiled model, of which the compiler decides what it keeps."""
+    """Return (the config on the record's device, its attention algorithm), or None where no formula holds.
+
+    No formula holds for a user's own workload or attention, nor for a compiled model: its compiler decides what is
+    kept.
+    """
     config = record.run_config
     if config.workload != "train_step" or config.compile != "none" or record.environment is None:
         return None
@@ -63,7 +66,7 @@ def known_by_formula(record: RunRecord) -> tuple[RunConfig, AttentionAlgorithm] 
 
 
 def components(predicted: list[PhaseMemory]) -> list[Row]:
-    """The closed form's bytes by component after each phase: {step, phase, component, bytes}."""
+    """Return the closed form's bytes by component after each phase: {step, phase, component, bytes}."""
     return [
         {"step": phase.step, "phase": phase.phase, "component": component, "bytes": size}
         for phase in predicted
@@ -72,7 +75,7 @@ def components(predicted: list[PhaseMemory]) -> list[Row]:
 
 
 def _with_prediction(row: Row, predicted: list[PhaseMemory], warmup: int) -> Row:
-    """The row with the closed form's bytes; residual_bytes: what was measured above them, of the peak."""
+    """Return the row with the closed form's bytes; residual_bytes is the measured peak less the predicted one."""
     step = row["step"] + (warmup if row["step"] else 0)
     like = {(p.step, p.phase): p for p in predicted}.get((min(step, 2), row["phase"]))
     peak = like.peak_bytes if like and row["step"] else None

@@ -1,7 +1,7 @@
 """PyTorch's own memory history around the recorded steps, dumped at the end or when memory runs out.
 
-Beside the pickle lies a JSON with what only the recorder knows (the format stands in `analysis.snapshot`). Stacks are
-Python's alone: with C++ frames, symbolising made a dump of 4 s take 461 s.
+Beside the pickle lies a JSON file with facts that only the recorder knows (`snapshots.snapshot` documents the format).
+Stacks hold Python frames alone: with C++ frames, symbolising made a dump of 4 s take 461 s.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    """The files; the sidecar is told what the record is of."""
+    """Return the snapshot's files, after adding the record's config to the sidecar."""
     snapshot, sidecar = snapshot_path(out), sidecar_path(out)
     if not (snapshot.is_file() and sidecar.is_file()):
         raise ProfileLost("PyTorch left no snapshot: is there room on the disk?")

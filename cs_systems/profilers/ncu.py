@@ -1,7 +1,10 @@
-"""Nsight Compute: hardware counters of single kernels. The worker runs under `ncu`, which runs each kernel that it
-counts several times over: the step's times mean nothing then, and there are no tables of time.
+"""Nsight Compute: hardware counters of single kernels.
 
-`profiler_args` say which kernels: `chosen(kernel, range)`. Options: the documentation of Nsight Compute's command line.
+The worker runs under `ncu`, which runs each kernel that it counts several times. The step's times mean nothing then,
+and there are no tables of time.
+
+`profiler_args` select the kernels: `chosen(kernel, range)`. Options: the documentation of Nsight Compute's command
+line.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ from cs_systems.traces import ncu as reports
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
 
-MOST = 10  # kernels that are counted; each takes a dozen runs
+MOST = 10  # counted kernels; each runs a dozen times
 DEFAULTS = (
     "--target-processes=all",
     "--profile-from-start=off",  # until the timed steps
     "--nvtx",
     "--replay-mode=kernel",
-    "--clock-control=none",  # ncu's default locks the GPU's clocks, which are not ours to set
+    "--clock-control=none",  # ncu's default would lock the GPU's clocks, which a profiler must not change
     f"--launch-count={MOST}",
     f"--metrics={','.join(reports.METRICS.values())}",
     "--force-overwrite",
@@ -41,13 +44,18 @@ REFUSED = (
     f"(https://developer.nvidia.com/{NOT_PERMITTED})"
 )
 _REMEDY = "install Nsight Compute: apt install nsight-compute, from NVIDIA's CUDA repository"
-# The driver tells here whether only root may read hardware counters.
+# The driver states in this file whether only root may read hardware counters.
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
 
 
 def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
-    """Options for the kernels whose function's name has a match of the regular expression `kernel`, launched inside the
-    NVTX range `range` (`scores`, or `block 0/*/scores` for one inside another). Raises ConfigError without either."""
+    """Return ncu's options that select kernels by name, by NVTX range or by both.
+
+    kernel: a regular expression that matches a part of the kernel function's name.
+    range: the NVTX range in which the kernels are launched: `scores`, or `block 0/*/scores` for one inside another.
+
+    Raises ConfigError without either.
+    """
     if not kernel and not range:
         raise ConfigError(
             "ncu runs every kernel that it counts several times: choose them with --kernel REGEX or --range NAME; "
@@ -60,7 +68,7 @@ def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
 
 
 def check() -> Row:
-    """Whether ncu can count here: a row of `doctor`."""
+    """Return a row of `doctor`: whether ncu can count here."""
     path = shutil.which("ncu")
     if path is None:
         return finding("ncu", "not on PATH: no counters of kernels with Nsight Compute", "missing", _REMEDY)
@@ -75,15 +83,18 @@ def check() -> Row:
 
 
 def problem() -> str | None:
-    """What is missing; whether counters are permitted shows when ncu asks for them."""
+    """Return the missing requirement, if any. Only ncu itself finds out later whether counters are permitted."""
     row = check()
     return f"ncu: {row['found']}; {row['remedy']}" if row["state"] == "missing" else None
 
 
 def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool) -> list[str]:
-    """`ncu` around the worker; it takes no option twice, so that a person's replace those of the same name."""
+    """Return the command that runs the worker under `ncu`.
+
+    ncu takes no option twice, so a user's option replaces the default of the same name.
+    """
     if not on_cuda:
-        return list(argv)  # `region` says so
+        return list(argv)  # `region` raises Unavailable
     named = {option.partition("=")[0] for option in options}
     defaults = [option for option in DEFAULTS if option.partition("=")[0] not in named]
     files = [f"--export={out.absolute()}", f"--log-file={_log(out).absolute()}"]

@@ -1,4 +1,4 @@
-"""Nobody watches: what `time` does."""
+"""Null profiler of `time`: it records nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Nsight Systems: the worker runs under `nsys profile`, which records the timed steps alone.
 
-On CUDA the recording begins and ends with the CUDA profiler's API; on a CPU, where a build of torch has none, with an
-NVTX range. The report is exported to SQLite, from which the tables are made. Options: the user guide of Nsight Systems.
+On CUDA the CUDA profiler's API begins and ends the trace. On a CPU, where a build of torch has none, an NVTX range
+does. The report is exported to SQLite, from which the tables are made. Options: the user guide of Nsight Systems.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from cs_systems.traces.nsys import EXPORT, PUSH_POP
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
 
-OLDEST = (2022, 4)  # whose exports analysis reads
-CAPTURE = "timed steps"  # the range that begins and ends the recording on a CPU
+OLDEST = (2022, 4)  # the oldest release whose exports `traces` can read
+CAPTURE = "timed steps"  # the range that begins and ends the trace on a CPU
 ALWAYS = (
     "--sample=none",
     "--cpuctxsw=none",
-    "--capture-range-end=stop",  # the default also stops the program, before it has answered
+    "--capture-range-end=stop",  # the default also stops the worker, before it has sent its result
     "--force-overwrite=true",
 )
 ON_CUDA = ("--trace=cuda,nvtx", "--cuda-graph-trace=node", "--capture-range=cudaProfilerApi")
@@ -47,7 +47,7 @@ _REMEDY = "install Nsight Systems: apt install nsight-systems-cli, from NVIDIA's
 
 
 def check() -> Row:
-    """Whether nsys can record, import and export here: a row of `doctor`."""
+    """Return a row of `doctor`: whether nsys can record, import and export here."""
     path = shutil.which("nsys")
     if path is None:
         return finding("nsys", "not on PATH: no profile with Nsight Systems", "missing", _REMEDY)
@@ -65,7 +65,7 @@ def check() -> Row:
 
 
 def version_of(program: str) -> str:
-    """The version that a tool of NVIDIA's prints: 2024.2.3."""
+    """Return the version that a tool of NVIDIA's prints: 2024.2.3."""
     try:
         said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -75,14 +75,17 @@ def version_of(program: str) -> str:
 
 
 def loses_ranges() -> str | None:
-    """Why this nsys does not record a range of the package nvtx, found by recording one; None if it does. Seconds."""
+    """Return why this nsys does not record a range of the package nvtx, or None if it does.
+
+    Records one to find out, which takes seconds.
+    """
     with tempfile.TemporaryDirectory() as folder:
         report, database, said = (Path(folder) / name for name in ("pair.nsys-rep", "pair.sqlite", "said"))
         emit = [sys.executable, "-c", "import nvtx; nvtx.push_range('doctor'); nvtx.pop_range()"]
         record = ["nsys", "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={report}", *emit]
         for argv in (record, [*EXPORT, "-o", str(database), str(report)]):
             try:
-                with said.open("w") as stream:  # a pipe would be waited for as long as anything holds it
+                with said.open("w") as stream:  # run() would wait for a pipe as long as any process holds it
                     subprocess.run(argv, stdout=stream, stderr=stream, timeout=PAIR_TIMEOUT_S, check=True)
             except subprocess.TimeoutExpired:
                 return f"{argv[0]} {argv[1]} did not end within {PAIR_TIMEOUT_S} s"
@@ -107,7 +110,7 @@ def problem() -> str | None:
 
 
 def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool) -> list[str]:
-    """`nsys profile` around the worker; a person's options come last, so that they win."""
+    """Return the command that runs the worker under `nsys profile`; a user's options come last, so that they win."""
     where = ON_CUDA if on_cuda else ON_CPU
     return ["nsys", "profile", *where, *ALWAYS, f"--output={out.absolute()}", *options, *argv]
 
@@ -133,7 +136,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 
 def export(out: Path) -> tuple[Path, Path]:
-    """(the report, its export). Raises ProfileLost."""
+    """Export the report to SQLite and return (the report, its export). Raises ProfileLost."""
     report, database = Path(f"{out}.nsys-rep"), Path(f"{out}.sqlite")
     if not report.is_file():
         raise ProfileLost("nsys left no report: worker.log beside the records has its last words")

@@ -1,4 +1,4 @@
-"""Device memory by NVTX range, as Nsight Systems sees it: calls of cudaMalloc and cudaFree in the recorded steps.
+"""Device memory by NVTX range from Nsight Systems: calls of cudaMalloc and cudaFree in the recorded steps.
 
 PyTorch's caching allocator makes few of them: none, once its cache holds what a step needs. With `UNCACHED` among the
 options it calls CUDA for each tensor, so that ranges show what they allocate; such steps are slow.
@@ -51,8 +51,11 @@ def collect(out: Path, record: RunRecord) -> Collected:
 
 
 def with_prediction(rows: Sequence[Row], record: RunRecord) -> list[Row]:
-    """The rows with predicted_bytes: what a block's forward keeps, and by how much its backward changes what is in use;
-    None elsewhere, and where the closed form of eager code without checkpoints does not hold."""
+    """Return the rows with predicted_bytes: a block's bytes kept by forward and changed by backward.
+
+    Kept: by its forward, for backward. Changed: the bytes in use, by its backward. None in other rows, and where the
+    closed form of eager code without checkpoints does not hold.
+    """
     kept = kept_by_eager_block(record)
     if kept is None or UNCACHED not in record.run_config.profiler_args:
         return [row | {"predicted_bytes": None} for row in rows]

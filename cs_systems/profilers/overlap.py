@@ -1,7 +1,7 @@
-"""Communication against computation: torch.profiler on every rank around the timed steps, phases alone marked.
+"""Communication against computation: torch.profiler on every rank around the timed steps, with ranges of phases alone.
 
-Without ranges around modules, so that it disturbs a step less than `kineto` does. It leaves in the record `overlap` and
-`streams`, the picture of one step of rank 0: see `analysis.overlap`.
+Without ranges around modules, so that it disturbs a step less than `kineto` does. The record gets `overlap`, and
+`streams`, the picture of one step of rank 0: see `traces.overlap`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
 
 def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None]:
-    """As kineto's, with ranges of phases alone; collectives may be started by a thread of their own."""
+    """Record as kineto does, with ranges of phases alone, and all threads: one of them may start collectives."""
     from cs_systems.instrument.annotate import RecordFunctionRanges, listening
 
     return recording(out, device, listening(RecordFunctionRanges()), all_threads=True)
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    """`overlap`: a row for each rank, of its median step. Waiting and transfer are None where the ranks' recordings do
-    not fit together, and a caveat says why."""
+    """Return `overlap`, a row for each rank's median step, `streams` and `overhead`.
+
+    Waiting and transfer are None where the ranks' traces do not fit together; a caveat then gives the reason.
+    """
     traces = [trace_path(rank_file(out, rank)) for rank in range(record.run_config.world_size)]
     if missing := [number for number, trace in enumerate(traces) if not trace.is_file()]:
         raise ProfileLost(f"torch.profiler left no trace of rank {missing[0]}: is there room on the disk?")

@@ -1,7 +1,7 @@
-"""What each rank holds after each phase of a step: parameters, gradients, optimizer state, beside the formula.
+"""Memory of each rank after each phase of a step: parameters, gradients, optimizer state, beside the formula.
 
-Measured are the tensors' own storages, on a CPU too, and what the device's allocator has given out. Recorded from the
-first step on (`warmup=0`), it shows the state come.
+Measured are the tensors' own storages, on a CPU too, and the bytes that the device's allocator has given out. Recorded
+from the first step on (`warmup=0`), it shows when the optimizer state is allocated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cs_systems.record import Row, RunRecord
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
 
-# After which phase a stage has ended: gradients are all there, and averaged, when they are synchronized.
+# Phase → the stage that has ended after it. All gradients exist, averaged, once they are synchronized.
 STAGE_OF = {
     "built": "built",
     "forward": "forward",
@@ -47,8 +47,10 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    """`rank_memory`: {rank, step, stage, component, bytes, expected_bytes} after each stage, and a component
-    `allocated`, of which nothing is expected but its parts; None where unknown."""
+    """Return `rank_memory`: {rank, step, stage, component, bytes, expected_bytes} after each stage.
+
+    The component `allocated` has no expected bytes of its own, only its parts have; None where unknown.
+    """
     config = record.run_config
     trained, sharing = _trained_bytes(record), data_ranks(record.config)
     rows: list[Row] = []
@@ -65,9 +67,10 @@ def collect(out: Path, record: RunRecord) -> Collected:
 
 
 def expected_of(trained_bytes: int | None, strategy: str, ranks: int, step: int, stage: str) -> dict[str, int]:
-    """By formula, of a step counted from 1 since the model was built; nothing where Ψ is not known.
+    """Return the bytes of each component by formula; empty where Ψ is unknown.
 
-    trained_bytes: Ψ of a rank, where `ranks` have other rows.
+    step: counted from 1 since the model was built.
+    trained_bytes: Ψ of a rank, where `ranks` take different rows.
     """
     splits = splits_of(strategy)
     if trained_bytes is None:
@@ -82,7 +85,7 @@ def expected_of(trained_bytes: int | None, strategy: str, ranks: int, step: int,
 def _trained_bytes(record: RunRecord) -> int | None:
     config, element = record.run_config, PARAMETER_BYTES[record.run_config.precision]
     if (divided_over := config.world_size // data_ranks(record.config)) > 1:
-        if config.workload != "train_step":  # no other module tells what of it is divided
+        if config.workload != "train_step":  # for other modules it is unknown which parameters are divided
             return None
         return int(payload(config.model, 0, element, 0).on_tensor_rank(divided_over).parameter_bytes)
     count = next((row.get("parameters") for row in record.results.get("ran", ())), None)

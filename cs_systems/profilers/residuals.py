@@ -1,5 +1,7 @@
-"""What forward keeps for backward, in the first recorded step: by module and operation, and by block; what each
-block's backward gives and frees."""
+"""Tensors that forward keeps for backward in the first recorded step, by module and operation, and by block.
+
+Also the memory that each block's backward allocates and frees.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,17 @@ if TYPE_CHECKING:
 
 
 def residual_stream_bytes(config: RunConfig) -> int:
-    """Of the tensor that goes from block to block: batch × sequence × d_model, in the parameters' dtype."""
+    """Return the bytes of the tensor passed between blocks: batch × sequence × d_model, in the parameters' dtype."""
     tokens = config.batch_size * config.tokens_per_sequence
     return tokens * config.model.d_model * PARAMETER_BYTES[config.precision]
 
 
 def gradients_of_a_block(config: RunConfig) -> int:
-    """The gradients that a block's backward emits: of its weights and norms, and the residual stream's, which it hands
-    on while the one that it was given is still alive. Bytes."""
+    """Return the bytes of the gradients that a block's backward emits.
+
+    These are the gradients of its weights and norms, and the residual stream's. It passes the latter on while the one
+    that it received is still alive.
+    """
     return block_parameter_count(config.model) * PARAMETER_BYTES[config.precision] + residual_stream_bytes(config)
 
 
@@ -63,8 +68,11 @@ def collect(out: Path, record: RunRecord) -> Collected:
 
 
 def kept_by_formula(record: RunRecord) -> dict[str, tuple[int, int]]:
-    """Block → (how many blocks from it on are one, the bytes they keep): a block alone, or all under one checkpoint.
-    Of eager code of ours; empty for anything else."""
+    """Return block → (how many blocks from it on count as one, the bytes they keep).
+
+    One is a block alone, or all blocks under one checkpoint. Holds for this package's eager code; empty for anything
+    else.
+    """
     if (known := known_by_formula(record)) is None:
         return {}
     layers = known[0].model.num_layers
@@ -78,7 +86,7 @@ def kept_by_formula(record: RunRecord) -> dict[str, tuple[int, int]]:
 
 
 def kept_by_eager_block(record: RunRecord) -> int | None:
-    """By the closed form of eager code without checkpoints; None for anything else."""
+    """Return a block's kept bytes, by the closed form of eager code without checkpoints; None for anything else."""
     known = known_by_formula(record)
     return None if known is None or record.run_config.checkpoint != "none" else kept_by_a_block(*known)
 

@@ -1,14 +1,16 @@
-"""Fully sharded data parallelism: of parameters, gradients and optimizer state each rank keeps the N-th part
-(Rajbhandari et al. 2020, ZeRO stage 3; Zhao et al. 2023, PyTorch FSDP).
+"""Fully sharded data parallelism: each rank keeps 1/N of parameters, gradients and optimizer state.
 
-A unit is what is gathered at once: each child of an outermost `nn.ModuleList` or `nn.Sequential`; what is outside of
-these, or shared by several, is the root unit. Forward gathers a unit before it runs and frees it after; backward
-gathers it again, frees it, and sends its gradients off. While one unit computes, the one that came after it in the last
-forward, or in backward before it, is being gathered. The root unit stays from forward to the end of backward. So a step
-sends 3 Ψ (N−1)/N bytes less one gathering of the root unit, and at most two units and the root are whole at a time.
+Source: Rajbhandari et al. 2020, ZeRO stage 3; Zhao et al. 2023, PyTorch FSDP.
+
+A unit is the set of parameters that are gathered at once: each child of an outermost `nn.ModuleList` or
+`nn.Sequential`. Parameters outside of these, or shared by several, form the root unit. Forward gathers a unit before it
+runs and frees it after. Backward gathers it again, frees it, and sends its gradients. While one unit computes, the one
+that came after it in the last forward, or in backward before it, is being gathered. The root unit stays from forward to
+the end of backward. So a step sends 3 Ψ (N−1)/N bytes less one gathering of the root unit, and at most two units and
+the root are whole at a time.
 
 All ranks must run the same units in the same order. A parameter that a batch leaves without a gradient on some ranks
-gets the mean over all, zeros counted; one that has none on any rank keeps None, so that the optimizer leaves it alone.
+gets the mean over all, zeros counted; one that has none on any rank keeps None, so that the optimizer skips it.
 """
 
 from __future__ import annotations
@@ -41,19 +43,21 @@ _NONE = -1  # the number that autograd gives to no backward
 
 
 class FullyShardedDataParallel(nn.Module):
-    """`module` with its parameters sharded over the ranks. Every rank calls this, and then the same methods in order.
+    """Wrapper that shards a module's parameters over the ranks.
 
-    compute_dtype: of weights and gradients as they are sent and computed with, and of what the sharded modules are
-        given; parts and their gradients are then fp32. None: all in the dtypes that the parameters have.
+    Every rank creates it, and then calls the same methods in the same order.
+
+    compute_dtype: of weights and gradients as they are sent and computed with, and of the inputs of the sharded
+        modules; parts and their gradients are then fp32. None: all in the dtypes that the parameters have.
     shard_types: the modules whose own parameters are sharded. The rest is on every rank, in its own dtype, and its
-        gradients are averaged. Where a compute dtype is given, LayerNorm, GroupNorm and RMSNorm of torch.nn among the
-        rest compute in their weights' dtype and answer in that of their input; other modules must take what comes. And
-        where one module computes with the weights of another, as nn.MultiheadAttention with those of a Linear, both
-        belong here then.
+        gradients are averaged. With a compute dtype, LayerNorm, GroupNorm and RMSNorm of torch.nn among the rest
+        compute in their weights' dtype and return that of their input; other modules must take any input dtype. Where
+        one module computes with the weights of another, as nn.MultiheadAttention with those of a Linear, both belong
+        in shard_types.
     group: the ranks that share the parameters; all by default.
 
-    Make the optimizer from `parameters()` of this: they hold this rank's parts, so that a norm over them, as
-    clip_grad_norm_ takes, is of these alone. The whole ones are found as attributes of their modules while those run.
+    Make the optimizer from `parameters()` of this wrapper: they hold this rank's parts, so a norm over them, as
+    clip_grad_norm_ takes, is of these alone. The whole ones are attributes of their modules while those run.
     Raises ConfigError where the ranks have different models.
     """
 
@@ -114,7 +118,7 @@ class FullyShardedDataParallel(nn.Module):
         return output
 
     def _begin(self) -> None:
-        """The shards may have changed since the last forward; a backward since then may have failed."""
+        """Reset the state of the last forward: shards may have changed, and a backward since then may have failed."""
         if self._backward != _NONE:
             for reduction in self._reducing:
                 reduction.handle.wait()
@@ -128,7 +132,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _enter(self, unit: Unit, module: nn.Module, inputs: Any) -> None:
-        """Have the weights of the unit, and those of the next on their way."""
+        """Wait for the weights of the unit, and start to gather those of the next."""
         recomputing = _in_backward()
         calls: list[Call] = [] if recomputing else self._calls
         call = unit.call = Call(unit, calls, len(calls))
@@ -151,7 +155,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _leave(self, unit: Unit, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Free the unit; where backward may come, let it be gathered again before."""
+        """Free the unit; where backward may come, register the hooks that gather it again."""
         call = unit.call
         assert call is not None
         if unit is not self._root:
@@ -162,14 +166,14 @@ class FullyShardedDataParallel(nn.Module):
                 if isinstance(x, Tensor) and x.requires_grad:
                     x.register_hook(lambda grad: self._before_backward(call))
             # The root is attached until backward ends, for checkpoints that compute again what is outside of units.
-            # From an output that torch cannot look into, nobody would tell that backward comes.
+            # If torch finds no tensor in an output, no hook would announce backward.
             unit.kept = unit is self._root or not any(isinstance(x, Tensor) for x in leaves)
         for other in self._units if unit is self._root else [unit]:
             if not other.kept and not other.needed_by:
                 other.free()
 
     def _prepare(self, unit: Unit, module: nn.Module, inputs: Any, options: Any) -> tuple[Any, Any] | None:
-        """Cast what a sharded module is given."""
+        """Cast the inputs of a sharded module."""
         if not unit.is_attached:
             raise RuntimeError(
                 f"{type(module).__name__} runs without its weights, which {type(unit.module).__name__} gathers when it "
@@ -178,7 +182,7 @@ class FullyShardedDataParallel(nn.Module):
         return None if self._dtype is None else cast(self._dtype, inputs, options)
 
     def _before_backward(self, call: Call) -> None:
-        """Have the weights of a unit whose backward comes, and those of the one before it on their way."""
+        """Wait for the weights of a unit whose backward comes, and start to gather those of the one before it."""
         if self._backward == _NONE:  # not one inside of another, as reentrant checkpoints have them
             self._backward = torch._C._current_graph_task_id()
             Variable._execution_engine.queue_callback(self._end_backward)
@@ -186,16 +190,19 @@ class FullyShardedDataParallel(nn.Module):
         if call in unit.needed_by:
             return
         for later in [other for other in self._open if other.calls is call.calls and other.index > call.index > 0]:
-            self._reduce(later)  # this rank did not use its weights, others may have
+            self._reduce(later)  # this rank did not use its weights; other ranks may have
         unit.needed_by.add(call)
         if unit.trained:
             self._open.setdefault(call, [None] * sum(len(flat.params) for flat in unit.trained))
         unit.start()
         unit.wait()
-        call.calls[call.index - 1].unit.start()  # before the first, which is the root, the last one
+        call.calls[call.index - 1].unit.start()  # the root is the first; index −1 is then the last
 
     def _gradients(self, call: Call, grads: Sequence[Tensor | None]) -> None:
-        """Take the gradients of a unit's weights. The root's wait: some ranks may have none."""
+        """Take the gradients of a unit's weights.
+
+        Those of the root wait until backward ends: some ranks may have none.
+        """
         self._open[call] = grads
         if call.unit is not self._root:
             self._reduce(call)
@@ -225,7 +232,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def finish_gradient_synchronization(self) -> None:
-        """Wait for the gradients of the parts, and average those of what is not sharded.
+        """Wait for the gradients of the parts, and average those of the parameters that are not sharded.
 
         Raises RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now.
         """
@@ -246,21 +253,21 @@ class FullyShardedDataParallel(nn.Module):
             handle.wait()
 
     def _forget_unused(self) -> None:
-        """Take back the gradients of what no rank used."""
+        """Remove the gradients of parameters that no rank used."""
         if not self._trained:
             return
         present = self._everything
         if self._absent:
             present = present.new_tensor([p not in self._absent for p in self._trained])
         maximum(present, self._group).wait()
-        if self._absent:  # alone a rank that lacks a gradient reads the answer: reading waits for the device
+        if self._absent:  # only a rank that lacks a gradient reads the answer: reading waits for the device
             for p, used in zip(self._trained, present.tolist(), strict=True):
                 if not used:
                     p.grad = None
         self._absent.clear()
 
     def gathered_bytes(self) -> int:
-        """What whole weights take on this rank now."""
+        """Return the bytes of whole weights on this rank now."""
         return sum(unit.gathered_bytes() for unit in self._units)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -272,7 +279,7 @@ class FullyShardedDataParallel(nn.Module):
 
 
 class _Unshard(torch.autograd.Function):
-    """The weights of a unit, in the graph from here on; backward takes all their gradients at once."""
+    """Autograd function whose outputs are the weights of a unit; its backward takes all their gradients at once."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, owner: FullyShardedDataParallel, call: Call) -> tuple[Tensor, ...]:
@@ -288,7 +295,7 @@ class _Unshard(torch.autograd.Function):
 
 
 def _in_backward() -> bool:
-    """Whether autograd runs in this thread: then a forward is the recomputation of a checkpoint."""
+    """Return whether autograd runs in this thread: then a forward is the recomputation of a checkpoint."""
     return torch._C._current_graph_task_id() != _NONE
 
 
@@ -297,7 +304,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def gather_full_params(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter by its name in the module that was wrapped → the whole of it, a copy, fp32 where the parts are.
+    """Return each parameter's name in the wrapped module → a copy of the whole parameter, fp32 where the parts are.
 
     All ranks call it. A tied parameter is there under each of its names.
     """
@@ -312,7 +319,10 @@ def gather_full_params(model: nn.Module) -> dict[str, Tensor]:
 def wrap(
     model: nn.Module, compute_dtype: str | torch.dtype | None = None, tp_degree: int = 1
 ) -> FullyShardedDataParallel:
-    """compute_dtype: a torch.dtype, bf16 or fp16."""
+    """Return the model wrapped in FullyShardedDataParallel.
+
+    compute_dtype: a torch.dtype, bf16 or fp16.
+    """
     return FullyShardedDataParallel(model, dtype_of("compute_dtype", compute_dtype), group=data_group(tp_degree))
 
 

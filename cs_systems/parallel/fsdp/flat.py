@@ -1,11 +1,11 @@
-"""Parameters of which each rank keeps its part of a flat layout, and how they are gathered and their gradients reduced.
+"""Parameters sharded in a flat layout: gathering of the weights and reduction of their gradients.
 
 Whole, they are views of one tensor: to gather them takes one cast and one all-gather, to average their gradients one
 concatenation and one reduce-scatter.
 
 Streams on CUDA. Every tensor here is allocated and freed in the order of the stream that computes. The cast and the
-all-gather run on a stream beside it, which first waits for what that stream has been given: so memory that was freed
-before is free there too. Who computes with the weights, or frees them, first waits for the all-gather.
+all-gather run on a second stream, which first waits for the work queued on the first: so memory that was freed before
+is free there too. Code that computes with the weights, or frees them, first waits for the all-gather.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cs_systems.parallel._flat_layout import FlatLayout
 
 @dataclass(frozen=True)
 class Part:
-    """What this rank has of one parameter: elements `start` to `stop`, from `in_shard` on in its part of the tensor.
+    """One rank's part of a parameter: elements `start` to `stop`, at offset `in_shard` in its part of the tensor.
 
     shape: (elements, 1, …, 1), of as many dimensions as the parameter has whole.
     """
@@ -40,17 +40,17 @@ class Part:
     shape: tuple[int, ...]
 
     def of(self, shard: Tensor) -> Tensor:
-        """The view of `shard` (this rank's part of the whole tensor) that belongs to the parameter."""
+        """Return the view of `shard` (this rank's part of the whole tensor) that belongs to the parameter."""
         return shard.as_strided(self.shape, (1,) * len(self.shape), self.in_shard)
 
 
-parts: Any = WeakTensorKeyDictionary()  # parameter → its Part: for the optimizer's state, where no module is at hand
+parts: Any = WeakTensorKeyDictionary()  # parameter → its Part, for the optimizer's state, which gets no module
 
 
 class FlatShard:
     """Parameters of one dtype, device and `requires_grad`, which from now on hold this rank's part of their elements.
 
-    A part keeps the number of dimensions, since people choose groups of parameters by `ndim`; a rank may have none of
+    A part keeps the number of dimensions, since users choose groups of parameters by `ndim`; a rank may have none of
     the elements. Parts are in fp32 where a compute dtype is given, else in the parameters' own dtype; the weights and
     their gradients are in the compute dtype.
     """
@@ -70,7 +70,7 @@ class FlatShard:
         self._whole_bytes = self._whole.nbytes
         # Where no cast is needed, the shard itself is sent.
         self._sent = self.shard if master is dtype else self._whole[rank * size : (rank + 1) * size]
-        alias = self._whole.data  # to autograd another tensor: what is gathered into it is no change of what was saved
+        alias = self._whole.data  # another tensor to autograd: gathering into it does not change saved tensors
         self.weights = [alias[s : s + p.numel()].view(p.shape) for p, s in zip(params, self._starts, strict=True)]
         self.parts = []
         for p, (start, stop, in_shard) in zip(params, self._layout.held(rank), strict=True):
@@ -88,11 +88,11 @@ class FlatShard:
         return [p for ref in self._params if (p := ref()) is not None]
 
     def gathered_bytes(self) -> int:
-        """What the whole tensor takes now."""
+        """Return the bytes of the whole tensor's memory now."""
         return self._whole.untyped_storage().nbytes()
 
     def start(self) -> None:
-        """Begin to gather the weights, unless that was done."""
+        """Start to gather the weights, unless they are current."""
         if self._is_current:
             return
         self._is_current = True
@@ -111,13 +111,13 @@ class FlatShard:
         self._gathering = gather_shards(self._whole, self._sent, self._group)
 
     def wait(self) -> None:
-        """What is computed after this finds the weights."""
+        """Make later computation wait for the weights."""
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering = None
 
     def expire(self) -> None:
-        """The shards may have changed: gather again before the next use."""
+        """Mark the weights as outdated, since the shards may have changed: gather again before the next use."""
         self.wait()
         self._is_current = False
 
@@ -137,7 +137,7 @@ class FlatShard:
         return Reduction(self, average_shard(flat, mean, self._group), flat, mean, [g is not None for g in grads])
 
     def whole_of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Tensors of the shapes of this rank's parts, from every rank → whole ones, of the parameters' shapes."""
+        """Gather tensors of this rank's parts' shapes from every rank into whole ones, of the parameters' shapes."""
         mine = torch.zeros_like(self.shard, dtype=tensors[0].dtype)
         for part, tensor in zip(self.parts, tensors, strict=True):
             part.of(mine).copy_(tensor)
@@ -148,7 +148,10 @@ class FlatShard:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Gradients on their way: `flat` must live until their mean is in `mean`. used: of which parameters there were."""
+    """Gradients that are being reduced.
+
+    `flat` must live until their mean is in `mean`. used: whether each parameter had a gradient.
+    """
 
     of: FlatShard
     handle: Any

@@ -1,4 +1,4 @@
-"""Norms that keep their weights in fp32 where what is around them computes in a lower dtype."""
+"""Norms that keep their weights in fp32 where the layers around them compute in a lower dtype."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# On CUDA the first two raise where input and weights differ in dtype, as on a CPU they do not; RMSNorm loses its fused
+# On CUDA the first two raise where input and weights differ in dtype; on a CPU they do not. RMSNorm loses its fused
 # kernel and warns. BatchNorm takes both dtypes everywhere.
 OF_ONE_DTYPE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def take_any_dtype(module: nn.Module, sharded: Set[nn.Parameter]) -> None:
-    """Let the norms in `module` whose weights are not sharded take inputs of any dtype on any device.
+    """Make the norms in `module` whose weights are not sharded accept inputs of any dtype on any device.
 
-    They compute in the dtype of their weights and answer in that of their input.
+    They compute in the dtype of their weights and return that of their input.
     """
     for m in module.modules():
         own = next(m.parameters(recurse=False), None)
@@ -39,7 +39,10 @@ def _take_any_dtype(norm: nn.Module, dtype: torch.dtype) -> None:
 
 
 def cast(dtype: torch.dtype, inputs: Any, options: Any) -> tuple[Any, Any] | None:
-    """For a forward pre-hook: the floating-point tensors among the arguments in `dtype`; None if they are."""
+    """Return the arguments with floating-point tensors cast to `dtype`, or None if they are in it.
+
+    The result is that of a forward pre-hook.
+    """
 
     def is_other(x: Any) -> bool:
         return isinstance(x, Tensor) and x.dtype is not dtype and x.is_floating_point()

@@ -1,4 +1,7 @@
-"""What a sharded model and its optimizer save and load: whole tensors, as one process does. All ranks take part."""
+"""State that a sharded model and its optimizer save and load: whole tensors, as in one process.
+
+All ranks take part.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,13 @@ from cs_systems.parallel.fsdp.flat import FlatShard, parts
 
 
 def whole_parameters(module: nn.Module) -> Iterator[tuple[nn.Parameter, Tensor]]:
-    """Each parameter of `module` that is sharded, with the whole of it."""
+    """Yield each parameter of `module` that is sharded, with the whole of it."""
     for flat in _flats(module.parameters()):
         yield from zip(flat.params, flat.whole_of([p.detach() for p in flat.params]), strict=True)
 
 
 def gather_into(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
-    """For `register_state_dict_post_hook`: what is sharded is saved whole, in host memory."""
+    """Save sharded parameters whole, in host memory: the hook for `register_state_dict_post_hook`."""
     names = _names(module)
     for p, whole in whole_parameters(module):
         saved = whole.cpu()
@@ -27,7 +30,10 @@ def gather_into(module: nn.Module, state_dict: dict[str, Any], prefix: str, loca
 
 
 def take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """For `register_load_state_dict_pre_hook`: this rank's parts of what one process, or any number of ranks, saved."""
+    """Load this rank's parts of whole parameters: the hook for `register_load_state_dict_pre_hook`.
+
+    One process, or any number of ranks, may have saved them.
+    """
     for p, names in _names(module).items():
         for key in (prefix + name for name in names):
             if p in parts and key in state_dict:
@@ -37,9 +43,9 @@ def take_parts(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: A
 def make_optimizer(
     params: Iterable[Any], cls: Callable[..., torch.optim.Optimizer], **options: Any
 ) -> torch.optim.Optimizer:
-    """`cls(params, **options)`, whose state_dict is that of one process and which loads one; all ranks call these.
+    """Return `cls(params, **options)`, which saves and loads the state_dict of one process.
 
-    For optimizers that treat each element by itself (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor).
+    All ranks call these methods. For element-wise optimizers (SGD, Adam, AdamW; not LBFGS, Muon, Adafactor).
     """
     optimizer = cls(params, **options)
     optimizer.register_state_dict_post_hook(_gather_state)
@@ -75,7 +81,7 @@ def _take_parts_of_state(optimizer: torch.optim.Optimizer, state_dict: dict[str,
 
 
 def _part_of(p: nn.Parameter, whole: Any) -> Any:
-    """This rank's part of what has a number for each element of `p`, else the same."""
+    """Return this rank's part of a value that has a number for each element of `p`; other values unchanged."""
     part = parts[p]
     if not isinstance(whole, Tensor) or not whole.ndim or whole.shape != part.whole_shape:
         return whole
@@ -91,7 +97,7 @@ def _flats(params: Iterable[nn.Parameter]) -> list[FlatShard]:
 
 
 def _names(module: nn.Module) -> Mapping[nn.Parameter, list[str]]:
-    """Several for a tied parameter."""
+    """Return parameter → its names; a tied parameter has several."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
         names.setdefault(p, []).append(name)

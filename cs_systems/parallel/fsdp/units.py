@@ -1,4 +1,4 @@
-"""What of a model is gathered at once, and one use of it in a forward."""
+"""Units of a model, whose parameters are gathered at once, and one use of a unit in a forward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Places = list[tuple[nn.Module, str, nn.Parameter]]  # (module, the parameter's n
 
 
 class Unit:
-    """The sharded parameters of one module. places: where the model has them."""
+    """Sharded parameters of one module. places: the modules and names under which the model has them."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Unit:
         self._places = [(module, name, number[p]) for module, name, p in places]
         self.call: Call | None = None  # the last
         self.is_attached = False
-        self.needed_by: set[Call] = set()  # whose backward runs
+        self.needed_by: set[Call] = set()  # calls that are in backward
         self.kept = False  # from forward to the end of backward
 
     def modules_of(self, types: tuple[type, ...]) -> set[nn.Module]:
@@ -65,7 +65,10 @@ class Unit:
         return sum(flat.gathered_bytes() for flat in self.flats)
 
     def attach(self, trained: Sequence[Tensor]) -> None:
-        """Let the modules find the weights. Theirs in `parameters()` stay the parts: an attribute goes before them."""
+        """Set the weights as attributes of the modules, which take precedence over parameters.
+
+        `parameters()` still gives the parts.
+        """
         weights = [*trained, *(w for flat in self.flats[len(self.trained) :] for w in flat.weights)]
         for module, name, number in self._places:
             module.__dict__[name] = weights[number]
@@ -89,7 +92,7 @@ class Unit:
 
 @dataclass(eq=False)
 class Call:
-    """One use of a unit in a forward. calls: all of that forward, in order, of which it is number `index`."""
+    """One use of a unit in a forward. calls: all uses of that forward, in order; `index` is this one's position."""
 
     unit: Unit
     calls: list[Call] = field(repr=False)
@@ -97,10 +100,10 @@ class Call:
 
 
 def divide(module: nn.Module, shard_types: tuple[type, ...]) -> dict[nn.Module, Places]:
-    """Module of a unit → where there are the parameters that it gathers, the root unit (of `module`) first.
+    """Return module of a unit → the places of the parameters that it gathers, the root unit (of `module`) first.
 
-    What is to be sharded are all parameters that a module of `shard_types` has, wherever else they are too; but for
-    those without dimensions, of which there are no parts.
+    All parameters that a module of `shard_types` has are sharded, even if other modules share them. Parameters without
+    dimensions are not: they cannot be divided.
     """
     theirs = (p for m in module.modules() if isinstance(m, shard_types) for p in m.parameters(recurse=False))
     sharded = {p for p in theirs if p.ndim}
@@ -120,7 +123,10 @@ def divide(module: nn.Module, shard_types: tuple[type, ...]) -> dict[nn.Module, 
 
 
 def listed(module: nn.Module) -> Iterator[nn.Module]:
-    """The children of the outermost lists, which run as a whole; a list of lists has none, but those of the lists."""
+    """Yield the children of the outermost lists, which run as a whole.
+
+    A list of lists yields the children of the inner lists only.
+    """
     for child in module.children():
         if isinstance(module, (nn.ModuleList, nn.Sequential)) and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield child
