@@ -26,16 +26,16 @@ _PEAK, _ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained
 _GLOBAL, _SHARED = "l1tex__t_bytes_pipe_lsu_mem_global_op", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op"
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op"
 
-# Column → metric. A share is of the peak that the chip can sustain. Loads and stores are those of the load/store units:
+# Column → metric. A share is of the peak that the chip can sustain. Loads and stores are the load/store units':
 # copies by the tensor memory accelerator appear in the DRAM columns only.
 METRICS = {
     "time_s": "gpu__time_duration.sum",
     "registers": "launch__registers_per_thread",
     "shared_bytes": "launch__shared_mem_per_block",  # per block, including the driver's share
     "waves": "launch__waves_per_multiprocessor",
-    "occupancy_share": f"sm__warps_active.{_ACTIVE}",  # active warps, of the most that an SM can hold, while it is active
-    "highest_occupancy_share": "sm__maximum_warps_per_active_cycle_pct",  # the limit by registers and shared memory
-    "sm_efficiency_share": "smsp__cycles_active.avg.pct_of_peak_sustained_elapsed",  # share of time with a warp in flight
+    "occupancy_share": f"sm__warps_active.{_ACTIVE}",  # active warps, of an SM's maximum, while it is active
+    "highest_occupancy_share": "sm__maximum_warps_per_active_cycle_pct",  # allowed by registers and shared memory
+    "sm_efficiency_share": "smsp__cycles_active.avg.pct_of_peak_sustained_elapsed",  # share of time with an active warp
     "sm_share": f"sm__throughput.{_PEAK}",
     "memory_share": f"gpu__compute_memory_throughput.{_PEAK}",  # the busiest of L1, L2 and DRAM
     "dram_share": f"gpu__dram_throughput.{_PEAK}",
@@ -135,7 +135,7 @@ def _value(action: Any, metric: str) -> float | None:
 
 
 def _ranges(state: Any) -> Iterator[str]:
-    """Yield the names of the open ranges in the order of the stack, which `push_pop_ranges` does not keep: it sorts them."""
+    """Yield the names of the open ranges in stack order; `push_pop_ranges` would sort them."""
     for domain in map(state.domain_by_id, state.domains()) if state is not None else ():
         yield from (domain.push_pop_range(i).name() for i in range(len(domain.push_pop_ranges())))
 

@@ -15,7 +15,7 @@ from cs_systems.traces.trace import Kernel, Op, Recording, timelines
 
 
 class SequenceRoute:
-    """Path from a kernel to the backward operator that launched it, its forward operator, and the ranges open around that."""
+    """Path from a kernel over its backward operator to the forward operator and the ranges open around that."""
 
     def __init__(self, recording: Recording) -> None:
         ops = recording.ops or []
