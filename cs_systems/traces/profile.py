@@ -146,7 +146,10 @@ def profile(recording: Recording, steps: str | None = None) -> Profile:
 
 
 def find_steps(recording: Recording, pattern: str | None) -> tuple[list[Step], str | None]:
-    """Return (steps, note): the outermost matching ranges, in order; the note tells how, if not by name.
+    """Return (steps, note): the outermost matching ranges, in order; the note is None if they match by name.
+
+    Without a match by name, a step lasts from one forward to the last phase before the next, and the note explains
+    this.
 
     Raises:
         ConfigError: No step is found.
