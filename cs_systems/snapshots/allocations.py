@@ -1,11 +1,16 @@
-"""What was allocated when: a snapshot's events replayed, from the end backwards to what was there before.
+"""Replay of a snapshot's events: what was allocated when, from its state at the end back to before recording.
 
-The bytes are those of `torch.cuda.memory_allocated()`: what the allocator gave, from the allocation until its free is
-requested (is completed, in a recording without any request). The events hold what was asked for, so the allocator's
-arithmetic is repeated (CUDACachingAllocator.cpp): a request is rounded up to 512 bytes, or as
-`roundup_power2_divisions` says; of a free piece of the large pool no rest of 1 MiB or less is split off, the request
-gets all of it. How large a free piece was, the replay knows: it ends where the next piece in use begins, or its
-segment ends. Blocks that are alive at the end say their size themselves.
+The bytes are those of `torch.cuda.memory_allocated()`: the allocated size, from the allocation until its free is
+requested (or completed, in a recording without requests). The events hold requested sizes only, so the replay repeats
+the allocator's arithmetic:
+
+- A request is rounded up to 512 bytes, or as `roundup_power2_divisions` specifies.
+- From a free piece of the large pool no rest of 1 MiB or less is split off; the request gets the whole piece.
+
+The size of a free piece follows from the replay: it ends where the next piece in use begins, or where its segment ends.
+Blocks that are alive at the end have their size in the snapshot.
+
+Source: CUDACachingAllocator.cpp.
 """
 
 from __future__ import annotations
@@ -26,8 +31,10 @@ BEFORE = -1  # the start of what was allocated before the events begin
 
 
 class Allocation(NamedTuple):
-    """One allocation, alive from event `start` (BEFORE: before recording) up to event `end`, at which its free is
-    requested (the number of events: it is alive at the end)."""
+    """One allocation, alive from event `start` (BEFORE: before recording) up to event `end`, which requests its free.
+
+    An `end` equal to the number of events means that it is alive at the end.
+    """
 
     start: int
     end: int
@@ -38,7 +45,7 @@ class Allocation(NamedTuple):
 
 
 class OutOfMemory(NamedTuple):
-    """A request that failed."""
+    """Request that failed."""
 
     event: int
     requested_bytes: int
@@ -49,7 +56,7 @@ class OutOfMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class Replay:
-    """Every allocation by its start. The peak is reached at event `peak_event` (BEFORE: before all events)."""
+    """All allocations by their start; the peak is reached at event `peak_event` (BEFORE: before all events)."""
 
     snapshot: Snapshot
     allocations: tuple[Allocation, ...]
@@ -62,12 +69,12 @@ class Replay:
     doubts: tuple[str, ...]
 
     def alive_at(self, event: int) -> Iterator[Allocation]:
-        """What is allocated after `event`."""
+        """Return the allocations that are alive after `event`."""
         return (a for a in self.allocations if a.start <= event < a.end)
 
 
 def replay(snapshot: Snapshot) -> Replay:
-    """Follow the events of a snapshot. What they do not explain is said in `doubts`."""
+    """Replay the events of a snapshot; `doubts` lists what they do not explain."""
     found = _Allocations(snapshot)
     allocations = sorted(found.done)
     peak_event, peak, now = BEFORE, found.before_bytes, found.before_bytes
@@ -95,7 +102,7 @@ def _frees(allocations: list[Allocation], snapshot: Snapshot) -> list[tuple[int,
 
 
 def _reserved(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
-    """From what is reserved at the end back to the beginning, then forward."""
+    """Yield (event, bytes reserved from there on), computed from the reserved bytes at the end."""
     events = snapshot.events
     changes = [
         (index, events.bytes[index] if action == SEGMENT_ALLOC else -events.bytes[index])
@@ -110,7 +117,7 @@ def _reserved(snapshot: Snapshot) -> Iterator[tuple[int, int]]:
 
 
 class _Allocations:
-    """The events matched: each allocation with its free, and what was there before."""
+    """Allocations matched with their frees, and those made before recording."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot, self._end = snapshot, len(snapshot.events)
@@ -133,7 +140,7 @@ class _Allocations:
             yield f"{self._unknown} allocation(s) are neither freed nor in a block at the end: taken as alive"
 
     def _add_before(self) -> None:
-        """What is freed, or alive at the end, and was never allocated by an event."""
+        """Add the allocations that are freed, or alive at the end, without an event that allocates them."""
         events, seen = self._snapshot.events, set()
         freed: list[tuple[int, int, int]] = []
         # A free that was requested before recording began completes in it: its memory was no longer allocated.
@@ -194,7 +201,7 @@ class _Allocations:
 
 
 def rounded(size: int, settings: Settings) -> int:
-    """The bytes that the allocator looks for when `size` are asked for."""
+    """Return the size of the block that the allocator looks for when `size` bytes are requested."""
     if settings.roundup_divisions and size >= LEAST_BYTES:
         floor = 1 << (size.bit_length() - 1)
         parts = settings.roundup_divisions.get(min(max(floor, MIB), 2**15 * MIB), 0)
@@ -205,7 +212,7 @@ def rounded(size: int, settings: Settings) -> int:
 
 
 class _LargePool:
-    """Where the large pool's pieces in use begin, and its segments: how large a piece a request gets."""
+    """Large pool's segments and the addresses of its pieces in use, from which the size of a given piece follows."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._settings = snapshot.settings
@@ -222,7 +229,7 @@ class _LargePool:
         self._starts = sorted(self._size)
 
     def piece(self, address: int, given: int) -> int:
-        """The bytes of the piece at `address` that a request of `given` bytes gets."""
+        """Return the bytes of the piece at `address` that a request of `given` bytes gets."""
         at = bisect_right(self._used, address)
         following = self._used[at] if at < len(self._used) else None
         segment = bisect_right(self._starts, address) - 1

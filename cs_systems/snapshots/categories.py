@@ -1,7 +1,7 @@
-"""What each allocation of a snapshot is: parameter, gradient, activation, … The rules are CATEGORIES.
+"""Category of each allocation of a snapshot: parameter, gradient, activation, … The rules are CATEGORIES.
 
-Where a recorder named the tensors that is what counts, else phase and life time, else number and size. The sum of the
-categories at any time is what was allocated then, to the byte: what no rule fits is `unknown`.
+The sidecar's tensor names take precedence, then phase and lifetime, then number and size. The categories at any time
+add up exactly to the bytes allocated then: what no rule fits is `unknown`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CATEGORIES = {
     TEMPORARIES: "allocated and freed in one phase; of forward: freed before backward begins",
     UNKNOWN: "no rule fits",
 }
-# CUBLAS_WORKSPACE_CONFIG as PyTorch sets it: :4096:2:16:8, on Hopper and later :4096:8 (32 MiB).
+# PyTorch's CUBLAS_WORKSPACE_CONFIG: :4096:2:16:8, on Hopper and later :4096:8 (32 MiB).
 WORKSPACE_BYTES = (8_519_680, 33_554_432)
 _OF_KIND = {
     "parameter": PARAMETERS,
@@ -47,7 +47,7 @@ _OF_KIND = {
 
 
 class Attributed(NamedTuple):
-    """An allocation, what it is, the phase and layer in which it was made, and its tensor where that is known."""
+    """Allocation with its category, the phase and layer in which it was made, and its tensor where known."""
 
     allocation: Allocation
     category: str
@@ -58,8 +58,10 @@ class Attributed(NamedTuple):
 
 @dataclass(frozen=True)
 class Attribution:
-    """Every allocation of a replay with its category; `notes` say what was inferred, and from what. `places` are those
-    of the events, `sites` those of the stacks."""
+    """All allocations of a replay with their categories.
+
+    `notes` lists what was inferred, and from what; `places` are those of the events, `sites` those of the stacks.
+    """
 
     replay: Replay
     allocations: tuple[Attributed, ...]
@@ -105,7 +107,7 @@ def _by_phase(
 
 
 class _Lives:
-    """What phase and life time say."""
+    """Categories by phase and lifetime."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = places
@@ -115,12 +117,16 @@ class _Lives:
         self._ends = {phase: _next_other(places, phase) for phase in (SETUP, Phase.BACKWARD, Phase.OPTIMIZER)}
 
     def outlives_a_step(self, a: Allocation) -> bool:
-        """Whether a forward begins after a backward that follows it."""
+        """Return whether a forward begins after the next backward that follows the allocation."""
         backward = self._next_backward[a.start]
         return backward < len(self._places) and self._next_forward[backward] < len(self._places)
 
     def category(self, a: Allocation, freed_in: str | None) -> str:
-        """`freed_in`: the phase in which the free is requested, None where it is alive at the end or in none."""
+        """Return the category of an allocation.
+
+        `freed_in` is the phase in which the free is requested, None if the allocation is alive at the end or in no
+        phase then.
+        """
         phase, alive = self._places[a.start].phase, a.end == len(self._places)
         over = self._ends[phase][a.start] if phase in self._ends else None
         if over is not None and phase != Phase.BACKWARD:
@@ -129,7 +135,7 @@ class _Lives:
             return PARAMETERS if phase == SETUP else OPTIMIZER_STATE
         if over is not None:
             if alive and over == len(self._places):
-                return UNKNOWN  # the recording ends within backward: a gradient and a temporary look alike
+                return UNKNOWN  # recording ends within backward: a gradient and a temporary look alike
             return TEMPORARIES if freed_in == Phase.BACKWARD and a.end < over else GRADIENTS
         kept = a.end >= self._next_backward[a.start]
         if phase in (Phase.FORWARD, Phase.LOSS):
@@ -138,7 +144,7 @@ class _Lives:
 
 
 def _next(places: Sequence[Place], phase: str) -> list[int]:
-    """For each event the next one of the phase, the number of events where none follows."""
+    """Return for each event the next event of the phase; the number of events where none follows."""
     found, following = [0] * len(places), len(places)
     for index in range(len(places) - 1, -1, -1):
         if places[index].phase == phase:
@@ -148,7 +154,7 @@ def _next(places: Sequence[Place], phase: str) -> list[int]:
 
 
 def _next_other(places: Sequence[Place], phase: str) -> list[int]:
-    """For each event the next one of a known phase that is another, the number of events where none follows."""
+    """Return for each event the next event of another known phase; the number of events where none follows."""
     found, following = [0] * len(places), len(places)
     for index in range(len(places) - 1, -1, -1):
         if places[index].phase not in (phase, None):
@@ -158,10 +164,10 @@ def _next_other(places: Sequence[Place], phase: str) -> list[int]:
 
 
 def _before_by_size(made: list[Attributed]) -> tuple[list[Attributed], list[str]]:
-    """Parameters and optimizer state among what was allocated before recording, by the gradients' sizes.
+    """Infer parameters and optimizer state among the allocations before recording, by the gradients' sizes.
 
-    Each parameter has one gradient of its size. If there are as many blocks of every gradient's size as gradients, they
-    are the parameters, and whole multiples beyond that are the optimizer's.
+    Each parameter has one gradient of its size. If there are at least as many blocks of every gradient's size as
+    gradients, they are the parameters, and whole multiples beyond that are the optimizer's.
     """
     gradients = _gradient_sizes(made)
     before = Counter(a.allocation.requested_bytes for a in made if a.category == BEFORE_RECORDING)
@@ -184,7 +190,7 @@ def _before_by_size(made: list[Attributed]) -> tuple[list[Attributed], list[str]
 
 
 def _gradient_sizes(made: Iterable[Attributed]) -> Counter[int]:
-    """How many gradients of each size are alive at once, at most."""
+    """Return the largest number of gradients of each size that are alive at once."""
     changes = []
     for a in made:
         if a.category == GRADIENTS:
@@ -199,7 +205,7 @@ def _gradient_sizes(made: Iterable[Attributed]) -> Counter[int]:
 
 
 def _by_tensor(replay: Replay, tensors: Iterable[Tensor], made: Sequence[Attributed]) -> list[Attributed]:
-    """What the recorder named, by the block of memory in which the tensor lies at the end."""
+    """Apply the sidecar's tensors, by the block of memory in which each tensor lies at the end."""
     end, result = len(replay.snapshot.events), list(made)
     alive = sorted((a.allocation.address, index) for index, a in enumerate(made) if a.allocation.end == end)
     addresses = [address for address, _ in alive]

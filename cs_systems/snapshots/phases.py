@@ -1,7 +1,7 @@
-"""In which phase and layer an event of a snapshot happened: by ranges where there are some, else by stacks.
+"""Phase and layer of each event of a snapshot: by ranges where there are some, else by stacks.
 
-The rules are data: ANYWHERE, INNERMOST and NO_STACK; for ranges those of `analysis.names`. A range counts for all
-threads, by time.
+The rules are data: ANYWHERE, INNERMOST and NO_STACK, and for ranges those of `traces.range_names`. A range counts for
+all threads, by time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SETUP = "setup"  # a model is built or moved
 
 
 class StackRule(NamedTuple):
-    """A frame whose function and file match these patterns as a whole says the phase."""
+    """Rule that a frame belongs to a phase if its function and file match these patterns as a whole."""
 
     phase: str
     function: str
@@ -29,12 +29,12 @@ class StackRule(NamedTuple):
     why: str
 
 
-# A frame anywhere in the stack: what backward calls (a checkpoint's forward, a hook) belongs to backward.
+# Rules for a frame anywhere in the stack: calls from backward (a checkpoint's forward, a hook) belong to backward.
 ANYWHERE = (
     StackRule(Phase.BACKWARD, r"_engine_run_backward|backward", r".*", "a function named backward"),
     StackRule(Phase.BACKWARD, r"torch::autograd::Engine::.*", r".*", "a frame of autograd's engine"),
 )
-# Else the innermost frame that fits one: an optimizer's closure calls forward, and that is forward.
+# Otherwise the innermost frame that fits a rule counts: forward in an optimizer's closure is forward.
 INNERMOST = (
     StackRule(Phase.OPTIMIZER, r".*", r".*torch/optim/.*", "a frame in torch/optim/"),
     StackRule(Phase.OPTIMIZER, r"_init_group|step", r".*optim[^/]*\.py", "step or _init_group in a file named optim*"),
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 def phase_of_stack(stack: Stack) -> str | None:
-    """The phase by ANYWHERE, else by INNERMOST; None where no rule fits."""
+    """Return the phase by ANYWHERE, else by INNERMOST; None where no rule fits."""
     said = [_by_frame(ANYWHERE, f.function, f.file) for f in stack]
     said += [_by_frame(INNERMOST, f.function, f.file) for f in stack]
     return next((phase for phase in said if phase), None)
@@ -64,7 +64,7 @@ def _by_frame(rules: tuple[StackRule, ...], function: str, file: str) -> str | N
 
 
 def places(snapshot: Snapshot) -> list[Place]:
-    """The place of each event."""
+    """Return the place of each event."""
     by_stack = [Place(phase_of_stack(stack), None) for stack in snapshot.stacks]
     without = {kind: _without_stack(snapshot, kind) for kind in (ALLOC, FREE_REQUESTED, FREE_COMPLETED)}
     events, found = snapshot.events, []
@@ -89,7 +89,10 @@ _NEVER = (1 << 63, Place(None, None))
 
 
 def _without_stack(snapshot: Snapshot, kind: int) -> Place | None:
-    """The place of an event of this kind that has no stack. None: as the allocation before, for no event has one."""
+    """Return the place of an event of this kind that has no stack.
+
+    None means the place of the allocation before, since no event of this kind has a stack.
+    """
     events = snapshot.events
     have_some = any(stack for stack, action in zip(events.stack, events.action, strict=True) if action == kind)
     if kind == ALLOC:
@@ -98,9 +101,9 @@ def _without_stack(snapshot: Snapshot, kind: int) -> Place | None:
 
 
 def _ranges(annotations: Sequence[Annotation]) -> Iterator[tuple[int, Place]]:
-    """(from when on, the place): the innermost open range that says a phase, and the innermost that says a layer.
+    """Yield (time, place from then on): the innermost open range with a phase, and the innermost with a layer.
 
-    What happens in the µs in which a range begins or ends is inside.
+    Events in the µs in which a range begins or ends are inside.
     """
     opened: list[str] = []
     for time_us, begins, name in sorted(a if a.begins else a._replace(time_us=a.time_us + 1) for a in annotations):
@@ -116,13 +119,14 @@ def _ranges(annotations: Sequence[Annotation]) -> Iterator[tuple[int, Place]]:
 def layers_by_loop(
     snapshot: Snapshot, allocations: Sequence[Allocation], places: Sequence[Place]
 ) -> tuple[dict[int, str], list[Frame]]:
-    """For what forward allocated, by its event: which pass of the loop over the layers; and the loops' frames.
+    """Return (layers, frames): the pass of the loop over the layers for each allocation of forward, by event.
 
-    Stacks do not number the layers, but a loop shows: below a frame named `forward`, without leaving it, the first
-    stack comes again after others. The outermost such loop is the one over the layers.
+    The frames are those of the loops. Stacks do not number the layers, but they show a loop: below a frame named
+    `forward`, without leaving it, the first stack recurs after others. The outermost such loop is the one over the
+    layers.
     """
     if any(place.layer and place.layer.startswith("block") for place in places):
-        return {}, []  # ranges say it
+        return {}, []  # ranges name the layers
     chains = _Chains()
     by_stack = [chains.of(stack) for stack in snapshot.stacks]
     forward = list(_forward(allocations, places))
@@ -139,7 +143,10 @@ def layers_by_loop(
 
 
 def _forward(allocations: Sequence[Allocation], places: Sequence[Place]) -> Iterator[tuple[int, int, int]]:
-    """(event, stack, which forward pass) of what forward allocated, in order; another phase ends a pass."""
+    """Yield (event, stack, number of the forward pass) of forward's allocations, in order.
+
+    An event of another phase ends a pass.
+    """
     number, at = 0, 0
     for a in allocations:  # by their starts
         if a.start > BEFORE and a.stack and places[a.start].phase == Phase.FORWARD:
@@ -149,7 +156,10 @@ def _forward(allocations: Sequence[Allocation], places: Sequence[Place]) -> Iter
 
 
 class _Chains:
-    """Of a stack, seen from outside, the part up to each frame named forward, outermost first; equal ones are one."""
+    """Prefixes of a stack from the outermost frame to each frame named forward, outermost first.
+
+    Equal prefixes are one object.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Stack, Stack] = {}
@@ -163,8 +173,11 @@ class _Chains:
 def _passes(
     forward: Sequence[tuple[int, int, int]], chains: Sequence[tuple[Stack, ...]]
 ) -> Iterator[tuple[int, list[tuple[Stack, int]]]]:
-    """(event, for each part of its chain how often the first stack below it has come again) for each allocation."""
-    state: list[list[int]] = []  # of each part that was not left: [first stack, last stack, passes]
+    """Yield (event, passes) for each allocation.
+
+    `passes` holds, for each part of its chain, how often the first stack below that part has recurred.
+    """
+    state: list[list[int]] = []  # for each part still open: [first stack, last stack, passes]
     opened: tuple[Stack, ...] = ()
     before = -1
     for event, stack, number in forward:

@@ -1,4 +1,4 @@
-"""Where in somebody's code an allocation was made, in one line of a stack."""
+"""Line of the user's code that made an allocation, as one line of text for a stack."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cs_systems.snapshots.snapshot import Frame, Stack
 
 
 def sites(stacks: Iterable[Stack]) -> list[str | None]:
-    """`train.py:12 forward > softmax`: the innermost frame outside torch, and the one of torch in which it ended.
+    """Return for each stack the innermost frame outside torch, and the torch frame that it ended in.
 
-    A line that many lines call (a module of one's own for every projection) says too little: where it has several
-    callers among the stacks, the caller's line comes first, as in `model.py:114 > 31 forward > linear`. None of an
-    empty stack.
+    The form is `train.py:12 forward > softmax`. Where a line has several callers among the stacks (a user's own module
+    for every projection), the caller's line comes first, as in `model.py:114 > 31 forward > linear`. An empty stack
+    gives None.
     """
     python = [python_frames(stack) for stack in stacks]
     own = [tuple(f for f in frames if not _of_torch(f.file)) for frames in python]
@@ -40,7 +40,7 @@ def _site(frames: Stack, own: Stack, callers: dict[Frame, set[Frame]]) -> str | 
 
 
 def python_frames(stack: Stack) -> Stack:
-    """Those of Python; of a stack without any, those of C++."""
+    """Return the Python frames of a stack, or its C++ frames if it has none."""
     return tuple(f for f in stack if f.file.endswith(".py") or f.file.startswith("<")) or stack
 
 

@@ -1,10 +1,11 @@
-"""A CUDA memory snapshot of PyTorch from its file: `read(path) -> Snapshot`.
+"""Reader of a CUDA memory snapshot file of PyTorch: `read(path) -> Snapshot`.
 
-Reads what `torch.cuda.memory._dump_snapshot()` writes, or any pickle of `_snapshot()`, by whatever version. The file is
-data from outside: `analysis.unpickle` refuses every global, so that nothing in it can run. What an older PyTorch did
-not record is missing from the answer, and `missing` says what.
+It reads the output of `torch.cuda.memory._dump_snapshot()`, or any pickle of `_snapshot()`, of any version. The file is
+untrusted: `snapshots.unpickle` refuses every global, so that nothing in the file can run. Data that an older PyTorch
+did not record is missing from the result, and `missing` lists it.
 
-A recorder may leave a JSON beside the pickle, `FILE.json` for FILE, that tells what only it can know:
+The program that takes the snapshot may write a JSON file beside the pickle, `FILE.json` for FILE, with data that the
+snapshot lacks:
 
     {"schema_version": 1,
      "config": RunConfig.to_dict() or null,
@@ -12,10 +13,11 @@ A recorder may leave a JSON beside the pickle, `FILE.json` for FILE, that tells 
      "tensors": [{"kind": "parameter", "name": "layers.0.ffn.w1.weight", "address": 139838862917632, "bytes": 1048576,
                   "shape": [1024, 256], "dtype": "float32", "device": 0}, …]}
 
-with one entry for each tensor of the model that is alive when the snapshot is taken; `kind` is one of TENSOR_KINDS,
-`address` its `data_ptr()`, `name` the parameter's in the model (of optimizer state `name/exp_avg`). Phases and layers
-travel in the snapshot itself: a `record_function` range that is named as `analysis.names` reads it (`forward`,
-`backward`, `block 3`) stands in `external_annotations` if `_record_memory_history` is told `global_record_annotations`.
+It has one entry for each tensor of the model that is alive when the snapshot is taken; `kind` is one of TENSOR_KINDS,
+`address` the tensor's `data_ptr()`, `name` that of the parameter in the model (for optimizer state `name/exp_avg`).
+Phases and layers are in the snapshot itself: `external_annotations` holds the `record_function` ranges if
+`_record_memory_history` is called with `global_record_annotations`. `traces.range_names` reads their names (`forward`,
+`backward`, `block 3`).
 """
 
 from __future__ import annotations
@@ -32,18 +34,18 @@ from cs_systems.core.file_types import shown
 from cs_systems.snapshots.unpickle import load
 
 SIDECAR_VERSION = 1
-MOST_FRAMES = 2000  # of a stack: Python's own end at 1,000
-MOST_SIDECAR_BYTES = 1 << 24  # of a model with 60,000 tensors
+MOST_FRAMES = 2000  # of a stack: Python's own limit is 1,000
+MOST_SIDECAR_BYTES = 1 << 24  # enough for a model with 60,000 tensors
 TENSOR_KINDS = ("parameter", "gradient", "optimizer_state", "buffer", "input")
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "other")
-# Expandable segments grow and shrink by these; for what is reserved they are segments that come and go.
+# Expandable segments grow and shrink by map and unmap; reserved memory counts these as allocated and freed segments.
 _SAME_AS = {"segment_map": "segment_alloc", "segment_unmap": "segment_free", "free": "free_completed"}
 _CODES = {name: ACTIONS.index(_SAME_AS.get(name, name)) for name in (*ACTIONS[:-1], *_SAME_AS)}
 OTHER = ACTIONS.index("other")
 
 
 class Frame(NamedTuple):
-    """A line of a stack; the innermost comes first."""
+    """Line of a stack, in which the innermost frame comes first."""
 
     file: str
     line: int
@@ -54,7 +56,7 @@ Stack = tuple[Frame, ...]
 
 
 class Block(NamedTuple):
-    """A piece of a segment. `bytes` is what the allocator gave, `requested_bytes` what was asked for."""
+    """Piece of a segment; `bytes` is the allocated size and `requested_bytes` the requested one."""
 
     address: int
     bytes: int
@@ -64,41 +66,41 @@ class Block(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Memory that the allocator got from the device in one piece, and its blocks by address."""
+    """Memory that the allocator obtained from the device in one piece, with its blocks by address."""
 
     address: int
     bytes: int
     pool: str  # "small" or "large"
     stream: int
-    private: bool  # of a memory pool of its own, as a CUDA graph has
+    private: bool  # in a separate memory pool, such as a CUDA graph's
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True)
 class Events:
-    """What the allocator did, in order, as columns. `stack` counts in `Snapshot.stacks`."""
+    """Events of the allocator, in order, as columns; `stack` indexes `Snapshot.stacks`."""
 
     action: array[int]  # index in ACTIONS
     address: array[int]
     bytes: array[int]  # as requested; of a segment its size
     time_us: array[int]  # empty where not recorded
     stack: array[int]
-    device_free_bytes: dict[int, int]  # event → what the device had left, of an `oom`
+    device_free_bytes: dict[int, int]  # event → free bytes of the device, for an `oom`
 
     def __len__(self) -> int:
         return len(self.action)
 
 
 class Settings(NamedTuple):
-    """What of the allocator's settings decides how large a block is."""
+    """Allocator settings that decide the size of a block."""
 
-    roundup_divisions: dict[int, int]  # bytes of a power of two → into how many parts the step to the next is divided
+    roundup_divisions: dict[int, int]  # power of two in bytes → number of divisions up to the next one
     max_split_bytes: int | None  # None: no limit
     expandable_segments: bool
 
 
 class Annotation(NamedTuple):
-    """A named range begins or ends, by the clock of the events."""
+    """Begin or end of a named range, by the clock of the events."""
 
     time_us: int
     begins: bool
@@ -106,7 +108,7 @@ class Annotation(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A tensor that the recorder named."""
+    """Tensor that the sidecar names."""
 
     kind: str
     name: str
@@ -118,7 +120,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What the recorder left beside the snapshot."""
+    """Contents of the JSON file beside a snapshot."""
 
     config: RunConfig | None
     max_allocated_bytes: int | None
@@ -127,7 +129,10 @@ class Sidecar:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One device's part of a snapshot. `stacks[0]` is the empty one: not recorded. `missing`: what is not known."""
+    """Part of a snapshot that belongs to one device.
+
+    `stacks[0]` is the empty stack: not recorded. `missing` lists what is not known.
+    """
 
     source: str
     device: int
@@ -142,9 +147,14 @@ class Snapshot:
 
 
 def read(path: Path, device: int | None = None) -> Snapshot:
-    """The snapshot in a file, gzipped or not. `device`: the one to read, where there are several.
+    """Return the snapshot in a file, gzipped or not.
 
-    Raises ConfigError, which says what is wrong and what to do about it.
+    Args:
+        path: The snapshot.
+        device: The device to read; required where the file holds several.
+
+    Raises:
+        ConfigError: The file is not a usable snapshot; the message gives the cause and the remedy.
     """
     data = load(path, _HOW)
     if isinstance(data, list) and all(isinstance(segment, dict) for segment in data):  # torch.cuda.memory_snapshot()
@@ -203,20 +213,26 @@ def _listed(devices: Sequence[int]) -> str:
 
 
 def _refuse_repeated(what: str, values: Iterable[Any]) -> None:
-    """Raise ValueError where one object stands in several places: a few bytes can then ask for any amount of work."""
+    """Raise ValueError if one object occurs in several places.
+
+    A few bytes could otherwise require any amount of work.
+    """
     values = list(values)
     if len({*map(id, values)}) < len(values):
         raise ValueError(f"one {what} stands in several places")
 
 
 class _Stacks:
-    """Gives each distinct stack a number. PyTorch shares the frames' dictionaries: most are known by identity."""
+    """Map from each distinct stack to a number.
+
+    PyTorch shares the frames' dictionaries between stacks, so that most stacks are recognised by identity.
+    """
 
     def __init__(self) -> None:
         self.known: list[Stack] = [()]
         self._by_content: dict[Stack, int] = {(): 0}
         self._by_identity: dict[tuple[int, ...], int] = {(): 0}
-        self._kept: list[Any] = []  # what is known by identity must stay, or another takes its place
+        self._kept: list[Any] = []  # keeps identified objects alive, so that no id is reused
 
     def number(self, frames: Sequence[Mapping[str, Any]]) -> int:
         if len(frames) > MOST_FRAMES:
@@ -284,14 +300,14 @@ def _settings(settings: Mapping[str, Any]) -> Settings:
 
 
 def _events(trace: list[Any], stacks: _Stacks) -> Events:
-    """The events as columns. Each is let go of as it is read, for there may be millions."""
+    """Return the events as columns; each event is released once read, for there may be millions."""
     action, stack = array("b"), array("i")
     address, size, time_us = array("q"), array("q"), array("q")
     device_free_bytes: dict[int, int] = {}
     number = stacks.number
     timed = bool(trace) and all("time_us" in event for event in (trace[0], trace[-1]))
     for index, event in enumerate(trace):
-        action.append(_CODES.get(event.pop("action"), OTHER))  # so that no event counts twice
+        action.append(_CODES.get(event.pop("action"), OTHER))  # pop, so that no event counts twice
         address.append(event.get("addr", 0))
         size.append(event.get("size", 0))
         stack.append(number(event.get("frames") or ()))

@@ -1,4 +1,4 @@
-"""The tables of a memory snapshot: plain rows, bytes and seconds, every column always there."""
+"""Tables of a memory snapshot: plain rows in bytes and seconds, with every column always present."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from cs_systems.snapshots.tensor_names import TensorNames
 
 
 def composition(found: Attribution, names: TensorNames) -> list[Row]:
-    """What the peak consists of. The bytes add up to the peak's; `unknown` is always there."""
+    """Return the peak's memory by category and phase.
+
+    The bytes add up to the peak's; `unknown` is always present.
+    """
     groups: dict[tuple[str, str | None], list[Attributed]] = {(UNKNOWN, None): []}
     for a in found.alive_at(found.replay.peak_event):
         groups.setdefault((a.category, a.phase), []).append(a)
@@ -37,7 +40,7 @@ def _share(group: Iterable[Attributed], whole: int) -> float | None:
 
 
 def layers(found: Attribution, names: TensorNames) -> list[Row]:
-    """The activations at the peak by layer, in the order in which forward made them; else by where they were made."""
+    """Return the activations at the peak by layer, in the order in which forward made them, else by line of code."""
     groups: dict[str, list[Attributed]] = defaultdict(list)
     for a in found.alive_at(found.replay.peak_event):
         if a.category == ACTIVATIONS:
@@ -47,12 +50,12 @@ def layers(found: Attribution, names: TensorNames) -> list[Row]:
 
 
 def at_peak(found: Attribution, names: TensorNames) -> list[Row]:
-    """What is allocated at the peak, like with like, the largest single allocation first."""
+    """Return the allocations at the peak, equal ones grouped, the largest single allocation first."""
     return _like_with_like(found, names, found.alive_at(found.replay.peak_event))
 
 
 def at_end(found: Attribution, names: TensorNames) -> list[Row]:
-    """The same at the end of the recording."""
+    """Return the allocations at the end of the snapshot, grouped as in `at_peak`."""
     return _like_with_like(found, names, found.alive_at(len(found.replay.snapshot.events) - 1))
 
 
@@ -77,7 +80,7 @@ def _like_with_like(found: Attribution, names: TensorNames, chosen: Iterable[Att
 
 
 def _span(layers: Iterable[str | None]) -> str | None:
-    """The layers, first to last."""
+    """Return the first and the last layer as text."""
     known = list(dict.fromkeys(layer for layer in layers if layer))
     if not known:
         return None
@@ -88,12 +91,12 @@ def _span(layers: Iterable[str | None]) -> str | None:
 
 
 def where(found: Attribution, a: Attributed) -> str | None:
-    """Its line of code; of an allocation without a stack the phase that made it, or None."""
+    """Return the line of code of an allocation; without a stack the phase that made it, or None."""
     return found.sites[a.allocation.stack] or a.phase
 
 
 def timeline(found: Attribution, names: TensorNames) -> list[Row]:
-    """Each stretch of events in one phase: allocated before it, at most, and after it."""
+    """Return one row for each stretch of events in one phase: bytes allocated before it, at most, and after it."""
     replay, events = found.replay, found.replay.snapshot.events
     at, allocated = allocated_over_events(found)
     rows: list[Row] = []
@@ -122,7 +125,7 @@ def timeline(found: Attribution, names: TensorNames) -> list[Row]:
 
 
 def allocated_over_events(found: Attribution) -> tuple[list[int], list[int]]:
-    """(events at which it changes, bytes allocated from there on), from BEFORE on."""
+    """Return (events at which it changes, bytes allocated from there on), beginning at BEFORE."""
     end = len(found.replay.snapshot.events)
     changes: dict[int, int] = defaultdict(int)
     for a in found.replay.allocations:
@@ -135,7 +138,10 @@ def allocated_over_events(found: Attribution) -> tuple[list[int], list[int]]:
 
 
 def fragmentation(found: Attribution, names: TensorNames) -> list[Row]:
-    """Reserved against allocated at the end, by pool: what `empty_cache` would return and what lies between blocks."""
+    """Return reserved and allocated memory at the end, by pool.
+
+    Free memory is divided into whole segments, which `empty_cache` would return, and pieces between blocks.
+    """
     rows = []
     segments = found.replay.snapshot.segments
     for pool in sorted({s.pool for s in segments}):
@@ -164,7 +170,7 @@ def fragmentation(found: Attribution, names: TensorNames) -> list[Row]:
 
 
 def segments(found: Attribution, names: TensorNames) -> list[Row]:
-    """The segments at the end, those first that hold the most memory which is neither used nor can be returned."""
+    """Return the segments at the end, those first with the most memory that is neither used nor returnable."""
     rows = []
     for s in found.replay.snapshot.segments:
         free = [b.bytes for b in s.blocks if b.state == "inactive"]
@@ -185,7 +191,10 @@ def segments(found: Attribution, names: TensorNames) -> list[Row]:
 
 
 def differences(a: Attribution, b: Attribution, by: Callable[[Attribution, Attributed], str | None]) -> list[Row]:
-    """The peaks of two snapshots held against each other: {by, a_bytes, b_bytes, difference_bytes, counts}."""
+    """Compare the peaks of two snapshots, grouped by `by`, the largest difference first.
+
+    The row is {what, a_bytes, b_bytes, difference_bytes, a_allocations, b_allocations}.
+    """
     sides: list[dict[str, list[int]]] = []
     for found in (a, b):
         groups: dict[str, list[int]] = defaultdict(list)

@@ -1,6 +1,6 @@
-"""What a person calls a tensor of so many bytes: 48.8 MiB is `token_embeddings or lm_head, 10,000 × 1280 × 4`.
+"""Readable names of tensors by size: 48.8 MiB is `token_embeddings or lm_head, 10,000 × 1280 × 4`.
 
-By the model's shapes, where the model is known or guessed; tensors that a recorder named have their own name.
+Names come from the model's shapes, where the model is known or guessed; tensors in the sidecar keep their own names.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorNames:
-    """Names by size. `note` says where they come from; empty dictionaries where no model is known."""
+    """Names by size; `note` gives their source, and the dictionaries are empty where no model is known."""
 
     parameters: dict[int, str]  # bytes → name
     activations: dict[int, str]
     note: str
 
     def name(self, a: Attributed) -> str | None:
-        """None where nothing is known that would fit."""
+        """Return the name of an allocation's tensor; None where none fits."""
         size = a.allocation.requested_bytes
         if a.tensor is not None:
             return f"{a.tensor.name}, {' × '.join(map(_number, a.tensor.shape))} {a.tensor.dtype}"
@@ -51,9 +51,10 @@ class TensorNames:
 
 
 def tensor_names(attribution: Attribution, size: str | None = None) -> TensorNames:
-    """The names for a snapshot: by the recorder's configuration, else by the preset `size`, else by a guess.
+    """Return the names for a snapshot: by the sidecar's configuration, else by the preset `size`, else by a guess.
 
-    Raises ConfigError for an unknown preset.
+    Raises:
+        ConfigError: The preset is unknown.
     """
     sidecar = attribution.replay.snapshot.sidecar
     config = sidecar.config if sidecar else None
@@ -75,7 +76,7 @@ def tensor_names(attribution: Attribution, size: str | None = None) -> TensorNam
 
 
 def parameter_shapes(model: ModelConfig) -> dict[str, Shape]:
-    """The shapes of a BasicTransformerLM's parameters, by the name within a layer."""
+    """Return the shapes of a BasicTransformerLM's parameters, by their name within a layer."""
     d, d_ff = model.d_model, model.d_ff
     return {
         **dict.fromkeys(("token_embeddings", "lm_head"), (model.vocab_size, d)),
@@ -87,7 +88,7 @@ def parameter_shapes(model: ModelConfig) -> dict[str, Shape]:
 
 
 def activation_shapes(config: RunConfig) -> dict[str, Shape]:
-    """The shapes that forward and backward make of a batch."""
+    """Return the shapes that forward and backward make of a batch."""
     batch, seq, model = config.batch_size, config.tokens_per_sequence, config.model
     return {
         "residual stream or a projection": (batch, seq, model.d_model),
@@ -112,7 +113,7 @@ def _names(model: ModelConfig, elements: Iterable[int], config: RunConfig | None
 
 
 def _by_size(shapes: dict[str, Shape], elements: Iterable[int]) -> dict[int, str]:
-    """Tensors of one size share their name; of several shapes the first one's is written out."""
+    """Return a name by size; tensors of one size share it, and the first of their shapes is written out."""
     names: dict[int, str] = {}
     for element in elements:
         of_size: dict[int, dict[str, Shape]] = {}

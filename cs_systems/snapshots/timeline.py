@@ -1,8 +1,8 @@
-"""What the page of a memory snapshot draws, as plain JSON: allocations over time, and the segments at the end.
+"""Data for the page of a memory snapshot, as plain JSON: allocations over time, and the segments at the end.
 
-`view(attribution, names)` gives columns: numbers that count in lists of names, so that a million events are a few
-megabytes. Beyond MOST_ALLOCATIONS those are drawn one by one that take the most bytes for the longest, which is what
-the eye can see; the rest of a category is one band, at most within each of BINS stretches of time.
+`view(attribution, names)` returns columns of numbers that index lists of names, so that a million events are a few
+megabytes. Of more than MOST_ALLOCATIONS allocations, those with the most bytes × time are drawn one by one, since these
+are visible; the rest of a category is one band, with its maximum in each of BINS stretches of time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BINS = 2000
 
 
 def view(found: Attribution, names: TensorNames) -> dict[str, Any]:
-    """The page's data. Times are ns from the first event on."""
+    """Return the page's data; times are in ns from the first event."""
     replay = found.replay
     moments = _moments(replay.snapshot.events)
     end_ns = (moments[-1] if moments else 0) + 1000
@@ -64,7 +64,7 @@ def view(found: Attribution, names: TensorNames) -> dict[str, Any]:
 
 
 def _moments(events: Events) -> array[int]:
-    """The ns of each event from the first one on, all different: those of one µs share it evenly.
+    """Return the time of each event in ns from the first, all distinct: events of one µs share it evenly.
 
     Without a clock each event takes a µs.
     """
@@ -92,7 +92,7 @@ def _by_category(alive: Iterable[Attributed]) -> list[int]:
 
 
 class _Texts:
-    """Gives each text a number; None is the first."""
+    """Map from each text to a number; None is the first."""
 
     def __init__(self) -> None:
         self.texts: list[str | None] = [None]
@@ -107,7 +107,7 @@ class _Texts:
 
 
 class _Stacks:
-    """The stacks that are asked for, as numbers of frames."""
+    """Requested stacks, as numbers of frames."""
 
     def __init__(self, stacks: Sequence[Stack]) -> None:
         self._stacks = stacks
@@ -133,7 +133,7 @@ Moment = Callable[[Attributed], int]
 def _most_seen(
     allocations: Sequence[Attributed], begins: Moment, ends: Moment, most: int
 ) -> tuple[list[Attributed], list[Attributed]]:
-    """(those that take the most bytes × time, by their start; the others)."""
+    """Return (the allocations with the most bytes × time, by their start; the others)."""
     if len(allocations) <= most:
         return sorted(allocations, key=begins), []
     by_area = sorted(allocations, key=lambda a: -a.allocation.bytes * (ends(a) - begins(a)))
@@ -148,7 +148,7 @@ def _columns(
     texts: dict[str, _Texts],
     stacks: _Stacks,
 ) -> dict[str, list[int]]:
-    """One entry each; `later_ns` is from the start of the one before."""
+    """Return columns with one entry for each allocation; `later_ns` is the time since the start of the one before."""
     order = {category: number for number, category in enumerate(CATEGORIES)}
     starts = [begins(a) for a in drawn]
     return {
@@ -166,7 +166,7 @@ def _columns(
 
 
 def _bands(rest: Iterable[Attributed], begins: Moment, ends: Moment, end_ns: int) -> list[list[int]]:
-    """[category, from ns, to ns, bytes]: the most that the rest of a category takes in each stretch of time."""
+    """Return [category, from ns, to ns, bytes]: the maximum of the rest of a category in each stretch of time."""
     changes: dict[str, list[tuple[int, int]]] = {}
     for a in rest:
         of_category = changes.setdefault(a.category, [])
@@ -193,7 +193,10 @@ def _bands(rest: Iterable[Attributed], begins: Moment, ends: Moment, end_ns: int
 def _segments(
     found: Attribution, names: TensorNames, texts: dict[str, _Texts], stacks: _Stacks
 ) -> list[dict[str, Any]]:
-    """The segments by pool and address, with their blocks as columns; the largest where there are too many blocks."""
+    """Return the segments by pool and address, with their blocks as columns.
+
+    Of too many blocks, those of the largest segments are returned.
+    """
     replay = found.replay
     order = {category: number for number, category in enumerate(CATEGORIES)}
     alive = {a.allocation.address: a for a in found.alive_at(len(replay.snapshot.events) - 1)}

@@ -1,7 +1,7 @@
-"""Plain data from a pickle that comes from outside: `load(path, how) -> data`.
+"""Loader of plain data from an untrusted pickle: `load(path, how) -> data`.
 
-The unpickler refuses every global, so that nothing in the file can run, and gets memory in proportion to the bytes that
-it has read: a few bytes of a pickle can ask for any amount.
+The unpickler refuses every global, so that nothing in the file can run. Its memory is limited in proportion to the
+bytes read so far, since a few bytes of a pickle can request any amount.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from cs_systems.config import ConfigError
 from cs_systems.core.file_types import PICKLE, Unpacked, head, refuse_other, shown
 from cs_systems.traces.folder import choice
 
-MEMORY_PER_FILE_BYTE = 8  # bytes of Python objects that a byte of a pickled snapshot becomes
-MOST_PER_BYTE = 16  # that a byte of any pickle may become, beyond FREE_BYTES
+MEMORY_PER_FILE_BYTE = 8  # memory that a byte of a pickled snapshot takes as Python objects
+MOST_PER_BYTE = 16  # limit for a byte of any pickle, beyond FREE_BYTES
 FREE_BYTES = 1 << 28
 CHUNK = 1 << 20
 AGAIN = "dump it again, with fewer events (max_entries) if room is short"
-# What the unpickler says where the bytes end too early; of an old protocol an argument that ends with the line.
+# Messages of the unpickler for input that ends too early, old protocols included.
 _CUT = re.compile("truncated|Ran out of input|pickle data was")
 
 
 class _Refusing(pickle.Unpickler):
-    """Makes numbers, texts, lists, tuples and dictionaries, and nothing else."""
+    """Unpickler that makes only numbers, texts, lists, tuples and dictionaries."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         what = f"{module}.{name}"[:80]
@@ -39,13 +39,14 @@ class _Refusing(pickle.Unpickler):
 
 
 class _Refused(Exception):
-    """What the pickle asked for."""
+    """Request of the pickle that was refused."""
 
 
 def load(path: Path, how: str) -> Any:
-    """What is pickled in a file, gzipped or not. `how` such a file is written, for messages.
+    """Return the data pickled in a file, gzipped or not; `how` is the way to write such a file, for messages.
 
-    Raises ConfigError, which says what is wrong and what to do about it.
+    Raises:
+        ConfigError: The file is not a usable pickle; the message gives the cause and the remedy.
     """
     if not path.is_file():
         inside = sorted(path.glob("*.pickle")) if path.is_dir() else []
@@ -80,7 +81,10 @@ def load(path: Path, how: str) -> Any:
 
 
 def _refuse_beyond_memory(path: Path) -> None:
-    """An unpickled snapshot is several times its file: better no answer than a machine that swaps."""
+    """Raise ConfigError if the unpickled snapshot would exceed the available memory.
+
+    It is several times its file, and an error is better than a machine that swaps.
+    """
     size = path.stat().st_size
     needed, available = size * MEMORY_PER_FILE_BYTE, _available_bytes()
     if available is not None and needed > max(available, 2**30):
@@ -92,14 +96,14 @@ def _refuse_beyond_memory(path: Path) -> None:
 
 
 def _available_bytes() -> int | None:
-    """What Linux says can be had without swapping, None elsewhere."""
+    """Return the memory that Linux reports as available without swapping; None on other systems."""
     meminfo = Path("/proc/meminfo")
     lines = meminfo.read_text().splitlines() if meminfo.is_file() else []
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 class _Metered(io.RawIOBase):
-    """Bytes of a pickle; says how many were read before they are used."""
+    """Byte stream of a pickle that reports the number of bytes read before they are used."""
 
     def __init__(self, source: Unpacked, allow: Callable[[int], None]) -> None:
         self._source, self._allow = source, allow
@@ -116,7 +120,7 @@ class _Metered(io.RawIOBase):
 
 @contextmanager
 def _metered_memory() -> Iterator[Callable[[int], None]]:
-    """What a pickle asks for beyond the memory that the bytes read so far allow is a MemoryError. On Linux."""
+    """Limit memory in proportion to the bytes read: a pickle that requests more raises MemoryError. Linux only."""
     available = _available_bytes()
     if available is None:
         yield lambda count: None

@@ -1,9 +1,9 @@
-"""Readers of what nsys, ncu and torch.profiler wrote: files in, plain rows out. No torch.
+"""Readers of files that nsys, ncu and torch.profiler wrote: files in, plain rows out. No torch.
 
-- files: `read` (any kind of file), `folder` (a folder of them), `nsys` and `kineto`, which give one `trace`; `ncu`
+- files: `read` (any kind of file), `folder` (a folder of files), `nsys` and `kineto`, which return a `trace`; `ncu`
 - names: `range_names` (phases and layers), `kernel_families`, `stalls` (calls that block the device)
-- attribution: `attribution` (each kernel to its phase and layer), `sequence_numbers` (autograd's, for backward),
-  `attribution_check` (one held against the other)
-- tables: `profile` (a trace made ready), `tables`, `gaps` (idle device), `host` (time of the host by range), `overlap`
-  (communication against computation), `memory_ranges` (cudaMalloc by range), `timeline` (data of the page)
+- attribution: `attribution` (the phase and layer of each kernel), `sequence_numbers` (autograd's, for backward),
+  `attribution_check` (compares the two)
+- tables: `profile` (a trace prepared for tables), `tables`, `gaps` (idle device), `host` (host time by range),
+  `overlap` (communication and computation), `memory_ranges` (cudaMalloc by range), `timeline` (data of the page)
 """

@@ -1,9 +1,13 @@
-"""Which phase, and apart which layer, caused each kernel.
+"""Attribution of each kernel to a phase and, separately, to a layer.
 
 A kernel belongs to the ranges that were open on the launching thread when its launch began. The autograd thread
-launches the backward kernels while the main thread waits inside its `backward` range: there the phase is taken from
-what the main thread had open at that time, and the layer from the ranges that hooks opened in the autograd thread; else
-from the forward operator with the backward operator's sequence number; else the layer is unattributed.
+launches the backward kernels while the main thread waits inside its `backward` range. For these the phase comes from
+the ranges open on the main thread at that time, and the layer from the first of these that is known:
+
+- the ranges that hooks opened in the autograd thread;
+- the ranges of the forward operator with the backward operator's sequence number.
+
+Otherwise the layer is unattributed.
 """
 
 from __future__ import annotations
@@ -21,12 +25,12 @@ from cs_systems.traces.trace import Categorical, Floats, Ints, Ranges, Recording
 
 
 class Place(NamedTuple):
-    """Where a kernel belongs: to exactly one phase, to exactly one layer, and in a block to at most one part of it."""
+    """Phase, layer and part of a kernel: exactly one phase, exactly one layer and, in a block, at most one part."""
 
     phase: str
     layer: str
     part: str | None
-    fused: bool = False  # by a compiler, with operators of other layers
+    fused: bool = False  # a compiler fused it with operators of other layers
 
 
 NOWHERE = Place(UNATTRIBUTED, UNATTRIBUTED, None)
@@ -34,7 +38,7 @@ NOTHING_OPEN: Timeline[str] = Timeline(np.empty(0), np.empty(0), ())
 
 
 def attribute(recording: Recording) -> Categorical[Place]:
-    """A Place for each kernel of the recording, in its order."""
+    """Return a Place for each kernel of the recording, in order."""
     kernels = recording.kernels
     found = places_at(recording.ranges, kernels.thread, kernels.launch_start_s)
     if not recording.ops:
@@ -45,7 +49,7 @@ def attribute(recording: Recording) -> Categorical[Place]:
 
 
 def places_at(ranges: Ranges, thread: Ints, time_s: Floats) -> Categorical[Place]:
-    """Where each call belongs that a thread made at a time; NOWHERE those of which no time is known (NaN)."""
+    """Return the Place of the call that each thread made at each time; NOWHERE where the time is unknown (NaN)."""
     lines, main = ranges.timelines, main_timeline(ranges)
     places = {NOWHERE: 0}
     codes = np.zeros(len(thread), np.int64)
@@ -54,7 +58,7 @@ def places_at(ranges: Ranges, thread: Ints, time_s: Floats) -> Categorical[Place
         mine = np.flatnonzero(known & (thread == number))
         own = lines.get(number, NOTHING_OPEN)
         outer = NOTHING_OPEN if own is main else main
-        # Calls that were made while the same was open share their place.
+        # Calls made under the same open ranges share their place.
         open_here, open_there = own.index(time_s[mine]), outer.index(time_s[mine])
         both, inverse = np.unique(open_here * len(outer.stacks) + open_there, return_inverse=True)
         found = (divmod(pair, len(outer.stacks)) for pair in both.tolist())
@@ -64,7 +68,7 @@ def places_at(ranges: Ranges, thread: Ints, time_s: Floats) -> Categorical[Place
 
 
 def _layers_by_sequence(recording: Recording, places: dict[Place, int], codes: Ints) -> None:
-    """Give kernels of backward, whose layer no range says, that of the forward operator; adds to `places`."""
+    """Give backward kernels without a layer that of their forward operator; update `codes` and add to `places`."""
     route = SequenceRoute(recording)
     blind = [n for place, n in places.items() if (place.phase, place.layer) == (Phase.BACKWARD, UNATTRIBUTED)]
     which = np.flatnonzero(np.isin(codes, blind))
@@ -81,7 +85,7 @@ def main_timeline(ranges: Ranges) -> Timeline[str]:
 
 
 def main_thread(ranges: Ranges) -> int | None:
-    """The thread that opened most phases; of those without any, most ranges."""
+    """Return the thread that opened the most phases; without any phase, the one that opened the most ranges."""
     phases = ranges.named(lambda name: meaning(name).phase not in (None, Phase.LOSS))
     threads = Counter(r.thread for r in phases) or Counter(ranges.thread.tolist())
     return threads.most_common(1)[0][0] if threads else None
@@ -89,8 +93,14 @@ def main_thread(ranges: Ranges) -> int | None:
 
 @functools.lru_cache(maxsize=65536)
 def place_of(own: tuple[str, ...], outer: tuple[str, ...] = ()) -> Place:
-    """The place that the names of open ranges mean, outermost first: `own` of the launching thread, `outer` of the main
-    thread where that is another one. The outermost phase counts, and the innermost layer and part."""
+    """Return the place that the names of open ranges mean.
+
+    The outermost phase counts, and the innermost layer and part.
+
+    Args:
+        own: The ranges open on the launching thread, outermost first.
+        outer: Those open on the main thread, where that is another thread.
+    """
     inside = [meaning(name) for name in own]
     phases = [m.phase for m in (*(meaning(name) for name in outer), *inside) if m.phase]
     phase = phases[0] if phases else UNATTRIBUTED

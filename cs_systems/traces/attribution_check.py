@@ -1,4 +1,4 @@
-"""An attribution held against the independent route of autograd's sequence numbers."""
+"""Comparison of an attribution with the independent one by autograd's sequence numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from cs_systems.traces.trace import Recording
 
 @dataclass(frozen=True)
 class Agreement:
-    """`checked_*`: what the route says something about; `rows`: {attributed, by_sequence_number, kernels, time_s}."""
+    """Result of the comparison.
+
+    `checked_*` covers the kernels that sequence numbers classify; each row of `rows` has {attributed,
+    by_sequence_number, kernels, time_s}.
+    """
 
     checked_kernels: int
     checked_s: float
@@ -29,9 +33,12 @@ class Agreement:
 
 
 def check(recording: Recording, places: Sequence[Place]) -> Agreement:
-    """Where the places and the route disagree: on whether a kernel is of backward, and on its layer there.
+    """Compare places with sequence numbers: on whether a kernel belongs to backward, and on its layer there.
 
-    A layer is compared where both know one. Raises ConfigError where the recording has no sequence numbers.
+    Layers are compared where both are known.
+
+    Raises:
+        ConfigError: The trace has no sequence numbers.
     """
     if not recording.ops:
         raise ConfigError(f"{recording.source} has no sequence numbers: record with torch.profiler (Kineto)")

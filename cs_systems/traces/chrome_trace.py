@@ -1,6 +1,6 @@
-"""Events of a Chrome trace, a few at a time from a window on the file, which does not have to fit into memory.
+"""Reader of a Chrome trace's events in batches, through a window on the file, which need not fit into memory.
 
-Format: "Trace Event Format": an array of events, or an object that has one under `traceEvents`.
+Source: "Trace Event Format": an array of events, or an object with such an array under `traceEvents`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from cs_systems.config import ConfigError
 from cs_systems.core.file_types import Unpacked
 
 WINDOW = 1 << 22  # characters read at a time
-BATCH = 1 << 15  # characters decoded at a time, while they are in the processor's cache
-LONGEST_EVENT = 1 << 24  # characters, of the header too: profilers write some thousands
+BATCH = 1 << 15  # characters decoded at a time: they fit into the processor's cache
+LONGEST_EVENT = 1 << 24  # characters, for the header too: profilers write some thousands
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _DECODER = json.JSONDecoder(strict=False)
@@ -25,7 +25,7 @@ Event = dict[str, Any]
 
 
 class Text:
-    """The part of a trace that is being decoded: `text` from `at` on."""
+    """Window on a trace: the text from `at` on is not decoded yet."""
 
     def __init__(self, file: Unpacked, path: Path) -> None:
         self.path = path
@@ -34,9 +34,12 @@ class Text:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def extend(self) -> bool:
-        """Read on, behind what is not decoded yet; False at the end of the file.
+        """Read more text behind what is not decoded yet; return False at the end of the file.
 
-        What does not fit is read twice as far each time, so that the whole of it is looked at twice and not for ever.
+        The length read doubles while an event does not fit, so that the total work stays linear in the event's length.
+
+        Raises:
+            ConfigError: An event, or the header, exceeds LONGEST_EVENT.
         """
         rest = self.text[self.at :]
         if len(rest) > LONGEST_EVENT:
@@ -51,7 +54,11 @@ class Text:
 
 
 def header(text: Text) -> Event:
-    """Return what stands before the events, and leave the text at the first. A bare array of events is a trace too."""
+    """Return the object before the events and move the window to the first event; {} for a bare array of events.
+
+    Raises:
+        ConfigError: The file has no `traceEvents`, or does not begin as a Chrome trace.
+    """
     text.extend()
     if (begin := text.text.lstrip()).startswith("["):
         text.at = len(text.text) - len(begin) + 1
@@ -68,10 +75,11 @@ def header(text: Text) -> Event:
 
 
 def events(window: Text) -> Iterator[list[Any]]:
-    """Yield the events, some of them at a time; the list is empty when the next is asked for.
+    """Yield the events in batches; each list is emptied when the next is requested.
 
-    To decode an array of them takes two thirds of the time that one after the other does. It is cut behind a brace that
-    a comma follows; where that is not an event's last, the array is none, and its events are decoded one by one.
+    Decoding an array of events takes two thirds of the time that decoding one after the other does. The text is cut
+    after a brace followed by a comma. Where that brace does not close an event, the array fails to parse and its events
+    are decoded one by one.
     """
     number, alone = 0, 0
     while True:
@@ -104,4 +112,4 @@ def events(window: Text) -> Iterator[list[Any]]:
             continue
         number += len(found)
         yield found
-        found.clear()  # the next are decoded into the same memory, which the processor has in its cache
+        found.clear()  # the next batch reuses this memory, which is in the processor's cache

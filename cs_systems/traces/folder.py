@@ -1,4 +1,4 @@
-"""A folder where a file was to be given: which files are in it, and of which cell each is."""
+"""List of a folder's files and their cells, for a message where a file was expected."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from cs_systems.record import read_records
 
 
 def choice(folder: Path, files: Sequence[Path]) -> str:
-    """One of them a line, each with its cell where the records beside it tell: files are named by the cell's key."""
+    """Return "one of" and the files, one a line, each with its cell if the records beside it are readable.
+
+    Files are named by the cell's key.
+    """
     cells = _cells(folder)
     return "one of\n" + "\n".join(f"  {file}{cells.get(file.name, '')}" for file in files)
 
 
 def _cells(folder: Path) -> dict[str, str]:
-    """Name of a file → what is said of the cell that left it, in parentheses."""
+    """Return a map from a file's name to the description, in parentheses, of the cell that wrote it."""
     try:
         records, _ = read_records(folder)
         told = {r.key: describe(r.run_config) + (f" · repeat {r.repeat}" if r.repeat else "") for r in records}
-    except (FileNotFoundError, ConfigError):  # the file can be read all the same
+    except (FileNotFoundError, ConfigError):  # the file is readable without its records
         return {}
     return {name: f" ({told[r.key]})" for r in records for name in r.artifacts.values()}

@@ -1,11 +1,11 @@
-"""When the device ran no kernel in a step, and why.
+"""Time in a step without a kernel on the device, by cause.
 
-The causes of a stretch without a kernel, each for as long as it lasted:
+A stretch without a kernel is divided among these causes, by how long each lasted:
 
 - copy: a memcpy or memset ran instead;
 - device latency: the next kernel's launch had returned before the stretch began, so that the device, not the host, was
   late (a dependency, the time between two kernels of a queue);
-- profiler: the profiler's own bookkeeping held the host up;
+- profiler: the profiler's own bookkeeping delayed the host;
 - cudaMalloc: the host was allocating or freeing device memory, with no launch pending;
 - synchronisation: the host waited for the device, with no launch pending;
 - launch-bound: the host did something else, and no launch was pending: Python, the framework, the launch itself.
@@ -29,7 +29,7 @@ COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH = CAUSES = (
 
 
 class Span(NamedTuple):
-    """What could keep the device waiting, while it lasted."""
+    """Interval in which something could keep the device waiting."""
 
     cause: str
     start_s: float
@@ -38,7 +38,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """When no kernel ran on one device, cut to the steps: a gap that reaches into two steps has a row in each.
+    """Times when no kernel ran on one device, cut to the steps: a gap that reaches into two steps has a row in each.
 
     `pending`: the launch of the kernel after the gap had returned when the gap began.
     """
@@ -49,25 +49,25 @@ class Gaps:
     pending: Bools
 
     def idle_s(self, steps: int) -> list[float]:
-        """For each step for how long no kernel ran."""
+        """Return for each step the time without a kernel."""
         return cast(list[float], np.bincount(self.step, self.end_s - self.start_s, steps).tolist())
 
 
 def gaps_in(kernels: Kernels, steps: Sequence[Step]) -> dict[int, Gaps]:
-    """Device → its gaps in the steps, for each device that ran a kernel."""
+    """Return the gaps in the steps by device, for each device that ran a kernel."""
     return {device: _gaps(kernels, kernels.device == device, steps) for device in np.unique(kernels.device).tolist()}
 
 
 def _gaps(kernels: Kernels, own: Bools, steps: Sequence[Step]) -> Gaps:
-    """Between the kernels of one device, also before the first and after the last."""
-    # What had ended when each kernel began, the last one to end first: kernels of several streams overlap.
+    """Return the gaps between the kernels of one device, also before the first and after the last."""
+    # Latest end of the kernels before each one; a running maximum, as kernels of several streams overlap.
     start = np.concatenate([[-np.inf], np.maximum.accumulate(kernels.end_s[own])])
     end = np.append(kernels.start_s[own], np.inf)
     pending = np.append(kernels.launch_end_s[own], np.nan) <= start
     real = end > start
     start, end, pending = start[real], end[real], pending[real]
     begins, ends = np.array([step.start_s for step in steps]), np.array([step.end_s for step in steps])
-    # Gaps and steps are in order and apart from each other: a gap meets the steps first ≤ step < last.
+    # Gaps and steps are sorted and do not overlap: a gap meets the steps first ≤ step < last.
     first, last = np.searchsorted(ends, start, "right"), np.searchsorted(begins, end, "left")
     times = np.maximum(last - first, 0)
     gap = np.repeat(np.arange(len(start)), times)
@@ -76,8 +76,10 @@ def _gaps(kernels: Kernels, own: Bools, steps: Sequence[Step]) -> Gaps:
 
 
 def gap_rows(recording: Recording, gaps: dict[int, Gaps], steps: Sequence[Step]) -> list[Row]:
-    """A row for each device and cause: {device, cause, gaps_per_step, time_s, share, longest_s}: per step, the share of
-    the step's wall time."""
+    """Return one row for each device and cause: {device, cause, gaps_per_step, time_s, share, longest_s}.
+
+    Times and counts are per step, except longest_s; the share is of the step's wall time.
+    """
     wall_s = sum(step.end_s - step.start_s for step in steps)
     count = len(steps)
     rows: list[Row] = []
@@ -99,7 +101,7 @@ def gap_rows(recording: Recording, gaps: dict[int, Gaps], steps: Sequence[Step])
 
 
 def causes(recording: Recording, device: int, gaps: Gaps) -> dict[str, Floats]:
-    """Cause → for how long it lasted in each gap. What stalls the host counts only where no launch was pending."""
+    """Return the time that each cause lasted in each gap; stalls of the host count only where no launch was pending."""
     copies = [Span(COPY, copy.start_s, copy.end_s) for copy in recording.copies if copy.device == device]
     host = [Span(PROFILER, start, end) for start, end in recording.overheads]
     host += [Span(stalls(call.name) or LAUNCH, call.start_s, call.end_s) for call in recording.calls]
@@ -111,11 +113,14 @@ def causes(recording: Recording, device: int, gaps: Gaps) -> dict[str, Floats]:
 
 
 def _split(start: Floats, end: Floats, spans: Sequence[Span], rest: str) -> dict[str, Floats]:
-    """Cause → its time in each stretch, `rest` what no span covers; of several at once the first in CAUSES counts."""
+    """Return the time of each cause in each stretch; `rest` is the cause where no span covers it.
+
+    Of several spans at once, the cause that is first in CAUSES counts.
+    """
     number = np.array([CAUSES.index(span.cause) for span in spans], np.int64)
     begins, ends = (np.array([getattr(span, edge) for span in spans]) for edge in ("start_s", "end_s"))
     edges = np.unique(np.concatenate([begins, ends, start[:1], end[-1:]]))
-    # From one edge to the next the same spans last: those that have begun, less those that have ended.
+    # Between two edges the same spans last: those that have begun, less those that have ended.
     lasts = np.full(len(edges), CAUSES.index(rest))
     for cause in np.unique(number)[::-1]:
         began, ended = (np.searchsorted(edges, times[number == cause]) for times in (begins, ends))

@@ -1,4 +1,4 @@
-"""How long the host spent in each range: what a recording without kernels can tell, too."""
+"""Host time by range, which a trace without kernels has too."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cs_systems.traces.attribution import NOTHING_OPEN, main_timeline, place_of
 from cs_systems.traces.range_names import UNATTRIBUTED
 from cs_systems.traces.trace import Floats, Ints, Ranges, Step, Timeline, distinct, steps_of
 
-Key = tuple[str | None, str]  # phase, and the range's name
+Key = tuple[str | None, str]  # (phase, name of the range)
 
 
 def range_rows(ranges: Ranges, steps: Sequence[Step]) -> list[Row]:
-    """A row for each range that began in a step, and the phase it was open in: {phase, range, calls_per_step, total_s,
-    self_s, share}, per step, the longest first.
+    """Return one row for each range that began in a step, and each phase that it was open in, the longest first.
 
-    The host's wall time, that of several threads added up; `self_s` is without the ranges inside, the share of the
-    steps' wall time. The phase is None outside of every phase.
+    The row is {phase, range, calls_per_step, total_s, self_s, share}, per step. Times are the host's wall time, summed
+    over threads; `self_s` excludes the ranges inside; the share is of the steps' wall time. The phase is None outside
+    of every phase.
     """
     main = main_timeline(ranges)
     ends = np.array([step.end_s for step in steps])
@@ -54,8 +54,10 @@ def range_rows(ranges: Ranges, steps: Sequence[Step]) -> list[Row]:
 
 
 def _open(line: Timeline[str], outer: Timeline[str], time_s: Floats) -> tuple[list[list[Key]], Ints]:
-    """(what can be open on a thread, outermost first; which of these was, at each time). The phase of a range may be
-    open on the thread `outer`."""
+    """Return (open ranges, codes): each list of keys open together, outermost first, and the list's index at each time.
+
+    A range's phase may be open on the thread `outer`.
+    """
     here, there = line.index(time_s), outer.index(time_s)
     first, codes = distinct(here, there)
     stacks = zip(here[first].tolist(), there[first].tolist(), strict=True)

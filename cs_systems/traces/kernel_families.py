@@ -1,7 +1,7 @@
-"""Which family a kernel is of, by its name: rules as data, the first that matches counts.
+"""Family of a kernel by its name: the rules are data, and the first match counts.
 
-The names are those of CUDA libraries and compilers from Ampere to Blackwell. A family says what a kernel is for, which
-decides what limits it; a kernel that fuses several is of the family that takes its time.
+The names are those of CUDA libraries and compilers from Ampere to Blackwell. The family gives a kernel's purpose, which
+decides what limits it. A kernel that fuses several families belongs to the one that takes most of its time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NORM = r"layer_?norm|rms_?norm|group_?norm|batch_?norm|instance_?norm"
 RULES: tuple[tuple[str, str], ...] = (
     ("collective", r"nccl|nvshmem|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem|symm_mem"),
     ("copy", r"^\[?(cuda )?mem(cpy|set)\b"),
-    # Inductor writes into a name what was fused, so its prefix goes before words that occur anywhere.
+    # Inductor puts the fused operators into a name, so rules for its prefixes precede those for words anywhere.
     ("optimizer", r"^triton_for_"),
     ("attention", r"^triton_tem_.*(attention|sdpa)"),
     ("matmul", r"^triton_tem_|^triton_(mm|bmm|addmm)"),
@@ -42,11 +42,11 @@ _COMPILED = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, patte
 
 @functools.lru_cache(maxsize=65536)
 def family(name: str) -> str:
-    """The family of a kernel with this (demangled) name; `other` where no rule knows it."""
+    """Return the family of a kernel by its (demangled) name; `other` where no rule matches."""
     return next((family for family, pattern in _COMPILED if pattern.search(name)), "other")
 
 
-# A generic kernel is told by the functor among its template arguments: its name → what to call it instead.
+# Generic kernel → replacement for its name; the functor among its template arguments gives the operation.
 _GENERIC = {
     "elementwise_kernel": "elementwise", "reduce_kernel": "reduce", "multi_tensor_apply_kernel": "foreach",
     "Kernel": "", "Kernel2": "", "device_kernel": "",
@@ -54,7 +54,7 @@ _GENERIC = {
 _SAYS = re.compile(r"\w*(?:Functor|Ops|_kernel)(?:_\w+)?\b|cutlass_\w{6,}|Flash\w+|\w*Gemm\w+")
 _SAYS_NOTHING = re.compile(r"elementwise_kernel|gpu_kernel_impl|reduce_kernel|^(Binary|AUnary|BUnary|Unary)Functor$")
 _ENDS = re.compile(r"_cuda$|_impl$|_kernel$|Functor$|List$|Ops$")
-# cuBLAS writes types, stages and alignments between what tells one product from another.
+# cuBLAS puts types, stages and alignments between the parts of a name that distinguish matrix products.
 _XMMA = re.compile(
     r"(?P<kernel>sm\d+_xmma_\w*?gemm)_.*?_(?P<layout>[tn]{2})_[tn]_tilesize(?P<tile>[\dx]+)"
     r".*?(?P<split>split_k|segment_k)?(_off)?_kernel"
@@ -63,8 +63,10 @@ _XMMA = re.compile(
 
 @functools.lru_cache(maxsize=65536)
 def short_name(name: str) -> str:
-    """The kernel's own name without namespaces, template arguments and parameters; of a generic kernel what it does:
-    `elementwise direct_copy`, `sm80_xmma_gemm tn 64x64x8`."""
+    """Return a kernel's name without namespaces, template arguments and parameters.
+
+    For a generic kernel the operation is included: `elementwise direct_copy`, `sm80_xmma_gemm tn 64x64x8`.
+    """
     plain = name.replace("(anonymous namespace)", "").replace("<unnamed>", "").removeprefix("void ")
     head = re.split(r"[<(]", plain, maxsplit=1)[0]
     base = head.split("::")[-1].strip() or plain
@@ -76,7 +78,7 @@ def short_name(name: str) -> str:
 
 
 def _what(word: str) -> str:
-    """`CUDAFunctor_add` → `add`, `direct_copy_kernel_cuda` → `direct_copy`."""
+    """Return a functor's operation: `CUDAFunctor_add` → `add`, `direct_copy_kernel_cuda` → `direct_copy`."""
     if word.startswith("CUDAFunctor_"):
         return word.removeprefix("CUDAFunctor_")
     while (shorter := _ENDS.sub("", word)) not in ("", word):

@@ -1,6 +1,6 @@
-"""Kineto: the Chrome trace (.json, .json.gz) that `torch.profiler` exports.
+"""Reader of Kineto's traces: the Chrome trace (.json, .json.gz) that `torch.profiler` exports.
 
-Only what the tables need is kept of the events, so that a trace of many hundred megabytes does not have to fit into
+The reader keeps only the events that the tables need, so that a trace of many hundred megabytes need not fit into
 memory. Kineto writes complete ("X") events with times in µs.
 """
 
@@ -39,17 +39,25 @@ from cs_systems.traces.trace import (
     without_collector,
 )
 
-LONGEST_S = 1e9  # from the first event: what lies further off is no time of the recording
-LATEST_US = 1e17  # by the profiler's clock: 3,000 years
-MOST_KEPT = 4_000_000  # events from which tables are made: about 1 GB
-FORECAST = 2  # how many times that may be expected before the file was read to its end
-FORECAST_FROM = 1 << 25  # bytes after which that is known
+LONGEST_S = 1e9  # from the first event: a time further off is damaged
+LATEST_US = 1e17  # in the profiler's clock: 3,000 years
+MOST_KEPT = 4_000_000  # events kept for the tables: about 1 GB of memory
+FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file is read
+FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
 MOST_LISTED = 20  # processes that a message names
 
 
 @without_collector()
 def read(path: Path, process: int | None = None) -> Recording:
-    """Return the recording in a trace. `process`: which one, by its pid, where there are several."""
+    """Return the recording in a trace.
+
+    Args:
+        path: The trace, gzipped or not.
+        process: The pid of the process to read; required where the trace holds several.
+
+    Raises:
+        ConfigError: The trace is damaged, too large, or has too little in it for any table.
+    """
     with closing(Unpacked(path)) as file:
         try:
             text = Text(file, path)
@@ -75,7 +83,7 @@ def read(path: Path, process: int | None = None) -> Recording:
 
 
 def _devices(before: Event) -> dict[int, str]:
-    """Return the names of the devices by their numbers; none where they are not told as the profiler tells them."""
+    """Return the device names by device number; empty where `deviceProperties` has not the profiler's form."""
     told = before.get("deviceProperties")
     known = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
     return {one["id"]: str(one.get("name", "")) for one in known if type(one.get("id")) is int}
@@ -83,7 +91,7 @@ def _devices(before: Event) -> dict[int, str]:
 
 @dataclass
 class _Process:
-    """What the host did in one process."""
+    """Host events of one process."""
 
     launches: dict[int, tuple[float, float, int]] = field(default_factory=dict)  # correlation → (start, end, thread)
     ranges: list[Range] = field(default_factory=list)
@@ -92,7 +100,7 @@ class _Process:
 
 
 class _Reader:
-    """Keeps what is needed of each event; kernels meet their launches when all events were seen."""
+    """Collector of the fields needed of each event; it matches kernels with their launches after the last event."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -122,12 +130,12 @@ class _Reader:
         keep = self.keep.get(category) if type(category) is str else None
         if keep is None:
             return
-        if category == "cpu_op" and "Sequence number" not in _args(event):  # most of all events
+        if category == "cpu_op" and "Sequence number" not in _args(event):  # the most frequent events
             return
         phase = event.get("ph")
         if phase != "X" and phase != "B":
             return
-        if phase == "B" or "dur" not in event:  # Kineto writes a range as one event when it ends
+        if phase == "B" or "dur" not in event:  # Kineto writes a range as one event, when the range ends
             self.endless.append(str(event.get("name")))
             return
         try:
@@ -143,7 +151,7 @@ class _Reader:
             self.damaged[str(category)] += 1
 
     def refuse_too_many(self, file: Unpacked) -> None:
-        """Raise ConfigError where there are, or clearly will be, more events to keep than fit into memory."""
+        """Raise ConfigError if the events to keep exceed, or clearly will exceed, what fits into memory."""
         owned = (len(p.launches) + len(p.ranges) + len(p.calls) + len(p.ops) + 4 for p in self.processes.values())
         kept = sum(owned) + len(self.kernels) + len(self.copies) + len(self.overheads) + len(self.endless)
         expected = kept / file.share if file.count > FORECAST_FROM else kept
@@ -179,7 +187,7 @@ class _Reader:
         name, thread, process = str(event["name"]), int(event["tid"]), self.processes[int(event["pid"])]
         self.launched = self.launched or "Launch" in name
         if correlation := event.get("args", {}).get("correlation"):
-            # Triton and cuBLAS launch through the driver, inside no runtime call; else the outer call comes first.
+            # Keep the outer call, which comes first. Triton and cuBLAS launch through the driver alone.
             process.launches.setdefault(int(correlation), (start, end, thread))
         if stalls(name):
             process.calls.append(Call(name, start, end, thread))
@@ -227,8 +235,10 @@ class _Reader:
         )
 
     def _refuse(self) -> None:
-        """Raise ConfigError where no table can be made. Ranges without kernels are a recording of the host, if nothing
-        was launched."""
+        """Raise ConfigError if no table can be made of the events.
+
+        Ranges without kernels are a valid trace of the host, if nothing was launched.
+        """
         ranges = any(process.ranges for process in self.processes.values())
         record = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
         mark = "mark step, forward, backward … with torch.profiler.record_function"
@@ -247,7 +257,11 @@ class _Reader:
             raise ConfigError(f"{self.path} holds no range{never}: {mark}")
 
     def _process(self, wanted: int | None) -> int:
-        """The pid whose events are read: of several that launched kernels, or without any have ranges, the wanted."""
+        """Return the pid of the process to read, `wanted` where several qualify.
+
+        Processes qualify that launched kernels, or that have ranges if none launched any. Raises ConfigError where
+        several qualify and none is wanted, or where the wanted one does not qualify.
+        """
         found = Counter({pid: len(self.kernels) for pid, process in self.processes.items() if process.launches})
         if not self.kernels or not found:
             found = Counter({pid: len(process.ranges) for pid, process in self.processes.items() if process.ranges})
@@ -285,7 +299,7 @@ def _args(event: Event) -> Event:
 
 
 def _clock(time_us: Any) -> float:
-    """Return the time of a first event, from which the others are counted; ValueError where it is none."""
+    """Return the time of the first event, the origin of all others; raise ValueError if it is not a valid time."""
     if not -LATEST_US < time_us < LATEST_US:
         raise ValueError
     return float(time_us)
@@ -296,7 +310,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _described(event: Event) -> str:
-    """Return what a message says of an event that cannot be used."""
+    """Return the words with which a message describes an unusable event."""
     told = ", ".join(f"{name} {shown(event[name])}" for name in ("name", "ts", "dur", "args") if name in event)
     return f"a {event['cat']} with {told or 'nothing in it'}"
 

@@ -1,4 +1,4 @@
-"""Device memory by range: what cudaMalloc took and cudaFree gave back in each phase and layer."""
+"""Device memory by range: the bytes that cudaMalloc and cudaFree allocate and free in each phase and layer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ MEMORY_USAGE = "--cuda-memory-usage=true"
 
 
 def memory_ranges(recording: Recording) -> list[Row]:
-    """{phase, layer, allocations, allocated_bytes, freed_bytes, change_bytes, most_bytes} of a step, in the order in
-    which it comes to them; of several steps the mean, but of most_bytes, which is the most in use meanwhile above what
-    was in use when the step began. Empty where no step allocated.
+    """Return {phase, layer, allocations, allocated_bytes, freed_bytes, change_bytes, most_bytes} of a step.
 
-    A call belongs to the ranges of the thread that made it, as a kernel's launch does. Raises ConfigError for a
-    recording without memory events, or without a step.
+    Rows are in the order in which a step first reaches each phase and layer; the list is empty where no step allocated.
+    Values are means over the steps, except most_bytes: the largest amount in use meanwhile, above that in use when the
+    step began. A call belongs to the ranges open on the thread that made it, like a kernel's launch.
+
+    Raises:
+        ConfigError: The trace has no memory events, or no step.
     """
     found = recording.allocations
     if found is None:

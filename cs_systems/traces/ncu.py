@@ -1,10 +1,10 @@
-"""Nsight Compute: what hardware counters tell of single launches of kernels, from a .ncu-rep.
+"""Reader of Nsight Compute reports (.ncu-rep): hardware counters of single kernel launches.
 
-The report is read offline by NVIDIA's package ncu-report (the extra `ncu`; its licence is NVIDIA's own), in a process
-of its own: native code that meets a report of another version has been seen to die. A metric that the report lacks is
-None.
-Source: `ncu --query-metrics`, and the comparison of metrics in the documentation of Nsight Compute, which says what
-became of nvprof's: load and store throughput, warp execution efficiency, SM efficiency.
+NVIDIA's package ncu-report (the extra `ncu`; its licence is NVIDIA's own) reads the report offline, in a separate
+process: its native code can crash on a report of another version. A metric that the report lacks is None.
+
+Source: `ncu --query-metrics`, and the comparison of metrics in the documentation of Nsight Compute, which names the
+successors of nvprof's load and store throughput, warp execution efficiency and SM efficiency.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _PEAK, _ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained
 _GLOBAL, _SHARED = "l1tex__t_bytes_pipe_lsu_mem_global_op", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op"
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op"
 
-# Column → metric. A share is of the peak that the chip can sustain; loads and stores are those of the load/store units:
-# what the tensor memory accelerator copies is in the DRAM's columns alone.
+# Column → metric. A share is of the peak that the chip can sustain. Loads and stores are the load/store units':
+# copies by the tensor memory accelerator appear in the DRAM columns only.
 METRICS = {
     "time_s": "gpu__time_duration.sum",
     "registers": "launch__registers_per_thread",
-    "shared_bytes": "launch__shared_mem_per_block",  # a block's, the driver's share too
+    "shared_bytes": "launch__shared_mem_per_block",  # per block, including the driver's share
     "waves": "launch__waves_per_multiprocessor",
-    "occupancy_share": f"sm__warps_active.{_ACTIVE}",  # warps in flight, of the most that an SM holds, while it works
-    "highest_occupancy_share": "sm__maximum_warps_per_active_cycle_pct",  # what registers and shared memory allow
-    "sm_efficiency_share": "smsp__cycles_active.avg.pct_of_peak_sustained_elapsed",  # of the time with a warp in flight
+    "occupancy_share": f"sm__warps_active.{_ACTIVE}",  # active warps, of an SM's maximum, while it is active
+    "highest_occupancy_share": "sm__maximum_warps_per_active_cycle_pct",  # allowed by registers and shared memory
+    "sm_efficiency_share": "smsp__cycles_active.avg.pct_of_peak_sustained_elapsed",  # share of time with an active warp
     "sm_share": f"sm__throughput.{_PEAK}",
     "memory_share": f"gpu__compute_memory_throughput.{_PEAK}",  # the busiest of L1, L2 and DRAM
     "dram_share": f"gpu__dram_throughput.{_PEAK}",
@@ -49,7 +49,7 @@ METRICS = {
     "shared_store_conflicts": f"{_CONFLICTS}_st.sum",
     "warp_efficiency_share": "smsp__thread_inst_executed_per_inst_executed.ratio",
 }
-# What a metric counts → what its column does, where units do not tell.
+# Factors from a metric's count to its column, where the unit does not give them.
 _THREADS_A_WARP = 32
 _BYTES_A_WAVEFRONT = 128  # at most: one wavefront takes 4 bytes from each of the 32 banks
 _FACTORS = {
@@ -64,8 +64,13 @@ _LAUNCH = {"grid": "launch__grid_dim", "block": "launch__block_dim"}
 
 
 def read(path: Path) -> list[Row]:
-    """One row a profiled launch, in order: {kernel, ranges, grid, block, the columns of METRICS}. `ranges`: the NVTX
-    ranges that were open, outermost first. Raises ConfigError: the file, or the package, is not there or of no use."""
+    """Return one row for each profiled launch, in order: {kernel, ranges, grid, block, the columns of METRICS}.
+
+    `ranges` holds the NVTX ranges that were open, outermost first.
+
+    Raises:
+        ConfigError: The file or the package is missing or unusable.
+    """
     if not path.is_file():
         raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give a .ncu-rep")
     if not path.stat().st_size:
@@ -81,12 +86,12 @@ def read(path: Path) -> list[Row]:
 
 
 def rows(path: Path) -> list[Row]:
-    """As `read`, in this process."""
+    """Return the rows of `read`, read in this process."""
     load = _loader()
     try:
         report = load(str(path))
         found = [_row(action) for profiled in report for action in profiled]
-    except Exception as error:  # what NVIDIA's library raises is its own
+    except Exception as error:  # NVIDIA's library raises exceptions of its own
         raise ConfigError(f"ncu-report cannot read {path}: {error}; a package as new as the ncu is needed") from error
     if not found:
         raise ConfigError(f"{path} holds no profiled kernel: is it a report of ncu, and was it written to the end?")
@@ -96,7 +101,7 @@ def rows(path: Path) -> list[Row]:
 def _loader() -> Callable[[str], Any]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of its SWIG types, under Python 3.12 and newer
+            warnings.simplefilter("ignore", DeprecationWarning)  # from its SWIG types, under Python 3.12 and newer
             import ncu_report
     except ImportError as error:
         raise ConfigError(f"reports of ncu are read by NVIDIA's package ncu-report ({error}): {INSTALL}") from None
@@ -130,7 +135,7 @@ def _value(action: Any, metric: str) -> float | None:
 
 
 def _ranges(state: Any) -> Iterator[str]:
-    """The names in the order of the stack: `push_pop_ranges` sorts them."""
+    """Yield the names of the open ranges in stack order; `push_pop_ranges` would sort them."""
     for domain in map(state.domain_by_id, state.domains()) if state is not None else ():
         yield from (domain.push_pop_range(i).name() for i in range(len(domain.push_pop_ranges())))
 

@@ -1,8 +1,9 @@
-"""Nsight Systems: the file that `nsys export -t sqlite` writes, or a .nsys-rep where nsys can export it.
+"""Reader of Nsight Systems traces: the output of `nsys export -t sqlite`, or a .nsys-rep that nsys can export.
 
-The file is opened read-only and trusted in nothing. Versions differ in which tables and columns there are, and an
-export leaves out tables without rows: what is missing is a limitation, and an error only where no table can be made.
-Schema: "SQLite Schema Reference" in the user guide of Nsight Systems.
+The file is opened read-only and treated as untrusted. Tables and columns differ between versions, and an export omits
+empty tables: missing data is a limitation, and an error only where no table can be made.
+
+Source: "SQLite Schema Reference" in the user guide of Nsight Systems.
 """
 
 from __future__ import annotations
@@ -40,21 +41,29 @@ from cs_systems.traces.trace import (
 KERNELS, RUNTIME, NVTX = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 COPIES = {"memcpy": "CUPTI_ACTIVITY_KIND_MEMCPY", "memset": "CUPTI_ACTIVITY_KIND_MEMSET"}
 MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"  # with --cuda-memory-usage=true
-FREED, ON_THE_HOST = 1, "0, 1"  # of ENUM_CUDA_DEV_MEM_EVENT_OPER; of ENUM_CUDA_MEM_KIND: pageable, pinned
+FREED, ON_THE_HOST = 1, "0, 1"  # ENUM_CUDA_DEV_MEM_EVENT_OPER; ENUM_CUDA_MEM_KIND: pageable, pinned
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 PUSH_POP, START_END = 59, 60
 NODES = "--cuda-graph-trace=node"
-PROCESS_MASK = ~0xFFFFFF  # of a globalTid: leaves the globalPid
-CHUNK = 1 << 18  # rows that are text at one time
-LONGEST_VALUE = 1 << 26  # bytes of a text, a blob or a row: an expression can ask SQLite for any number of them
+PROCESS_MASK = ~0xFFFFFF  # applied to a globalTid, gives the globalPid
+CHUNK = 1 << 18  # rows converted to text at a time
+LONGEST_VALUE = 1 << 26  # bytes of a text, blob or row: without a limit an expression can allocate any amount
 EXPORT = ("nsys", "export", "-t", "sqlite", "--lazy=false", "--force-overwrite=true")
-# The columns of a kernel that make its Function, shared memory apart.
+# The columns of a kernel's Function except shared memory.
 _LAUNCH = ("demangledName", "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
 _SHARED = ("staticSharedMemory", "dynamicSharedMemory")
 
 
 def read(path: Path, process: int | None = None) -> Recording:
-    """The recording in an SQLite export. `process`: which one, by its pid, where there are several."""
+    """Return the recording in an SQLite export.
+
+    Args:
+        path: The SQLite export.
+        process: The pid of the process to read; required where the export holds several.
+
+    Raises:
+        ConfigError: The export is damaged, from too old a version, or has too little in it for any table.
+    """
     with closing(_open(path)) as database:
         try:
             return _Reader(database, path, process).recording()
@@ -68,7 +77,10 @@ def read(path: Path, process: int | None = None) -> Recording:
 
 @contextmanager
 def exported(report: Path) -> Iterator[Path]:
-    """The SQLite export of a .nsys-rep, in a folder that is gone afterwards."""
+    """Export a .nsys-rep to SQLite and yield its path, in a folder that is removed afterwards.
+
+    Raises ConfigError if nsys is not on the PATH or the export fails.
+    """
     if shutil.which(EXPORT[0]) is None:
         raise ConfigError(
             f"{report} has to be exported, and nsys is not on the PATH: put it there, or run where it is "
@@ -95,13 +107,13 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 class _Reader:
-    """One pass over an open export; it gathers what the file does not tell in `limitations`."""
+    """Reader of one open export; it collects what the file lacks in `limitations`."""
 
     def __init__(self, database: sqlite3.Connection, path: Path, process: int | None) -> None:
         self.database = database
         self.path = path
         self.limitations: list[str] = []
-        # A view could hide any computation: tables alone are read.
+        # Read tables only: a view could contain any computation.
         tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         self.columns = {
             name: [column[1] for column in database.execute(f'PRAGMA table_info("{name}")')]
@@ -113,7 +125,10 @@ class _Reader:
         self.names = self._texts("StringIds", "value")
 
     def _refuse(self) -> None:
-        """What no table can be made of. Ranges without kernels are a recording of the host, if CUDA was not used."""
+        """Raise ConfigError if no table can be made of the export.
+
+        Ranges without kernels are a valid trace of the host, if CUDA was not used.
+        """
         kernels, ranges = self._has(KERNELS), self._has(NVTX)
         if kernels and not ranges:
             raise ConfigError(
@@ -132,21 +147,21 @@ class _Reader:
         return table in self.columns and bool(self.database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall())
 
     def _texts(self, table: str, column: str) -> dict[int, str]:
-        """id → text."""
+        """Return the texts of a column by their id."""
         if not self._has(table):
             return {}
         query = f"SELECT id, CAST({column} AS TEXT) FROM {table} WHERE {column} IS NOT NULL AND typeof(id) = 'integer'"
         return dict(self.database.execute(query))
 
     def _column(self, table: str, name: str) -> str:
-        """The column, or NULL where this version of nsys has none."""
+        """Return the column's name, or NULL where this version of nsys lacks the column."""
         return name if name in self.columns.get(table, ()) else "NULL"
 
     def _read(self, table: str, *expressions: str, where: str = "1") -> list[Ints]:
-        """Whole numbers of the process's rows, a column for each expression, in the order of the file; NULL is UNKNOWN.
+        """Return the whole numbers of the process's rows, a column for each expression, in file order; NULL is UNKNOWN.
 
-        A row costs Python's sqlite3 over a microsecond. Here SQLite writes each column as one text, which numpy reads:
-        half the time, and no object for a number.
+        Python's sqlite3 takes over a microsecond for a row. Here SQLite joins each column into one text, which numpy
+        parses: in half the time, and without an object for each number.
         """
         numbers = ", ".join(f"ifnull({e}, {UNKNOWN}) AS c{i}" for i, e in enumerate(expressions))
         texts = ", ".join(f"CAST(group_concat(c{i}) AS BLOB)" for i in range(len(expressions)))
@@ -161,16 +176,19 @@ class _Reader:
         return [np.concatenate(column) for column in zip(*chunks, strict=True)]
 
     def _process(self, wanted: int | None) -> int | None:
-        """The globalPid whose events are read; None where the export names none."""
+        """Return the globalPid of the process to read; None where the export has no globalPid.
+
+        Raises ConfigError where several processes qualify and none is wanted, or where the wanted one does not qualify.
+        """
         what, table, owner = "kernels", KERNELS, "ifnull(globalPid, 0)"
         if not self._has(KERNELS):
             what, table, owner = "ranges", NVTX, f"ifnull(globalTid, 0) & {PROCESS_MASK}"
         elif "globalPid" not in self.columns[KERNELS]:
             self.limitations.append("this version of nsys does not name the process of a kernel: one is assumed")
             return None
-        # To count them by process takes a sort, which a single process can do without.
+        # Counting by process needs a sort, so skip it where there is a single process.
         ((least, most),) = self.database.execute(f"SELECT min({owner}), max({owner}) FROM {table}")
-        if not isinstance(least, int) or not isinstance(most, int):  # a text is above every number
+        if not isinstance(least, int) or not isinstance(most, int):  # SQLite orders a text above every number
             raise sqlite3.DatabaseError(f"{table} has a text where a number belongs")
         if wanted is None and least == most:
             return least
@@ -211,7 +229,7 @@ class _Reader:
         )
 
     def _of_process(self, table: str) -> str:
-        """A condition that selects the process by whichever column the table has."""
+        """Return an SQL condition that selects the process's rows, by whichever column the table has."""
         if self.process is None:
             return "1"
         if "globalPid" in self.columns[table]:
@@ -238,7 +256,7 @@ class _Reader:
         )
 
     def _launches(self, correlation: Ints) -> tuple[Ints, Floats, Floats]:
-        """(thread, start in s, end in s) of the call with each kernel's correlationId."""
+        """Return (thread, start in s, end in s) of the call with each kernel's correlationId."""
         found = self._calls_of(correlation)
         if found is None:
             self.limitations.append(
@@ -249,12 +267,12 @@ class _Reader:
         return found
 
     def _calls_of(self, correlation: Ints) -> tuple[Ints, Floats, Floats] | None:
-        """(thread, start in s, end in s) of the call with each correlationId; None where no call was recorded."""
+        """Return (thread, start in s, end in s) of the call with each correlationId; None if no call was recorded."""
         fields = ("correlationId", "globalTid", "start", "end")
         calls = self._read(RUNTIME, *fields, where="correlationId >= 0") if self._has(RUNTIME) else []
         if not any(map(len, calls)):
             return None
-        # A call and the one inside it can carry one correlationId: the outer one, which begins first, counts.
+        # A call and one inside it can share a correlationId: the outer one, which begins first, counts.
         order = np.lexsort((calls[2], calls[0]))
         of, thread, start, end = (column[order] for column in calls)
         at = np.searchsorted(of, correlation)
@@ -298,12 +316,12 @@ class _Reader:
         columns = self._read(MEMORY, *fields, where=f"memKind NOT IN ({ON_THE_HOST})")
         order = np.argsort(columns[0], kind="stable")
         start, size, operation, address, correlation = (column[order] for column in columns)
-        calls = self._calls_of(correlation) if len(start) else None  # which are many to read for nothing
+        calls = self._calls_of(correlation) if len(start) else None  # read only if needed: calls are many
         thread = np.full(len(start), UNKNOWN) if calls is None else calls[0]
         known: dict[int, int] = {}
         change = []
         for number, bytes, place in _rows(operation, size, address):
-            if number == FREED:  # which may leave its size to the allocation
+            if number == FREED:  # a free may omit its size: use that of the allocation
                 change.append(-(known.pop(place, 0) if bytes <= 0 else bytes))
             else:
                 known[place] = bytes
@@ -316,7 +334,7 @@ class _Reader:
         start, end, thread = self._read(NVTX, "start", "end", "globalTid", where=ranges)
         wanted = f"{self._of_process(NVTX)} AND {ranges} ORDER BY rowid"
         query = f"SELECT ifnull({text}, {text_id}) FROM {NVTX} WHERE {wanted}"
-        # A name is the text itself, or its number among the strings.
+        # A name is either the text itself or an id in StringIds.
         said = (name for (name,) in self.database.execute(query))
         named = Categorical.of(n if isinstance(n, str) else self.names.get(n, f"range {n}") for n in said)
         ended = end != UNKNOWN

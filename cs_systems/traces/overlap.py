@@ -1,20 +1,23 @@
 """Communication against computation on one rank, and waiting against transfer between ranks.
 
-Of one rank's recording, by interval arithmetic: hidden is the time in which a collective ran beside something that
-computes (a kernel, a copy), exposed the time in which it ran alone. With idle, when neither ran, they make up the step:
+In one rank's trace, by interval arithmetic: communication is hidden while a collective runs beside computation (a
+kernel, a copy), and exposed while it runs alone. The device is idle while neither runs. Together they make up the step:
 
     step = compute + exposed + idle
 
-so that the difference between a step on N ranks and the same step on one is explained to the last microsecond by what
-is exposed, what computing takes longer beside communication (the collective's kernels take multiprocessors and memory
-bandwidth from it, and some strategies copy), and what the device waits longer for the host (`reconcile`).
+The difference between a step on N ranks and the same step on one is therefore exactly the sum of three (`reconcile`):
 
-Of all ranks' recordings: a collective ends on all ranks at once and lasts on each from when that rank came to it. The
-last to come waits for nobody, so its time is the transfer, and what another rank's lasts longer it has waited. Clocks
-differ between ranks, durations do not (`waiting`).
+- exposed communication;
+- slower computation beside communication: the collective's kernels take multiprocessors and memory bandwidth from it,
+  and some strategies copy;
+- longer waits of the device for the host.
 
-A CPU records no kernels: there gloo's ranges are the communication, and the phases of the step, but `synchronize`, the
-computation, although within one a rank may wait for a collective too.
+In the traces of all ranks, a collective ends on all ranks at once and begins on each when that rank reaches it. The
+last rank to arrive does not wait, so its duration is the transfer; a longer duration on another rank includes waiting.
+Clocks differ between ranks, durations do not (`waiting`).
+
+A CPU trace has no kernels. There gloo's ranges are the communication, and the phases of the step, except `synchronize`,
+are the computation, although a rank may also wait for a collective within a phase.
 """
 
 from __future__ import annotations
@@ -34,13 +37,13 @@ from cs_systems.traces.profile import find_steps
 from cs_systems.traces.range_names import meaning
 from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Recording, Step, steps_of
 
-GLOO = "gloo:"  # begins the range of each of its collectives
+GLOO = "gloo:"  # prefix of the range of each gloo collective
 SYNCHRONIZE = "synchronize"
-FINEST = 1000  # of a step's parts, that a picture shows
+FINEST = 1000  # a picture shows intervals down to a step's duration divided by this
 
 
 class Intervals(NamedTuple):
-    """Sorted and apart from each other: (count,) each, in s."""
+    """Sorted intervals that do not overlap: (count,) starts and ends, in s."""
 
     start_s: Floats
     end_s: Floats
@@ -51,7 +54,7 @@ class Intervals(NamedTuple):
 
 
 def union(start_s: Floats, end_s: Floats) -> Intervals:
-    """What any of the intervals covers, whatever their order; those of no length cover nothing."""
+    """Return what any of the intervals covers, in any order; intervals of zero length cover nothing."""
     lasting = end_s > start_s
     order = np.argsort(start_s[lasting], kind="stable")
     start_s, end_s = start_s[lasting][order], end_s[lasting][order]
@@ -63,24 +66,24 @@ def union(start_s: Floats, end_s: Floats) -> Intervals:
 
 
 def intersection(a: Intervals, b: Intervals) -> Intervals:
-    """What both cover."""
+    """Return what both cover."""
     edges = np.unique(np.concatenate([*a, *b]))
     inside = _covers(a, edges[:-1]) & _covers(b, edges[:-1])
     return union(edges[:-1][inside], edges[1:][inside])
 
 
 def _covers(intervals: Intervals, time_s: Floats) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """For each time whether an interval has begun by then and not ended."""
+    """Return for each time whether an interval contains it."""
     begun, ended = (np.searchsorted(edges, time_s, "right") for edges in intervals)
     return np.asarray(begun > ended)
 
 
 @dataclass(frozen=True)
 class Streams:
-    """What ran in one step on one device: the collectives in order, and what computed. Times from the step's start."""
+    """Collectives, in order, and computation of one step on one device; times are from the step's start."""
 
     step: Step
-    collectives: Intervals  # not merged: of each its start and its end
+    collectives: Intervals  # not merged: the start and end of each
     names: tuple[str, ...]
     computing: Intervals
 
@@ -89,7 +92,7 @@ class Streams:
         return union(*self.collectives)
 
     def row(self) -> Row:
-        """{step_s, compute_s, communication_s, hidden_s, exposed_s, idle_s, collectives}."""
+        """Return {step_s, compute_s, communication_s, hidden_s, exposed_s, idle_s, collectives}."""
         step_s = self.step.end_s - self.step.start_s
         compute_s, communication_s = self.computing.length_s, self.communicating.length_s
         hidden_s = intersection(self.communicating, self.computing).length_s
@@ -106,7 +109,11 @@ class Streams:
 
 
 def streams(recording: Recording, steps: str | None = None) -> list[Streams]:
-    """Both streams of each step of one rank. Raises ConfigError where no step is found, as `find_steps` does."""
+    """Return both streams of each step of one rank.
+
+    Raises:
+        ConfigError: No step is found, as in `find_steps`.
+    """
     chosen, _ = find_steps(recording, steps)
     if len(recording.kernels):
         return of_kernels(recording, chosen)
@@ -118,9 +125,9 @@ def streams(recording: Recording, steps: str | None = None) -> list[Streams]:
 
 
 def of_kernels(recording: Recording, chosen: Sequence[Step], device: int | None = None) -> list[Streams]:
-    """Both streams of each of the steps, of the kernels that were launched in it (on one device, or on any).
+    """Return both streams of each step, from the kernels launched in it on one device (None: on any).
 
-    Memcpys and memsets compute: they hold up a stream as kernels do.
+    Memcpys and memsets count as computation: they occupy a stream as kernels do.
     """
     kernels = recording.kernels
     own = np.ones(len(kernels), bool) if device is None else kernels.device == device
@@ -139,7 +146,7 @@ def is_collective(kernels: Kernels) -> Bools:
 
 
 class _Work(NamedTuple):
-    """Intervals in any order, and the time at which the host asked for each: it decides the step."""
+    """Intervals in any order, and the time at which the host launched each, which decides its step."""
 
     asked_s: Floats
     start_s: Floats
@@ -150,7 +157,7 @@ class _Work(NamedTuple):
         return cls(kernels.launched_s[which], kernels.start_s[which], kernels.end_s[which])
 
     def by_step(self, steps: Sequence[Step]) -> list[Ints]:
-        """Return for each step the places of its intervals, from one sort over all of them."""
+        """Return for each step the indices of its intervals, from one sort over all intervals."""
         number, inside = steps_of(self.asked_s, steps)
         mine = np.flatnonzero(inside)
         mine = mine[np.argsort(number[mine], kind="stable")]
@@ -159,7 +166,7 @@ class _Work(NamedTuple):
 
 
 def _cut(chosen: Sequence[Step], names: Sequence[str], collectives: _Work, computing: _Work) -> list[Streams]:
-    """Both streams of each step. The device may end after the host's range does: the step lasts until both have."""
+    """Return both streams of each step; the step lasts until the host's range and the device's work have ended."""
     found = []
     for step, sent, computed in zip(chosen, collectives.by_step(chosen), computing.by_step(chosen), strict=True):
         sent = sent[np.argsort(collectives.start_s[sent], kind="stable")]
@@ -172,17 +179,21 @@ def _cut(chosen: Sequence[Step], names: Sequence[str], collectives: _Work, compu
 
 
 class Waiting(NamedTuple):
-    """Of the collectives of all ranks: (collectives,) what each takes when all are there; (ranks, collectives) how long
-    each rank waited in it for the others."""
+    """Transfer and waiting times of all ranks' collectives.
+
+    Shape: `transfer_s` (collectives,), the duration once all ranks have arrived; `wait_s` (ranks, collectives), the
+    time that each rank waited for the others.
+    """
 
     transfer_s: Floats
     wait_s: Floats
 
 
 def waiting(durations_s: Sequence[Floats]) -> Waiting:
-    """Transfer and waiting of the collectives, of which each rank has the durations in one order.
+    """Return transfer and waiting times from each rank's durations of the collectives, all in one order.
 
-    Raises ConfigError where the ranks have not the same number of them.
+    Raises:
+        ConfigError: The ranks ran different numbers of collectives.
     """
     counts = [len(own) for own in durations_s]
     if len(set(counts)) > 1:
@@ -193,9 +204,10 @@ def waiting(durations_s: Sequence[Floats]) -> Waiting:
 
 
 def skew_rows(ranks: Sequence[Sequence[Streams]]) -> list[Row]:
-    """A row for each rank, per step: {rank, transfer_s, waiting_s}, from the streams of all ranks.
+    """Return one row for each rank, per step: {rank, transfer_s, waiting_s}, from the streams of all ranks.
 
-    Raises ConfigError where they are not of the same steps.
+    Raises:
+        ConfigError: The streams are not of the same steps.
     """
     durations = [np.concatenate([s.collectives.end_s - s.collectives.start_s for s in own]) for own in ranks]
     found, steps = waiting(durations), max(len(ranks[0]), 1)
@@ -210,7 +222,7 @@ def skew_rows(ranks: Sequence[Sequence[Streams]]) -> list[Row]:
 
 
 def median_step(found: Sequence[Streams]) -> int:
-    """The number of the step whose duration is the median: a sum of medians would be no step's."""
+    """Return the number of the step with the median duration; a sum of medians would not be the time of any step."""
     return sorted(range(len(found)), key=lambda number: found[number].row()["step_s"])[(len(found) - 1) // 2]
 
 
@@ -219,9 +231,10 @@ def median_row(found: Sequence[Streams]) -> Row:
 
 
 def picture(recording: Recording, step: Streams) -> list[Row]:
-    """What one step's streams look like: {stream, phase, start_s, end_s}, in s from its start, as many as can be seen.
+    """Return intervals to draw one step's streams: {stream, phase, start_s, end_s}, in s from the step's start.
 
-    stream: "compute", with the phase that launched it, or "communication".
+    `stream` is "compute", with the phase that launched it, or "communication". Intervals too close to be seen apart are
+    joined.
     """
     tolerance = (step.step.end_s - step.step.start_s) / FINEST
     rows = [
@@ -261,16 +274,17 @@ def _computing_by_phase(recording: Recording, step: Step) -> dict[str, Intervals
 
 
 def _joined(intervals: Intervals, tolerance: float) -> list[tuple[float, float]]:
-    """The intervals, those that are less than the tolerance apart as one."""
+    """Return the union of the intervals, joining those closer together than the tolerance."""
     start, end = union(intervals.start_s, intervals.end_s + tolerance)
     return list(zip(start.tolist(), (end - tolerance).tolist(), strict=True))
 
 
 def reconcile(several: Row, alone: Row, several_s: float, alone_s: float) -> Row:
-    """Why a step on several ranks takes `several_s` where the same step on one takes `alone_s`, both timed cleanly.
+    """Return why a step on several ranks takes `several_s` where the same step on one rank takes `alone_s`.
 
-    several, alone: `median_row` of a recorded step of each. All in s, and they add up:
-    difference_s = exposed_s + slower_compute_s + waits_longer_s + recorder_s, the last what the recorder changed.
+    `several_s` and `alone_s` are times without a profiler; `several` and `alone` are the `median_row` of a traced step
+    of each. All are in s, and the terms add up: difference_s = exposed_s + slower_compute_s + waits_longer_s +
+    recorder_s. The last is the effect of the profiler.
     """
     exposed_s = several["exposed_s"] - alone["exposed_s"]
     slower_s = several["compute_s"] - alone["compute_s"]

@@ -1,4 +1,4 @@
-"""A recording made ready for tables: its steps, where each kernel belongs, and what was summed over them."""
+"""Trace prepared for tables: its steps, the place of each kernel, and the sums over the steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sum(NamedTuple):
 
 
 class StepKernels(NamedTuple):
-    """The kernels of one step on one device: those that were launched within it."""
+    """Totals of the kernels launched within one step, on one device."""
 
     calls: int
     time_s: float
@@ -44,10 +44,12 @@ class StepKernels(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """What the tables are made from. Kernels that no step launched are in none of the sums.
+    """Input of the tables; kernels launched outside of every step are in none of the sums.
 
-    `places`: of each kernel. `groups`: (kernel, place) → over all steps. `by_step`: (number of the step, device) → its
-    kernels. `gaps`: the time without a kernel, by device.
+    - `places`: the place of each kernel
+    - `groups`: (kernel, place) → sum over all steps
+    - `by_step`: (step number, device) → its kernels
+    - `gaps`: device → the time without a kernel
     """
 
     recording: Recording
@@ -64,22 +66,22 @@ class Profile:
 
     @cached_property
     def time_s(self) -> float:
-        """Of all kernels in all steps."""
+        """Time of all kernels in all steps."""
         return sum(total.time_s for total in self.groups.values())
 
     @property
     def phase_coverage(self) -> float:
-        """The share of kernel time that belongs to a phase."""
+        """Share of kernel time that belongs to a phase."""
         return self._share(place.phase != UNATTRIBUTED for _, place in self.groups)
 
     @property
     def layer_coverage(self) -> float:
-        """The share of kernel time that belongs to a layer or a named module."""
+        """Share of kernel time that belongs to a layer or a named module."""
         return self._share(place.layer != UNATTRIBUTED for _, place in self.groups)
 
     @property
     def fused_share(self) -> float:
-        """The share of kernel time in kernels that a compiler fused over several layers."""
+        """Share of kernel time in kernels that a compiler fused over several layers."""
         return self._share(place.fused for _, place in self.groups)
 
     def _share(self, which: Iterable[bool]) -> float:
@@ -88,7 +90,7 @@ class Profile:
 
     @property
     def coverage(self) -> str:
-        """One sentence for under a table."""
+        """Sentence about coverage, for the notes of a table."""
         return (
             f"of the kernel time {self.phase_coverage:.1%} belongs to a phase and {self.layer_coverage:.1%} to a layer "
             "or named module"
@@ -97,8 +99,16 @@ class Profile:
 
 @without_collector()
 def profile(recording: Recording, steps: str | None = None) -> Profile:
-    """Choose the steps by the glob of their range's name (None: `step`, `ProfilerStep#*`, or from one forward to the
-    next) and attribute every kernel. Raises ConfigError where no step, or no kernel in one, is found."""
+    """Return the profile of a trace: choose the steps and attribute every kernel.
+
+    Args:
+        recording: The trace.
+        steps: A glob for the names of the steps' ranges; None means `step`, `ProfilerStep#*`, or from one forward to
+            the next.
+
+    Raises:
+        ConfigError: No step is found, or no kernel in one.
+    """
     chosen, note = find_steps(recording, steps)
     places, kernels = attribute(recording), recording.kernels
     number, inside = steps_of(kernels.launched_s, chosen)
@@ -136,7 +146,14 @@ def profile(recording: Recording, steps: str | None = None) -> Profile:
 
 
 def find_steps(recording: Recording, pattern: str | None) -> tuple[list[Step], str | None]:
-    """(the outermost ranges that match, in order; how they were found where that is not by their name)."""
+    """Return (steps, note): the outermost matching ranges, in order; the note is None if they match by name.
+
+    Without a match by name, a step lasts from one forward to the last phase before the next, and the note explains
+    this.
+
+    Raises:
+        ConfigError: No step is found.
+    """
     globs = (pattern,) if pattern else STEPS
     steps: list[Step] = []
     for r in recording.ranges.named(lambda name: any(fnmatchcase(name, glob) for glob in globs)):
@@ -170,7 +187,7 @@ def _steps_by_phases(ranges: Ranges) -> list[Step]:
 
 
 def _groups(recording: Recording, places: Categorical[Place], which: Ints) -> dict[tuple[Function, Place], Sum]:
-    """Kernels and places of the kernels `which`, with their calls and time."""
+    """Return calls and time of the kernels `which`, by kernel and place."""
     kernels = recording.kernels
     functions, where = kernels.function.codes[which], places.codes[which]
     first, codes = distinct(functions, where)

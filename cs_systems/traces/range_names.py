@@ -1,7 +1,7 @@
-"""What the names of ranges mean: phases, layers and the parts of a block, as data.
+"""Meaning of range names as data: phases, layers and the parts of a block.
 
-A name is matched as a whole, whatever its case, so that `forward` is the phase and `forward hook` is nothing. Of a
-module's path the words count: `model.layers.3.self_attn.q_proj` is in block 3, and there a projection of attention.
+A name must match as a whole, in any case: `forward` is the phase, and `forward hook` matches nothing. A module's path
+is matched word by word: `model.layers.3.self_attn.q_proj` is in block 3, and is a projection of attention there.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import NamedTuple
 from cs_systems.config import Phase
 
 UNATTRIBUTED = "unattributed"
-SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → what each of its rows is of
-FUSED = "fused ("  # begins the range of a compiled kernel with operators of several layers, which it names
-RECORDINGS = (".sqlite", ".nsys-rep", ".json", ".json.gz")  # ends of the files that profilers leave
-STEPS = ("step", "ProfilerStep#*")  # globs: what a step is called, unless told otherwise
+SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column that its rows are split by
+FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers; it names the layers
+RECORDINGS = (".sqlite", ".nsys-rep", ".json", ".json.gz")  # suffixes of the files that profilers write
+STEPS = ("step", "ProfilerStep#*")  # globs: default names of a step's range
 
 PHASES = {
     Phase.FORWARD: r"forward([ _]pass)?",
@@ -47,6 +47,8 @@ PARTS = {
 
 
 class Meaning(NamedTuple):
+    """Phase, layer and part that a range's name means, each None where it means none."""
+
     phase: str | None
     layer: str | None
     part: str | None
@@ -54,7 +56,7 @@ class Meaning(NamedTuple):
 
 @functools.lru_cache(maxsize=65536)
 def meaning(name: str) -> Meaning:
-    """What one range's name says; a `loss` is a phase and a layer."""
+    """Return the meaning of one range's name; a `loss` is both a phase and a layer."""
     phase = next((phase.value for phase, pattern in PHASES.items() if _is(pattern, name)), None)
     layer = next((form.format(*found.groups()) for form, p in LAYERS.items() if (found := _is(p, name))), None)
     if layer:
@@ -65,7 +67,7 @@ def meaning(name: str) -> Meaning:
 
 
 def _part(path: str) -> str | None:
-    """What the words of a path mean together."""
+    """Return the part that the words of a path mean together."""
     part = None
     for word in path.split("."):
         part = refined(part, next((known for known, pattern in PARTS.items() if _is(pattern, word)), None))
@@ -73,8 +75,10 @@ def _part(path: str) -> str | None:
 
 
 def refined(part: str | None, inside: str | None) -> str | None:
-    """The part that is meant where `inside` is open in `part`: `attention.scores` says more than `attention`, and a
-    `norm` inside attention is still attention's."""
+    """Return the part in effect where `inside` is open in `part`.
+
+    `attention.scores` is more specific than `attention`, and a `norm` inside attention still belongs to attention.
+    """
     return inside if inside and (part is None or inside.startswith(part)) else part
 
 

@@ -1,4 +1,4 @@
-"""A recording from a file of any kind: what is in it decides, not what it is called."""
+"""Reader of a trace of any kind: the file's content decides, not its name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from cs_systems.traces.trace import Recording
 
 
 def read(path: Path, process: int | None = None) -> Recording:
-    """What nsys (.sqlite, .nsys-rep) or torch.profiler (.json, .json.gz) recorded. Raises ConfigError, which says what
-    is missing and how to record it. `process`: the one to read, where there are several."""
+    """Return the trace that nsys (.sqlite, .nsys-rep) or torch.profiler (.json, .json.gz) wrote.
+
+    Args:
+        path: The trace.
+        process: The pid of the process to read; required where the trace holds several.
+
+    Raises:
+        ConfigError: The file is not a usable trace; the message says what is missing and how to record it.
+    """
     if path.is_dir():
         inside = sorted(file for file in path.iterdir() if file.name.endswith((*RECORDINGS, ".ncu-rep")))
         if not inside:

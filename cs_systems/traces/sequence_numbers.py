@@ -1,8 +1,8 @@
-"""The route from a backward kernel to its layer that needs no range in backward: autograd's sequence numbers.
+"""Layers of backward kernels by autograd's sequence numbers, which need no range in backward.
 
-A forward operator that makes a node of the graph carries a sequence number, and so does the backward operator that runs
-the node; Kineto records both. A number counts on one thread of the forward pass, which `Fwd thread id` names by a
-number of autograd's own.
+A forward operator that makes a node of the graph has a sequence number, and so has the backward operator that runs the
+node; Kineto records both. Numbers count separately on each thread of the forward pass. `Fwd thread id` identifies that
+thread by a number of autograd's own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cs_systems.traces.trace import Kernel, Op, Recording, timelines
 
 
 class SequenceRoute:
-    """Kernel → the backward operator that launched it → the forward operator → the ranges open around that."""
+    """Path from a kernel over its backward operator to the forward operator and the ranges open around that."""
 
     def __init__(self, recording: Recording) -> None:
         ops = recording.ops or []
@@ -24,7 +24,7 @@ class SequenceRoute:
         )
         self._lines = timelines(thread, start_s, end_s, ops)
         self._ranges = recording.ranges.timelines
-        # Of the operators with one number the last is the innermost, which made the node.
+        # Of the operators that share a number, the last is the innermost, which made the node.
         self._forward: dict[tuple[int, int], Op] = {}
         for op in sorted(ops, key=lambda op: op.start_s):
             if not op.forward_thread:
@@ -32,7 +32,10 @@ class SequenceRoute:
         self._threads = self._forward_threads(ops)
 
     def _forward_threads(self, ops: list[Op]) -> dict[int, int]:
-        """Autograd's number of a thread → the thread whose forward operators have the most of its sequence numbers."""
+        """Return a map from autograd's number of a thread to the thread itself.
+
+        It is the thread whose forward operators have the most of the sequence numbers.
+        """
         threads = {thread for thread, _ in self._forward}
         votes: dict[int, Counter[int]] = defaultdict(Counter)
         for op in ops:
@@ -43,12 +46,12 @@ class SequenceRoute:
         return {number: counts.most_common(1)[0][0] for number, counts in votes.items()}
 
     def is_backward(self, kernel: Kernel) -> bool | None:
-        """Whether a backward operator launched it; None where no operator with a sequence number did."""
+        """Return whether a backward operator launched the kernel; None if no operator with a sequence number did."""
         ops = self._ops(kernel)
         return any(op.forward_thread for op in ops) if ops else None
 
     def forward_ranges(self, kernel: Kernel) -> tuple[str, ...]:
-        """The ranges, outermost first, in which the forward operator of the kernel's backward operator ran."""
+        """Return the ranges, outermost first, in which the forward operator of the kernel's backward operator ran."""
         backward = [op for op in self._ops(kernel) if op.forward_thread]
         if not backward:
             return ()

@@ -1,4 +1,4 @@
-"""Calls of CUDA by the host that can leave the device without work, by cause: rules as data."""
+"""CUDA calls of the host that can leave the device without work, by cause; the rules are data."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ STALLS = {
 
 @functools.lru_cache(maxsize=4096)
 def stalls(name: str) -> str | None:
-    """The cause under which a call's waiting is counted; None for a call that does not wait."""
+    """Return the cause under which a call's waiting is counted; None for a call that does not wait."""
     return next((cause for cause, pattern in STALLS.items() if re.search(pattern, name)), None)

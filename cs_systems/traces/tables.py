@@ -1,7 +1,7 @@
-"""The tables of a profile, as plain rows with units in their names.
+"""Tables of a profile, as plain rows with units in the column names.
 
-Times and calls are those of one step: the mean over the steps. A share is of all kernel time unless said otherwise.
-`TABLES` has every table by name; `notes` says what a reader must know about one.
+Times and calls are those of one step: the mean over the steps. A share is of all kernel time unless stated otherwise.
+`TABLES` maps a table's name to its function; `notes` returns what a reader must know about one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from cs_systems.traces.range_names import LAYERS, PARTS, UNATTRIBUTED, meaning
 from cs_systems.traces.trace import Function, steps_of
 
 ALL = "all"
-DISAGREES = 0.03  # of the wall clock: above, a step's times are not the same thing
+DISAGREES = 0.03  # share of the wall clock; above it, a step's times disagree
 K = TypeVar("K")
 PHASES = (*(phase.value for phase in Phase), UNATTRIBUTED)
 
 
 class Ceilings(NamedTuple):
-    """What the device can do at most, in the precision that ran."""
+    """Peak rates of the device, in the precision that ran."""
 
     flops_per_s: float
     bytes_per_s: float
@@ -40,8 +40,11 @@ class Ceilings(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """What is known from elsewhere. `by_phase`: (phase, family or `all`) → cost of one step; `event_s`: the step's time
-    by the device's events, measured in the same run."""
+    """Known costs and times from outside the trace.
+
+    `by_phase` maps (phase, family or `all`) to the cost of one step. `event_s` is the step's time by the device's
+    events, measured in the same run.
+    """
 
     by_phase: Mapping[tuple[str, str], PhaseCost] = field(default_factory=dict)
     ceilings: Ceilings | None = None
@@ -52,7 +55,7 @@ NO_COSTS = Costs()
 
 
 def _summed(profile: Profile, key: Callable[[Function, Place], K | None]) -> dict[K, Sum]:
-    """key → calls and time of all steps, the longest first."""
+    """Return calls and time of all steps by key, the longest time first."""
     sums: dict[K, Sum] = defaultdict(lambda: Sum(0, 0.0))
     for (function, place), one in profile.groups.items():
         if (k := key(function, place)) is not None:
@@ -61,8 +64,11 @@ def _summed(profile: Profile, key: Callable[[Function, Place], K | None]) -> dic
 
 
 def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
-    """Each step reconciled, for each device: by the wall clock, by the device's events, and as the GPU saw it: from its
-    first kernel to its last, summed over kernels, and busy within the wall time (kernels that overlap counted once)."""
+    """Return one row for each step and device, which compares the step's times.
+
+    They are the times by the wall clock, by the device's events and on the GPU. Those on the GPU are from its first
+    kernel to its last, summed over kernels, and busy within the wall time (overlapping kernels counted once).
+    """
     idle = {device: gaps.idle_s(len(profile.steps)) for device, gaps in profile.gaps.items()}
     rows = []
     for (number, device), kernels in profile.by_step.items():
@@ -86,7 +92,10 @@ def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
 
 
 def kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
-    """One row a kernel (full name); its launch shape is that of the most time, `shapes` how many there are."""
+    """Return one row for each kernel (full name).
+
+    Its launch configuration is the one that took the most time; `shapes` is the number of configurations.
+    """
     shapes: dict[str, list[tuple[float, Function]]] = defaultdict(list)
     for function, total in _summed(profile, lambda function, place: function).items():
         shapes[function.name].append((total.time_s, function))
@@ -110,13 +119,13 @@ def kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
 
 
 def families(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
-    """One row a family."""
+    """Return one row for each family."""
     sums = _summed(profile, lambda function, place: family(function.name))
     return [{"family": name, **_per_step(profile, total)} for name, total in sums.items()]
 
 
 def phases(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
-    """Phase × family, each phase's `all` first; rates and ceilings are None where no cost is known."""
+    """Return phase × family, each phase's `all` first; rates and ceilings are None where no cost is known."""
     by_phase = _summed(profile, lambda function, place: place.phase)
     both = _summed(profile, lambda function, place: (place.phase, family(function.name)))
     rows = []
@@ -147,7 +156,7 @@ def _rates(time_s: float, cost: PhaseCost | None, ceilings: Ceilings | None) -> 
 
 
 def layers(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
-    """One row a layer or named module, in the order of the model."""
+    """Return one row for each layer or named module, in the order of the model."""
     order = [form.split(" {}")[0] for form in (*_EMBEDDING_FIRST, UNATTRIBUTED)]
 
     def position(name: str) -> tuple[int, int]:
@@ -161,7 +170,10 @@ _EMBEDDING_FIRST = sorted(LAYERS, key=lambda form: (form != "embedding", list(LA
 
 
 def parts(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
-    """One row a part of the blocks, all blocks together; `attention` and `block` are what no named part holds."""
+    """Return one row for each part of the blocks, summed over blocks.
+
+    `attention` and `block` hold the time outside every named part.
+    """
 
     def part(place: Place) -> str | None:
         return place.part or ("block" if place.layer.startswith("block") else None)
@@ -177,7 +189,7 @@ def _by_phase(
         return None if (name := key(place)) is None else (name, place.phase)
 
     both = _summed(profile, lambda function, place: where(place))
-    # Where nothing of a phase is known to belong to a name, each name's time in it is unknown, not 0.
+    # If no kernel of a phase is attributed to any name, each name's time in the phase is unknown, not 0.
     split = {phase for name, phase in both if name != UNATTRIBUTED}
     rows = []
     for name, total in _summed(profile, lambda function, place: key(place)).items():
@@ -190,7 +202,7 @@ def _by_phase(
 
 
 def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
-    """Inside attention: phase × part × family; the share is of the phase's attention."""
+    """Return phase × part × family inside attention; the share is of the phase's attention."""
 
     def where(function: Function, place: Place) -> tuple[str, str, str] | None:
         inside = place.part is not None and place.part.startswith("attention")
@@ -214,18 +226,20 @@ def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
 
 
 def gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
-    """Time without a kernel by cause; shares are of the steps' wall time."""
+    """Return the time without a kernel by cause; shares are of the steps' wall time."""
     return gap_rows(profile.recording, profile.gaps, profile.steps)
 
 
 def ranges(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
-    """The host's wall time in each range, which is not the device's time; shares are of the steps' wall time."""
+    """Return the host's wall time in each range, not the device's time; shares are of the steps' wall time."""
     return range_rows(profile.recording.ranges, profile.steps)
 
 
 def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
-    """Backward to forward, by kernel time and by wall time (the host's ranges). The two differ where the host is what
-    takes the time. Empty where one of the two phases is missing."""
+    """Return the ratio of backward to forward, by kernel time and by wall time (the host's ranges).
+
+    The two differ where the host limits the speed. Rows are missing where one of the two phases is.
+    """
     kernel = {phase: total.time_s for phase, total in _summed(profile, lambda function, place: place.phase).items()}
     measures = {"kernel time": kernel, "wall time": _phase_walls(profile)}
     rows = []
@@ -245,7 +259,7 @@ def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
 
 
 def _phase_walls(profile: Profile) -> dict[str, float]:
-    """Phase → wall time of its outermost ranges within the steps, all steps together."""
+    """Return the wall time of each phase's outermost ranges within the steps, summed over steps."""
     walls: dict[str, float] = defaultdict(float)
     last: dict[str, float] = {}
     ranges = profile.recording.ranges.named(lambda name: meaning(name).phase)
@@ -259,13 +273,13 @@ def _phase_walls(profile: Profile) -> dict[str, float]:
 
 
 def overlap(profile: Profile, costs: Costs) -> list[Row]:
-    """A row for each device, per step: its communication, hidden behind computing and exposed."""
+    """Return one row for each device, per step: its communication, hidden behind computation and exposed."""
     kernels, count = profile.recording.kernels, len(profile.steps)
     communicating = set(kernels.device[is_collective(kernels)].tolist())
     rows = []
     for device in profile.devices:
         total = Counter[str]()
-        if device in communicating:  # else every sum is 0, whatever the device computes
+        if device in communicating:  # otherwise every sum is 0
             for streams in of_kernels(profile.recording, profile.steps, device):
                 total.update(streams.row())
         rows.append(
@@ -298,7 +312,7 @@ TABLES: dict[str, Callable[[Profile, Costs], list[Row]]] = {
 
 
 def notes(name: str, profile: Profile, rows: Iterable[Row]) -> list[str]:
-    """What has to be said under the table: its coverage, and doubts with their remedy."""
+    """Return the notes under a table: its coverage, and warnings with their remedy."""
     rows = list(rows)
     said = []
     if name in ("phases", "layers", "parts", "attention"):
@@ -348,7 +362,7 @@ def _split(rows: list[Row]) -> list[str]:
 
 
 def _reconciled(rows: list[Row]) -> list[str]:
-    """A warning where wall clock, events and the span of the kernels disagree. A step has a row for each device."""
+    """Return warnings where wall clock, events and kernel span disagree; a step has a row for each device."""
     said, steps = [], {row["step"]: row for row in rows}
     apart = [row for row in rows if abs(row["residual_share"]) > DISAGREES]
     if apart:
@@ -378,5 +392,5 @@ def _per_step(profile: Profile, total: Sum) -> Row:
 
 
 def extent(shape: tuple[int, int, int] | None) -> str | None:
-    """`8×4×1`: of a grid in blocks or of a block in threads."""
+    """Return a shape as `8×4×1`: a grid in blocks or a block in threads."""
     return None if shape is None else "×".join(map(str, shape))

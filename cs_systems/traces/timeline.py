@@ -1,7 +1,7 @@
-"""One step of a profile as plain data, for a page that draws it.
+"""One step of a profile as plain data for the page that draws it.
 
-Times are whole nanoseconds from the beginning of the step. What occurs often stands in columns, and a text once, in a
-table that the columns point into: 10,000 kernels take some 300 kB of JSON.
+Times are whole nanoseconds from the beginning of the step. Frequent items are stored as columns, and each text once, in
+a table that the columns index: 10,000 kernels take some 300 kB of JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ K = TypeVar("K")
 
 
 class Numbered(dict[T, int]):
-    """Value → its place in a table, which it gets on first sight."""
+    """Map from a value to its index in a table, assigned on first use."""
 
     def __missing__(self, value: T) -> int:
         self[value] = number = len(self)
@@ -31,7 +31,7 @@ class Numbered(dict[T, int]):
 
 
 class Within(NamedTuple):
-    """What of a recording belongs to one step: its kernels are those that were launched in it, as in every table."""
+    """Contents of a trace that belong to one step; its kernels are those launched in it, as in every table."""
 
     kernels: list[tuple[Kernel, Place]]
     copies: list[Copy]
@@ -40,20 +40,24 @@ class Within(NamedTuple):
 
 
 def view(profile: Profile) -> View:
-    """The step whose wall time is the median, of those that have a kernel where there is one (a CPU's have none):
+    """Return the step with the median wall time, among those that have a kernel if any has (a CPU's have none).
 
-    step: name, number (from 0), steps, wall_ns, end_ns (of the step or its last kernel, whichever is later), kernels,
-    kernel_ns, and how much of that has no_phase_ns and no_layer_ns; graph_kernels with their graph_launches.
-    names: of every kernel of the profile, with short and the number of its family. functions: what else a kernel has.
-    places: phase, layer, part. ranges: the names, with the phase and layer that they mean.
-    streams, copies, threads, calls: a row for each stream of a device or thread of the host, with its columns.
+    The keys are:
+
+    - step: name, number (from 0), steps, wall_ns, end_ns (of the step or its last kernel, whichever is later), kernels,
+      kernel_ns, and its unattributed parts no_phase_ns and no_layer_ns; graph_kernels with their graph_launches
+    - names: every kernel of the profile, with its short name and the number of its family
+    - functions: the other properties of a kernel
+    - places: phase, layer, part
+    - ranges: the names, with the phase and layer that they mean
+    - streams, copies, threads, calls: one row for each stream of a device or thread of the host, with its columns
     """
     number = median_step(profile)
     step = profile.steps[number]
     own = within(profile, step)
     names, ranges = Numbered[str](), Numbered[str]()
     functions, places = Numbered[Function](), Numbered[Place]()
-    for function, _ in profile.groups:  # those of other steps too, which the tables tell of
+    for function, _ in profile.groups:  # those of other steps too: the tables name them
         _ = names[function.name]
     main = main_thread(profile.recording.ranges)
     ns = _since(step)
@@ -100,7 +104,7 @@ def view(profile: Profile) -> View:
 
 
 def results(profile: Profile, costs: Costs = NO_COSTS) -> dict[str, list[Row]]:
-    """Every table, and `notes`: {table, note}, what must be said of each; of the whole where the table is None."""
+    """Return every table by name, and `notes`: {table, note}; table is None for notes on the whole profile."""
     rows = {name: table(profile, costs) for name, table in TABLES.items()}
     said = [{"table": None, "note": note} for note in profile.notes]
     said += [{"table": name, "note": note} for name in TABLES for note in notes(name, profile, rows[name])]
@@ -108,16 +112,18 @@ def results(profile: Profile, costs: Costs = NO_COSTS) -> dict[str, list[Row]]:
 
 
 def median_step(profile: Profile) -> int:
-    """The number of the step whose wall time is the median, the shorter of two; of those with a kernel, if any."""
+    """Return the number of the step with the median wall time (the shorter of two), of those with a kernel if any."""
     numbers = {number for number, _ in profile.by_step} or range(len(profile.steps))
     walls = sorted((profile.steps[n].end_s - profile.steps[n].start_s, n) for n in numbers)
     return walls[(len(walls) - 1) // 2][1]
 
 
 def within(profile: Profile, step: Step) -> Within:
-    """Ranges and calls are the step's where they begin in it; copies, whose launch is not known, from its beginning to
-    its end or that of its last kernel."""
+    """Return the events that belong to a step.
 
+    Ranges and calls belong to the step in which they begin. Copies, whose launch is not known, belong to it if they
+    begin between its beginning and its end or that of its last kernel.
+    """
     recording = profile.recording
     _, of_step = steps_of(recording.kernels.launched_s, [step])
     places = profile.places.take(of_step)
@@ -160,7 +166,10 @@ def _streams(
     places: Numbered[Place],
     ns: Callable[[float], int],
 ) -> list[View]:
-    """`launch`: when the host began to launch it, None where that was not recorded; `graph`: 1 in a CUDA graph."""
+    """Return one row for each stream.
+
+    `launch` is the time at which the host began to launch a kernel, None if not recorded; `graph` is 1 in a CUDA graph.
+    """
     streams = _by(kernels, lambda one: (one[0].device, -1 if one[0].stream is None else one[0].stream))
     return [
         {

@@ -1,8 +1,8 @@
-"""What a profiler saw, in one plain form for every profiler: a `Recording` of one process.
+"""Common form of a trace, whichever profiler wrote it: a `Recording` of one process.
 
-Times are seconds from an origin that the recording chose, on one clock for host and device. A thread is a number that
-is unique in the recording. What there are millions of stands in columns, arrays with one entry a row; a row made from
-them has None where the profiler did not record something, a column UNKNOWN or NaN.
+Times are seconds from an origin that the reader chooses, on one clock for host and device. A thread is a number that is
+unique in the trace. Large tables are stored as columns: arrays with one entry a row. An unrecorded value is None in a
+row made from the columns, and UNKNOWN or NaN in a column.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ UNKNOWN = -1
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """For millions of objects in no cycle: looking through them for garbage, again and again, takes a third of the
-    time."""
+    """Disable the garbage collector inside the block.
+
+    A reader makes millions of objects in no reference cycle; the collector's repeated scans of them take a third of the
+    time.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -39,7 +42,7 @@ def without_collector() -> Iterator[None]:
 
 
 class Categorical(Sequence[T]):
-    """A long column of few distinct values: entry i is `values[codes[i]]`."""
+    """Long column with few distinct values: entry i is `values[codes[i]]`."""
 
     def __init__(self, values: Sequence[T], codes: Ints) -> None:
         self.values, self.codes = values, codes
@@ -63,14 +66,18 @@ class Categorical(Sequence[T]):
         return Categorical(self.values, self.codes[which])
 
     def codes_where(self, wanted: Callable[[T], object]) -> Bools:
-        """For each entry whether its value is wanted; each distinct value is asked for once."""
+        """Return for each entry whether its value is wanted; `wanted` is called once for each distinct value."""
         return np.array([bool(wanted(value)) for value in self.values], bool)[self.codes]
 
 
 def distinct(*columns: Ints) -> tuple[Ints, Ints]:
-    """(first, codes): row `first[k]` is the first of the k-th distinct row, and row i is the `codes[i]`-th distinct."""
+    """Return (first, codes) of the distinct rows of a table given by its columns.
+
+    `first[k]` is the index of the first row equal to the k-th distinct row; row i equals the `codes[i]`-th distinct
+    row.
+    """
     table = np.stack(columns)
-    # One sort by a hash instead of one by every column; a hash that two rows share is found out.
+    # One sort by a hash is faster than one by every column; the check below detects rows that share a hash.
     multipliers = np.random.default_rng(0).integers(1, 2**62, len(table), dtype=np.int64) * 2 + 1
     hashed = (table * multipliers[:, None]).sum(axis=0)  # wraps around
     _, first, codes = np.unique(hashed, return_index=True, return_inverse=True)
@@ -80,17 +87,17 @@ def distinct(*columns: Ints) -> tuple[Ints, Ints]:
 
 
 class Function(NamedTuple):
-    """A kernel and how it is launched: what many launches have in common."""
+    """Kernel name and launch configuration, which many launches share."""
 
     name: str  # demangled, as the profiler wrote it
     grid: tuple[int, int, int] | None  # blocks
     block: tuple[int, int, int] | None  # threads
-    registers: int | None  # a thread
-    shared_bytes: int | None  # a block, static and dynamic
+    registers: int | None  # per thread
+    shared_bytes: int | None  # per block, static and dynamic
 
 
 class Kernel(NamedTuple):
-    """One run of a kernel, and the call by which the host launched it (None: it was not recorded).
+    """One execution of a kernel, and the host call that launched it (None where the call was not recorded).
 
     The kernels of a CUDA graph share one launch.
     """
@@ -108,7 +115,7 @@ class Kernel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Every run of a kernel, in order of their start: the fields of `Kernel` as columns."""
+    """All kernel executions in order of their start: the fields of `Kernel` as columns."""
 
     function: Categorical[Function]
     start_s: Floats
@@ -122,7 +129,7 @@ class Kernels:
 
     @property
     def launched_s(self) -> Floats:
-        """When the launch of each began; of what was launched unseen when it began itself."""
+        """Start of each kernel's launch; the kernel's own start where the launch was not recorded."""
         return np.where(np.isnan(self.launch_start_s), self.start_s, self.launch_start_s)
 
     def __len__(self) -> int:
@@ -159,8 +166,10 @@ NO_KERNELS = Kernels(Categorical([], _none), _never, _never, _none, _none, _none
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """Calls that took memory of a device or gave it back, in their order. change_bytes: negative where it was freed;
-    thread: UNKNOWN where the call was not recorded."""
+    """Calls that allocated or freed device memory, in order of time.
+
+    `change_bytes` is negative for a free; `thread` is UNKNOWN where the call was not recorded.
+    """
 
     time_s: Floats
     thread: Ints
@@ -171,7 +180,7 @@ class Allocations:
 
 
 class Copy(NamedTuple):
-    """A memcpy or a memset by the device."""
+    """Memcpy or memset on the device."""
 
     kind: str  # "memcpy" or "memset"
     start_s: float
@@ -182,7 +191,7 @@ class Copy(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of CUDA by the host that can make the device wait; launches stand in their kernels."""
+    """CUDA call of the host that can leave the device without work; launches are fields of their kernels instead."""
 
     name: str
     start_s: float
@@ -191,7 +200,7 @@ class Call(NamedTuple):
 
 
 class Range(NamedTuple):
-    """A named part of the program: an NVTX range or a `record_function`."""
+    """Named part of the program: an NVTX range or a `record_function`."""
 
     name: str
     start_s: float
@@ -201,7 +210,7 @@ class Range(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranges:
-    """The fields of `Range` as columns."""
+    """Fields of `Range` as columns."""
 
     name: Categorical[str]
     start_s: Floats
@@ -219,17 +228,17 @@ class Ranges:
 
     @functools.cached_property
     def timelines(self) -> dict[int, Timeline[str]]:
-        """For each thread with a range the names of what was open when."""
+        """Timeline of the open ranges' names, for each thread with a range."""
         return timelines(self.thread, self.start_s, self.end_s, self.name)
 
     def named(self, wanted: Callable[[str], object]) -> list[Range]:
-        """Those whose name is wanted, in order of their start, what encloses before what it encloses."""
+        """Return the ranges with a wanted name in order of their start, an enclosing range before those inside it."""
         found = self.take(self.name.codes_where(wanted))
         return list(found.take(np.lexsort((-found.end_s, found.start_s))))
 
 
 class Step(NamedTuple):
-    """One step by the host's clock: what its range enclosed."""
+    """One step by the host's clock: the extent of its range."""
 
     name: str
     start_s: float
@@ -237,14 +246,21 @@ class Step(NamedTuple):
 
 
 def steps_of(time_s: Floats, steps: Sequence[Step]) -> tuple[Ints, Bools]:
-    """(for each time the number of the last step that had begun, -1 before the first; whether it is inside of it)."""
+    """Return (step number, inside) for each time.
+
+    The number is that of the last step that had begun, -1 before the first; `inside` is true where that step had not
+    ended.
+    """
     number = np.searchsorted([step.start_s for step in steps], time_s, "right") - 1
     return number, (number >= 0) & (time_s <= np.array([step.end_s for step in steps])[number])
 
 
 class Op(NamedTuple):
-    """An operator with autograd's sequence number; `forward_thread` is 0 in forward, in backward autograd's number (not
-    the system's) of the thread that ran the forward operator with the same sequence number."""
+    """Operator with autograd's sequence number.
+
+    `forward_thread` is 0 for a forward operator. For a backward operator it is autograd's number (not the system's) of
+    the thread that ran the forward operator with the same sequence number.
+    """
 
     name: str
     start_s: float
@@ -256,8 +272,10 @@ class Op(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """`limitations` says in words what the file does not tell; `ops`, `allocations` are None where the profiler records
-    none."""
+    """Contents of a trace of one process.
+
+    `limitations` lists in words what the file lacks; `ops` and `allocations` are None where the profiler records none.
+    """
 
     source: str
     profiler: str  # "nsys" or "kineto"
@@ -266,15 +284,17 @@ class Recording:
     copies: list[Copy]
     calls: list[Call]
     ranges: Ranges
-    overheads: list[tuple[float, float]]  # when the profiler itself stood in the way: (start, end) in s
+    overheads: list[tuple[float, float]]  # when the profiler itself delayed the host: (start, end) in s
     ops: list[Op] | None
     limitations: tuple[str, ...]
     allocations: Allocations | None = None
 
 
 class Timeline(Generic[T]):
-    """What was open when, on one thread: `stacks[stack[i]]` (outermost first) from `times[i]` to `times[i + 1]`,
-    of which the first and the last are infinite. Stacks that are equal are one.
+    """Stack of the open intervals over time, on one thread.
+
+    `stacks[stack[i]]` (outermost first) is open from `times[i]` to `times[i + 1]`; the first and the last time are
+    infinite. Equal stacks are stored once.
 
     Intervals need not nest: an NVTX start/end range may end before one that it encloses.
     """
@@ -282,7 +302,7 @@ class Timeline(Generic[T]):
     def __init__(self, start_s: Floats, end_s: Floats, values: Sequence[T]) -> None:
         lasting = np.flatnonzero(end_s > start_s)
         start_s, end_s, count = start_s[lasting], end_s[lasting], len(lasting)
-        # At one time what ends goes before what begins, and what ends last begins first.
+        # At equal times ends come before begins, and the interval that ends last begins first.
         edges, begins = np.concatenate([start_s, end_s]), np.arange(2 * count) < count
         order = np.lexsort((np.tile(-end_s, 2), begins, edges))
         times, stack = [-math.inf], [0]
@@ -294,7 +314,7 @@ class Timeline(Generic[T]):
             if edge < count:
                 active.append(edge)
                 opened.append(values[items[edge]])
-            else:  # nearly always the innermost
+            else:  # nearly always the innermost interval ends
                 at = -1 if active[-1] == edge - count else active.index(edge - count)
                 del active[at], opened[at]
             number = known.setdefault(tuple(opened), len(known))
@@ -311,12 +331,12 @@ class Timeline(Generic[T]):
         return self.stacks[int(self.stack[self.times.searchsorted(time_s, "right") - 1])]
 
     def index(self, time_s: Floats) -> Ints:
-        """The number of the stack that is open at each time."""
+        """Return the number of the stack that is open at each time."""
         return self.stack[np.searchsorted(self.times, time_s, "right") - 1]
 
 
 def timelines(thread: Ints, start_s: Floats, end_s: Floats, values: Sequence[T]) -> dict[int, Timeline[T]]:
-    """A Timeline for each thread that has an interval."""
+    """Return a Timeline for each thread that has an interval."""
     lines, values = {}, list(values)
     for number in np.unique(thread).tolist():
         own = np.flatnonzero(thread == number)
