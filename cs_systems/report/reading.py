@@ -65,7 +65,7 @@ def _unlike(value: Any, kind: Any, name: str) -> str | None:
         hints = _hints(typing.cast(type, kind))
         if isinstance(value, typing.cast(type, kind)):
             pairs = {n: getattr(value, n) for n in hints}
-        elif isinstance(value, Mapping) and name.startswith("config."):  # a config is data, and so are its model and shape
+        elif isinstance(value, Mapping) and name.startswith("config."):  # data, as are its model and shape
             pairs = {n: value[n] for n in hints if n in value}
         else:
             return said
