@@ -272,7 +272,7 @@ def _own_peak_bytes(cell: _Cell, device: Device) -> int | None:
 def _region(
     workload: Workload, config: RunConfig, device: Device, out: Path | None
 ) -> Callable[[], AbstractContextManager[object]]:
-    """Return the profiler's context for the timed steps; a workload's `model` gets hooks unless it is compiled."""
+    """Return the factory of the profiler's context for the timed steps; hooks go on an uncompiled `model` only."""
     if config.profiler == "none":
         return nullcontext
     assert out is not None
