@@ -1,8 +1,8 @@
-"""The command line: one file a sub-command, dispatched on the first word so that only that one's parser is built.
+"""Command line: one file per sub-command, dispatched on the first word so that only that one's parser is built.
 
 A sub-command's module exports `ARGS`, a frozen dataclass from which tyro makes the options, and `run(args) -> int`, the
-exit status: 0 if any cell that was asked for gave a result (ok or oom), now or before the sweep was resumed, 2 for
-malformed input, 3 if none gave a result, 130 after Ctrl-C.
+exit status: 0 if any requested cell gave a result (ok or oom), now or before the sweep was resumed, 2 for malformed
+input, 3 if none gave a result, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cs_systems.report.files import standard_output
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.version import __version__
 
-# In the order in which a newcomer needs them. One line each: the overview is all that `--help` has to import.
+# The order suits a newcomer. The texts are here because the overview is all that `--help` has to import.
 COMMANDS = {
     "time": "time forward, backward and optimizer of a model, for any sizes × backends × precisions",
     "attention": "time attention alone: backends × shapes, with TFLOP/s and peak memory",
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (rank := torchrun_rank()) is not None:
         from cs_systems.runtime import torchrun
 
-        if rank:  # the command is rank 0's
+        if rank:  # only rank 0 runs the command
             return torchrun.follow()
         torchrun.job()
     status = 0
@@ -73,10 +73,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def until_reader_leaves(answer: Callable[[], int]) -> int:
-    """The exit status that it returns; 0 where the reader of our output (head, less) has seen enough before."""
+    """Return its exit status, or 0 if the reader of the output (head, less) closed the pipe early."""
     try:
         status = answer()
-        _flush()  # while a reader who has left, or a full disk, can still be told
+        _flush()  # while a closed pipe or a full disk can still be reported
     except BrokenPipeError:
         _drop_output()
         return 0
@@ -84,8 +84,11 @@ def until_reader_leaves(answer: Callable[[], int]) -> int:
 
 
 def _use_what_streams_there_are() -> None:
-    """A closed stream (>&-) takes everything and shows nothing; what the terminal's encoding has no sign for is
-    escaped, as Python does it on standard error."""
+    """Replace closed streams and escape what the terminal's encoding cannot show.
+
+    A closed stream (>&-) discards all output; characters that the encoding lacks are escaped, as Python does on
+    standard error.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -100,7 +103,7 @@ def _flush() -> None:
 
 
 def _drop_output() -> None:
-    """What is buffered has nowhere to go: without this Python tries once more as it ends, and complains."""
+    """Discard buffered output, which Python would otherwise try to write again at exit, with an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -137,7 +140,7 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
 
 @contextmanager
 def _complaints_made_visible(words: Sequence[str]) -> Iterator[None]:
-    """Escape what a malformed word would send to the terminal where the parser quotes it."""
+    """Escape control characters of a malformed word where the parser quotes it."""
     if all(map(str.isprintable, words)):
         yield
         return
@@ -157,7 +160,7 @@ def _overview() -> str:
 
 
 def _wrapped(text: str) -> str:
-    """A docstring's paragraphs, broken for the terminal and indented: tyro keeps line breaks before a space alone."""
+    """Wrap and indent a docstring's paragraphs for the terminal; tyro keeps only line breaks before a space."""
     return "\n".join(_filled("  " + paragraph, 2) for paragraph in text.strip().split("\n\n"))
 
 
@@ -166,7 +169,7 @@ def _filled(text: str, indent: int) -> str:
 
 
 def _failed_file(error: OSError) -> str:
-    """Which file, why, and what to do, where the system alone has told it: `[Errno 13]` tells nobody anything."""
+    """Describe a failed file: its name, the cause and the remedy, instead of the system's `[Errno 13]`."""
     if error.strerror is None:
         return str(error)
     said = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
@@ -174,7 +177,7 @@ def _failed_file(error: OSError) -> str:
 
 
 def _fail(message: str, status: int) -> int:
-    """Says it, broken between words where a terminal shows it."""
+    """Print the message, wrapped between words on a terminal, and return the status."""
     lines = visible(f"cs-systems: {message}").split("\n")
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns

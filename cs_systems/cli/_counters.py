@@ -1,4 +1,4 @@
-"""The counters of a report of ncu for a person: three tables that fit a terminal."""
+"""Counters of an ncu report, as three tables that fit a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from cs_systems.cli._tables import Part, document_text, table_text
 from cs_systems.record import Row
 
-# Caption → (columns of `analysis.ncu` with their headings, what they mean).
+# Caption → (columns of `analysis.ncu` with their headings, their meaning).
 SHOWN: dict[str, tuple[dict[str, str], str]] = {
     "occupancy and efficiency": (
         {
@@ -41,7 +41,7 @@ ALONE = "each kernel ran several times, alone and on cold caches: its time is fo
 
 
 def counters_text(heading: str, rows: Sequence[Row], format: str = "terminal", output: Path | None = None) -> list[str]:
-    """The rows of `analysis.ncu.read` as tables, in CSV as one; a person is shown the innermost of the ranges."""
+    """Return the rows of `analysis.ncu.read` as tables, with only the innermost range, or as one full CSV table."""
     if format == "csv":
         return [table_text("", rows, {}, (), format)]
     readable = [row | {"inside": row["ranges"].rpartition(" > ")[2] or None} for row in rows]

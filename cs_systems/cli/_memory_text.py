@@ -1,4 +1,4 @@
-"""What records tell of memory, as tables for a terminal: phases, components, residuals, ranges."""
+"""Memory results of records as terminal tables: phases, components, residuals, ranges."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ SHOWN = {
     "device_used_bytes": "device",
     "resident_bytes": "process",
 }
-PREDICTED_ALONE = {  # headings where nothing was measured beside it
+PREDICTED_ALONE = {  # headings of predictions without a measurement
     "predicted_allocated_bytes": "predicted",
     "predicted_peak_bytes": "predicted peak",
 }
 CHECKPOINT = "a checkpoint keeps its input; backward computes the rest again"
 SELECTIVE = "what a selective one keeps beside it is no saved tensor: predicted counts it, kept does not"
 COMPILED = "of a compiled model the compiler decides what it keeps"
-ROOM_OF_NUMBERS = 24  # columns of a terminal: count, bytes and share, and what lies between
-TOP = 5  # of what forward keeps; the record has all
+ROOM_OF_NUMBERS = 24  # columns of a terminal: count, bytes and share, and the space between
+TOP = 5  # rows of what forward keeps; the record has all
 NOTES = {
     "residual_bytes": "off: measured peak less the predicted one",
     "device_used_bytes": "device: in use by anybody, the CUDA context included",
@@ -45,7 +45,7 @@ NOTES = {
 
 
 def print_memory(record: RunRecord, folder: Path) -> None:
-    """Whatever of a record is of memory: phases, components, parts of the device's memory, residuals, files."""
+    """Print a record's memory results: phases, components, parts of the device's memory, residuals, files."""
     title, results = describe(record.run_config), record.results
     if record.status != "ok":
         say(f"{title}: {record.status}: {record.reason}\n")
@@ -76,11 +76,11 @@ def print_memory(record: RunRecord, folder: Path) -> None:
 
 
 def _print_residuals(rows: Sequence[Row], record: RunRecord, title: str) -> None:
-    """The largest of what forward keeps, and how much each block does."""
+    """Print the largest tensors that forward keeps, and the bytes that each block keeps."""
     from cs_systems.report.units import human
 
     results = record.results
-    of_modules = any(row["module"] for row in rows)  # a compiled model has one operation, and none
+    of_modules = any(row["module"] for row in rows)  # a compiled model has one operation and no modules
     columns = (*(("module",) if of_modules else ()), "operation", "shape", "dtype", "count", "total_bytes")
     top = [{name: row[name] for name in columns} | {"of all": f"{row['share']:.1%}"} for row in rows[:TOP]]
     taken = sum(2 + max(len(str(row[name])) for row in top) for name in columns if name in ("module", "shape", "dtype"))
@@ -100,10 +100,10 @@ def _print_residuals(rows: Sequence[Row], record: RunRecord, title: str) -> None
 
 
 def _print_blocks(rows: Sequence[Row], selective: bool) -> None:
-    """How much each block keeps; blocks that keep the same, and checkpoints of as many blocks, are one row."""
+    """Print the bytes that each block keeps; equal blocks, and checkpoints of equally many blocks, share a row."""
     alike: dict[tuple[Any, ...], list[str]] = {}
     for row in rows:
-        under_one = row["blocks"] if row.get("checkpoint") else None  # older records tell of no checkpoint
+        under_one = row["blocks"] if row.get("checkpoint") else None  # older records lack the checkpoint
         alike.setdefault((row["bytes"], row["predicted_bytes"], under_one), []).append(row["block"])
     blocks = [
         {"block": _span(names, under_one), "bytes": size, "predicted_bytes": like}
@@ -116,7 +116,7 @@ def _print_blocks(rows: Sequence[Row], selective: bool) -> None:
 
 
 def _span(names: Sequence[str], under_one: int | None) -> str:
-    """`spans`; where as many blocks are under one checkpoint, the names are of the first of each."""
+    """Return `spans` of the names; under checkpoints of several blocks, each name is the first block of one."""
     if under_one is None:
         return spans(names)
     if under_one == 1:
@@ -128,7 +128,7 @@ def _span(names: Sequence[str], under_one: int | None) -> str:
 def _print_beside_prediction(
     rows: Sequence[Row], caption: str, note: str, titles: dict[str, str], notes: Sequence[str] = ()
 ) -> None:
-    """Without the columns of which nothing is known; `note` is of the prediction."""
+    """Print the rows without unknown columns; `note` explains the prediction."""
     names = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
     alike = [name for name in titles if name in names]
     known = [{name: row[name] for name in names} for row in rows]
@@ -136,7 +136,7 @@ def _print_beside_prediction(
 
 
 def print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:
-    """What CUDA allocated by phase and layer; layers of a phase in which the same happened are one row."""
+    """Print CUDA allocations by phase and layer; equal layers of a phase share a row."""
     if not rows:
         say(
             f"{title}: in no recorded step CUDA was asked for memory, for the allocator's cache held enough: add "
@@ -164,7 +164,7 @@ def print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:
 
 
 def spans(names: Sequence[str]) -> str:
-    """`block 0 … block 3, block 5, lm_head`: blocks that follow one another, in whatever order, by both ends."""
+    """Join names, with ranges of consecutive blocks: `block 0 … block 3, block 5, lm_head`."""
     blocks = sorted(int(found[1]) for name in names if (found := re.fullmatch(r"block (\d+)", name)))
     runs = [[n for _, n in run] for _, run in groupby(enumerate(blocks), key=lambda pair: pair[1] - pair[0])]
     said = [f"block {run[0]}" + (f" … block {run[-1]}" if run[1:] else "") for run in runs]
@@ -172,7 +172,7 @@ def spans(names: Sequence[str]) -> str:
 
 
 def by_phase(rows: Sequence[Row]) -> list[Row]:
-    """A row for each component, a column for each phase of the last step, and the sum."""
+    """Return a row for each component, with a column for each phase of the last step, and the sum."""
     last = max(row["step"] for row in rows)
     phases = list(dict.fromkeys(row["phase"] for row in rows if row["step"] in (0, last)))
     sizes = {(row["phase"], row["component"]): row["bytes"] for row in rows if row["step"] in (0, last)}
@@ -195,7 +195,7 @@ def print_table(
 
 
 def say(text: str) -> None:
-    """A sentence, and the line breaks after it; broken between words where a terminal shows it."""
+    """Print a sentence with its line breaks, wrapped between words on a terminal."""
     indent = len(text) - len(text.lstrip())
     width = terminal_width()
     said = visible(text.rstrip("\n"))

@@ -1,4 +1,4 @@
-"""Options that several sub-commands share, as frozen dataclasses; each turns itself into what the library takes."""
+"""Options that several sub-commands share, as frozen dataclasses that convert themselves to library arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tyro.constructors import PrimitiveConstructorSpec
 from cs_systems.config import COMPILE_MODES, OPTIMIZERS, PRESETS, ConfigError, Mode, ModelConfig, RunConfig, grid
 from cs_systems.core.checkpoint_plan import FORMS
 
-# tyro judges the defaults of these by itself. For a `tuple[int, ...]` or an `int | None` it imports typeguard, which is
+# tyro checks the defaults of these without typeguard. For a `tuple[int, ...]` or an `int | None` it imports typeguard,
+# which is a third of the time that `--help` takes.
 # a third of the time that `--help` takes.
 MaybeInt = Optional[int]  # noqa: UP045
 MaybeFloat = Optional[float]  # noqa: UP045
@@ -36,7 +37,7 @@ def _whole(word: str) -> int:
 def _several(
     kind: type, read: Callable[[str], Any], metavar: str, commas: bool = True, empty: bool = False
 ) -> PrimitiveConstructorSpec[tuple[Any, ...]]:
-    """An option that takes one word or more, with spaces or commas between them."""
+    """Return the tyro spec of an option that takes one word or more, with spaces or commas between them."""
 
     def values(words: list[str]) -> tuple[Any, ...]:
         if commas:
@@ -64,23 +65,23 @@ else:
     Names = Annotated[object, _several(str, str, "STR")]
     Numbers = Annotated[object, _several(int, _whole, "INT")]
     Plans = Annotated[object, _several(str, str, "STR", commas=False)]  # a comma is part of blocks:0,2
-    MaybeNames = Annotated[object, _several(str, str, "STR", empty=True)]  # the option alone means something
-    # One word each time that the option is given: words with -- in front cannot follow one another.
+    MaybeNames = Annotated[object, _several(str, str, "STR", empty=True)]  # the option may be given without a value
+    # One word per occurrence of the option, because several words that start with -- cannot follow one another.
     Repeated = UseAppendAction[tuple]
 
 
 def optional(metavar: str, help: str, default: str = "") -> Any:
-    """An option that may be absent: without tyro's `{None}|` and `(default: None)`."""
+    """Return the tyro argument of an option that may be absent, without tyro's `{None}|` and `(default: None)`."""
     return arg(metavar=metavar, help=help, help_behavior_hint=f"(default: {default})" if default else "")
 
 
 def flag(help: str) -> Any:
-    """A switch that is off by default: `(default: False)` says nothing."""
+    """Return the tyro argument of a switch that is off by default, without a useless `(default: False)`."""
     return arg(help=help, help_behavior_hint="")
 
 
 def given(args: Any, default: Any = None) -> list[str]:
-    """The fields of a command's options, of nested ones too, that differ from their defaults."""
+    """Return the names of a command's options, nested ones included, that differ from their defaults."""
     default = type(args)() if default is None else default
     pairs = [(f.name, getattr(args, f.name), getattr(default, f.name)) for f in fields(args)]
     return [
@@ -91,14 +92,14 @@ def given(args: Any, default: Any = None) -> list[str]:
 
 
 def refuse(names: Collection[str], why: str) -> None:
-    """ConfigError for options that would be ignored, where there are any: nobody would notice."""
+    """Raise ConfigError if any of the names is an option that would be silently ignored."""
     if names:
         options = " ".join("--" + name.replace("_", "-") for name in names)
         raise ConfigError(f"{why}: leave out {options}")
 
 
 def check_keep_graph(keep_graph: bool, modes: Collection[str]) -> None:
-    """ConfigError where --keep-graph would change nothing."""
+    """Raise ConfigError if --keep-graph would change nothing."""
     if keep_graph and Mode.FORWARD not in modes:
         refuse(["keep_graph"], "backward needs its graph: mode forward alone may keep it or not")
 
@@ -180,7 +181,7 @@ class Sweep:
     part: Annotated[MaybeText, optional("K/N", "only cells K, K+N, … from 0: N jobs share a sweep", "all")] = None
 
     def of_part(self, cells: Sequence[T]) -> Sequence[T]:
-        """The cells of this job. Raises ConfigError."""
+        """Return the cells of this job. Raises ConfigError."""
         if self.part is None:
             return cells
         match = re.fullmatch(r"(\d+)/(\d+)", self.part)
@@ -194,9 +195,9 @@ class Sweep:
         return self.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}"
 
     def claim(self, command: str) -> Path:
-        """Return --out, or a new folder that no other command has, also where several start at once.
+        """Return --out, or a new folder of this command's own, even if several commands start at once.
 
-        Raises OSError where none can be made.
+        Raises OSError if none can be created.
         """
         first = self.folder(command)
         if self.out:
@@ -216,7 +217,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 def parse_bytes(text: str) -> int:
-    """`8GiB` → 8589934592, `512B` → 512. Raises ConfigError, also for a number without a unit: 80 is no device's."""
+    """Parse bytes: `8GiB` → 8589934592, `512B` → 512. Raises ConfigError, also for a number without a unit."""
     match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?i?)(b?)", text.strip().lower())
     try:
         assert match is not None

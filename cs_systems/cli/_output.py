@@ -1,4 +1,4 @@
-"""Where a command's text goes: to the terminal, as wide as that is, or into a file."""
+"""Output of a command's text: to the terminal at its width, or into a file."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv"]
 Format = Literal["terminal", "markdown", "latex", "typst", "csv", "html"]
 MaybeFormat = Optional[Format]  # noqa: UP045 (as in _options)
 FORMATS = f"{{{','.join(get_args(Format))}}}"
-RUN_FILES = ("records*.jsonl", "worker*.log", ".*")  # what a sweep itself writes into its folder
+RUN_FILES = ("records*.jsonl", "worker*.log", ".*")  # files that a sweep itself writes into its folder
 
 
 def terminal_width(output: Path | None = None) -> int | None:
-    """Columns of the terminal that shows the text, which may be coloured then; None where a pipe or a file takes it."""
+    """Return the width of the terminal for the text, which may be coloured then; None for a pipe or a file."""
     return shutil.get_terminal_size().columns if output is None and sys.stdout.isatty() else None
 
 
 def deliver(text: str, format: Format, output: Path | None) -> None:
-    """Write the text into `output` and say so, or to standard output without one."""
+    """Write the text into `output` and report that, or to standard output without one."""
     if output is None:
         with files.standard_output():
             sys.stdout.write(text)
@@ -39,7 +39,10 @@ def deliver(text: str, format: Format, output: Path | None) -> None:
 
 
 def deliver_tables(texts: Sequence[str], format: Format, output: Path | None, inputs: Sequence[Path] = ()) -> None:
-    """As `deliver`, one table after the other. A file of CSV holds one: the next go to FILE-2.csv, FILE-3.csv, …"""
+    """Write the tables as `deliver` does, one after the other.
+
+    A CSV file holds one table: the next ones go to FILE-2.csv, FILE-3.csv, and so on.
+    """
     if output is None or format != "csv":
         deliver("\n".join(texts), format, output)
         return
@@ -54,7 +57,7 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (
 
     Args:
         outputs: The file that each option names.
-        inputs: What the command reads: files, and folders of runs, whose own files are kept.
+        inputs: Files that the command reads, and folders of runs, whose own files are kept.
     """
     named = {option: file for option, file in outputs.items() if file is not None}
     inputs = tuple(inputs)
@@ -71,7 +74,7 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (
 
 
 def figure_file(figure: Path | None) -> Path | None:
-    """Return the file that --figure names. Raises ConfigError for an ending that no figure has."""
+    """Return the file that --figure names. Raises ConfigError for an unsupported ending."""
     if figure is not None:
         from cs_systems.report.figures.plot import check_ending
 
@@ -80,19 +83,19 @@ def figure_file(figure: Path | None) -> Path | None:
 
 
 def reads(folder: Path | None) -> list[Path]:
-    """Return the folder of a sweep as what is read, where the command line names one."""
+    """Return the folder of a sweep as an input, if the command line names one."""
     return [] if folder is None else [folder]
 
 
 def sources_of(configs: Iterable[RunConfig]) -> list[Path]:
-    """Return the Python files that the cells' own attention, workload and the like come from."""
+    """Return the Python files of the cells' own attention, workload and the like."""
     names = {name.rpartition(":")[0] for config in configs for name in (config.attention, config.workload)}
     return [Path(name) for name in sorted(names) if name.endswith(".py")]
 
 
 def _kept(file: Path, read: Path) -> str | None:
-    """Return why the file must not be written over while the command reads `read`; None where it may be."""
-    if files.is_same_file(file, read) or files.is_same_file(file, Path(f"{read}.json")):  # with a snapshot's sidecar
+    """Return why the file must not be overwritten while the command reads `read`, or None if it may be."""
+    if files.is_same_file(file, read) or files.is_same_file(file, Path(f"{read}.json")):  # or a snapshot's sidecar
         return f"would overwrite {read}, which is read"
     records, real = records_path(read), Path(os.path.realpath(file))
     if files.is_same_file(file, records):

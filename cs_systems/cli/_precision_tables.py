@@ -1,4 +1,4 @@
-"""What a lower precision gains and costs, for a person: times, errors, training and causes, a table each."""
+"""Tables of the gains and costs of a lower precision: times, errors, training and causes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cs_systems.record import Row, RunRecord
 from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
 
 UNKNOWN = "–"
-Part = tuple[str, list[Row], Callable[[Row], Row], dict[str, str], list[str]]  # rows, and how a person reads each
+Part = tuple[str, list[Row], Callable[[Row], Row], dict[str, str], list[str]]  # rows, and how to show each
 GAINS = {
     "precision": "precision", "forward_s": "fwd", "loss_s": "loss", "backward_s": "bwd",
     "synchronize_s": "sync", "optimizer_s": "opt", "step_s": "step", "gain": "gain", "interval": "interval",
@@ -34,12 +34,12 @@ UNDERFLOW = (
     "underflow: gradients' elements that are 0 where the reference's are not; worst parameter's: of its gradient"
 )
 NO_KERNEL = "only a GPU's recording has kernels: profile on a GPU"
-NO_GPU = "no CUDA: "  # a reason whose remedy, --device cpu, helps everything but this
+NO_GPU = "no CUDA: "  # its remedy, --device cpu, does not help here
 SCALED = "loss scale: what fp16's loss is multiplied by; skipped: steps whose gradients overflowed"
 
 
 def comparison_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
-    """The tables of each cell that the records fill, and the sentences of what was profiled."""
+    """Return the tables of each cell that the records fill, and the sentences about profiled cells."""
     from cs_systems.report.tables.rows import render_rows
 
     texts = []
@@ -93,7 +93,7 @@ def _text(
 
 
 def _whys(rows: Sequence[Row]) -> list[str]:
-    """Why a row is not what was asked for; precisions with the same reason together."""
+    """Return why rows failed or ran otherwise than requested; precisions with the same reason share a line."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         if row["status"] != "ok" or row["reason"]:
@@ -140,7 +140,7 @@ def _lesson(row: Row) -> Row:
 
 
 def _unprofiled(records: Sequence[RunRecord], format: str) -> list[str]:
-    """Why there is no sentence of what was to be profiled."""
+    """Return why cells that should have been profiled have no explanation."""
     failed = dict.fromkeys(
         NO_KERNEL if record.reason is None or record.reason.startswith(NO_GPU) else record.reason
         for record in records

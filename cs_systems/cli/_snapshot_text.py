@@ -1,4 +1,4 @@
-"""What is said of a memory snapshot beside its tables."""
+"""Text around the tables of a memory snapshot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cs_systems.snapshots.tensor_names import TensorNames
 
 
 def heading(found: Attribution, names: TensorNames) -> list[str]:
-    """What the snapshot is, its peak, and what is not known or was inferred."""
+    """Return the snapshot's description, its peak, and which information is unknown or inferred."""
     replay = found.replay
     snapshot = replay.snapshot
     of = f" of {', '.join(map(str, snapshot.devices))}" if len(snapshot.devices) > 1 else ""
@@ -72,7 +72,7 @@ def _sidecar(found: Attribution) -> list[str]:
 
 
 def notes(name: str, found: Attribution, rows: Sequence[Row]) -> list[str]:
-    """What must be said under a table."""
+    """Return the notes under a table."""
     if name == "composition":
         unknown = sum(row["bytes"] for row in rows if row["category"] == UNKNOWN)
         rounding = sum(row["rounding_bytes"] for row in rows)

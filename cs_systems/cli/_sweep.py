@@ -1,4 +1,4 @@
-"""Run a sweep for a person: progress while it goes, a table when it is done, and where everything is."""
+"""Sweeps on the command line: progress while measuring, then a table and the paths of the results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_and_report(
 ) -> int:
     """Measure the cells (or list them, with --dry-run), print the table, and return the exit status.
 
-    show: prints something of each record, and of the folder that holds it, before the table.
+    show: prints details of each record, given the folder that holds it, before the table.
     """
     from cs_systems.report.tables.records import render
 
@@ -53,10 +53,11 @@ def run_and_report(
 
 
 def told_beside(format: str, folder: Path, kind: str, figure: Path | None, drawn: Sequence[RunRecord]) -> None:
-    """After a command's own tables: draw the figure of the records `drawn`, if they can fill it, and say where
-    everything is. Where the tables are for another program, this goes beside them.
+    """Print what follows a command's own tables: the figure of the records `drawn`, if they can fill it, and all paths.
 
-    figure: its file; None for one of its kind's name in the folder.
+    If the tables are for another program, this text goes beside them.
+
+    figure: its file; None for one named after its kind in the folder.
     """
     from cs_systems.report.figures import plot
 
@@ -71,8 +72,10 @@ def told_beside(format: str, folder: Path, kind: str, figure: Path | None, drawn
 
 
 def asked_for(records: Sequence[RunRecord], cells: Sequence[RunConfig]) -> list[RunRecord]:
-    """Of all that a folder holds, the last record of each repeat of these cells: what this call asked for, be it
-    measured now or before it was resumed."""
+    """Return the last record of each repeat of these cells, among all records of a folder.
+
+    These are the results of this call, measured now or before it was resumed.
+    """
     mine = set(cells)
     return [*{(config, r.repeat): r for r in records if (config := r.run_config) in mine}.values()]
 
@@ -82,7 +85,7 @@ def exit_status(records: Sequence[RunRecord]) -> int:
 
 
 def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: int) -> tuple[Path, list[RunRecord]]:
-    """Measure the cells, showing how far it is; the folder of the records, and all that it holds then."""
+    """Measure the cells, showing progress; return the folder of the records, and all records in it."""
     check(configs, options.repeats, options.timeout_s)
     folder = options.claim(command)
     try:
@@ -107,12 +110,12 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
     finally:
         if options.out is None:
             with suppress(OSError):
-                folder.rmdir()  # which takes an empty one alone: nothing was begun
+                folder.rmdir()  # removes only an empty folder, in which nothing was begun
     return folder, sound_records(folder)[0]
 
 
 def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> int:
-    """This job's cells of a sweep, with what each should take of the device's memory and why some cannot run."""
+    """Print this job's cells of a sweep, with predicted and available device memory, and why some cannot run."""
     from rich.table import Table
 
     from cs_systems.report.units import human
@@ -133,7 +136,7 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
 
 
 def print_warmup(record: RunRecord, _folder: Path) -> None:
-    """Every step of a run from the first, with the cause of the slow ones."""
+    """Print every step of a run from the first, with the causes of slow ones."""
     from rich.table import Table
 
     from cs_systems.comparison.warmup import warmup_curve
@@ -152,7 +155,7 @@ def print_warmup(record: RunRecord, _folder: Path) -> None:
 
 
 def _console(stderr: bool = False) -> Console:
-    """It shows names and reasons as they are: rich takes `[flash-attn]` for a style and `:factory:` for a picture."""
+    """Return a console without markup: rich would take `[flash-attn]` for a style and `:factory:` for an emoji."""
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
@@ -163,7 +166,7 @@ def _progress() -> _Lines | _Bar:
 
 
 class _Lines(AbstractContextManager["_Lines"]):
-    """For logs and pipes."""
+    """Progress lines for logs and pipes."""
 
     def tell(self, progress: Progress) -> None:
         sys.stderr.writelines(progress_lines(progress))
@@ -174,7 +177,7 @@ class _Lines(AbstractContextManager["_Lines"]):
 
 
 class _Bar(AbstractContextManager["_Bar"]):
-    """A bar with the time left, redrawn between cells only: a refreshing thread would disturb what is measured."""
+    """Progress bar with the time left, redrawn between cells only: a refreshing thread would disturb measurements."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn

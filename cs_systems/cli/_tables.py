@@ -1,4 +1,4 @@
-"""The tables of a recording for a person, as wide as the terminal."""
+"""Tables of a trace, as wide as the terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BESIDE = {"kernel": 52, "range": 55}  # columns of a terminal that the rest of s
 def chosen_tables(
     given: Sequence[str], known: Collection[str], compares: bool, format: Format, top: int | None
 ) -> list[str]:
-    """The tables that --table names, all without it. Raises ConfigError where they do not go with --format or --top."""
+    """Return the tables that --table names, or all. Raises ConfigError if they do not suit --format or --top."""
     tables = [one_of("table of a comparison" if compares else "table", name, known) for name in given or known]
     if format == "csv" and len(tables) != 1:
         raise ConfigError(f"CSV holds one table: choose it with --table {', '.join(tables)}")
@@ -28,7 +28,7 @@ def chosen_tables(
 
 
 def check_top(top: int | None, tables: Sequence[str], long: Sequence[str]) -> None:
-    """Raise ConfigError for a --top that no table takes: only the long ones are cut."""
+    """Raise ConfigError for a --top without effect: only the long tables are cut."""
     if top is not None and not {*tables} & {*long}:
         raise ConfigError(f"--top is for the tables {', '.join(long)}, not for {', '.join(tables)}; leave out --top")
 
@@ -41,9 +41,9 @@ def table_text(
     format: str = "terminal",
     output: Path | None = None,
 ) -> str:
-    """One table in a format of `report.rows.render_rows`; CSV has every column, the others those of `titles`.
+    """Return one table in a format of `report.rows.render_rows`; CSV has every column, the others those of `titles`.
 
-    output: the file that it is for; None for the terminal.
+    output: the file that the text is for; None for the terminal.
     """
     from cs_systems.report.tables.rows import render_rows
 
@@ -66,13 +66,13 @@ def table_text(
 
 
 def difference_part(by: str, rows: list[Row]) -> Part:
-    """The rows of `analysis.difference` as a table."""
+    """Return the rows of `analysis.difference` as a table."""
     titles = {by: by, "a_s": "A", "b_s": "B", "difference_s": "B − A", "share": "of A's time"}
     return f"kernel time of a step by {by}, B against A", rows, titles, []
 
 
 def document_text(format: str, heading: Sequence[str], parts: Sequence[Part], output: Path | None) -> list[str]:
-    """The tables under the heading: as lines of its own on a terminal, else as notes, which every format escapes."""
+    """Return the tables under the heading: lines of its own on a terminal, else notes, which every format escapes."""
     from cs_systems.core.printable import plain
     from cs_systems.report.tables.formats import DEFAULT_WIDTH
 
@@ -88,7 +88,7 @@ def document_text(format: str, heading: Sequence[str], parts: Sequence[Part], ou
 
 
 def within(name: str, room: int) -> str:
-    """The name with its middle left out where it is too long: what tells kernels apart is at either end."""
+    """Shorten a name that is too long in its middle, because both ends distinguish kernels."""
     if len(name) <= room:
         return name
     return f"{name[: room // 2]}…{name[-(room - room // 2 - 1) :]}"

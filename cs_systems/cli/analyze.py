@@ -43,7 +43,10 @@ ARGS = Analyze
 
 
 def run(args: Analyze) -> int:
-    """Exit status 0. Raises ConfigError for a malformed request, or a file from which no true table can be made."""
+    """Analyze the files; return exit status 0.
+
+    Raises ConfigError for a malformed request, or a file from which no correct table can be made.
+    """
     check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
     text = _counters(args) if args.file.suffix == ".ncu-rep" else _recording(args)
     deliver(text, args.format, args.output)

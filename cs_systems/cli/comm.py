@@ -19,7 +19,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.collectives import COLLECTIVES, ELEMENT_BYTES, CollectiveShape, calls_for, readable_bytes
 from cs_systems.record import Row, RunRecord
 
-FACTOR = 4  # from one size of a range to the next
+FACTOR = 4  # factor between neighbouring sizes of a range
 FITS = {
     "collective": "collective", "dtype": "dtype", "world_size": "ranks", "latency_s": "α", "algbw_bytes_per_s": "β",
     "busbw_bytes_per_s": "β as busbw", "half_bandwidth_bytes": "α β", "r_squared": "R²",
@@ -71,7 +71,7 @@ class CommCells:
         ]
 
     def _call(self, name: str, dtype: str, size: int, ranks: int | None) -> CollectiveShape:
-        """ranks: so many shall be able to share it, for which the size may be rounded down."""
+        """Return the shape of a call; its size may be rounded down so that this many ranks can share it."""
         shape = CollectiveShape(name, size, dtype, calls_for(size) if self.calls is None else self.calls)
         if not ranks:
             return shape
@@ -80,7 +80,7 @@ class CommCells:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """`1KiB:1GiB` → 1024, 4096, … 2³⁰ bytes. Raises ConfigError."""
+    """Parse sizes: `1KiB:1GiB` → 1024, 4096, … 2³⁰ bytes. Raises ConfigError."""
     first, *rest = text.split(":")
     if not rest:
         return [parse_bytes(first)]
@@ -126,7 +126,7 @@ def run(args: Comm) -> int:
 
 
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
-    """The calls, then what they come to over the sizes, then what was paid before them. CSV holds the calls alone."""
+    """Return the tables of the calls, of their fits over the sizes, and of set-up. CSV holds the calls alone."""
     from cs_systems.report import collectives
     from cs_systems.report.tables.records import render
     from cs_systems.report.tables.rows import render_rows
@@ -144,11 +144,11 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
 
 
 def _telling(rows: Sequence[Row], titles: Sequence[str]) -> list[str]:
-    """Without dtype and ranks where all have the same, and what is known of none."""
+    """Drop unknown columns, and dtype and ranks if they are the same in all rows."""
     alike = [name for name in ("dtype", "world_size") if len({row[name] for row in rows}) == 1]
     return [name for name in titles if name not in alike and any(row[name] is not None for row in rows)]
 
 
 def _readable(name: str, value: object) -> object:
-    """A size of a message in its own unit, for they go from KiB to GiB."""
+    """Format a message size in its own unit, because sizes go from KiB to GiB."""
     return readable_bytes(value) if name == "size_bytes" and isinstance(value, int) else value

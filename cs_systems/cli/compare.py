@@ -31,9 +31,9 @@ class Compare:
 
 ARGS = Compare
 UNKNOWN = "–"
-TOP = 10  # rows of a difference, the sum apart
+TOP = 10  # rows of a difference, without the sum
 PROFILED = "times of kernels under a profiler: for shares and causes, not to be quoted as timings"
-# Where not even a doubling would have been found, "no difference" would be read as more than it is.
+# Above this, not even a doubling would have been detected, and "no difference" would mislead.
 HOPELESS = 1.0
 
 
@@ -107,7 +107,7 @@ def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[s
 
 
 def _readable(row: Row) -> Row:
-    """The columns for a person: the ratio's interval in one, and what it takes to be noticed."""
+    """Return the columns to show: the ratio's interval in one, and the least detectable difference."""
     low, high, resolution = row["ratio_low"], row["ratio_high"], row["resolution"]
     noisy = resolution is not None and resolution > HOPELESS
     return {

@@ -65,7 +65,7 @@ def _python() -> Row:
 
 
 def _asked_of_a_worker() -> Iterator[Row]:
-    """What needs torch, from the process that measures; if that process cannot run, nothing can be measured."""
+    """Yield the diagnostics of the worker process, which has torch; if it cannot run, nothing can be measured."""
     from cs_systems.runtime.channel import Diagnose, Diagnosed
     from cs_systems.runtime.processes import ANSWER_TIMEOUT_S, Worker
 
@@ -85,7 +85,7 @@ def _asked_of_a_worker() -> Iterator[Row]:
 
 
 def _nvtx(found_nsys: Row) -> Row:
-    """Some versions of the package record nothing under some of nsys: where both are there, one range is recorded."""
+    """Check that nsys records NVTX ranges, which fails for some versions of the package with some of nsys."""
     from cs_systems.profilers import nsys
 
     remedy = "pip install nvtx==0.2.11"
@@ -101,7 +101,7 @@ def _nvtx(found_nsys: Row) -> Row:
 
 
 def _folder(folder: Path) -> Row:
-    """Where records go unless told otherwise: the nearest folder that exists must take files."""
+    """Check the default folder of records: the nearest folder that exists must be writable."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         return finding(f"{folder}/", f"{there} cannot be written", "problem", "cd elsewhere, or give --out DIR")

@@ -32,7 +32,7 @@ from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.printable import visible
 from cs_systems.record import RunRecord
 
-OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}  # what a record may have of it
+OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}  # memory tables of a record
 WATCHED = {"snapshot", "residuals", "nsys", "no_caching_allocator", "best_checkpoint", "budget", "memory_limit"}
 NOT_OF_FITS = WATCHED | {field.name for kind in (Sweep, Steps) for field in fields(kind)} - {"device"}
 
@@ -59,7 +59,10 @@ ARGS = Memory
 
 
 def run(args: Memory) -> int:
-    """The exit status of the sweep; 0 where nothing is run. Raises ConfigError for a malformed request."""
+    """Measure or predict memory; return the exit status of the sweep, 0 if nothing is run.
+
+    Raises ConfigError for a malformed request.
+    """
     from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells
     from cs_systems.record import records_path
 
@@ -84,7 +87,7 @@ def run(args: Memory) -> int:
 
 
 def _check_used(args: Memory) -> None:
-    """ConfigError for what is given beside --show, --fits or --best-checkpoint and would be ignored."""
+    """Raise ConfigError for options that --show, --fits or --best-checkpoint would ignore."""
     names = given(args)
     if args.show is not None:
         refuse([name for name in names if name != "show"], "--show prints what was recorded")
@@ -172,7 +175,7 @@ def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int)
     check(configs, args.sweep.repeats, args.sweep.timeout_s)
     folder = args.sweep.claim("memory")
     if args.sweep.fresh:
-        Journal.prepare(folder, fresh=True)  # once: each config and each plan is a sweep of its own
+        Journal.prepare(folder, fresh=True)  # once, because each config and each plan is a sweep of its own
     args = replace(args, sweep=replace(args.sweep, out=folder, fresh=False))
     records = [record for config in configs for record in _proven(args, config, budget_bytes, on_gpu=on_gpu)]
     print(visible(f"records: {records_path(folder)}"))
@@ -180,10 +183,12 @@ def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int)
 
 
 def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool) -> list[RunRecord]:
-    """Run a config under the cheapest checkpoint that fits by prediction, and under the next one where that fails:
-    what the allocator cannot piece together is known to no formula. The last run's records; none of a dry run.
+    """Run a config under the cheapest checkpoint that fits by prediction, and under the next one if that fails.
 
-    Raises ConfigError where nothing makes it fit.
+    The prediction can be too low because no formula knows the allocator's fragmentation. Returns the last run's
+    records; none for a dry run.
+
+    Raises ConfigError if nothing makes it fit.
     """
     from cs_systems.cli._sweep import asked_for, measured
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES, cheapest_plan
@@ -213,7 +218,7 @@ def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool)
 
 
 def _more_flops(config: RunConfig) -> float:
-    """FLOPs that are executed again, as a share of the step's without checkpoints."""
+    """Return the recomputed FLOPs as a fraction of the step's FLOPs without checkpoints."""
     from cs_systems.formulas.cost import recomputed_flops, step_cost
     from cs_systems.formulas.memory.fit import algorithm_of
 

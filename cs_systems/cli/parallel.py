@@ -40,7 +40,7 @@ VOLUMES = CELL | {"collectives": "calls", "sent_bytes": "sent", "formula_sent_by
                   "peak_allocated_bytes": "peak", "predicted_peak_bytes": "predicted"}  # fmt: skip
 STAGES = CELL | {"component": "component", "built_bytes": "built", "forward_bytes": "forward",
                  "backward_bytes": "backward", "optimizer_bytes": "optimizer", "off": "off"}  # fmt: skip
-SPREAD = ("p10_s", "p90_s")  # leaves where a terminal has no room; cs-systems report has it too
+SPREAD = ("p10_s", "p90_s")  # dropped on a narrow terminal; cs-systems report shows it too
 PERCENT = ("efficiency", "of_step", "hidden", "off")
 NOTES = {
     "steps": ["efficiency: tokens/s over those of as many ranks that train alone"],
@@ -68,7 +68,7 @@ BLOCKING = (
 )
 
 DISTURBED = "over 100%: one rank alone was slower than one of several, as on a busy machine: measure it again, --fresh"
-MOST_EFFICIENT = 1.05  # above that it is no noise
+MOST_EFFICIENT = 1.05  # a higher efficiency is more than noise
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def run(args: Parallel) -> int:
 
 
 def cells(args: Parallel) -> list[RunConfig]:
-    """The clean cells, the baseline of each group first; then the same under each recorder."""
+    """Return the clean cells, the baseline of each group first; then the same under each recorder."""
     from cs_systems.formulas.rank_layout import options_of
 
     if stray := [name for name in args.strategy if "=" in _plain(name)]:
@@ -145,14 +145,14 @@ def cells(args: Parallel) -> list[RunConfig]:
 
 
 def _recorded(cell: RunConfig, name: str) -> RunConfig:
-    """Under a recorder: a few warm steps, but for memory, of which the first step shows the optimizer's state come."""
+    """Return the cell under a recorder: a few warm steps; for memory the first step, which creates optimizer state."""
     if name == "rank_memory":
         return replace(cell, profiler=name, warmup=0, steps=2, rounds=1)
     return replace(cell, profiler=name, steps=min(cell.steps, 3), rounds=1)
 
 
 def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
-    """Of one strategy the cells with each number of ranks, and each bucket size if it has buckets."""
+    """Return the cells of one strategy for each number of ranks, and for each bucket size if it has buckets."""
     from cs_systems.formulas.rank_layout import options_of
     from cs_systems.parallel import check
 
@@ -179,7 +179,7 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
 
 
 def _plain(strategy: str) -> str:
-    """Without what it is told: `ddp_bucketed:comm_dtype=bf16` → `ddp_bucketed`."""
+    """Strip a strategy's options: `ddp_bucketed:comm_dtype=bf16` → `ddp_bucketed`."""
     return strategy.partition(":")[0]
 
 
@@ -197,7 +197,7 @@ def _megabytes(text: str) -> float:
 
 
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
-    """The tables of each group of cells."""
+    """Return the tables of each group of cells."""
     from cs_systems.comparison import strategies as parallel
 
     said = []
@@ -221,12 +221,12 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
 
 
 def _beyond_reason(rows: Sequence[Row]) -> list[str]:
-    """N ranks do not do more than N times what one does alone."""
+    """Return a note on implausible efficiency: N ranks cannot do more than N times the work of one."""
     return [DISTURBED] if any((row.get("efficiency") or 0) > MOST_EFFICIENT for row in rows) else []
 
 
 def _of_a_cpu(key: str, records: Sequence[RunRecord]) -> list[str]:
-    """A CPU records phases, not what computes in them: communication within one counts as hidden."""
+    """Return a note on CPU traces: they hold phases only, so communication within one counts as hidden."""
     recorded = [record.environment for record in records if record.results.get("overlap")]
     on_cpu = any(machine and machine.device == "cpu" for machine in recorded)
     return [BLOCKING] if key == "communication" and on_cpu else []

@@ -33,8 +33,8 @@ TOY = "toy"
 PRECISIONS = (
     "fp32, tf32, bf16, fp16 (autocast; fp16 with a gradient scaler), bf16-pure, fp8 (of the blocks' linear layers)"
 )
-SIZES = ("small",)  # of what is timed, where none is named
-TABLES = ("bf16",)  # the precision of --dtypes, --accumulation and --normalization where none is named
+SIZES = ("small",)  # the default of --size for timings
+TABLES = ("bf16",)  # the default precision of --dtypes, --accumulation and --normalization
 HEADINGS = {
     "what": "module",
     "parameters": "param",
@@ -84,7 +84,10 @@ NUMERICS = ("accumulation", "normalization")
 
 
 def run(args: PrecisionOptions) -> int:
-    """The exit status of the sweep, 3 where a step did not run in its precision. Raises ConfigError."""
+    """Run the command; return the exit status of the sweep, 3 if a step did not run in its precision.
+
+    Raises ConfigError.
+    """
     if args.show:
         refuse([n for n in given(args) if n not in ("show", "format", "output")], "--show prints what was recorded")
         return _shown(args, args.show)
@@ -110,7 +113,7 @@ def run(args: PrecisionOptions) -> int:
 
 
 def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
-    """ConfigError for what is given and belongs to the other thing that this command does."""
+    """Raise ConfigError for options that belong to the command's other mode."""
     plain = PrecisionOptions()
     if args.model != plain.model and "dtypes" not in tables:
         taken = f"--size {' '.join(args.model)} names what is timed" if not tables else "the sums have none"
@@ -141,7 +144,7 @@ def _shown(args: PrecisionOptions, folder: Path) -> int:
 
 
 def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path) -> None:
-    """Everything that the records say, in --format, to the terminal or into --output."""
+    """Write all results of the records, in --format, to the terminal or into --output."""
     from cs_systems.cli._precision_tables import comparison_texts
     from cs_systems.comparison.precision import CURVES
     from cs_systems.record import records_path
@@ -168,7 +171,7 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
 
 
 def compared(args: PrecisionOptions) -> int:
-    """fp32 and the chosen precisions, timed in turn; then, apart from the timing, their errors, curves and profiles."""
+    """Time fp32 and the chosen precisions in turn; then measure their errors, curves and profiles separately."""
     from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells
     from cs_systems.record import records_path
     from cs_systems.runtime.sweep import check
@@ -192,7 +195,7 @@ def compared(args: PrecisionOptions) -> int:
 
 
 def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[RunConfig]]:
-    """(what is timed in turn, what is not a timing). fp32, which the others are held against, is always there."""
+    """Return (cells to time in turn, cells that are no timing). The baseline, fp32, is always included."""
     from cs_systems.comparison.precision import BASELINE, CURVES, ERRORS
 
     chosen = [one_of("precision", name, Precision) for name in args.precision] or list(Precision)
@@ -211,7 +214,7 @@ def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[Ru
     apart = grid(replace(once, workload=ERRORS), **axes)
     if args.train_steps:
         apart += grid(replace(once, workload=CURVES, steps=args.train_steps), **axes)
-    if args.explain:  # a CPU's recording has no kernels
+    if args.explain:  # a CPU's trace has no kernels
         device = "cuda" if args.device == "auto" else args.device
         apart += grid(replace(base, profiler="kineto", device=device, warmup=5, steps=3), **axes)
     return timed, apart
@@ -229,7 +232,7 @@ def _configs(model: str, args: PrecisionOptions) -> list[RunConfig]:
 
 
 def numerics_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
-    """The tables of sums and normalisations, those that the records fill, each with what it says."""
+    """Return the tables of sums and normalisations that the records fill, each with its notes."""
     from cs_systems.comparison import numerics
     from cs_systems.report.tables.rows import render_rows
 
@@ -268,7 +271,7 @@ def failed_text(record: RunRecord, format: str) -> str:
 
 
 def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None = None) -> str:
-    """The table of one record's dtypes; nothing but the reason where it has none."""
+    """Return the table of one record's dtypes, or only the reason if it has none."""
     from cs_systems.cli._tables import table_text
     from cs_systems.comparison.dtypes import FP8_LAYER, SHORT, collapsed
 
@@ -277,7 +280,7 @@ def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None
         return failed_text(record, format)
     shown = [{name: short(value, SHORT) for name, value in row.items()} for row in collapsed(rows)]
     for row in shown:
-        if str(row["what"]).rpartition(".")[2].isdigit():  # a place in an nn.Sequential says nothing
+        if str(row["what"]).rpartition(".")[2].isdigit():  # an index in an nn.Sequential needs its type
             row["what"] = f"{row['what']} {row['type']}"
     notes = [note for name, note in NOTES.items() if any(row[name] for row in rows)]
     if low := sum(row["type"] == FP8_LAYER for row in rows):
@@ -287,5 +290,5 @@ def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None
 
 
 def short(value: object, names: dict[str, str]) -> object:
-    """`float32, bfloat16` → `fp32, bf16`."""
+    """Abbreviate dtypes: `float32, bfloat16` → `fp32, bf16`."""
     return ", ".join(names.get(name, name) for name in value.split(", ")) if isinstance(value, str) else value

@@ -22,7 +22,7 @@ from cs_systems.record import Row, RunRecord
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN
 
 PRINTED = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
-TOP = 10  # kernels that are printed; the record has all
+TOP = 10  # printed rows of kernels; the record has all
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def run(args: Profile) -> int:
 
 
 def _options(args: Profile) -> tuple[str, ...]:
-    """What a person tells the profiler. Raises ConfigError for what this one does not take."""
+    """Return the profiler's options. Raises ConfigError for those that it does not take."""
     given = {
         "--nsys-arg": ("nsys", args.nsys_arg),
         "--show-command": ("nsys ncu", args.show_command),
@@ -85,7 +85,7 @@ def _options(args: Profile) -> tuple[str, ...]:
 
 
 def print_profile(record: RunRecord, folder: Path) -> None:
-    """The tables of one record of that folder, each with what must be said under it, and where the recording is."""
+    """Print the tables of one record of that folder, each with its notes, and the path of the trace."""
     results = record.results
     if "counters" in results:
         print(*counters_text(describe(record.run_config), results["counters"]), sep="\n")
@@ -93,7 +93,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
         return
     for row in results.get("overhead", ()):
         say(overhead(record, row))
-    if "coverage" not in results:  # the caveat says why
+    if "coverage" not in results:  # the caveat gives the reason
         if "ranges" in results:
             print(table_text(CAPTIONS["ranges"], results["ranges"][:TOP], SHOWN["ranges"], []))
         _print_artifacts(record, folder)
@@ -115,7 +115,7 @@ def _print_artifacts(record: RunRecord, folder: Path) -> None:
 
 
 def overhead(record: RunRecord, row: Row) -> str:
-    """One line: which cell, and how much slower it was while it was recorded."""
+    """Return one line with the cell and its slowdown under the profiler."""
     from cs_systems.report.units import human
 
     cell, recorded = describe(record.run_config), human(row["recorded_s"], "s")

@@ -45,7 +45,10 @@ ARGS = Report
 
 
 def run(args: Report) -> int:
-    """Exit status 0. Raises ConfigError for a malformed request or recording, FileNotFoundError where there is none."""
+    """Show the records; return exit status 0.
+
+    Raises ConfigError for a malformed request or record, and FileNotFoundError if there are no records.
+    """
     if args.format == "html" and (args.columns or args.pivot is not None or args.phase):
         raise ConfigError("an HTML page shows every column and phase: leave out --columns, --pivot and --phase")
     if args.columns and args.pivot is not None:

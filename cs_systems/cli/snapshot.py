@@ -44,7 +44,10 @@ ARGS = SnapshotArgs
 
 
 def run(args: SnapshotArgs) -> int:
-    """Exit status 0. Raises ConfigError for a malformed request, or a file that is no snapshot."""
+    """Show the snapshot; return exit status 0.
+
+    Raises ConfigError for a malformed request, or a file that is no snapshot.
+    """
     known = DIFFERENT if args.other else SHOWN
     tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.format == "html" and (args.other or args.table):
@@ -90,7 +93,7 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution) -> li
 
 
 def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[list[Row], list[str]]:
-    """The rows of a table, a long one's first `top`, and what is said under them."""
+    """Return the rows of a table, only the first `top` of a long one, and its notes."""
     from cs_systems.cli._snapshot_text import notes
     from cs_systems.snapshots.tables import TABLES
 

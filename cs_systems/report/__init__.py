@@ -1,4 +1,4 @@
-"""Records, traces and snapshots as people see them. No torch.
+"""Reports of records, traces and snapshots: tables, figures and HTML pages. Without torch.
 
 `frame` (records as a DataFrame), `units`, `collectives` (columns and fits of collectives), `progress` (lines during a
 sweep), `tables/` (text), `figures/` (matplotlib), `pages/` (self-contained HTML).

@@ -1,4 +1,4 @@
-"""What records of collectives say: the frame's columns of them, the fits over their sizes, and what set-up took."""
+"""Collectives in reports: columns of the frame, fits over message sizes, and set-up times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cs_systems.record import Row, RunRecord
 WORKLOAD = "collective"
 TRANSFER = "transfer"
 SET_UP = ("start_s", "init_process_group_s", "new_group_s", "first_call_s")
-# The frame's columns of a cell and of its step, with pandas' types. `call_s` is of one call on the slowest rank.
+# Columns of a cell and of its step in the frame, with pandas types; `call_s` is one call on the straggler.
 CELL_COLUMNS = {
     "collective": "object",
     "size_bytes": "Int64",
@@ -33,7 +33,7 @@ STEP_COLUMNS = {
 
 
 class Line(NamedTuple):
-    """What one fit is of: the calls of one collective and dtype between so many ranks, by their size."""
+    """Key of one fit: the calls of one collective and dtype between a number of ranks, over message sizes."""
 
     collective: str
     dtype: str
@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
 
 def cell(record: RunRecord) -> Row:
-    """The CELL_COLUMNS of a record; nothing of one that ran something else."""
+    """Return the CELL_COLUMNS of a record; empty unless it ran a collective."""
     shape = record.config.get("collective")
     if not shape:
         return {}
@@ -56,7 +56,7 @@ def cell(record: RunRecord) -> Row:
 
 
 def step(record: RunRecord) -> Row:
-    """The STEP_COLUMNS of a record; nothing of one that ran something else or was not measured."""
+    """Return the STEP_COLUMNS of a record; empty unless it ran and measured a collective."""
     shape, seconds = record.config.get("collective"), call_s(record)
     if not shape or not seconds:
         return {}
@@ -71,7 +71,7 @@ def step(record: RunRecord) -> Row:
 
 
 def call_s(record: RunRecord) -> float | None:
-    """The median duration of one call, of which a sample holds several."""
+    """Return the median duration of one call, where a sample holds several."""
     measurement, shape = record.measurement, record.config.get("collective")
     if measurement is None or not shape or TRANSFER not in measurement.phase_names() or not measurement.timed:
         return None
@@ -83,7 +83,7 @@ def world_size(record: RunRecord) -> int:
 
 
 def lines(records: Iterable[RunRecord]) -> dict[Line, list[RunRecord]]:
-    """The measured clean records of each line, by size."""
+    """Return the measured clean records of each line, sorted by size."""
     found: dict[Line, list[RunRecord]] = {}
     for record in records:
         if call_s(record) and record.config.get("profiler", "none") == "none":
@@ -93,14 +93,14 @@ def lines(records: Iterable[RunRecord]) -> dict[Line, list[RunRecord]]:
 
 
 def fitted(records: Sequence[RunRecord]) -> Fit | None:
-    """t(n) = α + n/β through the calls of one line; None for fewer than 3 sizes, and for one rank: it sends nothing."""
+    """Fit t(n) = α + n/β to the calls of one line; None for fewer than 3 sizes, or one rank, which sends nothing."""
     if world_size(records[0]) == 1:
         return None
     return fit([_size(record) for record in records], [call_s(record) or 0.0 for record in records])
 
 
 def fits(records: Iterable[RunRecord]) -> list[Row]:
-    """A row a line that has a fit: α, β as algbw and as busbw, α β, and how well it fits."""
+    """Return one row per line that has a fit: α, β as algbw and as busbw, α β, and the goodness of fit."""
     rows = []
     for line, found in lines(records).items():
         if (through := fitted(found)) is None:
@@ -123,8 +123,11 @@ def fits(records: Iterable[RunRecord]) -> list[Row]:
 
 
 def setups(records: Iterable[RunRecord]) -> list[Row]:
-    """A row a line: what its process took to join the others, a further group, and the first call of the smallest size
-    beside a steady one."""
+    """Return one row per line with its set-up times.
+
+    They are the time its process took to join the others, the time for a further group, and the first call of the
+    smallest size beside a steady one.
+    """
     rows = []
     for line, found in lines(records).items():
         first: Mapping[str, object] = cell(found[0])

@@ -1,4 +1,4 @@
-"""Writing into a file that a person named: whole or not at all, and never over what is being read."""
+"""Atomic writing of files that the user named: whole or not at all, and never over a file that is being read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ REMEDIES = {
     errno.EDQUOT: "make room, then give the same command again",
     errno.ENXIO: "start the program that reads it first",
 }
-STREAMS = (Path("/dev"), Path("/dev/fd"))  # of these a link leads to what the process has open, which keeps its place
+STREAMS = (Path("/dev"), Path("/dev/fd"))  # links in these lead to open descriptors, whose position must be kept
 
 
 def write_file(file: Path, content: bytes) -> None:
-    """Write the content in place of what the file held, which stays as it is where that fails.
+    """Replace the file's content, and keep the old content if that fails.
 
-    The folder is made where it is missing. A device and a FIFO take the content as it comes.
-    Raises ConfigError where the file cannot be written.
+    Missing folders are created. A device and a FIFO receive the content directly.
+    Raises ConfigError if the file cannot be written.
     """
     with _named(file):
         if _is_stream(file):
@@ -40,7 +40,7 @@ def write_file(file: Path, content: bytes) -> None:
 
 
 def prove_writable(file: Path) -> None:
-    """Raise ConfigError for a file that `write_file` could not write, before hours are spent on its content."""
+    """Raise ConfigError for a file that `write_file` could not write, before a long run produces its content."""
     with _named(file):
         if not _is_stream(file):
             with _beside(file):
@@ -49,7 +49,7 @@ def prove_writable(file: Path) -> None:
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Name standard output in an OSError of what is written there, as the system does not."""
+    """Name standard output in an OSError from writing to it, because the system does not."""
     try:
         yield
     except OSError as error:
@@ -58,7 +58,7 @@ def standard_output() -> Iterator[None]:
 
 
 def is_same_file(a: Path, b: Path) -> bool:
-    """Return whether both paths lead to one file, through links too; it need not be there yet."""
+    """Return whether both paths lead to one file, through links too; the file need not exist yet."""
     with suppress(OSError, ValueError):
         if a.samefile(b):
             return True
@@ -66,7 +66,7 @@ def is_same_file(a: Path, b: Path) -> bool:
 
 
 def _is_stream(file: Path) -> bool:
-    """Return whether it is a device or FIFO. Raises OSError for a folder, a disk or a socket."""
+    """Return whether the file is a device or FIFO. Raises OSError for a folder, a disk or a socket."""
     try:
         kind = file.stat().st_mode
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def _is_stream(file: Path) -> bool:
 
 
 def _opened(file: Path) -> int:
-    """Open a device or FIFO; ENXIO for a FIFO that no program reads, as opening it would wait for one."""
+    """Open a device or FIFO. Raises ENXIO for a FIFO without a reader, which opening would wait for."""
     descriptor = os.open(file, os.O_WRONLY | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     return descriptor
@@ -87,13 +87,13 @@ def _opened(file: Path) -> int:
 
 @contextmanager
 def _beside(file: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield what the file's links lead to, and a new empty file in its folder, which is gone afterwards."""
+    """Yield the target of the file's links, and a new empty file in its folder, which is removed afterwards."""
     target = Path(os.path.realpath(file))
     target.parent.mkdir(parents=True, exist_ok=True)
     mode = 0o666
     if target.exists():
         mode = stat.S_IMODE(target.stat().st_mode)
-        target.open("ab").close()  # what is not to be written is not to be replaced
+        target.open("ab").close()  # fails for a read-only file, which must not be replaced
     made = target.with_name(f".{os.getpid()}.part")
     made.unlink(missing_ok=True)
     os.close(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -107,7 +107,7 @@ def _beside(file: Path) -> Iterator[tuple[Path, Path]]:
 
 @contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """What the system says of the file becomes a ConfigError that names it and the remedy."""
+    """Convert a system error into a ConfigError that names the file and the remedy."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name

@@ -1,9 +1,9 @@
 """Records as one long pandas DataFrame: `frame(records)`, or `load(path)` for a run's folder.
 
-One row is one (record, phase); phase `step` is the whole step by the wall clock, or by the device's where the device
-was held until the step was submitted (`held`). A record without a timing (oom, unavailable, timeout, killed, error, a
-loss that is NaN or infinite) is one row with phase None, so that it stands in every table with its status and reason.
-Columns hold base units, their names say which; unknown is null (NaN, NA or None), never 0.
+One row is one (record, phase). Phase `step` is the whole step by the wall clock, or by the device's clock where the
+device was held until the step was submitted (`held`). A record without a timing (oom, unavailable, timeout, killed,
+error, a loss that is NaN or infinite) is one row with phase None, so that it appears in every table with its status and
+reason. Columns hold base units, given by their names; unknown is null (NaN, NA or None), never 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STEP = "step"
-CLEAN = "none"  # the profiler of a record whose times are timings
+CLEAN = "none"  # profiler of clean records, whose times are timings
 TEXT, INTEGER, REAL, FLAG = "object", "Int64", "float64", "boolean"
 _FITTING: dict[str, type | tuple[type, ...]] = {TEXT: str, INTEGER: int, REAL: (int, float), FLAG: bool}
 
@@ -75,7 +75,7 @@ _SHAPE_FIELDS = {
     "causal": FLAG,
     "align": TEXT,
 }
-# What a configuration says of a step, not of how it is measured: a workload from outside the package may not use it.
+# Fields of a configuration that describe a step, not its measurement; foreign workloads may ignore them.
 _STEP_FIELDS = {
     **_MODEL_FIELDS,
     **_SHAPE_FIELDS,
@@ -85,7 +85,7 @@ _STEP_FIELDS = {
     },
 }
 _RAN = ("attention_version", "tokens", "executed_d_head", "block_q", "block_k", "resident")
-# What a record is: the same in each of its rows. `record` is its position among the records given.
+# Columns of a record, equal in each of its rows; `record` is its position among the given records.
 CELL_COLUMNS: dict[str, str] = {
     "record": INTEGER,
     "key": TEXT,
@@ -117,7 +117,7 @@ CELL_COLUMNS: dict[str, str] = {
     "ceiling_source": TEXT,
     **collectives.CELL_COLUMNS,
 }
-# What was measured in one phase of it.
+# Columns of one phase of a record.
 PHASE_COLUMNS: dict[str, str] = {
     "phase": TEXT,
     "n": INTEGER,
@@ -146,7 +146,7 @@ PHASE_COLUMNS: dict[str, str] = {
 
 
 def load(path: str | os.PathLike[str]) -> pd.DataFrame:
-    """The frame of the records under `path`, without the failed attempts that a resumed sweep has since replaced."""
+    """Load the frame of the records under `path`, without failed attempts that a resumed sweep has since replaced."""
     from cs_systems.report.reading import sound_records
 
     return frame(without_retried(sound_records(path)[0]))
@@ -159,9 +159,9 @@ def without_retried(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def by_kind(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    """The records that may stand in one table: of one workload, and all clean or all under one profiler, those last.
+    """Group records that may share a table: one workload, and all clean or all under one profiler, those last.
 
-    By name: `train_step`, `train_step under nsys`.
+    The keys are names: `train_step`, `train_step under nsys`.
     """
     clean: dict[str, list[RunRecord]] = {}
     profiled: dict[str, list[RunRecord]] = {}
@@ -173,7 +173,10 @@ def by_kind(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def frame(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """The long DataFrame of `records`: CELL_COLUMNS, then PHASE_COLUMNS. ConfigError for a malformed record."""
+    """Return the long DataFrame of `records`: CELL_COLUMNS, then PHASE_COLUMNS.
+
+    Raises ConfigError for a malformed record.
+    """
     import pandas as pd
 
     cells: list[Row] = []
@@ -198,7 +201,7 @@ def frame(records: Iterable[RunRecord]) -> pd.DataFrame:
 
 @contextmanager
 def _naming(index: int, record: RunRecord) -> Iterator[None]:
-    """Whatever is raised by what a record lacks becomes an error that names the record."""
+    """Convert errors caused by a record's missing fields into one that names the record."""
     try:
         yield
     except ConfigError as error:
@@ -208,9 +211,9 @@ def _naming(index: int, record: RunRecord) -> Iterator[None]:
 
 
 def _forget_unused(cells: Sequence[Row]) -> None:
-    """Make null what a workload that is not CONFIGURED is not known to use.
+    """Set to null the fields that a workload outside CONFIGURED is not known to use.
 
-    Known are the fields that it says itself, and those that its records vary, unless no configuration reached it.
+    Known are the fields that it reports itself, and those that its records vary, unless no configuration reached it.
     """
     foreign = [cell for cell in cells if cell["workload"] not in CONFIGURED]
     varied: dict[tuple[str, str], set[Any]] = {}
@@ -226,7 +229,7 @@ def _forget_unused(cells: Sequence[Row]) -> None:
 
 
 def _cell(index: int, record: RunRecord) -> Row:
-    """The CELL_COLUMNS of one record; what its workload does not use stays null."""
+    """Return the CELL_COLUMNS of one record; fields that its workload does not use stay null."""
     config, results, environment, measurement = record.config, record.results, record.environment, record.measurement
     ran, memory, ceiling = (_only_row(results, table) for table in ("ran", "memory", "ceiling"))
     cell: Row = {
@@ -256,7 +259,7 @@ def _cell(index: int, record: RunRecord) -> Row:
         "ceiling_precision": ceiling.get("precision"),
         **collectives.cell(record),
     }
-    if config["workload"] not in CONFIGURED:  # what it says itself counts for more than what it was asked for
+    if config["workload"] not in CONFIGURED:  # its own report takes precedence over the configuration
         fitting = {name: _FITTING[kind] for name, kind in _STEP_FIELDS.items()}
         cell["said"] = {n: v for n, v in ran.items() if n in fitting and isinstance(v, fitting[n])}
         cell |= {**cell["said"], "takes_config": ran.get("takes_config", True)}
@@ -282,7 +285,7 @@ def _model(config: Mapping[str, Any]) -> Row:
 
 
 def _shape(shape: Mapping[str, Any]) -> Row:
-    """heads_kv and seq_k of the call, also where the configuration leaves them to heads and seq."""
+    """Return the call's shape with heads_kv and seq_k, also where the configuration leaves them to heads and seq."""
     return {
         **shape,
         "heads_kv": _first_known(shape.get("heads_kv"), shape["heads"]),
@@ -330,13 +333,13 @@ def _phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
 
 
 def _tokens(record: RunRecord) -> int | None:
-    """Of a step, of all ranks together."""
+    """Return the tokens of a step, of all ranks together."""
     of_a_rank = _only_row(record.results, "ran").get("tokens")
     return of_a_rank and of_a_rank * data_ranks(record.config)
 
 
 def _rounds(measurement: Measurement, phase: str) -> list[list[float]]:
-    """The durations of a phase by round, without those that are no number."""
+    """Return the durations of a phase by round, without NaN and infinite ones."""
     rounds: dict[int, list[float]] = {}
     for sample, duration in zip(measurement.timed, measurement.durations_s(phase), strict=True):
         if isfinite(duration):
@@ -345,7 +348,10 @@ def _rounds(measurement: Measurement, phase: str) -> list[list[float]]:
 
 
 def _host(measurement: Measurement, phase: str) -> Row:
-    """Medians of a phase's submission and of the device's lag at its end; of a step also what no phase explains."""
+    """Return medians of a phase's submission time and of the device's lag at its end.
+
+    For a step, also return the median of its wall time minus its phases.
+    """
     timed = measurement.timed
     if phase != STEP:
         lags = [s.lag_s[phase] for s in timed if s.lag_s and phase in s.lag_s]
@@ -361,7 +367,7 @@ def _host(measurement: Measurement, phase: str) -> Row:
 
 
 def _rates(cost: Row, seconds: float | None, peak: float | None) -> Row:
-    """What the cost by formula comes to per second, and of the device's peak."""
+    """Return the rates from the formula's cost per second, and their shares of the device's peak."""
     model, hardware, moved = (cost.get(name) for name in ("model_flops", "hardware_flops", "bytes"))
     model_rate, hardware_rate = _ratio(model, seconds), _ratio(hardware, seconds)
     return {

@@ -1,4 +1,4 @@
-"""How far a sweep is: a line as each cell is done, and what became of it."""
+"""Progress of a sweep: a line as each cell is done, with its outcome."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def outcome(record: RunRecord) -> str:
-    """What became of a cell, in a few words."""
+    """Describe the outcome of a cell in a few words."""
     if record.measurement is None:
         return f"{record.status}: {record.reason}"
     if not record.is_timing:
@@ -32,7 +32,7 @@ def outcome(record: RunRecord) -> str:
 
 
 def progress_lines(progress: Progress, before: int = 0, total: int | None = None) -> Iterator[str]:
-    """Lines for a log, each with its end; `before` and `total` place a sweep that is one part of several."""
+    """Yield lines for a log, each with its end; `before` and `total` place a sweep that is one part of several."""
     if progress.note:
         yield f"{plain(progress.note)}\n"
     if progress.record:

@@ -1,4 +1,4 @@
-"""Records from outside, read as data: each value must be of the kind that its field has, or the line is named."""
+"""Reading and validation of records from files: a value of the wrong type is reported with its line."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ STATUSES = ("ok", "oom", "unavailable", "timeout", "killed", "error")
 
 
 def sound_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[str]]:
-    """Return the records under the path and complaints about skipped lines; ConfigError for a malformed record."""
+    """Return the records under the path and warnings about skipped lines. Raises ConfigError for a malformed record."""
     records, complaints = read_records(path)
     return _checked(records, path), complaints
 
 
 def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[str]]:
-    """Return what `sound_records` does, at least one record; ConfigError where there is none yet."""
+    """Return what `sound_records` does, at least one record. Raises ConfigError if there is none yet."""
     records, complaints = any_records(path)
     return _checked(records, path), complaints
 
@@ -37,7 +37,7 @@ def _checked(records: list[RunRecord], path: str | os.PathLike[str]) -> list[Run
 
 
 def _malformed(record: RunRecord) -> str | None:
-    """Return what is wrong with a record, None where nothing is."""
+    """Return what is wrong with a record, or None if nothing is."""
     if said := _unlike(record, RunRecord, "record"):
         return said
     if record.status not in STATUSES:
@@ -53,7 +53,7 @@ def _malformed(record: RunRecord) -> str | None:
 
 
 def _unlike(value: Any, kind: Any, name: str) -> str | None:
-    """Return which part of the value is not of the type that an annotation names; None where all is."""
+    """Return which part of the value does not match the annotated type, or None if all of it does."""
     said = f"{name} is {repr(value)[:80]}"
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
@@ -65,7 +65,7 @@ def _unlike(value: Any, kind: Any, name: str) -> str | None:
         hints = _hints(typing.cast(type, kind))
         if isinstance(value, typing.cast(type, kind)):
             pairs = {n: getattr(value, n) for n in hints}
-        elif isinstance(value, Mapping) and name.startswith("config."):  # which is data, and so are its model and shape
+        elif isinstance(value, Mapping) and name.startswith("config."):  # data, as are its model and shape
             pairs = {n: value[n] for n in hints if n in value}
         else:
             return said
@@ -86,7 +86,7 @@ def _is_of(value: Any, kind: type) -> bool:
         return isinstance(value, bool) and kind is bool
     if kind is float:
         return isinstance(value, int | float)
-    return isinstance(value, str if issubclass(kind, str) else kind)  # an enumeration is a text in JSON
+    return isinstance(value, str if issubclass(kind, str) else kind)  # an enumeration is a string in JSON
 
 
 @lru_cache

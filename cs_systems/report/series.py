@@ -1,4 +1,4 @@
-"""Columns of the frame, of the types that their names have."""
+"""Typed columns of the frame."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.DataF
 
 
 def _series(name: str, values: Sequence[Any], kind: str) -> pd.Series:
-    """Return a column of that type; of numbers too large for it, as a prediction for 10¹² tokens is, in float64."""
+    """Return a column of that type, or float64 for numbers too large for it, as a prediction for 10¹² tokens."""
     import pandas as pd
 
     try:

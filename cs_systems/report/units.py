@@ -1,4 +1,4 @@
-"""From base units to what a person reads, and back from a column's name to what it holds.
+"""Units of columns: conversion from base units for display, and from a column's name to its data.
 
 Data holds seconds, bytes and FLOPs, and the unit ends the column's name. A name may end in a smaller or larger unit
 instead (`median_ms`, `peak_allocated_gib`): the same column, shown in that unit.
@@ -15,7 +15,7 @@ from cs_systems.config import one_of
 
 @dataclass(frozen=True)
 class Unit:
-    """`factor` base units make one; `suffix` ends a column's name, `label` stands in a heading."""
+    """Unit of `factor` base units; `suffix` ends a column's name, `label` appears in a heading."""
 
     suffix: str
     label: str
@@ -54,12 +54,12 @@ SCALES: dict[str, tuple[Unit, ...]] = {
 
 
 def base_suffix(column: str) -> str | None:
-    """The suffix under which `column` has units, or None where it has none (a count, a text)."""
+    """Return the suffix of `column` that has units, or None if it has none (a count, a text)."""
     return next((s for s in SCALES if column.endswith(s) or column == s.removeprefix("_")), None)
 
 
 def best_unit(units: Iterable[Unit], values: Iterable[float]) -> Unit:
-    """The largest unit in which the median magnitude of the known, non-zero values is at least 1, else the smallest."""
+    """Return the largest unit in which the median of known, non-zero magnitudes is at least 1, else the smallest."""
     units = list(units)
     known = sorted(abs(v) for v in values if math.isfinite(v) and v)
     middle = known[len(known) // 2] if known else 0.0
@@ -67,9 +67,9 @@ def best_unit(units: Iterable[Unit], values: Iterable[float]) -> Unit:
 
 
 def resolve(name: str, columns: Collection[str]) -> tuple[str, Unit | None]:
-    """The column that `name` means and the unit that it asks for, if any: `median_ms` → (`median_s`, ms).
+    """Return the column that `name` means and the unit in it, if any: `median_ms` → (`median_s`, ms).
 
-    Raises ConfigError with the nearest names where there is no such column.
+    Raises ConfigError with the nearest names if there is no such column.
     """
     if name in columns:
         return name, None
@@ -82,19 +82,19 @@ def resolve(name: str, columns: Collection[str]) -> tuple[str, Unit | None]:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """`value` to `digits` significant digits: 0.0213, 1.20, 12.3, 1,234."""
+    """Format `value` to `digits` significant digits: 0.0213, 1.20, 12.3, 1,234."""
     return fixed(value, decimals(value, digits))
 
 
 def decimals(value: float, digits: int = 3) -> int:
-    """How many decimals `digits` significant digits of `value` take."""
+    """Return how many decimals `digits` significant digits of `value` take."""
     if not math.isfinite(value) or value == 0:
         return 0
     return max(0, digits - 1 - int(f"{value:.{digits - 1}e}".partition("e")[2]))
 
 
 def fixed(value: float, places: int) -> str:
-    """`value` with `places` decimals and thousands separated; exponent form where that would be unreadable."""
+    """Format `value` with `places` decimals and separated thousands; use exponent form where that is unreadable."""
     if not math.isfinite(value):
         return "∞" if value > 0 else "-∞" if value < 0 else ""
     if value and not 1e-6 <= abs(value) < 1e15:
@@ -103,7 +103,7 @@ def fixed(value: float, places: int) -> str:
 
 
 def human(value: float, column: str) -> str:
-    """One number by itself in its best unit: `human(1.62e11, "peak_bytes")`, or of just `"bytes"`, is `151 GiB`."""
+    """Format one number in its best unit: `human(1.62e11, "peak_bytes")`, or of just `"bytes"`, is `151 GiB`."""
     suffix = base_suffix(column)
     if suffix is None:
         return significant(value)

@@ -1,9 +1,9 @@
-"""Channel between a supervisor and its workers: typed messages in frames that only their writer can have made.
+"""Channel between a supervisor and its workers: typed messages in checksummed frames.
 
 A frame is a header (magic, the writer's PID, the message's number, the length of the body, a checksum of these and one
-of the body) and a body of JSON. A reader takes frames of one writer, in order, and nothing else: what somebody's step
-writes to descriptors that it did not open, or a child that it forks, raises ChannelError, which costs the cell in which
-it happens and no other.
+of the body) and a body of JSON. A reader accepts only the frames of one writer, in order. Anything else raises
+ChannelError, such as the output of user code that writes to descriptors it did not open, or of a child that it forks.
+The error fails the cell in which it happens and no other.
 
 The same messages go through pipes (`Sender`, `Receiver`) and through the store of a job that torchrun started
 (`encode`, `decode`).
@@ -30,17 +30,20 @@ EXIT_FORKED, EXIT_LOST = 81, 82
 
 
 class ChannelError(RuntimeError):
-    """Something that is no message of the worker arrived; the text says what, and is the reason of the cell."""
+    """Invalid data on the channel, not a message of the worker; the text becomes the reason in the cell's record."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A request or a reply. Fields are plain JSON values."""
+    """Request or reply; its fields are plain JSON values."""
 
 
 @dataclass(frozen=True)
 class Run(Message):
-    """Measure cells together. `out`: what a profiler's files begin with. Replies: `Visit`, `CellRecord`, `Done`."""
+    """Request to measure cells together; replies: `Visit`, `CellRecord`, `Done`.
+
+    out: the path prefix of a profiler's files.
+    """
 
     cells: list
     repeat: int = 0
@@ -53,21 +56,21 @@ class Run(Message):
 
 @dataclass(frozen=True)
 class Preflight(Message):
-    """Predict cells without running them. Replies: a `Predicted` each."""
+    """Request to predict cells without running them; replies: one `Predicted` each."""
 
     cells: list
 
 
 @dataclass(frozen=True)
 class Describe(Message):
-    """Describe machine and software. Reply: `Described`."""
+    """Request for a description of machine and software; reply: `Described`."""
 
     device: str
 
 
 @dataclass(frozen=True)
 class CountDevices(Message):
-    """Check that so many ranks can have a device each. Reply: `Counted`."""
+    """Request to check that this many ranks can have a device each; reply: `Counted`."""
 
     device: str
     world_size: int
@@ -75,7 +78,7 @@ class CountDevices(Message):
 
 @dataclass(frozen=True)
 class Join(Message):
-    """Join the process group of all ranks. Reply: `Joined`."""
+    """Request to join the process group of all ranks; reply: `Joined`."""
 
     device: str
     patience_s: float
@@ -83,12 +86,12 @@ class Join(Message):
 
 @dataclass(frozen=True)
 class Diagnose(Message):
-    """Check what works on this machine. Reply: `Diagnosed`."""
+    """Request to check what works on this machine; reply: `Diagnosed`."""
 
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """First message of a worker: its PID, its rank, its host, and the device that `auto` means there."""
+    """First message of a worker: its PID, its rank, its host, and the device that `auto` selects there."""
 
     pid: int
     device: str
@@ -98,7 +101,7 @@ class Ready(Message):
 
 @dataclass(frozen=True)
 class Visit(Message):
-    """A cell's turn begins. `log_bytes`: the size of the worker's log at that moment."""
+    """Start of a visit to a cell; `log_bytes` is the size of the worker's log at that moment."""
 
     cell: int
     round: int | None = None
@@ -107,7 +110,7 @@ class Visit(Message):
 
 @dataclass(frozen=True)
 class CellRecord(Message):
-    """A cell is done. `of_peers`: it failed only because another rank was lost or did not come."""
+    """Record of a finished cell; `of_peers`: it failed only because another rank was lost or did not arrive."""
 
     cell: int
     record: dict
@@ -120,42 +123,42 @@ class CellRecord(Message):
 
 @dataclass(frozen=True)
 class Predicted(Message):
-    """A row of `reason`, `predicted_peak_bytes` and `device_memory_bytes`."""
+    """Prediction for one cell: a row of `reason`, `predicted_peak_bytes` and `device_memory_bytes`."""
 
     row: dict
 
 
 @dataclass(frozen=True)
 class Described(Message):
-    """An `Environment` as a mapping."""
+    """Description of the machine and software: an `Environment` as a mapping."""
 
     environment: dict
 
 
 @dataclass(frozen=True)
 class Counted(Message):
-    """`reason`: why so many ranks cannot have a device each, None where they can."""
+    """Reply to `CountDevices`; `reason` is why the ranks cannot have a device each, None if they can."""
 
     reason: str | None
 
 
 @dataclass(frozen=True)
 class Joined(Message):
-    """The device that this rank has."""
+    """Reply to `Join`: the device of this rank."""
 
     device: str
 
 
 @dataclass(frozen=True)
 class Diagnosed(Message):
-    """Rows of `check`, `state`, `found` and `remedy`."""
+    """Diagnostics of the machine: rows of `check`, `state`, `found` and `remedy`."""
 
     rows: list
 
 
 @dataclass(frozen=True)
 class Done(Message):
-    """Last reply to a request. `usable`: the worker can take another one."""
+    """Last reply to a request; `usable`: the worker can take another one."""
 
     usable: bool
 
@@ -164,7 +167,7 @@ _TYPES = {kind.__name__: kind for kind in Message.__subclasses__()}
 
 
 def _field_types(kind: type[Message]) -> dict[str, tuple[type, ...]]:
-    """Types that each field takes: of `str | None` both, of a float whole numbers too."""
+    """Return the types that each field accepts: both of `str | None`, and int as well as float for a float."""
     found = {}
     for name, hint in typing.get_type_hints(kind).items():
         options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
@@ -184,7 +187,7 @@ REPLIES: dict[type[Message], tuple[type[Message], ...]] = {
 
 
 def run_request(configs: typing.Sequence[RunConfig], repeat: int = 0, out: object = None) -> Run:
-    """Build the request that measures these cells; `out` is what a profiler's files begin with."""
+    """Build the request that measures these cells; `out` is the path prefix of a profiler's files."""
     return Run([c.to_dict() for c in configs], repeat, None if out is None else str(out))
 
 
@@ -193,7 +196,7 @@ def to_json(message: Message) -> str:
 
 
 def from_json(text: str | bytes) -> Message:
-    """Read a message. Raises ChannelError where it is none, or a field has another type than it is declared with."""
+    """Parse a message. Raises ChannelError if it is malformed or a field's value has the wrong type."""
     try:
         fields = json.loads(text)
         kind = _TYPES[fields.pop("type")]
@@ -214,7 +217,7 @@ def encode(message: Message, pid: int, number: int) -> bytes:
 
 
 def decode(frame: bytes, pid: int | None, number: int) -> Message:
-    """Read one whole frame of that writer and number. Raises ChannelError."""
+    """Read one whole frame that has this writer and number. Raises ChannelError for any other."""
     data = bytearray(frame)
     message = _take(data, pid, number)
     if message is None or data:
@@ -223,9 +226,9 @@ def decode(frame: bytes, pid: int | None, number: int) -> Message:
 
 
 def _take(data: bytearray, pid: int | None, number: int) -> Message | None:
-    """Remove the message that `data` begins with and return it; None while it is not whole.
+    """Remove the first message from `data` and return it; return None while it is incomplete.
 
-    pid: of the writer; None takes any. Raises ChannelError.
+    pid: the writer's; None accepts any. Raises ChannelError.
     """
     if not _MAGIC.startswith(begin := bytes(data[: len(_MAGIC)])) and begin != _MAGIC:
         raise _foreign(data)
@@ -259,7 +262,7 @@ def _foreign(data: bytearray) -> ChannelError:
 class Receiver:
     """Reading end of a pipe: collects the messages of one writer.
 
-    closed: the writer has closed its end. Its PID is the first message's, which must be `Ready`.
+    closed: the writer has closed its end. The first message must be `Ready`; it sets the writer's PID.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -269,7 +272,7 @@ class Receiver:
         os.set_blocking(descriptor, False)
 
     def messages(self) -> list[Message]:
-        """Return what has arrived since the last call. Raises ChannelError, after which nothing more can be read."""
+        """Return the messages that arrived since the last call. Raises ChannelError, which is final."""
         found: list[Message] = []
         while not self.closed:
             try:
@@ -289,10 +292,10 @@ class Receiver:
 
 
 class Sender:
-    """Writing end of a pipe, in a worker. It ends the process where it is no longer the worker's own pipe.
+    """Writing end of a pipe, in a worker; it ends the process if the process no longer owns the pipe.
 
-    A child that the worker forks closes its copy, so that the pipe ends with the worker, and ends itself when it comes
-    to send something: it has returned into a loop that is not its own.
+    A child that the worker forks closes its copy, so that the pipe closes when the worker ends. Such a child exits when
+    it tries to send a message, because it has returned into the worker's loop.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -313,7 +316,7 @@ class Sender:
         if _identity(self._descriptor) != self._identity:
             _end("the step closed or replaced the worker's own pipe")
         try:
-            os.set_blocking(self._descriptor, True)  # a step may have changed that for all of its descriptors
+            os.set_blocking(self._descriptor, True)  # user code may have made all of its descriptors non-blocking
             while frame:
                 frame = frame[os.write(self._descriptor, frame) :]
         except OSError as error:
@@ -336,7 +339,7 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 
 def requests(descriptor: int) -> typing.Iterator[Message]:
-    """Yield the requests that arrive in a worker, until the supervisor closes the pipe. Frames are its own alone."""
+    """Yield the requests that arrive in a worker, until the supervisor closes the pipe; accept only its frames."""
     os.set_inheritable(descriptor, False)
     data, number = bytearray(), 0
     while True:
@@ -345,7 +348,7 @@ def requests(descriptor: int) -> typing.Iterator[Message]:
             yield message
         try:
             chunk = os.read(descriptor, 1 << 16)
-        except OSError:  # somebody's step closed it
+        except OSError:  # the user's step closed it
             sys.exit(EXIT_LOST)
         if not chunk:
             return

@@ -1,4 +1,4 @@
-"""What works here as far as torch can tell, and what would fix the rest. A worker answers with it."""
+"""Diagnostics of this machine that need torch, each with a remedy; a worker collects them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INSTALL_CUDA_TORCH = "install a CUDA build of torch, as pytorch.org/get-started 
 
 
 def checks() -> list[Row]:
-    """Everything that the device `auto` offers, in the order in which a person reads it."""
+    """Return the diagnostics of everything that the device `auto` offers, in reading order."""
     device = resolve("auto")
     return [_torch(), *_gpu(device), *_packages(device), *_backends(device)]
 
@@ -89,7 +89,7 @@ def _packages(device: Device) -> Iterator[Row]:
 
 
 def _backends(device: Device) -> Iterator[Row]:
-    """Each attention backend, asked for a training step's call of model `small` in the usual precision."""
+    """Check each attention backend with the call of a training step of model `small` in the default precision."""
     dtype = "bfloat16" if device.is_cuda else "float32"
     call = AttentionCall(device.torch.type, dtype, 64, 512, 512, 12, 12, causal=True)
     for name in plugins.names("attention"):
@@ -101,10 +101,10 @@ def _backend(name: str, call: AttentionCall) -> Row:
     try:
         backend: AttentionBackend = plugins.get("attention", name)
         refusal = backend.unavailable(call)
-        if refusal and call.device == "cpu":  # a kernel for GPUs lacks the GPU, not only the dtype that a CPU uses
+        if refusal and call.device == "cpu":  # a GPU kernel lacks the GPU, not only a CPU's dtype
             refusal = backend.unavailable(replace(call, dtype="bfloat16")) or refusal
         reason, remedy = _split(refusal)
-    except Exception as error:  # a broken package is what a doctor is for
+    except Exception as error:  # doctor must report a broken package, whatever it raises
         return finding(
             title, f"{type(error).__name__}: {error}", "problem", "reinstall what it names, or choose another"
         )
@@ -114,13 +114,13 @@ def _backend(name: str, call: AttentionCall) -> Row:
 
 
 def _split(refusal: str | None) -> tuple[str, str | None]:
-    """A refusal reads `reason: remedy`."""
+    """Split a refusal of the form `reason: remedy` into its two parts."""
     reason, _, remedy = (refusal or "").partition(": ")
     return reason, remedy or None
 
 
 def _version(module: str, package: str | None = None) -> str | None:
-    """The version of what can be imported here as `module`, None without it."""
+    """Return the version of the package that can be imported here as `module`, or None."""
     if importlib.util.find_spec(module) is None:
         return None
     try:

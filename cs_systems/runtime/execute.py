@@ -1,4 +1,4 @@
-"""Execution of cells in this process: each becomes a record. For the worker, and `run(config, in_process=True)`."""
+"""Execution of cells in this process, for the worker and for `run(config, in_process=True)`."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from cs_systems.workloads import CallableWorkload, Unavailable, Workload
 from cs_systems.workloads._module import ModuleStep
 
 Emit = Callable[[Message], object]
-# A resident workload that is visited again has compiled and allocated already; a step refills caches and clocks.
+# A resident workload that is visited again is compiled and allocated; one warm-up step restores caches and clocks.
 REVISIT_WARMUP = 1
-# Residents may fill this share of the device by prediction; the rest is for what no formula knows.
+# Share of the device that residents may fill by prediction; the rest is for allocations that no formula predicts.
 RESIDENT_SHARE = 0.8
 WITH_INPUTS = "name a factory (config, device) that returns (module, inputs), or (module, inputs, loss)"
 _COSTS = tuple(f.name for f in dataclasses.fields(cost.PhaseCost))
 
 
 def build(config: RunConfig, device: Device) -> Workload:
-    """The workload that a config names. Raises Unavailable, ConfigError, or whatever building raises."""
+    """Build the workload that a config names. Raises Unavailable, ConfigError, or whatever the build raises."""
     made = _factory(config)
     if plugins.is_foreign(config.workload):
         return _foreign_workload(made, config, device)
@@ -50,9 +50,9 @@ def build(config: RunConfig, device: Device) -> Workload:
 
 
 def preflight(config: RunConfig, device: Device) -> int | None:
-    """Return the predicted peak bytes of a cell, None where nothing predicts it.
+    """Return the predicted peak bytes of a cell, or None if nothing predicts it.
 
-    Raises Unavailable where it cannot run here, and ConfigError where what predicts it returns no number of bytes.
+    Raises Unavailable if it cannot run here, and ConfigError if its predictor returns no number of bytes.
     """
     predict = getattr(_factory(config), "preflight", None)
     predicted = predict(config, device) if predict else None
@@ -65,7 +65,7 @@ _MOST_BYTES = 1 << 200  # more than any formula gives, less than a float can hol
 
 
 def _shown(value: Any) -> str:
-    """Write a value into a message: numbers and texts that are short, of others their type."""
+    """Format a value for a message: short numbers and texts as they are, anything else as its type."""
     if isinstance(value, str) or (isinstance(value, int) and abs(value) < _MOST_BYTES):
         return f"{value!r:.60}"
     return f"an object of type {type(value).__name__}" if not isinstance(value, int) else "a number that is too large"
@@ -76,8 +76,11 @@ def _factory(config: RunConfig) -> Any:
 
 
 def _foreign_workload(made: Any, config: RunConfig, device: Device) -> Workload:
-    """A foreign name is a factory `(config, device) -> Workload | step | (module, inputs[, loss])`, or a step, which
-    needs no argument."""
+    """Turn what a foreign name refers to into a workload.
+
+    It is a factory `(config, device) -> Workload | step | (module, inputs[, loss])`, or a step, which takes no
+    argument.
+    """
     name = config.workload
     if not callable(made):
         raise ConfigError(f"{name} is of type {type(made).__name__}: name a factory (config, device) or a step")
@@ -102,7 +105,7 @@ def _foreign_workload(made: Any, config: RunConfig, device: Device) -> Workload:
 
 @dataclass
 class _Cell:
-    """One config on its way to a record."""
+    """State of one config between its start and its record."""
 
     index: int
     config: RunConfig
@@ -111,19 +114,19 @@ class _Cell:
     samples: list[Sample] = field(default_factory=list)
     setup_s: float = 0.0
     peaks: list[tuple[int | None, int | None]] = field(default_factory=list)
-    held_bytes: int = 0  # of the device's memory, between its visits
-    others_bytes: int = 0  # what other cells hold while this one is visited
+    held_bytes: int = 0  # of device memory, between its visits
+    others_bytes: int = 0  # device memory that other cells hold while this one is visited
     before: Environment | None = None
-    state: ProcessState | None = None  # of the process, as it left it between two visits
+    state: ProcessState | None = None  # state of the process when the cell's last visit ended
 
 
 def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None = None, emit: Emit) -> bool:
-    """Measure the cells, round by round when there are several. Returns False where the process is of no further use.
+    """Measure the cells, in rounds if there are several. Returns False if the process must be replaced.
 
-    out: what the names of a profiler's files begin with; a cell with a profiler comes alone.
+    out: the path prefix of a profiler's files; a cell with a profiler comes alone.
 
-    Each cell ends in one `CellRecord`. A cell that fails leaves the others untouched, and each finds the process as it
-    was before the first: where that cannot be restored the process is of no further use either.
+    Each cell ends in one `CellRecord`. A failed cell leaves the others untouched, and each starts in the process state
+    from before the first. If that state cannot be restored, the process must be replaced.
     """
     cells = [_Cell(i, c) for i, c in enumerate(configs)]
     _load_sources(cells, emit)
@@ -140,7 +143,7 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
                 cell.state.restore()
             reply, usable = _turn(cell, round, repeat, out, resident, len(cells) > 1)
             if usable and (reply is not None or not resident):
-                _drop(cell)  # before it is judged: what it does when it is deleted is its own matter too
+                _drop(cell)  # deleted before the check, which then covers what its deletion changes
             if reply is None and len(cells) > 1:
                 cell.state = ProcessState()
             disturbed = _disturbances(cell, clean) if usable and (reply or len(cells) > 1) else []
@@ -153,31 +156,31 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
                 with suppress(OSError, ValueError, AttributeError):  # standard error may be what was changed
                     print(f"the worker is replaced: a cell left {', '.join(disturbed)}", file=sys.stderr)  # noqa: T201
             if disturbed or not usable:
-                return False  # after lost CUDA nothing more can be asked, not even to free what is left on the device
+                return False  # without a working CUDA context even memory cannot be freed
     return True
 
 
 def _turn(
     cell: _Cell, round: int, repeat: int, out: Path | None, resident: bool, shared: bool
 ) -> tuple[CellRecord | None, bool]:
-    """Visit a cell. Returns its record, once it has failed or this was its last round, and whether CUDA is usable."""
+    """Visit a cell. Returns its record, if it failed or this was its last round, and whether CUDA is usable."""
     try:
         _visit(cell, round, out, shared=resident and shared)
         if round + 1 < cell.config.rounds:
             return None, True
         return CellRecord(cell.index, dataclasses.asdict(_success(cell, repeat, resident and shared))), True
-    except Exception as raised:  # the error boundary of a cell: whatever it raised becomes its record
+    except Exception as raised:  # the error boundary of a cell: any exception becomes its record
         error = _readable(raised)
         record = dataclasses.asdict(_failure(cell, repeat, error))
         return CellRecord(cell.index, record, process_group.is_of_peers(error)), not devices.is_poisoned(error)
 
 
 def _load_sources(cells: list[_Cell], emit: Emit) -> None:
-    """Import the code from outside the package, so that what this changes in the process holds for all of its cells."""
+    """Import the code from outside the package, so that its changes to the process apply to all of its cells."""
     for cell in cells:
         if not cell.config.sources:
             continue
-        emit(Visit(cell.index))  # if this kills or hangs the process, it was this cell
+        emit(Visit(cell.index))  # names the cell to blame if the import kills or hangs the process
         for package, name in (("workloads", cell.config.workload), ("attention", cell.config.attention)):
             if plugins.is_foreign(name):
                 with suppress(Exception):  # raised again, and recorded, when the cell is built
@@ -199,36 +202,40 @@ def _disturber(cell: _Cell, repeat: int, disturbed: list[str]) -> RunRecord:
 
 
 def _all_fit(cells: list[_Cell], emit: Emit) -> bool:
-    """Whether all workloads may stay in memory between their visits, by prediction."""
+    """Return whether all workloads may stay in memory between their visits, by prediction."""
     if len(cells) == 1:
         return True
     total = 0
     try:
         for cell in cells:
-            emit(Visit(cell.index))  # if this kills or hangs the process, it was this cell
+            emit(Visit(cell.index))  # names the cell to blame if the prediction kills or hangs the process
             device = devices.resolve(cell.config.device)
             limit = cell.config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
             try:
                 predicted = preflight(cell.config, device)
-            except Unavailable:  # it takes no memory: its first visit is its last
+            except Unavailable:  # it takes no memory, as its first visit is its last
                 continue
             if predicted is None or limit is None:
                 return False
             total += predicted
             if total > RESIDENT_SHARE * limit:
                 return False
-    except Exception:  # a cell of which nothing can be predicted says why when it is visited
+    except Exception:  # the visit to such a cell records the reason
         return False
     return True
 
 
 def _visit(cell: _Cell, round: int, out: Path | None, shared: bool) -> None:
-    """shared: other cells' workloads stay in memory meanwhile. What they hold is no part of this one's peak; whose the
-    allocator's cache is nobody knows. cuBLAS's workspaces count for the cell that made cuBLAS take them."""
+    """Visit a cell once: build its workload if needed, and measure the steps of one round.
+
+    shared: other cells' workloads stay in memory meanwhile. Their memory is excluded from this cell's peak; the
+    allocator's cache cannot be attributed to a cell. cuBLAS's workspaces count for the cell that made cuBLAS allocate
+    them.
+    """
     config = cell.config
     device = devices.resolve(config.device)
     cell.others_bytes = device.allocated_bytes() - cell.held_bytes if shared else 0
-    device.reset_peaks()  # of the cell before: should building fail, the peak is of that
+    device.reset_peaks()  # discards the previous cell's peak, in case building this one fails
     devices.set_float32_matmul(config.precision)
     device.limit_memory(config.memory_limit_bytes)
     warmup, warmup_s = config.warmup, config.warmup_s
@@ -257,7 +264,7 @@ def _visit(cell: _Cell, round: int, out: Path | None, shared: bool) -> None:
 
 
 def _own_peak_bytes(cell: _Cell, device: Device) -> int | None:
-    """Since the peaks were reset in its last visit."""
+    """Return the cell's own peak since the peaks were reset in its last visit."""
     peak_bytes = device.peak_allocated_bytes()
     return None if peak_bytes is None else peak_bytes - cell.others_bytes
 
@@ -265,7 +272,7 @@ def _own_peak_bytes(cell: _Cell, device: Device) -> int | None:
 def _region(
     workload: Workload, config: RunConfig, device: Device, out: Path | None
 ) -> Callable[[], AbstractContextManager[object]]:
-    """What the profiler does around the timed steps. A workload's `model` has hooks, unless it is compiled."""
+    """Return the factory of the profiler's context for the timed steps; hooks go on an uncompiled `model` only."""
     if config.profiler == "none":
         return nullcontext
     assert out is not None
@@ -274,7 +281,7 @@ def _region(
 
 
 def _compiling(config: RunConfig) -> AbstractContextManager[None]:
-    """Around the steps, the first of which compiles: for a profiler, with the layers in the compiled code."""
+    """Return a context for the steps, the first of which compiles; a profiler gets the layers in the compiled code."""
     if config.profiler == "none" or config.compile not in MARKED_COMPILE_MODES:
         return nullcontext()
     from cs_systems.instrument.compiled_ranges import marked_code  # loads the compiler
@@ -319,7 +326,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
 
 
 def _provenance(config: RunConfig) -> Row:
-    """Where foreign code came from: a number without it cannot be repeated."""
+    """Return the origin of foreign code, without which a measurement cannot be repeated."""
     row: Row = {}
     for role in ("attention", "workload"):
         if source := plugins.provenance(getattr(config, role)):
@@ -328,7 +335,7 @@ def _provenance(config: RunConfig) -> Row:
 
 
 def _tables(cell: _Cell, device: Device) -> dict[str, list[Row]]:
-    """What joins the record beside its samples: memory and cost, and the workload's own tables."""
+    """Return the tables of the record besides its samples: memory, cost, and the workload's own tables."""
     made: Any = getattr(cell.workload, "tables", dict)()
     own: dict[str, list[Row]] = plain_tables(made) if plugins.is_foreign(cell.config.workload) else made
     return own | _cost_tables(cell, device)
@@ -359,7 +366,7 @@ def _cost_tables(cell: _Cell, device: Device) -> dict[str, list[Row]]:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """The sum, unknown as soon as one part is."""
+    """Return the sum, or None if any term is unknown."""
     known = list(values)
     return None if None in known else sum(v for v in known if v is not None)
 
@@ -369,7 +376,7 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
     if status == "error":
         with suppress(OSError, ValueError, AttributeError):  # standard error may be closed
             traceback.print_exception(error, file=sys.stderr)
-    lost = status == "error" and devices.is_poisoned(error)  # then nothing more can be asked of the device
+    lost = status == "error" and devices.is_poisoned(error)  # the device may answer nothing after that
     device = devices.resolve_or_cpu("cpu" if lost else cell.config.device)
     surroundings = cell.before or environment(device)
     memory = {
@@ -390,7 +397,7 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
 
 
 def _classify(error: Exception) -> tuple[str, str]:
-    """The record's status and reason for what a cell raised."""
+    """Return the record's status and reason for an exception of a cell."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, (Unavailable, DeviceUnavailable)):
         return "unavailable", text
@@ -403,7 +410,7 @@ _LONGEST_REASON = 4000
 
 
 def _readable(error: Exception) -> Exception:
-    """Return the error, or one that says which it is where its text cannot be made."""
+    """Return the error, or a stand-in that names its type if its text cannot be formatted."""
     try:
         str(error).encode()
         return error

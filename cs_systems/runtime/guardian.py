@@ -33,13 +33,13 @@ _POLL_S = 0.005
 
 
 def prctl(option: int, value: int) -> None:
-    """Call Linux's prctl; do nothing where there is none."""
+    """Call Linux's prctl; do nothing on other systems."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 class Guardian:
-    """The commands of one plan, their exit statuses, and everything that descends from them."""
+    """Runner of one plan's commands, their exit statuses, and all of their descendants."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._control, self._status, self._parent = plan["control"], plan["status"], plan["parent"]
@@ -48,7 +48,7 @@ class Guardian:
         self._running: dict[int, int] = {}  # PID → index of the command
 
     def run(self) -> None:
-        """Start the commands and return when nothing of them is left."""
+        """Start the commands and return when none of their processes is left."""
         ear, mouth = os.pipe()
         os.set_blocking(mouth, False)
         signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
@@ -128,7 +128,7 @@ class Guardian:
 
 
 def descendants(root: int) -> set[int]:
-    """Return the PIDs of all processes that descend from `root`, as /proc tells; empty where there is no /proc."""
+    """Return the PIDs of all descendants of `root` from /proc; return an empty set where there is no /proc."""
     parents = {}
     try:
         names = [name for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208

@@ -1,7 +1,7 @@
-"""Journal of a sweep: the folder of its records. One sweep at a time writes it, and a killed one loses nothing.
+"""Journal of a sweep: the folder of its records, written by one sweep at a time and safe against kills.
 
-Records are appended and forced to disk one by one; what a folder holds is never changed. Beside them lie the lock that
-a sweep holds, and, in a job that torchrun started, the name of the cell that is being measured.
+Records are appended and forced to disk one by one, and existing records are never changed. Beside them lie the lock
+that a sweep holds, and, in a job that torchrun started, the name of the cell that is being measured.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PROBE_BYTES = 1 << 20
 class Journal:
     """Records of one folder.
 
-    Raises OSError where the folder cannot be written, and ConfigError where another sweep writes it or a file of a name
-    that the journal uses is no plain file.
+    Raises OSError if the folder cannot be written. Raises ConfigError if another sweep writes it, or if a file with a
+    name that the journal uses is not a regular file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +36,7 @@ class Journal:
 
     @property
     def log(self) -> Path:
-        """File of the workers' output."""
+        """Log file of the workers' output."""
         return self.folder / "worker.log"
 
     @property
@@ -45,9 +45,9 @@ class Journal:
 
     @classmethod
     def prepare(cls, out: str | Path, *, fresh: bool = False) -> Journal:
-        """Make the folder and prove that it can be written, before hours are spent on what could not be kept.
+        """Create the folder and check that it is writable, before a long sweep whose records could not be saved.
 
-        fresh: put its records aside.
+        fresh: put its existing records aside.
         """
         folder = Path(out)
         if folder.is_file():
@@ -71,7 +71,7 @@ class Journal:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this sweep: two at once would measure each other."""
+        """Lock the folder for this sweep, because two sweeps at once would disturb each other's measurements."""
         try:
             lock = _open_plain(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
@@ -88,9 +88,9 @@ class Journal:
             yield
 
     def read(self) -> tuple[list[RunRecord], list[str]]:
-        """Return the records that can be read, and a complaint about each line that cannot.
+        """Return the readable records, and a warning for each unreadable line.
 
-        Raises ConfigError for a record of a newer schema: it must not be mixed with this version's.
+        Raises ConfigError for a record of a newer schema, which must not be mixed with this version's.
         """
         file = records_path(self.folder)
         return readable_records(file) if file.exists() else ([], [])
@@ -99,7 +99,7 @@ class Journal:
         append_record(self.folder, record)
 
     def mark_running(self, config: RunConfig, repeat: int) -> None:
-        """Note which cell is being measured, for a process that may be killed with it."""
+        """Write down which cell is being measured, in case the process is killed with it."""
         with _open_plain(self._running, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW) as marker:
             marker.write(f"{config.key()} {repeat}".encode())
 
@@ -107,16 +107,16 @@ class Journal:
         self._running.unlink(missing_ok=True)
 
     def found_running(self, configs: Sequence[RunConfig]) -> tuple[RunConfig, int] | None:
-        """Return the cell, of these, and the repeat in which an earlier job was killed; None where none was."""
+        """Return which of these cells, and which repeat, an earlier job was killed in; None if there is none."""
         try:
             key, repeat = self._running.read_text().split()
             return next((config, int(repeat)) for config in configs if config.key() == key)
-        except (FileNotFoundError, ValueError, StopIteration):  # or it was killed before it had begun to measure
+        except (FileNotFoundError, ValueError, StopIteration):  # or it was killed before it began to measure
             return None
 
 
 def _open_plain(path: Path, flags: int) -> IO[bytes]:
-    """Open a plain file; never wait for a FIFO's other end. Raises OSError for anything else."""
+    """Open a regular file without waiting for the other end of a FIFO. Raises OSError for anything else."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Lifetime of a process that measures: it ends with its parent, leaves no core dump, and says where it is."""
+"""Lifetime of a measuring process: it ends with its parent, leaves no core dump, and reports its stack on a signal."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from cs_systems.runtime.guardian import PR_SET_PDEATHSIG, prctl
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends; Linux only, elsewhere nothing."""
+    """Have the kernel kill this process when its parent ends; do nothing on systems other than Linux."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def leave_no_core() -> None:
-    """Have the kernel write no core dump of this process: one with a GPU takes long to write, and ends only then."""
+    """Disable core dumps of this process: with a GPU they take long to write and delay its end."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 def torchrun_rank() -> int | None:
-    """Return the rank that torchrun gave this process; None for one that was started by itself."""
+    """Return the rank that torchrun gave this process, or None if torchrun did not start it."""
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def stack_file(scratch: Path, rank: int) -> Path:
-    """Name the file into which a rank writes, at each SIGUSR1, the functions that it is in."""
+    """Return the file to which a rank appends its Python stack at each SIGUSR1."""
     return scratch / f"stack-{rank}"
 
 
 def store_file(scratch: Path) -> Path:
-    """Name the file through which the ranks of one machine meet."""
+    """Return the rendezvous file of the ranks of one machine."""
     return scratch / "store"
 
 
 def is_running(pid: int) -> bool:
-    """Check that a process of this machine exists and is more than an exit status that nobody has read yet."""
+    """Return whether a process of this machine exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

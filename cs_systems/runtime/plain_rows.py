@@ -1,4 +1,4 @@
-"""Check of what somebody's workload says of itself: plain rows, which every later report can read."""
+"""Validation of the tables that a user's workload returns: plain rows, which every later report can read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from cs_systems.config import ConfigError
 from cs_systems.record import Row
 
-# Tables that this package makes, and reads by their columns.
+# Tables that this package makes and reads by column name.
 OWN_TABLES = frozenset(
     {
         *("accumulation", "attention", "backward_blocks", "ceiling", "collectives", "cost", "counters", "coverage"),
@@ -24,7 +24,7 @@ _REMEDY = "use None, True, a number or a text (of a tensor its .item())"
 
 
 def plain_tables(tables: Any) -> dict[str, list[Row]]:
-    """Return the tables of a workload as they are recorded. Raises ConfigError for what is none."""
+    """Return the tables of a workload as they are recorded. Raises ConfigError for anything else than tables."""
     if not isinstance(tables, Mapping):
         raise ConfigError(f"tables() returned {_kind(tables)}; return a mapping from a table's name to its rows")
     found = {}
@@ -44,7 +44,7 @@ def plain_tables(tables: Any) -> dict[str, list[Row]]:
 
 
 def plain_row(what: str, row: Any, is_checked: bool = True) -> Row:
-    """Return a row as it is recorded. Raises ConfigError where it is no mapping from names to plain values."""
+    """Return a row as it is recorded. Raises ConfigError unless it is a mapping from names to plain values."""
     if not is_checked:
         return dict(row)
     if not isinstance(row, Mapping):
@@ -67,7 +67,7 @@ def plain_row(what: str, row: Any, is_checked: bool = True) -> Row:
 
 
 def check_phases(names: Sequence[Any]) -> None:
-    """Raise ConfigError for names of phases that are no short texts."""
+    """Raise ConfigError unless the names of phases are short texts."""
     for name in names:
         if not isinstance(name, str) or not name or len(name) > 200:
             raise ConfigError(f"step() yields a phase named {name!r:.60}; name it by a short text")

@@ -1,6 +1,6 @@
-"""State of a worker process that a cell must leave as it was: `ProcessState.capture()`, `restore()`.
+"""State of a worker process that a cell must leave unchanged: `ProcessState.capture()`, `restore()`.
 
-What can be put back is put back after each cell; for the rest `restore` says what it is, and the worker is replaced.
+Reversible changes are undone after each cell; `restore` names the irreversible ones, and the worker is replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cs_systems.runtime.guardian import descendants
 
 @dataclass(frozen=True)
 class _Setting:
-    """One piece of global state. `write(value)` puts it back; None where nothing can."""
+    """One piece of global state; `write(value)` restores it, and is None if nothing can."""
 
     name: str
     read: Callable[[], Any]
@@ -71,7 +71,7 @@ def _cuda_random() -> Any:
 def _set_cuda_random(states: Any) -> None:
     if states is not None:
         torch.cuda.set_rng_state_all(states)
-    elif torch.cuda.is_initialized():  # in this cell; a generator begins like this
+    elif torch.cuda.is_initialized():  # initialised in this cell; a new generator has this seed
         torch.cuda.manual_seed_all(torch.initial_seed())
 
 
@@ -121,7 +121,7 @@ def _stop_timers(running: bool) -> None:
 
 
 class _Streams:
-    """The standard streams and their originals; equal where they are the same objects, and as open as before."""
+    """Standard streams and their originals; two are equal if they are the same objects in the same open state."""
 
     NAMES = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
     _MODES = ("line_buffering", "write_through", "encoding", "errors")
@@ -148,7 +148,7 @@ def _set_streams(streams: _Streams) -> None:
 
 
 class _Descriptors:
-    """Open descriptors, which a cell may add to; equal where none of the other's is closed or another file by now."""
+    """Open descriptors; two sets are equal if none of the earlier one was closed or reopened as another file."""
 
     def __init__(self) -> None:
         try:
@@ -174,7 +174,7 @@ class _Descriptors:
 def _directory() -> str | None:
     try:
         return str(Path.cwd())
-    except OSError:  # it was removed
+    except OSError:  # the file was removed
         return None
 
 
@@ -268,7 +268,7 @@ def _set_collector(enabled: bool, thresholds: tuple[int, int, int]) -> None:
 
 
 def seed_all(seed: int = 0) -> None:
-    """Seed every generator of this process, so that a cell's random numbers do not depend on which worker it has."""
+    """Seed every generator of this process, so that a cell's random numbers do not depend on its worker."""
     random.seed(seed)
     torch.manual_seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -276,7 +276,7 @@ def seed_all(seed: int = 0) -> None:
 
 
 class ProcessState:
-    """Values of all settings at one moment, the random numbers, the threads and the child processes."""
+    """Snapshot of all settings, the random numbers, the threads and the child processes."""
 
     def __init__(self) -> None:
         self._values = {setting.name: setting.read() for setting in _SETTINGS}
@@ -289,11 +289,11 @@ class ProcessState:
     def _now(setting: _Setting) -> Any:
         try:
             return setting.read()
-        except Exception:  # such as a stream that somebody replaced by an object without `closed`
+        except Exception:  # such as a stream that the cell replaced by an object without `closed`
             return None
 
     def restore(self) -> list[str]:
-        """Put back every setting that has changed; return the names of those that cannot be."""
+        """Restore every changed setting; return the names of those that cannot be restored."""
         torch.set_rng_state(self._torch_random)
         _set_cuda_random(self._cuda_random)
         _set_numpy_random(self._numpy_random)
@@ -305,6 +305,6 @@ class ProcessState:
         return [s.name for s in _SETTINGS if s in changed and self._now(s) != self._values[s.name]]
 
     def left_running(self) -> list[str]:
-        """Name the threads and the child processes that have been started since and are still there."""
+        """Return the names of the threads and child processes that were started since and still run."""
         threads = [f"thread {t.name}" for t in threading.enumerate() if t.ident not in self._threads]
         return threads + [f"process {pid}" for pid in sorted(descendants(os.getpid()) - self._children)]

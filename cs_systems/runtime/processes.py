@@ -1,7 +1,7 @@
-"""Worker processes as the supervisor sees them: a process tree under a guardian, and a channel to each worker.
+"""Worker processes for the supervisor: a process tree under a guardian, and a channel to each worker.
 
-A worker's standard output and error go to a log, so that nothing it prints is mistaken for a reply or scrolls over a
-progress bar; the end of that log explains a death. Both ends of a worker are watched, its pipe and its process: a pipe
+A worker's standard output and error go to a log, so that its prints cannot be mistaken for a reply or disturb a
+progress bar; the end of that log explains a crash. The supervisor watches both a worker's pipe and its process: a pipe
 may stay open in a child that the worker forked, and a process may go on without its pipe.
 """
 
@@ -28,34 +28,34 @@ from cs_systems.runtime.channel import CellRecord, ChannelError, Done, Message, 
 
 START_TIMEOUT_S = 120.0
 ANSWER_TIMEOUT_S = 120.0  # for a request that measures nothing
-GRACE_S = 10.0  # for a process to end that has nothing left to do
-FINISH_TIMEOUT_S = 600.0  # for a profiler to write its report when the worker has ended
+GRACE_S = 10.0  # for an idle process to end
+FINISH_TIMEOUT_S = 600.0  # for a profiler to write its report after the worker has ended
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 
 
 class WorkerDied(RuntimeError):
-    """The process ended before it had answered; the message says how, with the last line of its log."""
+    """Worker that ended before it replied; the message gives its exit status and the last line of its log."""
 
 
 class WorkerOutOfMemory(WorkerDied):
-    """The system killed the process because memory ran out."""
+    """Worker that the system killed because memory ran out."""
 
 
 class WorkerTimeout(RuntimeError):
-    """No message came in the time allowed, which the text says."""
+    """Worker that sent no message in the allowed time, which the text states."""
 
 
 def worker_command(*arguments: object) -> list[str]:
-    """Build a worker's command. `arguments`: its ends of the two pipes, or one `Run` as JSON, after which it ends."""
+    """Build a worker's command from its ends of the two pipes, or from one `Run` as JSON, after which it ends."""
     return [sys.executable, "-m", "cs_systems.runtime.worker", *map(str, arguments)]
 
 
 class Log:
-    """File of a process's output: one that others write to as well, or a temporary one."""
+    """Log file of a process's output: a given file that others also write to, or a temporary one."""
 
     def __init__(self, path: Path | None) -> None:
         self.stream: IO[bytes] = tempfile.TemporaryFile() if path is None else path.open("ab+")  # noqa: SIM115
-        self.begin = self.stream.seek(0, os.SEEK_END)  # of this process's output, and then of this visit's
+        self.begin = self.stream.seek(0, os.SEEK_END)  # start of this process's output, later of this visit's
 
     def tail(self, size_bytes: int) -> str:
         end = self.stream.seek(0, os.SEEK_END)
@@ -63,14 +63,14 @@ class Log:
         return self.stream.read().decode(errors="replace")
 
     def last_words(self) -> str:
-        """Return the last line that explains an end, as the end of a sentence: an exception's, else the last of all."""
+        """Return the last line that explains a process's end, as a clause: an exception's, else the last of all."""
         lines = [line for line in map(printable, self.tail(1 << 14).splitlines()) if line.strip()]
         told = [line for line in lines if _EXPLAINS.match(line)] or [line for line in lines if not line[0].isspace()]
         last = (told or lines or [""])[-1].strip()
         return f"; its last words: {last[:200]}" if last else ""
 
 
-# Lines that say what went wrong: of Python's exceptions, of C++, of the interpreter itself, and of programs.
+# Lines that report an error: of Python exceptions, of C++, of the interpreter, and of programs.
 _EXPLAINS = re.compile(
     r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Interrupt|Exit|Warning)\b: \S"
     r"|Fatal |terminate called|  what\(\)|(?i:unrecogni[sz]ed option|(fatal )?error:)"
@@ -78,23 +78,23 @@ _EXPLAINS = re.compile(
 
 
 def printable(text: str) -> str:
-    """Return the text without what moves a terminal's cursor, changes its colours or turns its direction."""
+    """Return the text without characters that move the cursor, set colours or change the text direction."""
     return "".join(c if c.isprintable() or c == "\t" else " " for c in re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text))
 
 
 @dataclass
 class Member:
-    """One worker of a tree: the pipes to it, and the messages that have come and nobody has read yet."""
+    """Worker of a tree: the pipes to it, and its messages that nobody has read yet."""
 
     index: int
     request_fd: int
     receiver: Receiver
     heard: list[Message] = field(default_factory=list)
-    status: int | None = None  # once it has ended
+    status: int | None = None  # set when it has ended
     _sent: int = 0
 
     def send(self, message: Message, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Send a request. Raises BrokenPipeError where the worker has ended, WorkerTimeout where it does not read."""
+        """Send a request. Raises BrokenPipeError if the worker has ended, WorkerTimeout if it does not read."""
         frame = memoryview(channel.encode(message, os.getpid(), self._sent))
         self._sent += 1
         deadline = time.monotonic() + timeout_s
@@ -107,11 +107,11 @@ class Member:
                 select.select([], [self.request_fd], [], min(left, 0.1))
 
     def listen(self) -> None:
-        """Note what has come. Raises ChannelError."""
+        """Store the messages that have arrived. Raises ChannelError."""
         self.heard += self.receiver.messages()
 
     def stop_requests(self) -> None:
-        """Let the worker see that nothing more will be asked of it."""
+        """Close the request pipe, which ends the worker's loop."""
         if self.request_fd >= 0:
             os.close(self.request_fd)
             self.request_fd = -1
@@ -120,8 +120,9 @@ class Member:
 class Tree:
     """Worker processes under one guardian, which ends them and all that they started when this process ends.
 
-    commands: a function for each worker that makes its command of its two descriptors (requests, replies); `{scratch}`
-    in a command is the path of a private folder of the tree. environments, logs: one for each worker, or none.
+    commands: for each worker a function that builds its command from its two descriptors (requests, replies);
+    `{scratch}` in a command is the path of a private folder of the tree. environments, logs: one for each worker, or
+    none.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Tree:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.members: list[Member] = []
-        self.ended: list[Member] = []  # in the order in which they did
+        self.ended: list[Member] = []  # in the order in which they ended
         self.scratch: Path | None = None
         self._oom_kills = oom_kills()
         plan, theirs = [], []
@@ -158,7 +159,7 @@ class Tree:
             stderr=log.stream,
             env=environment,
             pass_fds=(control_read, status_write, *theirs),
-            start_new_session=True,  # Ctrl-C in the terminal is for the supervisor alone
+            start_new_session=True,  # only the supervisor handles Ctrl-C
         )
         for descriptor in (control_read, status_write, *theirs):
             os.close(descriptor)
@@ -172,9 +173,9 @@ class Tree:
         return not self._closed and not self.ended and self._guardian.poll() is None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until some worker has said something, closed its pipe or ended; False where none has in that time.
+        """Wait until some worker has sent data, closed its pipe or ended; return False at the timeout.
 
-        Raises ChannelError for what is no message, with the member in `member`.
+        Raises ChannelError for invalid data, with the member in `member`.
         """
         poll = select.poll()
         for descriptor in [self._status, *(m.receiver.descriptor for m in self.members if not m.receiver.closed)]:
@@ -215,7 +216,7 @@ class Tree:
                     self.ended.append(self.members[index])
 
     def wait_for_end(self, members: Iterable[Member], timeout_s: float) -> bool:
-        """Wait until these have ended; False where some have not in that time."""
+        """Wait until these have ended; return False at the timeout."""
         deadline = time.monotonic() + timeout_s
         while any(m.status is None for m in members):
             if (left := deadline - time.monotonic()) <= 0:
@@ -227,7 +228,7 @@ class Tree:
         return True
 
     def obituary(self, member: Member, log: Log | None) -> WorkerDied:
-        """Tell how a worker ended that has ended or closed its pipe."""
+        """Return the error that describes how a worker ended that has ended or closed its pipe."""
         words = log.last_words() if log else ""
         if not self.wait_for_end([member], GRACE_S):
             return WorkerDied(f"it closed its pipes and went on for {GRACE_S:g} s without them{words}")
@@ -237,38 +238,38 @@ class Tree:
         return WorkerDied(how_it_ended(member.status) + words)
 
     def finish(self, pids: Sequence[int], wrapped: bool) -> None:
-        """Let the workers end by themselves, and then what wraps them; kill whatever takes too long."""
+        """Let the workers end, then their wrapper; kill whatever takes too long."""
         if self._closed:
             return
         for member in self.members:
             member.stop_requests()
         if not self.wait_for_end(self.members, GRACE_S) and wrapped:
-            for pid in pids:  # a thread that its step left running would hold it for ever
+            for pid in pids:  # a thread that the worker's step left running would block its exit
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             self.wait_for_end(self.members, FINISH_TIMEOUT_S)
         self.close()
 
     def close(self) -> None:
-        """End the workers and all that they started; once only."""
+        """Kill the workers and all that they started; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
-        with contextlib.suppress(OSError):  # said aloud too: a fork of this process may hold the pipe open
+        with contextlib.suppress(OSError):  # a fork of this process may hold the pipe open
             os.write(self._control, b"end")
         os.close(self._control)
         for member in self.members:
             member.stop_requests()
             os.close(member.receiver.descriptor)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a process may hang in a driver, which nobody can end
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process in a driver may be unkillable
             self._guardian.wait(GRACE_S)
         os.close(self._status)
 
 
 class Worker:
-    """One worker process, started on creation and ended, with all that it started, on `close`.
+    """Worker process that starts on creation and ends, with all that it started, on `close`.
 
-    wrap: makes another command of the worker's, one that runs it and hands its open pipes on.
+    wrap: builds the command that runs the worker's and passes its open pipes on.
     """
 
     def __init__(self, log: Path | None = None, wrap: Callable[[list[str]], list[str]] = list) -> None:
@@ -291,9 +292,9 @@ class Worker:
             raise RuntimeError(f"the worker process did not start: {error}") from error
 
     def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
-        """Send a request and yield the replies up to `Done`. `timeout_s` is allowed from one reply to the next.
+        """Send a request and yield the replies up to `Done`; `timeout_s` limits the time from one reply to the next.
 
-        Raises WorkerDied, WorkerTimeout or ChannelError; the worker is of no use then.
+        Raises WorkerDied, WorkerTimeout or ChannelError; the worker is unusable then.
         """
         try:
             self._member.send(request)
@@ -316,7 +317,7 @@ class Worker:
         return self._tree.alive
 
     def finish(self) -> None:
-        """Let the worker end by itself, and whatever wraps it finish its own work."""
+        """Let the worker end by itself, and let its wrapper finish."""
         self._tree.finish([self.hello.pid], self._wrapped)
         self._log.stream.close()
 
@@ -336,7 +337,7 @@ class Worker:
 
 
 class Expected:
-    """Check of the replies to one request: of its kinds, about its cells, one record a cell. Raises ChannelError."""
+    """Check of the replies to one request: their kinds, their cells, and one record a cell. Raises ChannelError."""
 
     def __init__(self, request: Message) -> None:
         self._kinds = channel.REPLIES[type(request)]
@@ -352,7 +353,7 @@ class Expected:
 
 
 def how_it_ended(status: int) -> str:
-    """Put an exit status into words; negative it is a signal's number."""
+    """Describe an exit status; a negative one is a signal's number."""
     if status == channel.EXIT_LOST:
         return "its step closed or replaced the worker's own pipe"
     if status >= 0:
@@ -365,7 +366,7 @@ def how_it_ended(status: int) -> str:
 
 
 def oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
-    """Count the processes that the system has killed because memory ran out; 0 where it does not say."""
+    """Return how many processes the system has killed because memory ran out; 0 where it does not report that."""
     try:
         told = re.search(r"^oom_kill (\d+)$", vmstat.read_text(), re.MULTILINE)
     except OSError:

@@ -1,4 +1,4 @@
-"""One cell under a profiler: the command around its worker, and what joins its record afterwards. Without torch."""
+"""One cell under a profiler: the command around its worker, and its tables in the record. Without torch."""
 
 from __future__ import annotations
 
@@ -15,24 +15,27 @@ from cs_systems.runtime.processes import worker_command
 
 
 def prefix(folder: Path, config: RunConfig, repeat: int) -> Path:
-    """What the names of the cell's files begin with."""
+    """Return the path prefix of the cell's files."""
     return folder / f"{config.key()}-{repeat}"
 
 
 def launcher(config: RunConfig, out: Path, *, on_cuda: bool) -> Callable[[list[str]], list[str]]:
-    """What makes the profiler's command of the worker's."""
+    """Return a function that wraps the worker's command in the profiler's."""
     profiler: Profiler = plugins.get("profilers", config.profiler)
     return lambda argv: profiler.launch(argv, out, config.profiler_args, on_cuda)
 
 
 def command(config: RunConfig, out: Path, *, on_cuda: bool) -> list[str]:
-    """The cell under its profiler as a command for a shell: an argument tells the worker what a pipe would."""
+    """Return a shell command that runs the cell under its profiler; the request is an argument instead of a message."""
     request = to_json(run_request([config], 0, out))
     return launcher(config, out, on_cuda=on_cuda)(worker_command(request))
 
 
 def with_profile(record: RunRecord, out: Path, *, keep: bool) -> RunRecord:
-    """The record with the profiler's tables and, where they are kept, files; its status says where it left none."""
+    """Return the record with the profiler's tables and, if `keep`, its files.
+
+    The status becomes `error` if the profiler left no tables, and `unavailable` if the profiler was refused.
+    """
     profiler: Profiler = plugins.get("profilers", record.run_config.profiler)
     if reason := profiler.refused(out):
         return replace(record, status="unavailable", reason=reason, measurement=None)

@@ -1,12 +1,11 @@
 """N worker processes of this machine as one: each has a device, and all measure the same cells together.
 
-All ranks get the same requests and answer each for itself; what they measured becomes one record (`slowest`). They meet
-through a file in a private folder and speak over the loopback interface: nothing listens where another machine could
-reach it.
+All ranks get the same requests and answer them individually; their measurements become one record (`stragglers`). They
+meet through a file in a private folder and communicate over the loopback interface, which no other machine can reach.
 
-A cell that fails on a rank ends within `SETTLE_S`, and the record names the rank, its device and its error. A rank that
-hangs shows in its peers: their collectives fail after the kind's patience; then, or when the time allowed is over, each
-rank is asked where in the code it is.
+A cell that fails on a rank ends within `SETTLE_S`, and the record names the rank, its device and its error. A hung rank
+shows in its peers: their collectives fail after the kind's patience. Then, or at the timeout, each rank reports where
+in the code it is.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ from cs_systems.runtime.stragglers import verdict
 
 PATIENCE_S = 25.0
 COMPILING_PATIENCE_S = 600.0
-SETTLE_S = 2.0  # for the peers of a rank that failed to say what they know
+SETTLE_S = 2.0  # for the peers of a failed rank to report
 _LOOK_S = 1.0  # how often, while nothing arrives, the logs are searched for NCCL's watchdog
-_TELL_S = 3.0  # how long a rank may take to say where it is: on a busy machine it waits for a core
-# Variables of a launcher around this process, removed before ranks are started: they belong to another process group.
+_TELL_S = 3.0  # how long a rank may take to report its stack: on a busy machine it waits for a core
+# Environment variables of a launcher, removed before launching ranks: they belong to another process group.
 _OF_LAUNCHERS = re.compile("PET_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_")
 LOOPBACK = "lo"
-# NCCL's watchdog ends the process whose collective failed; it has waited for a peer.
-_WAITS = re.compile(r"\(distributed_c10d\.py:\d+\)$")  # where a rank is that waits for its peers
+# NCCL's watchdog ends a process whose collective timed out while it waited for a peer.
+_WAITS = re.compile(r"\(distributed_c10d\.py:\d+\)$")  # stack line of a rank that waits for its peers
 _NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Requirements of a cell on the processes that measure it; cells of one kind are measured by the same ones.
+    """Requirements of a cell on the processes that measure it; cells of one kind share processes.
 
     sources: code from outside the package that the cell names, which changes a process by being imported.
-    patience_s: how long a rank waits for its peers in a collective; one that comes later has hung. It need not be as
-    long as a step, which is slow on all ranks alike: that is why a hang is found where nobody gave a timeout. A timeout
-    that is longer is the patience too, for cells whose ranks drift apart; as is, where each compiles, a longer one.
+    patience_s: how long a rank waits for its peers in a collective before they count as hung. It need not be as long as
+    a step, which is slow on all ranks alike, so a hang is found even without a timeout. A longer timeout is also the
+    patience, for cells whose ranks drift apart. It has a longer minimum where each rank compiles.
     """
 
     world_size: int = 1
@@ -79,11 +78,11 @@ class Kind:
 
 
 class NotStarted(RuntimeError):
-    """There are no ranks to measure with; the message tells why."""
+    """Failure to start ranks; the message gives the cause."""
 
 
 class _Rank:
-    """One rank: its process, what it has told of itself, and its log."""
+    """One rank: its process, its first messages, and its log."""
 
     def __init__(self, member: Member, log: Path) -> None:
         self.member, self.log = member, Log(log)
@@ -104,7 +103,7 @@ class _Rank:
 
     @property
     def gave_up(self) -> bool:
-        """NCCL has said here that it waited in vain for a peer."""
+        """NCCL's timeout in this rank's log: it waited in vain for a peer."""
         return _NCCL_GAVE_UP in self.log.tail(1 << 16)
 
     def signal(self, number: int) -> None:
@@ -116,7 +115,7 @@ class _Rank:
 class Ranks:
     """Group of ranks with the interface of `processes.Worker`. Raises NotStarted.
 
-    log: of the group; each rank has its own beside it, `worker-rank1.log`.
+    log: the group's; each rank has its own beside it, `worker-rank1.log`.
     """
 
     def __init__(self, kind: Kind, log: Path | None = None) -> None:
@@ -124,7 +123,7 @@ class Ranks:
         self._ranks: list[_Rank] = []
         self._answers: dict[int, dict[int, CellRecord]] = {}  # cell → rank → its record
         self._first_at: dict[int, float] = {}  # cell → when the first rank had its record
-        self._done: dict[int, bool] = {}  # rank → it is of further use
+        self._done: dict[int, bool] = {}  # rank → whether it is still usable
         self._heard: list[tuple[_Rank, Message]] = []
         self._expected: list[Expected] = []
         logs = [
@@ -151,7 +150,7 @@ class Ranks:
         self.hello = hello
 
     def _greet(self, logs: list[str]) -> None:
-        """Wait until every rank has said that it is there."""
+        """Wait until every rank has registered."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._tree.scratch is None and self._tree.alive:
             self._tree.wait(0.1)
@@ -169,11 +168,11 @@ class Ranks:
             rank.hello = message
 
     def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
-        """Send a request to all ranks and yield what they answer as one worker would, up to `Done`.
+        """Send a request to all ranks and yield their answers as those of one worker, up to `Done`.
 
-        A visit is told when rank 0 begins it, a record when all ranks have theirs, or one has failed. `timeout_s` is
-        allowed from one of these to the next. Raises WorkerDied, WorkerTimeout or ChannelError; the ranks are of no use
-        then.
+        A visit is reported when rank 0 begins it, a record when all ranks have theirs or one has failed. `timeout_s`
+        limits the time from one of these to the next. Raises WorkerDied, WorkerTimeout or ChannelError; the ranks are
+        unusable then.
         """
         self._answers.clear()
         self._first_at.clear()
@@ -209,14 +208,14 @@ class Ranks:
             self.close()
 
     def _last_due(self) -> float:
-        """Return when the last rank must have answered for a cell of which some have."""
+        """Return when the last rank must have answered for a cell that some ranks have answered."""
         waiting = [at for cell, at in self._first_at.items() if len(self._answers[cell]) < len(self._ranks)]
         return min(waiting, default=math.inf) + self._kind.patience_s
 
     def _settle(self, answers: dict[int, CellRecord]) -> None:
-        """After a failure: wait a little until all ranks have said what became of the cell, or one that explains it.
+        """After a failure, wait briefly for all ranks' results of the cell, or for one that explains it.
 
-        Raises WorkerDied for a rank that has died, and WorkerTimeout where some only waited for others.
+        Raises WorkerDied for a rank that has died, and WorkerTimeout if some ranks only waited for others.
         """
         deadline = time.monotonic() + SETTLE_S
         try:
@@ -225,15 +224,15 @@ class Ranks:
         except (WorkerDied, WorkerTimeout, ChannelError):
             if all(answer.of_peers for answer in answers.values() if answer.failed):
                 raise
-            return  # it went on to the next cell and died of that
+            return  # it went on to the next cell and died in that
         late = [rank for rank in self._ranks if rank.number not in answers]
         if late and all(answer.of_peers for answer in answers.values() if answer.failed):
             raise self._hang(late)
 
     def _next(self, deadline: float) -> tuple[_Rank, Message] | None:
-        """Note and return the next message of any rank; None at the deadline.
+        """Store and return the next message of any rank; return None at the deadline.
 
-        Raises WorkerDied or WorkerTimeout for a rank that is gone, once all is read that it had said.
+        Raises WorkerDied or WorkerTimeout for a rank that ended, after reading all of its messages.
         """
         while not self._heard:
             left = max(0.0, deadline - time.monotonic())
@@ -244,7 +243,7 @@ class Ranks:
             if self._heard:
                 break
             if gone := [rank for rank in self._ranks if rank.is_gone and rank.number not in self._done]:
-                raise self._death(*gone)  # one that is done may have ended by itself
+                raise self._death(*gone)  # a rank that is done may end by itself
             if not came:
                 self._see_who_gave_up()
                 if left <= _LOOK_S:
@@ -272,10 +271,10 @@ class Ranks:
             raise ChannelError(f"{name}: {error}") from None
 
     def _see_who_gave_up(self) -> None:
-        """Raise WorkerTimeout where NCCL has waited in vain: it ends its process, but may be long about that."""
+        """Raise WorkerTimeout if NCCL timed out; NCCL then ends its process, but may take long to do so."""
         if not any(rank.gave_up for rank in self._ranks):
             return
-        time.sleep(SETTLE_S)  # the others that wait say so in the same second
+        time.sleep(SETTLE_S)  # the other waiting ranks log it within the same second
         raise self._hang([rank for rank in self._ranks if not rank.gave_up] or self._ranks)
 
     @property
@@ -298,11 +297,11 @@ class Ranks:
         self._log.stream.close()
 
     def _death(self, *gone: _Rank) -> WorkerDied | WorkerTimeout:
-        """Tell which rank died first, and of what."""
+        """Return the error of the rank that died first, with its cause."""
         late = [rank for rank in self._ranks if not rank.is_gone]
         if late and all(rank.gave_up for rank in gone):
             hang = self._hang(late)
-            if not all(_WAITS.search(self._place(rank) or "") for rank in late):  # else they wait for one that died
+            if not all(_WAITS.search(self._place(rank) or "") for rank in late):  # else they wait for a dead one
                 return hang
         first = next((self._ranks[member.index] for member in self._tree.ended), gone[0])
         death = self._tree.obituary(first.member, first.log)
@@ -315,7 +314,7 @@ class Ranks:
         )
 
     def _whereabouts(self, ranks: list[_Rank]) -> str:
-        """Say where in the code these ranks are, those in one place together; Python's handler of SIGUSR1 writes it."""
+        """Describe where in the code these ranks are, grouped by place; SIGUSR1 makes them write it."""
         for rank in ranks:
             rank.signal(signal.SIGUSR1)
         deadline = time.monotonic() + _TELL_S
@@ -327,7 +326,7 @@ class Ranks:
         return "; ".join(f"{', '.join(names)} is in {place}" for place, names in places.items())
 
     def _place(self, rank: _Rank) -> str | None:
-        """Return the innermost line that it has told."""
+        """Return the innermost line of the stack that the rank wrote."""
         file = stack_file(self._tree.scratch or Path(), rank.number)
         told = re.search(r'File "(.*)", line (\d+) in (.+)\n', file.read_text()) if file.exists() else None
         return told and f"{told[3]} ({Path(told[1]).name}:{told[2]})"
@@ -338,10 +337,10 @@ def _deadline(timeout_s: float | None) -> float:
 
 
 def _rank_variables(rank: int, world_size: int) -> dict[str, str]:
-    """Environment variables of a rank, as torchrun would set them.
+    """Return the environment variables of a rank, as torchrun would set them.
 
-    Each rank gets its share of the host's cores: all of them on every rank would be in each other's way. Gloo and NCCL
-    are bound to the loopback interface.
+    Each rank gets its share of the host's cores, because ranks that all used every core would contend for them. Gloo
+    and NCCL are bound to the loopback interface.
     """
     threads = max(1, (os.cpu_count() or 1) // world_size)
     return {

@@ -1,4 +1,4 @@
-"""Scheduler of a sweep: which cells are measured together, and in which order."""
+"""Scheduler of a sweep: groups cells that are measured together, and orders them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cs_systems.runtime.ranks import Kind
 
 @dataclass(frozen=True)
 class Batch:
-    """Cells that the same processes measure, visited in turn; one under a profiler comes alone."""
+    """Group of cells that the same processes measure, visited in turn; a cell under a profiler comes alone."""
 
     kind: Kind
     configs: tuple[RunConfig, ...]
@@ -23,17 +23,17 @@ class Batch:
 
 
 def shuffled(configs: Sequence[RunConfig], seed: int) -> list[RunConfig]:
-    """Put the cells into an order that the seed decides."""
+    """Shuffle the cells by the seed."""
     return random.Random(seed).sample(configs, len(configs))
 
 
 def batches(
     configs: Sequence[RunConfig], kind_of: Callable[[RunConfig], Kind], interleave: bool = False
 ) -> Iterator[Batch]:
-    """Yield each cell by itself, in order; first, with `interleave`, all that the same processes can measure together.
+    """Yield each cell by itself, in order; with `interleave`, yield first all that the same processes can measure.
 
-    Cells that name different code from outside the package are measured by different processes, unless they are
-    interleaved: what that code changes by being imported holds for its own cells alone.
+    Cells that name different code from outside the package get different processes, unless they are interleaved: what
+    an import of that code changes applies to its own cells alone.
     """
     together = [config for config in configs if interleave and config.profiler == "none"]
     groups: dict[Kind, list[RunConfig]] = {}

@@ -1,11 +1,11 @@
-"""The record of a cell that ran on N ranks, made of one record a rank.
+"""Record of a cell that ran on N ranks, merged from one record a rank.
 
-A sample is the slowest rank's: of the step, and of each phase. What each rank took is kept beside it, as medians over
-the timed steps, in the table `ranks`: {rank, phase, median_s, wait_s, peak_allocated_bytes, peak_reserved_bytes}.
+A sample is that of the straggler: of the step, and of each phase. The times of each rank are kept beside it, as medians
+over the timed steps, in the table `ranks`: {rank, phase, median_s, wait_s, peak_allocated_bytes, peak_reserved_bytes}.
 
-Waiting is told apart from transfer: the ranks begin a step together, so a rank that reaches a phase `wait_s` before the
-last one waits so long in it for its peers, if it is one that needs them all (`synchronize`, a collective); the rest of
-`median_s` is transfer. The rank that comes last waits for nobody: its time in that phase is transfer alone.
+Waiting is separated from transfer: the ranks begin a step together, so a rank that reaches a phase `wait_s` before the
+last one waits that long in it for its peers, if the phase needs them all (`synchronize`, a collective); the rest of
+`median_s` is transfer. The last rank to arrive waits for nobody: its time in that phase is transfer alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cs_systems.record import Measurement, Row, RunRecord, Sample
 
 
 class Answer(Protocol):
-    """A rank's record of a cell. `of_peers`: it failed only because it waited for another rank."""
+    """One rank's record of a cell; `of_peers`: it failed only because it waited for another rank."""
 
     @property
     def record(self) -> Mapping[str, Any]: ...
@@ -33,9 +33,9 @@ class Answer(Protocol):
 
 
 def verdict(answers: Mapping[int, Answer], names: Sequence[str]) -> RunRecord:
-    """Make one record of the ranks' answers, in the order in which they came; of all ranks, unless one failed.
+    """Return one record from the ranks' answers, in their order of arrival: of all ranks, or of a failure.
 
-    Of failures the first counts that is a rank's own. It is told as that rank's, unless all ranks have the same.
+    The first failure that is a rank's own counts. Its reason names that rank, unless all ranks have the same one.
     """
     records = {rank: RunRecord.from_dict(answer.record) for rank, answer in answers.items()}
     failures = [rank for rank, answer in answers.items() if answer.failed]
@@ -50,7 +50,7 @@ def verdict(answers: Mapping[int, Answer], names: Sequence[str]) -> RunRecord:
 
 
 def merged(records: Sequence[RunRecord]) -> RunRecord:
-    """One record of all ranks; `records[i]` is rank i's. All of them are ok."""
+    """Merge the records of all ranks, all of them ok, into one; `records[i]` is rank i's."""
     first, measurements = records[0], [r.measurement for r in records if r.measurement is not None]
     assert len(measurements) == len(records)
     together = replace(
@@ -68,7 +68,7 @@ def merged(records: Sequence[RunRecord]) -> RunRecord:
 
 
 def ranks_table(measurements: Sequence[Measurement]) -> list[Row]:
-    """A row a rank and phase, `step` at last; the peaks stand in the row of the step."""
+    """Return one row for each rank and phase, `step` last; the row of the step holds the peaks."""
     rows: list[Row] = []
     for rank, measurement in enumerate(measurements):
         unknown: Row = {"peak_allocated_bytes": None, "peak_reserved_bytes": None}
@@ -85,12 +85,12 @@ def ranks_table(measurements: Sequence[Measurement]) -> list[Row]:
 
 
 def _steps(measurements: Sequence[Measurement]) -> Iterable[tuple[Sample, ...]]:
-    """Of each timed step the samples of all ranks."""
+    """Yield the samples of all ranks for each timed step."""
     return zip(*(m.timed for m in measurements), strict=True)
 
 
 def _start_s(sample: Sample, phase: str) -> float:
-    """When in the step the phase began, as the phases before it took so long."""
+    """Return when in the step the phase began, from the durations of the phases before it."""
     return sum(list(sample.phases_s.values())[: list(sample.phases_s).index(phase)])
 
 
@@ -106,12 +106,12 @@ def _slowest(samples: Sequence[Sample]) -> Sample:
 
 
 def _largest(values: Iterable[Any]) -> Any:
-    """None where no rank knows."""
+    """Return the largest known value, or None if no rank has one."""
     return max((v for v in values if v is not None), default=None)
 
 
 def _warnings(records: Sequence[RunRecord]) -> tuple[Caveat, ...]:
-    """Of each kind the first rank's that has it."""
+    """Return each kind of caveat once, from the first rank that has it."""
     kinds: dict[str, Caveat] = {}
     for record in records:
         for caveat in record.warnings:

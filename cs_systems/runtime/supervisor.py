@@ -1,7 +1,7 @@
-"""Supervisor of the processes that measure: starts a worker or N ranks, watches them, and replaces them.
+"""Supervisor of the measuring processes: starts a worker or N ranks, watches them, and replaces them.
 
-It is the one error boundary of a sweep: a cell that raises, runs out of memory, hangs, kills its process or disturbs
-the channel to it costs that cell only. Its record says so, and the next cell gets new processes.
+It is the only error boundary of a sweep: a cell that raises, runs out of memory, hangs, kills its process or disturbs
+its channel fails alone. Its record holds the reason, and the next cell gets new processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ONE_WORKER = Kind()
 
 
 class Processes(Protocol):
-    """A worker, ranks that were started here, or those of a job that torchrun started."""
+    """Worker, ranks started here, or ranks of a job that torchrun started."""
 
     @property
     def hello(self) -> Ready: ...
@@ -51,7 +51,7 @@ class Processes(Protocol):
 
 
 class Supervisor:
-    """The processes that measure at the moment, and what has been learnt of the machine."""
+    """Owner of the current measuring processes, and of what is known of the machine."""
 
     def __init__(self, journal: Journal | None = None, timeout_s: float | None = None) -> None:
         self._journal, self._timeout_s = journal, timeout_s
@@ -76,7 +76,7 @@ class Supervisor:
         return Kind.of(config, self._timeout_s)
 
     def _ready(self, kind: Kind) -> Processes:
-        """Return processes of that kind. Those of another kind end first: idle ones would hold memory, and disturb."""
+        """Return processes of that kind, after ending those of another kind, which would hold memory and disturb."""
         if self._processes is not None and (kind != self._kind or not self._processes.alive):
             self._dismiss()
         if self._processes is None:
@@ -90,7 +90,7 @@ class Supervisor:
             return Worker(self._log)
         if torchrun_rank() is None or kind.world_size == 1:
             return Ranks(kind, self._log)
-        from cs_systems.runtime.torchrun import job  # here this process measures: it has torch
+        from cs_systems.runtime.torchrun import job  # rank 0 measures in this process, which has torch
 
         return job().of_kind(kind, self._lost)
 
@@ -104,7 +104,7 @@ class Supervisor:
         return None if self._journal is None else self._journal.log
 
     def _lost(self, status: str, reason: str) -> None:
-        """Write what became of the cell that is measured, while this process can."""
+        """Write the record of the cell that is measured, while this process still can."""
         if self._journal is not None and self._asked is not None:
             self._journal.append(self._record(*self._asked, status, reason))
             self._journal.unmark_running()
@@ -119,7 +119,7 @@ class Supervisor:
             self._journal.unmark_running()
 
     def record_lost(self, configs: Sequence[RunConfig]) -> None:
-        """Record the cell in which an earlier job of torchrun's was killed."""
+        """Record the cell in which an earlier job of torchrun was killed."""
         assert self._journal is not None
         if found := self._journal.found_running(configs):
             reason = "the job was killed while it measured this cell"
@@ -127,7 +127,7 @@ class Supervisor:
         self._journal.unmark_running()
 
     def _ask(self, request: Message) -> Message:
-        """Return the one answer of a worker to what measures nothing."""
+        """Send a request that measures nothing to a worker, and return its one reply."""
         kind = self._kind if self._processes is not None and not self._kind.is_distributed else ONE_WORKER
         try:
             [answer] = self._ready(kind).request(request, ANSWER_TIMEOUT_S)
@@ -147,18 +147,18 @@ class Supervisor:
         return config.device != "cpu" and self.environment(config.device).device != "cpu"
 
     def _refusal(self, kind: Kind) -> str | None:
-        """Return why ranks of that kind cannot run here, asked before they are started."""
-        if kind.device == "cpu" and torchrun_rank() is None:  # which is always there, also once they are lost
+        """Return why ranks of that kind cannot run here, checked before they are started; None if they can."""
+        if kind.device == "cpu" and torchrun_rank() is None:  # the CPU is always there
             return None
         if kind not in self._refusals:
-            self.environment(kind.device)  # known when they are lost
+            self.environment(kind.device)  # known before the ranks are lost
             counted = self._ask(channel.CountDevices(kind.device, kind.world_size))
             assert isinstance(counted, channel.Counted)
             self._refusals[kind] = _of_another_job(kind) or counted.reason
         return self._refusals[kind]
 
     def preflight(self, configs: Sequence[RunConfig]) -> list[Row]:
-        """Return a row for each config; one whose prediction kills or hangs the worker says so and costs no other."""
+        """Return a row for each config; one that kills or hangs the worker gets a reason and fails alone."""
         rows: list[Row] = []
         sources = {source for config in configs for source in config.sources}
         while len(rows) < len(configs):
@@ -174,16 +174,16 @@ class Supervisor:
             except (WorkerDied, ChannelError) as error:
                 lost = f"its prediction killed the worker: {error}"
             self.close()
-            if len(rows) < len(configs):  # else it died of what it had told already
+            if len(rows) < len(configs):  # otherwise it died of a cell that is recorded already
                 rows.append({"reason": lost, "predicted_peak_bytes": None, "device_memory_bytes": None})
         if sources:
-            self._dismiss()  # what their prediction changed in it is nobody's measurement
+            self._dismiss()  # changes by the prediction must not reach a measurement
         return rows
 
     def measure(
         self, configs: Sequence[RunConfig], repeat: int, interleave: bool, skip_oom: bool, on_visit: OnVisit
     ) -> Iterator[RunRecord]:
-        """Measure the cells and yield the record of each as it is done."""
+        """Measure the cells and yield each record as soon as it is done."""
         if skip_oom and configs:
             rows = self.preflight(configs)
             yield from (
@@ -194,7 +194,7 @@ class Supervisor:
             configs = [c for c, row in zip(configs, rows, strict=True) if not _does_not_fit(row)]
         for kind in dict.fromkeys(map(self.kind_of, configs)):
             if kind.is_distributed:
-                self._refusal(kind)  # while there is one worker to ask: ranks take its place
+                self._refusal(kind)  # asked first, because ranks will take the worker's place
         for batch in scheduler.batches(configs, self.kind_of, interleave):
             if batch.is_profiled:
                 yield self._profile(batch, repeat, on_visit)
@@ -202,12 +202,12 @@ class Supervisor:
                 yield from self._measure(batch, repeat, on_visit)
 
     def _profile(self, batch: scheduler.Batch, repeat: int, on_visit: OnVisit) -> RunRecord:
-        """Measure one cell in processes of its own, and join what the profiler left once they have ended."""
+        """Measure one cell in processes of its own, and add the profiler's tables once they have ended."""
         (config,) = batch.configs
         with self._artifacts() as folder:
             out = profiled.prefix(Path(folder), config, repeat)
             launch = profiled.launcher(config, out, on_cuda=self.on_cuda(config))
-            self._dismiss()  # it would be another process on the GPU
+            self._dismiss()  # an idle worker would be another process on the GPU
             if not batch.kind.is_distributed:
                 self._processes, self._kind = Worker(self._log, launch), batch.kind
             [record] = self._measure(batch, repeat, on_visit, out)
@@ -215,7 +215,7 @@ class Supervisor:
             return profiled.with_profile(record, out, keep=self._journal is not None)
 
     def _artifacts(self) -> AbstractContextManager[str | Path]:
-        """Return the folder of the records; without one, one that is gone once the tables are made."""
+        """Return the folder of the records, or a temporary one that is deleted once the tables are made."""
         return nullcontext(self._journal.folder) if self._journal is not None else tempfile.TemporaryDirectory()
 
     def _measure(
@@ -241,12 +241,12 @@ class Supervisor:
                         yield record
             except (WorkerDied, WorkerTimeout, NotStarted, ChannelError) as error:
                 self.close()
-                if current in waiting:  # else it died of what it had told already
+                if current in waiting:  # otherwise it died of a cell that is recorded already
                     waiting.remove(current)
                     yield self._casualty(current, repeat, error)
 
     def _casualty(self, config: RunConfig, repeat: int, error: Exception) -> RunRecord:
-        """Make the record of a cell whose processes were lost."""
+        """Return the record of a cell whose processes were lost."""
         if isinstance(error, WorkerTimeout):
             return self._record(config, repeat, "timeout", f"{error}: raise --timeout-s")
         if isinstance(error, (NotStarted, ChannelError)):
@@ -269,7 +269,7 @@ def _checked(reply: CellRecord) -> RunRecord:
 
 
 def _of_another_job(kind: Kind) -> str | None:
-    """Return why the ranks of the job that this process belongs to are not these."""
+    """Return why the ranks of this process's job do not fit the kind, or None if they do."""
     if torchrun_rank() is None or kind.world_size in (1, size := int(os.environ["WORLD_SIZE"])):
         return None
     return f"this job has {size} ranks, the cell {kind.world_size}: start torchrun with as many"
@@ -286,7 +286,7 @@ def _too_large(row: Row) -> str:
 
 
 def same_device(first: Ready, now: Ready) -> None:
-    """Raise RuntimeError when the device that a sweep began on is not what a new worker finds."""
+    """Raise RuntimeError if a new worker finds another device than the one that the sweep began on."""
     if first.device != now.device:
         raise RuntimeError(
             f"the device disappeared: the sweep began on {first.device}, a new worker finds {now.device}; "

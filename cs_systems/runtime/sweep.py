@@ -1,7 +1,7 @@
-"""run(config) → RunRecord; sweep(configs) → RunRecords as they come. Without torch: worker processes hold that.
+"""Public entry points: run(config) → RunRecord; sweep(configs) → RunRecords as they are measured. Without torch.
 
-Records are appended and forced to disk one by one, so a cut sweep loses nothing and the same call goes on with what is
-missing.
+Worker processes use torch. Records are appended and forced to disk one by one, so an interrupted sweep loses nothing,
+and the same call measures the missing cells.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.runtime.supervisor import Supervisor
 
-_YEAR_S = 365 * 86400  # the system cannot wait for any number of seconds
+_YEAR_S = 365 * 86400  # the largest timeout that the system's wait accepts
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Told between the visits to cells, never while something is timed."""
+    """Progress update, sent between measurements and never during one."""
 
     done: int
     total: int
-    config: RunConfig | None = None  # what is measured now
-    record: RunRecord | None = None  # what has just finished
+    config: RunConfig | None = None  # the cell that is measured now
+    record: RunRecord | None = None  # the record that has just finished
     note: str | None = None
 
 
@@ -42,8 +42,11 @@ OnProgress = Callable[[Progress], None]
 
 
 def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | None = None) -> None:
-    """Raise ConfigError for a name that no plug-in has, strategies that do not go together, a profiler that cannot
-    work here, or a sweep that is none, before anything runs."""
+    """Raise ConfigError for an invalid sweep before anything runs.
+
+    That is a name that no plug-in has, strategies that cannot be combined, a profiler that cannot work here, or invalid
+    options of the sweep itself.
+    """
     for name in {c.profiler for c in configs}:
         profiler: Profiler = plugins.get("profilers", name)
         if reason := profiler.problem():
@@ -64,7 +67,7 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
 
 
 def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None = None) -> RunRecord:
-    """Measure one config in a worker process, or right here for a debugger with `in_process=True`."""
+    """Measure one config in a worker process, or in this process for a debugger with `in_process=True`."""
     if not in_process:
         return next(iter(sweep([config], timeout_s=timeout_s)))
     if config.profiler != "none":
@@ -83,9 +86,9 @@ def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None 
 
 
 def preflight(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -> list[Row]:
-    """A row for each config: why it cannot run here (`reason`), `predicted_peak_bytes`, `device_memory_bytes`.
+    """Return one row per config: why it cannot run here (`reason`), `predicted_peak_bytes`, `device_memory_bytes`.
 
-    timeout_s: for each config; without it, two minutes.
+    timeout_s: for each config; two minutes by default.
     """
     check(configs, timeout_s=timeout_s)
     with Supervisor(timeout_s=timeout_s) as supervisor:
@@ -93,7 +96,10 @@ def preflight(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -
 
 
 def profiler_commands(configs: Sequence[RunConfig], folder: Path) -> list[list[str]]:
-    """For each cell a command that measures it under its profiler as a sweep would; `folder` must exist by then."""
+    """Return for each cell a command that measures it under its profiler as a sweep would.
+
+    The `folder` must exist when the commands run.
+    """
     check(configs)
     with Supervisor() as supervisor:
         prefixes = [profiled.prefix(folder.absolute(), c, 0) for c in configs]
@@ -116,16 +122,16 @@ def sweep(
 ) -> Iterator[RunRecord]:
     """Measure every config, yielding each record as soon as it is on disk.
 
-    out: folder of records.jsonl; cells that it holds as ok, oom or unavailable already are not measured again.
+    out: folder of records.jsonl; cells that it already holds as ok, oom or unavailable are skipped.
     repeats: each repeat has a process of its own, so that the variance between processes shows.
     timeout_s: for one visit to a cell (building, warm-up and the steps of one round).
     fresh: put the folder's records aside and start over.
     skip_oom: a cell whose predicted peak exceeds the device's memory becomes an oom record without being run; the
         same sweep without it runs the cell.
     interleave: visit all cells in turn, `rounds` times, instead of finishing one after the other.
-    shuffle_seed: shuffle the order of the cells, in each repeat anew.
+    shuffle_seed: shuffle the order of the cells, anew in each repeat.
 
-    Of a job that torchrun started, rank 0 measures here and the others end with it: see `torchrun`.
+    In a job that torchrun started, rank 0 measures here and the others end with it: see `torchrun`.
 
     Raises ConfigError for malformed input, and OSError for a folder that cannot be written, before the first cell runs.
     """
@@ -167,9 +173,9 @@ def _missing(
     skip_oom: bool,
     on_note: Callable[[str], None],
 ) -> list[RunConfig]:
-    """Return the cells that the journal does not hold yet, those that failed before at last.
+    """Return the cells that the journal does not hold yet; those that failed before come last.
 
-    Raises ConfigError if it was measured elsewhere or by other code.
+    Raises ConfigError if the folder was measured elsewhere or by other code.
     """
     records, complaints = journal.read()
     for complaint in complaints:
@@ -189,7 +195,7 @@ def _missing(
 
 
 def _same_origin(recorded: Environment, now: Environment, folder: Path) -> None:
-    """Raise ConfigError when a folder's records come from another torch, device or version of this code."""
+    """Raise ConfigError if a folder's records come from another torch, device or version of this code."""
     for what, name in (("torch", "torch"), ("device", "device_name"), ("cs_systems code", "code_version")):
         before, after = getattr(recorded, name), getattr(now, name)
         if before != after:
@@ -200,7 +206,7 @@ def _same_origin(recorded: Environment, now: Environment, folder: Path) -> None:
 
 
 def _follow_in_job() -> None:
-    """Answer rank 0 and end with it, as all other ranks of a job of torchrun's do."""
+    """Answer rank 0 and end with it, as every other rank of a job of torchrun does."""
     if torchrun_rank():
         from cs_systems.runtime.torchrun import follow
 

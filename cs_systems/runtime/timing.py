@@ -1,14 +1,14 @@
-"""The only synchronisation policy: the device is synchronised before a step and at its end, not between.
+"""Timing of steps, with the only synchronisation policy: synchronise the device before a step and at its end.
 
-On CUDA a phase lies between two events, on a CPU between two readings of the monotonic clock; the whole step is timed
-by the host's clock as well, so that the two can be held against each other. The host's time at each boundary is kept
-too: how long it took to submit a phase, and how far the device was behind when it had.
+On CUDA a phase lies between two events, on a CPU between two readings of the monotonic clock. The whole step is also
+timed by the host's clock, so that the two can be compared. The host's time at each boundary is kept as well: it shows
+how long the host took to submit a phase, and how far the device was behind then.
 
-A workload with `hides_launches` asks for kernels without the launches before them: the device is then kept busy after
-the first synchronisation until the host has submitted the step, and the step is timed by the device alone. A CUDA graph
-would hide launches too, but would run other code than the caller's, and what synchronises or tunes cannot be captured.
+A workload with `hides_launches` is timed without launch overhead: the device is kept busy after the first
+synchronisation until the host has submitted the step, and the device alone times the step. A CUDA graph would hide
+launches too, but would run other code than the caller's, and cannot capture code that synchronises or tunes.
 
-On N ranks each measures itself; they begin a step together, after a barrier.
+On N ranks each rank measures itself; they begin a step together, after a barrier.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cs_systems.record import Sample
 from cs_systems.workloads import Workload
 
 Clock = Callable[[], float]
-# The device is held for twice as long as the step before took to submit; a compiling one must not hold it for minutes.
+# The device is held for twice as long as the last step took to submit, but not for the minutes of a compiling step.
 HOLD_MARGIN = 2.0
 FIRST_HOLD_S = 1e-3
 LONGEST_HOLD_S = 0.1
@@ -45,9 +45,9 @@ def measure(
     clock: Clock = time.perf_counter,
     region: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Iterator[Sample]:
-    """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed; yield samples.
+    """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then `steps` timed ones; yield samples.
 
-    region: is entered around the timed steps alone.
+    region: a context entered around the timed steps alone.
     """
     probes = probes or Probes(device)
     hold_s = FIRST_HOLD_S if device.is_cuda and getattr(workload, "hides_launches", False) else None
@@ -98,19 +98,19 @@ def _sample(
 
 
 def _ns(seconds: float) -> float:
-    """To the nanosecond: no clock here tells more, and a record is half as long without digits that mean nothing."""
+    """Round to the nanosecond, the finest resolution of the clocks used; this halves the size of a record."""
     return round(seconds, 9)
 
 
 def _hold(device: Device, seconds: float) -> Any:
-    """The mark that the device reaches after it was kept busy."""
+    """Keep the device busy for that long; return the mark that it reaches afterwards."""
     device.occupy(seconds)
     return device.mark()
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection inside a step would be charged to whichever phase triggered it; it may run between steps."""
+    """Disable garbage collection inside a step, where it would be charged to some phase; it may run between steps."""
     enabled = gc.isenabled()
     gc.disable()
     try:

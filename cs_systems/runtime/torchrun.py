@@ -1,14 +1,14 @@
-"""Ranks of a job that torchrun started, on any number of nodes: this process is one of them.
+"""Ranks of a job that torchrun started, on any number of nodes, of which this process is one.
 
-The command runs on rank 0 alone, which alone writes records and prints; it asks the others through the launcher's
-store, and they answer as workers do. For the supervisor, `Job` is what `Ranks` are, but that rank 0 measures in this
-process:
+The command runs on rank 0 alone, which alone writes records and prints. It sends requests to the others through the
+launcher's store, and they answer as workers do. The supervisor uses `Job` like `Ranks`, except that rank 0 measures in
+this process:
 
     torchrun --nproc-per-node 2 -m cs_systems comm --world-size 2 --out runs/comm
 
-A cell that leaves the ranks apart ends the job. The record of it is written before: where rank 0 waits for a rank that
-has failed, a thread beside it writes; where rank 0 itself was killed, the next start, which finds that it was
-measuring. The same command goes on with the rest, and tries such cells again at last.
+A cell that leaves the ranks out of step ends the job, after its record is written. If rank 0 waits for a rank that has
+failed, a thread in rank 0 writes the record. If rank 0 itself was killed, the next start writes it, because it finds
+the cell that was being measured. The same command measures the remaining cells, and retries such cells last.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from cs_systems.runtime.stragglers import verdict
 from cs_systems.runtime.worker import answer, serve
 
 Lost = Callable[[str, str], None]
-SETTLE_S = 2.0  # for the peers of a rank that failed to say what they know
+SETTLE_S = 2.0  # for the peers of a failed rank to report
 START_TIMEOUT_S = 120.0
 EXIT_LOST = 4
-_LOOK_S = 0.5  # how often the thread beside a measuring rank 0 looks for what the others have said
+_LOOK_S = 0.5  # how often the thread in a measuring rank 0 reads the other ranks' replies
 _END = b""
 
 
 class JobLost(RuntimeError):
-    """The ranks cannot go on together; what became of the cell is told already."""
+    """Ranks that cannot go on together; the record of the cell is already written."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -57,13 +57,13 @@ class JobLost(RuntimeError):
 
 
 def _connect() -> Any:
-    """The store of this job's launcher, through a connection of its own: one that waits serves nobody else."""
+    """Return the store of this job's launcher on a new connection, because a waiting one blocks others."""
     store, _, _ = next(rendezvous("env://"))
     return store
 
 
 def follow() -> int:
-    """What the ranks but 0 do: answer rank 0 until it ends."""
+    """Answer the requests of rank 0 until it ends; run by all other ranks."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     rank, store = int(os.environ["RANK"]), _connect()
@@ -85,7 +85,7 @@ def _requests(store: Any) -> Iterator[Message]:
 
 
 def _wait_for(store: Any, key: str, timeout_s: float | None = None) -> bytes:
-    """Return the value once it is there. Raises TimeoutError; what the store raises when it is gone, else."""
+    """Return the value once it is set. Raises TimeoutError, or the store's own error if the store is gone."""
     end = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         left = 60.0 if end is None else max(0.01, end - time.monotonic())
@@ -98,7 +98,7 @@ def _wait_for(store: Any, key: str, timeout_s: float | None = None) -> bytes:
 
 
 class _Replies:
-    """The replies of one rank, in the store; the first failure in a request is told aloud too."""
+    """Writer of one rank's replies into the store; the rank's own failure also sets the key `failed`."""
 
     def __init__(self, store: Any, rank: int) -> None:
         self._store, self._rank, self._count = store, rank, 0
@@ -116,7 +116,7 @@ class Job:
     def __init__(self) -> None:
         self._store, self._count = _connect(), 0
         self._others = range(1, int(os.environ["WORLD_SIZE"]))
-        self._read = dict.fromkeys(self._others, 0)  # of each rank's replies
+        self._read = dict.fromkeys(self._others, 0)  # number of each rank's replies that were read
         self._devices: dict[int, str] = {}
         self._hellos: dict[int, Ready] = {}
         for rank in self._others:
@@ -128,7 +128,10 @@ class Job:
         self.lost: Lost = lambda status, reason: None
 
     def of_kind(self, kind: Any, lost: Lost) -> Job:
-        """The ranks joined for cells of that kind. lost: told a status and a reason where this process ends at once."""
+        """Return the ranks, joined for cells of that kind.
+
+        lost: called with a status and a reason if this process has to end at once.
+        """
         self.lost = lost
         if kind != self._kind:
             for _ in self.request(Join(kind.device, kind.patience_s)):
@@ -148,7 +151,7 @@ class Job:
         self._store.set(f"request/{self._count}", _END)
 
     def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
-        """Do as `Ranks.request`; a cell's visits are told when it is done. Raises JobLost."""
+        """Do as `Ranks.request`, but report a cell's visits when it is done. Raises JobLost."""
         self._store.delete_key("failed")
         self._store.set(f"request/{self._count}", channel.encode(request, os.getpid(), self._count))
         self._count += 1
@@ -176,7 +179,7 @@ class Job:
                 raise JobLost
 
     def _hear(self, rank: int, answers: dict[int, dict[int, CellRecord]], mine: list[Message]) -> bool:
-        """Note a rank's answers up to its last; False where it does not come to that, though this one is done."""
+        """Store a rank's answers up to its last; return False if that does not arrive although this rank is done."""
         allowed_s = self._kind.patience_s if self._kind else START_TIMEOUT_S
         if any(message.failed for message in mine if isinstance(message, CellRecord)):
             allowed_s = SETTLE_S
@@ -209,20 +212,20 @@ class Job:
         return f"rank {rank} on {self._devices.get(rank, 'an unknown device')}{where}"
 
     def _why_silent(self, ranks: list[int]) -> tuple[str, str]:
-        """Status and reason of a cell on which these ranks have not answered while others waited for them."""
+        """Return the status and reason of a cell that these ranks did not answer while others waited for them."""
         if dead := self._dead(ranks):
             return "killed", f"{', '.join(map(self._name, dead))} died: what it said is in the launcher's output"
         waited = f"{self._kind.patience_s:g} s" if self._kind else "too long"
         return "timeout", f"{', '.join(map(self._name, ranks))} kept the others waiting for {waited}: raise --timeout-s"
 
     def _dead(self, ranks: list[int]) -> list[int]:
-        """Those of this host that are no more than a number."""
+        """Return which of these ranks ran on this host and have ended."""
         mine = [rank for rank in ranks if self._hellos[rank].host == socket.gethostname()]
         return [rank for rank in mine if not is_running(self._hellos[rank].pid)]
 
     @contextlib.contextmanager
     def _watched(self, timeout_s: float | None) -> Iterator[None]:
-        """A thread looks for what this one cannot hear while it waits in a collective, and then ends the process."""
+        """Watch the other ranks in a thread while this one waits in a collective, and end the process if one failed."""
         over = threading.Event()
         ear, mouth = os.pipe()
         os.set_blocking(mouth, False)
@@ -274,7 +277,7 @@ class Job:
 
 @cache
 def job() -> Job:
-    """This process's job; the other ranks end when this process does."""
+    """Return this process's job; the other ranks end when this process does."""
     import atexit
 
     die_with_parent()

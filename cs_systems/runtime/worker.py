@@ -1,9 +1,9 @@
-"""Worker: the process that touches torch. It answers requests with replies until the supervisor closes its pipe.
+"""Worker: the process that uses torch and answers requests until the supervisor closes its pipe.
 
-`python -m cs_systems.runtime.worker REQUESTS REPLIES` takes the numbers of its ends of two pipes, `… SCRATCH` as one of
-N ranks also the private folder in which they meet. Requests and replies are the messages of `channel`, on pipes of
-their own, so that whatever a workload prints cannot break them. First comes `Ready`, then for each request its replies
-and at last `Done`.
+`python -m cs_systems.runtime.worker REQUESTS REPLIES` takes the numbers of its ends of two pipes; `… SCRATCH`, as one
+of N ranks, also takes the private folder in which they meet. Requests and replies are the messages of `channel`, on
+pipes of their own, so that a workload's prints cannot corrupt them. The first message is `Ready`; each request is
+answered by its replies and a final `Done`.
 
 With one argument, a `Run` request as JSON, it measures that and ends, for a profiler that a person starts by hand.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # importing torch makes no garbage: looking for it takes a quarter of the import
+    gc.disable()  # importing torch makes no garbage, but collection takes a quarter of the import time
 
 import contextlib
 import dataclasses
@@ -41,10 +41,10 @@ Send = Callable[[Message], object]
 
 
 def serve(requests: Iterable[Message], send: Send, hello: Ready) -> None:
-    """Answer requests until there are no more, or until this process is of no further use."""
+    """Answer requests until there are no more, or until this process must be replaced."""
 
     def reply(message: Message) -> None:
-        if isinstance(message, Visit):  # what is logged from here on is this cell's
+        if isinstance(message, Visit):  # output from here on belongs to this cell
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()
             message = dataclasses.replace(message, log_bytes=_log_bytes())
@@ -59,7 +59,7 @@ def serve(requests: Iterable[Message], send: Send, hello: Ready) -> None:
 
 
 def answer(request: Message, send: Send) -> bool:
-    """Do what is asked and send the replies but for `Done`; return whether this process is of further use."""
+    """Execute the request and send its replies except `Done`; return whether this process is still usable."""
     if isinstance(request, channel.Run):
         out = rank_file(Path(request.out), process_group.rank()) if request.out else None
         return run_cells(request.configs, repeat=request.repeat, out=out, emit=send)
@@ -80,7 +80,7 @@ def answer(request: Message, send: Send) -> bool:
     return True
 
 
-_store: Path | None = None  # of ranks of one machine: the file through which they meet
+_store: Path | None = None  # for ranks of one machine: the rendezvous file
 
 
 def _preflight_row(config: RunConfig) -> Row:
@@ -93,7 +93,7 @@ def _preflight_row(config: RunConfig) -> Row:
         row["predicted_peak_bytes"] = preflight(config, device)
     except (Unavailable, DeviceUnavailable, ConfigError) as error:
         row["reason"] = str(error)
-    except Exception as error:  # whatever somebody's file raises when it is loaded: its own cell's matter
+    except Exception as error:  # an error while loading a user's file is recorded by its own cell
         row["reason"] = f"{type(error).__name__}: {error}"
     return row
 
@@ -113,7 +113,7 @@ def _log_bytes() -> int:
 
 
 def run_once(request: channel.Run) -> int:
-    """Measure the cells of one request and print what became of each; the exit status is 0 if all of them are ok."""
+    """Measure the cells of one request and print each outcome; return exit status 0 if all of them are ok."""
     outcomes = []
 
     def emit(message: Message) -> None:
@@ -127,7 +127,7 @@ def run_once(request: channel.Run) -> int:
 
 
 def main() -> None:
-    gc.freeze()  # nor is it looked for in what was imported while cells run, or when the process ends
+    gc.freeze()  # imported objects are excluded from collection while cells run and at exit
     gc.enable()
     if len(sys.argv) == 2:
         request = channel.from_json(sys.argv[1])
@@ -135,7 +135,7 @@ def main() -> None:
         sys.exit(run_once(request))
     die_with_parent()
     leave_no_core()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the supervisor handles Ctrl-C
     requests, sender = channel.requests(int(sys.argv[1])), channel.Sender(int(sys.argv[2]))
     if len(sys.argv) == 3:
         serve(requests, sender.send, Ready(os.getpid(), devices.resolve("auto").name))
@@ -147,7 +147,7 @@ def _serve_as_rank(requests: Iterable[Message], send: Send, scratch: Path) -> No
     global _store
     _store, rank = store_file(scratch), int(os.environ["RANK"])
     with stack_file(scratch, rank).open("w") as stack:
-        faulthandler.register(signal.SIGUSR1, stack, all_threads=False)  # answers even where no Python runs
+        faulthandler.register(signal.SIGUSR1, stack, all_threads=False)  # works even while no Python code runs
         serve(requests, send, Ready(os.getpid(), devices.resolve_or_cpu("auto").name, rank))
         faulthandler.unregister(signal.SIGUSR1)
     process_group.leave()

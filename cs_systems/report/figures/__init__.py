@@ -1,2 +1,5 @@
-"""Figures by matplotlib: `plot` (saves one), `kinds` (all kinds of figures), `drawing` (colours and style), and the
-kinds that need no DataFrame: `collectives`, `errors`, `streams`."""
+"""Figures by matplotlib.
+
+`plot` saves a figure, `kinds` holds all kinds of figures, `drawing` colours and style. `collectives`, `errors` and
+`streams` are the kinds that need no DataFrame.
+"""

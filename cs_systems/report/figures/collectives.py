@@ -1,4 +1,4 @@
-"""The figure of collectives: time and bus bandwidth of a call by its size. Called by `figures`."""
+"""Figure of collectives: time and bus bandwidth of a call by its size. Called by `figures`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE_TICKS = 7
 
 
 def calls(records: Sequence[RunRecord]) -> Figure:
-    """Left the time of a call and (dotted) α + n/β, right its busbw under the link's ceiling; a curve a line."""
+    """Draw a curve per line: left a call's time and (dotted) α + n/β, right its busbw under the link's ceiling."""
     from matplotlib.figure import Figure
 
     found = collectives.lines(records)
@@ -50,7 +50,7 @@ def _busbw(records: Sequence[RunRecord]) -> list[float | None]:
 
 
 def _names(lines: Sequence[collectives.Line]) -> dict[collectives.Line, str]:
-    """What tells the lines apart: `all_reduce · 2 ranks`."""
+    """Name each line by what distinguishes it from the others: `all_reduce · 2 ranks`."""
     several = [len({line[i] for line in lines}) > 1 for i in range(3)]
     several[0] = several[0] or not any(several)
     said = {}

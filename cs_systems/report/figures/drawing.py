@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Middle tones: they stand out on white and on a dark page, and differ for colour-blind eyes; markers differ as well.
+# Middle tones stand out on white and on a dark page, and colour-blind eyes can tell them apart; markers differ as well.
 COLORS = ("#3b82c4", "#e08a2e", "#2f9e77", "#c0568f", "#8572c9", "#9a8430", "#5aa9b8", "#b5554a")
 
 MARKERS = "os^Dv<>P"
@@ -19,13 +19,13 @@ INK = "#1e2227"
 
 MOST_CURVES = len(COLORS)
 
-WIDTH = 8  # inches, as wide as a README shows
+WIDTH = 8  # inches, the width of a README
 
 LEGEND_WIDTH = 120  # characters
 
 
 def with_legend(drawn: Figure, axes: Axes, along: bool = True) -> Figure:
-    """The legend below, in rows: beside the figure it would take its width."""
+    """Place the legend below, in rows, because beside the figure it would take its width."""
     handles, labels = axes.get_legend_handles_labels()
     if along and labels:
         columns = max(1, min(len(labels), LEGEND_WIDTH // (max(map(len, labels)) + 6)))

@@ -1,4 +1,4 @@
-"""Figures of low precision, of the tables `accumulation`, `normalization`, `training_curve`. Called by `figures`."""
+"""Figures of low precision, from the tables `accumulation`, `normalization`, `training_curve`. Called by `figures`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def sums(records: Sequence[RunRecord]) -> Figure:
-    """The median relative error of random sums against their length, a panel for each dtype; dashed: its roundoff."""
+    """Draw the median relative error of random sums by length, a panel for each dtype, with its roundoff dashed."""
     from matplotlib.figure import Figure
 
     tables = {r.config["precision"]: r.results["summation"] for r in records if r.results.get("summation")}
@@ -45,12 +45,12 @@ def sums(records: Sequence[RunRecord]) -> Figure:
     return with_legend(drawn, max(panels, key=lambda axes: len(axes.lines)))
 
 
-# What the figure of steps shows of each operation: the case that is hardest for it.
+# The figure of steps shows each operation in its hardest case.
 SHOWN_CASES = {"LayerNorm": "mean 16 σ", "RMSNorm": "mean 0", "softmax": "σ 1"}
 
 
 def steps(records: Sequence[RunRecord]) -> Figure:
-    """The error of one low step alone, in unit roundoffs of the dtype, a panel for each operation."""
+    """Draw the error of one low-precision step alone, in unit roundoffs of the dtype, a panel for each operation."""
     from matplotlib.figure import Figure
 
     tables = {r.config["precision"]: r.results["normalization"] for r in records if r.results.get("normalization")}
@@ -79,8 +79,10 @@ def steps(records: Sequence[RunRecord]) -> Figure:
 
 
 def curves(records: Sequence[RunRecord]) -> Figure:
-    """The loss of every training step on the same data, a curve for each precision, a panel for each model; below it
-    how far each is from fp32's, where that is there."""
+    """Draw the loss of every training step on the same data, a curve for each precision, a panel for each model.
+
+    A panel below shows the distance of each curve from fp32's, where that was measured.
+    """
     from matplotlib.figure import Figure
 
     cells: dict[str, dict[str, list[float]]] = {}

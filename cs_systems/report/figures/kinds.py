@@ -1,4 +1,4 @@
-"""What each kind of figure shows and how it is drawn: KINDS. Called by `plot`, which sets the style."""
+"""Kinds of figures and the functions that draw them: KINDS. Called by `plot`, which sets the style."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What a curve may run along, in this order.
+# Columns that a curve may run along, in order of preference.
 LENGTHS = ("seq", "seq_len", "batch", "batch_size", "heads", "d_head")
-# What may change along with it: such a size tells no curves apart.
+# Sizes that may change along with it; they do not distinguish curves.
 SIZES = (*LENGTHS, "context_length", "heads_kv", "seq_k", "executed_d_head")
-# Numbers that say nothing without their name.
+# Numbers that a label shows with their name, without which they are ambiguous.
 SPOKEN = frozenset({*SIZES, "seed", "repeat"})
 MOST_BARS = 32
-WRITTEN = 6  # percent: a part of a bar that has room for its number
-SLOW = 1.2  # a warm-up step this many times the usual one has its cause written beside it
-LOW_CLOCK = 0.95  # of the highest seen
+WRITTEN = 6  # percent: the least segment of a bar that has room for its number
+SLOW = 1.2  # a warm-up step this many times slower than usual is labelled with its cause
+LOW_CLOCK = 0.95  # of the highest clock seen
 
 
 @dataclass(frozen=True)
 class Kind:
-    """`fits`: whether the frame holds what `draw` shows. `table`: the one of the results that it shows, if any."""
+    """Kind of figure; `fits` checks the frame for what `draw` shows; `table` is the results table shown, if any."""
 
     title: str
     fits: Callable[[pd.DataFrame], bool]
@@ -50,7 +50,7 @@ class Kind:
 
 
 def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-    """Step time by phase: one stacked bar a cell, with the wall clock's p10 to p90; a failed cell says why."""
+    """Draw step time by phase: a stacked bar per cell, with the wall clock's p10 to p90, or why the cell failed."""
     apart = varying(data)[0]
     cells = in_order(data.drop_duplicates("record")).head(MOST_BARS)
     names = [p for p in cols.phases_of(data) if p != STEP]
@@ -86,7 +86,7 @@ def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 
 
 def families(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-    """One stacked bar a profiled cell: the shares of its kernel time by kernel family, their sum beside it."""
+    """Draw one stacked bar per profiled cell: the shares of its kernel time by kernel family, with their sum."""
     told = [r.results.get("families", []) for r in records]
     cells = in_order(data.drop_duplicates("record"))
     cells = cells[[bool(told[number]) for number in cells["record"]]].head(MOST_BARS)
@@ -112,7 +112,7 @@ def families(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 
 
 def time(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-    """Step time along a length, log-log, with a p10 to p90 band for each backend."""
+    """Draw step time along a length, log-log, with a p10 to p90 band for each backend."""
     unit = units.best_unit(units.SCALES["_s"], _steps(data)["median_s"].dropna())
 
     def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ def time(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 
 
 def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-    """Credited FLOP/s along a length, under the device's ceiling."""
+    """Draw credited FLOP/s along a length, under the device's ceiling."""
     unit = units.best_unit(units.SCALES["_flops_per_s"], data["ceiling_flops_per_s"].dropna())
 
     def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
@@ -142,9 +142,9 @@ def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 
 
 def memory(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-    """Peak memory along a length: measured, and (dotted) as the cost model predicts it, also where it did not fit.
+    """Draw peak memory along a length: measured, and (dotted) predicted by the cost model, also where it did not fit.
 
-    A cell that did not fit has a peak too, but of what it had before it failed: that is no point of the curve.
+    A cell that did not fit has a peak from before it failed, which is not a point of the curve.
     """
     unit = units.best_unit(units.SCALES["_bytes"], data["peak_allocated_bytes"].dropna().astype(float))
 
@@ -160,7 +160,7 @@ def memory(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 
 
 def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-    """Every step in the order in which it was taken, warm-up too; the slowest at each place says why it was slow."""
+    """Draw every step in order, warm-up included; the slowest at each position is labelled with its causes."""
     measured = [r for r in records if r.is_timing and r.measurement and r.measurement.timed][:MOST_CURVES]
     labels = dict(zip(data["record"], _labels(data, varying(data)[0]), strict=True))
     drawn, axes = _axes(4.2)
@@ -194,7 +194,7 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 
 
 def causes(sample: Sample, highest_clock_hz: float | None) -> list[str]:
-    """What was recorded of a step that makes it slow; empty where nothing was."""
+    """Return the recorded causes of a slow step; empty if none were recorded."""
     found = []
     if sample.compiles or sample.compile_s:
         spent = f" {units.human(sample.compile_s, 's')}" if sample.compile_s else ""
@@ -216,8 +216,8 @@ def _runs_along(data: pd.DataFrame, column: str) -> bool:
 
 
 def _has_parts(data: pd.DataFrame) -> bool:
-    """Whether steps have several phases, and these are not measured one by one as well."""
-    if data["workload"].iloc[0] == COLLECTIVE:  # what they measure is one of them
+    """Return whether steps have several phases that are not also measured one by one."""
+    if data["workload"].iloc[0] == COLLECTIVE:  # only one of its phases is the measurement
         return False
     one_by_one = data["workload"].iloc[0] == "attention" and set(data["mode"]) != {Mode.FORWARD_BACKWARD}
     return not one_by_one and len(cols.phases_of(data)) > 2
@@ -234,7 +234,7 @@ def _filled_by(workload: str) -> Callable[[pd.DataFrame], bool]:
 def _of(
     drawn_by: Callable[[Sequence[RunRecord]], Figure],
 ) -> Callable[[Sequence[RunRecord], pd.DataFrame], Figure]:
-    """Make a figure that needs no frame one of KINDS."""
+    """Adapt a figure that needs no frame to the signature of KINDS."""
 
     def draw(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
         return drawn_by(records)
@@ -268,7 +268,7 @@ Draw = Callable[["Axes", list[float], "pd.DataFrame", dict[str, Any]], None]
 
 
 def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -> Figure:
-    """One panel for each mode, in it one curve for each backend along the length; repeats become their median."""
+    """Draw a panel for each mode, with a curve for each backend along the length; repeats become their median."""
     from matplotlib.figure import Figure
 
     along = str(_along(data))
@@ -299,9 +299,9 @@ def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -
 
 
 def _apart(rows: pd.DataFrame, along: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(names that tell curves apart, those that do not: sizes that are fixed by `along` and the others)."""
+    """Return (names that distinguish curves, names that do not: sizes determined by `along` and the other names)."""
     apart, fixed = [*names], []
-    for name in (n for n in reversed(SIZES) if n in apart):  # what follows from others is the first to go
+    for name in (n for n in reversed(SIZES) if n in apart):  # derived columns are dropped first
         others = [along, "mode", *(n for n in apart if n != name)]
         if (rows.groupby(others, dropna=False)[name].nunique() <= 1).all():
             apart.remove(name)
@@ -310,7 +310,7 @@ def _apart(rows: pd.DataFrame, along: str, names: Sequence[str]) -> tuple[list[s
 
 
 def _axis_title(along: str, with_it: Sequence[str]) -> str:
-    """What changes with the length is said, but for what is only another name of it or follows from it."""
+    """Return the axis title with the columns that change along it, except aliases and derived ones."""
     title = {"seq": "sequence length", "seq_len": "sequence length"}.get(along, layout.title(along))
     spoken = (*LENGTHS, "context_length") if along == "size" else LENGTHS
     others = " and ".join(layout.title(name) for name in with_it if name in spoken)
@@ -322,7 +322,7 @@ def _style(label: str, color: str, marker: str) -> dict[str, Any]:
 
 
 def _log_log(axes: Axes, title: str, places: Mapping[Any, float], panels: int) -> None:
-    """Both axes logarithmic, but for names, which stand in a row."""
+    """Make both axes logarithmic, except for names, which are evenly spaced."""
     from matplotlib.ticker import LogLocator
 
     if names := [str(what) for what in places if isinstance(what, str)]:
@@ -340,7 +340,7 @@ def _log_log(axes: Axes, title: str, places: Mapping[Any, float], panels: int) -
 
 
 def _along(data: pd.DataFrame) -> str | None:
-    """What a curve runs along: the first length that varies within one size, else the sizes themselves."""
+    """Return the column that a curve runs along: the first length that varies within one size, else the sizes."""
     sizes = data.groupby("size", dropna=False)
     varied = (name for name in LENGTHS if (sizes[name].nunique() > 1).any())
     return next(varied, "size" if data["size"].nunique() > 1 else None)
@@ -351,12 +351,12 @@ def _steps(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_phase(data: pd.DataFrame, phase: str, cells: pd.DataFrame) -> pd.DataFrame:
-    """The rows of one phase for each of the cells, empty where a cell has none."""
+    """Return the rows of one phase for each of the cells, empty where a cell has none."""
     return data[data["phase"] == phase].set_index("record").reindex(cells["record"])
 
 
 def _labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
-    """`small · ctx 256 · naive` for each row; a legend leaves out what begins with an underscore."""
+    """Return labels like `small · ctx 256 · naive`; a legend omits labels that start with an underscore."""
     said = (" · ".join(_spoken(n, row[n]) for n in names) for row in data[[*names]].to_dict("records"))
     return [f" {label}" if label.startswith("_") else label for label in said]
 
@@ -377,6 +377,6 @@ def _why(cell: dict[Any, Any]) -> str:
 
 
 def subject(data: pd.DataFrame) -> str:
-    """`train_step on NVIDIA H200`."""
+    """Return the subject of a figure: `train_step on NVIDIA H200`."""
     devices = data["device_name"].dropna().unique()
     return plain(f"{data['workload'].iloc[0]}" + (f" on {devices[0]}" if len(devices) == 1 else ""))

@@ -1,7 +1,7 @@
 """Figures from records: `save(records, "figure.svg")`, `figure(records, kind)`, `svg(records, kind)` for inline use.
 
-`kinds(records)` says which of `figures.KINDS` the records can fill. The same records give the same bytes: no date,
-fixed ids. Drawn without pyplot, so that nothing global changes and no display is needed.
+`kinds(records)` returns the members of `figures.KINDS` that the records can fill. The same records give the same bytes:
+no date, fixed ids. Drawn without pyplot, so that nothing global changes and no display is needed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STYLE: Any = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same everywhere
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so it is the same everywhere
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -46,14 +46,14 @@ STYLE: Any = {
     "grid.color": GREY,
     "grid.alpha": 0.3,
     "legend.frameon": False,
-    "text.parse_math": False,  # a name may hold dollars
+    "text.parse_math": False,  # a name may contain dollar signs
     "svg.fonttype": "path",
     "svg.hashsalt": "cs_systems",
 }
 
 
 def kinds(records: Sequence[RunRecord]) -> list[str]:
-    """The figures that these records (of the workload that comes first) can fill, the most telling first."""
+    """Return the kinds of figures that these records (of their first workload) can fill, most informative first."""
     chosen = _of_one_workload(records)
     data = frame(chosen)
     timed = any(is_timed(r.config["workload"], r.config.get("profiler", CLEAN)) for r in chosen)
@@ -66,12 +66,12 @@ def _holds(records: Sequence[RunRecord], table: str | None) -> bool:
 
 
 def left_out(records: Sequence[RunRecord]) -> list[str]:
-    """The workloads that a figure of these records does not show, or has clean where they were profiled as well."""
+    """Return the workloads that a figure of these records omits, or shows clean although they were also profiled."""
     return [*by_kind(without_retried(records))][1:]
 
 
 def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool = True) -> Figure:
-    """One figure; without `kind` the most telling. ConfigError where the records cannot fill it."""
+    """Draw one figure; without `kind` the most informative. Raises ConfigError if the records cannot fill it."""
     import matplotlib
 
     if kind is not None:
@@ -91,12 +91,12 @@ def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool =
 
 
 def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None) -> None:
-    """Write a figure on white, as the file's ending says. ConfigError for an ending that is not in ENDINGS."""
+    """Write a figure on white in its ending's format. Raises ConfigError for an ending not in ENDINGS."""
     write(lambda: figure(records, kind), file)
 
 
 def check_ending(path: Path) -> str:
-    """What a figure's file ends in, without the dot. ConfigError for what is not in ENDINGS."""
+    """Return the ending of a figure's file without the dot. Raises ConfigError for one not in ENDINGS."""
     ending = path.suffix.lstrip(".")
     if ending not in ENDINGS:
         raise ConfigError(f"cannot write a figure to {str(path)!r}: end its name in .{', .'.join(ENDINGS)}")
@@ -115,7 +115,7 @@ def write(draw: Callable[[], Figure], file: str | Path) -> None:
 
 
 def svg(records: Sequence[RunRecord], kind: str, prefix: str = "") -> str:
-    """A figure as one <svg> element for a page that gives it a title: transparent, in the page's text colour.
+    """Return a figure as one <svg> element for a page that gives it a title: transparent, in the page's text colour.
 
     Its ids begin with `prefix`, so that several figures can stand in one page.
     """
@@ -134,8 +134,8 @@ def _bytes(drawn: Figure, ending: str, background: str) -> bytes:
     undated: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     out = io.BytesIO()
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box is drawn for what the font has not
-        warnings.filterwarnings("ignore", "constrained_layout not applied")  # of labels that are longer than the page
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # they are drawn as boxes
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # for labels longer than the page
         drawn.savefig(
             out, format=ending, dpi=DPI, facecolor=background, metadata=undated.get(ending, {"CreationDate": None})
         )
@@ -143,5 +143,5 @@ def _bytes(drawn: Figure, ending: str, background: str) -> bytes:
 
 
 def _of_one_workload(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """A figure compares like with like."""
+    """Return the records of one workload, because a figure compares like with like."""
     return next(iter(by_kind(without_retried(records)).values()), [])

@@ -1,4 +1,4 @@
-"""The streams of one step: what computed and what communicated when, a pair of lines a cell. Called by `figures`."""
+"""Streams of one step: computation and communication over time, a pair of lines a cell. Called by `figures`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST = 12  # cells
 
 
 def streams(records: Sequence[RunRecord]) -> Figure:
-    """Of rank 0, from the start of the step; beside each cell what of its communication is exposed and hidden."""
+    """Draw the streams of rank 0 from the start of the step, with each cell's exposed and hidden communication."""
     from matplotlib.figure import Figure
 
     told = [record for record in records if record.results.get("streams")][:MOST]

@@ -1,7 +1,7 @@
 """One self-contained HTML page of a profile: `render(view, results, title) -> str`.
 
-A timeline and an icicle of one step, drawn by profile_page.js from the view's data, and every table. Nothing is
-fetched; names from the recording are escaped, and the data is parsed as JSON, never run.
+It holds a timeline and an icicle of one step, drawn by profile_page.js from the view's data, and every table. Nothing
+is fetched; names from the trace are escaped, and the data is parsed as JSON, never run.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ ICICLE = f"""<section>
 
 
 def render(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]], title: str) -> str:
-    """The page. `view`: of `analysis.view.view`. `results`: tables by name, with `notes` and where known `overhead`, as
-    a profiled record has them."""
+    """Render the page of a profile.
+
+    view: from `analysis.view.view`. results: tables by name, with `notes` and, where known, `overhead`, as in a
+    profiled record.
+    """
     said = results["notes"]
     short = dict(zip(view["names"]["name"], view["names"]["short"], strict=True))
     tables = [
@@ -91,7 +94,7 @@ def _facts(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]]) -> str
 
 
 def _share(step: Mapping[str, int], missing: str) -> str:
-    """Of the kernel time, what belongs somewhere."""
+    """Return the share of kernel time that is attributed."""
     return f"{1 - step[missing] / step['kernel_ns']:.1%}" if step["kernel_ns"] else UNKNOWN
 
 
@@ -101,7 +104,7 @@ def _which(step: Mapping[str, Any]) -> str:
 
 
 def _limits(step: Mapping[str, Any]) -> list[str]:
-    """What the drawn step does not tell."""
+    """Return the limitations of the drawn step."""
     said = [
         f"{_time(step[key])} of {_time(step['kernel_ns'])} of kernel time in this step belong to no {what}: they are "
         "drawn hatched"
@@ -136,7 +139,7 @@ def _section(name: str, rows: Sequence[Row], notes: Sequence[str], short: Mappin
 
 
 def _shortened(table: Table, short: Mapping[str, str]) -> Table:
-    """The table with its kernels by their short names; the values keep the full ones."""
+    """Return the table with short kernel names as text; the values keep the full names."""
     columns = (
         replace(c, cells=tuple(plain(short.get(v, v)) for v in c.values)) if c.name == "kernel" else c
         for c in table.columns

@@ -1,6 +1,6 @@
-"""One self-contained HTML page of a recording: `render(records, command=None) -> str`.
+"""One self-contained HTML page of a run: `render(records, command=None) -> str`.
 
-Nothing is fetched: styles, script and figures stand in the page. Everything that a record says is escaped.
+Nothing is fetched: styles, script and figures are part of the page. All text from records is escaped.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from cs_systems.report.tables.records import doubts, tables
 from cs_systems.report.tables.table import Table
 
 FOLDER = Path(__file__).parent
-UNUSUAL = re.compile(r"[^\x20-\x7e\n]+")  # among it what turns the direction of text, in names from outside
-# The second table of a workload: everything that was measured, one row a phase.
+UNUSUAL = re.compile(r"[^\x20-\x7e\n]+")  # includes characters that change the direction of text, in names from outside
+# The second table of a workload holds all measurements, one row per phase.
 IN_FULL = (
     *("phase", "status", "n", "median_s", "mean_s", "std_s", "p10_s", "p90_s", "ci_low_s", "ci_high_s", "spread"),
     *("submit_median_s", "lag_median_s", "wall_minus_phases_s", "tokens_per_s", "model_flops", "hardware_flops"),
     *("model_flops_per_s", "hardware_flops_per_s", "mfu", "hfu", "setup_s", "compile_s", "peak_allocated_bytes"),
     *("peak_reserved_bytes", "predicted_peak_bytes", "warnings"),
 )
-AT_A_GLANCE = 6  # rows of a table that needs no filter
-MOST_CONFIGS = 200  # beyond it the page points at the records file
+AT_A_GLANCE = 6  # tables up to this many rows get no filter
+MOST_CONFIGS = 200  # above it the page refers to the records file
 
 
 def render(records: Sequence[RunRecord], command: str | None = None) -> str:
-    """The page. `command` is what made the records, where that is known. Raises ConfigError for a malformed record."""
+    """Render the page; `command` made the records, if known. Raises ConfigError for a malformed record."""
     records = without_retried(records)
     kinds = by_kind(records)
     title = escape(f"{' and '.join(kinds)} on {_machines(records)}")
@@ -58,8 +58,10 @@ def render(records: Sequence[RunRecord], command: str | None = None) -> str:
 
 
 def document(title: str, body: str, more: Sequence[str] = ()) -> str:
-    """A page that fetches nothing. `title` and `body` are HTML; `more`: names of further styles and scripts of this
-    folder, which come after those that every page has."""
+    """Return a page that fetches nothing.
+
+    title, body: HTML. more: names of further styles and scripts of this folder, placed after those of every page.
+    """
     styles, scripts = (
         "".join((FOLDER / name).read_text() for name in ("page.css", "page.js", *more) if name.endswith(kind))
         for kind in (".css", ".js")
@@ -86,7 +88,7 @@ def _printable(found: re.Match[str]) -> str:
 
 
 def script_data(value: Any) -> str:
-    """JSON that ends no script and opens no comment, whatever a name in it holds."""
+    """Return JSON that ends no script and opens no comment, whatever its strings contain."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -101,7 +103,7 @@ def _machines(records: Iterable[RunRecord]) -> str:
 
 
 def _headline(records: Sequence[RunRecord]) -> str:
-    """How many cells, what became of them, and the best of what was measured."""
+    """Return the number of cells, their outcomes, and the best result."""
     statuses = Counter(r.status for r in records)
     facts = [("cells", str(len(records)))]
     if set(statuses) != {"ok"}:
@@ -149,7 +151,7 @@ def _workload(number: int, name: str, records: Sequence[RunRecord]) -> str:
 
 
 def table_html(table: Table, id: str) -> str:
-    """A sortable table that scrolls inside its own box; `data-v` holds what a column is sorted by."""
+    """Return a sortable table that scrolls inside its own box; `data-v` holds the sort key of a cell."""
     heads = "".join(_head(c) for c in table.columns)
     lines = zip(*(zip(c.cells, c.values, strict=True) for c in table.columns), strict=True)
     body = "\n".join(
@@ -176,7 +178,7 @@ def _head(column: Column) -> str:
 def _cell(column: Column, shown: tuple[str, Any]) -> str:
     text, value = shown
     if not column.numeric:
-        full = plain(str(value or ""))  # where the cell shortens it
+        full = plain(str(value or ""))  # full text, where the cell shortens it
         about = f' title="{escape(full)}"' if full and full != text else ""
         return f"<td{about}>{escape(text)}</td>"
     value = value[0] if isinstance(value, tuple) else value
@@ -198,7 +200,7 @@ def _doubts(records: Sequence[RunRecord]) -> str:
 
 
 def _failures(records: Iterable[RunRecord]) -> str:
-    """Each reason once, with the cells that it is about."""
+    """Return each reason once, with the cells that it concerns."""
     cells: dict[tuple[str, str], list[str]] = {}
     for r in records:
         if r.status != "ok":
@@ -212,7 +214,7 @@ def _failures(records: Iterable[RunRecord]) -> str:
 
 
 def _environment(records: Iterable[RunRecord]) -> str:
-    """Every field of the environments, with all its values where they differ."""
+    """Return every field of the environments, with all its values where they differ."""
     known = [r.environment for r in records if r.environment]
     rows = []
     for field in fields(Environment):
@@ -235,7 +237,7 @@ def _values(name: str, values: list[Any]) -> str:
 
 
 def _reproduce(records: Sequence[RunRecord], command: str | None) -> str:
-    """The command, and each cell's configuration for Python."""
+    """Return the command, and each cell's configuration for Python."""
     configs = {r.key: r.config for r in records}
     shown = list(configs.values())[:MOST_CONFIGS]
     lines = "\n".join(escape(json.dumps(config, ensure_ascii=False)) for config in shown)

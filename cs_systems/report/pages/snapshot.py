@@ -1,6 +1,6 @@
 """One self-contained HTML page of a memory snapshot: `render(view, tables, heading, title) -> str`.
 
-What was allocated over time, stacked by category, and the segments at the end, drawn by snapshot_page.js from the
+It shows allocations over time, stacked by category, and the segments at the end, drawn by snapshot_page.js from the
 view's data, and every table. Nothing is fetched; names are escaped, and the data is parsed as JSON, never run.
 """
 
@@ -23,8 +23,10 @@ Tables = Mapping[str, tuple[Sequence[Row], Sequence[str]]]
 
 
 def render(view: Mapping[str, Any], tables: Tables, heading: Sequence[str], title: str) -> str:
-    """The page. `view`: of `analysis.memory_view.view`. `tables`: rows and what is said under them, by name.
-    `heading`: what is said of all, a line each."""
+    """Render the page of a memory snapshot.
+
+    view: from `analysis.memory_view.view`. tables: rows and their notes, by name. heading: lines above all tables.
+    """
     body = f"""<header>
 <h1>{escape(plain(title))}</h1>
 {_facts(view)}
@@ -79,7 +81,7 @@ def _facts(view: Mapping[str, Any]) -> str:
 
 
 def _limits(view: Mapping[str, Any]) -> list[str]:
-    """What the page leaves out."""
+    """Return what the page omits."""
     said = []
     if rest := view["rest"]["allocations"]:
         said.append(

@@ -1,4 +1,4 @@
-"""A column of a table, from its name: `median_s`, in another unit `median_ms`, of a certain phase `backward.median_ms`.
+"""Columns of a table by name: `median_s`, in another unit `median_ms`, of a certain phase `backward.median_ms`.
 
 Besides the frame's columns there are `range_s` (p10 … p90) and `note`, which the table makes.
 """
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"
 NAMES = (*CELL_COLUMNS, *PHASE_COLUMNS, "range_s", "note")
-# A column leaves the unit that it shares with others where its median would be less of it than this.
+# A column switches from the unit that it shares with others if its median would be less than this in it.
 VANISHES = 1 / 50
 
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table: `cells` for a person, `values` what they were made of, in base units unless the name says.
+    """Column of a table: `cells` are text, `values` their data, in base units unless the name has another unit.
 
-    Whatever a person reads is printable, whoever named it.
+    All text is printable, whatever the names in it contain.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a column's name asks for. `phase` None: the row's own. `unit` None: whatever reads best."""
+    """Parsed name of a column; `phase` None means the row's own, `unit` None the most readable one."""
 
     name: str
     phase: str | None
@@ -70,7 +70,10 @@ class Spec:
 
 
 def parse(name: str, phases: Sequence[str]) -> Spec:
-    """`backward.median_ms` → Spec(…, "backward", "median_s", ms); ConfigError with the nearest names else."""
+    """Parse a name: `backward.median_ms` → Spec(…, "backward", "median_s", ms).
+
+    Raises ConfigError with the nearest names for an unknown one.
+    """
     phase, _, column = name.rpartition(".")
     if phase and phases:
         one_of("phase", phase, phases)
@@ -83,19 +86,22 @@ def parse(name: str, phases: Sequence[str]) -> Spec:
 
 
 def _under_heading(title: str, phases: Sequence[str]) -> str | None:
-    """The column that tables head so, but for its unit: `ranks` → `world_size`, `loss` → `loss.median_s`."""
+    """Return the column with this heading, without a unit: `ranks` → `world_size`, `loss` → `loss.median_s`."""
     headings = {layout.title(name): name for name in NAMES}
     return headings.get(title) or (f"{title}.median_s" if title in phases else None)
 
 
 def phases_of(frame: pd.DataFrame) -> list[str]:
-    """In the order of a step, whichever record has them all; what is no phase of training stays where it comes."""
+    """Return the phases in the order of a step, whichever record has them all; other phases come last."""
     order: dict[str, int] = {phase: place for place, phase in enumerate(Phase)}
     return sorted(dict.fromkeys(frame["phase"].dropna()), key=lambda phase: order.get(phase, len(order)))
 
 
 def values(spec: Spec, rows: pd.DataFrame, whole: pd.DataFrame) -> list[Any]:
-    """A value in base units for each of `rows`, None where unknown; (p10, p90) for range_s. `whole` has all phases."""
+    """Return a value in base units for each of `rows`, None if unknown; (p10, p90) for range_s.
+
+    whole: has all phases.
+    """
     if spec.column == "range_s":
         ends = (values(Spec(end, spec.phase, end, None), rows, whole) for end in ("p10_s", "p90_s"))
         return [None if None in pair else pair for pair in zip(*ends, strict=True)]
@@ -106,10 +112,10 @@ def values(spec: Spec, rows: pd.DataFrame, whole: pd.DataFrame) -> list[Any]:
 
 
 def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[Column]:
-    """The named columns of `rows`; those of one quantity share a unit where that stays readable."""
+    """Return the named columns of `rows`; those of one quantity share a unit where that stays readable."""
     specs = [parse(name, phases_of(whole)) for name in names]
     found = [values(spec, rows, whole) for spec in specs]
-    largest: dict[str | None, float] = {}  # the largest median among the columns of one quantity: it chooses their unit
+    largest: dict[str | None, float] = {}  # suffix of a quantity → its largest median, which sets the unit
     for spec, column in zip(specs, found, strict=True):
         if spec.unit is None:
             largest[spec.suffix] = max(largest.get(spec.suffix, 0.0), _middle(column))
@@ -117,7 +123,7 @@ def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[
     made = []
     for spec, column in zip(specs, found, strict=True):
         unit = spec.unit or _shared_unit(spec, column, largest[spec.suffix])
-        if spec.column == "size_bytes" and spec.unit is None:  # messages go from KiB to GiB: each in its own unit
+        if spec.column == "size_bytes" and spec.unit is None:  # sizes from KiB to GiB need a unit each
             unit, cells = None, tuple(UNKNOWN if v is None else readable_bytes(v) for v in column)
         else:
             cells = tuple(text(v, unit) for v in column)
@@ -129,7 +135,7 @@ def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[
 
 
 def unit_for(spec: Spec, column: list[Any]) -> units.Unit | None:
-    """The unit that the name asks for, or the one that suits these values; None for what has no unit."""
+    """Return the unit in the name, or the one that suits these values; None for a column without a unit."""
     return spec.unit or _shared_unit(spec, column, _middle(column))
 
 
@@ -142,7 +148,7 @@ def _shared_unit(spec: Spec, column: list[Any], largest: float) -> units.Unit | 
 
 
 def _middle(column: Iterable[Any]) -> float:
-    """The median magnitude of a column, 0 where nothing is known."""
+    """Return the median magnitude of a column, 0 if nothing is known."""
     return median([abs(v) for v in _numbers(column)] or [0.0])
 
 
@@ -152,7 +158,7 @@ def _numbers(column: Iterable[Any]) -> list[float]:
 
 
 def _title(spec: Spec, shown_phases: list[str]) -> str:
-    """A median goes by its phase's name; other columns name the phase only where it is not the row's own."""
+    """Return the heading: a median's is its phase; others name the phase only if it is not the row's own."""
     if spec.column == "median_s":
         return spec.phase or (shown_phases[0] if len(shown_phases) == 1 else "median")
     title = layout.title(spec.column)
@@ -160,7 +166,7 @@ def _title(spec: Spec, shown_phases: list[str]) -> str:
 
 
 def legend(spec: Spec, rows: pd.DataFrame) -> str:
-    """What a column means, where its heading does not say it."""
+    """Return the meaning of a column, if its heading does not explain it."""
     column = spec.column
     said = layout.LEGENDS.get(spec.name, layout.LEGENDS.get(column, ""))
     if (rows["world_size"] > 1).any():
@@ -181,7 +187,7 @@ def _in_unit(value: Any, unit: units.Unit | None) -> Any:
 
 
 def text(value: Any, unit: units.Unit | None) -> str:
-    """One value as a person reads it."""
+    """Format one value."""
     if value is None:
         return UNKNOWN
     if isinstance(value, tuple):

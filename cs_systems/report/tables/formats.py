@@ -1,6 +1,6 @@
-"""A Table as text, one function a format: `FORMATS[name](tables, width, color) -> str`.
+"""Table as text, one function per format: `FORMATS[name](tables, width, color) -> str`.
 
-Every cell, heading, caption and note is escaped for its format: what a record says is data.
+Every cell, heading, caption and note is escaped for its format, because text from records is data.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 DEFAULT_WIDTH = 80
-WRAP_WIDTH = 22  # a terminal's columns of text may wrap down to this
-NARROW_WIDTH = 12  # and to this, where they do not fit otherwise
+WRAP_WIDTH = 22  # text columns of a terminal may wrap down to this width
+NARROW_WIDTH = 12  # and to this, if they do not fit otherwise
 SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
 STATUS_STYLE = {"oom": "yellow", "unavailable": "yellow"}
 
 
 def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    """As many of the default columns as fit, the caption above, the notes below."""
+    """Format tables for a terminal: the default columns that fit, the caption above, the notes below."""
     from rich.text import Text
 
     out = io.StringIO()
@@ -60,7 +60,7 @@ def _console(out: io.StringIO, width: int, color: bool) -> Console:
 
 
 def _fitting(table: Table, width: int) -> tuple[list[Column], list[Column]]:
-    """(columns that fit, columns that were left out): the table's optional ones leave in their order."""
+    """Return (columns that fit, columns left out); optional columns are dropped in their order."""
     columns, left_out = list(table.columns), []
     for name in table.optional:
         if _least(columns) <= width:
@@ -75,13 +75,13 @@ def _least(columns: Sequence[Column], wrap: int = WRAP_WIDTH) -> int:
 
 
 def _room(columns: Sequence[Column], width: int, wrap: int) -> int:
-    """The width that a table may take: more than the terminal has, rather than a number that is cut."""
+    """Return the width that a table may take, more than the terminal's if a number would be cut otherwise."""
     least = _least(columns, wrap)
     return width if least <= width else least + len(columns)
 
 
 def _width(column: Column, wrap: int) -> int:
-    """The least width of a column: numbers and names are never cut, long texts may wrap between words."""
+    """Return the least width of a column: numbers and names are never cut, long texts may wrap between words."""
     texts = (SHORT.get(column.title, column.title), column.unit, *column.cells)
     longest = max(map(len, texts))
     if column.numeric:
@@ -106,7 +106,7 @@ def _rich(table: Table, columns: Sequence[Column], wrap: int) -> RichTable:
 
 
 def markdown(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    """GitHub's tables."""
+    """Format tables as GitHub's Markdown."""
     from tabulate import tabulate
 
     parts = []
@@ -125,7 +125,7 @@ def markdown(tables: Sequence[Table], width: int | None, color: bool) -> str:
 
 
 def latex(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    r"""Floats with booktabs rules (`\usepackage{booktabs}`), notes as a list under the table."""
+    r"""Format tables as floats with booktabs rules (`\usepackage{booktabs}`), with notes as a list under the table."""
     parts = []
     for table in tables:
         align = "".join("r" if c.numeric else "l" for c in table.columns)
@@ -142,7 +142,7 @@ def latex(tables: Sequence[Table], width: int | None, color: bool) -> str:
 
 
 def typst(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    """Figures with a table each. All text stands in string literals, where Typst knows two special characters only."""
+    """Format tables as Typst figures; text is in string literals, which have only two special characters."""
     parts = []
     for table in tables:
         align = ", ".join("right" if c.numeric else "left" for c in table.columns)
@@ -157,7 +157,7 @@ def typst(tables: Sequence[Table], width: int | None, color: bool) -> str:
 
 
 def comma_separated(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    """For other programs: columns under their own names, values in base units and in full, unknown empty, no notes.
+    """Format tables as CSV: columns by their own names, full values in base units, unknown empty, no notes.
 
     A text that a spreadsheet would take for a formula gets an apostrophe in front; numbers stay as they are.
     """
@@ -169,7 +169,7 @@ def comma_separated(tables: Sequence[Table], width: int | None, color: bool) -> 
         names, columns = [], []
         for c in table.columns:
             phase, dot, name = c.name.rpartition(".")
-            is_range = name.startswith("range_")  # backward.range_ms: backward.p10_ms and backward.p90_ms
+            is_range = name.startswith("range_")  # backward.range_ms becomes backward.p10_ms and backward.p90_ms
             ends = [phase + dot + name.replace("range", end, 1) for end in ("p10", "p90")] if is_range else [c.name]
             names += ends
             columns += [[_csv(v[i] if isinstance(v, tuple) else v) for v in c.values] for i in range(len(ends))]
@@ -188,7 +188,7 @@ FORMATS: dict[str, Callable[[Sequence[Table], int | None, bool], str]] = {
 
 
 def _notes(table: Table, columns: Sequence[Column]) -> list[str]:
-    """What the shown columns mean, then the table's caveats."""
+    """Return the legends of the shown columns, then the table's caveats."""
     return [*dict.fromkeys(c.legend for c in columns if c.legend), *table.notes]
 
 
@@ -197,7 +197,7 @@ def _lines(table: Table) -> list[tuple[str, ...]]:
 
 
 def paragraph(text: str, format: str) -> str:
-    """Return a sentence beside the tables, escaped for its format, with its end; of CSV a row of its own."""
+    """Return a sentence beside the tables, escaped for its format, with its end; in CSV it is a row of its own."""
     if format == "csv":
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerow([text_cell(text)])
@@ -211,8 +211,11 @@ def _csv(value: object) -> object:
 
 
 def _markdown(text: str) -> str:
-    """An underscore inside a word is no emphasis, so that names stay readable. A note that begins like a list's item,
-    `- `, `+ ` or `1. `, makes no list."""
+    """Escape text for Markdown.
+
+    Underscores inside a word stay, because they are no emphasis and names stay readable. A note that begins like a
+    list's item, `- `, `+ ` or `1. `, makes no list.
+    """
     text = re.sub(r"([\\`*\[\]|~#$])", r"\\\1", text)
     text = re.sub(r"^(\d*)([-+.)])(?=[\s-])", r"\1\\\2", text)
     text = re.sub(r"(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])", r"\\_", text)
@@ -233,7 +236,7 @@ _LATEX = {
     "∞": r"\ensuremath{\infty}",
     UNKNOWN: "--",
     **{c: f"\\{c}" for c in "&%$#_{}"},
-    **{c: f"{{{c}}}" for c in "[*"},  # after the \\\\ of the row above they would be its arguments
+    **{c: f"{{{c}}}" for c in "[*"},  # after the row above, \\\\ would take them as arguments
 }
 
 

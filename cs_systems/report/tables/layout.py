@@ -1,4 +1,4 @@
-"""Which columns a table has when nobody names any, and what they are called. Data only."""
+"""Default columns of tables and their headings. Data only."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Layout:
-    """identity: what tells the cells apart, in this order; constant ones move to the caption.
-    measured: what follows the phases' times. leaves: what goes first where the terminal is too narrow.
-    has_times: whether a row shows the step's time and its phases'.
+    """Default columns of a workload's table.
+
+    identity: columns that distinguish the cells, in this order; constant ones move to the caption.
+    measured: columns after the phases' times. leaves: columns dropped first if the terminal is too narrow.
+    has_times: whether a row shows the times of the step and its phases.
     """
 
     identity: tuple[str, ...]
@@ -22,7 +24,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# How it was measured and where.
+# Conditions of the measurement.
 ENDING = _names("memory_limit_bytes device_name torch code_version seed repeat")
 LAYOUTS = {
     "train_step": Layout(
@@ -50,7 +52,7 @@ LAYOUTS = {
         identity=(*_names("collective dtype world_size size_bytes calls"), *ENDING),
         measured=_names("call_s algbw_bytes_per_s busbw_bytes_per_s link_share skew.median_s note"),
         leaves=_names("calls dtype skew.median_s algbw_bytes_per_s"),
-        has_times=False,  # a step is a meeting and several calls
+        has_times=False,  # a step is a synchronisation and several calls
     ),
 }
 OTHER = Layout(
@@ -62,13 +64,13 @@ OTHER = Layout(
     leaves=_names("model_flops_per_s tokens_per_s mfu peak_allocated_bytes"),
 )
 
-# Under these profilers a step's memory is what was measured; its time, with a synchronisation at each boundary, is not.
+# These profilers measure a step's memory; its time includes a synchronisation at each boundary.
 WATCH_MEMORY = frozenset({"memory", "memory_snapshot", "nsys_memory", "rank_memory", "residuals"})
-# Nobody asked how long a step takes under these, nor in these workloads, whose results are the numbers in their tables.
+# The step time has no meaning under these profilers, nor for these workloads, whose results are their tables.
 UNTIMED_PROFILERS = WATCH_MEMORY | {"dtypes"}
 UNTIMED_WORKLOADS = frozenset({"precision_error", "training_curve", "accumulation", "normalization"})
 OF_MEMORY = _names("peak_allocated_bytes peak_reserved_bytes predicted_peak_bytes note")
-# What they may be told of is not a doubt about a time.
+# Caveats that also concern records that are not timings.
 DOUBTS_OF_MEMORY = frozenset({"nan-loss", "no-tables", "shared-gpu"})
 
 
@@ -76,9 +78,9 @@ def is_timed(workload: str, profiler: str) -> bool:
     return workload not in UNTIMED_WORKLOADS and profiler not in UNTIMED_PROFILERS
 
 
-# A column that only repeats another says nothing.
+# A column that only repeats the other one is left out.
 ECHOES = {"seq_len": "context_length", "heads_kv": "heads", "seq_k": "seq", "executed_d_head": "d_head"}
-# Constants that a caption need not say, and values that mean "nothing special".
+# Constants that a caption omits, and values that mean "nothing special".
 SILENT_COLUMNS = frozenset({"device_name", "code_version", "seed", "repeat", "keep_graph", "align"})
 SILENT_VALUES = frozenset({"none", "default", "single"})
 ONE_RANK = {"world_size": 1}
@@ -121,7 +123,7 @@ TITLES = {
     "peak_reserved_bytes": "reserved",
     "predicted_peak_bytes": "predicted",
 }
-# Legends of the columns whose names do not explain themselves; a table says those it needs.
+# Legends of the columns whose names need an explanation; a table includes those of its columns.
 LEGENDS = {
     "skew.median_s": "skew: how long the rank that waits longest took to meet the others before the calls",
     "spread": "spread: p10 to p90 over the median",
@@ -135,7 +137,7 @@ LEGENDS = {
     "hfu": "HFU: executed FLOP/s over the device's peak at that precision",
 }
 
-OF_RANKS = {  # more of a legend, where a step has several ranks
+OF_RANKS = {  # additions to a legend if a step has several ranks
     "tokens_per_s": "tokens/s: of all ranks together",
     "model_flops_per_s": ", of one rank",
     "hardware_flops_per_s": ", of one rank",
@@ -147,7 +149,7 @@ def layout(workload: str) -> Layout:
 
 
 def title(column: str) -> str:
-    """What `column` is called in a heading, without its unit."""
+    """Return the heading of `column`, without its unit."""
     from cs_systems.report import units
 
     if column in TITLES:

@@ -1,4 +1,4 @@
-"""Which tables of a profile a person is shown, with which columns, under which headings. Data, but for one question."""
+"""Tables of a profile that are shown, with their columns and headings."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ CAPTIONS = {
 
 
 def has_something(name: str, rows: Sequence[Row]) -> bool:
-    """Whether a person needs the table: of one GPU alone there is no communication."""
+    """Return whether a table is worth showing: a single GPU, for example, has no communication."""
     return bool(rows) and (name != "overlap" or any(row["communication_s"] for row in rows))
 
 
 def says_something(column: str, rows: Sequence[Row]) -> bool:
-    """Whether a person needs the column: not what is unknown throughout, nor the number of the only device."""
+    """Return whether a column is worth showing: not if it is unknown throughout or numbers the only device."""
     values = {row[column] for row in rows}
     return values != {None} and not (column == "device" and len(values) == 1)

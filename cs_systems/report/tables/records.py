@@ -1,8 +1,8 @@
 """Records as tables: `render(records, format="terminal", columns=None, pivot=None, phases=None, width=None) -> str`.
 
-A row is one record, or one phase of it with several `phases`; columns are named as `columns` says. A column
-without a phase is of the row's own, which is `step` unless asked otherwise. What holds one value throughout moves to
-the caption; each table's caveats follow it, with their remedies.
+A row is one record, or one phase of it with several `phases`; columns are named as in `columns`. A column without a
+phase refers to the row's own, which is `step` by default. A column with one value throughout moves to the caption; each
+table's caveats follow it, with their remedies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# What of a configuration is around a step, whatever that takes.
+# Fields of a configuration that apply to any step, including one that takes no configuration.
 REACHES_ANY_STEP = (
     *("device", "memory_limit_bytes", "precision", "seed"),
     *("warmup", "warmup_s", "steps", "rounds", "profiler"),
@@ -35,7 +35,7 @@ REACHES_ANY_STEP = (
 
 @dataclass(frozen=True)
 class Doubt:
-    """A caveat and the number of cells that it is about."""
+    """Caveat and the number of cells that have it."""
 
     code: str
     count: int
@@ -55,10 +55,11 @@ def render(
     width: int | None = None,
     color: bool = False,
 ) -> str:
-    """The records as text in one of `formats.FORMATS`: a table for each workload, and its caveats.
+    """Return the records as text in one of `formats.FORMATS`: a table for each workload, and its caveats.
 
     `pivot` is "ROWS:COLUMNS:VALUE", as in "size,context_length:attention:median_ms". `width` (characters) and `color`
-    are for the terminal only. CSV without columns is the whole frame. ConfigError for an unknown format, column, phase.
+    are for the terminal only. CSV without columns is the whole frame. Raises ConfigError for an unknown format, column
+    or phase.
     """
     from cs_systems.report.tables.formats import FORMATS
 
@@ -77,7 +78,7 @@ def tables(
     pivot: str | None = None,
     phases: Sequence[str] | None = None,
 ) -> list[Table]:
-    """One Table for each workload among the records, in order of appearance; what was profiled stands apart."""
+    """Return one Table per workload among the records, in order of appearance; profiled ones are separate."""
     made = []
     for chosen in by_kind(without_retried(records)).values():
         chosen = [_without_doubts_of_time(record) for record in chosen]
@@ -91,21 +92,21 @@ def tables(
 
 
 def _without_doubts_of_time(record: RunRecord) -> RunRecord:
-    """The record without the caveats of a timing, where it is none."""
+    """Return the record without the caveats of a timing, if it is not a timing."""
     if layout.is_timed(record.config["workload"], record.config.get("profiler", CLEAN)):
         return record
     return replace(record, warnings=tuple(w for w in record.warnings if w.code in layout.DOUBTS_OF_MEMORY))
 
 
 def _elsewhere(whole: pd.DataFrame) -> list[str]:
-    """Where to find what these rows cannot show."""
+    """Return where to find what these rows cannot show."""
     if _is_timed(whole) or _profiler(whole) in layout.WATCH_MEMORY:
         return []
     return ["what was found: cs-systems precision --show DIR"]
 
 
 def _same_step(records: Sequence[RunRecord]) -> list[str]:
-    """Of a step that takes no configuration: which rows nothing but chance tells apart."""
+    """Return a note on rows that differ only by chance, for a step that takes no configuration."""
     plain_steps = (r for r in records if any(ran.get("takes_config") is False for ran in r.results.get("ran", ())))
     cells = {record.run_config for record in plain_steps}
     alike = Counter(tuple(getattr(cell, name) for name in REACHES_ANY_STEP) for cell in cells)
@@ -119,7 +120,7 @@ def _same_step(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _rows(whole: pd.DataFrame, phases: Sequence[str] | None) -> pd.DataFrame:
-    """The rows of the phases asked for, and of records without any, in the order of what tells the cells apart."""
+    """Return the rows of the given phases, and of records without any, sorted by the columns that vary."""
     known = cols.phases_of(whole)
     for phase in phases or ():
         if known:
@@ -129,12 +130,12 @@ def _rows(whole: pd.DataFrame, phases: Sequence[str] | None) -> pd.DataFrame:
 
 
 def in_order(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of one workload sorted by what tells them apart."""
+    """Sort rows of one workload by the columns that distinguish them."""
     return rows.sort_values(varying(rows)[0], key=_sort_key, kind="stable").reset_index(drop=True)
 
 
 def _sort_key(column: pd.Series) -> pd.Series:
-    """Numbers by size, model sizes from small to large, other names by first appearance."""
+    """Return sort keys: numbers by size, model sizes from small to large, other names by first appearance."""
     import pandas as pd
 
     if pd.api.types.is_numeric_dtype(column):
@@ -146,14 +147,14 @@ def _sort_key(column: pd.Series) -> pd.Series:
 
 
 def _size_rank(label: str) -> tuple[int, bool]:
-    """`large+num_layers=32` comes after `large`, before `xl`; what is no preset comes last."""
+    """Return a sort key that puts `large+num_layers=32` after `large`, before `xl`; unknown sizes come last."""
     name, _, _ = label.partition("+")
     order = [*PRESETS]
     return (order.index(name) if name in PRESETS else len(order), label != name)
 
 
 def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """(columns that tell the cells apart, columns that hold one known value), without those that only echo another."""
+    """Return (columns that distinguish the cells, columns with one known value), without those that repeat another."""
     apart, constant = [], []
     for name in layout.layout(whole["workload"].iloc[0]).identity:
         if (echo := layout.ECHOES.get(name)) and not (whole[name] != whole[echo]).fillna(False).any():
@@ -182,14 +183,17 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
     times = [*beside, "median_s"] if chosen.has_times else []
     names = [*asked] if asked else [*apart, *times, *chosen.measured]
     made = cols.make(names, rows, whole)
-    if not asked:  # a default of which nothing is known is noise; what was asked for is shown empty
+    if not asked:  # an unknown default column is noise; a requested one is shown empty
         made = [c for c in made if c.name in apart or not c.says_nothing]
     caption = _caption(rows, [c for c in constant if c not in names], shown)
     return Table(caption, tuple(made), tuple(notes), tuple(rows["status"]), () if asked else chosen.leaves)
 
 
 def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -> str:
-    """`train_step on NVIDIA H200; precision bf16, batch 4 throughout; medians of 10 steps by the wall clock`."""
+    """Return the caption of a table.
+
+    Example: `train_step on NVIDIA H200; precision bf16, batch 4 throughout; medians of 10 steps by the wall clock`.
+    """
     what = str(rows["workload"].iloc[0])
     if "device_name" in constant:
         what += f" on {rows['device_name'].iloc[0]}"
@@ -219,7 +223,7 @@ def _is_timed(rows: pd.DataFrame) -> bool:
 
 
 def _profiler(rows: pd.DataFrame) -> str:
-    """Under which the rows of one table were taken; CLEAN: none."""
+    """Return the profiler of the rows of one table; CLEAN if none."""
     return str(rows["profiler"].fillna(CLEAN).iloc[0])
 
 
@@ -230,7 +234,7 @@ def _named(column: str, value: Any) -> str:
 
 
 def _note(row: Mapping[Any, Any], marks: Mapping[tuple[str, str | None], str]) -> str:
-    """Why a row has no number (with the predicted peak for one that did not fit), or the codes of its caveats."""
+    """Return why a row has no number (with the predicted peak if it did not fit), or the codes of its caveats."""
     if row["status"] == "ok":
         return row["warnings"] or ""
     mark = marks[row["status"], row["reason"]]
@@ -241,7 +245,7 @@ def _note(row: Mapping[Any, Any], marks: Mapping[tuple[str, str | None], str]) -
 
 
 def _failure_marks(records: Iterable[RunRecord]) -> dict[tuple[str, str | None], str]:
-    """What a row says for its whole reason below: the status, numbered where one status has several reasons."""
+    """Return the short mark of each reason in a row: the status, numbered if one status has several reasons."""
     reasons: dict[str, dict[str | None, None]] = {}
     for record in records:
         if record.status != "ok":
@@ -259,7 +263,7 @@ def _failures(records: Iterable[RunRecord], marks: Mapping[tuple[str, str | None
 
 
 def doubts(records: Iterable[RunRecord]) -> list[Doubt]:
-    """Each caveat once, in order of appearance: messages with one remedy, which may differ in their numbers."""
+    """Return each caveat once, in order of appearance, merging messages with one remedy that differ in numbers."""
     said: dict[tuple[str, str], list[str]] = {}
     for record in records:
         for caveat in record.warnings:
@@ -275,7 +279,10 @@ def _cells(count: int) -> str:
 
 
 def _pivoted(whole: pd.DataFrame, rows: pd.DataFrame, pivot: str, notes: Sequence[str]) -> Table:
-    """One column for each value of COLUMNS. A cell without a number shows its status, repeats their median."""
+    """Return a pivot table with a column for each value of COLUMNS.
+
+    A cell without a number shows its status; repeats show their median.
+    """
     index, across, value = _parse_pivot(pivot, cols.phases_of(whole))
     _refuse_mixture(rows, {s.column for s in (*index, *across)}, varying(whole)[0])
     found = cols.values(value, rows, whole)
@@ -311,13 +318,13 @@ def _parse_pivot(pivot: str, phases: Sequence[str]) -> tuple[list[Spec], list[Sp
 
 
 def _middle(found: list[Any]) -> Any:
-    """The (lower) median of a cell's repeats; its status where none has a number; None where there is no such cell."""
+    """Return the (lower) median of a cell's repeats; its status if none has a number; None if there is no such cell."""
     numbers = sorted(v for v in found if not isinstance(v, str))
     return numbers[(len(numbers) - 1) // 2] if numbers else next(iter(found), None)
 
 
 def _refuse_mixture(rows: pd.DataFrame, used: set[str], apart: list[str]) -> None:
-    """Cells that differ in something else must not be merged in silence; repeats of one cell may."""
+    """Raise ConfigError if cells that differ in another column would be merged; repeats of one cell may be."""
     for name in (*apart, "phase"):
         if name not in used and name != "repeat":
             measured = rows.dropna(subset=["phase"])

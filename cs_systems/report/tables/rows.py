@@ -1,6 +1,6 @@
 """Plain rows (a `results` table, a comparison) in any of the formats: `render_rows(rows, format, caption) -> str`.
 
-A column's unit comes from the end of its name, as everywhere: `ratio_low` has none, `a_median_s` gets what reads best.
+The end of a column's name sets its unit: `ratio_low` has none, `a_median_s` gets the most readable one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ def render_rows(
     alike: Sequence[str] = (),
     optional: Sequence[str] = (),
 ) -> str:
-    """The rows as one table, of the first one's columns. `titles`: column → heading, where names are not
-    enough, shown as it is. `alike`: columns that one compares with each other, so they get one unit.
-    `optional`: what a narrow terminal may leave out, in this order.
+    """Return the rows as one table with the columns of the first row.
+
+    titles: column → heading, where names are not enough, shown unchanged. alike: columns to compare with each other,
+    which share a unit. optional: columns that a narrow terminal may drop, in this order.
     """
     write = FORMATS[one_of("format", format, FORMATS)]
     table = table_of(rows, caption, notes, titles, alike)
@@ -43,7 +44,7 @@ def table_of(
     titles: dict[str, str] | None = None,
     alike: Sequence[str] = (),
 ) -> Table:
-    """The rows of plain values as what every format is made from."""
+    """Return plain rows as a Table, which every format takes."""
     names = list(rows[0]) if rows else []
     shared = [row[name] for row in rows for name in alike]
     columns = tuple(
@@ -54,7 +55,7 @@ def table_of(
 
 
 def _column(name: str, title: str | None, rows: Sequence[Row], scale: Sequence[object]) -> Column:
-    """`scale`: the values whose size decides the unit."""
+    """Return one column; `scale` holds the values that set the unit."""
     values = tuple(row[name] for row in rows)
     numbers = [float(v) for v in scale if isinstance(v, int | float) and not isinstance(v, bool)]
     suffix = units.base_suffix(name)

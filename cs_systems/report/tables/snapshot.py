@@ -1,4 +1,4 @@
-"""Which tables of a memory snapshot a person is shown, with which columns, under which headings. Data."""
+"""Tables of a memory snapshot that are shown, with their columns and headings. Data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One table, ready for any format."""
+"""Table that any format can render."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cs_systems.report.tables.columns import Column
 
 @dataclass(frozen=True)
 class Table:
-    """One table, ready for any format. `statuses`: one a row. `optional`: what a narrow terminal may leave out."""
+    """Table that any format can render; `statuses`: one a row; `optional`: columns that a narrow terminal may drop."""
 
     caption: str
     columns: tuple[Column, ...]
