@@ -35,7 +35,7 @@ format: $(INSTALLED)  ## let ruff repair what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-readme: $(INSTALLED)  ## the README's headline table again, from the committed records
+readme: $(INSTALLED)  ## the tables of README.md and docs/results.md again, from the committed records
 	$(BIN)/python scripts/readme_table.py
 
 studies: $(INSTALLED)  ## every study at the size that fits this machine; again: goes on with the rest

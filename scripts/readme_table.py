@@ -1,11 +1,12 @@
-"""Put the tables of README.md into it, from committed records.
+"""Put the tables of README.md and docs/results.md into them, from committed records.
 
 Question: what does a training step of each model size take on one H200, and how far is that from the chip's peak? How
     fast is our attention there beside its peers, and a step on two?
 Method: of the records of scripts/studies/step_time.py, the presets' training steps at one context, naive attention;
     and those of scripts/benchmarks/attention_peers.py, medians of forward and backward together; what
     scripts/benchmarks/ddp_variants.py and fsdp_launches.py left of a model on two GPUs, each with its own `alone`.
-Output: the parts of README.md between the `headline`, the `attention` and the `parallel` marks.
+Output: the part of README.md between the `headline` marks, and those of docs/results.md between the `attention` and the
+    `parallel` marks.
 
     python scripts/readme_table.py            # or: make readme
 """
@@ -107,26 +108,32 @@ def parallel(root: Path) -> str:
     return f"{PARALLEL}\n{render_rows(rows, 'markdown', '2.7B on two H200s: steps')}"
 
 
-def filled(readme: str) -> str:
-    """README.md's text with its tables anew."""
+PAGES = {"README.md": ("headline",), "docs/results.md": ("attention", "parallel")}
+
+
+def filled(page: str, name: str) -> str:
+    """Return a page's text with its tables made anew. `name`: which of PAGES it is."""
     profiles = ROOT / "profiles"
-    texts = {
-        "headline": headline(profiles / STUDY),
-        "attention": attention(profiles / PEERS),
-        "parallel": parallel(profiles),
+    makers = {
+        "headline": lambda: headline(profiles / STUDY),
+        "attention": lambda: attention(profiles / PEERS),
+        "parallel": lambda: parallel(profiles),
     }
-    for name, text in texts.items():
-        head, mark, rest = readme.partition(f"<!-- {name}")
+    above = "../" * name.count("/")
+    for mark in PAGES[name]:
+        text = makers[mark]().replace("](profiles/", f"]({above}profiles/")
+        head, begin, rest = page.partition(f"<!-- {mark}")
         comment, _, tail = rest.partition("\n")
-        readme = f"{head}{mark}{comment}\n{text}{tail[tail.index(f'<!-- /{name} -->') :]}"
-    return readme
+        page = f"{head}{begin}{comment}\n{text}{tail[tail.index(f'<!-- /{mark} -->') :]}"
+    return page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(argv)
-    file = ROOT / "README.md"
     try:
-        file.write_text(filled(file.read_text(encoding="utf-8")), encoding="utf-8")
+        for name in PAGES:
+            file = ROOT / name
+            file.write_text(filled(file.read_text(encoding="utf-8"), name), encoding="utf-8")
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

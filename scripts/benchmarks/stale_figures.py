@@ -31,35 +31,19 @@ CALL = (*CLOCK, "cs_systems/workloads/attention.py", "cs_systems/workloads/_call
 GPU_KERNELS = (
     *("cs_systems/attention/flash_cuda.py", "cs_systems/attention/flash_gluon.py", "cs_systems/attention/_hopper.py"),
     *("cs_systems/attention/flash_attn.py", "cs_systems/attention/_sdpa.py", "cs_systems/kernels/cuda/driver.py"),
-    *(
-        "cs_systems/kernels/cuda/launch.py",
-        "cs_systems/kernels/cuda/launch_forward.py",
-        "cs_systems/kernels/cuda/*",
-    ),
-    *("cs_systems/kernels/gluon/launch*.py", "cs_systems/kernels/layout.py"),
+    "cs_systems/kernels/cuda/*",
+    *("cs_systems/kernels/gluon/*", "cs_systems/kernels/layout.py"),
 )
 DATA_PARALLEL = (
     *("cs_systems/parallel/ddp_*.py", "cs_systems/parallel/torch_ddp.py", "cs_systems/parallel/_data_parallel.py"),
     *("cs_systems/parallel/_collectives.py", "cs_systems/parallel/_sender.py"),
 )
 SHARDED = (
-    *("cs_systems/parallel/fsdp/__init__.py", "cs_systems/parallel/_fsdp_*.py", "cs_systems/parallel/torch_fsdp2.py"),
+    *("cs_systems/parallel/fsdp/*", "cs_systems/parallel/torch_fsdp2.py"),
     "cs_systems/parallel/_collectives.py",
 )
-PROFILE = tuple(
-    f"cs_systems/analysis/{name}.py"
-    for name in (
-        *("read", "nsys", "kineto", "trace", "names", "families", "attribution", "sequence", "profile", "tables"),
-        *("gaps", "stalls", "host", "overlap"),
-    )
-)
-SNAPSHOT = tuple(
-    f"cs_systems/analysis/{name}.py"
-    for name in (
-        *("unpickle", "snapshot", "allocations", "sites", "memory_phases", "memory_categories", "memory_tables"),
-        *("memory_view", "tensor_names"),
-    )
-)
+PROFILE = ("cs_systems/traces/*",)
+SNAPSHOT = ("cs_systems/snapshots/*",)
 PAGES = ("cs_systems/report/pages/chart.js", "cs_systems/report/pages/page.css", "cs_systems/report/pages/page.js")
 VERDICTS = (*CLOCK, "cs_systems/comparison/runs.py", "cs_systems/runtime/execute.py", "scripts/benchmarks/verdicts.py")
 
@@ -71,7 +55,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         *(
             "cs_systems/attention/flash_triton.py",
             "cs_systems/attention/_sdpa.py",
-            "cs_systems/kernels/triton/launch*.py",
+            "cs_systems/kernels/triton/*",
         ),
     ),
     "profiles/attention_h200/peers/table.md": (*CALL, *GPU_KERNELS, "scripts/benchmarks/attention_peers.py"),
@@ -98,11 +82,11 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "profiles/analyze_speed/cpu.md": (*PROFILE, "cs_systems/cli/analyze.py", "scripts/benchmarks/analyze_speed.py"),
     "profiles/memory_prediction/speed.md": (
-        *("cs_systems/formulas/*memory*.py", "cs_systems/core/checkpoint_plan.py"),
-        *("cs_systems/formulas/memory/allocator.py", "scripts/benchmarks/prediction_speed.py"),
+        *("cs_systems/formulas/memory/*", "cs_systems/core/checkpoint_plan.py"),
+        "scripts/benchmarks/prediction_speed.py",
     ),
     "profiles/snapshot_speed/cpu.md": (
-        *(*SNAPSHOT, *PAGES, "cs_systems/report/snapshot_*", "cs_systems/cli/snapshot.py"),
+        *(*SNAPSHOT, *PAGES, "cs_systems/report/pages/snapshot*", "cs_systems/cli/snapshot.py"),
         "scripts/benchmarks/snapshot_speed.py",
     ),
     "profiles/verdicts/h200/table.md": VERDICTS,

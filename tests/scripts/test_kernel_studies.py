@@ -259,13 +259,21 @@ def test_the_headline_holds_timings_alone(builders: Any, tmp_path: Path) -> None
     assert belongs == [True, False]
 
 
-def test_the_readme_holds_what_the_committed_records_say() -> None:
+@pytest.mark.parametrize(
+    ("name", "cell", "other"),
+    [
+        ("README.md", "| xl     | fp3", "| xl     | fp6"),
+        ("docs/results.md", "| 4 × 16 × 1,024 × 64", "| 5 × 16 × 1,024 × 64"),
+        ("docs/results.md", "| torch_fsdp2 ", "| torch_fsdp3 "),
+    ],
+)
+def test_a_page_holds_what_the_committed_records_say(name: str, cell: str, other: str) -> None:
     readme = importlib.import_module("readme_table")
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.filled(text) == text, "make readme"
-    altered = text.replace("| 4 × 16 × 1,024 × 64", "| 5 × 16 × 1,024 × 64").replace("| xl     | fp3", "| xl     | fp6")
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert readme.filled(text, name) == text, "make readme"
+    altered = text.replace(cell, other)
     assert altered != text
-    assert readme.filled(altered) == text
+    assert readme.filled(altered, name) == text
 
 
 def test_what_writes_the_readme_takes_no_words(capsys: pytest.CaptureFixture[str]) -> None:
