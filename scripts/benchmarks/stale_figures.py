@@ -69,9 +69,14 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "profiles/fsdp_launches/h200/host_per_parameter.md": (
         *(*STEP, *DATA_PARALLEL, *SHARDED, "scripts/benchmarks/fsdp_launches.py"),
     ),
-    "profiles/profile_page/page.png": (*PAGES, "cs_systems/report/profile_*", "cs_systems/traces/timeline.py"),
+    "profiles/profile_page/page.png": (*PAGES, "cs_systems/report/pages/profile*", "cs_systems/traces/timeline.py"),
     "profiles/profile_page/speed.md": (
-        *(*PAGES, "cs_systems/report/profile_*", "cs_systems/traces/timeline.py", "scripts/benchmarks/profile_page.py"),
+        *(
+            *PAGES,
+            "cs_systems/report/pages/profile*",
+            "cs_systems/traces/timeline.py",
+            "scripts/benchmarks/profile_page.py",
+        ),
     ),
     "profiles/overhead/h200.md": (*STEP, "scripts/benchmarks/harness_overhead.py"),
     "profiles/overhead/cpu.md": (*STEP, "scripts/benchmarks/harness_overhead.py"),
