@@ -1,8 +1,9 @@
-"""Read what a profiler recorded: which kernels, which phase, which layer, and where the GPU was idle. Takes an SQLite
-export or .nsys-rep of nsys, or a Chrome trace (.json, .json.gz) of torch.profiler; of two files, where the second
-differs. Of a .ncu-rep, what the counters tell of each kernel.
+"""Analyze a trace: kernel time by phase, family and layer, and the time the GPU was idle.
 
-Times under a profiler tell shares and causes; to know how long a step takes, use `cs-systems time`.
+Takes an SQLite export or .nsys-rep of nsys, or a Chrome trace (.json, .json.gz) of torch.profiler; for two files, shows
+how the second differs. For a .ncu-rep, shows the counters of each kernel.
+
+Times under a profiler show shares and causes; to know how long a step takes, use `cs-systems time`.
 """
 
 from __future__ import annotations

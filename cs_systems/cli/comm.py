@@ -1,8 +1,8 @@
-"""What a collective costs: latency, algbw and busbw of all-reduce, all-gather, reduce-scatter, broadcast, all-to-all.
+"""Measure collectives: latency, algbw and busbw of all-reduce, all-gather, reduce-scatter, broadcast, all-to-all.
 
-Sizes and rates are nccl-tests': the size is the bytes of the largest buffer of a rank (of all-gather what it receives,
-of reduce-scatter what it gives), algbw is size over time, busbw what a link carries. Set-up, the first call and waiting
-for a late rank are told apart from the transfer. Ranks use NCCL on GPUs, gloo on CPUs.
+Sizes and rates follow nccl-tests: the size is that of a rank's largest buffer in bytes (for all-gather the output, for
+reduce-scatter the input), algbw is size over time, busbw is the traffic of a link. Set-up, the first call and waiting
+for a late rank are shown apart from the transfer. Ranks use NCCL on GPUs, gloo on CPUs.
 """
 
 from __future__ import annotations

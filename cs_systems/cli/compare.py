@@ -1,6 +1,7 @@
-"""Hold recording B against recording A: for each cell the ratio of the times, its interval, and a verdict; for each
-cell that both hold profiled, the kernel time's difference by phase, family and layer. Of two files of a profiler
-(.sqlite, .nsys-rep, .json, .json.gz), that difference.
+"""Compare run B with baseline run A: for each cell the ratio of times, its interval and a verdict.
+
+Where both runs profiled a cell, the difference in kernel time by phase, family and layer is shown as well. For two
+traces (.sqlite, .nsys-rep, .json, .json.gz), that difference alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Say what works on this machine, what does not, and the command that would fix it.
+"""Check what works on this machine, and show the command that fixes what does not.
 
 Exit status 0 unless the main job cannot run at all.
 """

@@ -1,8 +1,10 @@
-"""Say what takes the memory of a training step: phase by phase what is allocated, reserved and in use, beside what the
-closed form says of parameters, gradients, optimizer state, activations and the rest. Nothing is timed.
+"""Show where the memory of a training step goes, phase by phase, beside the closed form. Nothing is timed.
 
-`--fits 24GiB` says by prediction alone what fits a device, the largest batch and context that do, and what to change
-first; `--best-checkpoint --budget 40GiB` finds the cheapest checkpoints that fit, and proves it by a run.
+Each phase shows allocated, reserved and used memory; the closed form gives parameters, gradients, optimizer state,
+activations and the rest.
+
+`--fits 24GiB` predicts what fits a device, the largest batch and context that do, and what to change first.
+`--best-checkpoint --budget 40GiB` finds the cheapest checkpoints that fit, and proves the choice by a run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""What each way to train on several ranks costs, and where the time goes: steps, hidden and exposed communication,
-waiting, bytes sent, memory by component, each beside its formula. Strategies are in `cs_systems/parallel`, joined by +.
+"""Compare strategies for training on several ranks: step time, communication, waiting, memory.
 
---batch-size is that of a rank: N ranks train on N times as many sequences. `single` on one rank is measured with the
-rest, as what all are compared with. Every cell is timed cleanly, and recorded apart from that (--with).
+Shows hidden and exposed communication, waiting, bytes sent, and memory by component, each beside its formula.
+Strategies are the files in `cs_systems/parallel`; join several with +.
+
+--batch-size is for each rank: N ranks train on N times as many sequences. `single` on one rank is always measured too,
+as the baseline. Each cell is timed without a profiler, and profiled separately (--with).
 """
 
 from __future__ import annotations

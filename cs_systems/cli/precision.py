@@ -1,14 +1,15 @@
-"""What a lower precision gains and what it costs: steps of fp32 and of others, timed in turn, and how far their numbers
-are from float64's. `--train-steps`: whether it still learns the same. `--explain`: from profiles, why it gains that.
-`--show DIR`: the same of what was recorded there; nothing is measured.
+"""Compare precisions: time, gain over fp32, and numerical error against float64.
 
-`--dtypes`: the dtype of parameters, of what each module takes and gives, of logits,
-loss and gradients, under each precision, and an error with its cause where the step did not run in it. The model may be
-`toy` (fc1 → relu → LayerNorm → fc2), a preset, or your own: a factory (config, device) that returns (module, inputs),
-or a function that makes a whole step.
+`--train-steps N` checks that each precision learns the same. `--explain` profiles each and explains its gain.
+`--show DIR` prints the same from the records of an earlier run; nothing is measured.
 
-`--accumulation`: what sums lose, with the ulp that explains it. `--normalization`: which step of LayerNorm, RMSNorm and
-softmax breaks in low precision, and at which size of the input.
+`--dtypes` lists the dtype of parameters, of each module's inputs and outputs, of logits, loss and gradients under each
+precision, and reports an error with its cause where a step did not run in that precision. The model is `toy` (fc1 →
+relu → LayerNorm → fc2), a preset, or your own: a factory (config, device) that returns (module, inputs), or a function
+that makes a whole step.
+
+`--accumulation` shows the error of sums in low precision, explained by units in the last place. `--normalization` shows
+which step of LayerNorm, RMSNorm and softmax fails in low precision, and at which size of the input.
 """
 
 from __future__ import annotations

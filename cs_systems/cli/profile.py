@@ -1,7 +1,9 @@
-"""Profile training steps: which kernels, which phase, which layer, and where the GPU waited. Runs the steps that `time`
-runs, under nsys or torch.profiler, with the warm-up left out, and keeps the recording for the profiler's own viewer.
+"""Profile training steps: kernel time by phase, family and layer, and the time the GPU was idle.
 
-Times under a profiler tell shares and causes; to know how long a step takes, use `cs-systems time`.
+Runs the same steps as `time` under nsys, ncu or torch.profiler, without the warm-up, and keeps the trace for the
+profiler's own viewer.
+
+Times under a profiler show shares and causes; to know how long a step takes, use `cs-systems time`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Read a CUDA memory snapshot of PyTorch, this toolkit's or any other: the peak and what it consists of, the largest
-allocations and where they were made, fragmentation, what is left at the end; of two files, where the peaks differ.
+"""Read a CUDA memory snapshot of any PyTorch program: the peak, its categories and the largest allocations.
 
-The file is read as data: a pickle that asks for anything but numbers, texts and lists is refused. To record one, call
+Also shows where allocations were made, fragmentation, and what is left at the end; for two files, how the peaks differ.
+
+The file is read as data: a pickle that holds anything but numbers, texts and lists is refused. To record one, call
 torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps.
 """
 
