@@ -101,7 +101,7 @@ def strangers(new: Iterable[Line], cells: Iterable[int], repeats: int) -> Iterat
 
 
 def wrong(line: Line, plan: Mapping[str, Any]) -> Iterator[Failure]:
-    """What the record of a faulty cell must not say."""
+    """Yield the failures in the record of a faulty cell."""
     fault, record = CATALOGUE[plan["fault"]], line.record
     where = label(plan)
     status, reason = record["status"], record.get("reason") or ""
@@ -140,7 +140,7 @@ def _forged(record: Row, where: str) -> Iterator[Failure]:
 def contaminated(
     line: Line, plan: Mapping[str, Any], expected: Mapping[str, Sequence[Mapping[str, Any]]], folder: str
 ) -> Iterator[Failure]:
-    """What an innocent cell recorded, beside what cells see in processes that nobody has touched.
+    """Yield how an innocent cell's record differs from those of cells in untouched processes.
 
     expected: place → what was seen there, of several cells.
     """
@@ -194,7 +194,7 @@ def _difference(found: Any, known: Any) -> str:
 
 
 def neutral(value: Any, folder: str) -> Any:
-    """What was seen, without the name of the sweep's folder."""
+    """Return the value seen, without the name of the sweep's folder."""
     return json.loads(json.dumps(value).replace(folder, "SWEEP"))
 
 

@@ -45,7 +45,7 @@ def adopt_orphans() -> None:
 
 @dataclass
 class Outcome:
-    """What became of a sweep."""
+    """Outcome of a sweep."""
 
     sweep: Sweep
     failures: list[Failure] = field(default_factory=list)
@@ -391,7 +391,7 @@ class Stage:
 
 
 def _has_begun(out: Path) -> bool:
-    """Whether the program is past its imports: the folder has files."""
+    """Return True once the program is past its imports: the folder has files."""
     return out.is_dir() and any(out.iterdir())
 
 
@@ -487,7 +487,7 @@ def innocent_sweep(face: str) -> Sweep:
 
 
 def calibrate(face: str) -> tuple[Expected, Outcome]:
-    """What innocent cells see where there is no fault, and what is wrong even then.
+    """Return the values that innocent cells see without a fault, and the failures even then.
 
     Raises RuntimeError where the cells do not work.
     """

@@ -282,7 +282,7 @@ def pour(descriptor: int, data: bytes) -> None:
 
 
 def _forged() -> bytes:
-    """What looks like the records of the first cells, in the form that a worker might send them."""
+    """Return forged records of the first cells, in the form that a worker might send."""
     sample = {"round": 0, "warmup": False, "wall_s": FORGED_S, "phases_s": {"call": FORGED_S}, "submit_s": {}}
     record = {
         "key": "0" * 16, "config": {}, "status": "ok", "schema_version": 1, "reason": None,
@@ -1322,7 +1322,7 @@ def _drawn_after_seeding() -> list[float]:
 
 
 def _is_seeded() -> bool:
-    """Whether Python's own numbers are those that a fault has asked for."""
+    """Return True where Python's own numbers are those that a fault has asked for."""
     known = random.Random(KNOWN_SEED)
     return random.random() in {known.random() for _ in range(300)}
 
