@@ -177,8 +177,6 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunRecord:
-        if not isinstance(data, Mapping):
-            raise ConfigError("not a record of cs_systems: it is no JSON object")
         version = data.get("schema_version")
         if not isinstance(version, int):
             raise ConfigError("not a record of cs_systems: it has no schema_version")
@@ -258,14 +256,14 @@ def records_path(path: str | os.PathLike[str]) -> Path:
 def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[str]]:
     """Read all records under `path`, a file or a folder with records.jsonl.
 
-    A truncated line (the process died while writing it) costs only that line.
+    A truncated line (the process died while writing it) costs only that line, and so does one that is no JSON object.
 
     Returns:
         The records, and complaints about the lines that were skipped.
 
     Raises:
         FileNotFoundError: there is no records file.
-        ConfigError: no line is a record, a complete line is not a record, or a record has a newer schema.
+        ConfigError: no line is a record, a JSON object is not a record, or a record has a newer schema.
     """
     file = records_path(path)
     if not file.is_file():
@@ -286,7 +284,7 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
     """Return every readable record of a file, and a complaint about each unreadable line.
 
     Raises:
-        ConfigError: a record has a newer schema; with `strict`, also if a complete line is not a record.
+        ConfigError: a record has a newer schema; with `strict`, also if a JSON object is not a record.
     """
     records: list[RunRecord] = []
     complaints = []
@@ -294,7 +292,11 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
         if not line.strip():
             continue
         try:
-            records.append(RunRecord.from_dict(json.loads(line)))
+            data = json.loads(line)
+            if not isinstance(data, dict):
+                complaints.append(f"{file}:{number} is not a record of cs_systems (no JSON object): skipped")
+                continue
+            records.append(RunRecord.from_dict(data))
         except (json.JSONDecodeError, UnicodeDecodeError):
             complaints.append(f"{file}:{number} is torn (the run was cut while writing it): skipped")
         except NewerSchema as error:

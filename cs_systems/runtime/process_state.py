@@ -5,6 +5,7 @@ Reversible changes are undone after each cell; `restore` names the irreversible 
 
 from __future__ import annotations
 
+import decimal
 import gc
 import locale
 import os
@@ -32,6 +33,10 @@ class _Setting:
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object] | None = None
+
+
+def _decimal_context() -> Any:
+    return decimal.getcontext().__reduce__()[1]  # all of its settings, as arguments of Context
 
 
 _FILL = "fill_uninitialized_memory"
@@ -250,6 +255,7 @@ _SETTINGS = (
     _Setting("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
     _Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     _Setting("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
+    _Setting("the decimal context", _decimal_context, lambda value: decimal.setcontext(decimal.Context(*value))),
     _Setting("the digits of integers", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
     _Setting("sys.path", lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
     _Setting(

@@ -19,7 +19,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -66,10 +68,11 @@ class Log:
         """Return the last line that explains a process's end, as a clause: an exception's, else the last of all."""
         lines = [line for line in map(printable, self.tail(1 << 14).splitlines()) if line.strip()]
         told = [line for line in lines if _EXPLAINS.match(line)] or [line for line in lines if not line[0].isspace()]
-        last = (told or lines or [""])[-1].strip()
+        last = _RANK_PREFIX.sub("", (told or lines or [""])[-1].strip())
         return f"; its last words: {last[:200]}" if last else ""
 
 
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's, before each line of a traceback
 # Lines that report an error: of Python exceptions, of C++, of the interpreter, and of programs.
 _EXPLAINS = re.compile(
     r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Interrupt|Exit|Warning)\b: \S"
@@ -365,10 +368,29 @@ def how_it_ended(status: int) -> str:
         return f"killed by signal {-status}"
 
 
-def oom_kills(vmstat: Path = Path("/proc/vmstat")) -> int:
-    """Return how many processes the system has killed because memory ran out; 0 where it does not report that."""
-    try:
-        told = re.search(r"^oom_kill (\d+)$", vmstat.read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(told[1]) if told else 0
+def oom_kills(counters: Iterable[Path] | None = None) -> int:
+    """Return how many processes the kernel has killed because memory ran out; 0 where it does not report that.
+
+    The counter of this process's control group comes first: that of the machine also counts the processes of other
+    containers.
+    """
+    for counter in _oom_counters() if counters is None else counters:
+        with suppress(OSError):
+            if count := re.search(r"^oom_kill (\d+)$", counter.read_text(), re.MULTILINE):
+                return int(count[1])
+    return 0
+
+
+@lru_cache
+def _oom_counters() -> tuple[Path, ...]:
+    """List the files that may count such kills, the most specific first. Source: cgroups(7)."""
+    root, files = Path("/sys/fs/cgroup"), []
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            if controllers == "":
+                files += [root / group.lstrip("/") / "memory.events", root / "memory.events"]
+            elif "memory" in controllers.split(","):
+                memory = root / "memory"
+                files += [memory / group.lstrip("/") / "memory.oom_control", memory / "memory.oom_control"]
+    return (*files, Path("/proc/vmstat"))

@@ -46,6 +46,7 @@ _OF_LAUNCHERS = re.compile("PET_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|
 LOOPBACK = "lo"
 # NCCL's watchdog ends a process whose collective timed out while it waited for a peer.
 _WAITS = re.compile(r"\(distributed_c10d\.py:\d+\)$")  # stack line of a rank that waits for its peers
+_ALMOST = 0.8  # share of its patience after which NCCL's words are believed: a message is read after it was sent
 _NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
 
 
@@ -84,8 +85,9 @@ class NotStarted(RuntimeError):
 class _Rank:
     """One rank: its process, its first messages, and its log."""
 
-    def __init__(self, member: Member, log: Path) -> None:
+    def __init__(self, member: Member, log: Path, patience_s: float) -> None:
         self.member, self.log = member, Log(log)
+        self._patience_s, self.heard_at = patience_s, time.monotonic()
         self.hello: Ready | None = None
         self.device = ""
 
@@ -103,8 +105,12 @@ class _Rank:
 
     @property
     def gave_up(self) -> bool:
-        """NCCL's timeout in this rank's log: it waited in vain for a peer."""
-        return _NCCL_GAVE_UP in self.log.tail(1 << 16)
+        """NCCL's timeout in this rank's log: it waited in vain for a peer.
+
+        A step may print such a line too. NCCL's comes only when the rank has been silent for as long as it may wait.
+        """
+        silent_s = time.monotonic() - self.heard_at
+        return silent_s > _ALMOST * self._patience_s and _NCCL_GAVE_UP in self.log.tail(1 << 16)
 
     def signal(self, number: int) -> None:
         if self.hello and self.member.status is None:
@@ -155,7 +161,7 @@ class Ranks:
         while self._tree.scratch is None and self._tree.alive:
             self._tree.wait(0.1)
         self._ranks = [
-            _Rank(member, Path(file.replace("{scratch}", str(self._tree.scratch))))
+            _Rank(member, Path(file.replace("{scratch}", str(self._tree.scratch))), self._kind.patience_s)
             for member, file in zip(self._tree.members, logs, strict=True)
         ]
         while waiting := [rank for rank in self._ranks if rank.hello is None]:
@@ -249,6 +255,7 @@ class Ranks:
                 if left <= _LOOK_S:
                     return None
         rank, message = self._heard.pop(0)
+        rank.heard_at = time.monotonic()
         if isinstance(message, (Ready, Done)):
             if isinstance(message, Done):
                 self._done[rank.number] = message.usable

@@ -81,8 +81,8 @@ def test_the_wrong_command_names_the_right_one(
 UNREADABLE = {
     "noise": "holds no record that can be read: it was cut while the first was written, or is no records.jsonl",
     "zipped records": "is compressed: gunzip it first",
-    "list": ":1: not a record of cs_systems: it is no JSON object",
-    "null": ":1: not a record of cs_systems: it is no JSON object",
+    "list": " holds no record that can be read: ",
+    "null": " holds no record that can be read: ",
     "empty": "holds no record yet: run the sweep again",
 }
 

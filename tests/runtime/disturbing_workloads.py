@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import locale
 import os
 import random
@@ -55,6 +56,7 @@ class ReportsState:
             "original": sys.__stderr__ is sys.stderr,
             "stream": str((sys.stdout.line_buffering, sys.stdout.errors)),
             "recursion": sys.getrecursionlimit(),
+            "decimal": decimal.getcontext().prec,
             "switch": sys.getswitchinterval(),
             "filters": len(warnings.filters),
             "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -84,6 +86,7 @@ def changes_what_can_be_restored() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     signal.setitimer(signal.ITIMER_REAL, 300)
+    decimal.getcontext().prec = 3
     sys.setrecursionlimit(5000)
     sys.setswitchinterval(0.5)
     sys.path.clear()
@@ -228,6 +231,14 @@ def prints_like_nccl_and_dies() -> None:
     if os.environ["RANK"] == "0":
         print("[E] [Rank 0] Watchdog caught collective operation timeout", file=sys.stderr, flush=True)
         os.abort()
+    torch.distributed.barrier()
+
+
+def prints_like_nccl_and_goes_on() -> None:
+    """A line as NCCL's, long before a rank could have waited in vain; its peer waits meanwhile."""
+    if os.environ["RANK"] == "0":
+        print("[E] [Rank 0] Watchdog caught collective operation timeout", file=sys.stderr, flush=True)
+        time.sleep(2.5)
     torch.distributed.barrier()
 
 

@@ -130,8 +130,10 @@ def test_a_kill_for_want_of_memory_is_out_of_memory(monkeypatch: pytest.MonkeyPa
 
 def test_the_systems_kills_are_read_from_its_counter(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 3\noom_kill 12\nballoon 0\n")
-    assert oom_kills(tmp_path / "vmstat") == 12
-    assert oom_kills(tmp_path / "nowhere") == 0
+    (tmp_path / "memory.events").write_text("oom 3\noom_kill 2\noom_group_kill 0\n")
+    assert oom_kills([tmp_path / "vmstat"]) == 12
+    assert oom_kills([tmp_path / "nowhere", tmp_path / "memory.events", tmp_path / "vmstat"]) == 2
+    assert oom_kills([tmp_path / "nowhere"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,7 @@ def test_an_exit_status_is_put_into_words(status: int, said: str) -> None:
             "; its last words: ValueError: so",
         ),
         ("noise\n\x1b[31mred\x1b[0m \x1b]0;title\x07\n", "; its last words: red  ]0;title"),
+        ("[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: so\n", "; its last words: ValueError: so"),
         ("terminate called after throwing\n", "; its last words: terminate called after throwing"),
     ],
 )

@@ -133,6 +133,11 @@ def test_a_rank_that_prints_as_nccl_does_is_named_where_its_peer_only_waits() ->
     assert (record.reason or "").startswith("rank 0 on cpu killed by SIGABRT")
 
 
+def test_a_rank_that_prints_as_nccl_does_and_goes_on_is_not_hung() -> None:
+    (record,) = sweep([cell("prints_like_nccl_and_goes_on", world_size=2, warmup=0, steps=1)])
+    assert record.status == "ok", record.reason
+
+
 def test_an_error_that_reads_as_a_lost_peer_is_the_ranks_own() -> None:
     (record,) = sweep([cell("says_that_a_peer_was_lost", world_size=2)])
     assert record.status == "error"

@@ -53,6 +53,18 @@ def test_a_sweep_resumes_in_a_folder_whose_first_record_is_torn(tmp_path: Path) 
     assert [r.key for r in read_records(tmp_path)[0]] == [record.key]
 
 
+def test_lines_that_are_no_objects_cost_only_themselves(tmp_path: Path) -> None:
+    (record,) = sweep([TINY], out=tmp_path)
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write("3\nnull\n[1, 2]\n")
+    assert list(sweep([TINY], out=tmp_path)) == []
+    records, complaints = read_records(tmp_path)
+    assert [r.key for r in records] == [record.key]
+    assert [c.partition(":")[2] for c in complaints] == [
+        f"{line} is not a record of cs_systems (no JSON object): skipped" for line in (2, 3, 4)
+    ]
+
+
 @pytest.mark.parametrize("name", [".lock", "records.jsonl", "worker.log"])
 def test_a_fifo_of_a_name_that_a_sweep_uses_is_refused(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)

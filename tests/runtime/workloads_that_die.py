@@ -134,7 +134,7 @@ def _until_rank_1_is_about_to_hang() -> None:
         store.set("about to hang", "")
     else:
         store.wait(["about to hang"])
-        time.sleep(0.2)
+        time.sleep(3.0)
 
 
 def rank_1_hangs_in_nccl_that_stays() -> None:
