@@ -1,4 +1,4 @@
-"""Real recordings of three training steps on one H200, and small ones made to order in the formats of the profilers."""
+"""Real traces of three training steps on one H200, and small ones made to order in the formats of the profilers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.read import read
-from cs_systems.traces.trace import Recording
+from cs_systems.traces.trace import Trace
 
 DATA = Path(__file__).parent / "data"
 MAIN, AUTOGRAD = (7 << 24) + 1, (7 << 24) + 2  # globalTid of two threads of process 7
@@ -40,23 +40,23 @@ def kineto_events(kineto_path: Path) -> list[Event]:
 
 
 @pytest.fixture(scope="session")
-def nsys_recording(nsys_path: Path) -> Recording:
+def nsys_trace(nsys_path: Path) -> Trace:
     return read(nsys_path)
 
 
 @pytest.fixture(scope="session")
-def kineto_recording(kineto_path: Path) -> Recording:
+def kineto_trace(kineto_path: Path) -> Trace:
     return read(kineto_path)
 
 
 @pytest.fixture(scope="session")
-def nsys_profile(nsys_recording: Recording) -> Profile:
-    return profile(nsys_recording)
+def nsys_profile(nsys_trace: Trace) -> Profile:
+    return profile(nsys_trace)
 
 
 @pytest.fixture(scope="session")
-def kineto_profile(kineto_recording: Recording) -> Profile:
-    return profile(kineto_recording)
+def kineto_profile(kineto_trace: Trace) -> Profile:
+    return profile(kineto_trace)
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def change(nsys_path: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Callable[[Sequence[Event]], Path]:
+def write_trace(tmp_path: Path) -> Callable[[Sequence[Event]], Path]:
     """Writes events as a Chrome trace."""
 
     def write(events: Sequence[Event]) -> Path:
@@ -155,7 +155,7 @@ BLOCKS_NORMS = 2  # norms of a block of the recorded model, which ends without o
 
 @pytest.fixture(scope="session")
 def with_blocks(kineto_events: list[Event]) -> list[Event]:
-    """The real Kineto events with a range around each block's forward, which the recording lacks: a block begins with
+    """The real Kineto events with a range around each block's forward, which the trace lacks: a block begins with
     every second norm of a forward and lasts to the next block's, or to the end of the layers."""
     forwards = [e for e in kineto_events if e.get("cat") == "user_annotation" and e["name"] == "forward"]
     added = []

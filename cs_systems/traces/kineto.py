@@ -35,7 +35,7 @@ from cs_systems.traces.trace import (
     Op,
     Range,
     Ranges,
-    Recording,
+    Trace,
     without_collector,
 )
 
@@ -48,8 +48,8 @@ MOST_LISTED = 20  # processes that a message names
 
 
 @without_collector()
-def read(path: Path, process: int | None = None) -> Recording:
-    """Return the recording in a trace.
+def read(path: Path, process: int | None = None) -> Trace:
+    """Return the contents of a trace.
 
     Args:
         path: The trace, gzipped or not.
@@ -67,7 +67,7 @@ def read(path: Path, process: int | None = None) -> Recording:
                 for event in some:
                     reader.take(event)
                 reader.refuse_too_many(file)
-            return reader.recording(devices, process)
+            return reader.trace(devices, process)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ConfigError(f"{path} is truncated ({error}): copy it again, or record again") from None
         except OverflowError:
@@ -201,7 +201,7 @@ class _Reader:
         op = Op(str(event["name"]), start, end, int(event["tid"]), *numbers)
         self.processes[int(event["pid"])].ops.append(op)
 
-    def recording(self, devices: dict[int, str], wanted: int | None) -> Recording:
+    def trace(self, devices: dict[int, str], wanted: int | None) -> Trace:
         self._refuse()
         process = self.processes[self._process(wanted)]
         limitations = []
@@ -221,7 +221,7 @@ class _Reader:
             copies = [row for row in copies if row[-1] in process.launches]
             if left_out := len(self.kernels) - len(kernels):
                 limitations.append(f"{left_out} kernels were launched by another process, or by none that is known")
-        return Recording(
+        return Trace(
             source=str(self.path),
             profiler="kineto",
             devices=devices,

@@ -34,7 +34,7 @@ from cs_systems.traces.trace import (
     Ints,
     Kernels,
     Ranges,
-    Recording,
+    Trace,
     distinct,
 )
 
@@ -54,8 +54,8 @@ _LAUNCH = ("demangledName", "gridX", "gridY", "gridZ", "blockX", "blockY", "bloc
 _SHARED = ("staticSharedMemory", "dynamicSharedMemory")
 
 
-def read(path: Path, process: int | None = None) -> Recording:
-    """Return the recording in an SQLite export.
+def read(path: Path, process: int | None = None) -> Trace:
+    """Return the contents of an SQLite export.
 
     Args:
         path: The SQLite export.
@@ -66,7 +66,7 @@ def read(path: Path, process: int | None = None) -> Recording:
     """
     with closing(_open(path)) as database:
         try:
-            return _Reader(database, path, process).recording()
+            return _Reader(database, path, process).trace()
         except sqlite3.OperationalError as error:
             raise ConfigError(
                 f"{path} lacks what the exports of nsys 2022.4 and newer have ({error}): export it with such a version"
@@ -204,7 +204,7 @@ class _Reader:
         reason = f"{len(pids)} processes" if wanted is None else f"no {what[:-1]} of process {wanted}"
         raise ConfigError(f"{self.path} holds {reason}: choose one with --process: {listed}")
 
-    def recording(self) -> Recording:
+    def trace(self) -> Trace:
         kernels = self._kernels()
         ranges = self._ranges()
         copies = [copy for kind, table in COPIES.items() for copy in self._copies(kind, table)]
@@ -214,7 +214,7 @@ class _Reader:
                 f"{whole} launches of CUDA graphs were recorded as a whole and their kernels are missing: "
                 f"record with {NODES}"
             )
-        return Recording(
+        return Trace(
             source=str(self.path),
             profiler="nsys",
             devices=self._texts("TARGET_INFO_GPU", "name"),
@@ -341,7 +341,7 @@ class _Reader:
         if endless := [name for name, ends in zip(named, ended.tolist(), strict=True) if not ends]:
             self.limitations.append(never_end(endless))
         if not ended.any():
-            never = f" that ends ({endless[0]!r} never does): let the recording go on past the step" if endless else ""
+            never = f" that ends ({endless[0]!r} never does): let the trace go on past the step" if endless else ""
             raise ConfigError(f"{self.path} holds no NVTX range{never or ': mark step, forward, backward …'}")
         return Ranges(named, _s(start), _s(end), thread).take(ended)
 
@@ -376,5 +376,5 @@ def never_end(names: list[str]) -> str:
     listed = ", ".join(repr(name) for name in dict.fromkeys(names[:3]))
     return (
         f"{len(names)} range(s) never end ({listed}{' …' if len(names) > 3 else ''}) and are left out: "
-        "let the recording go on until they are closed"
+        "let the trace go on until they are closed"
     )

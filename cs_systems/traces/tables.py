@@ -227,12 +227,12 @@ def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
 
 def gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     """Return the time without a kernel by cause; shares are of the steps' wall time."""
-    return gap_rows(profile.recording, profile.gaps, profile.steps)
+    return gap_rows(profile.trace, profile.gaps, profile.steps)
 
 
 def ranges(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     """Return the host's wall time in each range, not the device's time; shares are of the steps' wall time."""
-    return range_rows(profile.recording.ranges, profile.steps)
+    return range_rows(profile.trace.ranges, profile.steps)
 
 
 def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
@@ -262,7 +262,7 @@ def _phase_walls(profile: Profile) -> dict[str, float]:
     """Return the wall time of each phase's outermost ranges within the steps, summed over steps."""
     walls: dict[str, float] = defaultdict(float)
     last: dict[str, float] = {}
-    ranges = profile.recording.ranges.named(lambda name: meaning(name).phase)
+    ranges = profile.trace.ranges.named(lambda name: meaning(name).phase)
     number, begins_in = steps_of(np.array([r.start_s for r in ranges]), profile.steps)
     for r, n, begins in zip(ranges, number.tolist(), begins_in.tolist(), strict=True):
         phase = str(meaning(r.name).phase)
@@ -274,13 +274,13 @@ def _phase_walls(profile: Profile) -> dict[str, float]:
 
 def overlap(profile: Profile, costs: Costs) -> list[Row]:
     """Return one row for each device, per step: its communication, hidden behind computation and exposed."""
-    kernels, count = profile.recording.kernels, len(profile.steps)
+    kernels, count = profile.trace.kernels, len(profile.steps)
     communicating = set(kernels.device[is_collective(kernels)].tolist())
     rows = []
     for device in profile.devices:
         total = Counter[str]()
         if device in communicating:  # otherwise every sum is 0
-            for streams in of_kernels(profile.recording, profile.steps, device):
+            for streams in of_kernels(profile.trace, profile.steps, device):
                 total.update(streams.row())
         rows.append(
             {
@@ -323,9 +323,9 @@ def notes(name: str, profile: Profile, rows: Iterable[Row]) -> list[str]:
         said += _split(rows)
     if name == "steps":
         said += _reconciled(rows)
-    if name == "families" and (copies := profile.recording.copies):
+    if name == "families" and (copies := profile.trace.copies):
         time_s = sum(copy.end_s - copy.start_s for copy in copies)
-        said.append(f"not in it: {len(copies)} memcpy and memset in the recording, {time_s * 1e3:.3g} ms together")
+        said.append(f"not in it: {len(copies)} memcpy and memset in the trace, {time_s * 1e3:.3g} ms together")
     return said
 
 
@@ -336,7 +336,7 @@ def _blind_backward(profile: Profile) -> list[str]:
         return []
     return [
         "backward is not split by layer: no range was open in the thread that launched it; "
-        "a recording of torch.profiler with ranges around the layers' forward is split by sequence numbers"
+        "a trace of torch.profiler with ranges around the layers' forward is split by sequence numbers"
     ]
 
 

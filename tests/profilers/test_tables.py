@@ -1,4 +1,4 @@
-"""The tables of a recording join the record of its run: from real recordings of one H200."""
+"""The tables of a trace join the record of its run: from real traces of one H200."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(config: RunConfig = CONFIG, warmup: tuple[float, ...] = (9.0, 1.0, 1.
 
 
 @pytest.fixture(scope="module", params=["nsys", "kineto"])
-def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "kineto":
         return DATA / "kineto_h200_step.json.gz"
     path = tmp_path_factory.mktemp("nsys") / "step.sqlite"
@@ -43,8 +43,8 @@ def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return path
 
 
-def test_both_profilers_give_the_same_tables(recording: Path, tmp_path: Path) -> None:
-    found = tables(recording, record(), tmp_path / "cell.page.html")
+def test_both_profilers_give_the_same_tables(trace: Path, tmp_path: Path) -> None:
+    found = tables(trace, record(), tmp_path / "cell.page.html")
     results = found.results
     assert found.warnings == ()
     assert found.artifacts == {"page": tmp_path / "cell.page.html"}
@@ -69,17 +69,15 @@ def test_both_profilers_give_the_same_tables(recording: Path, tmp_path: Path) ->
         ("reduce-overhead", "profile it with --compile default"),
     ],
 )
-def test_what_layers_mean_in_a_compiled_model_is_said(
-    compile: str, words: str, recording: Path, tmp_path: Path
-) -> None:
-    said = tables(recording, record(replace(CONFIG, compile=compile)), tmp_path / "page.html").results["notes"]
+def test_what_layers_mean_in_a_compiled_model_is_said(compile: str, words: str, trace: Path, tmp_path: Path) -> None:
+    said = tables(trace, record(replace(CONFIG, compile=compile)), tmp_path / "page.html").results["notes"]
     assert any(words in note["note"] for note in said if note["table"] == "layers")
 
 
 def test_the_record_and_its_tables_survive_json_and_are_printed(
-    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = tables(recording, record(), tmp_path / "page.html").results
+    results = tables(trace, record(), tmp_path / "page.html").results
     full = replace(record(), results=record().results | results, artifacts={"sqlite": "a.sqlite"})
     print_profile(RunRecord.from_dict(json.loads(full.to_json())), tmp_path)
     shown = capsys.readouterr().out
@@ -143,10 +141,10 @@ def test_what_nobody_counted_by_family_stays_unknown() -> None:
         assert [*costs_of(replace(old, results=results), {"forward": {"matmul"}}).by_phase] == [("forward", "all")]
 
 
-def test_the_family_of_a_real_recording_has_its_rate_and_its_ceiling(recording: Path, tmp_path: Path) -> None:
+def test_the_family_of_a_real_recording_has_its_rate_and_its_ceiling(trace: Path, tmp_path: Path) -> None:
     whole = costed(forward=PhaseCost(10**9, 10**9, 10**6, 10**8, 10**5))
     whole = replace(whole, results=whole.results | {"ceiling": [CEILING]})
-    rows = tables(recording, whole, tmp_path / "page.html").results["phases"]
+    rows = tables(trace, whole, tmp_path / "page.html").results["phases"]
     by = {(row["phase"], row["family"]): row for row in rows}
     matmul = by["forward", "matmul"]
     assert matmul["flops"] == 10**9

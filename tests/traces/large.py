@@ -1,4 +1,4 @@
-"""Recordings and snapshots made to order, with as many steps as asked for, and as much in each step."""
+"""Traces and snapshots made to order, with as many steps as asked for, and as much in each step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cs_systems.traces.trace import NO_KERNELS, Call, Categorical, Copy, Function, Kernels, Op, Range, Ranges, Recording
+from cs_systems.traces.trace import NO_KERNELS, Call, Categorical, Copy, Function, Kernels, Op, Range, Ranges, Trace
 from tests.traces.work import counted
 
 MAIN, AUTOGRAD = 1, 2
@@ -15,7 +15,7 @@ STEP_S = 1.0
 MIB = 2**20
 
 
-def recording(steps: int, blocks: int, kernels: bool = True, communicates: bool = True) -> Recording:
+def trace(steps: int, blocks: int, kernels: bool = True, communicates: bool = True) -> Trace:
     """Return two devices' steps. A block has ranges and kernels of its own in forward and in backward, a collective, a
     copy, a call that waits, an overhead, and an operator with its backward. Without kernels gloo's ranges communicate.
     """
@@ -51,7 +51,7 @@ def recording(steps: int, blocks: int, kernels: bool = True, communicates: bool 
                     runs = launch + 0.1 * each, launch + 0.4 * each
                     ran.append((function, *runs, device, stream, thread, launch, launch + 0.01 * each, False))
     ran.sort(key=lambda one: one[1])
-    return Recording(
+    return Trace(
         source="made",
         profiler="kineto",
         devices={0: "H200", 1: "H200"},

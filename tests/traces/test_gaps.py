@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cs_systems.traces.gaps import CAUSES, LATENCY, LAUNCH, causes, gap_rows, gaps_in
 from cs_systems.traces.stalls import stalls
-from cs_systems.traces.trace import NO_KERNELS, Call, Categorical, Copy, Function, Kernels, Ranges, Recording, Step
+from cs_systems.traces.trace import NO_KERNELS, Call, Categorical, Copy, Function, Kernels, Ranges, Step, Trace
 
 END = 40
 Spans = list[tuple[int, int]]
@@ -31,8 +31,8 @@ def kernels(runs: Runs) -> Kernels:
     return Kernels(function, start, end, zeros, zeros, zeros, returned - 1, returned, zeros > 0)
 
 
-def recording(runs: Runs, copies: Spans, calls: Calls, own: Spans) -> Recording:
-    return Recording(
+def trace(runs: Runs, copies: Spans, calls: Calls, own: Spans) -> Trace:
+    return Trace(
         source="made",
         profiler="nsys",
         devices={},
@@ -46,7 +46,7 @@ def recording(runs: Runs, copies: Spans, calls: Calls, own: Spans) -> Recording:
     )
 
 
-def count(made: Recording, steps: list[Step]) -> Counter[str]:
+def count(made: Trace, steps: list[Step]) -> Counter[str]:
     """Cause → how many of the times 0, 1, 2, … within the steps it explains."""
     found: Counter[str] = Counter()
     rows = list(made.kernels)
@@ -75,7 +75,7 @@ def count(made: Recording, steps: list[Step]) -> Counter[str]:
 def test_every_moment_without_a_kernel_has_its_one_cause(
     runs: Runs, copies: Spans, calls: Calls, own: Spans, edges: list[int]
 ) -> None:
-    made = recording(runs, copies, calls, own)
+    made = trace(runs, copies, calls, own)
     steps = [Step("step", *span) for span in zip(edges[::2], edges[1::2], strict=False)]
     gaps = gaps_in(made.kernels, steps)
     expected = count(made, steps)

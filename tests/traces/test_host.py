@@ -1,4 +1,4 @@
-"""Recordings without kernels, as a CPU leaves them: the host's time in its ranges, and no word of a device's."""
+"""Traces without kernels, as a CPU leaves them: the host's time in its ranges, and no word of a device's."""
 
 from __future__ import annotations
 
@@ -78,18 +78,18 @@ def test_the_command_prints_what_there_is(export: Export, capsys: pytest.Capture
     assert "Ranges by the host&#x27;s time, per step" in capsys.readouterr().out
 
 
-def test_a_trace_of_a_cpu_is_read(kineto_events: list[dict[str, Any]], trace: Callable[..., Path]) -> None:
+def test_a_trace_of_a_cpu_is_read(kineto_events: list[dict[str, Any]], write_trace: Callable[..., Path]) -> None:
     of_host = [e for e in kineto_events if e.get("cat") in ("cpu_op", "user_annotation")]
-    made = profile(read(trace(of_host)))
+    made = profile(read(write_trace(of_host)))
     assert ns(made, "total_s").keys() >= {("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer")}
     assert "no kernels" in made.notes[-1]
 
 
 def test_launches_without_kernels_are_no_recording_of_a_cpu(
-    kineto_events: list[dict[str, Any]], trace: Callable[..., Path]
+    kineto_events: list[dict[str, Any]], write_trace: Callable[..., Path]
 ) -> None:
     with pytest.raises(ConfigError, match=r"holds no kernel, although some were launched: record with activities="):
-        read(trace([e for e in kineto_events if e.get("cat") != "kernel"]))
+        read(write_trace([e for e in kineto_events if e.get("cat") != "kernel"]))
 
 
 def test_ranges_of_several_processes_are_not_mixed(export: Export) -> None:
@@ -104,4 +104,4 @@ def test_both_halves_of_the_host_s_time_agree(nsys_profile: Profile) -> None:
     rows = tables.ranges(nsys_profile)
     wall_s = sum(step.end_s - step.start_s for step in nsys_profile.steps) / len(nsys_profile.steps)
     assert sum(row["self_s"] for row in rows) == pytest.approx(wall_s)
-    assert sum(row["calls_per_step"] for row in rows) == len(nsys_profile.recording.ranges) / 3
+    assert sum(row["calls_per_step"] for row in rows) == len(nsys_profile.trace.ranges) / 3

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from cs_systems.traces.kernel_families import FAMILIES, RULES, family, short_name
-from cs_systems.traces.trace import Recording
+from cs_systems.traces.trace import Trace
 
 NAMES = {
     "matmul": [
@@ -116,9 +116,9 @@ def test_every_family_has_a_rule_and_names() -> None:
     assert {family for family, _ in RULES} | {"other"} == set(FAMILIES) == set(NAMES)
 
 
-def test_a_real_step_has_no_unknown_kernel(nsys_recording: Recording, kineto_recording: Recording) -> None:
+def test_a_real_step_has_no_unknown_kernel(nsys_trace: Trace, kineto_trace: Trace) -> None:
     """Both profilers write the names of one program in their own way: the families agree."""
-    found = [Counter(family(k.function.name) for k in r.kernels) for r in (nsys_recording, kineto_recording)]
+    found = [Counter(family(k.function.name) for k in r.kernels) for r in (nsys_trace, kineto_trace)]
     assert found[0] == found[1]
     assert "other" not in found[0]
     assert found[0]["matmul"] == 105 * 3

@@ -12,15 +12,15 @@ from cs_systems.config import ConfigError
 from cs_systems.traces import nsys
 from cs_systems.traces.profile import profile
 from cs_systems.traces.read import read
-from cs_systems.traces.trace import Recording
+from cs_systems.traces.trace import Trace
 from tests.recorded import MAIN
 
 Export = Callable[..., Path]
 KERNELS, RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 
 
-def test_a_real_export_is_read_whole(nsys_recording: Recording) -> None:
-    r = nsys_recording
+def test_a_real_export_is_read_whole(nsys_trace: Trace) -> None:
+    r = nsys_trace
     assert (len(r.kernels), len(r.copies), len(r.ranges), r.limitations) == (714, 24, 84, ())
     assert r.devices == {0: "NVIDIA H200"}
     assert [call.name for call in r.calls] == ["cudaDeviceSynchronize_v3020"] * 3
@@ -31,13 +31,13 @@ def test_a_real_export_is_read_whole(nsys_recording: Recording) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 7, 714, 715])
 def test_the_size_of_a_chunk_changes_nothing(
-    nsys_path: Path, nsys_recording: Recording, monkeypatch: pytest.MonkeyPatch, chunk: int
+    nsys_path: Path, nsys_trace: Trace, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     monkeypatch.setattr(nsys, "CHUNK", chunk)
-    recording = read(nsys_path)
-    assert list(recording.kernels) == list(nsys_recording.kernels)
-    assert list(recording.ranges) == list(nsys_recording.ranges)
-    assert (recording.copies, recording.calls) == (nsys_recording.copies, nsys_recording.calls)
+    trace = read(nsys_path)
+    assert list(trace.kernels) == list(nsys_trace.kernels)
+    assert list(trace.ranges) == list(nsys_trace.ranges)
+    assert (trace.copies, trace.calls) == (nsys_trace.copies, nsys_trace.calls)
 
 
 def test_a_kernel_carries_what_the_export_says(export: Export) -> None:
@@ -60,13 +60,13 @@ def test_nothing_is_written_beside_or_into_the_file(nsys_path: Path) -> None:
     "column", ["graphNodeId", "registersPerThread", "gridX", "staticSharedMemory", "streamId", "correlationId"]
 )
 def test_a_column_that_a_version_lacks_is_unknown(change: Callable[..., Path], column: str) -> None:
-    recording = read(change(f"ALTER TABLE {KERNELS} DROP COLUMN {column}"))
-    assert len(recording.kernels) == 714
-    function = recording.kernels[0].function
+    trace = read(change(f"ALTER TABLE {KERNELS} DROP COLUMN {column}"))
+    assert len(trace.kernels) == 714
+    function = trace.kernels[0].function
     assert (function.registers is None) == (column == "registersPerThread")
     assert (function.grid is None) == (column == "gridX")
     assert (function.shared_bytes is None) == (column == "staticSharedMemory")
-    assert (recording.kernels[0].launch_start_s is None) == (column == "correlationId")
+    assert (trace.kernels[0].launch_start_s is None) == (column == "correlationId")
 
 
 @pytest.mark.parametrize("table", ["CUPTI_ACTIVITY_KIND_MEMCPY", "PROFILER_OVERHEAD", "TARGET_INFO_GPU"])
@@ -84,7 +84,7 @@ def test_a_table_that_a_lazy_export_leaves_out_is_no_error(change: Callable[...,
         (f"UPDATE {KERNELS} SET globalPid = 'x'", "is a damaged export .*KERNEL has a text where a number belongs"),
         (f"UPDATE {KERNELS} SET start = '1,2'", "is a damaged export .*KERNEL has a text where a number belongs"),
         ("DROP TABLE NVTX_EVENTS", "holds no NVTX range: record with --trace=cuda,nvtx"),
-        ("UPDATE NVTX_EVENTS SET end = NULL", "that ends .'step' never does.: let the recording go on"),
+        ("UPDATE NVTX_EVENTS SET end = NULL", "that ends .'step' never does.: let the trace go on"),
         ("UPDATE NVTX_EVENTS SET eventType = 34", "holds no NVTX range: mark step"),
         (
             f"UPDATE {KERNELS} SET globalPid = (9 << 24) WHERE correlationId % 2",
@@ -113,10 +113,10 @@ def test_one_of_two_processes_can_be_chosen(export: Export) -> None:
         read(path)
     with pytest.raises(ConfigError, match=r"no kernel of process 8"):
         read(path, process=8)
-    recording = read(path, process=9)
-    assert [kernel.function.name for kernel in recording.kernels] == ["softmax"]
-    assert recording.kernels[0].thread == (9 << 24) + 1
-    assert {r.thread for r in recording.ranges} == {(9 << 24) + 1}
+    trace = read(path, process=9)
+    assert [kernel.function.name for kernel in trace.kernels] == ["softmax"]
+    assert trace.kernels[0].thread == (9 << 24) + 1
+    assert {r.thread for r in trace.ranges} == {(9 << 24) + 1}
 
 
 def test_ranges_that_never_end_are_left_out_and_named(export: Export) -> None:
@@ -156,13 +156,13 @@ def test_graphs_alone_recorded_as_a_whole_leave_nothing_to_analyse(change: Calla
 
 
 def test_graphs_that_were_recorded_as_a_whole_are_a_limitation(change: Callable[..., Path]) -> None:
-    recording = read(
+    trace = read(
         change(
             "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start, end)",
             "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1, 2)",
         )
     )
-    assert "record with --cuda-graph-trace=node" in recording.limitations[0]
+    assert "record with --cuda-graph-trace=node" in trace.limitations[0]
 
 
 @pytest.mark.parametrize(
@@ -177,15 +177,15 @@ def test_without_cuda_calls_nothing_is_attributed(change: Callable[..., Path], s
 
 def test_start_end_ranges_and_registered_strings_count(change: Callable[..., Path]) -> None:
     """eventType 60; a name in `text` or, where that is NULL, the string under `textId`."""
-    recording = read(
+    trace = read(
         change(
             "UPDATE NVTX_EVENTS SET eventType = 60 WHERE text = 'backward'",
             "INSERT INTO StringIds VALUES (9999, 'backward')",
             "UPDATE NVTX_EVENTS SET textId = 9999, text = NULL WHERE text = 'backward'",
         )
     )
-    assert [r.name for r in recording.ranges].count("backward") == 3
-    assert sum(place.phase == "backward" for place in profile(recording).places) == 426
+    assert [r.name for r in trace.ranges].count("backward") == 3
+    assert sum(place.phase == "backward" for place in profile(trace).places) == 426
 
 
 def test_an_export_of_an_unknown_layout_is_told_from_a_damaged_one(change: Callable[..., Path]) -> None:
@@ -204,7 +204,7 @@ def test_names_that_are_missing_have_their_number(export: Callable[..., Path]) -
 
 
 def test_kernels_that_take_no_time_and_steps_that_last_none_make_no_table(change: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match="its kernels take no time: the recording is damaged"):
+    with pytest.raises(ConfigError, match="its kernels take no time: the trace is damaged"):
         profile(read(change(f"UPDATE {KERNELS} SET end = start")))
     with pytest.raises(ConfigError, match="no range is named 'step'"):
         profile(
@@ -218,16 +218,16 @@ def test_kernels_that_take_no_time_and_steps_that_last_none_make_no_table(change
 
 
 def test_kernels_that_end_before_they_start_are_left_out_and_named(change: Callable[..., Path]) -> None:
-    recording = read(change(f"UPDATE {KERNELS} SET end = start - 5 WHERE correlationId % 10 = 0"))
-    assert (recording.kernels.end_s >= recording.kernels.start_s).all()
-    assert f"{714 - len(recording.kernels)} kernels have no end, or one before their start" in recording.limitations[0]
-    assert 0 < len(recording.kernels) < 714
+    trace = read(change(f"UPDATE {KERNELS} SET end = start - 5 WHERE correlationId % 10 = 0"))
+    assert (trace.kernels.end_s >= trace.kernels.start_s).all()
+    assert f"{714 - len(trace.kernels)} kernels have no end, or one before their start" in trace.limitations[0]
+    assert 0 < len(trace.kernels) < 714
 
 
 def test_copies_that_end_before_they_start_are_left_out_and_named(change: Callable[..., Path]) -> None:
-    recording = read(change("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET end = start - 5 WHERE rowid % 4 = 0"))
-    assert len(recording.copies) == 18
-    assert "6 memcpys have no end, or one before their start: they are left out" in recording.limitations
+    trace = read(change("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET end = start - 5 WHERE rowid % 4 = 0"))
+    assert len(trace.copies) == 18
+    assert "6 memcpys have no end, or one before their start: they are left out" in trace.limitations
 
 
 def test_a_view_is_no_table(change: Callable[..., Path]) -> None:
@@ -239,13 +239,13 @@ def test_a_view_is_no_table(change: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is empty: the recording was not written"),
-        (b"\x7fELF", "is no recording: it must be an SQLite export or .nsys-rep of nsys, or a Chrome trace"),
+        (b"", "is empty: the trace was not written"),
+        (b"\x7fELF", "is no trace: it must be an SQLite export or .nsys-rep of nsys, or a Chrome trace"),
         (b"SQLite format 3\0" + b"\xff" * 3000, "is a damaged export .*: export it again"),
     ],
 )
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "recording.sqlite"
+    path = tmp_path / "trace.sqlite"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read(path)
@@ -269,7 +269,7 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is a folder: give the file of a recording"):
+    with pytest.raises(ConfigError, match=r"is a folder: give the file of a trace"):
         read(tmp_path)
     for name in ("a.trace.json.gz", "b.sqlite", "records.jsonl"):
         (tmp_path / name).touch()
@@ -291,5 +291,5 @@ def test_a_report_needs_nsys_to_export_it(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match=r"nsys cannot export .*: importer missing; an nsys as new"):
         read(report)
     nsys.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n/bin/cp {nsys_path} "$2"\n')
-    recording = read(report)
-    assert (len(recording.kernels), recording.source) == (714, str(report))
+    trace = read(report)
+    assert (len(trace.kernels), trace.source) == (714, str(report))

@@ -86,7 +86,7 @@ def test_the_last_to_come_waits_for_nobody(count: int, transfers: list[int], dat
 
 
 def test_ranks_with_other_collectives_are_told() -> None:
-    with pytest.raises(ConfigError, match=r"the ranks ran 2, 3 collectives: recordings of different steps\?"):
+    with pytest.raises(ConfigError, match=r"the ranks ran 2, 3 collectives: traces of different steps\?"):
         waiting([np.ones(2), np.ones(3)])
 
 

@@ -1,4 +1,4 @@
-"""Tables, gaps and differences: real recordings against what SQL says, and made ones whose answer is known."""
+"""Tables, gaps and differences: real traces against what SQL says, and made ones whose answer is known."""
 
 from __future__ import annotations
 
@@ -183,16 +183,16 @@ def test_gaps_and_busy_time_fill_the_steps(nsys_profile: Profile, kineto_profile
 
 
 def test_steps_are_chosen_by_glob(nsys_profile: Profile) -> None:
-    forward = profile(nsys_profile.recording, "forw*")
+    forward = profile(nsys_profile.trace, "forw*")
     assert [step.calls for step in forward.by_step.values()] == [88] * 3
     assert {row["phase"] for row in tables.phases(forward)} == {"forward"}
     assert "450 kernels (3.3 ms) between or after the steps are left out" in forward.notes
-    anything = profile(nsys_profile.recording, "*")  # what is nested in a step is no step
+    anything = profile(nsys_profile.trace, "*")  # what is nested in a step is no step
     assert [step.name for step in anything.steps] == ["step"] * 3
     with pytest.raises(
         ConfigError, match=r"no range is named 'iteration': choose with --range among 'attention' \(12×\)"
     ):
-        profile(nsys_profile.recording, "iteration")
+        profile(nsys_profile.trace, "iteration")
 
 
 def test_kernels_before_the_first_step_are_told(export: Export) -> None:

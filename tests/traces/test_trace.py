@@ -1,4 +1,4 @@
-"""The plain form of a recording: what is open when, and columns of rows that repeat."""
+"""The plain form of a trace: what is open when, and columns of rows that repeat."""
 
 from __future__ import annotations
 

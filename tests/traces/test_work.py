@@ -25,7 +25,7 @@ from cs_systems.traces.overlap import streams
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.range_names import SPLITS
 from cs_systems.traces.tables import NO_COSTS
-from cs_systems.traces.trace import Recording
+from cs_systems.traces.trace import Trace
 from tests.traces import large
 from tests.traces.work import counted, work_of
 
@@ -42,8 +42,8 @@ grows = pytest.mark.parametrize("sizes", GROWTHS.values(), ids=GROWTHS)
 class Analysis(NamedTuple):
     """Input of every table of analyze."""
 
-    recording: Recording
-    of_cpu: Recording
+    trace: Trace
+    of_cpu: Trace
     profile: Profile
 
 
@@ -59,8 +59,8 @@ class Memory(NamedTuple):
 
 @cache
 def analysis(steps: int, blocks: int) -> Analysis:
-    recording = large.recording(steps, blocks)
-    return Analysis(recording, large.recording(steps, blocks, kernels=False), profile(recording))
+    trace = large.trace(steps, blocks)
+    return Analysis(trace, large.trace(steps, blocks, kernels=False), profile(trace))
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +85,8 @@ def _memory_table(name: str) -> Callable[[Memory], object]:
 
 
 ANALYZE: dict[str, Callable[[Analysis], object]] = {
-    "profile": lambda of: profile(of.recording),
-    "streams of kernels": lambda of: streams(of.recording),
+    "profile": lambda of: profile(of.trace),
+    "streams of kernels": lambda of: streams(of.trace),
     "streams of ranges": lambda of: streams(of.of_cpu),
     "page": lambda of: view.view(of.profile),
     "comparison": lambda of: [difference(of.profile, of.profile, by) for by in SPLITS.values()],
@@ -120,7 +120,7 @@ def test_twice_the_snapshot_is_twice_the_work(part: str, sizes: tuple[tuple[int,
 
 def test_a_recording_without_collectives_costs_no_streams() -> None:
     silent, communicating = (
-        work_of(tables.overlap, profile(large.recording(60, 4, communicates=communicates)), NO_COSTS)
+        work_of(tables.overlap, profile(large.trace(60, 4, communicates=communicates)), NO_COSTS)
         for communicates in (False, True)
     )
     assert silent < communicating / 10
