@@ -1,4 +1,4 @@
-"""Real traces of three training steps on one H200, and small ones made to order in the formats of the profilers."""
+"""Fixtures: real traces of three training steps on one H200, and small ones built in the formats of the profilers."""
 
 from __future__ import annotations
 
@@ -61,8 +61,11 @@ def kineto_profile(kineto_trace: Trace) -> Profile:
 
 @pytest.fixture
 def export(tmp_path: Path) -> Callable[..., Path]:
-    """Writes an export of nsys: ranges (name, start, end, thread), launches (start, end, thread, correlation), kernels
-    (name, start, end, correlation), other calls (name, start, end, thread); times in ns."""
+    """Return a function that writes an export of nsys.
+
+    Its arguments are ranges (name, start, end, thread), launches (start, end, thread, correlation), kernels (name,
+    start, end, correlation) and other calls (name, start, end, thread), with times in ns.
+    """
 
     def write(
         ranges: Iterable[Sequence[Any]] = (("step", 0, 1000, MAIN),),
@@ -123,7 +126,7 @@ CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY
 
 @pytest.fixture
 def change(nsys_path: Path, tmp_path: Path) -> Callable[..., Path]:
-    """A copy of the real export with SQL statements run on it."""
+    """Return a function that copies the real export and runs SQL statements on the copy."""
 
     def changed(*statements: str) -> Path:
         path = tmp_path / "changed.sqlite"
@@ -140,7 +143,7 @@ def change(nsys_path: Path, tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def write_trace(tmp_path: Path) -> Callable[[Sequence[Event]], Path]:
-    """Writes events as a Chrome trace."""
+    """Return a function that writes events as a Chrome trace."""
 
     def write(events: Sequence[Event]) -> Path:
         path = tmp_path / "trace.json"
@@ -150,13 +153,15 @@ def write_trace(tmp_path: Path) -> Callable[[Sequence[Event]], Path]:
     return write
 
 
-BLOCKS_NORMS = 2  # norms of a block of the recorded model, which ends without one
+BLOCKS_NORMS = 2  # norms in a block of the traced model, which ends without a norm
 
 
 @pytest.fixture(scope="session")
 def with_blocks(kineto_events: list[Event]) -> list[Event]:
-    """The real Kineto events with a range around each block's forward, which the trace lacks: a block begins with
-    every second norm of a forward and lasts to the next block's, or to the end of the layers."""
+    """The real Kineto events with a range around each block's forward, which the trace lacks.
+
+    A block begins with every second norm of a forward and lasts to the next block's, or to the end of the layers.
+    """
     forwards = [e for e in kineto_events if e.get("cat") == "user_annotation" and e["name"] == "forward"]
     added = []
     for forward in forwards:
@@ -177,7 +182,7 @@ def snapshot_path() -> Path:
 
 @pytest.fixture(scope="session")
 def snapshot_data(snapshot_path: Path) -> Event:
-    """The real snapshot as PyTorch's own pickle, read without care: it is ours."""
+    """The real snapshot, unpickled by PyTorch's plain pickle: the file is trusted."""
     data: Event = pickle.loads(gzip.decompress(snapshot_path.read_bytes()))
     return data
 

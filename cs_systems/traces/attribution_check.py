@@ -41,7 +41,7 @@ def check(trace: Trace, places: Sequence[Place]) -> Agreement:
         ConfigError: The trace has no sequence numbers.
     """
     if not trace.ops:
-        raise ConfigError(f"{trace.source} has no sequence numbers: record with torch.profiler (Kineto)")
+        raise ConfigError(f"{trace.source} has no sequence numbers; record with torch.profiler (Kineto)")
     route = SequenceRoute(trace)
     checked, checked_s, wrong_s = 0, 0.0, 0.0
     wrong: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -58,7 +58,7 @@ def check(trace: Trace, places: Sequence[Place]) -> Agreement:
             truth = f"backward, {layer}" if backward else "not backward"
             wrong[f"{place.phase}, {place.layer}", truth].append(duration)
     rows = [
-        {"attributed": said, "by_sequence_number": truth, "kernels": len(times), "time_s": sum(times)}
-        for (said, truth), times in sorted(wrong.items(), key=lambda item: -sum(item[1]))
+        {"attributed": attributed, "by_sequence_number": truth, "kernels": len(times), "time_s": sum(times)}
+        for (attributed, truth), times in sorted(wrong.items(), key=lambda item: -sum(item[1]))
     ]
     return Agreement(checked, checked_s, wrong_s, rows)

@@ -25,7 +25,7 @@ def memory_ranges(trace: Trace) -> list[Row]:
     """
     found = trace.allocations
     if found is None:
-        raise ConfigError(f"{trace.source} tells nothing of memory: record with nsys and {MEMORY_USAGE}")
+        raise ConfigError(f"{trace.source} has no memory events; record with nsys and {MEMORY_USAGE}")
     steps, _ = find_steps(trace, None)
     number, inside = steps_of(found.time_s, steps)
     in_use = np.cumsum(found.change_bytes)

@@ -148,7 +148,7 @@ def is_collective(kernels: Kernels) -> Bools:
 class _Work(NamedTuple):
     """Intervals in any order, and the time at which the host launched each, which decides its step."""
 
-    asked_s: Floats
+    launched_s: Floats
     start_s: Floats
     end_s: Floats
 
@@ -158,7 +158,7 @@ class _Work(NamedTuple):
 
     def by_step(self, steps: Sequence[Step]) -> list[Ints]:
         """Return for each step the indices of its intervals, from one sort over all intervals."""
-        number, inside = steps_of(self.asked_s, steps)
+        number, inside = steps_of(self.launched_s, steps)
         mine = np.flatnonzero(inside)
         mine = mine[np.argsort(number[mine], kind="stable")]
         first = np.searchsorted(number[mine], np.arange(len(steps) + 1))
@@ -197,7 +197,7 @@ def waiting(durations_s: Sequence[Floats]) -> Waiting:
     """
     counts = [len(own) for own in durations_s]
     if len(set(counts)) > 1:
-        raise ConfigError(f"the ranks ran {', '.join(map(str, counts))} collectives: traces of different steps?")
+        raise ConfigError(f"the ranks' traces hold different numbers of collectives: {', '.join(map(str, counts))}")
     table = np.stack(durations_s)
     transfer_s = table.min(axis=0)
     return Waiting(transfer_s, table - transfer_s)

@@ -92,8 +92,8 @@ class Profile:
     def coverage(self) -> str:
         """Sentence about coverage, for the notes of a table."""
         return (
-            f"of the kernel time {self.phase_coverage:.1%} belongs to a phase and {self.layer_coverage:.1%} to a layer "
-            "or named module"
+            f"{self.phase_coverage:.1%} of the kernel time belongs to a phase, and {self.layer_coverage:.1%} to a "
+            "layer or named module"
         )
 
 
@@ -116,13 +116,13 @@ def profile(trace: Trace, steps: str | None = None) -> Profile:
     if len(kernels) and not inside.any():
         raise ConfigError(
             f"{trace.source}: none of its {len(kernels)} kernels was launched inside {_listed(chosen)} "
-            f"({(number < 0).sum()} before the first): choose other ranges with --range: {_names(trace.ranges)}"
+            f"({(number < 0).sum()} before the first); choose other ranges with --range: {_names(trace.ranges)}"
         )
     if len(kernels) and not (kernels.end_s > kernels.start_s)[inside].any():
-        raise ConfigError(f"{trace.source}: its kernels take no time: the trace is damaged, record again")
+        raise ConfigError(f"{trace.source} is damaged: its kernels take no time; record again")
     notes = [*trace.limitations, *([note] if note else [])]
     if not kernels:
-        notes.append("no kernels: host times of the ranges, not device times")
+        notes.append("no kernels: the times are those of the ranges on the host, not of the device")
     for where, left_out in outside.items():
         if count := int(left_out.sum()):
             time_s = float((kernels.end_s - kernels.start_s)[left_out].sum())
@@ -130,9 +130,7 @@ def profile(trace: Trace, steps: str | None = None) -> Profile:
     if lost := int(np.isnan(kernels.launch_start_s).sum()):
         notes.append(f"{lost} kernels have no recorded launch and are unattributed")
     if graph := int(kernels.in_graph.sum()):
-        notes.append(
-            f"{graph} kernels ran in CUDA graphs: they have the phase of the graph's launch and no layer of their own"
-        )
+        notes.append(f"{graph} kernels ran in CUDA graphs: they have the phase of the graph's launch, and no layer")
     which = np.flatnonzero(inside)
     return Profile(
         trace,
@@ -164,12 +162,12 @@ def find_steps(trace: Trace, pattern: str | None) -> tuple[list[Step], str | Non
     if pattern is None and (steps := _steps_by_phases(trace.ranges)):
         return (
             steps,
-            "no range is named step: a step is taken to last from one forward to the last phase before the next",
+            "no range is named step: a step is assumed to last from one forward to the last phase before the next",
         )
     wanted = repr(pattern) if pattern else " or ".join(map(repr, STEPS))
     limits = "".join(f"; {limitation}" for limitation in trace.limitations)
     raise ConfigError(
-        f"{trace.source}: no range is named {wanted}: choose with --range among {_names(trace.ranges)}{limits}"
+        f"{trace.source}: no range is named {wanted}; choose one with --range: {_names(trace.ranges)}{limits}"
     )
 
 

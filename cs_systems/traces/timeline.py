@@ -106,9 +106,9 @@ def view(profile: Profile) -> View:
 def results(profile: Profile, costs: Costs = NO_COSTS) -> dict[str, list[Row]]:
     """Return every table by name, and `notes`: {table, note}; table is None for notes on the whole profile."""
     rows = {name: table(profile, costs) for name, table in TABLES.items()}
-    said = [{"table": None, "note": note} for note in profile.notes]
-    said += [{"table": name, "note": note} for name in TABLES for note in notes(name, profile, rows[name])]
-    return rows | {"notes": said}
+    all_notes = [{"table": None, "note": note} for note in profile.notes]
+    all_notes += [{"table": name, "note": note} for name in TABLES for note in notes(name, profile, rows[name])]
+    return rows | {"notes": all_notes}
 
 
 def median_step(profile: Profile) -> int:

@@ -1,4 +1,4 @@
-"""Families by name: real names of kernels, as the libraries and compilers of three GPU generations write them."""
+"""Families by name: real names of kernels, as libraries and compilers of three GPU generations write them."""
 
 # ruff: noqa: E501 (names are quoted whole)
 
@@ -108,7 +108,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("expected", "name"), [(f, name) for f, names in NAMES.items() for name in names])
-def test_a_name_is_of_its_family(expected: str, name: str) -> None:
+def test_family_of_real_kernel_names(expected: str, name: str) -> None:
     assert family(name) == expected
 
 
@@ -116,8 +116,8 @@ def test_every_family_has_a_rule_and_names() -> None:
     assert {family for family, _ in RULES} | {"other"} == set(FAMILIES) == set(NAMES)
 
 
-def test_a_real_step_has_no_unknown_kernel(nsys_trace: Trace, kineto_trace: Trace) -> None:
-    """Both profilers write the names of one program in their own way: the families agree."""
+def test_real_step_has_no_kernel_of_unknown_family(nsys_trace: Trace, kineto_trace: Trace) -> None:
+    """Both profilers write the names of one program differently, but the families agree."""
     found = [Counter(family(k.function.name) for k in r.kernels) for r in (nsys_trace, kineto_trace)]
     assert found[0] == found[1]
     assert "other" not in found[0]
@@ -142,5 +142,5 @@ def test_a_real_step_has_no_unknown_kernel(nsys_trace: Trace, kineto_trace: Trac
         ("", ""),
     ],
 )  # fmt: skip
-def test_a_short_name_says_what_the_kernel_does(name: str, short: str) -> None:
+def test_short_name_keeps_the_operation(name: str, short: str) -> None:
     assert short_name(name) == short

@@ -1,4 +1,4 @@
-"""Work of analyze and snapshot grows with the file, not with its square: counted, for there is no quiet clock."""
+"""Work of analyze and snapshot grows linearly with the file: it is counted, since clocks are noisy."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ from cs_systems.traces.trace import Trace
 from tests.traces import large
 from tests.traces.work import counted, work_of
 
-MOST_GROWTH = (
-    2.2  # of the work when the input doubles; a quadratic loop that takes a tenth of it makes 2.2, all of it 4
-)
+MOST_GROWTH = 2.2  # limit of the work ratio when the input doubles: a quadratic loop with a tenth of the work gives 2.2
 GROWTHS = {
     "steps": ((60, 4), (120, 4)),
     "blocks": ((4, 60), (4, 120)),
@@ -106,19 +104,19 @@ SNAPSHOT: dict[str, Callable[[Memory], object]] = {
 
 @grows
 @pytest.mark.parametrize("part", ANALYZE)
-def test_twice_the_recording_is_twice_the_work(part: str, sizes: tuple[tuple[int, int], ...]) -> None:
+def test_analyze_work_is_linear_in_the_trace(part: str, sizes: tuple[tuple[int, int], ...]) -> None:
     before, after = (work_of(ANALYZE[part], analysis(*size)) for size in sizes)
     assert after / before < MOST_GROWTH
 
 
 @grows
 @pytest.mark.parametrize("part", SNAPSHOT)
-def test_twice_the_snapshot_is_twice_the_work(part: str, sizes: tuple[tuple[int, int], ...], memory: Any) -> None:
+def test_snapshot_work_is_linear_in_the_snapshot(part: str, sizes: tuple[tuple[int, int], ...], memory: Any) -> None:
     before, after = (work_of(SNAPSHOT[part], memory(*size)) for size in sizes)
     assert after / before < MOST_GROWTH
 
 
-def test_a_recording_without_collectives_costs_no_streams() -> None:
+def test_trace_without_collectives_skips_stream_work() -> None:
     silent, communicating = (
         work_of(tables.overlap, profile(large.trace(60, 4, communicates=communicates)), NO_COSTS)
         for communicates in (False, True)
@@ -150,5 +148,5 @@ def _searches(n: int) -> None:
 
 
 @pytest.mark.parametrize("quadratic", [_nested_loops, _comprehensions, _masks, _searches])
-def test_the_count_sees_a_quadratic_loop(quadratic: Callable[[int], None]) -> None:
+def test_count_detects_quadratic_loop(quadratic: Callable[[int], None]) -> None:
     assert 3 < work_of(quadratic, 400) / work_of(quadratic, 200) < 4.1
