@@ -23,12 +23,12 @@ from cs_systems.traces.timeline import view
 
 STEADY = 3  # the last steps of the warm-up that count as steady; the ones before them compile and allocate
 UNMARKED = (
-    "compiled in this mode, the model runs as one function without a range inside: its kernels have a phase, and no "
-    "layer or part; profile it with --compile default, or without --compile, to see those"
+    "in this compile mode the model runs as one function without ranges: its kernels have a phase, but no layer or "
+    "part; use --compile default, or no --compile, to see layers"
 )
 FUSED = (
-    "{:.1%} of the kernel time is in kernels that are fused over several layers: each belongs to the one with most of "
-    "its operators"
+    "{:.1%} of the kernel time is in kernels that are fused over several layers: each belongs to the layer with most "
+    "of its operators"
 )
 
 
@@ -48,7 +48,7 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
         return Collected(results=cost, warnings=(Caveat("no-tables", str(error), remedy),))
     results = analysis_results(seen, costs_of(record, families_by_phase(seen))) | cost
     if not seen.trace.kernels:
-        lacks = f"{trace.name} holds no kernel: there are host times of the ranges alone, not device times"
+        lacks = f"{trace.name} holds no kernel: it has times of the ranges on the host, but none of the device"
         few = {name: results[name] for name in ("overhead", "ranges")}
         caveat = Caveat("no-tables", lacks, f"profile on a GPU, or {remedy}")
         return Collected(_page(page, seen, results, record), few, (caveat,))

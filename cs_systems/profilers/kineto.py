@@ -51,7 +51,7 @@ def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None
 def collect(out: Path, record: RunRecord) -> Collected:
     trace = trace_path(out)
     if not trace.is_file():
-        raise ProfileLost("torch.profiler left no trace: is there room on the disk?")
+        raise ProfileLost("torch.profiler left no trace; check the free disk space")
     found = tables(trace, record, Path(f"{out}.page.html"))
     return replace(found, artifacts={"trace": trace, **found.artifacts})
 

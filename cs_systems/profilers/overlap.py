@@ -37,7 +37,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
     """
     paths = [trace_path(rank_file(out, rank)) for rank in range(record.run_config.world_size)]
     if missing := [number for number, path in enumerate(paths) if not path.is_file()]:
-        raise ProfileLost(f"torch.profiler left no trace of rank {missing[0]}: is there room on the disk?")
+        raise ProfileLost(f"torch.profiler left no trace of rank {missing[0]}; check the free disk space")
     traces = [read(path) for path in paths]
     ranks = [streams(trace) for trace in traces]
     caveats: tuple[Caveat, ...] = ()
