@@ -1,4 +1,4 @@
-"""Real recordings of three training steps on one H200, and small ones made to order in the formats of the profilers."""
+"""Fixtures: real traces of three training steps on one H200, and small ones built in the formats of the profilers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.read import read
-from cs_systems.traces.trace import Recording
+from cs_systems.traces.trace import Trace
 
 DATA = Path(__file__).parent / "data"
 MAIN, AUTOGRAD = (7 << 24) + 1, (7 << 24) + 2  # globalTid of two threads of process 7
@@ -40,29 +40,32 @@ def kineto_events(kineto_path: Path) -> list[Event]:
 
 
 @pytest.fixture(scope="session")
-def nsys_recording(nsys_path: Path) -> Recording:
+def nsys_trace(nsys_path: Path) -> Trace:
     return read(nsys_path)
 
 
 @pytest.fixture(scope="session")
-def kineto_recording(kineto_path: Path) -> Recording:
+def kineto_trace(kineto_path: Path) -> Trace:
     return read(kineto_path)
 
 
 @pytest.fixture(scope="session")
-def nsys_profile(nsys_recording: Recording) -> Profile:
-    return profile(nsys_recording)
+def nsys_profile(nsys_trace: Trace) -> Profile:
+    return profile(nsys_trace)
 
 
 @pytest.fixture(scope="session")
-def kineto_profile(kineto_recording: Recording) -> Profile:
-    return profile(kineto_recording)
+def kineto_profile(kineto_trace: Trace) -> Profile:
+    return profile(kineto_trace)
 
 
 @pytest.fixture
 def export(tmp_path: Path) -> Callable[..., Path]:
-    """Writes an export of nsys: ranges (name, start, end, thread), launches (start, end, thread, correlation), kernels
-    (name, start, end, correlation), other calls (name, start, end, thread); times in ns."""
+    """Return a function that writes an export of nsys.
+
+    Its arguments are ranges (name, start, end, thread), launches (start, end, thread, correlation), kernels (name,
+    start, end, correlation) and other calls (name, start, end, thread), with times in ns.
+    """
 
     def write(
         ranges: Iterable[Sequence[Any]] = (("step", 0, 1000, MAIN),),
@@ -123,7 +126,7 @@ CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY
 
 @pytest.fixture
 def change(nsys_path: Path, tmp_path: Path) -> Callable[..., Path]:
-    """A copy of the real export with SQL statements run on it."""
+    """Return a function that copies the real export and runs SQL statements on the copy."""
 
     def changed(*statements: str) -> Path:
         path = tmp_path / "changed.sqlite"
@@ -139,8 +142,8 @@ def change(nsys_path: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Callable[[Sequence[Event]], Path]:
-    """Writes events as a Chrome trace."""
+def write_trace(tmp_path: Path) -> Callable[[Sequence[Event]], Path]:
+    """Return a function that writes events as a Chrome trace."""
 
     def write(events: Sequence[Event]) -> Path:
         path = tmp_path / "trace.json"
@@ -150,13 +153,15 @@ def trace(tmp_path: Path) -> Callable[[Sequence[Event]], Path]:
     return write
 
 
-BLOCKS_NORMS = 2  # norms of a block of the recorded model, which ends without one
+BLOCKS_NORMS = 2  # norms in a block of the traced model, which ends without a norm
 
 
 @pytest.fixture(scope="session")
 def with_blocks(kineto_events: list[Event]) -> list[Event]:
-    """The real Kineto events with a range around each block's forward, which the recording lacks: a block begins with
-    every second norm of a forward and lasts to the next block's, or to the end of the layers."""
+    """The real Kineto events with a range around each block's forward, which the trace lacks.
+
+    A block begins with every second norm of a forward and lasts to the next block's, or to the end of the layers.
+    """
     forwards = [e for e in kineto_events if e.get("cat") == "user_annotation" and e["name"] == "forward"]
     added = []
     for forward in forwards:
@@ -177,7 +182,7 @@ def snapshot_path() -> Path:
 
 @pytest.fixture(scope="session")
 def snapshot_data(snapshot_path: Path) -> Event:
-    """The real snapshot as PyTorch's own pickle, read without care: it is ours."""
+    """The real snapshot, unpickled by PyTorch's plain pickle: the file is trusted."""
     data: Event = pickle.loads(gzip.decompress(snapshot_path.read_bytes()))
     return data
 

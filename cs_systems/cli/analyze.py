@@ -49,12 +49,12 @@ def run(args: Analyze) -> int:
     Raises ConfigError for a malformed request, or a file from which no correct table can be made.
     """
     check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
-    text = _counters(args) if args.file.suffix == ".ncu-rep" else _recording(args)
+    text = _counters(args) if args.file.suffix == ".ncu-rep" else _trace_text(args)
     deliver(text, args.format, args.output)
     return 0
 
 
-def _recording(args: Analyze) -> str:
+def _trace_text(args: Analyze) -> str:
     known = SPLITS if args.other else SHOWN
     tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.other and args.top:
@@ -74,7 +74,7 @@ def _text(args: Analyze, tables: Sequence[str]) -> str:
         from cs_systems.report.pages.profile import render
         from cs_systems.traces.timeline import results, view
 
-        return render(view(profiles[0]), results(profiles[0]), f"{args.file.name}, by {profiles[0].recording.profiler}")
+        return render(view(profiles[0]), results(profiles[0]), f"{args.file.name}, by {profiles[0].trace.profiler}")
     return "\n".join(_comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0]))
 
 
@@ -97,9 +97,7 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
     parts: list[Part] = []
     made = {name: TABLES[name](profile, NO_COSTS) for name in tables}
     if not args.table:
-        made = {
-            n: rows for n, rows in made.items() if has_something(n, rows) or (profile.recording.kernels and not rows)
-        }
+        made = {n: rows for n, rows in made.items() if has_something(n, rows) or (profile.trace.kernels and not rows)}
     for name, rows in made.items():
         said = notes(name, profile, rows)
         top = args.top or (len(rows) if args.format == "csv" else 10)
@@ -114,12 +112,12 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
 
 
 def _heading(profile: Profile) -> list[str]:
-    recording = profile.recording
-    devices = ", ".join(recording.devices.get(device, f"GPU {device}") for device in profile.devices)
+    trace = profile.trace
+    devices = ", ".join(trace.devices.get(device, f"GPU {device}") for device in profile.devices)
     calls = sum(kernels.calls for kernels in profile.by_step.values()) / len(profile.steps)
-    steps = f"{len(profile.steps)} steps" + (f" of {calls:,.0f} kernels" if recording.kernels else "")
+    steps = f"{len(profile.steps)} steps" + (f" of {calls:,.0f} kernels" if trace.kernels else "")
     return [
-        " · ".join(filter(None, [recording.source, recording.profiler, devices, steps])),
+        " · ".join(filter(None, [trace.source, trace.profiler, devices, steps])),
         "times under a profiler: for shares and causes, not to be quoted as timings",
         *profile.notes,
     ]
@@ -130,4 +128,4 @@ def _comparison(args: Analyze, tables: Sequence[str], a: Profile, b: Profile) ->
 
     parts = [difference_part(by, difference(a, b, by)) for by in (SPLITS[name] for name in tables)]
     parts[-1][-1].extend(doubts(a, b))
-    return document_text(args.format, [f"A: {a.recording.source}", f"B: {b.recording.source}"], parts, args.output)
+    return document_text(args.format, [f"A: {a.trace.source}", f"B: {b.trace.source}"], parts, args.output)

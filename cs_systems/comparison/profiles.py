@@ -27,8 +27,8 @@ def difference(a: Profile, b: Profile, by: str) -> list[Row]:
         ConfigError: a side has no kernel.
     """
     for profile in (a, b):
-        if not profile.recording.kernels:
-            raise ConfigError(f"{profile.recording.source} holds no kernel, so that there is no kernel time to compare")
+        if not profile.trace.kernels:
+            raise ConfigError(f"{profile.trace.source} holds no kernel, so that there is no kernel time to compare")
     return _rows(_times(a, by), _times(b, by), by)
 
 
@@ -75,15 +75,13 @@ def doubts(a: Profile, b: Profile) -> list[str]:
             f"layers are known of {shares[0]:.0%} of A's kernel time and of {shares[1]:.0%} of B's: "
             "by layer the two differ in what was marked, too"
         )
-    devices = [sorted(set(p.recording.devices.values())) for p in (a, b)]
+    devices = [sorted(set(p.trace.devices.values())) for p in (a, b)]
     if devices[0] != devices[1]:
         said.append(
             f"device differs: {', '.join(devices[0]) or 'unknown'} in A, {', '.join(devices[1]) or 'unknown'} in B"
         )
-    if a.recording.profiler != b.recording.profiler:
-        said.append(
-            f"recorded by {a.recording.profiler} in A, by {b.recording.profiler} in B: they slow the host unequally"
-        )
+    if a.trace.profiler != b.trace.profiler:
+        said.append(f"recorded by {a.trace.profiler} in A, by {b.trace.profiler} in B: they slow the host unequally")
     return said
 
 

@@ -5,9 +5,8 @@ kernel, `mark("block 3", "ffn")`, wherever the label changes; kernels, their ord
 kernel lists the operators that it was made of. Each operator lists the modules that called it and the `annotate` that
 was open; an operator of backward lists those of its forward operator.
 
-A kernel that is fused over several layers belongs to the layer with most of its operators, of two equal ones to the
-later. The same rule gives the place within that layer. Views, and operators that depend on no input (a mask's indices),
-do not
+A kernel that is fused over several layers belongs to the layer with most of its operators; on a tie, to the later one.
+The same rule gives the place within that layer. Views, and operators that depend on no input (a mask's indices), do not
 count: the compiler shares them between layers. A range inside names the fused layers. An operator without a module (a
 sum of gradients) belongs to the layer of its last input.
 
@@ -60,7 +59,7 @@ def marked_code() -> Iterator[None]:
 
 
 class _NotForCaches(CustomGraphModulePass):
-    """Graph pass that changes nothing. Caches ask a pass for its part of their key, and this one has none."""
+    """Graph pass that changes nothing and has no cache key, so that Inductor bypasses its caches."""
 
     def __call__(self, gm: GraphModule) -> None:
         return
@@ -91,7 +90,7 @@ class MarkingWrapper(PythonWrapperCodegen):
         super().write_provenance_debug_handle(*args, **kwargs)
 
     def generate_scatter_fallback(self, *args: Any, **kwargs: Any) -> None:
-        self._mark()  # Inductor calls neither of the above for these two
+        self._mark()  # for this kernel and the next, Inductor calls neither method above
         super().generate_scatter_fallback(*args, **kwargs)
 
     def generate_index_put_fallback(self, *args: Any, **kwargs: Any) -> None:

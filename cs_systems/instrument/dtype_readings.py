@@ -113,13 +113,13 @@ def reading(readings: DtypeReadings) -> Iterator[None]:
     """Read every module call, every backward and every autocast context inside."""
     enter, backward = torch.autocast.__enter__, torch.autograd.backward
 
-    def watched_enter(self: Any) -> Any:
+    def recording_enter(self: Any) -> Any:
         context = {"device": self.device, "dtype": _short(self.fast_dtype), "enabled": bool(self._enabled)}
         if context not in readings.contexts:
             readings.contexts.append(context)
         return enter(self)
 
-    def watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def recording_backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         readings.read_loss(tensors)
         return backward(tensors, *args, **kwargs)
 
@@ -132,8 +132,8 @@ def reading(readings: DtypeReadings) -> Iterator[None]:
         undo.callback(hooks._global_forward_hooks_with_kwargs.pop, result.id, None)
         undo.callback(setattr, torch.autograd, "backward", backward)
         undo.callback(setattr, torch.autocast, "__enter__", enter)
-        torch.autograd.backward = watched_backward
-        torch.autocast.__enter__ = watched_enter  # type: ignore[method-assign]
+        torch.autograd.backward = recording_backward
+        torch.autocast.__enter__ = recording_enter  # type: ignore[method-assign]
         yield
 
 

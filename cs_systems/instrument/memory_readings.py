@@ -73,8 +73,8 @@ class StateReadings(MemoryReadings):
 def state_bytes(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> Row:
     """Return {parameters_bytes, gradients_bytes, optimizer_state_bytes}: of their storages, each counted once.
 
-    On one of several ranks, the bytes of its part: an optimizer may step parts of parameters, whose gradients are its
-    own.
+    On one of several ranks, these are the bytes of its shards: an optimizer may step shards of parameters, with
+    gradients of their own.
     """
     parameters = list(model.parameters()) if model is not None else []
     parameters += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]

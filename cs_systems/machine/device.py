@@ -144,7 +144,7 @@ class Device:
             fraction = 1.0 if limit_bytes is None else min(1.0, limit_bytes / total)
             torch.cuda.set_per_process_memory_fraction(fraction, self.torch)
         elif limit_bytes is not None:
-            raise DeviceUnavailable("nothing limits the memory of a CPU: leave out --memory-limit")
+            raise DeviceUnavailable("--memory-limit requires a CUDA device; drop --memory-limit or run on a GPU")
 
     def release_memory(self) -> None:
         """Return cached blocks to the device, so that one cell's memory is not counted in the next cell.
@@ -200,10 +200,12 @@ def resolve(name: str) -> Device:
         return Device(torch.device("cpu"))
     if not torch.cuda.is_available():
         why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
-        raise DeviceUnavailable(f"no CUDA: {why}; run with --device cpu, or `cs-systems doctor` for what is missing")
+        raise DeviceUnavailable(f"no CUDA: {why}; run with --device cpu, or see what `cs-systems doctor` reports")
     index = int(name[5:]) if name.startswith("cuda:") else int(os.environ.get("LOCAL_RANK", 0))
     if index >= torch.cuda.device_count():
-        raise DeviceUnavailable(f"there is no {name}: torch sees {torch.cuda.device_count()} GPU(s)")
+        raise DeviceUnavailable(
+            f"{name} does not exist: torch sees {torch.cuda.device_count()} GPU(s); use another --device"
+        )
     torch.cuda.set_device(index)
     return Device(torch.device("cuda", index))
 
@@ -214,7 +216,7 @@ def too_few(name: str, world_size: int) -> str | None:
     if world_size == 1 or not resolve(name).is_cuda or (count := torch.cuda.device_count()) >= world_size:
         return None
     return (
-        f"{world_size} ranks need a GPU each, torch sees {count}: use a world size up to {count}, "
+        f"{world_size} ranks need one GPU each, but torch sees {count}; use a world size up to {count}, "
         "or --device cpu, or torchrun on several machines"
     )
 

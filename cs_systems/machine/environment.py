@@ -93,8 +93,8 @@ def git_commit() -> str | None:
 
     For a copy without .git, the environment variable CS_SYSTEMS_GIT_COMMIT provides the commit.
     """
-    if told := os.environ.get("CS_SYSTEMS_GIT_COMMIT"):
-        return told
+    if commit := os.environ.get("CS_SYSTEMS_GIT_COMMIT"):
+        return commit
     root = Path(__file__).parents[1]
     try:
         commit = _git(root, "rev-parse", "--short=12", "HEAD")

@@ -92,9 +92,9 @@ def agreed(answer: bool, device: Device) -> bool:
     """
     if size() == 1:
         return answer
-    told = torch.tensor(answer, device=device.torch)
-    dist.broadcast(told, 0)
-    return bool(told)
+    shared = torch.tensor(answer, device=device.torch)
+    dist.broadcast(shared, 0)
+    return bool(shared)
 
 
 # Messages of gloo's errors, which C++ raises as plain RuntimeError.

@@ -25,6 +25,6 @@ def take(out: Path, lost: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(_path(out).read_text())
     except FileNotFoundError:
-        raise ProfileLost(f"{lost}: is there room on the disk?") from None
+        raise ProfileLost(f"{lost}; check the free disk space") from None
     _path(out).unlink()
     return found

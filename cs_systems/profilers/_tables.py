@@ -23,16 +23,16 @@ from cs_systems.traces.timeline import view
 
 STEADY = 3  # the last steps of the warm-up that count as steady; the ones before them compile and allocate
 UNMARKED = (
-    "compiled in this mode, the model runs as one function without a range inside: its kernels have a phase, and no "
-    "layer or part; profile it with --compile default, or without --compile, to see those"
+    "in this compile mode the model runs as one function without ranges: its kernels have a phase, but no layer or "
+    "part; use --compile default, or no --compile, to see layers"
 )
 FUSED = (
-    "{:.1%} of the kernel time is in kernels that are fused over several layers: each belongs to the one with most of "
-    "its operators"
+    "{:.1%} of the kernel time is in kernels that are fused over several layers: each belongs to the layer with most "
+    "of its operators"
 )
 
 
-def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
+def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
     """Return every table of `traces.tables`, and `coverage`, `overhead`, `notes`, and the artifact `page`.
 
     `notes`: {table, note}, the remarks that a table needs. `page`: a page that shows one step and all tables.
@@ -41,20 +41,20 @@ def tables(recording: Path, record: RunRecord, page: Path) -> Collected:
     that states this.
     """
     cost = {"overhead": overhead(record)}
-    remedy = f"open {recording.name} in the profiler's own viewer"
+    remedy = f"open {trace.name} in the profiler's own viewer"
     try:
-        seen = profile(read(recording))
+        seen = profile(read(trace))
     except ConfigError as error:
         return Collected(results=cost, warnings=(Caveat("no-tables", str(error), remedy),))
     results = analysis_results(seen, costs_of(record, families_by_phase(seen))) | cost
-    if not seen.recording.kernels:
-        lacks = f"{recording.name} holds no kernel: there are host times of the ranges alone, not device times"
+    if not seen.trace.kernels:
+        lacks = f"{trace.name} holds no kernel: it has times of the ranges on the host, but none of the device"
         few = {name: results[name] for name in ("overhead", "ranges")}
         caveat = Caveat("no-tables", lacks, f"profile on a GPU, or {remedy}")
         return Collected(_page(page, seen, results, record), few, (caveat,))
     results["coverage"] = [
         {
-            "profiler": seen.recording.profiler,
+            "profiler": seen.trace.profiler,
             "steps": len(seen.steps),
             "kernels": sum(kernels.calls for kernels in seen.by_step.values()),
             "kernel_s": seen.time_s,

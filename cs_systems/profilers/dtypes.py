@@ -33,7 +33,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 def collect(out: Path, record: RunRecord) -> Collected:
     found = take(out, "no dtype was read")
     if not found["modules"]:
-        raise ProfileLost("the step called no module: name a step that calls one, and leave torch.compile out")
+        raise ProfileLost("the step called no module; use a workload that calls modules, without torch.compile")
     results = {"dtypes": table(found["modules"], found["loss"]), "autocast_contexts": found["contexts"]}
     cause = contradiction(record.run_config.precision, found["modules"], found["contexts"])
     return Collected({}, results, contradiction=cause)

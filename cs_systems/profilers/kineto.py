@@ -24,7 +24,7 @@ def trace_path(out: Path) -> Path:
 
 
 @contextmanager
-def recording(
+def record_trace(
     out: Path, device: Device, ranges: AbstractContextManager[object], all_threads: bool = False
 ) -> Iterator[None]:
     """Record the host, and the device where there is one, inside of `ranges`; the trace is written on leaving.
@@ -45,13 +45,13 @@ def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None
     from cs_systems.instrument.annotate import RecordFunctionRanges
     from cs_systems.instrument.hooks import annotated
 
-    return recording(out, device, annotated(RecordFunctionRanges(), model))
+    return record_trace(out, device, annotated(RecordFunctionRanges(), model))
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
     trace = trace_path(out)
     if not trace.is_file():
-        raise ProfileLost("torch.profiler left no trace: is there room on the disk?")
+        raise ProfileLost("torch.profiler left no trace; check the free disk space")
     found = tables(trace, record, Path(f"{out}.page.html"))
     return replace(found, artifacts={"trace": trace, **found.artifacts})
 

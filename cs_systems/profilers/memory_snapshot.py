@@ -1,6 +1,6 @@
 """PyTorch's own memory history around the recorded steps, dumped at the end or when memory runs out.
 
-Beside the pickle lies a JSON file with facts that only the recorder knows (`snapshots.snapshot` documents the format).
+Beside the pickle lies a JSON file with data that the snapshot lacks (`snapshots.snapshot` documents the format).
 Stacks hold Python frames alone: with C++ frames, symbolising made a dump of 4 s take 461 s.
 """
 
@@ -39,7 +39,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     from cs_systems.workloads import Unavailable
 
     if not device.is_cuda:
-        raise Unavailable("a snapshot is of CUDA memory: leave out --snapshot, or run on a GPU")
+        raise Unavailable("--snapshot requires a CUDA device; drop --snapshot or run on a GPU")
     memory, optimizers = torch.cuda.memory, list[Any]()
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: optimizers.append(optimizer))
     device.new_part()
@@ -60,7 +60,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
     """Return the snapshot's files, after adding the record's config to the sidecar."""
     snapshot, sidecar = snapshot_path(out), sidecar_path(out)
     if not (snapshot.is_file() and sidecar.is_file()):
-        raise ProfileLost("PyTorch left no snapshot: is there room on the disk?")
+        raise ProfileLost("PyTorch left no snapshot; check the free disk space")
     known = json.loads(sidecar.read_text())
     sidecar.write_text(json.dumps(known | {"config": record.config}))
     return Collected({"snapshot": snapshot, "snapshot_names": sidecar})

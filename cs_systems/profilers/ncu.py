@@ -1,7 +1,7 @@
 """Nsight Compute: hardware counters of single kernels.
 
-The worker runs under `ncu`, which runs each kernel that it counts several times. The step's times mean nothing then,
-and there are no tables of time.
+The worker runs under `ncu`, which runs each kernel that it counts several times. The step's times are then not
+meaningful, and no table of times is made.
 
 `profiler_args` select the kernels: `chosen(kernel, range)`. Options: the documentation of Nsight Compute's command
 line.
@@ -39,8 +39,8 @@ DEFAULTS = (
 )
 NOT_PERMITTED = "ERR_NVGPUCTRPERM"
 REFUSED = (
-    f"the driver does not permit hardware counters ({NOT_PERMITTED}): run as root, or load the driver with "
-    "NVreg_RestrictProfilingToAdminUsers=0; in a container, start that with --cap-add=SYS_ADMIN "
+    f"the driver does not permit hardware counters ({NOT_PERMITTED}); run as root, or load the driver with "
+    "NVreg_RestrictProfilingToAdminUsers=0; in a container, start the container with --cap-add=SYS_ADMIN "
     f"(https://developer.nvidia.com/{NOT_PERMITTED})"
 )
 _REMEDY = "install Nsight Compute: apt install nsight-compute, from NVIDIA's CUDA repository"
@@ -58,8 +58,8 @@ def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
     """
     if not kernel and not range:
         raise ConfigError(
-            "ncu runs every kernel that it counts several times: choose them with --kernel REGEX or --range NAME; "
-            "cs-systems profile --with kineto lists the kernels"
+            "--with ncu requires --kernel REGEX or --range NAME, for ncu runs each counted kernel several times; "
+            "list the kernels with cs-systems profile --with kineto"
         )
     options = [f"--kernel-name=regex:{kernel}"] if kernel else []
     if range:
@@ -71,14 +71,14 @@ def check() -> Row:
     """Return a row of `doctor`: whether ncu can count here."""
     path = shutil.which("ncu")
     if path is None:
-        return finding("ncu", "not on PATH: no counters of kernels with Nsight Compute", "missing", _REMEDY)
+        return finding("ncu", "not on PATH: hardware counters with Nsight Compute are not possible", "missing", _REMEDY)
     found = nsys.version_of(path)
     if importlib.util.find_spec("ncu_report") is None:
-        return finding("ncu", f"{found}, without the package that reads its reports", "missing", reports.INSTALL)
+        return finding("ncu", f"{found}, without ncu-report to read its reports", "missing", reports.INSTALL)
     for_root_alone = _DRIVER_PARAMETERS.exists() and "RmProfilingAdminOnly: 1" in _DRIVER_PARAMETERS.read_text()
     if for_root_alone and os.geteuid() != 0:
         remedy = "run ncu as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
-        return finding("ncu", f"{found}, but the driver gives counters to root alone", "problem", remedy)
+        return finding("ncu", f"{found}, but the driver permits hardware counters to root only", "problem", remedy)
     return finding("ncu", found)
 
 
@@ -110,7 +110,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     from cs_systems.workloads import Unavailable
 
     if not device.is_cuda:
-        raise Unavailable("ncu counts what a GPU does, and there is none: use --with kineto")
+        raise Unavailable("--with ncu requires a CUDA device; use --with kineto")
     with nsys.region(out, device, model):
         yield
 
@@ -123,11 +123,11 @@ def refused(out: Path) -> str | None:
 def collect(out: Path, record: RunRecord) -> Collected:
     report, log = Path(f"{out}.ncu-rep"), _log(out)
     if not report.is_file():
-        said = log.read_text(errors="replace") if log.is_file() else ""
-        if "No kernels were profiled" in said:
-            asked = " ".join(record.run_config.profiler_args)
-            raise ProfileLost(f"no kernel of the timed steps is what {asked} asks for: --with kineto lists them")
-        raise ProfileLost(f"ncu left no report: {nsys.last_line(said)}")
+        output = log.read_text(errors="replace") if log.is_file() else ""
+        if "No kernels were profiled" in output:
+            options = " ".join(record.run_config.profiler_args)
+            raise ProfileLost(f"no kernel of the timed steps matches {options}; list the kernels with --with kineto")
+        raise ProfileLost(f"ncu left no report: {nsys.last_line(output)}")
     try:
         return Collected({"ncu": report}, {"counters": reports.read(report)})
     except ConfigError as error:

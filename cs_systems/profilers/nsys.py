@@ -40,7 +40,7 @@ ON_CPU = (
     "--trace=nvtx,osrt",
     "--capture-range=nvtx",
     f"--nvtx-capture={CAPTURE}",
-    "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",  # else only a registered string can begin a recording
+    "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0",  # else only a registered string can begin a trace
 )
 PAIR_TIMEOUT_S = 30
 _REMEDY = "install Nsight Systems: apt install nsight-systems-cli, from NVIDIA's CUDA repository"
@@ -50,7 +50,7 @@ def check() -> Row:
     """Return a row of `doctor`: whether nsys can record, import and export here."""
     path = shutil.which("nsys")
     if path is None:
-        return finding("nsys", "not on PATH: no profile with Nsight Systems", "missing", _REMEDY)
+        return finding("nsys", "not on PATH: profiling with Nsight Systems is not possible", "missing", _REMEDY)
     found = version_of(path)
     release = re.match(r"(\d+)\.(\d+)", found)
     if release and (int(release[1]), int(release[2])) < OLDEST:
@@ -60,17 +60,17 @@ def check() -> Row:
     folder = Path(path).resolve().parent.parent
     if not any(folder.glob("host-linux-*/QdstrmImporter")):
         remedy = f"ln -s the host-linux-x64 folder of the same nsys to {folder}/host-linux-x64"
-        return finding("nsys", f"{found}, without its importer: no .nsys-rep is written", "problem", remedy)
+        return finding("nsys", f"{found}, without its importer: it cannot write a .nsys-rep", "problem", remedy)
     return finding("nsys", found)
 
 
 def version_of(program: str) -> str:
     """Return the version that a tool of NVIDIA's prints: 2024.2.3."""
     try:
-        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30).stdout
+        output = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"version unknown ({error})"
-    number = re.search(r"\d{4}\.\d+(\.\d+)*", said)
+    number = re.search(r"\d{4}\.\d+(\.\d+)*", output)
     return number[0] if number else "version unknown"
 
 
@@ -80,28 +80,28 @@ def loses_ranges() -> str | None:
     Records one to find out, which takes seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
-        report, database, said = (Path(folder) / name for name in ("pair.nsys-rep", "pair.sqlite", "said"))
+        report, database, output = (Path(folder) / name for name in ("pair.nsys-rep", "pair.sqlite", "output.txt"))
         emit = [sys.executable, "-c", "import nvtx; nvtx.push_range('doctor'); nvtx.pop_range()"]
         record = ["nsys", "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={report}", *emit]
         for argv in (record, [*EXPORT, "-o", str(database), str(report)]):
             try:
-                with said.open("w") as stream:  # run() would wait for a pipe as long as any process holds it
+                with output.open("w") as stream:  # run() would wait for a pipe as long as any process holds it
                     subprocess.run(argv, stdout=stream, stderr=stream, timeout=PAIR_TIMEOUT_S, check=True)
             except subprocess.TimeoutExpired:
                 return f"{argv[0]} {argv[1]} did not end within {PAIR_TIMEOUT_S} s"
             except subprocess.CalledProcessError:
-                return f"{argv[0]} {argv[1]} failed: {last_line(said.read_text())}"
+                return f"{argv[0]} {argv[1]} failed: {last_line(output.read_text())}"
         with closing(sqlite3.connect(database)) as opened:
             count = f"SELECT count(*) FROM NVTX_EVENTS WHERE eventType = {PUSH_POP}"
             try:
                 found = opened.execute(count).fetchone()[0]
             except sqlite3.Error as error:
                 return f"its export cannot be read: {error}"
-    return None if found else "the range that was emitted is not in the recording"
+    return None if found else "the emitted range is not in the trace"
 
 
-def last_line(said: str) -> str:
-    return (said.strip().splitlines() or ["no message"])[-1]
+def last_line(output: str) -> str:
+    return (output.strip().splitlines() or ["no message"])[-1]
 
 
 def problem() -> str | None:
@@ -126,7 +126,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     try:
         ranges = NvtxRanges()
     except ImportError:
-        raise Unavailable("ranges without a GPU need the package nvtx: pip install nvtx==0.2.11") from None
+        raise Unavailable("nsys without a GPU requires the package nvtx; pip install nvtx==0.2.11") from None
     torch.cuda.profiler.start() if device.is_cuda else ranges.push(CAPTURE)
     try:
         with annotated(ranges, model):
@@ -139,7 +139,7 @@ def export(out: Path) -> tuple[Path, Path]:
     """Export the report to SQLite and return (the report, its export). Raises ProfileLost."""
     report, database = Path(f"{out}.nsys-rep"), Path(f"{out}.sqlite")
     if not report.is_file():
-        raise ProfileLost("nsys left no report: worker.log beside the records has its last words")
+        raise ProfileLost("nsys left no report; read its messages in worker.log, beside the records")
     done = subprocess.run([*EXPORT, "-o", database, report], capture_output=True, text=True)
     if done.returncode or not database.is_file():
         raise ProfileLost(f"nsys cannot export {report}: {last_line(done.stdout + done.stderr)}")

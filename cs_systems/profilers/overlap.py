@@ -14,7 +14,7 @@ from cs_systems.config import ConfigError
 from cs_systems.core.caveats import Caveat
 from cs_systems.profilers import Collected, ProfileLost, Profiler, rank_file
 from cs_systems.profilers._tables import overhead
-from cs_systems.profilers.kineto import recording, trace_path
+from cs_systems.profilers.kineto import record_trace, trace_path
 from cs_systems.record import RunRecord
 from cs_systems.traces.overlap import median_row, median_step, picture, skew_rows, streams
 from cs_systems.traces.read import read
@@ -27,7 +27,7 @@ def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None
     """Record as kineto does, with ranges of phases alone, and all threads: one of them may start collectives."""
     from cs_systems.instrument.annotate import RecordFunctionRanges, listening
 
-    return recording(out, device, listening(RecordFunctionRanges()), all_threads=True)
+    return record_trace(out, device, listening(RecordFunctionRanges()), all_threads=True)
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
@@ -35,11 +35,11 @@ def collect(out: Path, record: RunRecord) -> Collected:
 
     Waiting and transfer are None where the ranks' traces do not fit together; a caveat then gives the reason.
     """
-    traces = [trace_path(rank_file(out, rank)) for rank in range(record.run_config.world_size)]
-    if missing := [number for number, trace in enumerate(traces) if not trace.is_file()]:
-        raise ProfileLost(f"torch.profiler left no trace of rank {missing[0]}: is there room on the disk?")
-    recordings = [read(trace) for trace in traces]
-    ranks = [streams(recording) for recording in recordings]
+    paths = [trace_path(rank_file(out, rank)) for rank in range(record.run_config.world_size)]
+    if missing := [number for number, path in enumerate(paths) if not path.is_file()]:
+        raise ProfileLost(f"torch.profiler left no trace of rank {missing[0]}; check the free disk space")
+    traces = [read(path) for path in paths]
+    ranks = [streams(trace) for trace in traces]
     caveats: tuple[Caveat, ...] = ()
     try:
         skew = skew_rows(ranks)
@@ -47,10 +47,10 @@ def collect(out: Path, record: RunRecord) -> Collected:
         skew = [{"rank": rank, "transfer_s": None, "waiting_s": None} for rank in range(len(ranks))]
         caveats = (Caveat("no-skew", str(error), "profile once more, with fewer --steps"),)
     rows = [{"rank": row["rank"], **median_row(own), **row} for row, own in zip(skew, ranks, strict=True)]
-    shown = [{"rank": 0, **row} for row in picture(recordings[0], ranks[0][median_step(ranks[0])])]
+    shown = [{"rank": 0, **row} for row in picture(traces[0], ranks[0][median_step(ranks[0])])]
     results = {"overlap": rows, "streams": shown, "overhead": overhead(record)}
-    names = ["trace", *(f"trace_rank{number}" for number in range(1, len(traces)))]
-    return Collected(dict(zip(names, traces, strict=True)), results, caveats)
+    names = ["trace", *(f"trace_rank{number}" for number in range(1, len(paths)))]
+    return Collected(dict(zip(names, paths, strict=True)), results, caveats)
 
 
 PROFILER = Profiler(region=region, collect=collect)

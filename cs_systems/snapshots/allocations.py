@@ -1,7 +1,7 @@
 """Replay of a snapshot's events: what was allocated when, from its state at the end back to before recording.
 
 The bytes are those of `torch.cuda.memory_allocated()`: the allocated size, from the allocation until its free is
-requested (or completed, in a recording without requests). The events hold requested sizes only, so the replay repeats
+requested (or completed, where no requests were recorded). The events hold requested sizes only, so the replay repeats
 the allocator's arithmetic:
 
 - A request is rounded up to 512 bytes, or as `roundup_power2_divisions` specifies.
@@ -135,9 +135,9 @@ class _Allocations:
 
     def doubts(self) -> Iterator[str]:
         if self._twice:
-            yield f"{self._twice} allocation(s) at an address in use: events are missing, the first was taken as freed"
+            yield f"{self._twice} allocation(s) at an address in use: events are missing, the earlier counts as freed"
         if self._unknown:
-            yield f"{self._unknown} allocation(s) are neither freed nor in a block at the end: taken as alive"
+            yield f"{self._unknown} allocation(s) are neither freed nor in a block at the end: they count as alive"
 
     def _add_before(self) -> None:
         """Add the allocations that are freed, or alive at the end, without an event that allocates them."""
@@ -223,7 +223,7 @@ class _LargePool:
             if action == SEGMENT_ALLOC:
                 came[address] = size
             elif action == SEGMENT_FREE and address not in came:
-                went.append((address, size))  # it was there before
+                went.append((address, size))  # it existed before recording
         there = [(s.address, s.bytes) for s in snapshot.segments if s.address not in came]
         self._size = dict([*there, *went])
         self._starts = sorted(self._size)

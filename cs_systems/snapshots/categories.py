@@ -22,17 +22,17 @@ PARAMETERS, OPTIMIZER_STATE, GRADIENTS, ACTIVATIONS = "parameters", "optimizer s
 TEMPORARIES, WORKSPACES, BEFORE_RECORDING, UNKNOWN = "temporaries", "workspaces", "before recording", "unknown"
 CATEGORIES = {
     PARAMETERS: (
-        "allocated while a model was built or moved and not freed in it; before recording: of each gradient's size as "
-        "many as there are gradients"
+        "allocated while a model was built or moved, and not freed then; before recording: one for each gradient, of "
+        "the gradient's size"
     ),
     OPTIMIZER_STATE: (
-        "allocated by the optimizer and not freed in its step; before recording: as many again of each gradient's size"
+        "allocated by the optimizer and not freed in its step; before recording: further ones of each gradient's size"
     ),
-    WORKSPACES: "of exactly the size of a cuBLAS workspace, never freed, and older than the last step",
-    BEFORE_RECORDING: "allocated before recording began, and of no size that would say what it is",
+    WORKSPACES: "exactly as large as a cuBLAS workspace, never freed, and older than the last step",
+    BEFORE_RECORDING: "allocated before recording began, and not identified by its size",
     GRADIENTS: "allocated in backward and not freed in it",
     ACTIVATIONS: "allocated in forward or the loss, or in no known phase, and alive when a backward begins",
-    TEMPORARIES: "allocated and freed in one phase; of forward: freed before backward begins",
+    TEMPORARIES: "allocated and freed in one phase; in forward: freed before backward begins",
     UNKNOWN: "no rule fits",
 }
 # PyTorch's CUBLAS_WORKSPACE_CONFIG: :4096:2:16:8, on Hopper and later :4096:8 (32 MiB).
@@ -82,10 +82,10 @@ def attribute(replay: Replay) -> Attribution:
     if replay.snapshot.sidecar is not None:
         made = _by_tensor(replay, replay.snapshot.sidecar.tensors, made)
         if named := sum(a.tensor is not None for a in made):
-            notes.append(f"{named} allocations are what the recorder says that they are")
+            notes.append(f"{named} allocations are identified by the tensors in the JSON file beside the snapshot")
     if not any(a.tensor and a.tensor.kind == "parameter" for a in made):
-        made, said = _before_by_size(made)
-        notes += said
+        made, inferred = _before_by_size(made)
+        notes += inferred
     return Attribution(replay, tuple(made), tuple(found), tuple(sites(replay.snapshot.stacks)), tuple(notes))
 
 
@@ -182,11 +182,11 @@ def _before_by_size(made: list[Attributed]) -> tuple[list[Attributed], list[str]
             left[a.allocation.requested_bytes] = (parameters - 1, state) if parameters else (0, state - 1)
             a = a._replace(category=category)
         result.append(a)
-    said = (
-        "parameters and optimizer state were allocated before recording and are told by number and size: "
-        f"{sum(gradients.values())} gradients, so many parameters; which of two blocks of a size is which is not known"
+    note = (
+        "parameters and optimizer state were allocated before recording and are identified by number and size: as many "
+        f"parameters as gradients ({sum(gradients.values())}); blocks of equal size cannot be distinguished"
     )
-    return result, [said]
+    return result, [note]
 
 
 def _gradient_sizes(made: Iterable[Attributed]) -> Counter[int]:
@@ -223,7 +223,7 @@ def _by_tensor(replay: Replay, tensors: Iterable[Tensor], made: Sequence[Attribu
 def _notes(made: Sequence[Attributed], loops: Sequence[Frame]) -> Iterable[str]:
     if loops:
         where = " and ".join(f"{short_file(f.file)}:{f.line}" for f in loops)
-        yield f"blocks are numbered by the passes of the loop at {where}, as the stacks show it"
-    silent = [a for a in made if a.phase == Phase.BACKWARD and a.allocation.start > BEFORE]
-    if silent and not any(a.allocation.stack for a in silent):
-        yield f"backward: what was allocated with {NO_STACK}"
+        yield f"blocks are numbered by the iterations of the loop at {where}, which the stacks show"
+    backward = [a for a in made if a.phase == Phase.BACKWARD and a.allocation.start > BEFORE]
+    if backward and not any(a.allocation.stack for a in backward):
+        yield f"backward: allocations with {NO_STACK}"

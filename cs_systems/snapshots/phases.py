@@ -38,11 +38,16 @@ ANYWHERE = (
 INNERMOST = (
     StackRule(Phase.OPTIMIZER, r".*", r".*torch/optim/.*", "a frame in torch/optim/"),
     StackRule(Phase.OPTIMIZER, r"_init_group|step", r".*optim[^/]*\.py", "step or _init_group in a file named optim*"),
-    StackRule(Phase.LOSS, r".*cross_entropy|nll_loss|.*_loss|loss|loss_fn", r".*", "a function named as a loss"),
+    StackRule(Phase.LOSS, r".*cross_entropy|nll_loss|.*_loss|loss|loss_fn", r".*", "a function named like a loss"),
     StackRule(Phase.FORWARD, r"forward", r".*", "a function named forward"),
-    StackRule(SETUP, r"_apply|convert|reset_parameters|__init__", r".*", "__init__, _apply or convert"),
+    StackRule(
+        SETUP,
+        r"_apply|convert|reset_parameters|__init__",
+        r".*",
+        "__init__, _apply, convert or reset_parameters",
+    ),
 )
-NO_STACK = "no Python frame, where others have some: it was autograd's own thread"
+NO_STACK = "no Python frame, while others have some: from autograd's own thread"
 
 
 class Place(NamedTuple):
@@ -52,9 +57,9 @@ class Place(NamedTuple):
 
 def phase_of_stack(stack: Stack) -> str | None:
     """Return the phase by ANYWHERE, else by INNERMOST; None where no rule fits."""
-    said = [_by_frame(ANYWHERE, f.function, f.file) for f in stack]
-    said += [_by_frame(INNERMOST, f.function, f.file) for f in stack]
-    return next((phase for phase in said if phase), None)
+    phases = [_by_frame(ANYWHERE, f.function, f.file) for f in stack]
+    phases += [_by_frame(INNERMOST, f.function, f.file) for f in stack]
+    return next((phase for phase in phases if phase), None)
 
 
 @lru_cache(maxsize=65536)

@@ -160,15 +160,18 @@ def read(path: Path, device: int | None = None) -> Snapshot:
     if isinstance(data, list) and all(isinstance(segment, dict) for segment in data):  # torch.cuda.memory_snapshot()
         data = {"segments": data}
     if not isinstance(data, dict) or not {"segments", "device_traces"} & {*data}:
-        raise ConfigError(f"{path} is a pickle, but no memory snapshot: write one with {_HOW}")
+        raise ConfigError(f"{path} is a pickle, but not a memory snapshot; write one with {_HOW}")
     try:
         return _snapshot(path, data, device)
     except RecursionError:
-        raise ConfigError(f"{path} is no snapshot as PyTorch writes it: values are nested hundreds deep") from None
+        raise ConfigError(
+            f"{path} is not a snapshot that PyTorch wrote: values are nested too deep; write one with {_HOW}"
+        ) from None
     except (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path} is no snapshot as PyTorch writes it: {type(error).__name__}: {error}") from None
+        cause = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path} is not a snapshot that PyTorch wrote ({cause}); write one with {_HOW}") from None
 
 
 _HOW = "torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps"
@@ -181,13 +184,11 @@ def _snapshot(path: Path, data: dict[str, Any], device: int | None) -> Snapshot:
     _refuse_repeated("list of events", traces)
     devices = sorted({_count(s.get("device", 0)) for s in segments} | {n for n, trace in enumerate(traces) if trace})
     if not devices:
-        raise ConfigError(
-            f"{path} holds no memory of a CUDA device: on a CPU PyTorch records none; on a GPU, call {_HOW}"
-        )
+        raise ConfigError(f"{path} holds no memory of a CUDA device; record on a GPU, and call {_HOW}")
     if device is None and len(devices) > 1:
-        raise ConfigError(f"{path} holds {len(devices)} devices: choose one with --device {_listed(devices)}")
+        raise ConfigError(f"{path} holds {len(devices)} devices; choose one with --device {_listed(devices)}")
     if device is not None and device not in devices:
-        raise ConfigError(f"{path} holds no device {device}: choose --device {_listed(devices)}")
+        raise ConfigError(f"{path} holds no device {device}; choose --device {_listed(devices)}")
     device = devices[0] if device is None else device
     stacks = _Stacks()
     made = tuple(_segment(s, stacks) for s in segments if s.get("device", 0) == device)
@@ -219,7 +220,7 @@ def _refuse_repeated(what: str, values: Iterable[Any]) -> None:
     """
     values = list(values)
     if len({*map(id, values)}) < len(values):
-        raise ValueError(f"one {what} stands in several places")
+        raise ValueError(f"one {what} occurs in several places")
 
 
 class _Stacks:
@@ -236,7 +237,7 @@ class _Stacks:
 
     def number(self, frames: Sequence[Mapping[str, Any]]) -> int:
         if len(frames) > MOST_FRAMES:
-            raise ValueError(f"a stack has {len(frames)} frames")
+            raise ValueError(f"a stack has {len(frames)} frames, over {MOST_FRAMES}")
         identity = tuple(map(id, frames))
         number = self._by_identity.get(identity)
         if number is None:
@@ -272,20 +273,20 @@ def _segment(segment: Mapping[str, Any], stacks: _Stacks) -> Segment:
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise ValueError(f"{shown(value)} is no size, address or stream")
+        raise ValueError(f"{shown(value)} is not a size, address or stream")
     return int(value)
 
 
 def _state(value: Any) -> str:
     state = "active_pending_free" if value == "active_awaiting_free" else value
     if not isinstance(state, str) or state not in ("active_allocated", "active_pending_free", "inactive"):
-        raise ValueError(f"{shown(value)} is no state of a block")
+        raise ValueError(f"{shown(value)} is not a state of a block")
     return state
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{shown(value)} is no text")
+        raise ValueError(f"{shown(value)} is not text")
     return value
 
 
@@ -331,33 +332,35 @@ def _annotation(annotation: Mapping[str, Any]) -> Annotation:
 
 def _missing(data: Mapping[str, Any], segments: Sequence[Any], events: Events, stacks: bool) -> Iterable[str]:
     if not segments:
-        yield "no segments: what was allocated before recording began is missing from every number, and fragmentation"
+        yield "no segments: memory allocated before recording began is not counted, and fragmentation is unknown"
     elif not all("requested_size" in b or "history" in b for s in segments for b in s["blocks"]):
-        yield "no requested sizes of blocks (an older PyTorch): what rounding wastes is not known"
+        yield "no requested sizes of blocks (an older PyTorch): the memory lost by rounding is unknown"
     if not len(events):
-        yield f"no events: the peak and the timeline are not known, only what was allocated at the end; call {_HOW}"
+        yield f"no events: the peak and the timeline are unknown, only the memory at the end is known; call {_HOW}"
     elif not events.time_us:
         yield "no times of events (an older PyTorch): the timeline counts events"
     if not stacks:
-        yield "no stacks (context=None, or an older PyTorch): where memory was allocated, and what for, is not known"
+        yield "no stacks (context=None, or an older PyTorch): the code that allocated memory is unknown"
     if "external_annotations" not in data:
-        yield "no annotations (an older PyTorch): phases are told by stacks alone"
+        yield "no annotations (an older PyTorch): phases are inferred from stacks alone"
 
 
 def _sidecar(path: Path, device: int) -> Sidecar | None:
     if not path.is_file():
         return None
     if path.stat().st_size > MOST_SIDECAR_BYTES:
-        raise ConfigError(f"{path} has {path.stat().st_size >> 20} MiB, too much for what a recorder leaves: remove it")
+        raise ConfigError(f"{path} has {path.stat().st_size >> 20} MiB, too much for a snapshot's JSON file; remove it")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if data["schema_version"] != SIDECAR_VERSION:
             version = shown(data["schema_version"])
-            raise ConfigError(f"{path} has version {version}, this reads {SIDECAR_VERSION}: update one")
+            raise ConfigError(
+                f"{path} has schema_version {version}, not {SIDECAR_VERSION}; remove it or use a matching cs-systems"
+            )
         tensors = tuple(_tensor(t) for t in data["tensors"] if t.get("device", 0) == device)
         if unknown := {t.kind for t in tensors} - {*TENSOR_KINDS}:
             raise ConfigError(
-                f"{path} names a tensor's kind {shown(unknown.pop())}: known are {', '.join(TENSOR_KINDS)}"
+                f"{path} has the unknown tensor kind {shown(unknown.pop())}; valid kinds are {', '.join(TENSOR_KINDS)}"
             )
         config = RunConfig.from_dict(data["config"]) if data.get("config") else None
         most = data.get("max_allocated_bytes")
@@ -365,9 +368,11 @@ def _sidecar(path: Path, device: int) -> Sidecar | None:
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path} is not what a recorder leaves beside a snapshot: remove it ({error})") from None
+        raise ConfigError(f"{path} is not a valid JSON file of a snapshot ({error}); remove it") from None
 
 
-def _tensor(told: Mapping[str, Any]) -> Tensor:
-    kind, name, dtype = (_text(told[field]) for field in ("kind", "name", "dtype"))
-    return Tensor(kind, name, _count(told["address"]), _count(told["bytes"]), (*map(_count, told["shape"]),), dtype)
+def _tensor(fields: Mapping[str, Any]) -> Tensor:
+    kind, name, dtype = (_text(fields[field]) for field in ("kind", "name", "dtype"))
+    return Tensor(
+        kind, name, _count(fields["address"]), _count(fields["bytes"]), (*map(_count, fields["shape"]),), dtype
+    )

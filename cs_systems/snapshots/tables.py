@@ -51,15 +51,15 @@ def layers(found: Attribution, names: TensorNames) -> list[Row]:
 
 def at_peak(found: Attribution, names: TensorNames) -> list[Row]:
     """Return the allocations at the peak, equal ones grouped, the largest single allocation first."""
-    return _like_with_like(found, names, found.alive_at(found.replay.peak_event))
+    return _grouped(found, names, found.alive_at(found.replay.peak_event))
 
 
 def at_end(found: Attribution, names: TensorNames) -> list[Row]:
     """Return the allocations at the end of the snapshot, grouped as in `at_peak`."""
-    return _like_with_like(found, names, found.alive_at(len(found.replay.snapshot.events) - 1))
+    return _grouped(found, names, found.alive_at(len(found.replay.snapshot.events) - 1))
 
 
-def _like_with_like(found: Attribution, names: TensorNames, chosen: Iterable[Attributed]) -> list[Row]:
+def _grouped(found: Attribution, names: TensorNames, chosen: Iterable[Attributed]) -> list[Row]:
     groups: dict[tuple[int, str, str | None, str | None], list[Attributed]] = defaultdict(list)
     for a in chosen:
         groups[a.allocation.bytes, a.category, names.name(a), where(found, a)].append(a)

@@ -63,15 +63,15 @@ def tensor_names(attribution: Attribution, size: str | None = None) -> TensorNam
         model = PRESETS[one_of("size", size, PRESETS)]
         elements = [e for e in ELEMENT_BYTES if _fits(model, e, sizes)]
         if not elements:
-            raise ConfigError(f"no tensor of {size}'s embedding, attention and feed-forward is in it: leave --size out")
-        return _names(model, elements, None, f"names are those of the preset {size}, by size")
+            raise ConfigError(f"--size {size} does not fit: the snapshot lacks tensors of that preset; drop --size")
+        return _names(model, elements, None, f"tensors are named by their size, from the preset {size}")
     if config is not None and config.workload == "train_step":
         elements = [e for e in ELEMENT_BYTES if _fits(config.model, e, sizes)]
-        return _names(config.model, elements, config, f"names are those of {config.model.label}, by size")
+        return _names(config.model, elements, config, f"tensors are named by their size, from {config.model.label}")
     for name, model in PRESETS.items():
         if elements := [e for e in ELEMENT_BYTES if _fits(model, e, sizes)]:
-            said = f"names are guessed: tensors have the sizes of the preset {name}'s; --size says which it is"
-            return _names(model, elements, None, said)
+            note = f"names are guessed: the tensors have the sizes of the preset {name}; give --size to choose another"
+            return _names(model, elements, None, note)
     return TensorNames({}, {}, "")
 
 
@@ -88,15 +88,15 @@ def parameter_shapes(model: ModelConfig) -> dict[str, Shape]:
 
 
 def activation_shapes(config: RunConfig) -> dict[str, Shape]:
-    """Return the shapes that forward and backward make of a batch."""
+    """Return the shapes of the tensors that forward and backward allocate for a batch."""
     batch, seq, model = config.batch_size, config.tokens_per_sequence, config.model
     return {
         "residual stream or a projection": (batch, seq, model.d_model),
         "feed-forward": (batch, seq, model.d_ff),
         "logits": (batch, seq, model.vocab_size),
         "attention scores": (batch, model.num_heads, seq, seq),
-        "a factor a token": (batch, seq),
-        "a factor a token and head": (batch, model.num_heads, seq),
+        "one factor per token": (batch, seq),
+        "one factor per token and head": (batch, model.num_heads, seq),
     }
 
 

@@ -208,7 +208,7 @@ def _segments(
         chosen.append(segment)
     made = []
     for segment in sorted(chosen, key=lambda s: (s.pool, s.stream, s.address)):
-        whose = [alive.get(b.address) if b.state == "active_allocated" else None for b in segment.blocks]
+        owners = [alive.get(b.address) if b.state == "active_allocated" else None for b in segment.blocks]
         made.append(
             {
                 "address": f"{segment.address:#x}",
@@ -218,10 +218,10 @@ def _segments(
                 "bytes": segment.bytes,
                 "size": [b.bytes for b in segment.blocks],
                 "pending": [n for n, b in enumerate(segment.blocks) if b.state == "active_pending_free"],
-                "category": [-1 if a is None else order[a.category] for a in whose],
-                "stack": [0 if a is None else stacks.number(a.allocation.stack) for a in whose],
-                "name": [0 if a is None else texts["names"].number(names.name(a)) for a in whose],
-                "layer": [0 if a is None else texts["layers"].number(a.layer) for a in whose],
+                "category": [-1 if a is None else order[a.category] for a in owners],
+                "stack": [0 if a is None else stacks.number(a.allocation.stack) for a in owners],
+                "name": [0 if a is None else texts["names"].number(names.name(a)) for a in owners],
+                "layer": [0 if a is None else texts["layers"].number(a.layer) for a in owners],
             }
         )
     return made

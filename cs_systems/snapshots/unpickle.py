@@ -22,7 +22,7 @@ MEMORY_PER_FILE_BYTE = 8  # memory that a byte of a pickled snapshot takes as Py
 MOST_PER_BYTE = 16  # limit for a byte of any pickle, beyond FREE_BYTES
 FREE_BYTES = 1 << 28
 CHUNK = 1 << 20
-AGAIN = "dump it again, with fewer events (max_entries) if room is short"
+AGAIN = "dump it again, with fewer events (max_entries) if the disk is full"
 # Messages of the unpickler for input that ends too early, old protocols included.
 _CUT = re.compile("truncated|Ran out of input|pickle data was")
 
@@ -50,34 +50,34 @@ def load(path: Path, how: str) -> Any:
     """
     if not path.is_file():
         inside = sorted(path.glob("*.pickle")) if path.is_dir() else []
-        give = choice(path, inside) if inside else "the file of a snapshot"
-        raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give {give}")
+        give = choice(path, inside) if inside else "a snapshot file"
+        raise ConfigError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}; give {give}")
     if not path.stat().st_size:
-        raise ConfigError(f"{path} is empty: the snapshot was not written; was there room on the disk?")
+        raise ConfigError(f"{path} is empty: the snapshot was never written; check the disk space and dump it again")
     refuse_other(path, "snapshot")
     if not PICKLE.match(head(path)):
-        raise ConfigError(f"{path} is not a pickle: write a memory snapshot with {how}")
+        raise ConfigError(f"{path} is not a pickle; write a memory snapshot with {how}")
     _refuse_beyond_memory(path)
     try:
         with closing(Unpacked(path)) as source, _metered_memory() as allow:
             return _Refusing(io.BufferedReader(_Metered(source, allow), CHUNK)).load()
     except _Refused as refused:
         raise ConfigError(
-            f"{path} was refused: it asks for {refused}, as a pickle that runs code does. A memory snapshot holds "
-            "numbers, texts, lists and dictionaries alone; nothing of it was run"
+            f"{path} was refused before anything in it ran: it requests {refused}, as a pickle that runs code does; "
+            "give a memory snapshot, which holds only numbers, texts, lists and dictionaries"
         ) from None
     except ConfigError:
         raise
     except EOFError:
-        raise ConfigError(f"{path} is cut off: {AGAIN}") from None
+        raise ConfigError(f"{path} is truncated; {AGAIN}") from None
     except MemoryError:
         raise ConfigError(
-            f"{path} asks for more memory than this machine has, or than a snapshot of its size needs: {AGAIN}"
+            f"{path} requests more memory than this machine has, or than a snapshot of its size needs; {AGAIN}"
         ) from None
     except Exception as error:  # a malformed pickle may raise anything
         why = str(error)
-        wrong = "is cut off" if _CUT.search(why) else f"is a damaged pickle ({why[:200]!a})"
-        raise ConfigError(f"{path} {wrong}: {AGAIN}") from None
+        wrong = "is truncated" if _CUT.search(why) else f"is a damaged pickle ({why[:200]!a})"
+        raise ConfigError(f"{path} {wrong}; {AGAIN}") from None
 
 
 def _refuse_beyond_memory(path: Path) -> None:
@@ -89,8 +89,8 @@ def _refuse_beyond_memory(path: Path) -> None:
     needed, available = size * MEMORY_PER_FILE_BYTE, _available_bytes()
     if available is not None and needed > max(available, 2**30):
         raise ConfigError(
-            f"{path} is {size / 2**30:.1f} GiB and would need about {needed / 2**30:.0f} GiB of memory, "
-            f"of which {available / 2**30:.0f} GiB are free: record fewer events (max_entries), or read it on a "
+            f"{path} is {size / 2**30:.1f} GiB and needs about {needed / 2**30:.0f} GiB of memory, "
+            f"but {available / 2**30:.0f} GiB are free; record fewer events (max_entries), or read it on a "
             "machine with more memory"
         )
 

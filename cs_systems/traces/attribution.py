@@ -21,7 +21,7 @@ import numpy as np
 from cs_systems.config import Phase
 from cs_systems.traces.range_names import FUSED, UNATTRIBUTED, meaning, refined
 from cs_systems.traces.sequence_numbers import SequenceRoute
-from cs_systems.traces.trace import Categorical, Floats, Ints, Ranges, Recording, Timeline
+from cs_systems.traces.trace import Categorical, Floats, Ints, Ranges, Timeline, Trace
 
 
 class Place(NamedTuple):
@@ -37,14 +37,14 @@ NOWHERE = Place(UNATTRIBUTED, UNATTRIBUTED, None)
 NOTHING_OPEN: Timeline[str] = Timeline(np.empty(0), np.empty(0), ())
 
 
-def attribute(recording: Recording) -> Categorical[Place]:
-    """Return a Place for each kernel of the recording, in order."""
-    kernels = recording.kernels
-    found = places_at(recording.ranges, kernels.thread, kernels.launch_start_s)
-    if not recording.ops:
+def attribute(trace: Trace) -> Categorical[Place]:
+    """Return a Place for each kernel of the trace, in order."""
+    kernels = trace.kernels
+    found = places_at(trace.ranges, kernels.thread, kernels.launch_start_s)
+    if not trace.ops:
         return found
     places = {place: n for n, place in enumerate(found.values)}
-    _layers_by_sequence(recording, places, found.codes)
+    _layers_by_sequence(trace, places, found.codes)
     return Categorical(list(places), found.codes)
 
 
@@ -67,12 +67,12 @@ def places_at(ranges: Ranges, thread: Ints, time_s: Floats) -> Categorical[Place
     return Categorical(list(places), codes)
 
 
-def _layers_by_sequence(recording: Recording, places: dict[Place, int], codes: Ints) -> None:
+def _layers_by_sequence(trace: Trace, places: dict[Place, int], codes: Ints) -> None:
     """Give backward kernels without a layer that of their forward operator; update `codes` and add to `places`."""
-    route = SequenceRoute(recording)
+    route = SequenceRoute(trace)
     blind = [n for place, n in places.items() if (place.phase, place.layer) == (Phase.BACKWARD, UNATTRIBUTED)]
     which = np.flatnonzero(np.isin(codes, blind))
-    for i, kernel in zip(which.tolist(), recording.kernels.rows(which), strict=True):
+    for i, kernel in zip(which.tolist(), trace.kernels.rows(which), strict=True):
         if ranges := route.forward_ranges(kernel):
             forward = place_of(ranges)
             place = Place(Phase.BACKWARD.value, forward.layer, forward.part)

@@ -11,7 +11,7 @@ from cs_systems.record import Row
 from cs_systems.traces.attribution import Place, place_of
 from cs_systems.traces.range_names import UNATTRIBUTED
 from cs_systems.traces.sequence_numbers import SequenceRoute
-from cs_systems.traces.trace import Recording
+from cs_systems.traces.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Agreement:
         return self.wrong_s / self.checked_s if self.checked_s else None
 
 
-def check(recording: Recording, places: Sequence[Place]) -> Agreement:
+def check(trace: Trace, places: Sequence[Place]) -> Agreement:
     """Compare places with sequence numbers: on whether a kernel belongs to backward, and on its layer there.
 
     Layers are compared where both are known.
@@ -40,12 +40,12 @@ def check(recording: Recording, places: Sequence[Place]) -> Agreement:
     Raises:
         ConfigError: The trace has no sequence numbers.
     """
-    if not recording.ops:
-        raise ConfigError(f"{recording.source} has no sequence numbers: record with torch.profiler (Kineto)")
-    route = SequenceRoute(recording)
+    if not trace.ops:
+        raise ConfigError(f"{trace.source} has no sequence numbers; record with torch.profiler (Kineto)")
+    route = SequenceRoute(trace)
     checked, checked_s, wrong_s = 0, 0.0, 0.0
     wrong: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for kernel, place in zip(recording.kernels, places, strict=True):
+    for kernel, place in zip(trace.kernels, places, strict=True):
         backward = route.is_backward(kernel)
         if backward is None:
             continue
@@ -58,7 +58,7 @@ def check(recording: Recording, places: Sequence[Place]) -> Agreement:
             truth = f"backward, {layer}" if backward else "not backward"
             wrong[f"{place.phase}, {place.layer}", truth].append(duration)
     rows = [
-        {"attributed": said, "by_sequence_number": truth, "kernels": len(times), "time_s": sum(times)}
-        for (said, truth), times in sorted(wrong.items(), key=lambda item: -sum(item[1]))
+        {"attributed": attributed, "by_sequence_number": truth, "kernels": len(times), "time_s": sum(times)}
+        for (attributed, truth), times in sorted(wrong.items(), key=lambda item: -sum(item[1]))
     ]
     return Agreement(checked, checked_s, wrong_s, rows)

@@ -44,7 +44,7 @@ class Text:
         rest = self.text[self.at :]
         if len(rest) > LONGEST_EVENT:
             raise ConfigError(
-                f"{self.path} is no trace of torch.profiler: one of its events, or what stands before them, has over "
+                f"{self.path} is not a trace of torch.profiler: an event, or the header, has over "
                 f"{LONGEST_EVENT >> 20} million characters; export it with export_chrome_trace"
             )
         raw = self._file.read(max(WINDOW, len(rest)))
@@ -65,11 +65,11 @@ def header(text: Text) -> Event:
         return {}
     while not (found := _EVENTS.search(text.text)):
         if not text.extend():
-            raise ConfigError(f"{text.path} holds no traceEvents: export it with torch.profiler's export_chrome_trace")
+            raise ConfigError(f"{text.path} holds no traceEvents; export it with torch.profiler's export_chrome_trace")
     try:
         before: Event = json.loads(text.text[: found.end()] + "]}")
     except ValueError as error:
-        raise ConfigError(f"{text.path} does not begin as a Chrome trace: {error}") from None
+        raise ConfigError(f"{text.path} does not begin as a Chrome trace ({error}); export it again") from None
     text.at = found.end()
     return before
 
@@ -105,9 +105,10 @@ def events(window: Text) -> Iterator[list[Any]]:
             alone = 0
             if not window.extend():
                 ends = error.pos >= len(text) - 1 or at >= len(text)
+                where = "ends inside" if ends else "is invalid at"
                 raise ConfigError(
-                    f"{window.path} is truncated or damaged: it {'ends inside' if ends else 'breaks at'} event {number}"
-                    "; let the profiler finish writing, or record again"
+                    f"{window.path} is truncated or damaged: it {where} event {number}; "
+                    "let the profiler finish writing, or record again"
                 ) from None
             continue
         number += len(found)

@@ -22,7 +22,7 @@ def _cells(folder: Path) -> dict[str, str]:
     """Return a map from a file's name to the description, in parentheses, of the cell that wrote it."""
     try:
         records, _ = read_records(folder)
-        told = {r.key: describe(r.run_config) + (f" · repeat {r.repeat}" if r.repeat else "") for r in records}
+        descriptions = {r.key: describe(r.run_config) + (f" · repeat {r.repeat}" if r.repeat else "") for r in records}
     except (FileNotFoundError, ConfigError):  # the file is readable without its records
         return {}
-    return {name: f" ({told[r.key]})" for r in records for name in r.artifacts.values()}
+    return {name: f" ({descriptions[r.key]})" for r in records for name in r.artifacts.values()}

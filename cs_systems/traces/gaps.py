@@ -21,7 +21,7 @@ import numpy as np
 
 from cs_systems.record import Row
 from cs_systems.traces.stalls import stalls
-from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Recording, Step
+from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Step, Trace
 
 COPY, LATENCY, PROFILER, MALLOC, SYNC, LAUNCH = CAUSES = (
     "copy", "device latency", "profiler", "cudaMalloc", "synchronisation", "launch-bound",
@@ -75,7 +75,7 @@ def _gaps(kernels: Kernels, own: Bools, steps: Sequence[Step]) -> Gaps:
     return Gaps(step, np.maximum(start[gap], begins[step]), np.minimum(end[gap], ends[step]), pending[gap])
 
 
-def gap_rows(recording: Recording, gaps: dict[int, Gaps], steps: Sequence[Step]) -> list[Row]:
+def gap_rows(trace: Trace, gaps: dict[int, Gaps], steps: Sequence[Step]) -> list[Row]:
     """Return one row for each device and cause: {device, cause, gaps_per_step, time_s, share, longest_s}.
 
     Times and counts are per step, except longest_s; the share is of the step's wall time.
@@ -84,7 +84,7 @@ def gap_rows(recording: Recording, gaps: dict[int, Gaps], steps: Sequence[Step])
     count = len(steps)
     rows: list[Row] = []
     for device, found in gaps.items():
-        times = causes(recording, device, found)
+        times = causes(trace, device, found)
         rows += [
             {
                 "device": device,
@@ -100,11 +100,11 @@ def gap_rows(recording: Recording, gaps: dict[int, Gaps], steps: Sequence[Step])
     return rows
 
 
-def causes(recording: Recording, device: int, gaps: Gaps) -> dict[str, Floats]:
+def causes(trace: Trace, device: int, gaps: Gaps) -> dict[str, Floats]:
     """Return the time that each cause lasted in each gap; stalls of the host count only where no launch was pending."""
-    copies = [Span(COPY, copy.start_s, copy.end_s) for copy in recording.copies if copy.device == device]
-    host = [Span(PROFILER, start, end) for start, end in recording.overheads]
-    host += [Span(stalls(call.name) or LAUNCH, call.start_s, call.end_s) for call in recording.calls]
+    copies = [Span(COPY, copy.start_s, copy.end_s) for copy in trace.copies if copy.device == device]
+    host = [Span(PROFILER, start, end) for start, end in trace.overheads]
+    host += [Span(stalls(call.name) or LAUNCH, call.start_s, call.end_s) for call in trace.calls]
     times = {cause: np.zeros(len(gaps.step)) for cause in CAUSES}
     for which, spans, rest in ((gaps.pending, copies, LATENCY), (~gaps.pending, [*copies, *host], LAUNCH)):
         for cause, time_s in _split(gaps.start_s[which], gaps.end_s[which], spans, rest).items():

@@ -51,8 +51,8 @@ _GENERIC = {
     "elementwise_kernel": "elementwise", "reduce_kernel": "reduce", "multi_tensor_apply_kernel": "foreach",
     "Kernel": "", "Kernel2": "", "device_kernel": "",
 }  # fmt: skip
-_SAYS = re.compile(r"\w*(?:Functor|Ops|_kernel)(?:_\w+)?\b|cutlass_\w{6,}|Flash\w+|\w*Gemm\w+")
-_SAYS_NOTHING = re.compile(r"elementwise_kernel|gpu_kernel_impl|reduce_kernel|^(Binary|AUnary|BUnary|Unary)Functor$")
+_OPERATION = re.compile(r"\w*(?:Functor|Ops|_kernel)(?:_\w+)?\b|cutlass_\w{6,}|Flash\w+|\w*Gemm\w+")
+_NO_OPERATION = re.compile(r"elementwise_kernel|gpu_kernel_impl|reduce_kernel|^(Binary|AUnary|BUnary|Unary)Functor$")
 _ENDS = re.compile(r"_cuda$|_impl$|_kernel$|Functor$|List$|Ops$")
 # cuBLAS puts types, stages and alignments between the parts of a name that distinguish matrix products.
 _XMMA = re.compile(
@@ -73,11 +73,11 @@ def short_name(name: str) -> str:
     if gemm := _XMMA.match(base):
         return " ".join(filter(None, (gemm["kernel"], gemm["layout"], gemm["tile"], gemm["split"])))
     generic = next((g for g in _GENERIC if base == g or (g.islower() and base.endswith(f"_{g}"))), None)
-    says = next((w for w in _SAYS.findall(plain[len(head) :]) if not _SAYS_NOTHING.search(w)), None)
-    return f"{_GENERIC[generic]} {_what(says)}".strip() if generic and says else base
+    operation = next((w for w in _OPERATION.findall(plain[len(head) :]) if not _NO_OPERATION.search(w)), None)
+    return f"{_GENERIC[generic]} {_operation_of(operation)}".strip() if generic and operation else base
 
 
-def _what(word: str) -> str:
+def _operation_of(word: str) -> str:
     """Return a functor's operation: `CUDAFunctor_add` → `add`, `direct_copy_kernel_cuda` → `direct_copy`."""
     if word.startswith("CUDAFunctor_"):
         return word.removeprefix("CUDAFunctor_")

@@ -35,7 +35,7 @@ from cs_systems.traces.trace import (
     Op,
     Range,
     Ranges,
-    Recording,
+    Trace,
     without_collector,
 )
 
@@ -48,8 +48,8 @@ MOST_LISTED = 20  # processes that a message names
 
 
 @without_collector()
-def read(path: Path, process: int | None = None) -> Recording:
-    """Return the recording in a trace.
+def read(path: Path, process: int | None = None) -> Trace:
+    """Return the contents of a trace.
 
     Args:
         path: The trace, gzipped or not.
@@ -67,25 +67,25 @@ def read(path: Path, process: int | None = None) -> Recording:
                 for event in some:
                     reader.take(event)
                 reader.refuse_too_many(file)
-            return reader.recording(devices, process)
+            return reader.trace(devices, process)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ConfigError(f"{path} is truncated ({error}): copy it again, or record again") from None
+            raise ConfigError(f"{path} is truncated ({error}); copy it again, or record it again") from None
         except OverflowError:
             raise ConfigError(
-                f"{path} is damaged: the number of a thread, device or stream is none: record again"
+                f"{path} is damaged: the number of a thread, device or stream is out of range; record again"
             ) from None
         except RecursionError:
-            raise ConfigError(f"{path} is damaged: values are nested hundreds deep; record again") from None
+            raise ConfigError(f"{path} is damaged: values are nested hundreds of levels deep; record again") from None
         except UnicodeDecodeError:
             raise ConfigError(
-                f"{path} is not text, so no trace of torch.profiler: gunzip an export of nsys first"
+                f"{path} is not text, so it is not a trace of torch.profiler; gunzip an export of nsys first"
             ) from None
 
 
 def _devices(before: Event) -> dict[int, str]:
     """Return the device names by device number; empty where `deviceProperties` has not the profiler's form."""
-    told = before.get("deviceProperties")
-    known = [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+    properties = before.get("deviceProperties")
+    known = [one for one in properties if isinstance(one, dict)] if isinstance(properties, list) else []
     return {one["id"]: str(one.get("name", "")) for one in known if type(one.get("id")) is int}
 
 
@@ -158,8 +158,8 @@ class _Reader:
         if kept > MOST_KEPT or expected > FORECAST * MOST_KEPT:
             how_many = f"over {MOST_KEPT:,}" if kept > MOST_KEPT else f"about {expected:,.0f}"
             raise ConfigError(
-                f"{self.path} holds {how_many} kernels, calls, operators and ranges, and {MOST_KEPT:,} fit into "
-                "memory: record fewer steps, with torch.profiler.schedule(wait=1, warmup=1, active=3)"
+                f"{self.path} holds {how_many} kernels, calls, operators and ranges, but only {MOST_KEPT:,} fit into "
+                "memory; record fewer steps, with torch.profiler.schedule(wait=1, warmup=1, active=3)"
             )
 
     def _kernel(self, event: Event, start: float, end: float) -> None:
@@ -201,18 +201,18 @@ class _Reader:
         op = Op(str(event["name"]), start, end, int(event["tid"]), *numbers)
         self.processes[int(event["pid"])].ops.append(op)
 
-    def recording(self, devices: dict[int, str], wanted: int | None) -> Recording:
+    def trace(self, devices: dict[int, str], wanted: int | None) -> Trace:
         self._refuse()
         process = self.processes[self._process(wanted)]
         limitations = []
         if self.endless:
             limitations.append(
-                f"{len(self.endless)} event(s) never end ({self.endless[0]!r} …) and are left out: "
-                "let the profiler run on until they are closed"
+                f"{len(self.endless)} event(s) never end ({self.endless[0]!r} …) and are left out; "
+                "keep the profiler running until they end"
             )
         if self.damaged:
             limitations.append(
-                f"{self.damaged.total()} event(s) lack a time or a number that such events have: left out; "
+                f"{self.damaged.total()} event(s) lack a valid time or number and are left out; "
                 f"the first is {self.first_damaged}"
             )
         kernels, copies = self.kernels, self.copies
@@ -220,8 +220,8 @@ class _Reader:
             kernels = [row for row in kernels if row[-1] in process.launches]
             copies = [row for row in copies if row[-1] in process.launches]
             if left_out := len(self.kernels) - len(kernels):
-                limitations.append(f"{left_out} kernels were launched by another process, or by none that is known")
-        return Recording(
+                limitations.append(f"{left_out} kernels are left out: another or an unknown process launched them")
+        return Trace(
             source=str(self.path),
             profiler="kineto",
             devices=devices,
@@ -245,16 +245,16 @@ class _Reader:
         for what, category, found in (("kernel", "kernel", self.kernels), ("range", "user_annotation", ranges)):
             if not found and (count := self.damaged[category]):
                 raise ConfigError(
-                    f"{self.path} is damaged: each of its {count} {what}s lacks a time or a number that such events "
-                    f"have; the first event of that kind is {self.first_damaged}: record again"
+                    f"{self.path} is damaged: each of its {count} {what}s lacks a valid time or number "
+                    f"(the first such event is {self.first_damaged}); record again"
                 )
         if not self.kernels and not ranges and not self.endless:
-            raise ConfigError(f"{self.path} holds no kernel and no range: {record}, and {mark}")
+            raise ConfigError(f"{self.path} holds no kernel and no range; {record}, and {mark}")
         if not self.kernels and self.launched:
-            raise ConfigError(f"{self.path} holds no kernel, although some were launched: {record}")
+            raise ConfigError(f"{self.path} holds no kernel, although some were launched; {record}")
         if not ranges:
-            never = f" that ends ({self.endless[0]!r} never does)" if self.endless else ""
-            raise ConfigError(f"{self.path} holds no range{never}: {mark}")
+            never = f" that ends ({self.endless[0]!r} never ends)" if self.endless else ""
+            raise ConfigError(f"{self.path} holds no range{never}; {mark}")
 
     def _process(self, wanted: int | None) -> int:
         """Return the pid of the process to read, `wanted` where several qualify.
@@ -274,8 +274,8 @@ class _Reader:
                 owner.update(dict.fromkeys(launches, pid))
             if any(kernel[-1] in alike for kernel in self.kernels):
                 raise ConfigError(
-                    f"{self.path} holds the processes {_listed(map(str, sorted(found)))}, and as they number their "
-                    "launches alike, whose a kernel is cannot be told: analyse the trace of each process by itself"
+                    f"{self.path} holds the processes {_listed(map(str, sorted(found)))} with the same launch numbers, "
+                    "so the process of a kernel is unknown; analyze a separate trace of each process"
                 )
             found = Counter(owner[kernel[-1]] for kernel in self.kernels if kernel[-1] in owner)
         if wanted is None and len(found) == 1:
@@ -285,7 +285,7 @@ class _Reader:
         what = "kernel" if self.kernels else "range"
         listed = _listed(f"{pid} ({count} {what}s)" for pid, count in sorted(found.items()))
         reason = f"{len(found)} processes" if wanted is None else f"no {what} of process {wanted}"
-        raise ConfigError(f"{self.path} holds {reason}: choose one with --process: {listed}")
+        raise ConfigError(f"{self.path} holds {reason}; choose one with --process: {listed}")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -310,9 +310,9 @@ def _whole(value: Any) -> int | None:
 
 
 def _described(event: Event) -> str:
-    """Return the words with which a message describes an unusable event."""
-    told = ", ".join(f"{name} {shown(event[name])}" for name in ("name", "ts", "dur", "args") if name in event)
-    return f"a {event['cat']} with {told or 'nothing in it'}"
+    """Return a description of an unusable event, for a message."""
+    fields = ", ".join(f"{name} {shown(event[name])}" for name in ("name", "ts", "dur", "args") if name in event)
+    return f"a {event['cat']} with {fields or 'no field'}"
 
 
 def _kernels(

@@ -8,12 +8,12 @@ from cs_systems.config import ConfigError
 from cs_systems.record import Row
 from cs_systems.traces.attribution import places_at
 from cs_systems.traces.profile import find_steps
-from cs_systems.traces.trace import Categorical, Recording, steps_of
+from cs_systems.traces.trace import Categorical, Trace, steps_of
 
 MEMORY_USAGE = "--cuda-memory-usage=true"
 
 
-def memory_ranges(recording: Recording) -> list[Row]:
+def memory_ranges(trace: Trace) -> list[Row]:
     """Return {phase, layer, allocations, allocated_bytes, freed_bytes, change_bytes, most_bytes} of a step.
 
     Rows are in the order in which a step first reaches each phase and layer; the list is empty where no step allocated.
@@ -23,15 +23,15 @@ def memory_ranges(recording: Recording) -> list[Row]:
     Raises:
         ConfigError: The trace has no memory events, or no step.
     """
-    found = recording.allocations
+    found = trace.allocations
     if found is None:
-        raise ConfigError(f"{recording.source} tells nothing of memory: record with nsys and {MEMORY_USAGE}")
-    steps, _ = find_steps(recording, None)
+        raise ConfigError(f"{trace.source} has no memory events; record with nsys and {MEMORY_USAGE}")
+    steps, _ = find_steps(trace, None)
     number, inside = steps_of(found.time_s, steps)
     in_use = np.cumsum(found.change_bytes)
     began = np.searchsorted(found.time_s, [step.start_s for step in steps])
     above = in_use - np.append(0, in_use)[began][number]
-    places = places_at(recording.ranges, found.thread, found.time_s)
+    places = places_at(trace.ranges, found.thread, found.time_s)
     pairs = Categorical.of((place.phase, place.layer) for place in places)
     rows = []
     for code in dict.fromkeys(pairs.codes[inside].tolist()):

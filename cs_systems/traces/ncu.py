@@ -72,13 +72,13 @@ def read(path: Path) -> list[Row]:
         ConfigError: The file or the package is missing or unusable.
     """
     if not path.is_file():
-        raise ConfigError(f"{path} is {'a folder' if path.is_dir() else 'not there'}: give a .ncu-rep")
+        raise ConfigError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}; give a .ncu-rep file")
     if not path.stat().st_size:
-        raise ConfigError(f"{path} is empty: the report was not written; was there room on the disk?")
+        raise ConfigError(f"{path} is empty: the report was never written; check the disk space and profile again")
     done = subprocess.run([sys.executable, "-m", __name__, path.resolve()], capture_output=True, text=True)
     if done.returncode < 0:
-        died = signal.Signals(-done.returncode).name
-        raise ConfigError(f"NVIDIA's ncu_report died of {died} over {path}: install the newest, {INSTALL}")
+        crash = signal.Signals(-done.returncode).name
+        raise ConfigError(f"NVIDIA's ncu_report crashed ({crash}) on {path}; install its newest version: {INSTALL}")
     if done.returncode:
         raise ConfigError((done.stderr.strip() or "no message").splitlines()[-1])
     found: list[Row] = json.loads(done.stdout)
@@ -92,9 +92,9 @@ def rows(path: Path) -> list[Row]:
         report = load(str(path))
         found = [_row(action) for profiled in report for action in profiled]
     except Exception as error:  # NVIDIA's library raises exceptions of its own
-        raise ConfigError(f"ncu-report cannot read {path}: {error}; a package as new as the ncu is needed") from error
+        raise ConfigError(f"ncu-report cannot read {path}: {error}; install an ncu-report as new as the ncu") from error
     if not found:
-        raise ConfigError(f"{path} holds no profiled kernel: is it a report of ncu, and was it written to the end?")
+        raise ConfigError(f"{path} holds no profiled kernel; give a complete report of ncu, or profile again")
     return found
 
 
@@ -104,7 +104,7 @@ def _loader() -> Callable[[str], Any]:
             warnings.simplefilter("ignore", DeprecationWarning)  # from its SWIG types, under Python 3.12 and newer
             import ncu_report
     except ImportError as error:
-        raise ConfigError(f"reports of ncu are read by NVIDIA's package ncu-report ({error}): {INSTALL}") from None
+        raise ConfigError(f"a report of ncu requires NVIDIA's package ncu-report ({error}); {INSTALL}") from None
     load: Callable[[str], Any] = ncu_report.load_report
     return load
 

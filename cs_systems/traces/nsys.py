@@ -34,7 +34,7 @@ from cs_systems.traces.trace import (
     Ints,
     Kernels,
     Ranges,
-    Recording,
+    Trace,
     distinct,
 )
 
@@ -54,8 +54,8 @@ _LAUNCH = ("demangledName", "gridX", "gridY", "gridZ", "blockX", "blockY", "bloc
 _SHARED = ("staticSharedMemory", "dynamicSharedMemory")
 
 
-def read(path: Path, process: int | None = None) -> Recording:
-    """Return the recording in an SQLite export.
+def read(path: Path, process: int | None = None) -> Trace:
+    """Return the contents of an SQLite export.
 
     Args:
         path: The SQLite export.
@@ -66,13 +66,13 @@ def read(path: Path, process: int | None = None) -> Recording:
     """
     with closing(_open(path)) as database:
         try:
-            return _Reader(database, path, process).recording()
+            return _Reader(database, path, process).trace()
         except sqlite3.OperationalError as error:
             raise ConfigError(
-                f"{path} lacks what the exports of nsys 2022.4 and newer have ({error}): export it with such a version"
+                f"{path} lacks data that exports of nsys 2022.4 and newer have ({error}); export it with such a version"
             ) from None
         except (sqlite3.DatabaseError, MemoryError, OverflowError) as error:
-            raise ConfigError(f"{path} is a damaged export ({error}): export it again from the .nsys-rep") from None
+            raise ConfigError(f"{path} is a damaged export ({error}); export it again from the .nsys-rep") from None
 
 
 @contextmanager
@@ -83,17 +83,15 @@ def exported(report: Path) -> Iterator[Path]:
     """
     if shutil.which(EXPORT[0]) is None:
         raise ConfigError(
-            f"{report} has to be exported, and nsys is not on the PATH: put it there, or run where it is "
-            f"{' '.join(EXPORT)} {report.name}, and analyse the .sqlite"
+            f"nsys must export {report}, and nsys is not on the PATH; add it to the PATH, or export elsewhere with "
+            f"`{' '.join(EXPORT)} {report.name}` and analyze the .sqlite"
         )
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "export.sqlite"
         done = subprocess.run([*EXPORT, "-o", target, report.resolve()], capture_output=True, text=True)
         if done.returncode or not target.is_file():
-            said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-            raise ConfigError(
-                f"nsys cannot export {report}: {said}; an nsys as new as the one that recorded it is needed"
-            )
+            output = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+            raise ConfigError(f"nsys cannot export {report}: {output}; use an nsys as new as the one that recorded it")
         yield target
 
 
@@ -132,15 +130,14 @@ class _Reader:
         kernels, ranges = self._has(KERNELS), self._has(NVTX)
         if kernels and not ranges:
             raise ConfigError(
-                f"{self.path} holds no NVTX range: record with --trace=cuda,nvtx, and mark step, forward, backward …"
+                f"{self.path} holds no NVTX range; record with --trace=cuda,nvtx, and mark step, forward, backward …"
             )
         if self._has(GRAPHS) and not kernels:
-            raise ConfigError(f"{self.path} holds CUDA graphs as a whole and no kernel: record with {NODES}")
+            raise ConfigError(f"{self.path} holds whole CUDA graphs and no kernels; record with {NODES}")
         if not kernels and (not ranges or any(map(self._has, (RUNTIME, *COPIES.values())))):
             foreign = "" if {"StringIds", "META_DATA_EXPORT"} & self.columns.keys() else " (is it an export of nsys?)"
             raise ConfigError(
-                f"{self.path} holds no kernel{foreign}: record with --trace=cuda,nvtx, and within the part that uses "
-                "the GPU"
+                f"{self.path} holds no kernel{foreign}; record with --trace=cuda,nvtx while the GPU works"
             )
 
     def _has(self, table: str) -> bool:
@@ -184,7 +181,7 @@ class _Reader:
         if not self._has(KERNELS):
             what, table, owner = "ranges", NVTX, f"ifnull(globalTid, 0) & {PROCESS_MASK}"
         elif "globalPid" not in self.columns[KERNELS]:
-            self.limitations.append("this version of nsys does not name the process of a kernel: one is assumed")
+            self.limitations.append("this version of nsys does not record a kernel's process; one process is assumed")
             return None
         # Counting by process needs a sort, so skip it where there is a single process.
         ((least, most),) = self.database.execute(f"SELECT min({owner}), max({owner}) FROM {table}")
@@ -202,19 +199,18 @@ class _Reader:
             return int(pids[wanted])
         listed = ", ".join(f"{pid} ({found[number]} {what})" for pid, number in sorted(pids.items()))
         reason = f"{len(pids)} processes" if wanted is None else f"no {what[:-1]} of process {wanted}"
-        raise ConfigError(f"{self.path} holds {reason}: choose one with --process: {listed}")
+        raise ConfigError(f"{self.path} holds {reason}; choose one with --process: {listed}")
 
-    def recording(self) -> Recording:
+    def trace(self) -> Trace:
         kernels = self._kernels()
         ranges = self._ranges()
         copies = [copy for kind, table in COPIES.items() for copy in self._copies(kind, table)]
         if self._has(GRAPHS):
             ((whole,),) = self.database.execute(f"SELECT count(*) FROM {GRAPHS}")
             self.limitations.append(
-                f"{whole} launches of CUDA graphs were recorded as a whole and their kernels are missing: "
-                f"record with {NODES}"
+                f"{whole} launches of CUDA graphs were recorded without their kernels; record with {NODES}"
             )
-        return Recording(
+        return Trace(
             source=str(self.path),
             profiler="nsys",
             devices=self._texts("TARGET_INFO_GPU", "name"),
@@ -246,7 +242,7 @@ class _Reader:
         order = np.argsort(columns[0], kind="stable")
         order = order[(columns[1] >= columns[0])[order]]
         if damaged := len(columns[0]) - len(order):
-            self.limitations.append(f"{damaged} kernels have no end, or one before their start: they are left out")
+            self.limitations.append(f"{damaged} kernels that have no end, or end before they start, are left out")
         start, end, device, stream, correlation, graph, *function = (column[order] for column in columns)
         first, codes = distinct(*function)
         functions = [self._function(*row) for row in _rows(*(column[first] for column in function))]
@@ -260,7 +256,7 @@ class _Reader:
         found = self._calls_of(correlation)
         if found is None:
             self.limitations.append(
-                "no CUDA call was recorded, so no kernel is tied to a phase: record with --trace=cuda,nvtx"
+                "no CUDA call was recorded, so no kernel has a phase; record with --trace=cuda,nvtx"
             )
             nowhere = np.full(len(correlation), np.nan)
             return np.full(len(correlation), UNKNOWN), nowhere, nowhere
@@ -295,7 +291,7 @@ class _Reader:
             fields = (self._column(table, name) for name in ("deviceId", "streamId", "bytes"))
             start, end, *rest = self._read(table, "start", "end", *fields)
             if damaged := int((end < start).sum()):
-                self.limitations.append(f"{damaged} {kind}s have no end, or one before their start: they are left out")
+                self.limitations.append(f"{damaged} {kind}s that have no end, or end before they start, are left out")
             whole = end >= start
             rest = [column[whole] for column in rest]
             for begin, stop, device, stream, size in _rows(_s(start[whole]), _s(end[whole]), *rest):
@@ -335,14 +331,14 @@ class _Reader:
         wanted = f"{self._of_process(NVTX)} AND {ranges} ORDER BY rowid"
         query = f"SELECT ifnull({text}, {text_id}) FROM {NVTX} WHERE {wanted}"
         # A name is either the text itself or an id in StringIds.
-        said = (name for (name,) in self.database.execute(query))
-        named = Categorical.of(n if isinstance(n, str) else self.names.get(n, f"range {n}") for n in said)
+        texts = (name for (name,) in self.database.execute(query))
+        named = Categorical.of(n if isinstance(n, str) else self.names.get(n, f"range {n}") for n in texts)
         ended = end != UNKNOWN
         if endless := [name for name, ends in zip(named, ended.tolist(), strict=True) if not ends]:
             self.limitations.append(never_end(endless))
         if not ended.any():
-            never = f" that ends ({endless[0]!r} never does): let the recording go on past the step" if endless else ""
-            raise ConfigError(f"{self.path} holds no NVTX range{never or ': mark step, forward, backward …'}")
+            never = f" that ends ({endless[0]!r} never ends); record until the step has ended" if endless else ""
+            raise ConfigError(f"{self.path} holds no NVTX range{never or '; mark step, forward, backward …'}")
         return Ranges(named, _s(start), _s(end), thread).take(ended)
 
     def _overheads(self) -> list[tuple[float, float]]:
@@ -375,6 +371,6 @@ def _s(nanoseconds: Ints) -> Floats:
 def never_end(names: list[str]) -> str:
     listed = ", ".join(repr(name) for name in dict.fromkeys(names[:3]))
     return (
-        f"{len(names)} range(s) never end ({listed}{' …' if len(names) > 3 else ''}) and are left out: "
-        "let the recording go on until they are closed"
+        f"{len(names)} range(s) never end ({listed}{' …' if len(names) > 3 else ''}) and are left out; "
+        "record until they have ended"
     )

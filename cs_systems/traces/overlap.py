@@ -35,7 +35,7 @@ from cs_systems.traces.attribution import attribute
 from cs_systems.traces.kernel_families import family
 from cs_systems.traces.profile import find_steps
 from cs_systems.traces.range_names import meaning
-from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Recording, Step, steps_of
+from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Step, Trace, steps_of
 
 GLOO = "gloo:"  # prefix of the range of each gloo collective
 SYNCHRONIZE = "synchronize"
@@ -108,31 +108,31 @@ class Streams:
         }
 
 
-def streams(recording: Recording, steps: str | None = None) -> list[Streams]:
+def streams(trace: Trace, steps: str | None = None) -> list[Streams]:
     """Return both streams of each step of one rank.
 
     Raises:
         ConfigError: No step is found, as in `find_steps`.
     """
-    chosen, _ = find_steps(recording, steps)
-    if len(recording.kernels):
-        return of_kernels(recording, chosen)
-    ranges = recording.ranges
+    chosen, _ = find_steps(trace, steps)
+    if len(trace.kernels):
+        return of_kernels(trace, chosen)
+    ranges = trace.ranges
     gloo = ranges.take(ranges.name.codes_where(lambda name: name.startswith(GLOO)))
     phases = ranges.take(ranges.name.codes_where(lambda name: meaning(name).phase and name != SYNCHRONIZE))
     collectives = _Work(gloo.start_s, gloo.start_s, gloo.end_s)
     return _cut(chosen, list(gloo.name), collectives, _Work(phases.start_s, phases.start_s, phases.end_s))
 
 
-def of_kernels(recording: Recording, chosen: Sequence[Step], device: int | None = None) -> list[Streams]:
+def of_kernels(trace: Trace, chosen: Sequence[Step], device: int | None = None) -> list[Streams]:
     """Return both streams of each step, from the kernels launched in it on one device (None: on any).
 
     Memcpys and memsets count as computation: they occupy a stream as kernels do.
     """
-    kernels = recording.kernels
+    kernels = trace.kernels
     own = np.ones(len(kernels), bool) if device is None else kernels.device == device
     collective = is_collective(kernels)
-    copies = [copy for copy in recording.copies if device in (None, copy.device)]
+    copies = [copy for copy in trace.copies if device in (None, copy.device)]
     copied = np.array([(copy.start_s, copy.start_s, copy.end_s) for copy in copies]).reshape(-1, 3)
     collectives, computing = _Work.of_kernels(kernels, own & collective), _Work.of_kernels(kernels, own & ~collective)
     computing = _Work(*(np.append(*columns) for columns in zip(computing, copied.T, strict=True)))
@@ -148,7 +148,7 @@ def is_collective(kernels: Kernels) -> Bools:
 class _Work(NamedTuple):
     """Intervals in any order, and the time at which the host launched each, which decides its step."""
 
-    asked_s: Floats
+    launched_s: Floats
     start_s: Floats
     end_s: Floats
 
@@ -158,7 +158,7 @@ class _Work(NamedTuple):
 
     def by_step(self, steps: Sequence[Step]) -> list[Ints]:
         """Return for each step the indices of its intervals, from one sort over all intervals."""
-        number, inside = steps_of(self.asked_s, steps)
+        number, inside = steps_of(self.launched_s, steps)
         mine = np.flatnonzero(inside)
         mine = mine[np.argsort(number[mine], kind="stable")]
         first = np.searchsorted(number[mine], np.arange(len(steps) + 1))
@@ -197,7 +197,7 @@ def waiting(durations_s: Sequence[Floats]) -> Waiting:
     """
     counts = [len(own) for own in durations_s]
     if len(set(counts)) > 1:
-        raise ConfigError(f"the ranks ran {', '.join(map(str, counts))} collectives: recordings of different steps?")
+        raise ConfigError(f"the ranks' traces hold different numbers of collectives: {', '.join(map(str, counts))}")
     table = np.stack(durations_s)
     transfer_s = table.min(axis=0)
     return Waiting(transfer_s, table - transfer_s)
@@ -230,7 +230,7 @@ def median_row(found: Sequence[Streams]) -> Row:
     return found[median_step(found)].row()
 
 
-def picture(recording: Recording, step: Streams) -> list[Row]:
+def picture(trace: Trace, step: Streams) -> list[Row]:
     """Return intervals to draw one step's streams: {stream, phase, start_s, end_s}, in s from the step's start.
 
     `stream` is "compute", with the phase that launched it, or "communication". Intervals too close to be seen apart are
@@ -241,7 +241,7 @@ def picture(recording: Recording, step: Streams) -> list[Row]:
         {"stream": "communication", "phase": None, "start_s": start, "end_s": end}
         for start, end in _joined(step.collectives, tolerance)
     ]
-    for phase, intervals in _computing_by_phase(recording, step.step).items():
+    for phase, intervals in _computing_by_phase(trace, step.step).items():
         rows += [
             {
                 "stream": "compute",
@@ -254,16 +254,16 @@ def picture(recording: Recording, step: Streams) -> list[Row]:
     return rows
 
 
-def _computing_by_phase(recording: Recording, step: Step) -> dict[str, Intervals]:
-    kernels, found = recording.kernels, dict[str, Intervals]()
+def _computing_by_phase(trace: Trace, step: Step) -> dict[str, Intervals]:
+    kernels, found = trace.kernels, dict[str, Intervals]()
     if not len(kernels):
-        phases = recording.ranges.named(lambda name: meaning(name).phase and name != SYNCHRONIZE)
+        phases = trace.ranges.named(lambda name: meaning(name).phase and name != SYNCHRONIZE)
         of_step = [one for one in phases if step.start_s <= one.start_s < step.end_s]
         for phase in dict.fromkeys(meaning(one.name).phase for one in of_step):
             edges = np.array([(one.start_s, one.end_s) for one in of_step if meaning(one.name).phase == phase])
             found[str(phase)] = Intervals(edges[:, 0], edges[:, 1])
         return found
-    places, (_, inside) = attribute(recording), steps_of(kernels.launched_s, [step])
+    places, (_, inside) = attribute(trace), steps_of(kernels.launched_s, [step])
     computes = ~is_collective(kernels)
     for phase in dict.fromkeys(place.phase for place in places.values):
         named = [place.phase == phase for place in places.values]

@@ -20,8 +20,8 @@ from cs_systems.traces.trace import (
     Function,
     Ints,
     Ranges,
-    Recording,
     Step,
+    Trace,
     distinct,
     steps_of,
     without_collector,
@@ -52,7 +52,7 @@ class Profile:
     - `gaps`: device → the time without a kernel
     """
 
-    recording: Recording
+    trace: Trace
     steps: tuple[Step, ...]
     places: Categorical[Place]
     groups: dict[tuple[Function, Place], Sum]
@@ -92,37 +92,37 @@ class Profile:
     def coverage(self) -> str:
         """Sentence about coverage, for the notes of a table."""
         return (
-            f"of the kernel time {self.phase_coverage:.1%} belongs to a phase and {self.layer_coverage:.1%} to a layer "
-            "or named module"
+            f"{self.phase_coverage:.1%} of the kernel time belongs to a phase, and {self.layer_coverage:.1%} to a "
+            "layer or named module"
         )
 
 
 @without_collector()
-def profile(recording: Recording, steps: str | None = None) -> Profile:
+def profile(trace: Trace, steps: str | None = None) -> Profile:
     """Return the profile of a trace: choose the steps and attribute every kernel.
 
     Args:
-        recording: The trace.
+        trace: The trace.
         steps: A glob for the names of the steps' ranges; None means `step`, `ProfilerStep#*`, or from one forward to
             the next.
 
     Raises:
         ConfigError: No step is found, or no kernel in one.
     """
-    chosen, note = find_steps(recording, steps)
-    places, kernels = attribute(recording), recording.kernels
+    chosen, note = find_steps(trace, steps)
+    places, kernels = attribute(trace), trace.kernels
     number, inside = steps_of(kernels.launched_s, chosen)
     outside = {"before the first step": number < 0, "between or after the steps": (number >= 0) & ~inside}
     if len(kernels) and not inside.any():
         raise ConfigError(
-            f"{recording.source}: none of its {len(kernels)} kernels was launched inside {_listed(chosen)} "
-            f"({(number < 0).sum()} before the first): choose other ranges with --range: {_names(recording.ranges)}"
+            f"{trace.source}: none of its {len(kernels)} kernels was launched inside {_listed(chosen)} "
+            f"({(number < 0).sum()} before the first); choose other ranges with --range: {_names(trace.ranges)}"
         )
     if len(kernels) and not (kernels.end_s > kernels.start_s)[inside].any():
-        raise ConfigError(f"{recording.source}: its kernels take no time: the recording is damaged, record again")
-    notes = [*recording.limitations, *([note] if note else [])]
+        raise ConfigError(f"{trace.source} is damaged: its kernels take no time; record again")
+    notes = [*trace.limitations, *([note] if note else [])]
     if not kernels:
-        notes.append("no kernels: host times of the ranges, not device times")
+        notes.append("no kernels: the times are those of the ranges on the host, not of the device")
     for where, left_out in outside.items():
         if count := int(left_out.sum()):
             time_s = float((kernels.end_s - kernels.start_s)[left_out].sum())
@@ -130,22 +130,20 @@ def profile(recording: Recording, steps: str | None = None) -> Profile:
     if lost := int(np.isnan(kernels.launch_start_s).sum()):
         notes.append(f"{lost} kernels have no recorded launch and are unattributed")
     if graph := int(kernels.in_graph.sum()):
-        notes.append(
-            f"{graph} kernels ran in CUDA graphs: they have the phase of the graph's launch and no layer of their own"
-        )
+        notes.append(f"{graph} kernels ran in CUDA graphs: they have the phase of the graph's launch, and no layer")
     which = np.flatnonzero(inside)
     return Profile(
-        recording,
+        trace,
         tuple(chosen),
         places,
-        _groups(recording, places, which),
-        _by_step(recording, number, which),
+        _groups(trace, places, which),
+        _by_step(trace, number, which),
         gaps_in(kernels, chosen),
         tuple(notes),
     )
 
 
-def find_steps(recording: Recording, pattern: str | None) -> tuple[list[Step], str | None]:
+def find_steps(trace: Trace, pattern: str | None) -> tuple[list[Step], str | None]:
     """Return (steps, note): the outermost matching ranges, in order; the note is None if they match by name.
 
     Without a match by name, a step lasts from one forward to the last phase before the next, and the note explains
@@ -156,20 +154,20 @@ def find_steps(recording: Recording, pattern: str | None) -> tuple[list[Step], s
     """
     globs = (pattern,) if pattern else STEPS
     steps: list[Step] = []
-    for r in recording.ranges.named(lambda name: any(fnmatchcase(name, glob) for glob in globs)):
+    for r in trace.ranges.named(lambda name: any(fnmatchcase(name, glob) for glob in globs)):
         if r.end_s > r.start_s and (not steps or r.start_s >= steps[-1].end_s):
             steps.append(Step(r.name, r.start_s, r.end_s))
     if steps:
         return steps, None
-    if pattern is None and (steps := _steps_by_phases(recording.ranges)):
+    if pattern is None and (steps := _steps_by_phases(trace.ranges)):
         return (
             steps,
-            "no range is named step: a step is taken to last from one forward to the last phase before the next",
+            "no range is named step: a step is assumed to last from one forward to the last phase before the next",
         )
     wanted = repr(pattern) if pattern else " or ".join(map(repr, STEPS))
-    limits = "".join(f"; {limitation}" for limitation in recording.limitations)
+    limits = "".join(f"; {limitation}" for limitation in trace.limitations)
     raise ConfigError(
-        f"{recording.source}: no range is named {wanted}: choose with --range among {_names(recording.ranges)}{limits}"
+        f"{trace.source}: no range is named {wanted}; choose one with --range: {_names(trace.ranges)}{limits}"
     )
 
 
@@ -186,9 +184,9 @@ def _steps_by_phases(ranges: Ranges) -> list[Step]:
     return steps
 
 
-def _groups(recording: Recording, places: Categorical[Place], which: Ints) -> dict[tuple[Function, Place], Sum]:
+def _groups(trace: Trace, places: Categorical[Place], which: Ints) -> dict[tuple[Function, Place], Sum]:
     """Return calls and time of the kernels `which`, by kernel and place."""
-    kernels = recording.kernels
+    kernels = trace.kernels
     functions, where = kernels.function.codes[which], places.codes[which]
     first, codes = distinct(functions, where)
     time_s = np.bincount(codes, (kernels.end_s - kernels.start_s)[which])
@@ -200,8 +198,8 @@ def _groups(recording: Recording, places: Categorical[Place], which: Ints) -> di
     }
 
 
-def _by_step(recording: Recording, number: Ints, which: Ints) -> dict[tuple[int, int], StepKernels]:
-    kernels = recording.kernels
+def _by_step(trace: Trace, number: Ints, which: Ints) -> dict[tuple[int, int], StepKernels]:
+    kernels = trace.kernels
     number, device = number[which], kernels.device[which]
     start, end = kernels.start_s[which], kernels.end_s[which]
     first, codes = distinct(number, device)

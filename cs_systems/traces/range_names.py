@@ -15,7 +15,7 @@ from cs_systems.config import Phase
 UNATTRIBUTED = "unattributed"
 SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column that its rows are split by
 FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers; it names the layers
-RECORDINGS = (".sqlite", ".nsys-rep", ".json", ".json.gz")  # suffixes of the files that profilers write
+TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")  # suffixes of the files that profilers write
 STEPS = ("step", "ProfilerStep#*")  # globs: default names of a step's range
 
 PHASES = {

@@ -9,11 +9,11 @@ from cs_systems.config import ConfigError
 from cs_systems.core.file_types import GZIP_MAGIC, SQLITE_MAGIC, refuse_other
 from cs_systems.traces import kineto, nsys
 from cs_systems.traces.folder import choice
-from cs_systems.traces.range_names import RECORDINGS
-from cs_systems.traces.trace import Recording
+from cs_systems.traces.range_names import TRACE_SUFFIXES
+from cs_systems.traces.trace import Trace
 
 
-def read(path: Path, process: int | None = None) -> Recording:
+def read(path: Path, process: int | None = None) -> Trace:
     """Return the trace that nsys (.sqlite, .nsys-rep) or torch.profiler (.json, .json.gz) wrote.
 
     Args:
@@ -24,18 +24,18 @@ def read(path: Path, process: int | None = None) -> Recording:
         ConfigError: The file is not a usable trace; the message says what is missing and how to record it.
     """
     if path.is_dir():
-        inside = sorted(file for file in path.iterdir() if file.name.endswith((*RECORDINGS, ".ncu-rep")))
+        inside = sorted(file for file in path.iterdir() if file.name.endswith((*TRACE_SUFFIXES, ".ncu-rep")))
         if not inside:
             refuse_other(path, "analyze")
-        given = choice(path, inside) if inside else "the file of a recording"
-        raise ConfigError(f"{path} is a folder: give {given}")
+        given = choice(path, inside) if inside else "a trace file"
+        raise ConfigError(f"{path} is a folder; give {given}")
     if not path.is_file():
-        raise ConfigError(f"{path} is not there: give the file of a recording")
+        raise ConfigError(f"{path} does not exist; give a trace file")
     refuse_other(path, "analyze")
     with path.open("rb") as file:
         head = file.read(64)
     if not head:
-        raise ConfigError(f"{path} is empty: the recording was not written; was there room on the disk?")
+        raise ConfigError(f"{path} is empty: the trace was never written; check the disk space and record again")
     if head.startswith(SQLITE_MAGIC):
         return nsys.read(path, process)
     if path.suffix == ".nsys-rep":
@@ -44,6 +44,6 @@ def read(path: Path, process: int | None = None) -> Recording:
     if head.startswith(GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
         return kineto.read(path, process)
     raise ConfigError(
-        f"{path} is no recording: it must be an SQLite export or .nsys-rep of nsys, or a Chrome trace (.json, "
-        ".json.gz) of torch.profiler, or a .ncu-rep of ncu"
+        f"{path} is not a trace; give an SQLite export or .nsys-rep of nsys, a Chrome trace (.json, .json.gz) of "
+        "torch.profiler, or a .ncu-rep of ncu"
     )

@@ -11,19 +11,19 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-from cs_systems.traces.trace import Kernel, Op, Recording, timelines
+from cs_systems.traces.trace import Kernel, Op, Trace, timelines
 
 
 class SequenceRoute:
     """Path from a kernel over its backward operator to the forward operator and the ranges open around that."""
 
-    def __init__(self, recording: Recording) -> None:
-        ops = recording.ops or []
+    def __init__(self, trace: Trace) -> None:
+        ops = trace.ops or []
         thread, start_s, end_s = (
             np.array([getattr(op, field) for op in ops]) for field in ("thread", "start_s", "end_s")
         )
         self._lines = timelines(thread, start_s, end_s, ops)
-        self._ranges = recording.ranges.timelines
+        self._ranges = trace.ranges.timelines
         # Of the operators that share a number, the last is the innermost, which made the node.
         self._forward: dict[tuple[int, int], Op] = {}
         for op in sorted(ops, key=lambda op: op.start_s):

@@ -227,12 +227,12 @@ def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
 
 def gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     """Return the time without a kernel by cause; shares are of the steps' wall time."""
-    return gap_rows(profile.recording, profile.gaps, profile.steps)
+    return gap_rows(profile.trace, profile.gaps, profile.steps)
 
 
 def ranges(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     """Return the host's wall time in each range, not the device's time; shares are of the steps' wall time."""
-    return range_rows(profile.recording.ranges, profile.steps)
+    return range_rows(profile.trace.ranges, profile.steps)
 
 
 def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
@@ -262,7 +262,7 @@ def _phase_walls(profile: Profile) -> dict[str, float]:
     """Return the wall time of each phase's outermost ranges within the steps, summed over steps."""
     walls: dict[str, float] = defaultdict(float)
     last: dict[str, float] = {}
-    ranges = profile.recording.ranges.named(lambda name: meaning(name).phase)
+    ranges = profile.trace.ranges.named(lambda name: meaning(name).phase)
     number, begins_in = steps_of(np.array([r.start_s for r in ranges]), profile.steps)
     for r, n, begins in zip(ranges, number.tolist(), begins_in.tolist(), strict=True):
         phase = str(meaning(r.name).phase)
@@ -274,13 +274,13 @@ def _phase_walls(profile: Profile) -> dict[str, float]:
 
 def overlap(profile: Profile, costs: Costs) -> list[Row]:
     """Return one row for each device, per step: its communication, hidden behind computation and exposed."""
-    kernels, count = profile.recording.kernels, len(profile.steps)
+    kernels, count = profile.trace.kernels, len(profile.steps)
     communicating = set(kernels.device[is_collective(kernels)].tolist())
     rows = []
     for device in profile.devices:
         total = Counter[str]()
         if device in communicating:  # otherwise every sum is 0
-            for streams in of_kernels(profile.recording, profile.steps, device):
+            for streams in of_kernels(profile.trace, profile.steps, device):
                 total.update(streams.row())
         rows.append(
             {
@@ -314,34 +314,34 @@ TABLES: dict[str, Callable[[Profile, Costs], list[Row]]] = {
 def notes(name: str, profile: Profile, rows: Iterable[Row]) -> list[str]:
     """Return the notes under a table: its coverage, and warnings with their remedy."""
     rows = list(rows)
-    said = []
+    found = []
     if name in ("phases", "layers", "parts", "attention"):
-        said.append(profile.coverage)
+        found.append(profile.coverage)
     if name == "layers":
-        said += _blind_backward(profile)
+        found += _unsplit_backward(profile)
     if name == "attention":
-        said += _split(rows)
+        found += _split(rows)
     if name == "steps":
-        said += _reconciled(rows)
-    if name == "families" and (copies := profile.recording.copies):
+        found += _reconciled(rows)
+    if name == "families" and (copies := profile.trace.copies):
         time_s = sum(copy.end_s - copy.start_s for copy in copies)
-        said.append(f"not in it: {len(copies)} memcpy and memset in the recording, {time_s * 1e3:.3g} ms together")
-    return said
+        found.append(f"not included: {len(copies)} memcpy and memset in the trace, {time_s * 1e3:.3g} ms in total")
+    return found
 
 
-def _blind_backward(profile: Profile) -> list[str]:
-    blind = _summed(profile, lambda function, place: place == Place(Phase.BACKWARD, UNATTRIBUTED, None) or None)
+def _unsplit_backward(profile: Profile) -> list[str]:
+    unsplit = _summed(profile, lambda function, place: place == Place(Phase.BACKWARD, UNATTRIBUTED, None) or None)
     backward = _summed(profile, lambda function, place: place.phase == Phase.BACKWARD or None)
-    if not blind or blind[True].time_s < 0.5 * backward[True].time_s:
+    if not unsplit or unsplit[True].time_s < 0.5 * backward[True].time_s:
         return []
     return [
-        "backward is not split by layer: no range was open in the thread that launched it; "
-        "a recording of torch.profiler with ranges around the layers' forward is split by sequence numbers"
+        "backward is not split by layer: no range was open in the thread that launched it; record with torch.profiler "
+        "and a range around the forward of each layer"
     ]
 
 
 def _split(rows: list[Row]) -> list[str]:
-    said = []
+    found = []
     for phase in dict.fromkeys(row["phase"] for row in rows):
         time: dict[str, float] = defaultdict(float)
         for row in rows:
@@ -349,37 +349,38 @@ def _split(rows: list[Row]) -> list[str]:
                 time[row["family"]] += row["time_s"]
         softmax, matmul, fused = time["softmax"], time["matmul"], time["attention"]
         if fused:
-            said.append(
-                f"{phase}: a fused kernel computes scores, softmax and value at once: there is no split between them"
+            found.append(
+                f"{phase}: a fused kernel computes scores, softmax and value together, so they have no separate times"
             )
         elif softmax and matmul:
-            said.append(f"{phase}: softmax takes {softmax / matmul:.2f} of the time of the matrix products")
+            found.append(f"{phase}: softmax takes {softmax / matmul:.2f} times as long as the matrix products")
     if not rows:
-        said.append(
-            "no range named attention, scores, softmax or value holds a kernel: mark them to see inside attention"
+        found.append(
+            "no range named attention, scores, softmax or value holds a kernel; mark these ranges to split attention"
         )
-    return said
+    return found
 
 
 def _reconciled(rows: list[Row]) -> list[str]:
     """Return warnings where wall clock, events and kernel span disagree; a step has a row for each device."""
-    said, steps = [], {row["step"]: row for row in rows}
+    found, steps = [], {row["step"]: row for row in rows}
     apart = [row for row in rows if abs(row["residual_share"]) > DISAGREES]
     if apart:
-        worst = max(apart, key=lambda row: abs(row["residual_share"]))
+        most = max(apart, key=lambda row: abs(row["residual_share"]))
         count = len({row["step"] for row in apart})
-        said.append(
-            f"warning: wall clock and GPU span disagree by over {DISAGREES:.0%} in {count} of {len(steps)} "
-            f"steps, most in step {worst['step']} ({worst['residual_share']:+.1%}): the host worked before the "
+        found.append(
+            f"warning: wall clock and GPU span differ by over {DISAGREES:.0%} in {count} of {len(steps)} "
+            f"steps, most in step {most['step']} ({most['residual_share']:+.1%}): the host worked before the "
             "first or after the last kernel, or the step did not end with a synchronisation; see gaps"
         )
     for row in steps.values():
         if row["event_s"] is not None and abs(row["event_s"] / row["wall_s"] - 1) > DISAGREES:
-            said.append(
-                f"warning: step {row['step']}: events say {row['event_s'] * 1e3:.3g} ms and the wall clock "
-                f"{row['wall_s'] * 1e3:.3g} ms: they were not taken of the same step, or the profiler slowed the host"
+            found.append(
+                f"warning: step {row['step']} takes {row['event_s'] * 1e3:.3g} ms by events and "
+                f"{row['wall_s'] * 1e3:.3g} ms by the wall clock: they measured different steps, "
+                "or the profiler slowed the host"
             )
-    return said
+    return found
 
 
 def _per_step(profile: Profile, total: Sum) -> Row:

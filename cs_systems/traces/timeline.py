@@ -59,7 +59,7 @@ def view(profile: Profile) -> View:
     functions, places = Numbered[Function](), Numbered[Place]()
     for function, _ in profile.groups:  # those of other steps too: the tables name them
         _ = names[function.name]
-    main = main_thread(profile.recording.ranges)
+    main = main_thread(profile.trace.ranges)
     ns = _since(step)
     drawn = {
         "streams": _streams(own.kernels, functions, places, ns),
@@ -74,11 +74,11 @@ def view(profile: Profile) -> View:
         ],
     }
     of_functions = [names[function.name] for function in functions]
-    recording = profile.recording
+    trace = profile.trace
     return {
-        "source": recording.source,
-        "profiler": recording.profiler,
-        "devices": {str(device): recording.devices.get(device, f"GPU {device}") for device in profile.devices},
+        "source": trace.source,
+        "profiler": trace.profiler,
+        "devices": {str(device): trace.devices.get(device, f"GPU {device}") for device in profile.devices},
         "step": _step(profile, number, own),
         "families": FAMILIES,
         "names": {
@@ -106,9 +106,9 @@ def view(profile: Profile) -> View:
 def results(profile: Profile, costs: Costs = NO_COSTS) -> dict[str, list[Row]]:
     """Return every table by name, and `notes`: {table, note}; table is None for notes on the whole profile."""
     rows = {name: table(profile, costs) for name, table in TABLES.items()}
-    said = [{"table": None, "note": note} for note in profile.notes]
-    said += [{"table": name, "note": note} for name in TABLES for note in notes(name, profile, rows[name])]
-    return rows | {"notes": said}
+    all_notes = [{"table": None, "note": note} for note in profile.notes]
+    all_notes += [{"table": name, "note": note} for name in TABLES for note in notes(name, profile, rows[name])]
+    return rows | {"notes": all_notes}
 
 
 def median_step(profile: Profile) -> int:
@@ -124,16 +124,16 @@ def within(profile: Profile, step: Step) -> Within:
     Ranges and calls belong to the step in which they begin. Copies, whose launch is not known, belong to it if they
     begin between its beginning and its end or that of its last kernel.
     """
-    recording = profile.recording
-    _, of_step = steps_of(recording.kernels.launched_s, [step])
+    trace = profile.trace
+    _, of_step = steps_of(trace.kernels.launched_s, [step])
     places = profile.places.take(of_step)
-    kernels = list(zip(recording.kernels.rows(of_step), places, strict=True))
+    kernels = list(zip(trace.kernels.rows(of_step), places, strict=True))
     end_s = max([step.end_s, *(kernel.end_s for kernel, _ in kernels)])
     return Within(
         kernels,
-        sorted((c for c in recording.copies if step.start_s <= c.start_s <= end_s), key=lambda c: c.start_s),
-        recording.ranges.take(steps_of(recording.ranges.start_s, [step])[1]).named(lambda name: True),
-        sorted((c for c in recording.calls if step.start_s <= c.start_s <= step.end_s), key=lambda c: c.start_s),
+        sorted((c for c in trace.copies if step.start_s <= c.start_s <= end_s), key=lambda c: c.start_s),
+        trace.ranges.take(steps_of(trace.ranges.start_s, [step])[1]).named(lambda name: True),
+        sorted((c for c in trace.calls if step.start_s <= c.start_s <= step.end_s), key=lambda c: c.start_s),
     )
 
 

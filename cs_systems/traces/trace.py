@@ -1,4 +1,4 @@
-"""Common form of a trace, whichever profiler wrote it: a `Recording` of one process.
+"""Common form of a trace, whichever profiler wrote it: a `Trace` of one process.
 
 Times are seconds from an origin that the reader chooses, on one clock for host and device. A thread is a number that is
 unique in the trace. Large tables are stored as columns: arrays with one entry a row. An unrecorded value is None in a
@@ -271,7 +271,7 @@ class Op(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class Trace:
     """Contents of a trace of one process.
 
     `limitations` lists in words what the file lacks; `ops` and `allocations` are None where the profiler records none.

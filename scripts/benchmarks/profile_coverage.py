@@ -1,11 +1,11 @@
 """What share of the kernel time is given to a phase and to a layer, do both profilers say the same, and is it right?
 
 Method: one training step of each size, in fp32 with naive attention and in bf16 with sdpa_flash, eager and under
-torch.compile (--compile none default), recorded by nsys and by torch.profiler in a process each. Of each recording: its
+torch.compile (--compile none default), recorded by nsys and by torch.profiler in a process each. Of each trace: its
 coverage (the aim: over 98%, and over 90% compiled), and the share of kernels that are fused over several layers, of
 which each belongs to one; of each pair: kernels of a step and shares of time by phase; of torch.profiler's: the share
 of kernel time that autograd's sequence numbers, the independent route, give to another layer.
-Output: a markdown table on standard output; the records with all tables under --out, the recordings beside them
+Output: a markdown table on standard output; the records with all tables under --out, the traces beside them
 (ignored by git). Committed: profiles/profile_coverage/.
 
     python scripts/benchmarks/profile_coverage.py --out profiles/profile_coverage
@@ -70,23 +70,23 @@ def row(record: RunRecord, folder: Path) -> list[str]:
     ]
 
 
-def wrong(trace: Path) -> str:
-    """The share of the kernel time, of that which sequence numbers speak of, that they give to another layer."""
-    recording = read(trace)
-    found = check(recording, attribute(recording))
+def wrong(path: Path) -> str:
+    """Return the share of kernel time that sequence numbers attribute to another layer, of the time that they cover."""
+    trace = read(path)
+    found = check(trace, attribute(trace))
     share = found.wrong_share
     return "nothing checked" if share is None else f"{share:.2%} of {found.checked_kernels} kernels"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the records and recordings")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the records and traces")
     parser.add_argument("--size", nargs="+", default=["small", "xl"])
     parser.add_argument("--context-length", type=int, default=512)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--with", nargs="+", default=["nsys", "kineto"], dest="profilers")
     parser.add_argument("--compile", nargs="+", default=["none"], choices=COMPILE_MODES, dest="modes")
-    parser.add_argument("--tables", action="store_true", help="print the tables of every recording too")
+    parser.add_argument("--tables", action="store_true", help="print the tables of every trace too")
     args = parser.parse_args()
     configs = cells(args.size, args.context_length, args.steps, args.profilers, args.modes)
     for _ in cs_systems.sweep(configs, out=args.out, on_progress=lambda p: sys.stderr.writelines(progress_lines(p))):

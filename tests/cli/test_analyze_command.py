@@ -94,8 +94,8 @@ def test_names_are_data(export: Callable[..., Path], capsys: pytest.CaptureFixtu
         (["--table", "kernel"], "unknown table 'kernel': did you mean kernels"),
         (["--top", "0"], "--top 0: it must be at least 1"),
         (["--format", "csv"], "CSV holds one table: choose it with --table"),
-        (["--range", "epoch"], "no range is named 'epoch': choose with --range among"),
-        (["--process", "1"], "no kernel of process 1: choose one with --process"),
+        (["--range", "epoch"], "no range is named 'epoch'; choose one with --range: "),
+        (["--process", "1"], "no kernel of process 1; choose one with --process"),
     ],
 )
 def test_a_malformed_request_exits_2(
@@ -111,7 +111,7 @@ def test_a_malformed_comparison_exits_2(nsys_path: Path, tmp_path: Path, capsys:
     assert analyze(nsys_path, nsys_path, "--table", "gaps") == 2
     assert "unknown table of a comparison 'gaps': known: phases, families, layers" in capsys.readouterr().err
     assert analyze(nsys_path, tmp_path / "b.sqlite") == 2
-    assert "b.sqlite is not there" in capsys.readouterr().err
+    assert "b.sqlite does not exist" in capsys.readouterr().err
 
 
 def test_it_needs_neither_torch_nor_pandas(nsys_path: Path) -> None:
@@ -129,6 +129,6 @@ def test_the_tables_of_a_step_without_modules_fit_80_columns(capsys: pytest.Capt
     path = Path(__file__).parents[1] / "data" / "kineto_h200_step.json.gz"
     assert analyze(path, "--table", "parts", "ranges") == 0
     shown = capsys.readouterr().out
-    assert "parts of the blocks, all blocks together, per step\nnothing to show\nof the kernel time" in shown
+    assert "parts of the blocks, all blocks together, per step\nnothing to show\n100.0% of the kernel time" in shown
     assert "Optimizer.ze…mW.zero_grad" in shown
     assert max(map(len, shown.splitlines()[1:])) <= 80  # the first names the file

@@ -182,10 +182,10 @@ def test_without_cuda_the_reason_names_the_remedy(impossible: dict[str, RunRecor
 
     reason = impossible["GPU that is not there"].reason or ""
     if torch.cuda.is_available():
-        assert reason == f"there is no cuda:99: torch sees {torch.cuda.device_count()} GPU(s)"
+        assert reason == f"cuda:99 does not exist: torch sees {torch.cuda.device_count()} GPU(s); use another --device"
     else:
         assert reason.startswith("no CUDA: ")
-        assert reason.endswith("run with --device cpu, or `cs-systems doctor` for what is missing")
+        assert reason.endswith("run with --device cpu, or see what `cs-systems doctor` reports")
 
 
 def test_when_no_cell_gives_a_result_the_exit_status_says_so(

@@ -67,7 +67,7 @@ def test_nsys_needs_its_importer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", str(target), prepend=":")
     row = nsys.check()
     assert row["state"] == "problem"
-    assert row["found"] == "2024.2.3.38, without its importer: no .nsys-rep is written"
+    assert row["found"] == "2024.2.3.38, without its importer: it cannot write a .nsys-rep"
     assert "host-linux-x64" in row["remedy"]
 
     tool(tmp_path / "host-linux-x64", "QdstrmImporter", "")
@@ -88,9 +88,7 @@ def test_a_range_is_recorded_to_see_whether_nvtx_and_nsys_work_together(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     row = doctor._nvtx(there)
     assert row["state"] == "problem"
-    assert row["found"].endswith(
-        f"does not work with nsys {there['found']}: the range that was emitted is not in the recording"
-    )
+    assert row["found"].endswith(f"does not work with nsys {there['found']}: the emitted range is not in the trace")
     assert row["remedy"] == "pip install nvtx==0.2.11"
 
 
@@ -120,7 +118,10 @@ def test_ncu_may_be_for_root_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ncu, "_DRIVER_PARAMETERS", tmp_path / "params")
     monkeypatch.setattr(ncu.os, "geteuid", lambda: 1000)
     row = ncu.check()
-    assert (row["state"], row["found"]) == ("problem", "2025.3.1.0, but the driver gives counters to root alone")
+    assert (row["state"], row["found"]) == (
+        "problem",
+        "2025.3.1.0, but the driver permits hardware counters to root only",
+    )
     assert "NVreg_RestrictProfilingToAdminUsers=0" in row["remedy"]
 
     monkeypatch.setattr(ncu.os, "geteuid", lambda: 0)

@@ -155,8 +155,8 @@ def test_a_snapshot_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main([*TINY, "--snapshot", "--mode", "forward", "--out", str(tmp_path)]) == 0
     memory, snapshot = read_records(tmp_path)[0]
     assert (memory.status, snapshot.status) == ("ok", "unavailable")
-    assert snapshot.reason == "a snapshot is of CUDA memory: leave out --snapshot, or run on a GPU"
-    assert "unavailable: a snapshot is of CUDA memory" in capsys.readouterr().out
+    assert snapshot.reason == "--snapshot requires a CUDA device; drop --snapshot or run on a GPU"
+    assert "unavailable: --snapshot requires a CUDA device" in capsys.readouterr().out
 
 
 def test_each_cell_is_proven_by_its_own_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def test_a_step_that_is_not_what_was_asked_for_is_an_error_with_its_table(
     cause = "autocast was entered for cpu, but Sequential was called outside of it, in its parameters' dtype: call"
     assert f'error: {cause} Sequential inside torch.autocast("cpu", torch.bfloat16)' in said
     assert "0 Linear fp32 fp32 fp32 fp32 fp32 1 LayerNorm fp32" in said
-    assert "the step called no module: name a step that calls one" in said
+    assert "the step called no module; use a workload that calls modules" in said
     outside, nothing = read_records(out)[0]
     assert (outside.status, outside.measurement) == ("error", None)
     assert {row["outputs"] for row in outside.results["dtypes"]} == {"float32"}

@@ -178,8 +178,8 @@ def test_the_output_gets_its_folder(snapshot_path: Path, tmp_path: Path, capsys:
         (["--top", "0"], "--top 0: it must be at least 1"),
         (["--format", "csv"], "CSV holds one table: choose it with --table"),
         (["--size", "huge"], "unknown size 'huge'"),
-        (["--size", "large"], "no tensor of large's embedding, attention and feed-forward is in it"),
-        (["--device", "3"], "holds no device 3: choose --device 0"),
+        (["--size", "large"], "--size large does not fit: the snapshot lacks tensors of that preset"),
+        (["--device", "3"], "holds no device 3; choose --device 0"),
     ],
 )
 def test_a_malformed_request_exits_2(

@@ -102,7 +102,7 @@ def test_a_zipped_file_that_holds_no_pickle_is_not_called_a_damaged_one(
     files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["snapshot", str(files["zipped noise"])]) == 2
-    assert "is not a pickle: write a memory snapshot with" in capsys.readouterr().err
+    assert "is not a pickle; write a memory snapshot with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".ncu-rep", ".nsys-rep"])
@@ -111,7 +111,9 @@ def test_an_empty_report_of_a_profiler_is_told_before_its_reader_is_asked_for(
 ) -> None:
     (tmp_path / f"run{suffix}").touch()
     assert main(["analyze", str(tmp_path / f"run{suffix}")]) == 2
-    assert "is empty: the re" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is empty: the " in said
+    assert "was never written" in said
 
 
 @pytest.mark.parametrize("command", ["analyze", "snapshot"])
@@ -122,7 +124,7 @@ def test_a_folder_names_what_is_in_it(
     shutil.copy(files["kineto"], inside)
     (tmp_path / "records.jsonl").write_bytes(RECORDS.read_bytes())
     assert main([command, str(tmp_path)]) == 2
-    assert f"{tmp_path} is a folder: give one of\n  {inside}\n" in capsys.readouterr().err
+    assert f"{tmp_path} is a folder; give one of\n  {inside}\n" in capsys.readouterr().err
 
 
 def test_a_folder_of_records_alone_is_for_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +133,7 @@ def test_a_folder_of_records_alone_is_for_report(tmp_path: Path, capsys: pytest.
     assert f"holds records of runs: read it with cs-systems report {tmp_path}" in capsys.readouterr().err
     (folder := tmp_path / "counters.ncu-rep").mkdir()
     assert main(["analyze", str(folder)]) == 2
-    assert f"{folder} is a folder: give a .ncu-rep" in capsys.readouterr().err
+    assert f"{folder} is a folder; give a .ncu-rep" in capsys.readouterr().err
 
 
 def test_recordings_are_compared_whatever_they_are_called(

@@ -58,7 +58,7 @@ def test_no_opcode_of_a_pickle_calls_anything(tmp_path: Path) -> None:
     for path, status, said in found:
         assert status == 2, path
         assert said.startswith(f"cs-systems: {path} "), said
-        assert "was refused: it asks for" in said or "is a damaged pickle" in said, said
+        assert "was refused before anything in it ran: it requests" in said or "is a damaged pickle" in said, said
     assert not (tmp_path / files.CANARY).exists()
 
 
@@ -84,7 +84,9 @@ def test_trace_bombs_are_refused(tmp_path: Path) -> None:
     for path, status, said in found:
         assert status == 2, path
         assert said.startswith(f"cs-systems: {path} "), said
-        assert any(wrong in said for wrong in ("unpacks to over", "million characters", "nested hundreds deep")), said
+        assert any(
+            wrong in said for wrong in ("unpacks to over", "million characters", "nested hundreds of levels deep")
+        ), said
 
 
 def test_hostile_exports_of_nsys_are_answered(tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_a_time_that_is_none_is_not_a_missing_kernel(
     path.write_text(json.dumps(trace))
     assert main(["analyze", str(path)]) == 2
     said = capsys.readouterr().err
-    assert "is damaged: each of its 1 kernels lacks a time or a number that such events have" in said
+    assert "is damaged: each of its 1 kernels lacks a valid time or number" in said
     assert f"a kernel with name 'gemm', ts {time!r}" in said
 
 
@@ -165,7 +167,7 @@ def test_a_first_time_that_is_none_costs_its_event_alone(tmp_path: Path, capsys:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace))
     assert main(["analyze", str(path)]) == 0
-    assert "1 event(s) lack a time or a number" in " ".join(capsys.readouterr().out.split())
+    assert "1 event(s) lack a valid time or number" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("protocol", range(6))

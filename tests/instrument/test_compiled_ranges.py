@@ -1,4 +1,4 @@
-"""Ranges in generated code, held against the weights that its kernels read and the gradients that they write."""
+"""Marks in generated code, compared with the weights that its kernels read and the gradients that they write."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MARK = re.compile(r" *mark\(.*\)|from cs_systems\.instrument\.annotate import .*
 SERIAL = re.compile(r"# AOT ID: .*")  # counts the compilations of this process
 
 
-def test_code_compiled_afterwards_has_no_marks() -> None:
-    """It comes before the tests that compile inside."""
+def test_code_compiled_later_has_no_marks() -> None:
+    """This test precedes those that compile inside `marked_code`."""
 
     def double(x: Tensor) -> Tensor:
         return x * 2
@@ -47,9 +47,9 @@ def test_code_compiled_afterwards_has_no_marks() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # fp32 is what is meant
-def test_on_a_gpu_marks_change_no_kernel() -> None:
-    """It too comes before the tests that compile inside."""
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # the test compares fp32, without TF32
+def test_marks_change_no_kernel_on_gpu() -> None:
+    """This test also precedes those that compile inside `marked_code`."""
     from torch._inductor.codegen.common import device_codegens, init_backend_registration
     from torch.profiler import ProfilerActivity
 
@@ -81,7 +81,7 @@ class Compiled:
     run: Callable[..., Tensor]
     plain: list[str]  # the generated code of forward and of backward
     marked: list[str]
-    counts: Counter[str]  # what the compiler counted while it wrote the marked code
+    counts: Counter[str]  # the compiler's counters after it wrote the marked code
     splits: bool  # whether its attention names scores, softmax and value
 
 
@@ -104,7 +104,7 @@ def compiled(request: pytest.FixtureRequest) -> Iterator[Compiled]:
     torch._dynamo.reset()
 
 
-def test_the_code_is_the_same_but_for_the_marks(compiled: Compiled) -> None:
+def test_code_differs_only_by_marks(compiled: Compiled) -> None:
     assert len(compiled.plain) == len(compiled.marked) == 2
     for plain, marked in zip(compiled.plain, compiled.marked, strict=True):
         assert without(MARK, SERIAL, code=marked) == without(SERIAL, code=plain)
@@ -116,22 +116,20 @@ def without(*patterns: re.Pattern[str], code: str) -> list[str]:
     return [line for line in code.splitlines() if not any(pattern.fullmatch(line) for pattern in patterns)]
 
 
-def test_marked_code_stays_out_of_the_caches(compiled: Compiled) -> None:
+def test_marked_code_is_not_cached(compiled: Compiled) -> None:
     assert (compiled.counts["fxgraph_cache_bypass"], compiled.counts["autograd_cache_bypass"]) == (2, 1)
     used = [name for name in compiled.counts if "cache" in name and "bypass" not in name]
     assert [name for name in used if compiled.counts[name]] == []
 
 
 def of_parameter(name: str) -> str:
-    """The layer that a parameter belongs to: `layers.1.ffn.w1.weight` → `block 1`."""
+    """Return the layer of a parameter: `layers.1.ffn.w1.weight` → `block 1`."""
     found = re.match(r"layers\.(\d+)", name)
     named = {"token_embeddings": "embedding", "ln_final": "final norm", "lm_head": "lm_head"}
     return f"block {found[1]}" if found else named[name.split(".")[0]]
 
 
-def test_each_matmul_of_a_weight_or_its_gradient_runs_in_the_layer_of_the_weight(
-    compiled: Compiled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_matmul_runs_in_the_layer_of_its_weight(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.select_algorithm import extern_kernels
 
     journal, mm = Journal(), extern_kernels.mm
@@ -158,7 +156,7 @@ def test_each_matmul_of_a_weight_or_its_gradient_runs_in_the_layer_of_the_weight
     assert matmuls == len(ran) == 3 * (7 * CONFIG.num_layers + 1)
 
 
-def test_a_trace_of_torch_profiler_has_each_matmul_in_its_block_and_part(compiled: Compiled, tmp_path: Path) -> None:
+def test_kineto_trace_has_each_matmul_in_its_block_and_part(compiled: Compiled, tmp_path: Path) -> None:
     with torch.profiler.profile() as profiler, annotated(RecordFunctionRanges()):
         train_step(compiled.run)
     path = tmp_path / "trace.json.gz"
@@ -185,7 +183,7 @@ def test_a_trace_of_torch_profiler_has_each_matmul_in_its_block_and_part(compile
 
 
 def graph(*operators: tuple[str, Any, tuple[str, ...], str]) -> dict[str, fx.Node]:
-    """FX nodes by name from (name, function, names of inputs, path of the module)."""
+    """Return FX nodes by name, made from (name, function, names of inputs, path of the module)."""
     made, whole = {}, fx.Graph()
     for name in "xy":
         made[name] = whole.placeholder(name)
@@ -213,44 +211,46 @@ BOTH = "fused (block 0 + block 1)"
         ([("a", add, "xy", "layers.0.ffn.w1")], ("block 0", "ffn")),
         ([("a", add, "xy", "somewhere.else")], ()),
         ([("a", add, "xy", "")], ()),
-        # Most operators; of two equal numbers the later.
+        # The layer with most operators counts; on a tie, the later one.
         ([("a", add, "xy", ONE), ("b", add, "ax", TWO), ("c", add, "bx", TWO)], ("block 1", "norm", BOTH)),
         ([("a", add, "xy", ONE), ("b", add, "ax", ONE), ("c", add, "bx", TWO)], ("block 0", "ffn", BOTH)),
         ([("a", add, "xy", ONE), ("c", add, "ax", TWO)], ("block 1", "norm", BOTH)),
         ([("a", add, "xy", "layers.0"), ("b", add, "ax", "layers.0.ffn")], ("block 0", "ffn")),
-        # Views and constants do not count, unless there is nothing else.
+        # Views and constants count only if there is nothing else.
         ([("a", view, "x", ONE), ("b", view, "a", ONE), ("c", add, "bx", TWO)], ("block 1", "norm")),
         ([("a", iota, "", ONE), ("b", add, "a", ONE), ("c", add, "xb", TWO)], ("block 1", "norm")),
         ([("a", view, "x", ONE)], ("block 0", "ffn")),
-        # What has no module belongs to its last input with one that is no constant.
+        # An operator without a module belongs to the layer of its last input that is not constant.
         ([("a", add, "xy", ONE), ("b", add, "xa", "")], ("block 0", "ffn")),
         ([("a", add, "xy", ONE), ("i", iota, "", TWO), ("b", add, "ai", "")], ("block 0", "ffn")),
     ],
 )  # fmt: skip
-def test_which_layer_a_fused_kernel_belongs_to(operators: list[tuple[str, Any, str, str]], label: Label) -> None:
+def test_fused_kernel_belongs_to_layer_of_most_operators(
+    operators: list[tuple[str, Any, str, str]], label: Label
+) -> None:
     made = graph(*((name, function, tuple(inputs), path) for name, function, inputs, path in operators))
     kernel = [made[name] for name, *_ in operators]
     assert LabelledGraph(kernel[0].graph).label(reversed(kernel)) == label
 
 
-def test_backward_has_the_module_of_its_forward_operator() -> None:
+def test_backward_operator_has_module_of_forward_operator() -> None:
     made = graph(("a", add, ("x", "y"), ""))
     made["a"].meta["fwd_nn_module_stack"] = {"": ("L['self']", object), "n": ("L['self'].ln_final", object)}
     assert LabelledGraph(made["a"].graph).label([made["a"]]) == ("final norm",)
 
 
-def test_the_range_that_names_fused_layers_means_nothing_else() -> None:
+def test_fused_range_has_no_other_meaning() -> None:
     for layers in ("embedding + block 0", "block 0 + final norm", "block 1 + block 0"):
         assert not any(meaning(f"fused ({layers})"))
 
 
-def test_an_operator_has_the_name_that_was_annotated_around_it() -> None:
+def test_operator_has_its_annotated_name() -> None:
     made = graph(("a", add, ("x", "y"), "layers.0.attn"))
     made["a"].meta["custom"] = {TRACED: "softmax", "somebody's": 1}
     assert LabelledGraph(made["a"].graph).label([made["a"]]) == ("block 0", "attention", "softmax")
 
 
-def test_marks_switch_and_the_last_one_ends_with_the_code() -> None:
+def test_marks_switch_and_last_mark_ends_with_the_code() -> None:
     journal = Journal()
 
     def call(fail: bool) -> None:
@@ -262,7 +262,7 @@ def test_marks_switch_and_the_last_one_ends_with_the_code() -> None:
 
     run = closing_marks(call)
     run(False)
-    assert journal.events == []  # nobody listens
+    assert journal.events == []  # no listener is set
     with listening(journal):
         run(False)
         assert journal.events == ["block 0", "ffn", "/ffn", "norm", "/norm", "/block 0", "lm_head", "/lm_head"]
@@ -276,9 +276,7 @@ def test_marks_switch_and_the_last_one_ends_with_the_code() -> None:
 
 
 @pytest.mark.parametrize(("compile", "blocks"), [("default", 2), ("aot_eager", 0)])
-def test_a_profiled_cell_has_layers_where_inductor_launches_kernel_by_kernel(
-    compile: str, blocks: int, tmp_path: Path
-) -> None:
+def test_profiled_cell_has_layers_in_marked_compile_modes(compile: str, blocks: int, tmp_path: Path) -> None:
     config = RunConfig(
         model=CONFIG, batch_size=2, seq_len=32, warmup=1, steps=1, compile=compile, profiler="kineto", device="cpu"
     )
@@ -292,7 +290,7 @@ def test_a_profiled_cell_has_layers_where_inductor_launches_kernel_by_kernel(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("attention", ["naive", "sdpa_flash"])
-def test_on_a_gpu_over_nine_tenths_of_the_kernel_time_belong_to_a_layer(attention: str, tmp_path: Path) -> None:
+def test_over_nine_tenths_of_kernel_time_has_a_layer_on_gpu(attention: str, tmp_path: Path) -> None:
     config = RunConfig(
         model=replace(PRESETS["small"], num_layers=2, context_length=256), steps=2, warmup=3, compile="default",
         precision="bf16", attention=attention, profiler="kineto", device="cuda",

@@ -1,4 +1,4 @@
-"""The dtypes of real steps on this machine, read by hooks."""
+"""Dtypes of real steps on this machine, read by hooks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rows_of(readings: DtypeReadings) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("precision", "low"), [(Precision.BF16, "bfloat16"), (Precision.FP16, "float16")])
-def test_autocast_on_the_toy_model(precision: Precision, low: str) -> None:
+def test_toy_model_dtypes_under_autocast(precision: Precision, low: str) -> None:
     readings = read_step(workload("toy", precision))
     rows = rows_of(readings)
     assert list(rows) == ["ToyModel", "fc1", "relu", "ln", "fc2", "logits", "loss"]
@@ -57,7 +57,7 @@ def test_autocast_on_the_toy_model(precision: Precision, low: str) -> None:
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [(Precision.FP32, "float32"), (Precision.BF16_PURE, "bfloat16")])
-def test_without_autocast_everything_is_in_the_parameters_dtype(precision: Precision, dtype: str) -> None:
+def test_without_autocast_all_dtypes_are_the_parameters(precision: Precision, dtype: str) -> None:
     readings = read_step(workload("toy", precision))
     seen = {v for row in rows_of(readings).values() for k, v in row.items() if k.endswith(("puts", "ers", "ients"))}
     assert seen - {None} == {dtype}
@@ -65,7 +65,7 @@ def test_without_autocast_everything_is_in_the_parameters_dtype(precision: Preci
 
 
 @pytest.mark.gpu
-def test_autocast_on_a_gpu_normalises_in_fp32() -> None:
+def test_autocast_normalises_in_fp32_on_gpu() -> None:
     device = resolve("cuda")
     made = plugins.get("workloads", "toy")(RunConfig(workload="toy", precision=Precision.FP16), device)
     rows = rows_of(read_step(made))
@@ -73,7 +73,7 @@ def test_autocast_on_a_gpu_normalises_in_fp32() -> None:
     assert (rows["fc2"]["inputs"], rows["fc2"]["outputs"]) == ("float32", "float16")
 
 
-def test_every_module_of_a_language_model_is_named() -> None:
+def test_each_module_of_a_language_model_is_named() -> None:
     rows = rows_of(read_step(workload("train_step", Precision.BF16)))
     assert rows["layers.1.attn.q_proj"]["cast"] == "down"
     assert rows["layers.1.ln2"]["outputs"] == "float32"  # the residual stream is the embedding's dtype
@@ -87,7 +87,7 @@ def test_forward_alone_has_neither_loss_nor_gradients() -> None:
     assert {row["output_gradients"] for row in rows.values()} == {None}
 
 
-def test_a_context_for_another_device_is_seen_where_torch_has_switched_it_off() -> None:
+def test_autocast_context_disabled_by_torch_is_recorded() -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA, so that torch leaves the context on")
     model = nn.Linear(3, 3)
@@ -103,7 +103,7 @@ def test_a_context_for_another_device_is_seen_where_torch_has_switched_it_off() 
     assert said.startswith("autocast was entered for cuda (and switched off by torch, with a warning), but Linear's")
 
 
-def test_keyword_arguments_several_models_and_a_call_again_are_seen() -> None:
+def test_keyword_arguments_several_models_and_repeated_calls_are_read() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -126,14 +126,14 @@ def test_keyword_arguments_several_models_and_a_call_again_are_seen() -> None:
     assert rows["loss"]["outputs"] == "float64"
 
 
-def test_lazy_parameters_are_read_once_they_are_there() -> None:
+def test_lazy_parameters_are_read_after_initialization() -> None:
     model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
     rows = rows_of(read(lambda: model(torch.zeros(2, 5)).sum().backward()))
     assert (rows["0"]["parameters"], rows["0"]["parameter_gradients"]) == ("float32", "float32")
     assert rows["1"]["parameters"] is None
 
 
-def test_nothing_of_it_stays_behind() -> None:
+def test_reading_removes_all_hooks() -> None:
     enter, backward = torch.autocast.__enter__, torch.autograd.backward
     made = workload("toy", Precision.BF16)
 
@@ -154,8 +154,8 @@ def test_nothing_of_it_stays_behind() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_naive_attention_under_autocast_computes_as_torch_does(dtype: torch.dtype) -> None:
-    """Against torch's own attention, unfused, under torch's own autocast: the same products in the same dtype."""
+def test_naive_attention_under_autocast_matches_torch(dtype: torch.dtype) -> None:
+    """Compare with torch's unfused attention under torch's autocast: the same products in the same dtype."""
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 4, 32, 16) for _ in range(3))
     with torch.autocast("cpu", dtype):
@@ -170,7 +170,7 @@ def test_naive_attention_under_autocast_computes_as_torch_does(dtype: torch.dtyp
     assert (ours.float() - theirs.float()).abs().max() <= 4 * eps * exact.abs().max()
 
 
-def test_a_step_in_bf16_learns_what_torchs_own_autocast_around_the_model_does() -> None:
+def test_bf16_step_matches_torch_autocast() -> None:
     made: Any = workload("train_step", Precision.BF16)
     read_step(made)
     ours = {name: p.grad.clone() for name, p in made.model.named_parameters()}
@@ -183,6 +183,6 @@ def test_a_step_in_bf16_learns_what_torchs_own_autocast_around_the_model_does() 
     assert all(torch.equal(p.grad, ours[name]) for name, p in twin.model.named_parameters())
 
 
-def test_the_toy_model_has_no_tf32_on_a_cpu() -> None:
+def test_toy_model_is_unavailable_in_tf32_on_cpu() -> None:
     with pytest.raises(Unavailable, match=r"tf32 needs an NVIDIA GPU .*: use fp32"):
         workload("toy", Precision.TF32)

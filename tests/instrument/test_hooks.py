@@ -1,4 +1,4 @@
-"""Ranges of forward and backward, held against the graph itself and against what torch.profiler recorded."""
+"""Ranges of forward and backward, compared with the graph itself and with the trace of torch.profiler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Event = dict[str, Any]
 
 
 class Journal:
-    """Ranges as a list of what happened, each with its thread; it insists on their nesting."""
+    """Ranges that record each push and pop with its thread, and require that they nest."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -73,11 +73,11 @@ def train_step(model: Callable[..., Tensor], bf16: bool = False) -> None:
         ("lm_head", "lm_head"), ("", None), ("layers", None), ("layers.0.ffn.w1", None),
     ],
 )  # fmt: skip
-def test_names_of_modules(path: str, name: str | None) -> None:
+def test_range_names_of_modules(path: str, name: str | None) -> None:
     assert range_name(path) == name
 
 
-def test_every_name_means_something_to_the_analysis() -> None:
+def test_each_range_name_has_a_meaning() -> None:
     from cs_systems.traces.range_names import meaning
 
     names = {name for path, _ in model().named_modules() if (name := range_name(path))}
@@ -86,7 +86,7 @@ def test_every_name_means_something_to_the_analysis() -> None:
         assert any(meaning(name)), name
 
 
-def test_forward_ranges_nest_as_the_modules_do() -> None:
+def test_forward_ranges_nest_like_modules() -> None:
     journal = Journal()
     hooks = annotate_model(net := model(), journal)
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_forward_ranges_nest_as_the_modules_do() -> None:
     assert journal.events == events
 
 
-def test_a_module_that_raises_closes_its_ranges() -> None:
+def test_raising_module_closes_its_ranges() -> None:
     journal = Journal()
     net = model()
     net.layers[1].get_submodule("ffn").forward = lambda x: 1 / 0
@@ -111,7 +111,7 @@ def test_a_module_that_raises_closes_its_ranges() -> None:
     assert journal.all_closed
 
 
-def test_backward_goes_through_the_ranges_in_reverse() -> None:
+def test_backward_opens_ranges_in_reverse() -> None:
     journal = Journal()
     net = model()
     with annotated(journal, net):
@@ -128,7 +128,7 @@ def test_backward_goes_through_the_ranges_in_reverse() -> None:
 
 
 def graph_of(root: Node | None, stop: set[Node]) -> Iterator[Node]:
-    """Nodes reached from `root` before any of `stop`."""
+    """Return the nodes reached from `root` before any of `stop`."""
     waiting, seen = [root], set(stop)
     while waiting:
         node = waiting.pop()
@@ -140,8 +140,8 @@ def graph_of(root: Node | None, stop: set[Node]) -> Iterator[Node]:
 
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("attention", ["naive", "sdpa_math", "flash_torch"])
-def test_each_node_runs_in_the_ranges_of_its_block_by_the_structure_of_the_graph(attention: str, bf16: bool) -> None:
-    """Independently of any numbering: a block's nodes lie between its output and its input."""
+def test_each_node_runs_in_the_ranges_of_its_block(attention: str, bf16: bool) -> None:
+    """Without sequence numbers: a block's nodes lie between its output and its input."""
     journal, net = Journal(), model(attention)
     ran: list[tuple[str, tuple[str, ...]]] = []
 
@@ -159,8 +159,8 @@ def test_each_node_runs_in_the_ranges_of_its_block_by_the_structure_of_the_graph
     assert [(block, stack) for block, stack in ran if block not in stack] == []
 
 
-def test_a_wrong_label_would_be_seen() -> None:
-    """The test above finds a planted mistake: what was open is remembered one node too late."""
+def test_wrong_label_is_detected() -> None:
+    """The test above fails if the open ranges are stored one node too late."""
     journal, net = Journal(), model()
     ranges = BackwardToo(journal)
     hooks = annotate_model(net, ranges)
@@ -183,7 +183,7 @@ def test_a_wrong_label_would_be_seen() -> None:
     assert "block 1" not in seen[0]
 
 
-def test_no_graph_no_ranges_in_backward_and_a_retained_graph_twice() -> None:
+def test_backward_ranges_without_graph_and_with_retained_graph() -> None:
     journal = Journal()
     x = torch.ones(3, requires_grad=True)
     with annotated(journal):
@@ -196,7 +196,7 @@ def test_no_graph_no_ranges_in_backward_and_a_retained_graph_twice() -> None:
     assert journal.events == ["forward", "scores", "/scores", "/forward", *once, *once]
 
 
-def test_an_output_that_nobody_uses_and_tied_weights() -> None:
+def test_unused_output_and_tied_weights() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -219,8 +219,8 @@ def test_an_output_that_nobody_uses_and_tied_weights() -> None:
     assert backward == ["backward", "block 2", "/block 2", "block 0", "/block 0", "/backward"]
 
 
-def test_the_ranges_of_backward_are_opened_in_the_thread_that_runs_it() -> None:
-    """On CUDA that is a thread of autograd's own; on a CPU, the one that calls backward: here, another one."""
+def test_backward_ranges_open_in_the_thread_that_runs_it() -> None:
+    """On CUDA, autograd runs backward in its own thread; on a CPU, in the calling thread: here, another one."""
     journal, net = Journal(), model()
     ranges = BackwardToo(journal)
     hooks = annotate_model(net, ranges)
@@ -241,7 +241,7 @@ def test_the_ranges_of_backward_are_opened_in_the_thread_that_runs_it() -> None:
 
 
 class Fails(torch.autograd.Function):
-    """The identity, until backward."""
+    """Identity whose backward raises."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
@@ -253,7 +253,7 @@ class Fails(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_backward_that_raises_closes_its_ranges_in_the_thread_that_opened_them(device: str) -> None:
+def test_raising_backward_closes_ranges_in_their_thread(device: str) -> None:
     journal, net, tokens = Journal(), model().to(device), TOKENS.to(device)
     failing = net.layers[1].register_forward_hook(lambda _, __, output: Fails.apply(output))
 
@@ -276,7 +276,7 @@ def test_a_backward_that_raises_closes_its_ranges_in_the_thread_that_opened_them
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_compiled_model_is_not_compiled_again_when_somebody_listens(compiled: bool) -> None:
+def test_listener_does_not_recompile_the_model(compiled: bool) -> None:
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
@@ -296,11 +296,12 @@ def test_a_compiled_model_is_not_compiled_again_when_somebody_listens(compiled: 
 
 @pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("attention", ["naive", "sdpa_math"])
-def test_a_trace_of_torch_profiler_has_every_operator_of_backward_in_its_block(
-    attention: str, bf16: bool, tmp_path: Path
-) -> None:
-    """Two routes to the block of a backward operator: the ranges open on its thread, and the forward operator with its
-    sequence number. They agree on over 98% of the operators, and the ranges cover as many."""
+def test_kineto_trace_has_each_backward_operator_in_its_block(attention: str, bf16: bool, tmp_path: Path) -> None:
+    """Two routes lead to a backward operator's block.
+
+    The ranges open on its thread and the forward operator with its sequence number agree on over 98% of the operators,
+    and the ranges cover as many.
+    """
     net = model(attention)
     train_step(net, bf16)
     with torch.profiler.profile() as profiler, annotated(RecordFunctionRanges(), net):
@@ -333,7 +334,7 @@ def test_a_trace_of_torch_profiler_has_every_operator_of_backward_in_its_block(
         and op["args"]["Sequence number"] in forward_ops
         and layer(ranges, forward_ops[op["args"]["Sequence number"]]) != "block 1"
     )
-    assert wrong > 0.5 * checked  # were everything put into block 1, the routes would disagree
+    assert wrong > 0.5 * checked  # if every operator were in block 1, the routes would disagree
 
 
 def start(event: Event) -> float:
@@ -350,7 +351,7 @@ def holds(outer: Event, inner: Event) -> bool:
 
 
 def layer(ranges: list[Event], op: Event) -> str | None:
-    """The layer or named module whose range holds the operator, on the operator's thread."""
+    """Return the layer or named module whose range contains the operator, on the operator's thread."""
     from cs_systems.traces.range_names import meaning
 
     found = [meaning(r["name"]).layer for r in sorted(ranges, key=start) if holds(r, op)]

@@ -1,4 +1,4 @@
-"""What forward keeps for backward: its operation and module, each memory once, and as the formula has it."""
+"""Tensors that forward saves for backward: operation, module, each memory once, and the bytes of the formula."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.test_record import ENVIRONMENT
 MODEL = ModelConfig("wide", 64, 192, 3, 4, 500, 64)
 
 
-def test_a_norm_keeps_its_input_and_the_normalised_one() -> None:
+def test_norm_saves_input_and_normalised_input() -> None:
     norm, x = RMSNorm(32), torch.randn(4, 8, 32, requires_grad=True)
     with saved_tensors(norm) as found:
         norm(x).sum().backward()
@@ -58,7 +58,7 @@ def kept_by_the_model(precision: str, steps: int = 1) -> tuple[list[dict[str, ob
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_blocks_keep_what_the_formula_says(precision: str) -> None:
+def test_bytes_kept_by_blocks_match_the_formula(precision: str) -> None:
     rows, config = kept_by_the_model(precision)
     blocks = {row["block"]: row["bytes"] for row in by_block(rows)}
     for i in range(MODEL.num_layers):
@@ -68,14 +68,14 @@ def test_blocks_keep_what_the_formula_says(precision: str) -> None:
     assert sum(blocks.values()) == pytest.approx(whole, rel=0.01)
 
 
-def test_the_first_step_alone_is_listed_and_every_operation_is_named() -> None:
+def test_only_first_step_is_listed_with_named_operations() -> None:
     once, _ = kept_by_the_model("fp32")
     assert kept_by_the_model("fp32", steps=2)[0] == once
     assert all(str(row["operation"]).endswith("Backward0") for row in once)
     assert {"layers.1.ffn.w2", "layers.0.attn", "lm_head", "token_embeddings"} <= {row["module"] for row in once}
 
 
-def test_blocks_that_are_alike_are_summed_and_shares_add_up() -> None:
+def test_equal_blocks_are_summed_and_shares_add_up() -> None:
     rows, _ = kept_by_the_model("fp32")
     made = summed(rows)
     assert sum(row["share"] for row in made) == pytest.approx(1)
@@ -86,7 +86,7 @@ def test_blocks_that_are_alike_are_summed_and_shares_add_up() -> None:
     assert all(row["total_bytes"] == 0 for row in made if row["parameter"])
 
 
-def test_a_blocks_backward_gives_gradients_and_frees_what_the_block_kept() -> None:
+def test_backward_of_block_allocates_gradients_and_frees_saved_tensors() -> None:
     model, config = BasicTransformerLM(MODEL, "naive"), RunConfig(model=MODEL, batch_size=4, seq_len=48, device="cpu")
     expected = gradients_of_a_block(config) - kept_by_a_block(config, FULL_MATRIX)
     tokens = torch.randint(500, (4, 48))
@@ -100,7 +100,7 @@ def test_a_blocks_backward_gives_gradients_and_frees_what_the_block_kept() -> No
     assert unknown == []
 
 
-def test_somebodys_function_of_autograd_is_seen() -> None:
+def test_custom_autograd_function_is_listed() -> None:
     linear = nn.Linear(8, 8)
     with saved_tensors() as found:
         torch.utils.checkpoint.checkpoint(linear, torch.randn(2, 8), use_reentrant=False).sum().backward()
@@ -110,7 +110,7 @@ def test_somebodys_function_of_autograd_is_seen() -> None:
 @pytest.mark.parametrize(
     ("reentrant", "told"), [(False, ("0", "checkpoint")), (True, ("", "CheckpointFunctionBackward"))]
 )
-def test_a_checkpoints_input_goes_by_the_first_module_that_it_runs(reentrant: bool, told: tuple[str, str]) -> None:
+def test_checkpoint_input_belongs_to_its_first_module(reentrant: bool, told: tuple[str, str]) -> None:
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(2, 8, requires_grad=True)
     with saved_tensors(model) as found:
         y = torch.utils.checkpoint.checkpoint(model[0], x, use_reentrant=reentrant)
@@ -120,7 +120,7 @@ def test_a_checkpoints_input_goes_by_the_first_module_that_it_runs(reentrant: bo
 
 
 @pytest.mark.parametrize("compile", ["none", "aot_eager"])
-def test_the_record_has_what_is_kept(compile: str) -> None:
+def test_record_has_saved_tensors(compile: str) -> None:
     config = RunConfig(
         model=MODEL, batch_size=4, seq_len=48, device="cpu", warmup=0, steps=2, profiler="residuals", compile=compile
     )
@@ -146,7 +146,7 @@ def test_the_record_has_what_is_kept(compile: str) -> None:
         ("nested:3:1", [("block 0", True, 3)]),
     ],
 )
-def test_of_a_checkpointed_block_the_record_tells_its_input(
+def test_record_of_checkpointed_block_has_its_input(
     checkpoint: str, kept: list[tuple[str, bool, int]], tmp_path: Path
 ) -> None:
     config = RunConfig(model=MODEL, batch_size=4, seq_len=48, device="cpu", checkpoint=checkpoint)
@@ -163,7 +163,7 @@ def test_of_a_checkpointed_block_the_record_tells_its_input(
     assert {row["bytes"] for row in found if row["checkpoint"]} <= {4 * 48 * 64 * 4}
 
 
-def test_operations_with_long_names_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_operation_names_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--size", "tiny", "--attention", "sdpa_flash", "--mode", "forward-backward", "--device", "cpu"]
     assert main(["memory", *words, "--residuals", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out.split("records:")[0]
@@ -171,7 +171,7 @@ def test_operations_with_long_names_fit_80_columns(tmp_path: Path, capsys: pytes
     assert max(map(len, said.splitlines())) <= 80
 
 
-def test_the_command_prints_the_top_five(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_command_prints_five_largest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--size", "tiny", "--device", "cpu", "--residuals", "--mode", "forward-backward", "--out", str(tmp_path)]
     assert main(["memory", *words]) == 0
     said = capsys.readouterr().out
@@ -181,7 +181,7 @@ def test_the_command_prints_the_top_five(tmp_path: Path, capsys: pytest.CaptureF
     assert said.count("Backward0") == 5
 
 
-def test_the_command_tells_what_is_kept_of_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_command_prints_checkpoint_inputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--size", "tiny", "--num-layers", "5", "--mode", "forward-backward", "--checkpoint", "every:2"]
     words += ["selective:matmul", "--context-length", "32", "--device", "cpu", "--residuals", "--out", str(tmp_path)]
     assert main(["memory", *words]) == 0

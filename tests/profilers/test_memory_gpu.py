@@ -1,5 +1,4 @@
-"""On a GPU: memory by phase beside the closed form, whose the device's memory is, snapshots, also of an OOM, what
-nsys sees of it, and the checkpoint that fits."""
+"""Memory on a GPU: by phase beside the prediction, by owner, snapshots (after an OOM too), nsys, and checkpointing."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ SMALL = RunConfig(model=preset("small", context_length=256), device="cuda", warm
 
 
 @pytest.mark.parametrize("checkpoint", ["none", "every:4", "selective:attention"])
-def test_every_phase_is_near_its_closed_form(checkpoint: str) -> None:
+def test_each_phase_is_near_its_prediction(checkpoint: str) -> None:
     config = replace(SMALL, attention="sdpa_flash", precision=Precision.BF16, checkpoint=checkpoint, profiler="memory")
     record = cs_systems.run(config)
     assert record.status == "ok"
@@ -35,7 +34,7 @@ def test_every_phase_is_near_its_closed_form(checkpoint: str) -> None:
     assert record.measurement.peak_allocated_bytes == max(peaks)
 
 
-def test_the_parts_of_the_devices_memory_add_up() -> None:
+def test_parts_of_device_memory_add_up() -> None:
     record = cs_systems.run(replace(SMALL, profiler="memory"))
     so_far = 0
     for row in record.results["memory_parts"]:
@@ -45,7 +44,7 @@ def test_the_parts_of_the_devices_memory_add_up() -> None:
             so_far += row["bytes"] or 0
 
 
-def test_a_snapshot_is_dumped_and_names_the_tensors(tmp_path: Path) -> None:
+def test_snapshot_is_dumped_with_tensor_names(tmp_path: Path) -> None:
     (record,) = cs_systems.sweep([replace(SMALL, profiler="memory_snapshot", warmup=1, steps=1)], out=tmp_path)
     assert record.status == "ok"
     snapshot = read(tmp_path / record.artifacts["snapshot"])
@@ -57,7 +56,7 @@ def test_a_snapshot_is_dumped_and_names_the_tensors(tmp_path: Path) -> None:
     assert len(snapshot.events) > 1000
 
 
-def test_running_out_of_memory_leaves_a_snapshot_and_the_phases_until_then(tmp_path: Path) -> None:
+def test_oom_leaves_snapshot_and_completed_phases(tmp_path: Path) -> None:
     tight = replace(SMALL, memory_limit_bytes=2**30)  # parameters fit, activations do not
     cells = [replace(tight, profiler=name) for name in ("memory", "memory_snapshot")]
     memory, snapshot = cs_systems.sweep(cells, out=tmp_path)
@@ -68,7 +67,7 @@ def test_running_out_of_memory_leaves_a_snapshot_and_the_phases_until_then(tmp_p
     assert found.events.device_free_bytes
 
 
-def test_what_a_blocks_backward_emits_and_frees() -> None:
+def test_change_by_a_blocks_backward_matches_prediction() -> None:
     record = cs_systems.run(replace(SMALL, profiler="residuals", steps=1))
     for row in record.results["backward_blocks"]:
         assert row["change_bytes"] == pytest.approx(row["predicted_bytes"], rel=0.1), row["block"]
@@ -78,8 +77,8 @@ def test_what_a_blocks_backward_emits_and_frees() -> None:
 
 
 @pytest.mark.nsys
-def test_nsys_sees_what_a_block_keeps_and_gives_back(tmp_path: Path) -> None:
-    """Without the caching allocator each tensor is a cudaMalloc, in the range of the thread that asked for it."""
+def test_nsys_records_bytes_that_a_block_keeps_and_frees(tmp_path: Path) -> None:
+    """Without the caching allocator each tensor is a cudaMalloc, in the range of the thread that called it."""
     config = replace(SMALL, profiler="nsys_memory", profiler_args=(UNCACHED,), warmup=1, steps=1)
     (record,) = cs_systems.sweep([config], out=tmp_path)
     assert record.status == "ok", record.reason
@@ -93,7 +92,7 @@ def test_nsys_sees_what_a_block_keeps_and_gives_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.nsys
-def test_under_the_caching_allocator_nsys_sees_its_cache_grow(tmp_path: Path) -> None:
+def test_nsys_records_growth_of_the_allocator_cache(tmp_path: Path) -> None:
     config = replace(SMALL, profiler="nsys_memory", warmup=0, steps=1)
     (record,) = cs_systems.sweep([config], out=tmp_path)
     assert record.status == "ok", record.reason
@@ -103,8 +102,8 @@ def test_under_the_caching_allocator_nsys_sees_its_cache_grow(tmp_path: Path) ->
     assert {row["predicted_bytes"] for row in rows} == {None}
 
 
-def test_the_cheapest_checkpoint_is_proven_under_a_cap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """small at context 512 needs 4.9 GiB with its CUDA context: in 4 GiB it runs under a found checkpoint."""
+def test_cheapest_checkpoint_is_proven_under_memory_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`small` at context 512 needs 4.9 GiB with its CUDA context; in 4 GiB it runs with the checkpoint found."""
     words = ["memory", "--size", "small", "--best-checkpoint", "--budget", "4GiB", "--out", str(tmp_path)]
     assert main(words) == 0
     (record,) = read_records(tmp_path)[0]
@@ -113,7 +112,7 @@ def test_the_cheapest_checkpoint_is_proven_under_a_cap(tmp_path: Path, capsys: p
     assert "ok in a budget of 4.00 GiB: its measured peak is" in capsys.readouterr().out
 
 
-def test_running_out_of_memory_names_the_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_oom_names_the_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["memory", "--size", "small", "--context-length", "256", "--snapshot", "--memory-limit", "1GiB"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     record = next(r for r in read_records(tmp_path)[0] if r.run_config.profiler == "memory_snapshot")

@@ -1,4 +1,4 @@
-"""ncu: the command, the choice of kernels, and what becomes of a cell whose counters are refused or missing."""
+"""The ncu profiler: its command, the choice of kernels, and cells whose counters are refused or missing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record(status: str = "ok") -> RunRecord:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ncu that says only its version, and the package beside it."""
+    """An ncu that prints only its version, and the package beside it."""
     (tmp_path / "ncu").write_text("#!/bin/sh\necho Version 2025.3.1.0\n")
     (tmp_path / "ncu").chmod(stat.S_IRWXU)
     (tmp_path / "ncu_report.py").touch()
@@ -36,7 +36,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_the_command_counts_in_the_timed_steps_alone() -> None:
+def test_command_counts_timed_steps_only() -> None:
     options = [*ncu.chosen("gemm|flash", "scores"), "--launch-count=50"]
     command = ncu.launch(["python", "-m", "worker"], Path("/runs/8f-0"), options, on_cuda=True)
     assert command[0] == "ncu"
@@ -51,29 +51,29 @@ def test_the_command_counts_in_the_timed_steps_alone() -> None:
 
 
 @pytest.mark.parametrize(("range", "option"), [("final norm", "final norm/"), ("block 0/*/scores", "block 0/*/scores")])
-def test_a_range_is_a_push_pop_range(range: str, option: str) -> None:
+def test_range_option_includes_push_pop_ranges(range: str, option: str) -> None:
     assert ncu.chosen(None, range) == (f"--nvtx-include={option}",)
 
 
-def test_kernels_must_be_chosen() -> None:
-    with pytest.raises(ConfigError, match=r"choose them with --kernel REGEX or --range NAME; .*kineto lists"):
+def test_kernel_or_range_is_required() -> None:
+    with pytest.raises(ConfigError, match=r"requires --kernel REGEX or --range NAME.*; list the kernels with .*kineto"):
         ncu.chosen(None, None)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--with", "ncu"], "choose them with --kernel REGEX"),
+        (["--with", "ncu"], "--with ncu requires --kernel REGEX"),
         (["--with", "nsys", "--kernel", "gemm"], "--kernel is for --with ncu, not for --with nsys"),
         (["--with", "kineto", "--range", "scores"], "--range is for --with ncu, not for --with kineto"),
         (["--with", "kineto", "--show-command"], "--show-command is for --with nsys and ncu, not for --with kineto"),
         (
             ["--with", "ncu", "--range", "scores"],
-            "ncu: not on PATH: no counters of kernels with Nsight Compute; install",
+            "ncu: not on PATH: hardware counters with Nsight Compute are not possible; install",
         ),
     ],
 )
-def test_what_cannot_be_asked_is_said_before_anything_runs(
+def test_invalid_options_are_refused_before_running(
     words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", "/bin")
@@ -83,24 +83,24 @@ def test_what_cannot_be_asked_is_said_before_anything_runs(
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_cpu_has_no_counters(tmp_path: Path) -> None:
+def test_cpu_cell_is_unavailable(tmp_path: Path) -> None:
     (found,) = cs_systems.sweep([TINY], out=tmp_path / "out")
     assert (found.status, found.reason) == (
         "unavailable",
-        "ncu counts what a GPU does, and there is none: use --with kineto",
+        "--with ncu requires a CUDA device; use --with kineto",
     )
 
 
 @pytest.mark.usefixtures("fake")
-def test_the_package_that_reads_reports_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ncu_report_package_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ncu.problem() is None
     monkeypatch.setattr(ncu.importlib.util, "find_spec", lambda name: None)
-    assert "without the package that reads its reports; pip install 'cs-systems[ncu]'" in (ncu.problem() or "")
+    assert "without ncu-report to read its reports; pip install 'cs-systems[ncu]'" in (ncu.problem() or "")
 
 
 @pytest.mark.parametrize("status", ["ok", "error", "killed"])
-def test_counters_that_are_not_permitted_are_a_result(tmp_path: Path, status: str) -> None:
-    """Whatever became of the worker: a program whose profiler fails may end in any way."""
+def test_forbidden_counters_make_cell_unavailable(tmp_path: Path, status: str) -> None:
+    """The status of the worker does not matter: a program whose profiler fails may end in any way."""
     (tmp_path / "a.ncu.log").write_text(
         "==PROF== Connected to process 7\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access "
         "NVIDIA GPU Performance Counters on the target device 0.\n"
@@ -116,13 +116,13 @@ def test_counters_that_are_not_permitted_are_a_result(tmp_path: Path, status: st
     [
         (
             "==WARNING== No kernels were profiled.\n",
-            "no kernel of the timed steps is what -k=a asks for",
+            "no kernel of the timed steps matches -k=a",
         ),
         ("==ERROR== Failed to find metric sm__nonsense\n", "ncu left no report: ==ERROR== Failed to find metric"),
         (None, "ncu left no report: no message"),
     ],
 )
-def test_a_report_that_is_not_there_is_an_error_in_ncus_words(tmp_path: Path, log: str | None, said: str) -> None:
+def test_missing_report_is_an_error_with_ncu_message(tmp_path: Path, log: str | None, said: str) -> None:
     if log is not None:
         (tmp_path / "a.ncu.log").write_text(log)
     found = profiled.with_profile(record(), tmp_path / "a", keep=True)
@@ -130,7 +130,7 @@ def test_a_report_that_is_not_there_is_an_error_in_ncus_words(tmp_path: Path, lo
     assert (found.reason or "").startswith(said)
 
 
-def test_the_counters_join_the_record_and_are_printed(
+def test_counters_are_recorded_and_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from cs_systems.cli.profile import print_profile
@@ -150,7 +150,7 @@ def test_the_counters_join_the_record_and_are_printed(
 
 
 @pytest.mark.gpu
-def test_the_kernels_of_a_range_are_counted_on_a_gpu(tmp_path: Path) -> None:
+def test_kernels_of_range_are_counted_on_gpu(tmp_path: Path) -> None:
     if reason := ncu.problem():
         pytest.skip(reason)
     config = RunConfig(
@@ -163,7 +163,7 @@ def test_the_kernels_of_a_range_are_counted_on_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fake")
-def test_the_command_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_command_prints_ncu_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["profile", "--with", "ncu", "--kernel", "gemm", "--size", "tiny", "--device", "cpu", "--show-command"]
     monkeypatch.setattr(supervisor.Supervisor, "on_cuda", lambda self, config: True)
     assert main(words) == 0

@@ -1,4 +1,4 @@
-"""nsys: the command, what is missing before anything runs, and, where there is one, a real recording on the CPU."""
+"""The nsys profiler: its command, missing requirements, and, where nsys is installed, a real trace on the CPU."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def tool(folder: Path, name: str, script: str) -> None:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A complete nsys that says only its version."""
+    """A complete nsys that prints only its version."""
     tool(tmp_path / "target-linux-x64", "nsys", "echo NVIDIA Nsight Systems version 2024.2.3.38-242334140272v0")
     tool(tmp_path / "host-linux-x64", "QdstrmImporter", "")
     monkeypatch.setenv("PATH", str(tmp_path / "target-linux-x64"), prepend=":")
     return tmp_path
 
 
-def test_the_command_on_cuda_records_the_timed_steps_alone() -> None:
+def test_cuda_command_records_timed_steps_only() -> None:
     command = nsys.launch(["python", "-m", "worker"], Path("/runs/8f-0"), ["--gpu-metrics-device=0"], on_cuda=True)
     assert command[:2] == ["nsys", "profile"]
     assert command[-5:] == ["--output=/runs/8f-0", "--gpu-metrics-device=0", "python", "-m", "worker"]
@@ -60,14 +60,14 @@ def test_the_command_on_cuda_records_the_timed_steps_alone() -> None:
         assert option in command
 
 
-def test_memory_by_range_is_asked_of_nsys_and_a_worker_without_cache_of_its_own() -> None:
+def test_memory_command_has_usage_and_no_caching_options() -> None:
     command = nsys_memory.launch(["python"], Path("8f-0"), [nsys_memory.UNCACHED], on_cuda=True)
     assert command[-3:] == ["--cuda-memory-usage=true", "--env-var=PYTORCH_NO_CUDA_MEMORY_CACHING=1", "python"]
     assert not any("cuda-memory" in word for word in nsys_memory.launch(["python"], Path("8f-0"), [], on_cuda=False))
 
 
 @pytest.mark.parametrize("options", [(), (nsys_memory.UNCACHED,)])
-def test_blocks_are_held_to_the_closed_form_where_nsys_sees_tensors(options: tuple[str, ...]) -> None:
+def test_blocks_have_prediction_only_without_caching_allocator(options: tuple[str, ...]) -> None:
     config = replace(TINY, profiler="nsys_memory", profiler_args=options)
     rows: list[Row] = [
         {"phase": phase, "layer": layer}
@@ -81,7 +81,7 @@ def test_blocks_are_held_to_the_closed_form_where_nsys_sees_tensors(options: tup
     assert [row["predicted_bytes"] for row in found] == expected
 
 
-def test_the_command_on_a_cpu_needs_no_cuda() -> None:
+def test_cpu_command_has_no_cuda_options() -> None:
     command = nsys.launch(["python"], Path("8f-0"), [], on_cuda=False)
     assert not any("cuda" in word for word in command)
     assert "--capture-range=nvtx" in command
@@ -89,7 +89,7 @@ def test_the_command_on_a_cpu_needs_no_cuda() -> None:
     assert "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0" in command
 
 
-def test_the_command_is_shown_and_nothing_runs(
+def test_show_command_runs_nothing(
     fake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -107,12 +107,12 @@ def test_the_command_is_shown_and_nothing_runs(
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        ("nothing", "nsys: not on PATH: no profile with Nsight Systems; install Nsight Systems"),
+        ("nothing", "nsys: not on PATH: profiling with Nsight Systems is not possible; install Nsight Systems"),
         ("old", "nsys: 2021.1.3.14, older than 2022.4: its exports lack columns; install"),
-        ("half", "nsys: 2024.2.3.38, without its importer: no .nsys-rep is written; ln -s the host-linux-x64"),
+        ("half", "nsys: 2024.2.3.38, without its importer: it cannot write a .nsys-rep; ln -s the host-linux-x64"),
     ],
 )
-def test_an_nsys_that_cannot_work_is_found_before_anything_runs(
+def test_unusable_nsys_is_refused_before_running(
     make: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "target-linux-x64"
@@ -131,8 +131,8 @@ def test_an_nsys_that_cannot_work_is_found_before_anything_runs(
     assert not out.exists()
 
 
-def test_an_nsys_that_leaves_no_report_is_an_error_that_says_so(fake: Path, tmp_path: Path) -> None:
-    """The worker runs and answers; the wrapper keeps nothing."""
+def test_missing_report_is_an_error(fake: Path, tmp_path: Path) -> None:
+    """The worker runs and answers, but the wrapper writes no report."""
     tool(
         fake / "target-linux-x64",
         "nsys",
@@ -141,11 +141,11 @@ def test_an_nsys_that_leaves_no_report_is_an_error_that_says_so(fake: Path, tmp_
     )
     (record,) = cs_systems.sweep([TINY], out=tmp_path / "out")
     assert record.status == "error"
-    assert record.reason == "nsys left no report: worker.log beside the records has its last words"
+    assert record.reason == "nsys left no report; read its messages in worker.log, beside the records"
     assert record.measurement is not None
 
 
-def test_a_report_that_cannot_be_exported(fake: Path, tmp_path: Path) -> None:
+def test_failed_export_raises_profile_lost(fake: Path, tmp_path: Path) -> None:
     tool(fake / "target-linux-x64", "nsys", "echo the report is newer than I am >&2; exit 1")
     (tmp_path / "a.nsys-rep").touch()
     with pytest.raises(ProfileLost, match=r"nsys cannot export .*a.nsys-rep: the report is newer than I am"):
@@ -154,10 +154,10 @@ def test_a_report_that_cannot_be_exported(fake: Path, tmp_path: Path) -> None:
 
 @pytest.mark.nsys
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_real_recording_has_the_ranges_of_the_timed_steps_and_is_analysed(
+def test_real_trace_has_ranges_of_timed_steps_and_is_analysed(
     compiled: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("nvtx", reason="ranges without a GPU need the package nvtx")
+    pytest.importorskip("nvtx", reason="nsys without a GPU requires the package nvtx")
     config = replace(TINY, compile="aot_eager" if compiled else "none")
     (record,) = cs_systems.sweep([config], out=tmp_path)
     assert record.status == "ok", record.reason
@@ -175,7 +175,7 @@ def test_a_real_recording_has_the_ranges_of_the_timed_steps_and_is_analysed(
     assert (names["block 0"], names["block 1"]) == (blocks, blocks)
     assert all(end is not None for _, _, end, _ in rows)
     open_until: list[int] = []
-    for _, start, end, _ in rows:  # on a CPU all of it is one thread
+    for _, start, end, _ in rows:  # on a CPU there is one thread
         while open_until and open_until[-1] <= start:
             open_until.pop()
         assert not open_until or end <= open_until[-1]
@@ -189,8 +189,8 @@ def test_a_real_recording_has_the_ranges_of_the_timed_steps_and_is_analysed(
 
 
 @pytest.mark.nsys
-def test_the_command_that_is_shown_works_in_a_shell(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("nvtx", reason="ranges without a GPU need the package nvtx")
+def test_shown_command_runs_in_a_shell(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("nvtx", reason="nsys without a GPU requires the package nvtx")
     out = tmp_path / "not there yet"
     words = ["profile", "--with", "nsys", "--size", "tiny", "--device", "cpu", "--warmup", "0", "--show-command"]
     assert main([*words, "--out", str(out)]) == 0
@@ -203,9 +203,7 @@ def test_the_command_that_is_shown_works_in_a_shell(tmp_path: Path, capfd: pytes
 
 
 @pytest.mark.nsys
-def test_an_option_that_nsys_does_not_know_is_told_in_its_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_nsys_option_is_an_error_with_nsys_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--size", "tiny", "--device", "cpu", "--nsys-arg=--nonsense", "--out", str(tmp_path)]
     assert main(["profile", "--with", "nsys", *words]) == 2
     said = capsys.readouterr().err
@@ -214,8 +212,8 @@ def test_an_option_that_nsys_does_not_know_is_told_in_its_words(
 
 
 @pytest.mark.nsys
-def test_a_cell_that_hangs_under_nsys_is_given_up(tmp_path: Path) -> None:
-    """Killing nsys alone would leave the worker, which has a session of its own there."""
+def test_cell_that_hangs_under_nsys_times_out(tmp_path: Path) -> None:
+    """Killing nsys alone would leave the worker, which runs in its own session."""
     script = tmp_path / "hang.py"
     script.write_text("import time\ndef step():\n    time.sleep(600)\n")
     started = time.monotonic()
@@ -229,5 +227,5 @@ def test_a_cell_that_hangs_under_nsys_is_given_up(tmp_path: Path) -> None:
 def writes_to(process: Path, file: Path) -> bool:
     try:
         return any(descriptor.resolve() == file for descriptor in (process / "fd").iterdir())
-    except OSError:  # it ended, or is somebody else's
+    except OSError:  # it ended, or belongs to another user
         return False

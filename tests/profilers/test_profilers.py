@@ -1,4 +1,4 @@
-"""What holds for every profiler: its three parts, a worker of its own, and times that nobody takes for timings."""
+"""Contract of every profiler: its hooks, its own worker, and times that are not compared as timings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PHASES = ["forward", "loss", "backward", "optimizer"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clean cell and the same one under Kineto, measured together."""
+    """A clean cell and the same cell under Kineto, measured together."""
     folder = tmp_path_factory.mktemp("profile")
     for _ in cs_systems.sweep([TINY, replace(TINY, profiler="kineto")], out=folder, interleave=True):
         pass
@@ -52,27 +52,27 @@ def test_a_profiler_exports_its_parts_without_torch(name: str) -> None:
 
 
 LEAVES_NOTHING = {
-    "dtypes": "no dtype was read: is there room on the disk?",
-    "kineto": "torch.profiler left no trace: is there room on the disk?",
-    "memory": "no memory was read: is there room on the disk?",
-    "memory_snapshot": "PyTorch left no snapshot: is there room on the disk?",
+    "dtypes": "no dtype was read; check the free disk space",
+    "kineto": "torch.profiler left no trace; check the free disk space",
+    "memory": "no memory was read; check the free disk space",
+    "memory_snapshot": "PyTorch left no snapshot; check the free disk space",
     "ncu": "ncu left no report: no message",
-    "nsys": "nsys left no report: worker.log beside the records has its last words",
-    "nsys_memory": "nsys left no report: worker.log beside the records has its last words",
-    "overlap": "torch.profiler left no trace of rank 0: is there room on the disk?",
-    "rank_memory": "no memory was read on rank 0: is there room on the disk?",
-    "residuals": "no saved tensor was listed: is there room on the disk?",
+    "nsys": "nsys left no report; read its messages in worker.log, beside the records",
+    "nsys_memory": "nsys left no report; read its messages in worker.log, beside the records",
+    "overlap": "torch.profiler left no trace of rank 0; check the free disk space",
+    "rank_memory": "no memory was read on rank 0; check the free disk space",
+    "residuals": "no saved tensor was listed; check the free disk space",
 }
 
 
 @pytest.mark.parametrize("name", [name for name in plugins.names("profilers") if name != "none"])
-def test_a_profiler_that_left_nothing_is_told_so(name: str, tmp_path: Path) -> None:
+def test_missing_output_raises_profile_lost(name: str, tmp_path: Path) -> None:
     record = RunRecord("key", replace(TINY, profiler=name).to_dict(), "ok")
     with pytest.raises(ProfileLost, match=f"^{re.escape(LEAVES_NOTHING[name])}$"):
         plugins.get("profilers", name).collect(tmp_path / "cell", record)
 
 
-def test_a_profiled_cell_says_so_and_keeps_its_recording(folder: Path, records: list[RunRecord]) -> None:
+def test_profiled_cell_is_marked_and_keeps_its_trace(folder: Path, records: list[RunRecord]) -> None:
     clean, profiled = records
     assert [r.status for r in records] == ["ok", "ok"]
     assert "profiled" not in [w.code for w in clean.warnings]
@@ -87,7 +87,7 @@ def test_a_profiled_cell_says_so_and_keeps_its_recording(folder: Path, records: 
     assert profiled.run_config.profiler == "kineto"
 
 
-def test_the_warm_up_is_not_in_the_recording(folder: Path, records: list[RunRecord]) -> None:
+def test_trace_excludes_warm_up(folder: Path, records: list[RunRecord]) -> None:
     trace = json.loads(gzip.decompress((folder / records[1].artifacts["trace"]).read_bytes()))
     names = [e["name"] for e in trace["traceEvents"] if e.get("cat") == "user_annotation" and e["ph"] == "X"]
     assert names.count("step") == TINY.steps
@@ -97,7 +97,7 @@ def test_the_warm_up_is_not_in_the_recording(folder: Path, records: list[RunReco
     assert names.count("softmax") == 2 * TINY.model.num_layers * TINY.steps
 
 
-def test_a_recording_without_kernels_is_kept_and_has_the_host_s_times(
+def test_trace_without_kernels_is_kept_with_host_times(
     records: list[RunRecord], capsys: pytest.CaptureFixture[str]
 ) -> None:
     caveat = next(w for w in records[1].warnings if w.code == "no-tables")
@@ -110,7 +110,7 @@ def test_a_recording_without_kernels_is_kept_and_has_the_host_s_times(
     assert "ranges by the host's time, per step" in capsys.readouterr().out
 
 
-def test_profiled_times_are_compared_with_nothing(records: list[RunRecord]) -> None:
+def test_profiled_times_are_not_compared(records: list[RunRecord]) -> None:
     clean, profiled = records
     found = compare([clean, profiled], [clean])
     assert len(found.rows) == 1
@@ -121,13 +121,13 @@ def test_profiled_times_are_compared_with_nothing(records: list[RunRecord]) -> N
         compare([profiled], [clean])
 
 
-def test_a_profiler_is_no_part_of_old_keys_and_travels_as_json() -> None:
+def test_profiler_keeps_old_keys_and_round_trips_json() -> None:
     profiled = replace(TINY, profiler="nsys", profiler_args=("--gpu-metrics-device=0",))
     assert RunConfig.from_dict(json.loads(json.dumps(profiled.to_dict()))) == profiled
     assert len({TINY.key(), profiled.key(), replace(profiled, profiler_args=()).key()}) == 3
 
 
-def test_what_cannot_be_profiled_is_said_before_anything_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unprofilable_request_is_refused_before_running(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="a profile is of one visit to a cell, not of 2 rounds: leave --rounds at 1"):
         replace(TINY, profiler="kineto", rounds=2)
     with pytest.raises(ConfigError, match="kineto needs a process of its own: leave in_process=True out"):
@@ -139,8 +139,8 @@ def test_what_cannot_be_profiled_is_said_before_anything_runs(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(("precision", "said", "status"), [("fp32", "ok", 0), ("tf32", "unavailable: ", 1)])
-def test_a_command_of_its_own_measures_the_cell(precision: str, said: str, status: int, tmp_path: Path) -> None:
-    """What --show-command wraps: one request as an argument, for a person's own profiler."""
+def test_show_command_output_measures_the_cell(precision: str, said: str, status: int, tmp_path: Path) -> None:
+    """--show-command prints a command with one request as an argument, for use under the user's own profiler."""
     config = replace(TINY, profiler="kineto", precision=Precision(precision))
     argv = profiling.command(config, tmp_path / "mine", on_cuda=False)
     done = subprocess.run(argv, capture_output=True, text=True)
@@ -148,7 +148,7 @@ def test_a_command_of_its_own_measures_the_cell(precision: str, said: str, statu
     assert [file.name for file in tmp_path.iterdir()] == (["mine.trace.json.gz"] if status == 0 else [])
 
 
-def test_without_a_folder_the_tables_come_and_the_files_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_out_folder_tables_stay_and_files_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     record = cs_systems.run(replace(TINY, profiler="kineto", steps=1))
@@ -156,6 +156,6 @@ def test_without_a_folder_the_tables_come_and_the_files_go(monkeypatch: pytest.M
     assert list(tmp_path.rglob("*.trace.json.gz")) == []
 
 
-def test_a_cell_that_cannot_run_is_its_own_status(tmp_path: Path) -> None:
+def test_unavailable_cell_keeps_its_status(tmp_path: Path) -> None:
     (record,) = cs_systems.sweep([replace(TINY, profiler="kineto", precision=Precision.TF32)], out=tmp_path)
     assert (record.status, record.artifacts) == ("unavailable", {})

@@ -1,6 +1,6 @@
-"""Which ranges a step emits and how they nest, heard through NVTX's own injection interface: no profiler is needed.
+"""Ranges that a step emits and how they nest, recorded through NVTX's injection interface without a profiler.
 
-The worker runs as it does under nsys; a library of a few lines stands in nsys's place.
+The worker runs as it does under nsys; a library of a few lines takes the place of nsys.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Span = tuple[str, ...]  # the names of the ranges that are open, outermost first
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("nvtx", reason="ranges without a GPU need the package nvtx")
+    pytest.importorskip("nvtx", reason="nsys without a GPU requires the package nvtx")
     compiler = shutil.which("cc") or shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C compiler: apt install gcc")
@@ -38,7 +38,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def heard(config: RunConfig, library: Path, folder: Path) -> list[Span]:
-    """Every range that measuring the cell opened, in order; each is closed in its own thread."""
+    """Return each range that measuring the cell opened, in order; each is closed in its own thread."""
     log = folder / "nvtx.log"
     surroundings = os.environ | {"NVTX_INJECTION64_PATH": str(library), "NVTX_LOG": str(log)}
     argv = worker_command(to_json(run_request([config], 0, folder / "cell")))
@@ -59,7 +59,7 @@ def heard(config: RunConfig, library: Path, folder: Path) -> list[Span]:
 
 
 def below(spans: list[Span], *outer: str) -> list[str]:
-    """The names of the ranges directly inside the first range `outer`, in order."""
+    """Return the names of the ranges directly inside the first range `outer`, in order."""
     start = spans.index(outer) + 1
     inside: list[str] = []
     for span in spans[start:]:
@@ -75,18 +75,18 @@ def spans(library: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Span]
     return heard(TINY, library, tmp_path_factory.mktemp("step"))
 
 
-def test_the_warm_up_emits_nothing(spans: list[Span]) -> None:
+def test_warm_up_emits_no_range(spans: list[Span]) -> None:
     assert spans[0] == (CAPTURE,)
     assert spans.count((CAPTURE,)) == 1
     assert spans.count((CAPTURE, "step")) == TINY.steps
 
 
-def test_every_step_emits_the_same_ranges(spans: list[Span]) -> None:
+def test_each_step_emits_the_same_ranges(spans: list[Span]) -> None:
     first, second = (i for i, span in enumerate(spans) if span == (CAPTURE, "step"))
     assert spans[first:second] == spans[second:]
 
 
-def test_a_step_holds_the_phases_and_forward_the_modules_in_order(spans: list[Span]) -> None:
+def test_step_contains_phases_and_forward_contains_modules(spans: list[Span]) -> None:
     step = (CAPTURE, "step")
     forward = (*step, "forward")
     assert below(spans, *step) == ["forward", "loss", "backward", "optimizer"]
@@ -97,7 +97,7 @@ def test_a_step_holds_the_phases_and_forward_the_modules_in_order(spans: list[Sp
     assert below(spans, *step, "optimizer") == []
 
 
-def test_backward_opens_again_what_forward_had_in_reverse_order(spans: list[Span]) -> None:
+def test_backward_reopens_forward_ranges_in_reverse(spans: list[Span]) -> None:
     backward = (CAPTURE, "step", "backward")
     assert below(spans, *backward) == ["loss", "lm_head", "final norm", *reversed(BLOCKS), "embedding"]
     for block in BLOCKS:
@@ -106,11 +106,11 @@ def test_backward_opens_again_what_forward_had_in_reverse_order(spans: list[Span
         assert list(dict.fromkeys(again)) == list(dict.fromkeys(reversed(ATTENTION)))
 
 
-def test_a_fused_attention_has_no_parts(library: Path, tmp_path: Path) -> None:
+def test_fused_attention_has_no_inner_ranges(library: Path, tmp_path: Path) -> None:
     config = replace(TINY, attention="sdpa_math", mode=Mode.FORWARD, steps=1, warmup=0)
     inside = below(heard(config, library, tmp_path), CAPTURE, "step", "forward", "block 0", "attention")
     assert inside == ["projections", "projections", "projections", "rope", "rope", "output"]
 
 
-def test_without_a_profiler_no_range_is_emitted(library: Path, tmp_path: Path) -> None:
+def test_no_range_is_emitted_without_a_profiler(library: Path, tmp_path: Path) -> None:
     assert heard(replace(TINY, profiler="none"), library, tmp_path) == []

@@ -1,4 +1,4 @@
-"""The tables of a recording join the record of its run: from real recordings of one H200."""
+"""Tables of a trace in the record of its run, from real traces of one H200."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(config: RunConfig = CONFIG, warmup: tuple[float, ...] = (9.0, 1.0, 1.
 
 
 @pytest.fixture(scope="module", params=["nsys", "kineto"])
-def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "kineto":
         return DATA / "kineto_h200_step.json.gz"
     path = tmp_path_factory.mktemp("nsys") / "step.sqlite"
@@ -43,8 +43,8 @@ def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return path
 
 
-def test_both_profilers_give_the_same_tables(recording: Path, tmp_path: Path) -> None:
-    found = tables(recording, record(), tmp_path / "cell.page.html")
+def test_nsys_and_kineto_give_the_same_tables(trace: Path, tmp_path: Path) -> None:
+    found = tables(trace, record(), tmp_path / "cell.page.html")
     results = found.results
     assert found.warnings == ()
     assert found.artifacts == {"page": tmp_path / "cell.page.html"}
@@ -66,20 +66,18 @@ def test_both_profilers_give_the_same_tables(recording: Path, tmp_path: Path) ->
     ("compile", "words"),
     [
         ("default", "0.0% of the kernel time is in kernels that are fused over several"),
-        ("reduce-overhead", "profile it with --compile default"),
+        ("reduce-overhead", "use --compile default"),
     ],
 )
-def test_what_layers_mean_in_a_compiled_model_is_said(
-    compile: str, words: str, recording: Path, tmp_path: Path
-) -> None:
-    said = tables(recording, record(replace(CONFIG, compile=compile)), tmp_path / "page.html").results["notes"]
+def test_compiled_model_has_note_on_layers(compile: str, words: str, trace: Path, tmp_path: Path) -> None:
+    said = tables(trace, record(replace(CONFIG, compile=compile)), tmp_path / "page.html").results["notes"]
     assert any(words in note["note"] for note in said if note["table"] == "layers")
 
 
-def test_the_record_and_its_tables_survive_json_and_are_printed(
-    recording: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_record_with_tables_round_trips_json_and_prints(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = tables(recording, record(), tmp_path / "page.html").results
+    results = tables(trace, record(), tmp_path / "page.html").results
     full = replace(record(), results=record().results | results, artifacts={"sqlite": "a.sqlite"})
     print_profile(RunRecord.from_dict(json.loads(full.to_json())), tmp_path)
     shown = capsys.readouterr().out
@@ -98,9 +96,7 @@ def test_overhead_is_unknown_without_enough_warm_up(capsys: pytest.CaptureFixtur
     assert "without at least 3 warm-up steps, what that cost is unknown" in capsys.readouterr().out
 
 
-def test_what_recording_cost_is_as_wide_as_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_overhead_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("cs_systems.cli._memory_text.terminal_width", lambda: 80)
     print_profile(replace(record(), results={"overhead": overhead(record())}), Path("runs"))
     lines = capsys.readouterr().out.splitlines()
@@ -119,7 +115,7 @@ def costed(**costs: PhaseCost) -> RunRecord:
     return replace(record(), results={"cost": [{"phase": phase, **asdict(c)} for phase, c in costs.items()]})
 
 
-def test_the_products_over_the_scores_belong_to_the_kernels_that_ran() -> None:
+def test_score_products_belong_to_the_kernels_that_ran() -> None:
     unfused = {"matmul", "softmax", "elementwise"}
     families = {"forward": unfused | {"attention"}, "backward": unfused, "optimizer": {"optimizer", "copy"}}
     found = costs_of(costed(**STEP_COST), families).by_phase
@@ -133,8 +129,8 @@ def test_the_products_over_the_scores_belong_to_the_kernels_that_ran() -> None:
     assert {key[0] for key in found if key[1] == "all"} == {*STEP_COST}
 
 
-def test_what_nobody_counted_by_family_stays_unknown() -> None:
-    """A record of an older version, and a workload that declares the whole alone."""
+def test_cost_without_family_counts_is_not_split() -> None:
+    """The record is of an older version, or its workload declares only the total."""
     old = costed(forward=PhaseCost(70, 80, 1000))
     without = [
         {name: row[name] for name in ("phase", "model_flops", "hardware_flops", "bytes")} for row in old.results["cost"]
@@ -143,10 +139,10 @@ def test_what_nobody_counted_by_family_stays_unknown() -> None:
         assert [*costs_of(replace(old, results=results), {"forward": {"matmul"}}).by_phase] == [("forward", "all")]
 
 
-def test_the_family_of_a_real_recording_has_its_rate_and_its_ceiling(recording: Path, tmp_path: Path) -> None:
+def test_family_of_real_trace_has_rate_and_ceiling(trace: Path, tmp_path: Path) -> None:
     whole = costed(forward=PhaseCost(10**9, 10**9, 10**6, 10**8, 10**5))
     whole = replace(whole, results=whole.results | {"ceiling": [CEILING]})
-    rows = tables(recording, whole, tmp_path / "page.html").results["phases"]
+    rows = tables(trace, whole, tmp_path / "page.html").results["phases"]
     by = {(row["phase"], row["family"]): row for row in rows}
     matmul = by["forward", "matmul"]
     assert matmul["flops"] == 10**9

@@ -136,7 +136,7 @@ def test_it_says_what_is_shown_and_what_is_not_known(page: str) -> None:
         "Step 1: of steps 0 to 2 the one with the median wall time",
         "Times under a profiler: for shares and causes, not to be quoted as timings.",
         "980 µs of 1.61 ms of kernel time in this step belong to no layer or named module: they are drawn hatched",
-        "100.0% belongs to a phase and 39.2% to a layer",
+        "100.0% of the kernel time belongs to a phase, and 39.2% to a layer",
     ):
         assert said in text
     assert {CAPTIONS[name].lower() for name in SHOWN if name != "overlap"} <= lines_of(page)
@@ -172,7 +172,7 @@ def test_ranges_that_overlap_without_nesting_take_few_rows(nsys_path: Path, tmp_
 def test_a_recording_of_a_cpu_shows_the_host(nsys_path: Path, tmp_path: Path) -> None:
     drop = [(f"DROP TABLE CUPTI_ACTIVITY_KIND_{name}", ()) for name in ("KERNEL", "RUNTIME", "MEMCPY")]
     page = page_of(changed(nsys_path, tmp_path / "cpu.sqlite", *drop))
-    assert "no kernels: host times of the ranges, not device times" in Page(page).text
+    assert "no kernels: the times are those of the ranges on the host" in Page(page).text
     probe = (
         HAND + "answer({ block: find(line, 'block 3').lines, canvases: document.querySelectorAll('canvas').length });"
     )

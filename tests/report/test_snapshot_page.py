@@ -67,9 +67,9 @@ def test_it_says_what_it_shows(page: str) -> None:
         "213,795,840 bytes) at event 161",
         "together 213,795,840 bytes, the peak; 0 of them unknown",
         "allocated in backward and not freed in it",
-        "26 gradients, so many parameters",
+        "as many parameters as gradients (26)",
         "a function named forward",
-        "it was autograd's own thread",
+        "from autograd's own thread",
     ):
         assert said in text
     assert {caption.lower() for caption in CAPTIONS.values()} <= lines_of(page)

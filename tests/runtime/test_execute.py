@@ -75,7 +75,7 @@ def test_a_memory_limit_on_a_cpu_is_unavailable_rather_than_ignored() -> None:
     record = run(replace(TINY, memory_limit_bytes=1 << 40))
     assert (record.status, record.reason) == (
         "unavailable",
-        "nothing limits the memory of a CPU: leave out --memory-limit",
+        "--memory-limit requires a CUDA device; drop --memory-limit or run on a GPU",
     )
 
 

@@ -103,7 +103,7 @@ def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
     record, harmless = sweep([replace(CELLS["ddp_flat"], device="cuda", world_size=999), TINY])
     assert record.status == "unavailable"
     assert record.reason is not None
-    assert "999 ranks need a GPU each" in record.reason or "no CUDA" in record.reason
+    assert "999 ranks need one GPU each" in record.reason or "no CUDA" in record.reason
     assert harmless.status == "ok"
 
 

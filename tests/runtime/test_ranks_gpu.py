@@ -72,4 +72,4 @@ def test_more_ranks_than_gpus_are_unavailable() -> None:
     count = torch.cuda.device_count()
     (record,) = sweep([replace(TINY, strategy="ddp_flat", world_size=count + 1)])
     assert record.status == "unavailable"
-    assert (record.reason or "").startswith(f"{count + 1} ranks need a GPU each, torch sees {count}")
+    assert (record.reason or "").startswith(f"{count + 1} ranks need one GPU each, but torch sees {count}")

@@ -1,5 +1,8 @@
-"""A small caching allocator that records as PyTorch's does, written for the tests from its documentation alone: best
-fit in two pools, split, merge. It knows what was allocated when, which the analysis has to find out."""
+"""Simulated caching allocator that records events as PyTorch's does.
+
+It is written for the tests from PyTorch's documentation alone: best fit in two pools, split, merge. It knows the
+allocations over time, which the replay has to reconstruct.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class Block:
 
 @dataclass
 class CachingAllocator:
-    """`allocated` is what `memory_allocated()` would say. Events are kept once `recording`."""
+    """Allocator whose `allocated` equals `memory_allocated()`; it keeps events while `recording`."""
 
     recording: bool = False
     allocated: int = 0

@@ -1,4 +1,4 @@
-"""The replay against what is known otherwise: the real peak, and an allocator that is simulated on its own."""
+"""Replay of events, compared with the real peak and with a simulated allocator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Event = dict[str, Any]
 Write = Callable[..., Path]
 
 
-def test_the_real_peak_to_the_byte(snapshot_path: Path, snapshot_data: Event) -> None:
+def test_real_peak_matches_to_the_byte(snapshot_path: Path, snapshot_data: Event) -> None:
     found = replay(read(snapshot_path))
     assert found.peak_bytes == MAX_MEMORY_ALLOCATED
     assert found.doubts == ()
@@ -33,12 +33,12 @@ def test_the_real_peak_to_the_byte(snapshot_path: Path, snapshot_data: Event) ->
         b["size"] for s in snapshot_data["segments"] for b in s["blocks"] if b["state"] == "active_allocated"
     )
     assert found.end_bytes == allocated
-    assert found.before_bytes == allocated  # of its events nothing is left
+    assert found.before_bytes == allocated  # none of its events is left
     assert found.reserved_bytes == ((BEFORE, 236_978_176),)
 
 
-def test_the_real_events_one_by_one(snapshot_path: Path, snapshot_data: Event) -> None:
-    """What was asked for, by a replay that knows nothing of the allocator."""
+def test_real_events_are_replayed(snapshot_path: Path, snapshot_data: Event) -> None:
+    """Requested bytes, compared with a replay that does not model the allocator."""
     found = replay(read(snapshot_path))
     alive, asked = {}, []
     for event in snapshot_data["device_traces"][0]:
@@ -63,7 +63,7 @@ FRAMES = (
 
 
 def run(steps: list[tuple[str, int, int]]) -> CachingAllocator:
-    """Allocations, frees that complete later or at once, emptied caches; recording begins somewhere in between."""
+    """Simulate allocations, frees that complete later or at once, and emptied caches; recording begins in between."""
     allocator = CachingAllocator()
     alive: list[int] = []
     pending: list[int] = []
@@ -88,14 +88,14 @@ def run(steps: list[tuple[str, int, int]]) -> CachingAllocator:
 
 
 def start(allocator: CachingAllocator) -> None:
-    """With one whole life: a recording without any request of a free is one that left requests out."""
+    """Begin recording with one complete allocation: without any free request, requests count as not recorded."""
     allocator.start()
     allocator.free(allocator.alloc(1))
 
 
 @settings(max_examples=200, deadline=None)
 @given(STEPS)
-def test_any_recording_is_followed_to_the_byte(steps: list[tuple[str, int, int]]) -> None:
+def test_simulated_history_is_replayed_to_the_byte(steps: list[tuple[str, int, int]]) -> None:
     allocator = run(steps)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "made.pickle"
@@ -118,20 +118,20 @@ def event(action: str, address: int, size: int = 1024) -> Event:
     return {"action": action, "addr": address, "size": size, "frames": []}
 
 
-def test_a_ring_that_lost_its_beginning(write_snapshot: Write) -> None:
-    """A free without its allocation was there before; one whose request is lost was no longer allocated."""
+def test_replay_of_truncated_history(write_snapshot: Write) -> None:
+    """A free without its allocation was allocated before; one without its request was no longer allocated."""
     events = [event("free_requested", 512), event("free_completed", 512), event("free_completed", 8192)]
     found = replay(read(write_snapshot({"segments": [], "device_traces": [events]})))
     assert (found.before_bytes, found.peak_event, found.end_bytes) == (1024, BEFORE, 0)
 
 
-def test_without_requests_a_free_counts_when_it_completes(write_snapshot: Write) -> None:
+def test_free_without_request_counts_at_completion(write_snapshot: Write) -> None:
     events = [event("alloc", 512), event("free_completed", 512), event("free", 8192)]
     found = replay(read(write_snapshot({"device_traces": [events]})))
     assert [(a.start, a.end) for a in found.allocations] == [(BEFORE, 2), (0, 1)]
 
 
-def test_lost_events_are_doubted(write_snapshot: Write) -> None:
+def test_missing_events_are_doubts(write_snapshot: Write) -> None:
     segment = {"address": 0, "total_size": 1024, "blocks": [{"size": 1024, "state": "inactive"}]}
     found = replay(
         read(write_snapshot({"segments": [segment], "device_traces": [[event("alloc", 512), event("alloc", 512)]]}))
@@ -143,7 +143,7 @@ def test_lost_events_are_doubted(write_snapshot: Write) -> None:
     ]
 
 
-def test_out_of_memory_is_told_with_what_was_there(write_snapshot: Write) -> None:
+def test_out_of_memory_event_has_allocated_bytes(write_snapshot: Write) -> None:
     oom = {"action": "oom", "size": 1 << 40, "device_free": 77, "frames": []}
     found = replay(read(write_snapshot({"device_traces": [[event("alloc", 512), oom, event("free_requested", 512)]]})))
     assert found.out_of_memory == ((1, 1 << 40, 77, 1024, 0),)
@@ -159,9 +159,7 @@ def test_out_of_memory_is_told_with_what_was_there(write_snapshot: Write) -> Non
         ({"roundup_power2_divisions": {"1": 4}}, 2000, 2048),  # 512 × 4 or less is not divided
     ],
 )
-def test_requests_are_rounded_as_the_settings_say(
-    settings: Event, asked: int, given: int, write_snapshot: Write
-) -> None:
+def test_requests_are_rounded_by_settings(settings: Event, asked: int, given: int, write_snapshot: Write) -> None:
     data = {"device_traces": [[event("alloc", 512, asked)]], "allocator_settings": settings}
     assert replay(read(write_snapshot(data))).peak_bytes == given
 
@@ -170,8 +168,8 @@ def test_requests_are_rounded_as_the_settings_say(
     ("settings", "given"),
     [({}, 5 * MIB), ({"expandable_segments": True}, 4 * MIB + 512), ({"max_split_size": 4 * MIB}, 20 * MIB)],
 )
-def test_what_is_not_split_off_is_given(settings: Event, given: int, write_snapshot: Write) -> None:
-    """4 MiB and a little of a free piece of 20 MiB, or of 5 MiB where the next one in use begins."""
+def test_unsplit_remainder_is_allocated(settings: Event, given: int, write_snapshot: Write) -> None:
+    """Request a little over 4 MiB of a free piece of 20 MiB, or of 5 MiB where the next one in use begins."""
     segment = event("segment_alloc", 0, 20 * MIB)
     above = [] if "max_split_size" in settings else [event("alloc", 5 * MIB, 15 * MIB)]
     events = [segment, *above, event("alloc", 0, 4 * MIB + 1)]

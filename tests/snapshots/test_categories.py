@@ -1,4 +1,4 @@
-"""What an allocation is said to be: on the real snapshot, and rule by rule on made ones."""
+"""Categories of allocations: on the real snapshot, and rule by rule on made ones."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def bytes_by(found: Attribution) -> Counter[str]:
     return counts
 
 
-def test_the_real_peak_by_what_is_known_of_the_model(real: Attribution) -> None:
-    """Parameters by formula, each with two moments; two workspaces; token ids."""
+def test_real_peak_by_category(real: Attribution) -> None:
+    """The peak holds parameters by formula, each with two moments, two workspaces, and token ids."""
     weights = 4 * (2 * 1000 * D + LAYERS * (3 * D * D + D * D + 2 * 4 * D * D + 2 * D))
     counts = bytes_by(real)
     assert 0 <= counts["parameters"] - weights <= 26 * 512  # rounded up, and the final norm
@@ -69,7 +69,7 @@ def test_the_real_peak_by_what_is_known_of_the_model(real: Attribution) -> None:
     assert sum(counts.values()) == real.replay.peak_bytes == 213_795_840
 
 
-def test_the_real_layers_are_alike(real: Attribution) -> None:
+def test_real_layers_have_equal_bytes(real: Attribution) -> None:
     rows = {row["layer"]: row for row in layers(real, UNNAMED)}
     blocks = [rows[f"block {n}"] for n in range(LAYERS)]
     assert [row["allocations"] for row in blocks] == [14] * LAYERS
@@ -78,13 +78,13 @@ def test_the_real_layers_are_alike(real: Attribution) -> None:
     assert sum(row["bytes"] for row in rows.values()) == bytes_by(real)["activations"]
 
 
-def test_gradients_are_the_parameters_sizes(real: Attribution) -> None:
+def test_gradients_have_the_sizes_of_parameters(real: Attribution) -> None:
     made = Counter(a.allocation.requested_bytes for a in real.allocations if a.category == "gradients")
     there = Counter(a.allocation.requested_bytes for a in real.allocations if a.category == "parameters")
     assert made == Counter({size: 2 * count for size, count in there.items()})  # of two steps
 
 
-def test_every_table_has_rows_of_equal_columns(real: Attribution) -> None:
+def test_rows_of_each_table_have_equal_columns(real: Attribution) -> None:
     for table in TABLES.values():
         rows = table(real, UNNAMED)
         assert rows
@@ -105,7 +105,7 @@ STEP = [
 ]
 
 
-def test_phase_and_life_time_say_what_it_is(tmp_path: Path) -> None:
+def test_phase_and_lifetime_decide_the_category(tmp_path: Path) -> None:
     allocator = CachingAllocator(recording=True)
     addresses: dict[str, int] = {}
     for key, size, stack, freed in STEP:
@@ -127,8 +127,8 @@ def test_phase_and_life_time_say_what_it_is(tmp_path: Path) -> None:
     }
 
 
-def test_gradients_without_an_optimizer_are_none_the_less(tmp_path: Path) -> None:
-    """They are let go of by the loop itself, before the next forward."""
+def test_gradients_are_found_without_an_optimizer(tmp_path: Path) -> None:
+    """The loop itself frees the gradients, before the next forward."""
     allocator = CachingAllocator(recording=True)
     for _ in range(2):
         kept = allocator.alloc(512, FORWARD)
@@ -139,7 +139,7 @@ def test_gradients_without_an_optimizer_are_none_the_less(tmp_path: Path) -> Non
     assert [a.category for a in found.allocations] == ["activations", "gradients"] * 2
 
 
-def test_what_nothing_tells_is_unknown_and_counted(tmp_path: Path) -> None:
+def test_unmatched_allocations_are_unknown(tmp_path: Path) -> None:
     allocator = CachingAllocator(recording=True)
     allocator.alloc(700, MAIN)
     kept = allocator.alloc(900, MAIN)
@@ -152,17 +152,17 @@ def test_what_nothing_tells_is_unknown_and_counted(tmp_path: Path) -> None:
     found = found_in(allocator.snapshot(), tmp_path)
     assert [a.category for a in found.allocations] == [
         "unknown",
-        "activations",  # made in no known phase, freed by backward
+        "activations",  # allocated in no known phase, freed in backward
         "workspaces",
-        "activations",  # of a workspace's size, but freed
+        "activations",  # of a workspace's size, but freed again
         "activations",  # of a workspace's size, and of the last step
         "unknown",
     ]
     assert sum(bytes_by(found).values()) == allocator.peak
 
 
-def test_blocks_from_before_may_have_stacks(tmp_path: Path) -> None:
-    """Where the ring of events has lost their allocation."""
+def test_stacks_categorize_blocks_from_before_recording(tmp_path: Path) -> None:
+    """The ring of events has lost their allocation."""
     allocator = CachingAllocator()
     for _ in range(3):
         allocator.alloc(4096)
@@ -178,7 +178,7 @@ def test_blocks_from_before_may_have_stacks(tmp_path: Path) -> None:
     assert said == ["before recording", "optimizer state", "parameters", "workspaces"]
 
 
-def test_without_any_stack_all_that_was_recorded_is_unknown(tmp_path: Path) -> None:
+def test_snapshot_without_stacks_is_unknown(tmp_path: Path) -> None:
     allocator = CachingAllocator()
     allocator.alloc(512)
     allocator.start()
@@ -187,8 +187,8 @@ def test_without_any_stack_all_that_was_recorded_is_unknown(tmp_path: Path) -> N
     assert (counts["unknown"], counts["before recording"]) == (512, 512)
 
 
-def test_ranges_say_phase_and_layer_for_every_thread(tmp_path: Path) -> None:
-    """They count before stacks, by time; what autograd's thread allocates has no stack."""
+def test_ranges_give_phase_and_layer_for_every_thread(tmp_path: Path) -> None:
+    """Ranges precede stacks, by time; allocations of autograd's thread have no stack."""
     allocator = CachingAllocator(recording=True)
     marks = []
     for name, ends in (
@@ -198,7 +198,7 @@ def test_ranges_say_phase_and_layer_for_every_thread(tmp_path: Path) -> None:
         ("forward", True),
         ("backward", False),
     ):
-        time_us = 1_000_000 + len(allocator.events) - ends  # what happens in its last µs is inside
+        time_us = 1_000_000 + len(allocator.events) - ends  # an event in its last µs is inside
         marks.append({"stage": "END" if ends else "START", "name": name, "time_us": time_us})
         allocator.alloc(512, MAIN if not ends else ())
     data = allocator.snapshot() | {"external_annotations": [mark | {"device": 0} for mark in marks]}
@@ -226,7 +226,7 @@ def test_ranges_say_phase_and_layer_for_every_thread(tmp_path: Path) -> None:
         ([], None),
     ],
 )
-def test_stacks_say_the_phase(frames: list[tuple[str, str]], phase: str | None) -> None:
+def test_stack_gives_the_phase(frames: list[tuple[str, str]], phase: str | None) -> None:
     assert phase_of_stack(tuple(Frame(file, 1, function) for function, file in frames)) == phase
 
 
@@ -248,11 +248,11 @@ def test_stacks_say_the_phase(frames: list[tuple[str, str]], phase: str | None) 
         ([], None),
     ],
 )
-def test_where_is_the_innermost_own_line(frames: list[tuple[str, str]], said: str | None) -> None:
+def test_site_is_the_innermost_line_outside_torch(frames: list[tuple[str, str]], said: str | None) -> None:
     assert sites([tuple(Frame(file, n, function) for n, (function, file) in enumerate(frames, 1))]) == [said]
 
 
-def test_a_line_with_several_callers_is_told_with_the_caller() -> None:
+def test_site_with_several_callers_includes_the_caller() -> None:
     linear, torch = Frame("m.py", 31, "forward"), Frame("torch/nn/functional.py", 9, "linear")
     callers = [Frame("m.py", 114, "forward"), Frame("src/other.py", 5, "forward")]
     stacks = [(torch, linear, caller, Frame("train.py", 1, "main")) for caller in callers]
@@ -270,28 +270,31 @@ def large_model(tmp_path: Path, element: int = 4) -> Attribution:
     return found_in(allocator.snapshot(), tmp_path)
 
 
-def test_tensors_get_the_names_of_a_preset(tmp_path: Path) -> None:
+def test_tensors_are_named_from_a_preset(tmp_path: Path) -> None:
     found = large_model(tmp_path)
     guessed, told = tensor_names(found), tensor_names(found, "large")
     rows = at_peak(found, guessed)
     assert (rows[0]["bytes"], rows[0]["allocations"]) == (10_000 * 1280 * 4, 2)
     assert rows[0]["name"] == "token_embeddings or lm_head, 10,000 × 1280 × 4"
     assert at_peak(found, told) == rows
-    assert guessed.note == "names are guessed: tensors have the sizes of the preset large's; --size says which it is"
-    assert told.note == "names are those of the preset large, by size"
-    with pytest.raises(ConfigError, match="no tensor of xl's embedding, attention and feed-forward is in it"):
+    assert (
+        guessed.note
+        == "names are guessed: the tensors have the sizes of the preset large; give --size to choose another"
+    )
+    assert told.note == "tensors are named by their size, from the preset large"
+    with pytest.raises(ConfigError, match=r"--size xl does not fit: .* lacks tensors of that preset; drop --size"):
         tensor_names(found, "xl")
     with pytest.raises(ConfigError, match="unknown size 'larg': did you mean large"):
         tensor_names(found, "larg")
     assert "10,000 × 1280 × 2" in str(at_peak(large_model(tmp_path, 2), tensor_names(large_model(tmp_path, 2)))[0])
 
 
-def test_an_unknown_model_has_no_names(real: Attribution) -> None:
+def test_unknown_model_has_no_names(real: Attribution) -> None:
     assert tensor_names(real) == UNNAMED
 
 
-def test_a_recorder_names_tensors(tmp_path: Path) -> None:
-    """By the block in which a tensor lies; activations by the configuration."""
+def test_sidecar_names_tensors(tmp_path: Path) -> None:
+    """Tensors are named by the block that holds them, activations by the configuration."""
     config = RunConfig(model=preset("small", context_length=256), batch_size=2, precision=Precision.BF16)
     allocator = CachingAllocator(recording=True)
     first = allocator.alloc(3000, MAIN)
@@ -306,7 +309,7 @@ def test_a_recorder_names_tensors(tmp_path: Path) -> None:
     (tmp_path / "made.pickle.json").write_text(json.dumps(data))
     found = found_in(allocator.snapshot(), tmp_path)
     names = tensor_names(found)
-    assert found.notes == ("1 allocations are what the recorder says that they are",)
+    assert found.notes == ("1 allocations are identified by the tensors in the JSON file beside the snapshot",)
     assert [a.category for a in found.allocations] == ["gradients", "activations", "activations", "activations"]
     assert [names.name(a) for a in found.allocations] == [
         "w.grad, 10 float32",
@@ -316,7 +319,7 @@ def test_a_recorder_names_tensors(tmp_path: Path) -> None:
     ]
 
 
-def test_two_peaks_are_held_against_each_other(real: Attribution, tmp_path: Path) -> None:
+def test_differences_of_two_peaks(real: Attribution, tmp_path: Path) -> None:
     allocator = CachingAllocator(recording=True)
     allocator.alloc(1024, FORWARD)
     small = found_in(allocator.snapshot(), tmp_path)
@@ -327,8 +330,8 @@ def test_two_peaks_are_held_against_each_other(real: Attribution, tmp_path: Path
     assert {row["difference_bytes"] for row in differences(real, real, where)} == {0}
 
 
-def test_layers_are_counted_anew_in_every_forward(tmp_path: Path) -> None:
-    """Also where a loop's first stack is the first of all, and where a head loops within a layer."""
+def test_layer_numbers_restart_in_every_forward(tmp_path: Path) -> None:
+    """This holds also if a loop's first stack is the first of all, and if a head loops within a layer."""
     allocator = CachingAllocator(recording=True)
     kept = []
     for _ in range(2):
@@ -342,4 +345,4 @@ def test_layers_are_counted_anew_in_every_forward(tmp_path: Path) -> None:
     found = found_in(allocator.snapshot(), tmp_path)
     in_forward = [a.layer for a in found.allocations if a.phase == "forward"]
     assert in_forward == [f"block {n}" for _ in range(2) for n in range(3) for _ in range(5)]
-    assert found.notes[0] == "blocks are numbered by the passes of the loop at train.py:7, as the stacks show it"
+    assert found.notes[0] == "blocks are numbered by the iterations of the loop at train.py:7, which the stacks show"

@@ -1,7 +1,7 @@
-"""The categories of real training steps of the toolkit's model, against what the tensors are.
+"""Categories of real training steps of the toolkit's model, compared with its tensors.
 
-There is no CUDA allocator here, so each operator's new storage is given to the simulated one, with the real stack of
-Python's frames, and taken back when PyTorch lets it go.
+There is no CUDA allocator here. The simulated one allocates each operator's new storage, with the real Python stack,
+and frees it when PyTorch does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def stack() -> Frames:
 
 
 class Recorded(TorchDispatchMode):
-    """`addresses`: data_ptr → address in the simulated device, of every storage that is alive."""
+    """Recorded steps; `addresses` maps the data_ptr of each storage alive to its simulated address."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Recorded(TorchDispatchMode):
             self._alive[pointer] = StorageWeakRef(storage)
 
     def sweep(self) -> None:
-        """What is gone since the operator before was let go of there."""
+        """Free the storages that PyTorch freed since the operator before."""
         for pointer in [p for p, storage in self._alive.items() if storage.expired()]:
             del self._alive[pointer]
             self.allocator.free(self.addresses.pop(pointer), self._frames)
@@ -107,7 +107,7 @@ def train(
 
 
 def recompute(model: torch.nn.Module) -> None:
-    """Each block is checkpointed."""
+    """Checkpoint each block."""
     for block in model.layers:  # type: ignore[union-attr]
         forward = block.forward
         block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
@@ -134,7 +134,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return found, truth
 
 
-def test_parameters_gradients_and_state_are_what_they_are(trained: tuple[Attribution, Truth]) -> None:
+def test_categories_match_the_model_tensors(trained: tuple[Attribution, Truth]) -> None:
     found, truth = trained
     last = found.alive_at(len(found.replay.snapshot.events) - 1)
     for category, addresses in truth.items():
@@ -143,13 +143,13 @@ def test_parameters_gradients_and_state_are_what_they_are(trained: tuple[Attribu
         assert said - scalars == addresses - scalars, category
 
 
-def test_every_step_has_all_gradients(trained: tuple[Attribution, Truth]) -> None:
+def test_each_step_has_all_gradients(trained: tuple[Attribution, Truth]) -> None:
     found, truth = trained
     made = [a for a in found.allocations if a.category == "gradients"]
     assert len(made) == STEPS * len(truth["gradients"])
 
 
-def test_every_layer_keeps_the_same(trained: tuple[Attribution, Truth]) -> None:
+def test_each_layer_keeps_the_same_bytes(trained: tuple[Attribution, Truth]) -> None:
     found, _ = trained
     kept: Counter[str | None] = Counter()
     for a in found.allocations:
@@ -160,7 +160,7 @@ def test_every_layer_keeps_the_same(trained: tuple[Attribution, Truth]) -> None:
     assert len({kept[block] for block in blocks}) == 1
 
 
-def test_nothing_at_the_peak_is_unknown_but_the_batch(trained: tuple[Attribution, Truth]) -> None:
+def test_only_the_batch_is_unknown_at_the_peak(trained: tuple[Attribution, Truth]) -> None:
     found, _ = trained
     unknown = [a for a in found.alive_at(found.replay.peak_event) if a.category == "unknown"]
     assert [a.allocation.requested_bytes for a in unknown] == [2 * 32 * 8]

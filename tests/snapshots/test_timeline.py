@@ -1,4 +1,4 @@
-"""What the page of a snapshot draws: the same bytes as the tables, also where not everything is drawn one by one."""
+"""Data of the snapshot page: the same bytes as in the tables, also where allocations are merged into bands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def real(snapshot_path: Path) -> Attribution:
 
 
 def drawn(made: dict[str, Any]) -> list[tuple[int, int, int, int]]:
-    """(from ns, to ns, bytes, category) of all that is drawn, bands included."""
+    """Return (from ns, to ns, bytes, category) of all that is drawn, bands included."""
     c = made["allocations"]
     starts = list(accumulate(c["later_ns"]))
     one = [
@@ -43,7 +43,7 @@ def total(boxes: list[tuple[int, int, int, int]], at: int) -> int:
     return sum(size for start, end, size, _ in boxes if start <= at < end)
 
 
-def test_everything_one_by_one_is_the_truth(real: Attribution) -> None:
+def test_drawn_allocations_match_the_replay(real: Attribution) -> None:
     made = view(real, UNNAMED)
     boxes = drawn(made)
     assert made["rest"] == {"allocations": 0, "bands": []}
@@ -56,7 +56,7 @@ def test_everything_one_by_one_is_the_truth(real: Attribution) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 20, 300])
-def test_bands_never_show_less_than_there_was(real: Attribution, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bands_never_show_less_than_allocated(real: Attribution, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = drawn(view(real, UNNAMED))
     monkeypatch.setattr(memory_view, "MOST_ALLOCATIONS", most)
     made = view(real, UNNAMED)
@@ -73,7 +73,7 @@ def test_bands_never_show_less_than_there_was(real: Attribution, most: int, monk
     assert highest <= (1.1 if most else 1.25) * 213_795_840
 
 
-def test_the_largest_for_the_longest_are_drawn_one_by_one(real: Attribution, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_bytes_by_time_are_drawn_one_by_one(real: Attribution, monkeypatch: pytest.MonkeyPatch) -> None:
     def areas() -> list[int]:
         return sorted(((end - start) * size for start, end, size, _ in drawn(view(real, UNNAMED) | {"rest": none})))
 
@@ -83,7 +83,7 @@ def test_the_largest_for_the_longest_are_drawn_one_by_one(real: Attribution, mon
     assert areas() == whole[-81:]
 
 
-def test_events_of_one_microsecond_are_told_apart_and_clocks_go_forward(write_snapshot: Write) -> None:
+def test_event_times_are_distinct_and_increasing(write_snapshot: Write) -> None:
     times = [10, 10, 10, 9, 11, 11, 40]
     events = [{"action": "alloc", "addr": n * 512, "size": 1, "time_us": t} for n, t in enumerate(times)]
     moments = _moments(read(write_snapshot({"device_traces": [events]})).events)
@@ -93,14 +93,14 @@ def test_events_of_one_microsecond_are_told_apart_and_clocks_go_forward(write_sn
     assert all(b > a for a, b in pairwise(moments))
 
 
-def test_without_a_clock_events_count(write_snapshot: Write) -> None:
+def test_without_clock_each_event_takes_one_microsecond(write_snapshot: Write) -> None:
     events = [{"action": "alloc", "addr": n * 512, "size": 1} for n in range(3)]
     found = attribute(replay(read(write_snapshot({"device_traces": [events]}))))
     made = view(found, UNNAMED)
     assert (made["timed"], made["end_ns"], made["allocations"]["later_ns"]) == (False, 3000, [0, 1000, 1000])
 
 
-def test_segments_say_what_their_blocks_hold(tmp_path: Path) -> None:
+def test_segments_have_category_and_name_of_blocks(tmp_path: Path) -> None:
     allocator = CachingAllocator(recording=True)
     native = {"filename": "??", "line": 0, "name": "at::empty"}
     allocator.alloc(1024, (native, {"filename": "m.py", "line": 3, "name": "forward"}))

@@ -1,4 +1,4 @@
-"""Recordings and snapshots made to order, with as many steps as asked for, and as much in each step."""
+"""Generated traces and snapshots with a given number of steps and of blocks in each step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cs_systems.traces.trace import NO_KERNELS, Call, Categorical, Copy, Function, Kernels, Op, Range, Ranges, Recording
+from cs_systems.traces.trace import NO_KERNELS, Call, Categorical, Copy, Function, Kernels, Op, Range, Ranges, Trace
 from tests.traces.work import counted
 
 MAIN, AUTOGRAD = 1, 2
@@ -15,9 +15,11 @@ STEP_S = 1.0
 MIB = 2**20
 
 
-def recording(steps: int, blocks: int, kernels: bool = True, communicates: bool = True) -> Recording:
-    """Return two devices' steps. A block has ranges and kernels of its own in forward and in backward, a collective, a
-    copy, a call that waits, an overhead, and an operator with its backward. Without kernels gloo's ranges communicate.
+def trace(steps: int, blocks: int, kernels: bool = True, communicates: bool = True) -> Trace:
+    """Return two devices' steps.
+
+    A block has its own ranges and kernels in forward and in backward, a collective, a copy, a call that waits, an
+    overhead, and an operator with its backward. Without kernels gloo's ranges communicate.
     """
     third = "ncclDevKernel_AllReduce" if communicates else "triton_poi_fused_add"
     ranges: list[Range] = []
@@ -51,7 +53,7 @@ def recording(steps: int, blocks: int, kernels: bool = True, communicates: bool 
                     runs = launch + 0.1 * each, launch + 0.4 * each
                     ran.append((function, *runs, device, stream, thread, launch, launch + 0.01 * each, False))
     ran.sort(key=lambda one: one[1])
-    return Recording(
+    return Trace(
         source="made",
         profiler="kineto",
         devices={0: "H200", 1: "H200"},
@@ -72,8 +74,11 @@ def _columns(kind: type[Any], rows: list[Any]) -> Any:
 
 
 def snapshot(steps: int, blocks: int) -> dict[str, Any]:
-    """A parameter, an activation and a gradient a block, each in a segment and on a line of its own; a temporary whose
-    segment comes and goes, and a request that fails."""
+    """Return a snapshot in which each block has a parameter, an activation and a gradient.
+
+    Each has its own segment and line of code. A temporary has a segment that is allocated and freed, and one request
+    fails.
+    """
     events: list[dict[str, Any]] = []
     marks: list[dict[str, Any]] = []
 
@@ -120,7 +125,7 @@ def snapshot(steps: int, blocks: int) -> dict[str, Any]:
 
 
 def _segment(address: int, used: bool) -> dict[str, Any]:
-    """A segment of one block."""
+    """Return a segment of one block."""
     place = {"address": address, "frames": [], "requested_size": 2 * MIB, "size": 2 * MIB}
     return {
         "device": 0,

@@ -1,4 +1,4 @@
-"""Which phase and layer caused a kernel: on real recordings, and held against autograd's sequence numbers."""
+"""Phase and layer of each kernel: on real traces, and compared with autograd's sequence numbers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cs_systems.traces.attribution_check import check
 from cs_systems.traces.profile import profile
 from cs_systems.traces.range_names import meaning
 from cs_systems.traces.read import read
-from cs_systems.traces.trace import Recording
+from cs_systems.traces.trace import Trace
 from tests.recorded import AUTOGRAD, DATA, MAIN
 
 Event = dict[str, Any]
-Trace = Callable[[Sequence[Event]], Path]
+WriteTrace = Callable[[Sequence[Event]], Path]
 
 
 def by_nsys_rule(path: Path, name: str) -> int:
-    """Kernels that nsys itself projects onto a range: launched, by the range's thread, wholly inside it."""
+    """Return the number of kernels that nsys projects onto a range: launched by the range's thread, fully inside it."""
     query = """
         SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL k
         JOIN CUPTI_ACTIVITY_KIND_RUNTIME r ON r.correlationId = k.correlationId
@@ -37,20 +37,20 @@ def by_nsys_rule(path: Path, name: str) -> int:
     return int(count)
 
 
-def test_every_kernel_of_the_real_export_has_one_place(nsys_recording: Recording, nsys_path: Path) -> None:
-    places = attribute(nsys_recording)
+def test_real_export_attributes_every_kernel_to_one_place(nsys_trace: Trace, nsys_path: Path) -> None:
+    places = attribute(nsys_trace)
     phases = Counter(place.phase for place in places)
     assert phases == {"forward": 264, "backward": 426, "optimizer": 24}
     assert sum(phases.values()) == 714
     for phase in ("forward", "optimizer"):
         assert phases[phase] == by_nsys_rule(nsys_path, phase)
-    # Of backward a rule of one thread sees the gradient of the loss that the main thread makes, once a step.
+    # In backward, nsys's rule covers only the main thread's kernel, the gradient of the loss: one a step.
     assert by_nsys_rule(nsys_path, "backward") == 3
 
 
 @pytest.mark.parametrize("name", ["block 0", "block 3", "attention", "scores", "softmax", "value", "ffn"])
-def test_layers_and_parts_of_forward_are_those_of_nsys(nsys_recording: Recording, nsys_path: Path, name: str) -> None:
-    places = attribute(nsys_recording)
+def test_forward_layers_and_parts_match_nsys_projection(nsys_trace: Trace, nsys_path: Path, name: str) -> None:
+    places = attribute(nsys_trace)
     if name.startswith("block"):
         found = sum(place.layer == name for place in places)
     elif name == "attention":
@@ -61,10 +61,10 @@ def test_layers_and_parts_of_forward_are_those_of_nsys(nsys_recording: Recording
 
 
 @pytest.mark.parametrize("step", ["step", "small2"])
-def test_both_profilers_give_the_same(step: str, tmp_path: Path) -> None:
-    """One program recorded twice: kernels of every steady step, and the phases' shares of their time.
+def test_nsys_and_kineto_attribute_alike(step: str, tmp_path: Path) -> None:
+    """One program was recorded twice: compare kernels of each steady step, and the phases' shares of their time.
 
-    step: somebody's training loop; small2: ours, two layers of `small` in bf16 by `cs-systems profile`.
+    step: an external training loop; small2: two layers of `small` in bf16 by `cs-systems profile`.
     """
     export = tmp_path / "export.sqlite"
     export.write_bytes(gzip.decompress((DATA / f"nsys_h200_{step}.sqlite.gz").read_bytes()))
@@ -84,9 +84,9 @@ def test_both_profilers_give_the_same(step: str, tmp_path: Path) -> None:
         assert min(p.layer_coverage for p in (a, b)) > 0.98
 
 
-def test_the_layers_of_our_own_recording_are_right_by_sequence_number() -> None:
-    recording = read(DATA / "kineto_h200_small2.json.gz")
-    found = check(recording, attribute(recording))
+def test_layers_of_small2_trace_agree_with_sequence_numbers() -> None:
+    trace = read(DATA / "kineto_h200_small2.json.gz")
+    found = check(trace, attribute(trace))
     assert found.wrong_share == 0
     assert found.checked_kernels > 700
 
@@ -94,53 +94,53 @@ def test_the_layers_of_our_own_recording_are_right_by_sequence_number() -> None:
 PHASES = ("forward", "backward", "optimizer")
 
 
-def test_backward_goes_to_its_layer_by_sequence_number(with_blocks: list[Event], trace: Trace) -> None:
-    """The model's blocks are alike, and so are their backward passes; the recording has ranges in forward only."""
-    recording = read(trace(with_blocks))
-    places = attribute(recording)
+def test_backward_layers_follow_sequence_numbers(with_blocks: list[Event], write_trace: WriteTrace) -> None:
+    """All blocks are equal, and so are their backward passes; the trace has ranges in forward only."""
+    trace = read(write_trace(with_blocks))
+    places = attribute(trace)
     backward = Counter(place.layer for place in places if place.phase == "backward")
     forward = Counter(place.layer for place in places if place.phase == "forward")
     assert forward["block 0"] == forward["block 1"] == forward["block 2"] == forward["block 3"] > 0
     assert backward["block 0"] == backward["block 1"] == backward["block 2"] == backward["block 3"]
     assert backward["block 1"] > forward["block 1"]
-    assert profile(recording).layer_coverage > 0.85
+    assert profile(trace).layer_coverage > 0.85
 
 
-def test_the_check_agrees_with_a_right_attribution(with_blocks: list[Event], trace: Trace) -> None:
-    recording = read(trace(with_blocks))
-    found = check(recording, attribute(recording))
-    assert found.checked_kernels > 0.9 * len(recording.kernels)
+def test_check_accepts_correct_attribution(with_blocks: list[Event], write_trace: WriteTrace) -> None:
+    trace = read(write_trace(with_blocks))
+    found = check(trace, attribute(trace))
+    assert found.checked_kernels > 0.9 * len(trace.kernels)
     assert (found.wrong_s, found.rows, found.wrong_share) == (0, [], 0)
 
 
 @pytest.mark.parametrize("planted", ["wrong phase", "wrong layer"])
-def test_the_check_finds_a_planted_wrong_attribution(with_blocks: list[Event], trace: Trace, planted: str) -> None:
-    recording = read(trace(with_blocks))
-    places = list(attribute(recording))
+def test_check_finds_planted_wrong_attribution(with_blocks: list[Event], write_trace: WriteTrace, planted: str) -> None:
+    trace = read(write_trace(with_blocks))
+    places = list(attribute(trace))
     number = next(i for i, place in enumerate(places) if place.phase == "backward" and place.layer == "block 2")
     right = places[number]
     places[number] = right._replace(phase="forward") if planted == "wrong phase" else right._replace(layer="block 1")
-    found = check(recording, places)
-    kernel = recording.kernels[number]
+    found = check(trace, places)
+    kernel = trace.kernels[number]
     assert found.wrong_s == pytest.approx(kernel.end_s - kernel.start_s)
     (row,) = found.rows
     assert (row["attributed"], row["kernels"]) == (f"{places[number].phase}, {places[number].layer}", 1)
     assert row["by_sequence_number"] == "backward, block 2"
 
 
-def test_the_check_finds_what_was_taken_for_backward(kineto_recording: Recording) -> None:
-    places = list(attribute(kineto_recording))
+def test_check_finds_forward_kernel_attributed_to_backward(kineto_trace: Trace) -> None:
+    places = list(attribute(kineto_trace))
     number = next(i for i, place in enumerate(places) if place.phase == "forward")
     places[number] = places[number]._replace(phase="backward")
-    assert [row["by_sequence_number"] for row in check(kineto_recording, places).rows] == ["not backward"]
+    assert [row["by_sequence_number"] for row in check(kineto_trace, places).rows] == ["not backward"]
 
 
-def test_the_check_needs_sequence_numbers(nsys_recording: Recording) -> None:
-    with pytest.raises(ConfigError, match=r"has no sequence numbers: record with torch.profiler"):
-        check(nsys_recording, [NOWHERE] * 714)
+def test_check_requires_sequence_numbers(nsys_trace: Trace) -> None:
+    with pytest.raises(ConfigError, match=r"has no sequence numbers; record with torch.profiler"):
+        check(nsys_trace, [NOWHERE] * 714)
 
 
-def test_ranges_of_the_autograd_thread_say_the_layer(export: Callable[..., Path]) -> None:
+def test_autograd_thread_ranges_give_the_layer(export: Callable[..., Path]) -> None:
     path = export(
         ranges=[
             ("step", 0, 1000, MAIN), ("forward", 10, 400, MAIN), ("block 0", 20, 300, MAIN),
@@ -169,7 +169,7 @@ def test_ranges_of_the_autograd_thread_say_the_layer(export: Callable[..., Path]
     ]
 
 
-def test_a_kernel_that_is_fused_over_layers_belongs_to_one_and_counts_as_fused(export: Callable[..., Path]) -> None:
+def test_fused_kernel_belongs_to_one_layer_and_counts_as_fused(export: Callable[..., Path]) -> None:
     path = export(
         ranges=[
             ("step", 0, 900, MAIN), ("forward", 10, 800, MAIN), ("block 1", 20, 500, MAIN), ("norm", 30, 400, MAIN),
@@ -184,8 +184,8 @@ def test_a_kernel_that_is_fused_over_layers_belongs_to_one_and_counts_as_fused(e
     assert (seen.phase_coverage, seen.layer_coverage) == (1, 1)
 
 
-def test_ranges_may_be_named_by_the_paths_of_modules(export: Callable[..., Path]) -> None:
-    """As a recording has them whose ranges were made from `named_modules`."""
+def test_module_paths_are_valid_range_names(export: Callable[..., Path]) -> None:
+    """Ranges may be made from `named_modules`."""
     path = export(
         ranges=[
             ("step", 0, 900, MAIN), ("forward", 10, 800, MAIN), ("layers.3", 20, 500, MAIN),
@@ -199,7 +199,7 @@ def test_ranges_may_be_named_by_the_paths_of_modules(export: Callable[..., Path]
     assert list(attribute(read(path))) == [Place("forward", "block 3", part) for part in parts]
 
 
-def test_loss_and_optimizer_are_modules_of_their_own(export: Callable[..., Path]) -> None:
+def test_loss_and_optimizer_are_layers(export: Callable[..., Path]) -> None:
     path = export(
         ranges=[("step", 0, 900, MAIN), ("loss", 10, 100, MAIN), ("Optimizer.step#AdamW.step", 200, 300, MAIN)],
         launches=[(20, 25, MAIN, 1), (220, 225, MAIN, 2)],
@@ -249,5 +249,5 @@ def test_loss_and_optimizer_are_modules_of_their_own(export: Callable[..., Path]
         ("Optimizer.zero_grad#AdamW.zero_grad", (None, None, None)),
     ],
 )
-def test_names_of_ranges(name: str, means: tuple[str | None, str | None, str | None]) -> None:
+def test_meaning_of_range_names(name: str, means: tuple[str | None, str | None, str | None]) -> None:
     assert meaning(name) == means

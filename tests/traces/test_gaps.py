@@ -1,4 +1,4 @@
-"""Time without a kernel, held against a count of it nanosecond by nanosecond."""
+"""Time without a kernel, compared with a count of it nanosecond by nanosecond."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cs_systems.traces.gaps import CAUSES, LATENCY, LAUNCH, causes, gap_rows, gaps_in
 from cs_systems.traces.stalls import stalls
-from cs_systems.traces.trace import NO_KERNELS, Call, Categorical, Copy, Function, Kernels, Ranges, Recording, Step
+from cs_systems.traces.trace import NO_KERNELS, Call, Categorical, Copy, Function, Kernels, Ranges, Step, Trace
 
 END = 40
 Spans = list[tuple[int, int]]
@@ -24,15 +24,15 @@ NAMES = ("cudaFree", "cudaDeviceSynchronize")
 
 
 def kernels(runs: Runs) -> Kernels:
-    """(start, end, when the launch had returned)."""
+    """Return kernels made from (start, end, time at which the launch had returned)."""
     start, end, returned = np.array(sorted(runs), float).reshape(-1, 3).T
     zeros = np.zeros(len(runs), np.int64)
     function = Categorical([Function("gemm", None, None, None, None)], zeros)
     return Kernels(function, start, end, zeros, zeros, zeros, returned - 1, returned, zeros > 0)
 
 
-def recording(runs: Runs, copies: Spans, calls: Calls, own: Spans) -> Recording:
-    return Recording(
+def trace(runs: Runs, copies: Spans, calls: Calls, own: Spans) -> Trace:
+    return Trace(
         source="made",
         profiler="nsys",
         devices={},
@@ -46,8 +46,8 @@ def recording(runs: Runs, copies: Spans, calls: Calls, own: Spans) -> Recording:
     )
 
 
-def count(made: Recording, steps: list[Step]) -> Counter[str]:
-    """Cause → how many of the times 0, 1, 2, … within the steps it explains."""
+def count(made: Trace, steps: list[Step]) -> Counter[str]:
+    """Return cause → how many of the times 0, 1, 2, … within the steps it explains."""
     found: Counter[str] = Counter()
     rows = list(made.kernels)
     for time in range(END):
@@ -72,10 +72,10 @@ def count(made: Recording, steps: list[Step]) -> Counter[str]:
     SPANS,
     st.lists(st.integers(0, END), min_size=2, max_size=6, unique=True).map(sorted),
 )
-def test_every_moment_without_a_kernel_has_its_one_cause(
+def test_idle_time_is_divided_among_causes(
     runs: Runs, copies: Spans, calls: Calls, own: Spans, edges: list[int]
 ) -> None:
-    made = recording(runs, copies, calls, own)
+    made = trace(runs, copies, calls, own)
     steps = [Step("step", *span) for span in zip(edges[::2], edges[1::2], strict=False)]
     gaps = gaps_in(made.kernels, steps)
     expected = count(made, steps)
@@ -86,7 +86,7 @@ def test_every_moment_without_a_kernel_has_its_one_cause(
     assert {row["cause"]: round(row["time_s"] * len(steps), 9) for row in rows} == expected
 
 
-def test_devices_wait_apart_and_no_kernel_has_no_gap() -> None:
+def test_gaps_are_separate_by_device_and_empty_without_kernels() -> None:
     made = kernels([(0, 10, 0), (20, 30, 0), (0, 30, 0)])
     steps = [Step("step", 0, 30)]
     of_two = gaps_in(replace(made, device=np.array([3, 1, 3])), steps)

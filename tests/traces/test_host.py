@@ -1,4 +1,4 @@
-"""Recordings without kernels, as a CPU leaves them: the host's time in its ranges, and no word of a device's."""
+"""Traces without kernels, such as a CPU's: the host's time in its ranges, and no time of a device."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def host_only(export: Export, ranges: Sequence[Sequence[Any]] = RANGES) -> Path:
 
 
 def ns(made: Profile, column: str) -> dict[tuple[str | None, str], int]:
-    """(phase, range) → the column of all steps in ns."""
+    """Return (phase, range) → the column of all steps in ns."""
     return {(r["phase"], r["range"]): round(r[column] * len(made.steps) * 1e9) for r in tables.ranges(made)}
 
 
-def test_ranges_have_their_time_and_what_is_their_own(export: Export) -> None:
+def test_ranges_have_total_and_self_time(export: Export) -> None:
     made = profile(read(host_only(export)))
     assert ns(made, "total_s") == {
         (None, "step"): 2000, ("forward", "forward"): 500, ("backward", "backward"): 500, ("forward", "block 0"): 200,
@@ -47,15 +47,15 @@ def test_ranges_have_their_time_and_what_is_their_own(export: Export) -> None:
     assert (rows["forward", "norm"]["calls_per_step"], rows["forward", "forward"]["share"]) == (1, 0.25)
 
 
-def test_a_range_inside_one_of_its_own_name_counts_once(export: Export) -> None:
+def test_nested_ranges_of_one_name_count_once(export: Export) -> None:
     nested = [("step", 0, 1000, MAIN), ("work", 100, 600, MAIN), ("work", 200, 300, MAIN)]
     made = profile(read(host_only(export, nested)))
     assert ns(made, "total_s")[None, "work"] == ns(made, "self_s")[None, "work"] == 500
 
 
-def test_without_kernels_the_other_tables_are_empty_and_a_note_says_why(export: Export) -> None:
+def test_tables_without_kernels_are_empty_with_a_note(export: Export) -> None:
     made = profile(read(host_only(export)))
-    assert made.notes == ("no kernels: host times of the ranges, not device times",)
+    assert made.notes == ("no kernels: the times are those of the ranges on the host, not of the device",)
     (wall,) = tables.ratio(made)
     assert (wall["measure"], wall["backward_to_forward"]) == ("wall time", pytest.approx(1))
     empty = [table(made, tables.NO_COSTS) for name, table in tables.TABLES.items() if name not in ("ranges", "ratio")]
@@ -64,12 +64,12 @@ def test_without_kernels_the_other_tables_are_empty_and_a_note_says_why(export: 
         difference(made, made, "phase")
 
 
-def test_the_command_prints_what_there_is(export: Export, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyze_prints_host_times_without_kernels(export: Export, capsys: pytest.CaptureFixture[str]) -> None:
     path = host_only(export)
     assert main(["analyze", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{path} · nsys · 2 steps"
-    assert "no kernels: host times of the ranges, not device times" in lines
+    assert "no kernels: the times are those of the ranges on the host, not of the device" in lines
     assert "ranges by the host's time, per step" in lines
     assert "kernels by time, per step" not in lines
     assert main(["analyze", str(path), str(path)]) == 2
@@ -78,30 +78,30 @@ def test_the_command_prints_what_there_is(export: Export, capsys: pytest.Capture
     assert "Ranges by the host&#x27;s time, per step" in capsys.readouterr().out
 
 
-def test_a_trace_of_a_cpu_is_read(kineto_events: list[dict[str, Any]], trace: Callable[..., Path]) -> None:
+def test_kineto_cpu_trace_has_host_times(kineto_events: list[dict[str, Any]], write_trace: Callable[..., Path]) -> None:
     of_host = [e for e in kineto_events if e.get("cat") in ("cpu_op", "user_annotation")]
-    made = profile(read(trace(of_host)))
+    made = profile(read(write_trace(of_host)))
     assert ns(made, "total_s").keys() >= {("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer")}
     assert "no kernels" in made.notes[-1]
 
 
-def test_launches_without_kernels_are_no_recording_of_a_cpu(
-    kineto_events: list[dict[str, Any]], trace: Callable[..., Path]
+def test_launches_without_kernels_are_refused(
+    kineto_events: list[dict[str, Any]], write_trace: Callable[..., Path]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"holds no kernel, although some were launched: record with activities="):
-        read(trace([e for e in kineto_events if e.get("cat") != "kernel"]))
+    with pytest.raises(ConfigError, match=r"holds no kernel, although some were launched; record with activities="):
+        read(write_trace([e for e in kineto_events if e.get("cat") != "kernel"]))
 
 
-def test_ranges_of_several_processes_are_not_mixed(export: Export) -> None:
+def test_cpu_trace_of_two_processes_requires_choice(export: Export) -> None:
     path = host_only(export, [*RANGES, ("step", 0, 100, (9 << 24) + 1)])
-    with pytest.raises(ConfigError, match=r"2 processes: choose one with --process: 7 \(11 ranges\), 9 \(1 ranges\)"):
+    with pytest.raises(ConfigError, match=r"2 processes; choose one with --process: 7 \(11 ranges\), 9 \(1 ranges\)"):
         read(path)
     assert ns(profile(read(path, 9)), "total_s") == {(None, "step"): 100}
 
 
-def test_both_halves_of_the_host_s_time_agree(nsys_profile: Profile) -> None:
-    """What is a range's own adds up to the steps, where one thread opened the ranges."""
+def test_self_times_add_up_to_steps(nsys_profile: Profile) -> None:
+    """This holds where one thread opened the ranges."""
     rows = tables.ranges(nsys_profile)
     wall_s = sum(step.end_s - step.start_s for step in nsys_profile.steps) / len(nsys_profile.steps)
     assert sum(row["self_s"] for row in rows) == pytest.approx(wall_s)
-    assert sum(row["calls_per_step"] for row in rows) == len(nsys_profile.recording.ranges) / 3
+    assert sum(row["calls_per_step"] for row in rows) == len(nsys_profile.trace.ranges) / 3

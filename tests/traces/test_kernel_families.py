@@ -1,4 +1,4 @@
-"""Families by name: real names of kernels, as the libraries and compilers of three GPU generations write them."""
+"""Families by name: real names of kernels, as libraries and compilers of three GPU generations write them."""
 
 # ruff: noqa: E501 (names are quoted whole)
 
@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from cs_systems.traces.kernel_families import FAMILIES, RULES, family, short_name
-from cs_systems.traces.trace import Recording
+from cs_systems.traces.trace import Trace
 
 NAMES = {
     "matmul": [
@@ -108,7 +108,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("expected", "name"), [(f, name) for f, names in NAMES.items() for name in names])
-def test_a_name_is_of_its_family(expected: str, name: str) -> None:
+def test_family_of_real_kernel_names(expected: str, name: str) -> None:
     assert family(name) == expected
 
 
@@ -116,9 +116,9 @@ def test_every_family_has_a_rule_and_names() -> None:
     assert {family for family, _ in RULES} | {"other"} == set(FAMILIES) == set(NAMES)
 
 
-def test_a_real_step_has_no_unknown_kernel(nsys_recording: Recording, kineto_recording: Recording) -> None:
-    """Both profilers write the names of one program in their own way: the families agree."""
-    found = [Counter(family(k.function.name) for k in r.kernels) for r in (nsys_recording, kineto_recording)]
+def test_real_step_has_no_kernel_of_unknown_family(nsys_trace: Trace, kineto_trace: Trace) -> None:
+    """Both profilers write the names of one program differently, but the families agree."""
+    found = [Counter(family(k.function.name) for k in r.kernels) for r in (nsys_trace, kineto_trace)]
     assert found[0] == found[1]
     assert "other" not in found[0]
     assert found[0]["matmul"] == 105 * 3
@@ -142,5 +142,5 @@ def test_a_real_step_has_no_unknown_kernel(nsys_recording: Recording, kineto_rec
         ("", ""),
     ],
 )  # fmt: skip
-def test_a_short_name_says_what_the_kernel_does(name: str, short: str) -> None:
+def test_short_name_keeps_the_operation(name: str, short: str) -> None:
     assert short_name(name) == short

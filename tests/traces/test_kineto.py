@@ -1,4 +1,4 @@
-"""Chrome traces of torch.profiler: a real one, damaged ones, and what a window on the file must not lose."""
+"""Chrome traces of torch.profiler: a real one, damaged ones, and the window through which the file is read."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from cs_systems.config import ConfigError
 from cs_systems.traces import chrome_trace
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.read import read
-from cs_systems.traces.trace import Recording
+from cs_systems.traces.trace import Trace
 
 Event = dict[str, Any]
-Trace = Callable[[Sequence[Event]], Path]
+WriteTrace = Callable[[Sequence[Event]], Path]
 
 
-def test_a_real_trace_is_read_whole(kineto_recording: Recording) -> None:
-    r = kineto_recording
+def test_real_trace_is_read_completely(kineto_trace: Trace) -> None:
+    r = kineto_trace
     assert (len(r.kernels), len(r.copies), r.devices, r.limitations) == (714, 24, {0: "NVIDIA H200"}, ())
     assert all(kernel.launch_start_s is not None and kernel.launch_start_s < kernel.start_s for kernel in r.kernels)
     assert r.ops is not None
     assert {op.forward_thread for op in r.ops} == {0, 1}
 
 
-def test_launches_by_the_driver_count(kineto_events: list[Event], trace: Trace) -> None:
-    """Triton, and here cuBLAS, launch by cuLaunchKernel alone."""
+def test_driver_launches_are_matched_with_kernels(kineto_events: list[Event], write_trace: WriteTrace) -> None:
+    """Triton, and here cuBLAS, launch with cuLaunchKernel only."""
     without = [e for e in kineto_events if e.get("cat") != "cuda_driver"]
-    assert sum(kernel.thread is None for kernel in read(trace(without)).kernels) == 51
+    assert sum(kernel.thread is None for kernel in read(write_trace(without)).kernels) == 51
 
 
 @pytest.mark.parametrize("window", [64, 1000, 1 << 22])
-def test_the_size_of_the_window_changes_nothing(
-    kineto_path: Path, kineto_recording: Recording, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, window: int
+def test_result_does_not_depend_on_window_size(
+    kineto_path: Path, kineto_trace: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, window: int
 ) -> None:
     path = tmp_path / "part.json"
     events = json.loads(gzip.decompress(kineto_path.read_bytes()))["traceEvents"]
     kept = [e for e in events if e.get("cat") in ("kernel", "cuda_runtime", "cuda_driver", "user_annotation")]
     path.write_text(json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": kept, "traceName": "x"}))
     monkeypatch.setattr(chrome_trace, "WINDOW", window)
-    assert [k.function for k in read(path).kernels] == [k.function for k in kineto_recording.kernels]
+    assert [k.function for k in read(path).kernels] == [k.function for k in kineto_trace.kernels]
 
 
-def test_a_bare_array_of_events_is_a_trace(kineto_events: list[Event], tmp_path: Path) -> None:
+def test_array_of_events_is_accepted(kineto_events: list[Event], tmp_path: Path) -> None:
     path = tmp_path / "array.json"
     path.write_text(json.dumps(kineto_events, indent=1))
     assert len(read(path).kernels) == 714
@@ -54,7 +54,7 @@ def test_a_bare_array_of_events_is_a_trace(kineto_events: list[Event], tmp_path:
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
 @pytest.mark.parametrize("compressed", [False, True])
-def test_a_truncated_trace_is_refused(kineto_path: Path, tmp_path: Path, share: float, compressed: bool) -> None:
+def test_truncated_trace_is_refused(kineto_path: Path, tmp_path: Path, share: float, compressed: bool) -> None:
     content = kineto_path.read_bytes() if compressed else gzip.decompress(kineto_path.read_bytes())
     path = tmp_path / "half.json"
     path.write_bytes(content[: int(len(content) * share)])
@@ -65,43 +65,43 @@ def test_a_truncated_trace_is_refused(kineto_path: Path, tmp_path: Path, share: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "holds no traceEvents: export it with torch.profiler's export_chrome_trace"),
+        ("{}", "holds no traceEvents; export it with torch.profiler's export_chrome_trace"),
         (
             '{"traceEvents": []}',
-            "holds no kernel and no range: record with activities=.*ProfilerActivity.CUDA.*, and mark",
+            "holds no kernel and no range; record with activities=.*ProfilerActivity.CUDA.*, and mark",
         ),
-        ('{"traceEvents": [{"ph": "X", ]}', "is truncated or damaged: it breaks at event 0"),
+        ('{"traceEvents": [{"ph": "X", ]}', "is truncated or damaged: it is invalid at event 0"),
         ('{"a" 1, "traceEvents": []}', "does not begin as a Chrome trace"),
         ('{"\xff', "is not text"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_trace_is_refused_with_remedy(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=message):
         read(path)
 
 
-def test_without_ranges_the_remedy_is_named(kineto_events: list[Event], trace: Trace) -> None:
+def test_trace_without_ranges_is_refused_with_remedy(kineto_events: list[Event], write_trace: WriteTrace) -> None:
     with pytest.raises(
-        ConfigError, match=r"holds no range: mark step, forward, backward … with torch.profiler.record_function"
+        ConfigError, match=r"holds no range; mark step, forward, backward … with torch.profiler.record_function"
     ):
-        read(trace([e for e in kineto_events if e.get("cat") != "user_annotation"]))
+        read(write_trace([e for e in kineto_events if e.get("cat") != "user_annotation"]))
 
 
-def test_ranges_that_never_end_are_left_out_and_named(kineto_events: list[Event], trace: Trace) -> None:
+def test_unfinished_ranges_are_reported_and_left_out(kineto_events: list[Event], write_trace: WriteTrace) -> None:
     def endless(event: Event) -> Event:
         without = {name: value for name, value in event.items() if name != "dur"}
         return without if event.get("cat") == "user_annotation" and event["name"] == "forward" else event
 
-    made = profile(read(trace([endless(e) for e in kineto_events])), "backward")
+    made = profile(read(write_trace([endless(e) for e in kineto_events])), "backward")
     assert "3 event(s) never end ('forward' …) and are left out" in made.notes[0]
     with pytest.raises(ConfigError, match=r"no range is named 'step' or .* never end"):
-        profile(made.recording)
+        profile(made.trace)
 
 
 def of_another_process(events: Sequence[Event], correlations: int) -> list[Event]:
-    """The host's and the device's events again, of process 999 and under other correlation numbers."""
+    """Return the host's and the device's events again, of process 999 and with other correlation numbers."""
     again = []
     for event in events:
         args = event.get("args", {})
@@ -112,53 +112,56 @@ def of_another_process(events: Sequence[Event], correlations: int) -> list[Event
     return again
 
 
-def test_two_processes_that_number_their_launches_alike_are_refused(kineto_events: list[Event], trace: Trace) -> None:
-    path = trace([*kineto_events, *of_another_process(kineto_events, 0)])
+def test_processes_with_equal_launch_numbers_are_refused(kineto_events: list[Event], write_trace: WriteTrace) -> None:
+    path = write_trace([*kineto_events, *of_another_process(kineto_events, 0)])
     with pytest.raises(
-        ConfigError, match=r"the processes 482, 999, .* cannot be told: analyse the trace of each process by itself"
+        ConfigError,
+        match=r"the processes 482, 999 with the same launch .* is unknown; analyze a separate trace",
     ):
         read(path)
 
 
-def test_of_two_processes_one_can_be_chosen(kineto_events: list[Event], kineto_profile: Profile, trace: Trace) -> None:
+def test_process_option_selects_one_of_two(
+    kineto_events: list[Event], kineto_profile: Profile, write_trace: WriteTrace
+) -> None:
     backward = [e for e in kineto_events if e.get("cat") == "user_annotation" and e["name"] == "backward"]
-    path = trace([*kineto_events, *of_another_process([e for e in kineto_events if e not in backward], 100_000)])
+    path = write_trace([*kineto_events, *of_another_process([e for e in kineto_events if e not in backward], 100_000)])
     with pytest.raises(
-        ConfigError, match=r"2 processes: choose one with --process: 482 \(714 ker.*, 999 \(714 kernels\)"
+        ConfigError, match=r"2 processes; choose one with --process: 482 \(714 ker.*, 999 \(714 kernels\)"
     ):
         read(path)
-    with pytest.raises(ConfigError, match=r"no kernel of process 7: choose one with --process: 482"):
+    with pytest.raises(ConfigError, match=r"no kernel of process 7; choose one with --process: 482"):
         read(path, 7)
     own, other = profile(read(path, 482)), profile(read(path, 999))
     assert (own.groups, own.places.codes.tolist()) == (kineto_profile.groups, kineto_profile.places.codes.tolist())
-    assert len(own.recording.copies) == len(kineto_profile.recording.copies)
-    assert len(other.recording.kernels) == 714
+    assert len(own.trace.copies) == len(kineto_profile.trace.copies)
+    assert len(other.trace.kernels) == 714
     assert {place.phase for place in other.places} == {"forward", "optimizer", "unattributed"}
 
 
-def test_the_kernels_of_a_graph_have_the_phase_of_its_launch(kineto_events: list[Event], trace: Trace) -> None:
-    """All kernels of forward launched by one call."""
+def test_graph_kernels_have_the_phase_of_the_graph_launch(kineto_events: list[Event], write_trace: WriteTrace) -> None:
+    """One call launches ten kernels of forward."""
     forward = next(e for e in kineto_events if e.get("cat") == "user_annotation" and e["name"] == "forward")
     call = next(e for e in kineto_events if e.get("cat") == "cuda_runtime" and forward["ts"] < e["ts"])
     inside = [e for e in kineto_events if e.get("cat") == "kernel"][:10]
     shared = {"correlation": call["args"]["correlation"], "graph node id": 5}
     graph = [e | {"args": e["args"] | shared} for e in inside]
-    made = profile(read(trace([*(e for e in kineto_events if e not in inside), *graph])))
-    assert [k.in_graph for k in made.recording.kernels].count(True) == 10
+    made = profile(read(write_trace([*(e for e in kineto_events if e not in inside), *graph])))
+    assert [k.in_graph for k in made.trace.kernels].count(True) == 10
     assert "10 kernels ran in CUDA graphs" in made.notes[-1]
 
 
-def test_damaged_events_are_counted(kineto_events: list[Event], trace: Trace) -> None:
+def test_damaged_events_are_counted(kineto_events: list[Event], write_trace: WriteTrace) -> None:
     kernel = next(e for e in kineto_events if e.get("cat") == "kernel")
     changes = ({"args": {}}, {"args": 3}, {"ts": "late"}, {"ts": 1e300}, {"dur": -1}, {"dur": float("nan")})
-    recording = read(trace([*kineto_events, *(kernel | change for change in changes), kernel | {"cat": []}]))
-    assert len(recording.kernels) == 714
-    assert "6 event(s) lack a time or a number" in recording.limitations[0]
-    with pytest.raises(ConfigError, match="is damaged: the number of a thread, device or stream is none"):
-        read(trace([*kineto_events, kernel | {"args": kernel["args"] | {"device": 10**30}}]))
+    trace = read(write_trace([*kineto_events, *(kernel | change for change in changes), kernel | {"cat": []}]))
+    assert len(trace.kernels) == 714
+    assert "6 event(s) lack a valid time or number" in trace.limitations[0]
+    with pytest.raises(ConfigError, match="is damaged: the number of a thread, device or stream is out of range"):
+        read(write_trace([*kineto_events, kernel | {"args": kernel["args"] | {"device": 10**30}}]))
 
 
-def test_steps_without_a_range_go_from_forward_to_forward(kineto_recording: Recording) -> None:
-    made = profile(kineto_recording)
+def test_steps_without_step_range_last_from_forward_to_forward(kineto_trace: Trace) -> None:
+    made = profile(kineto_trace)
     assert [kernels.calls for kernels in made.by_step.values()] == [238, 238, 238]
-    assert "no range is named step: a step is taken to last from one forward" in made.notes[0]
+    assert "no range is named step: a step is assumed to last from one forward" in made.notes[0]

@@ -1,4 +1,4 @@
-"""Device memory by range: events as nsys exports them, put into the ranges of the threads that allocated."""
+"""Device memory by range: events of nsys, attributed to the ranges of the threads that allocated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cs_systems.traces.read import read
 from tests.recorded import AUTOGRAD, MAIN
 
 Export = Callable[..., Path]
-# As `nsys export --lazy=false` makes it (2022.4 to 2024.2), less what is not read.
+# As `nsys export --lazy=false` makes it (2022.4 to 2024.2), without the columns that are not read.
 TABLE = """CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS
     (start INTEGER NOT NULL, globalPid INTEGER NOT NULL, deviceId INTEGER NOT NULL, contextId INTEGER NOT NULL,
      address INTEGER NOT NULL, pc INTEGER NOT NULL, bytes INTEGER NOT NULL, memKind INTEGER NOT NULL,
@@ -34,7 +34,7 @@ RANGES = [
 
 
 def with_events(path: Path, events: Iterable[Sequence[Any]], pid: int = 7) -> Path:
-    """(time, thread, address, bytes, operation, kind) as rows of the table, each with the call that made it."""
+    """Write rows (time, thread, address, bytes, operation, kind) into the table, each with the call that made it."""
     database = sqlite3.connect(path)
     database.execute(TABLE)
     for i, (time, thread, address, size, operation, kind) in enumerate(events):
@@ -47,16 +47,16 @@ def with_events(path: Path, events: Iterable[Sequence[Any]], pid: int = 7) -> Pa
     return path
 
 
-def test_each_call_belongs_to_the_ranges_of_its_thread(export: Export) -> None:
+def test_memory_calls_belong_to_ranges_of_their_thread(export: Export) -> None:
     events = [
         (50, MAIN, 1, 1000, TOOK, DEVICE),  # before the step
         (130, MAIN, 2, 64, TOOK, DEVICE),
         (140, MAIN, 3, 36, TOOK, DEVICE),
         (150, MAIN, 3, 36, FREED, DEVICE),
-        (160, MAIN, 9, 5000, TOOK, PINNED),  # of the host
+        (160, MAIN, 9, 5000, TOOK, PINNED),  # host memory
         (210, MAIN, 4, 128, TOOK, DEVICE),
         (420, AUTOGRAD, 5, 32, TOOK, DEVICE),
-        (430, AUTOGRAD, 4, 0, FREED, DEVICE),  # its size stands with the allocation alone
+        (430, AUTOGRAD, 4, 0, FREED, DEVICE),  # only the allocation has the size
         (510, AUTOGRAD, 2, 64, FREED, DEVICE),
         (950, MAIN, 5, 32, FREED, DEVICE),  # after the step
     ]
@@ -70,7 +70,7 @@ def test_each_call_belongs_to_the_ranges_of_its_thread(export: Export) -> None:
     assert (rows[0]["allocations"], rows[0]["allocated_bytes"], rows[0]["freed_bytes"]) == (2, 100, 36)
 
 
-def test_of_two_steps_it_is_the_mean_and_the_most(export: Export) -> None:
+def test_two_steps_give_mean_bytes_and_the_maximum(export: Export) -> None:
     ranges = [
         ("step", 100, 200, MAIN),
         ("forward", 110, 190, MAIN),
@@ -82,11 +82,11 @@ def test_of_two_steps_it_is_the_mean_and_the_most(export: Export) -> None:
     assert (row["allocations"], row["allocated_bytes"], row["most_bytes"]) == (1, 96, 128)
 
 
-def test_another_process_and_steps_without_a_call_give_no_row(export: Export) -> None:
+def test_calls_of_another_process_or_outside_steps_give_no_row(export: Export) -> None:
     path = with_events(export(ranges=RANGES), [(130, MAIN, 2, 64, TOOK, DEVICE)], pid=8)
     assert memory_ranges(read(path)) == []
 
 
-def test_a_recording_without_memory_events_says_how_to_record_them(export: Export) -> None:
-    with pytest.raises(ConfigError, match=r"tells nothing of memory: record with nsys and --cuda-memory-usage=true"):
+def test_trace_without_memory_events_names_the_option(export: Export) -> None:
+    with pytest.raises(ConfigError, match=r"has no memory events; record with nsys and --cuda-memory-usage=true"):
         memory_ranges(read(export()))

@@ -1,4 +1,4 @@
-"""Reports of ncu: what is made of NVIDIA's objects, files that are no reports, and a report of one H200."""
+"""Reports of ncu: rows made from NVIDIA's objects, invalid files, and a report of one H200."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Range:
 
 
 class Domain:
-    """Sorts the names of its ranges, as ncu-report documents, and has them in order by their place in the stack."""
+    """Domain that sorts its range names, as ncu-report documents, and also gives them by their place in the stack."""
 
     def push_pop_ranges(self) -> tuple[str, ...]:
         return tuple(sorted(STACK))
@@ -60,7 +60,7 @@ class State:
 
 @dataclass
 class Action:
-    """A profiled launch, as far as it is read."""
+    """Profiled launch, with the attributes that the reader uses."""
 
     NameBase_DEMANGLED: ClassVar[int] = 1
     metrics: dict[str, Metric] = field(default_factory=dict)
@@ -100,7 +100,7 @@ def row(monkeypatch: pytest.MonkeyPatch, folder: Path, action: Action) -> ncu.Ro
         ("sm_share", None, None),
     ],
 )
-def test_a_metric_becomes_base_units_or_is_unknown(
+def test_metrics_are_converted_to_base_units_or_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, column: str, metric: Metric | None, expected: float | None
 ) -> None:
     found = row(monkeypatch, tmp_path, Action({ncu.METRICS[column]: metric} if metric else {}))
@@ -108,7 +108,7 @@ def test_a_metric_becomes_base_units_or_is_unknown(
     assert [name for name in ncu.METRICS if found[name] is not None] == ([] if expected is None else [column])
 
 
-def test_a_row_says_which_kernel_and_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_row_has_kernel_and_ranges(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     grid = {f"launch__grid_dim_{axis}": Metric(number) for axis, number in zip("xyz", (132.0, 2.0, 1.0), strict=True)}
     found = row(monkeypatch, tmp_path, Action(grid, State()))
     assert (found["kernel"], found["grid"], found["block"]) == ("gemm<128>(float *)", "132×2×1", None)
@@ -116,12 +116,12 @@ def test_a_row_says_which_kernel_and_where(monkeypatch: pytest.MonkeyPatch, tmp_
     assert row(monkeypatch, tmp_path, Action())["ranges"] == ""
 
 
-def test_a_person_sees_three_tables_of_at_most_80_columns_and_csv_is_one(
+def test_text_is_three_tables_of_80_columns_and_csv_is_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metrics = {name: Metric(1e12 if column.endswith("_s") else 99.9) for column, name in ncu.METRICS.items()}
     row(monkeypatch, tmp_path, Action(metrics, State()))
-    monkeypatch.setattr(ncu, "read", ncu.rows)  # not in a process that has NVIDIA's objects
+    monkeypatch.setattr(ncu, "read", ncu.rows)  # not in a process that holds NVIDIA's objects
     monkeypatch.chdir(tmp_path)
     assert main(["analyze", "a.ncu-rep"]) == 0
     shown = capsys.readouterr().out
@@ -137,33 +137,33 @@ def test_a_person_sees_three_tables_of_at_most_80_columns_and_csv_is_one(
 
 
 @pytest.mark.parametrize("content", [b"", b"no report", b"NVR\0\xff\xff\xff\x7f" * 9])
-def test_a_file_that_is_no_report_is_an_error(tmp_path: Path, content: bytes) -> None:
+def test_invalid_report_is_refused(tmp_path: Path, content: bytes) -> None:
     pytest.importorskip("ncu_report", reason="the extra ncu is not installed")
     (tmp_path / "a.ncu-rep").write_bytes(content)
     with pytest.raises(ConfigError, match=r"cannot read .*a.ncu-rep|a.ncu-rep (is empty|holds no profiled kernel)"):
         ncu.read(tmp_path / "a.ncu-rep")
-    with pytest.raises(ConfigError, match=r"b.ncu-rep is not there"):
+    with pytest.raises(ConfigError, match=r"b.ncu-rep does not exist"):
         ncu.read(tmp_path / "b.ncu-rep")
 
 
-def test_without_the_package_its_name_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_package_is_named_with_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ncu_report", None)
     (tmp_path / "a.ncu-rep").touch()
-    with pytest.raises(ConfigError, match=r"read by NVIDIA's package ncu-report .*: pip install 'cs-systems\[ncu\]'"):
+    with pytest.raises(ConfigError, match=r"requires NVIDIA's package ncu-report .*; pip install 'cs-systems\[ncu\]'"):
         ncu.rows(tmp_path / "a.ncu-rep")
 
 
-def test_a_reader_that_dies_takes_nothing_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Seen with the package of ncu 2025.3.1 under Python 3.12: a segmentation fault, where a sweep's parent read."""
+def test_crash_of_ncu_report_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The package of ncu 2025.3.1 crashed with a segmentation fault under Python 3.12, in the parent of a sweep."""
     (tmp_path / "ncu_report.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     (tmp_path / "a.ncu-rep").write_bytes(b"NVR\0")
-    with pytest.raises(ConfigError, match=r"ncu_report died of SIGSEGV over .*a.ncu-rep: install the newest, pip"):
+    with pytest.raises(ConfigError, match=r"ncu_report crashed .SIGSEGV. on .*a.ncu-rep; install its newest .*: pip"):
         ncu.read(tmp_path / "a.ncu-rep")
 
 
-def test_a_report_of_one_h200_has_every_column(tmp_path: Path) -> None:
-    """Three of the kernels of flash_triton in a step of `small` with two layers, bf16."""
+def test_h200_report_has_every_column(tmp_path: Path) -> None:
+    """The report has three kernels of flash_triton in a step of `small` with two layers, bf16."""
     pytest.importorskip("ncu_report", reason="the extra ncu is not installed")
     report = tmp_path / "h200.ncu-rep"
     report.write_bytes(gzip.decompress(RECORDED.read_bytes()))

@@ -1,4 +1,4 @@
-"""Exports of nsys: a real one, ones of other versions, and ones from which no true table can be made."""
+"""Exports of nsys: a real one, ones of other versions, and unusable ones."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cs_systems.config import ConfigError
 from cs_systems.traces import nsys
 from cs_systems.traces.profile import profile
 from cs_systems.traces.read import read
-from cs_systems.traces.trace import Recording
+from cs_systems.traces.trace import Trace
 from tests.recorded import MAIN
 
 Export = Callable[..., Path]
 KERNELS, RUNTIME = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 
 
-def test_a_real_export_is_read_whole(nsys_recording: Recording) -> None:
-    r = nsys_recording
+def test_real_export_is_read_completely(nsys_trace: Trace) -> None:
+    r = nsys_trace
     assert (len(r.kernels), len(r.copies), len(r.ranges), r.limitations) == (714, 24, 84, ())
     assert r.devices == {0: "NVIDIA H200"}
     assert [call.name for call in r.calls] == ["cudaDeviceSynchronize_v3020"] * 3
@@ -30,17 +30,17 @@ def test_a_real_export_is_read_whole(nsys_recording: Recording) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 714, 715])
-def test_the_size_of_a_chunk_changes_nothing(
-    nsys_path: Path, nsys_recording: Recording, monkeypatch: pytest.MonkeyPatch, chunk: int
+def test_result_does_not_depend_on_chunk_size(
+    nsys_path: Path, nsys_trace: Trace, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
     monkeypatch.setattr(nsys, "CHUNK", chunk)
-    recording = read(nsys_path)
-    assert list(recording.kernels) == list(nsys_recording.kernels)
-    assert list(recording.ranges) == list(nsys_recording.ranges)
-    assert (recording.copies, recording.calls) == (nsys_recording.copies, nsys_recording.calls)
+    trace = read(nsys_path)
+    assert list(trace.kernels) == list(nsys_trace.kernels)
+    assert list(trace.ranges) == list(nsys_trace.ranges)
+    assert (trace.copies, trace.calls) == (nsys_trace.copies, nsys_trace.calls)
 
 
-def test_a_kernel_carries_what_the_export_says(export: Export) -> None:
+def test_kernel_fields_match_the_export(export: Export) -> None:
     (kernel,) = read(export()).kernels
     assert kernel.function == ("gemm", (8, 4, 2), (128, 1, 1), 32, 124)
     assert (kernel.start_s, kernel.end_s) == pytest.approx((200e-9, 300e-9))
@@ -48,7 +48,7 @@ def test_a_kernel_carries_what_the_export_says(export: Export) -> None:
     assert (kernel.device, kernel.stream, kernel.thread, kernel.in_graph) == (0, 7, MAIN, False)
 
 
-def test_nothing_is_written_beside_or_into_the_file(nsys_path: Path) -> None:
+def test_reading_writes_no_file(nsys_path: Path) -> None:
     before = nsys_path.read_bytes()
     nsys_path.chmod(0o444)
     read(nsys_path)
@@ -59,83 +59,83 @@ def test_nothing_is_written_beside_or_into_the_file(nsys_path: Path) -> None:
 @pytest.mark.parametrize(
     "column", ["graphNodeId", "registersPerThread", "gridX", "staticSharedMemory", "streamId", "correlationId"]
 )
-def test_a_column_that_a_version_lacks_is_unknown(change: Callable[..., Path], column: str) -> None:
-    recording = read(change(f"ALTER TABLE {KERNELS} DROP COLUMN {column}"))
-    assert len(recording.kernels) == 714
-    function = recording.kernels[0].function
+def test_missing_column_gives_none(change: Callable[..., Path], column: str) -> None:
+    trace = read(change(f"ALTER TABLE {KERNELS} DROP COLUMN {column}"))
+    assert len(trace.kernels) == 714
+    function = trace.kernels[0].function
     assert (function.registers is None) == (column == "registersPerThread")
     assert (function.grid is None) == (column == "gridX")
     assert (function.shared_bytes is None) == (column == "staticSharedMemory")
-    assert (recording.kernels[0].launch_start_s is None) == (column == "correlationId")
+    assert (trace.kernels[0].launch_start_s is None) == (column == "correlationId")
 
 
 @pytest.mark.parametrize("table", ["CUPTI_ACTIVITY_KIND_MEMCPY", "PROFILER_OVERHEAD", "TARGET_INFO_GPU"])
-def test_a_table_that_a_lazy_export_leaves_out_is_no_error(change: Callable[..., Path], table: str) -> None:
+def test_missing_table_is_accepted(change: Callable[..., Path], table: str) -> None:
     assert len(profile(read(change(f"DROP TABLE {table}"))).steps) == 3
 
 
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        (f"DROP TABLE {KERNELS}", "holds no kernel: record with --trace=cuda,nvtx"),
+        (f"DROP TABLE {KERNELS}", "holds no kernel; record with --trace=cuda,nvtx"),
         (f"DELETE FROM {KERNELS}", "holds no kernel"),
-        ("DELETE FROM NVTX_EVENTS", "holds no NVTX range: record with --trace=cuda,nvtx"),
+        ("DELETE FROM NVTX_EVENTS", "holds no NVTX range; record with --trace=cuda,nvtx"),
         (f"UPDATE {KERNELS} SET start = 'soon'", "is a damaged export .*KERNEL has a text where a number belongs"),
         (f"UPDATE {KERNELS} SET globalPid = 'x'", "is a damaged export .*KERNEL has a text where a number belongs"),
         (f"UPDATE {KERNELS} SET start = '1,2'", "is a damaged export .*KERNEL has a text where a number belongs"),
-        ("DROP TABLE NVTX_EVENTS", "holds no NVTX range: record with --trace=cuda,nvtx"),
-        ("UPDATE NVTX_EVENTS SET end = NULL", "that ends .'step' never does.: let the recording go on"),
-        ("UPDATE NVTX_EVENTS SET eventType = 34", "holds no NVTX range: mark step"),
+        ("DROP TABLE NVTX_EVENTS", "holds no NVTX range; record with --trace=cuda,nvtx"),
+        ("UPDATE NVTX_EVENTS SET end = NULL", "that ends .'step' never ends.; record until the step has ended"),
+        ("UPDATE NVTX_EVENTS SET eventType = 34", "holds no NVTX range; mark step"),
         (
             f"UPDATE {KERNELS} SET globalPid = (9 << 24) WHERE correlationId % 2",
-            r"2 processes: choose one with --process: 9 \(",
+            r"2 processes; choose one with --process: 9 \(",
         ),
         (f"UPDATE {KERNELS} SET correlationId = -1", "none of its 714 kernels was launched inside .*--range"),
     ],
 )
-def test_an_export_without_what_a_table_needs_names_the_remedy(
-    change: Callable[..., Path], statement: str, message: str
-) -> None:
+def test_unusable_export_is_refused_with_remedy(change: Callable[..., Path], statement: str, message: str) -> None:
     path = change(statement)
-    if "-1" in statement:  # kernels of unknown launch count by their own time: move them before the first range
+    if "-1" in statement:  # a kernel without a launch counts by its own start: move it before the first range
         path = change(f"UPDATE {KERNELS} SET correlationId = -1, start = 1, end = 2")
     with pytest.raises(ConfigError, match=message):
         profile(read(path))
 
 
-def test_one_of_two_processes_can_be_chosen(export: Export) -> None:
+def test_process_option_selects_one_of_two(export: Export) -> None:
     path = export(
         ranges=[("step", 0, 1000, MAIN), ("step", 0, 1000, (9 << 24) + 1)],
         launches=[(100, 110, MAIN, 1), (100, 110, (9 << 24) + 1, 1)],
         kernels=[("gemm", 200, 300, 1), ("softmax", 200, 300, 1, 9)],
     )
-    with pytest.raises(ConfigError, match=r"2 processes: choose one with --process: 7 \(1 kernels\), 9 \(1 kernels\)"):
+    with pytest.raises(ConfigError, match=r"2 processes; choose one with --process: 7 \(1 kernels\), 9 \(1 kernels\)"):
         read(path)
     with pytest.raises(ConfigError, match=r"no kernel of process 8"):
         read(path, process=8)
-    recording = read(path, process=9)
-    assert [kernel.function.name for kernel in recording.kernels] == ["softmax"]
-    assert recording.kernels[0].thread == (9 << 24) + 1
-    assert {r.thread for r in recording.ranges} == {(9 << 24) + 1}
+    trace = read(path, process=9)
+    assert [kernel.function.name for kernel in trace.kernels] == ["softmax"]
+    assert trace.kernels[0].thread == (9 << 24) + 1
+    assert {r.thread for r in trace.ranges} == {(9 << 24) + 1}
 
 
-def test_ranges_that_never_end_are_left_out_and_named(export: Export) -> None:
+def test_unfinished_ranges_are_reported_and_left_out(export: Export) -> None:
     path = export(ranges=[("step", 0, 1000, MAIN), ("forward", 50, None, MAIN)])
     made = profile(read(path))
     assert made.phase_coverage == 0
     assert "1 range(s) never end ('forward') and are left out" in made.notes[0]
-    with pytest.raises(ConfigError, match=r"no range is named 'step' or .* among 'other' .* never end .'step'"):
+    with pytest.raises(
+        ConfigError, match=r"no range is named 'step' or .*; choose one with --range: 'other' .* never end .'step'"
+    ):
         profile(read(export(ranges=[("other", 0, 1000, MAIN), ("step", 50, None, MAIN)])))
 
 
-def test_a_launch_and_the_one_inside_it_are_one(export: Export) -> None:
-    """The runtime's call and the driver's call inside it may carry one correlation number."""
+def test_nested_launches_with_one_correlation_id_count_once(export: Export) -> None:
+    """The runtime's call and the driver's call inside it may have the same correlation number."""
     path = export(launches=[(100, 150, MAIN, 1), (110, 140, MAIN, 1)])
     (kernel,) = read(path).kernels
     assert kernel.launch_end_s == pytest.approx(150e-9)
 
 
-def test_a_graph_has_one_launch_and_many_kernels(export: Export) -> None:
+def test_graph_kernels_share_one_launch(export: Export) -> None:
     path = export(
         ranges=[("step", 0, 1000, MAIN), ("forward", 50, 900, MAIN)],
         kernels=[("gemm", 200 + 10 * n, 205 + 10 * n, 1, 7, 100 + n) for n in range(5)],
@@ -145,55 +145,55 @@ def test_a_graph_has_one_launch_and_many_kernels(export: Export) -> None:
     assert "5 kernels ran in CUDA graphs" in made.notes[-1]
 
 
-def test_graphs_alone_recorded_as_a_whole_leave_nothing_to_analyse(change: Callable[..., Path]) -> None:
+def test_whole_graphs_without_kernels_are_refused(change: Callable[..., Path]) -> None:
     path = change(
         f"DROP TABLE {KERNELS}",
         "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start, end)",
         "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1, 2)",
     )
-    with pytest.raises(ConfigError, match=r"CUDA graphs as a whole and no kernel: record with --cuda-graph-trace=node"):
+    with pytest.raises(ConfigError, match=r"whole CUDA graphs and no kernels; record with --cuda-graph-trace=node"):
         read(path)
 
 
-def test_graphs_that_were_recorded_as_a_whole_are_a_limitation(change: Callable[..., Path]) -> None:
-    recording = read(
+def test_whole_graphs_beside_kernels_are_a_limitation(change: Callable[..., Path]) -> None:
+    trace = read(
         change(
             "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start, end)",
             "INSERT INTO CUPTI_ACTIVITY_KIND_GRAPH_TRACE VALUES (1, 2)",
         )
     )
-    assert "record with --cuda-graph-trace=node" in recording.limitations[0]
+    assert "record with --cuda-graph-trace=node" in trace.limitations[0]
 
 
 @pytest.mark.parametrize(
     "statement", [f"DROP TABLE {RUNTIME}", f"DELETE FROM {RUNTIME}", f"UPDATE {RUNTIME} SET globalTid = (9 << 24) + 1"]
 )
-def test_without_cuda_calls_nothing_is_attributed(change: Callable[..., Path], statement: str) -> None:
+def test_export_without_cuda_calls_attributes_nothing(change: Callable[..., Path], statement: str) -> None:
     made = profile(read(change(statement)))
     assert made.phase_coverage == 0
     assert "no CUDA call was recorded" in made.notes[0]
     assert "714 kernels have no recorded launch" in made.notes[-1]
 
 
-def test_start_end_ranges_and_registered_strings_count(change: Callable[..., Path]) -> None:
-    """eventType 60; a name in `text` or, where that is NULL, the string under `textId`."""
-    recording = read(
+def test_start_end_ranges_and_registered_strings_are_read(change: Callable[..., Path]) -> None:
+    """Their eventType is 60; the name is `text`, or the string with the id `textId` where that is NULL."""
+    trace = read(
         change(
             "UPDATE NVTX_EVENTS SET eventType = 60 WHERE text = 'backward'",
             "INSERT INTO StringIds VALUES (9999, 'backward')",
             "UPDATE NVTX_EVENTS SET textId = 9999, text = NULL WHERE text = 'backward'",
         )
     )
-    assert [r.name for r in recording.ranges].count("backward") == 3
-    assert sum(place.phase == "backward" for place in profile(recording).places) == 426
+    assert [r.name for r in trace.ranges].count("backward") == 3
+    assert sum(place.phase == "backward" for place in profile(trace).places) == 426
 
 
-def test_an_export_of_an_unknown_layout_is_told_from_a_damaged_one(change: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match=r"lacks what the exports of nsys 2022.4 and newer have .*eventType"):
+def test_unknown_layout_is_distinguished_from_damage(change: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=r"lacks data that exports of nsys 2022.4 and newer have .*eventType"):
         read(change("ALTER TABLE NVTX_EVENTS DROP COLUMN eventType"))
 
 
-def test_names_that_are_missing_have_their_number(export: Callable[..., Path]) -> None:
+def test_missing_name_is_replaced_by_its_id(export: Callable[..., Path]) -> None:
     path = export(ranges=[("step", 0, 1000, MAIN), ("forward", 50, 900, MAIN)])
     database = sqlite3.connect(path)
     ((lost,),) = database.execute("SELECT id FROM StringIds WHERE value = 'gemm'")
@@ -203,8 +203,8 @@ def test_names_that_are_missing_have_their_number(export: Callable[..., Path]) -
     assert [kernel.function.name for kernel in read(path).kernels] == [f"kernel {lost}"]
 
 
-def test_kernels_that_take_no_time_and_steps_that_last_none_make_no_table(change: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match="its kernels take no time: the recording is damaged"):
+def test_kernels_and_steps_without_duration_are_refused(change: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="is damaged: its kernels take no time"):
         profile(read(change(f"UPDATE {KERNELS} SET end = start")))
     with pytest.raises(ConfigError, match="no range is named 'step'"):
         profile(
@@ -217,20 +217,23 @@ def test_kernels_that_take_no_time_and_steps_that_last_none_make_no_table(change
         )
 
 
-def test_kernels_that_end_before_they_start_are_left_out_and_named(change: Callable[..., Path]) -> None:
-    recording = read(change(f"UPDATE {KERNELS} SET end = start - 5 WHERE correlationId % 10 = 0"))
-    assert (recording.kernels.end_s >= recording.kernels.start_s).all()
-    assert f"{714 - len(recording.kernels)} kernels have no end, or one before their start" in recording.limitations[0]
-    assert 0 < len(recording.kernels) < 714
+def test_kernels_with_negative_duration_are_reported_and_left_out(change: Callable[..., Path]) -> None:
+    trace = read(change(f"UPDATE {KERNELS} SET end = start - 5 WHERE correlationId % 10 = 0"))
+    assert (trace.kernels.end_s >= trace.kernels.start_s).all()
+    assert (
+        f"{714 - len(trace.kernels)} kernels that have no end, or end before they start, are left out"
+        in trace.limitations[0]
+    )
+    assert 0 < len(trace.kernels) < 714
 
 
-def test_copies_that_end_before_they_start_are_left_out_and_named(change: Callable[..., Path]) -> None:
-    recording = read(change("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET end = start - 5 WHERE rowid % 4 = 0"))
-    assert len(recording.copies) == 18
-    assert "6 memcpys have no end, or one before their start: they are left out" in recording.limitations
+def test_copies_with_negative_duration_are_reported_and_left_out(change: Callable[..., Path]) -> None:
+    trace = read(change("UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET end = start - 5 WHERE rowid % 4 = 0"))
+    assert len(trace.copies) == 18
+    assert "6 memcpys that have no end, or end before they start, are left out" in trace.limitations
 
 
-def test_a_view_is_no_table(change: Callable[..., Path]) -> None:
+def test_views_are_ignored(change: Callable[..., Path]) -> None:
     path = change(f"ALTER TABLE {KERNELS} RENAME TO hidden", f"CREATE VIEW {KERNELS} AS SELECT * FROM hidden")
     with pytest.raises(ConfigError, match=r"holds no kernel"):
         read(path)
@@ -239,26 +242,26 @@ def test_a_view_is_no_table(change: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is empty: the recording was not written"),
-        (b"\x7fELF", "is no recording: it must be an SQLite export or .nsys-rep of nsys, or a Chrome trace"),
-        (b"SQLite format 3\0" + b"\xff" * 3000, "is a damaged export .*: export it again"),
+        (b"", "is empty: the trace was never written"),
+        (b"\x7fELF", "is not a trace; give an SQLite export or .nsys-rep of nsys, a Chrome trace"),
+        (b"SQLite format 3\0" + b"\xff" * 3000, "is a damaged export .*; export it again"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "recording.sqlite"
+def test_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "trace.sqlite"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read(path)
 
 
-def test_a_truncated_export_is_refused(nsys_path: Path, tmp_path: Path) -> None:
+def test_truncated_export_is_refused(nsys_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "half.sqlite"
     path.write_bytes(nsys_path.read_bytes()[: nsys_path.stat().st_size // 2])
     with pytest.raises(ConfigError, match=r"is a damaged export"):
         read(path)
 
 
-def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_unrelated_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite"
     database = sqlite3.connect(path)
     database.execute("CREATE TABLE users (name)")
@@ -268,28 +271,28 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
         read(path)
 
 
-def test_a_folder_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is a folder: give the file of a recording"):
+def test_folder_and_missing_file_have_distinct_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is a folder; give a trace file"):
         read(tmp_path)
     for name in ("a.trace.json.gz", "b.sqlite", "records.jsonl"):
         (tmp_path / name).touch()
-    with pytest.raises(ConfigError, match=r"is a folder: give one of\n  \S+/a.trace.json.gz\n  \S+/b.sqlite$"):
+    with pytest.raises(ConfigError, match=r"is a folder; give one of\n  \S+/a.trace.json.gz\n  \S+/b.sqlite$"):
         read(tmp_path)
-    with pytest.raises(ConfigError, match=r"is not there"):
+    with pytest.raises(ConfigError, match=r"does not exist"):
         read(tmp_path / "none.sqlite")
 
 
-def test_a_report_needs_nsys_to_export_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nsys_path: Path) -> None:
+def test_nsys_rep_requires_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nsys_path: Path) -> None:
     report = tmp_path / "run.nsys-rep"
     report.write_bytes(b"\x01\x02\x03")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"nsys is not on the PATH: .* nsys export -t sqlite --lazy=false"):
+    with pytest.raises(ConfigError, match=r"nsys is not on the PATH; .*nsys export -t sqlite --lazy=false"):
         read(report)
     nsys = tmp_path / "nsys"
     nsys.write_text("#!/bin/sh\necho 'importer missing' >&2; exit 1\n")
     nsys.chmod(0o755)
-    with pytest.raises(ConfigError, match=r"nsys cannot export .*: importer missing; an nsys as new"):
+    with pytest.raises(ConfigError, match=r"nsys cannot export .*: importer missing; use an nsys as new"):
         read(report)
     nsys.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n/bin/cp {nsys_path} "$2"\n')
-    recording = read(report)
-    assert (len(recording.kernels), recording.source) == (714, str(report))
+    trace = read(report)
+    assert (len(trace.kernels), trace.source) == (714, str(report))

@@ -1,4 +1,4 @@
-"""Communication against computation: interval arithmetic that adds up, whatever the order."""
+"""Communication against computation: interval arithmetic that adds up in any order."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def arrays(found: list[tuple[int, int]]) -> tuple[Any, Any]:
 
 
 def seconds(found: list[tuple[int, int]]) -> set[int]:
-    """The plain way: the whole seconds that any covers."""
+    """Return the whole seconds that any interval covers, found one by one."""
     return {t for s, d in found for t in range(s, s + d)}
 
 
 @given(spans)
-def test_a_union_covers_what_any_covers(found: list[tuple[int, int]]) -> None:
+def test_union_covers_each_interval(found: list[tuple[int, int]]) -> None:
     merged = union(*arrays(found))
     assert merged.length_s == len(seconds(found))
     assert (merged.start_s[1:] > merged.end_s[:-1]).all()
 
 
 @given(spans, spans)
-def test_an_intersection_covers_what_both_cover(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+def test_intersection_covers_common_time(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
     both = intersection(union(*arrays(a)), union(*arrays(b)))
     assert both.length_s == len(seconds(a) & seconds(b))
 
 
 @given(spans, spans, st.randoms())
-def test_hidden_and_exposed_are_all_and_no_order_counts(
+def test_hidden_and_exposed_add_up_in_any_order(
     communication: list[tuple[int, int]], computing: list[tuple[int, int]], random: Any
 ) -> None:
     row = streams_of(communication, computing).row()
@@ -76,8 +76,8 @@ def streams_of(communication: list[tuple[int, int]], computing: list[tuple[int, 
 
 
 @given(st.integers(1, 4), st.lists(st.integers(1, 50), min_size=1, max_size=8), st.data())
-def test_the_last_to_come_waits_for_nobody(count: int, transfers: list[int], data: Any) -> None:
-    """Ranks come late by any delays: what is read from durations alone is what was planted."""
+def test_waiting_recovers_planted_delays(count: int, transfers: list[int], data: Any) -> None:
+    """Ranks arrive with random delays, which the durations alone must reproduce."""
     late = data.draw(st.lists(st.lists(st.integers(0, 9), min_size=count, max_size=count), min_size=1, max_size=1))[0]
     ranks = [np.array([t + max(late) - own for t in transfers], float) for own in late]
     found = waiting(ranks)
@@ -85,12 +85,12 @@ def test_the_last_to_come_waits_for_nobody(count: int, transfers: list[int], dat
     assert found.wait_s.tolist() == [[max(late) - own] * len(transfers) for own in late]
 
 
-def test_ranks_with_other_collectives_are_told() -> None:
-    with pytest.raises(ConfigError, match=r"the ranks ran 2, 3 collectives: recordings of different steps\?"):
+def test_different_numbers_of_collectives_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"the ranks' traces hold different numbers of collectives: 2, 3"):
         waiting([np.ones(2), np.ones(3)])
 
 
-def test_a_difference_is_explained_to_the_end() -> None:
+def test_reconciled_terms_add_up_to_the_difference() -> None:
     alone = streams_of([], [(0, 60)]).row() | {"step_s": 60.0, "idle_s": 0.0}
     several = streams_of([(50, 40)], [(0, 70)]).row() | {"step_s": 95.0, "idle_s": 5.0}
     row = reconcile(several, alone, 93.0, 59.0)
@@ -113,7 +113,7 @@ def write(path: Path, events: list[dict[str, Any]]) -> Path:
 
 
 def kernel(name: str, start: float, duration: float, correlation: int, stream: int) -> list[dict[str, Any]]:
-    """With its launch, 5 µs before."""
+    """Return a kernel and its launch, 5 µs before."""
     return [
         event("cuda_runtime", "cudaLaunchKernel", start - 5, 1, correlation=correlation),
         event("kernel", name, start, duration, tid=stream, device=0, stream=stream, correlation=correlation),
@@ -121,7 +121,7 @@ def kernel(name: str, start: float, duration: float, correlation: int, stream: i
 
 
 def gpu_trace(path: Path, allreduce_us: float) -> Path:
-    """Two steps of 100 µs: compute at 10 to 50 and 60 to 80, an all-reduce from 40 on."""
+    """Write two steps of 100 µs: compute at 10 to 50 and 60 to 80, an all-reduce from 40 on."""
     events = []
     for n, begin in enumerate((0.0, 200.0)):
         events.append(event("user_annotation", "step", begin, 100))
@@ -132,7 +132,7 @@ def gpu_trace(path: Path, allreduce_us: float) -> Path:
     return write(path, events)
 
 
-def test_the_streams_of_a_gpu(tmp_path: Path) -> None:
+def test_streams_of_gpu_trace(tmp_path: Path) -> None:
     found = streams(read(gpu_trace(tmp_path / "t.json", 30)))
     assert len(found) == 2
     assert found[0].names[0].startswith("ncclDevKernel_AllReduce")
@@ -147,21 +147,21 @@ def test_the_streams_of_a_gpu(tmp_path: Path) -> None:
     }
 
 
-def test_analyze_shows_what_of_a_recording_communicates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyze_prints_overlap_of_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(gpu_trace(tmp_path / "t.json", 30))]) == 0
     said = capsys.readouterr().out
     assert "communication beside computing (hidden) and alone (exposed), per step" in said
     assert re.search(r"^ +1\.00 +30\.0 +20\.0 +10\.0 +66\.7 +10\.0$", said, re.MULTILINE)
 
 
-def test_the_waiting_of_two_ranks(tmp_path: Path) -> None:
+def test_skew_of_two_ranks(tmp_path: Path) -> None:
     ranks = [streams(read(gpu_trace(tmp_path / f"{us}.json", us))) for us in (30, 45)]
     rows = [{name: round(value * 1e6, 6) for name, value in row.items() if name != "rank"} for row in skew_rows(ranks)]
     assert rows == [{"transfer_s": 30, "waiting_s": 0}, {"transfer_s": 30, "waiting_s": 15}]
 
 
-def test_the_streams_of_a_cpu(tmp_path: Path) -> None:
-    """gloo's ranges against the phases: half of the all-reduce runs while backward does."""
+def test_streams_of_cpu_trace(tmp_path: Path) -> None:
+    """gloo's ranges overlap the phases: half of the all-reduce runs during backward."""
     path = write(
         tmp_path / "cpu.json",
         [

@@ -1,4 +1,4 @@
-"""Tables, gaps and differences: real recordings against what SQL says, and made ones whose answer is known."""
+"""Tables, gaps and differences: real traces compared with SQL, and made ones with known results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.recorded import MAIN
 Export = Callable[..., Path]
 
 
-def test_every_table_adds_up_to_the_kernel_time(nsys_profile: Profile, nsys_path: Path) -> None:
+def test_tables_add_up_to_kernel_time(nsys_profile: Profile, nsys_path: Path) -> None:
     database = sqlite3.connect(nsys_path)
     (total,) = database.execute("SELECT sum(end - start) * 1e-9 / 3 FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
     database.close()
@@ -34,7 +34,7 @@ def test_every_table_adds_up_to_the_kernel_time(nsys_profile: Profile, nsys_path
         assert sum(row["time_s"] for row in rows if (row["family"] == "all") is wanted) == pytest.approx(total)
 
 
-def test_kernels_are_those_of_the_export(nsys_profile: Profile, nsys_path: Path) -> None:
+def test_kernels_table_matches_the_export(nsys_profile: Profile, nsys_path: Path) -> None:
     database = sqlite3.connect(nsys_path)
     expected = database.execute(
         "SELECT value, count(*) / 3.0, sum(end - start) * 1e-9 / 3 AS time FROM CUPTI_ACTIVITY_KIND_KERNEL "
@@ -48,42 +48,42 @@ def test_kernels_are_those_of_the_export(nsys_profile: Profile, nsys_path: Path)
     assert (rows[0]["block"], rows[0]["registers"], rows[0]["shapes"]) == ("128×1×1", 128, 3)
 
 
-def test_names_of_columns_are_fixed(nsys_profile: Profile) -> None:
+def test_column_names_are_fixed(nsys_profile: Profile) -> None:
     for name, table in tables.TABLES.items():
         columns = {tuple(row) for row in table(nsys_profile, tables.NO_COSTS)}
         assert len(columns) == 1, name
 
 
-def test_what_is_not_split_is_unknown_and_not_zero(nsys_profile: Profile) -> None:
-    """The export has no range in backward but the phase's own: a block's backward time is not known."""
+def test_unsplit_time_is_none_and_not_zero(nsys_profile: Profile) -> None:
+    """In backward the export has only the phase's range, so a block's backward time is unknown."""
     rows = {row["layer"]: row for row in tables.layers(nsys_profile)}
     assert list(rows) == ["block 0", "block 1", "block 2", "block 3", "optimizer", "unattributed"]
     assert rows["block 0"]["backward_s"] is None
     assert rows["block 0"]["forward_s"] == pytest.approx(rows["block 0"]["time_s"])
     notes = tables.notes("layers", nsys_profile, rows.values())
-    assert notes[0] == "of the kernel time 100.0% belongs to a phase and 39.2% to a layer or named module"
+    assert notes[0] == "100.0% of the kernel time belongs to a phase, and 39.2% to a layer or named module"
     assert "backward is not split by layer" in notes[1]
 
 
 @pytest.mark.parametrize("name", ["phases", "layers", "parts", "attention"])
-def test_coverage_stands_under_every_attributed_table(nsys_profile: Profile, name: str) -> None:
+def test_attributed_tables_note_their_coverage(nsys_profile: Profile, name: str) -> None:
     rows = tables.TABLES[name](nsys_profile, tables.NO_COSTS)
     assert nsys_profile.coverage in tables.notes(name, nsys_profile, rows)
 
 
-def test_softmax_against_matmul(nsys_profile: Profile) -> None:
+def test_attention_notes_softmax_to_matmul_ratio(nsys_profile: Profile) -> None:
     rows = tables.attention(nsys_profile)
     parts = {row["part"] for row in rows}
     assert parts == {"attention", "attention.scores", "attention.softmax", "attention.value"}
     assert sum(row["share"] for row in rows) == pytest.approx(1)
     softmax, *_ = (row for row in rows if row["part"] == "attention.softmax")
     assert (softmax["family"], softmax["calls_per_step"]) == ("softmax", 4)
-    assert "forward: softmax takes 0.10 of the time of the matrix products" in tables.notes(
+    assert "forward: softmax takes 0.10 times as long as the matrix products" in tables.notes(
         "attention", nsys_profile, rows
     )
 
 
-def test_a_fused_backend_has_no_split(export: Export) -> None:
+def test_fused_attention_notes_missing_split(export: Export) -> None:
     path = export(
         ranges=[("step", 0, 1000, MAIN), ("forward", 10, 900, MAIN), ("attention", 20, 800, MAIN)],
         kernels=[("flash_fwd_kernel", 200, 300, 1)],
@@ -91,17 +91,17 @@ def test_a_fused_backend_has_no_split(export: Export) -> None:
     made = profile(read(path))
     rows = tables.attention(made)
     assert [(row["part"], row["family"]) for row in rows] == [("attention", "attention")]
-    assert "a fused kernel computes scores, softmax and value at once" in tables.notes("attention", made, rows)[-1]
+    assert "a fused kernel computes scores, softmax and value together" in tables.notes("attention", made, rows)[-1]
 
 
-def test_backward_to_forward_by_kernels_and_by_the_wall(nsys_profile: Profile) -> None:
+def test_ratio_by_kernel_time_and_wall_time(nsys_profile: Profile) -> None:
     kernel, wall = tables.ratio(nsys_profile)
     assert (kernel["measure"], wall["measure"]) == ("kernel time", "wall time")
     assert kernel["backward_to_forward"] == pytest.approx(1.836, abs=0.001)
     assert wall["forward_s"] > 3 * kernel["forward_s"]  # the recorded model is launch-bound
 
 
-def test_rates_need_a_cost(nsys_profile: Profile) -> None:
+def test_rates_are_none_without_a_cost(nsys_profile: Profile) -> None:
     unknown = tables.phases(nsys_profile)[0]
     assert [unknown[c] for c in ("flops", "achieved_flops_per_s", "achieved_bytes_per_s", "ceiling")] == [None] * 4
     cost = PhaseCost(model_flops=10**9, hardware_flops=2 * 10**9, bytes=10**6)
@@ -115,7 +115,7 @@ def test_rates_need_a_cost(nsys_profile: Profile) -> None:
     assert tables.phases(nsys_profile, slow)[0]["ceiling"] == "memory"
 
 
-def test_a_step_is_reconciled(export: Export) -> None:
+def test_step_times_that_differ_are_warned_of(export: Export) -> None:
     path = export(
         ranges=[("step", 0, 1000, MAIN), ("step", 2000, 3000, MAIN)],
         launches=[(10, 20, MAIN, 1), (30, 40, MAIN, 2), (2000, 2010, MAIN, 3)],
@@ -126,19 +126,19 @@ def test_a_step_is_reconciled(export: Export) -> None:
     ns = {column: round(first[column] * 1e9) for column in ("wall_s", "gpu_span_s", "kernel_s", "residual_s")}
     assert ns == {"wall_s": 1000, "gpu_span_s": 975, "kernel_s": 1075, "residual_s": 25}
     assert first["busy_share"] == pytest.approx(0.975)  # kernels that overlap count once
-    assert second["busy_share"] == pytest.approx(0.2)  # what ran after the step is not of its wall time
+    assert second["busy_share"] == pytest.approx(0.2)  # kernels after the step are outside its wall time
     notes = tables.notes("steps", made, [first, second])
-    assert "disagree by over 3% in 1 of 2 steps, most in step 1 (+70.0%)" in notes[0]
-    assert "step 0: events say 0.0015 ms and the wall clock 0.001 ms" in notes[1]
+    assert "differ by over 3% in 1 of 2 steps, most in step 1 (+70.0%)" in notes[0]
+    assert "step 0 takes 0.0015 ms by events and 0.001 ms by the wall clock" in notes[1]
 
 
-def test_a_step_of_two_devices_is_one_step_in_the_warnings(change: Callable[..., Path]) -> None:
+def test_step_of_two_devices_is_counted_once_in_warnings(change: Callable[..., Path]) -> None:
     made = profile(read(change("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET deviceId = correlationId % 2")))
     rows = tables.steps(made, tables.Costs(event_s=1.0))
     assert len(rows) == 6
     disagree, *events = tables.notes("steps", made, rows)
     assert " of 3 steps, most in step 0 " in disagree
-    assert [said.partition(": events say")[0] for said in events] == [f"warning: step {n}" for n in range(3)]
+    assert [said.partition(" takes ")[0] for said in events] == [f"warning: step {n}" for n in range(3)]
 
 
 GAPS: list[tuple[str, dict[str, Any], dict[str, float]]] = [
@@ -158,7 +158,7 @@ GAPS: list[tuple[str, dict[str, Any], dict[str, float]]] = [
 
 
 @pytest.mark.parametrize(("made", "expected"), [g[1:] for g in GAPS], ids=[g[0] for g in GAPS])
-def test_gaps_have_their_cause(export: Export, made: dict[str, Any], expected: dict[str, float]) -> None:
+def test_gaps_table_has_each_cause(export: Export, made: dict[str, Any], expected: dict[str, float]) -> None:
     """Kernels run from 50 to 100 ns and from 400 to 450 ns of a step of 1000 ns."""
     launches = made.get("launches", [(0, 10, 1), (380, 390, 2)])
     path = export(
@@ -173,7 +173,7 @@ def test_gaps_have_their_cause(export: Export, made: dict[str, Any], expected: d
     assert sum(row["share"] for row in rows) == pytest.approx(0.9)
 
 
-def test_gaps_and_busy_time_fill_the_steps(nsys_profile: Profile, kineto_profile: Profile) -> None:
+def test_gaps_and_busy_time_add_up_to_steps(nsys_profile: Profile, kineto_profile: Profile) -> None:
     for made in (nsys_profile, kineto_profile):
         wall = sum(step.end_s - step.start_s for step in made.steps)
         busy = sum(row["busy_share"] * row["wall_s"] for row in tables.steps(made))
@@ -182,20 +182,20 @@ def test_gaps_and_busy_time_fill_the_steps(nsys_profile: Profile, kineto_profile
         assert tables.gaps(made)[0]["cause"] == "launch-bound"
 
 
-def test_steps_are_chosen_by_glob(nsys_profile: Profile) -> None:
-    forward = profile(nsys_profile.recording, "forw*")
+def test_glob_selects_steps(nsys_profile: Profile) -> None:
+    forward = profile(nsys_profile.trace, "forw*")
     assert [step.calls for step in forward.by_step.values()] == [88] * 3
     assert {row["phase"] for row in tables.phases(forward)} == {"forward"}
     assert "450 kernels (3.3 ms) between or after the steps are left out" in forward.notes
-    anything = profile(nsys_profile.recording, "*")  # what is nested in a step is no step
+    anything = profile(nsys_profile.trace, "*")  # a match nested in a step is not a step
     assert [step.name for step in anything.steps] == ["step"] * 3
     with pytest.raises(
-        ConfigError, match=r"no range is named 'iteration': choose with --range among 'attention' \(12×\)"
+        ConfigError, match=r"no range is named 'iteration'; choose one with --range: 'attention' \(12×\)"
     ):
-        profile(nsys_profile.recording, "iteration")
+        profile(nsys_profile.trace, "iteration")
 
 
-def test_kernels_before_the_first_step_are_told(export: Export) -> None:
+def test_kernels_before_the_first_step_are_noted(export: Export) -> None:
     made = profile(
         read(
             export(
@@ -209,7 +209,7 @@ def test_kernels_before_the_first_step_are_told(export: Export) -> None:
     assert made.notes == ("1 kernels (0.0001 ms) before the first step are left out",)
 
 
-def test_a_difference_adds_up(nsys_profile: Profile, kineto_profile: Profile) -> None:
+def test_difference_of_two_profiles_adds_up(nsys_profile: Profile, kineto_profile: Profile) -> None:
     for by in ("phase", "family"):
         *rows, whole = difference(nsys_profile, kineto_profile, by)
         assert whole[by] == "all"
@@ -221,14 +221,14 @@ def test_a_difference_adds_up(nsys_profile: Profile, kineto_profile: Profile) ->
     assert any("layers are known of 39% of A's kernel time and of 9% of B's" in doubt for doubt in said)
 
 
-def test_a_layer_that_was_not_marked_is_unknown(nsys_profile: Profile, kineto_profile: Profile) -> None:
+def test_difference_of_unmarked_layer_is_none(nsys_profile: Profile, kineto_profile: Profile) -> None:
     rows = {row["layer"]: row for row in difference(nsys_profile, kineto_profile, "layer")}
     assert (rows["block 0"]["b_s"], rows["block 0"]["difference_s"]) == (None, None)
     assert rows["optimizer"]["difference_s"] is not None
 
 
-def test_a_planted_difference_is_found(export: Export) -> None:
-    """B's softmax takes 50 ns longer and its copy is gone."""
+def test_planted_difference_is_found(export: Export) -> None:
+    """B's softmax takes 50 ns longer, and its copy is missing."""
 
     def made(kernels: Sequence[Sequence[Any]], name: str) -> Profile:
         launches = [(10 + n, 11 + n, MAIN, n) for n in (1, 2, 3)]

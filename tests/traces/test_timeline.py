@@ -1,4 +1,4 @@
-"""The view of one step holds what the tables hold: every kernel of the step once, its time, and where it belongs."""
+"""View of one step: it has each kernel of the step once, with its time and place, as the tables have."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def seen(request: pytest.FixtureRequest, nsys_profile: Profile, kineto_profile: 
     return {"nsys": nsys_profile, "kineto": kineto_profile}[request.param]
 
 
-def test_the_step_is_that_of_the_median_wall_time(seen: Profile) -> None:
+def test_view_shows_step_of_median_wall_time(seen: Profile) -> None:
     walls = [step.end_s - step.start_s for step in seen.steps]
     assert walls[median_step(seen)] == median(walls)
     assert view(seen)["step"]["wall_ns"] == pytest.approx(median(walls) * 1e9, abs=1)
 
 
-def test_every_kernel_of_the_step_is_in_one_stream_once(seen: Profile) -> None:
+def test_each_kernel_of_the_step_is_in_one_stream(seen: Profile) -> None:
     made = view(seen)
     number = made["step"]["number"]
     (row,) = [row for row in TABLES["steps"](seen) if row["step"] == number]
@@ -41,8 +41,8 @@ def test_every_kernel_of_the_step_is_in_one_stream_once(seen: Profile) -> None:
         assert stream["start"][-1] + stream["duration"][-1] <= made["step"]["end_ns"]
 
 
-def test_phases_layers_and_families_take_the_time_that_the_tables_say(nsys_profile: Profile) -> None:
-    """The tables are means over three steps, and the view is of one: each share agrees within a percent of the step."""
+def test_view_times_match_the_tables(nsys_profile: Profile) -> None:
+    """The tables are means over three steps, the view has one: each share agrees within a percent of the step."""
     made = view(nsys_profile)
     (stream,) = made["streams"]
     names, functions = made["names"], made["functions"]
@@ -61,7 +61,7 @@ def test_phases_layers_and_families_take_the_time_that_the_tables_say(nsys_profi
             assert times[row[column]] / made["step"]["kernel_ns"] == pytest.approx(row["share"], abs=0.01)
 
 
-def test_ranges_copies_and_waits_of_the_step_alone(nsys_profile: Profile) -> None:
+def test_view_has_ranges_copies_and_calls_of_the_step_only(nsys_profile: Profile) -> None:
     made = view(nsys_profile)
     (thread,) = made["threads"]
     said = Counter(made["ranges"]["name"][r] for r in thread["range"])
@@ -75,13 +75,16 @@ def test_ranges_copies_and_waits_of_the_step_alone(nsys_profile: Profile) -> Non
     assert {*made["ranges"]["phase"]} == {None, "forward", "backward", "optimizer"}
 
 
-def test_it_is_small(nsys_profile: Profile) -> None:
+def test_view_is_small(nsys_profile: Profile) -> None:
     text = json.dumps(view(nsys_profile), separators=(",", ":"), allow_nan=False)
     assert len(text) < 100 * 238  # names and functions included, which 10,000 kernels share
 
 
-def test_graphs_late_kernels_and_other_threads(export: Callable[..., Path]) -> None:
-    """Kernels of a graph share one launch; one that runs past the step's end is the step's; no launch is invented."""
+def test_view_of_graphs_late_kernels_and_other_threads(export: Callable[..., Path]) -> None:
+    """Kernels of a graph share one launch.
+
+    A kernel that ends after its step belongs to the step. An unknown launch stays unknown.
+    """
     path = export(
         ranges=[("step", 0, 1000, MAIN), ("backward", 300, 900, MAIN), ("block 1", 400, 600, AUTOGRAD)],
         launches=[(100, 110, MAIN, 1), (450, 460, AUTOGRAD, 2)],
@@ -104,7 +107,7 @@ def test_graphs_late_kernels_and_other_threads(export: Callable[..., Path]) -> N
     assert [(thread["main"], len(thread["range"])) for thread in made["threads"]] == [(True, 2), (False, 1)]
 
 
-def test_the_results_are_every_table_with_its_notes(nsys_profile: Profile) -> None:
+def test_results_have_every_table_with_notes(nsys_profile: Profile) -> None:
     made = results(nsys_profile)
     assert set(made) == {*TABLES, "notes"}
     assert {"table": "layers", "note": nsys_profile.coverage} in made["notes"]

@@ -1,4 +1,4 @@
-"""Work of analyze and snapshot grows with the file, not with its square: counted, for there is no quiet clock."""
+"""Work of analyze and snapshot grows linearly with the file: it is counted, since clocks are noisy."""
 
 from __future__ import annotations
 
@@ -25,13 +25,11 @@ from cs_systems.traces.overlap import streams
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.range_names import SPLITS
 from cs_systems.traces.tables import NO_COSTS
-from cs_systems.traces.trace import Recording
+from cs_systems.traces.trace import Trace
 from tests.traces import large
 from tests.traces.work import counted, work_of
 
-MOST_GROWTH = (
-    2.2  # of the work when the input doubles; a quadratic loop that takes a tenth of it makes 2.2, all of it 4
-)
+MOST_GROWTH = 2.2  # limit of the work ratio when the input doubles: a quadratic loop with a tenth of the work gives 2.2
 GROWTHS = {
     "steps": ((60, 4), (120, 4)),
     "blocks": ((4, 60), (4, 120)),
@@ -42,8 +40,8 @@ grows = pytest.mark.parametrize("sizes", GROWTHS.values(), ids=GROWTHS)
 class Analysis(NamedTuple):
     """Input of every table of analyze."""
 
-    recording: Recording
-    of_cpu: Recording
+    trace: Trace
+    of_cpu: Trace
     profile: Profile
 
 
@@ -59,8 +57,8 @@ class Memory(NamedTuple):
 
 @cache
 def analysis(steps: int, blocks: int) -> Analysis:
-    recording = large.recording(steps, blocks)
-    return Analysis(recording, large.recording(steps, blocks, kernels=False), profile(recording))
+    trace = large.trace(steps, blocks)
+    return Analysis(trace, large.trace(steps, blocks, kernels=False), profile(trace))
 
 
 @pytest.fixture(scope="module")
@@ -85,8 +83,8 @@ def _memory_table(name: str) -> Callable[[Memory], object]:
 
 
 ANALYZE: dict[str, Callable[[Analysis], object]] = {
-    "profile": lambda of: profile(of.recording),
-    "streams of kernels": lambda of: streams(of.recording),
+    "profile": lambda of: profile(of.trace),
+    "streams of kernels": lambda of: streams(of.trace),
     "streams of ranges": lambda of: streams(of.of_cpu),
     "page": lambda of: view.view(of.profile),
     "comparison": lambda of: [difference(of.profile, of.profile, by) for by in SPLITS.values()],
@@ -106,21 +104,21 @@ SNAPSHOT: dict[str, Callable[[Memory], object]] = {
 
 @grows
 @pytest.mark.parametrize("part", ANALYZE)
-def test_twice_the_recording_is_twice_the_work(part: str, sizes: tuple[tuple[int, int], ...]) -> None:
+def test_analyze_work_is_linear_in_the_trace(part: str, sizes: tuple[tuple[int, int], ...]) -> None:
     before, after = (work_of(ANALYZE[part], analysis(*size)) for size in sizes)
     assert after / before < MOST_GROWTH
 
 
 @grows
 @pytest.mark.parametrize("part", SNAPSHOT)
-def test_twice_the_snapshot_is_twice_the_work(part: str, sizes: tuple[tuple[int, int], ...], memory: Any) -> None:
+def test_snapshot_work_is_linear_in_the_snapshot(part: str, sizes: tuple[tuple[int, int], ...], memory: Any) -> None:
     before, after = (work_of(SNAPSHOT[part], memory(*size)) for size in sizes)
     assert after / before < MOST_GROWTH
 
 
-def test_a_recording_without_collectives_costs_no_streams() -> None:
+def test_trace_without_collectives_skips_stream_work() -> None:
     silent, communicating = (
-        work_of(tables.overlap, profile(large.recording(60, 4, communicates=communicates)), NO_COSTS)
+        work_of(tables.overlap, profile(large.trace(60, 4, communicates=communicates)), NO_COSTS)
         for communicates in (False, True)
     )
     assert silent < communicating / 10
@@ -150,5 +148,5 @@ def _searches(n: int) -> None:
 
 
 @pytest.mark.parametrize("quadratic", [_nested_loops, _comprehensions, _masks, _searches])
-def test_the_count_sees_a_quadratic_loop(quadratic: Callable[[int], None]) -> None:
+def test_count_detects_quadratic_loop(quadratic: Callable[[int], None]) -> None:
     assert 3 < work_of(quadratic, 400) / work_of(quadratic, 200) < 4.1

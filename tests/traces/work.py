@@ -1,8 +1,8 @@
-"""Count of the work that a function does, the same on every machine: bytecodes that ran, and elements of arrays.
+"""Count of the work that a function does, equal on every machine: bytecodes that ran, and elements of arrays.
 
-A clock cannot fail a test for a quadratic loop: machines differ, and other programs run. The count can. It sees loops
-of Python, and operations of NumPy on arrays that `counted` has wrapped and on whatever was made from them. It does not
-see loops of C over a list (`list.index`, `sum`).
+A clock cannot fail a test for a quadratic loop, since machines differ and other programs run. The count can. It covers
+loops of Python, operations of NumPy on arrays that `counted` has wrapped, and their results. It does not cover loops of
+C over a list (`list.index`, `sum`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _now = Work()
 
 @contextmanager
 def counting() -> Iterator[Work]:
-    """Count what runs inside, in this thread."""
+    """Count the work inside, in this thread."""
     global _now
     work, before, tracer = Work(), _now, sys.gettrace()
 
@@ -56,7 +56,7 @@ def counting() -> Iterator[Work]:
 
 
 def work_of(function: Callable[..., object], *inputs: Any) -> int:
-    """Return the work of one call, after a first one that fills caches."""
+    """Return the work of one call, after a first call that fills caches."""
     function(*inputs)
     with counting() as work:
         function(*inputs)
@@ -64,7 +64,7 @@ def work_of(function: Callable[..., object], *inputs: Any) -> int:
 
 
 class Counted(np.ndarray[Any, Any]):
-    """Array that counts the elements of each operation on it, and whose results are counted as well."""
+    """Array that counts the elements of each operation on it, as do its results."""
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         return _counted_call(getattr(ufunc, method), inputs, options)
@@ -74,7 +74,7 @@ class Counted(np.ndarray[Any, Any]):
 
     def __getitem__(self, index: Any) -> Any:
         found = np.asarray(self)[_plain(index)]
-        # A slice is a view: nothing is read before somebody uses it.
+        # A slice is a view, which reads nothing until it is used.
         _now.elements += 0 if isinstance(index, slice) else max(np.size(index), np.size(found))
         return counted(found)
 
@@ -120,7 +120,7 @@ def _plain(value: Any) -> Any:
 
 
 def counted(value: Any) -> Any:
-    """Return the array, or the arrays of a tuple or list, as ones that count."""
+    """Return the array, or the arrays of a tuple or list, as counting ones."""
     if isinstance(value, np.ndarray):
         return value.view(Counted)
     return type(value)(map(counted, value)) if type(value) in (tuple, list) else value
