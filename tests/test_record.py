@@ -88,7 +88,7 @@ def test_a_torn_last_line_costs_that_line_only(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes() + b'{"key": "b", "conf')
     found, complaints = read_records(tmp_path)
     assert [r.key for r in found] == ["a"]
-    assert "records.jsonl:2 is torn" in complaints[0]
+    assert "records.jsonl:2 is incomplete" in complaints[0]
     append_record(tmp_path, some("c"))  # does not grow onto the torn line
     found, complaints = read_records(tmp_path)
     assert [r.key for r in found] == ["a", "c"]
@@ -164,7 +164,5 @@ def test_a_line_of_another_version_is_named_with_what_to_do(damage: dict[str, ob
     append_record(tmp_path, some("a"))
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write(json.dumps(json.loads(some("b").to_json()) | damage) + "\n")
-    with pytest.raises(
-        ConfigError, match=r"records.jsonl:2 is no record as this version writes it \(.+\): read it with"
-    ):
+    with pytest.raises(ConfigError, match=r"records.jsonl:2 is not a record of this version \(.+\); read it with"):
         read_records(tmp_path)

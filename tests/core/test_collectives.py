@@ -36,9 +36,9 @@ def test_with_one_rank_nothing_crosses_a_link(collective: str) -> None:
     [
         ({"collective": "allreduce"}, "unknown collective 'allreduce': did you mean all_reduce"),
         ({"dtype": "float32"}, "unknown dtype 'float32': did you mean fp32 or int32? known: fp32, bf16"),
-        ({"size_bytes": 0}, "size_bytes is 0: it must be at least 1"),
-        ({"size_bytes": 1.5}, "size_bytes is 1.5: it must be a whole number"),
-        ({"calls": 0}, "calls is 0: it must be at least 1"),
+        ({"size_bytes": 0}, "size_bytes is 0; it must be at least 1"),
+        ({"size_bytes": 1.5}, "size_bytes is 1.5; it must be a whole number"),
+        ({"calls": 0}, "calls is 0; it must be at least 1"),
     ],
 )
 def test_wrong_shapes_name_the_remedy(given: dict[str, object], message: str) -> None:
@@ -56,7 +56,7 @@ def test_a_size_that_the_ranks_cannot_share_names_the_nearest(collective: str) -
     with pytest.raises(ConfigError) as error:
         shape.check(3)
     assert str(error.value) == (
-        f"{collective} of 1,024 bytes is no whole number of fp32 for each of 3 ranks: give 1,020 or 1,032 bytes"
+        f"{collective} of 1,024 bytes is not a whole number of fp32 for each of 3 ranks; give 1,020 or 1,032 bytes"
     )
     return None
 
@@ -64,7 +64,7 @@ def test_a_size_that_the_ranks_cannot_share_names_the_nearest(collective: str) -
 def test_a_size_is_of_whole_elements() -> None:
     with pytest.raises(ConfigError) as error:
         CollectiveShape("all_reduce", 3).check(1)
-    assert str(error.value) == "all_reduce of 3 bytes is no whole number of fp32: give 4 bytes"
+    assert str(error.value) == "all_reduce of 3 bytes is not a whole number of fp32; give 4 bytes"
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_BYTES)
@@ -87,12 +87,12 @@ def test_a_shape_travels_as_json_and_has_a_key_of_its_own() -> None:
 
 
 def test_another_workload_calls_no_collective() -> None:
-    with pytest.raises(ConfigError, match="train_step calls no broadcast: use workload collective"):
+    with pytest.raises(ConfigError, match="workload train_step does not run broadcast; use workload collective"):
         RunConfig(collective=CollectiveShape("broadcast"))
 
 
 def test_ranks_are_no_part_of_this_process() -> None:
-    with pytest.raises(ConfigError, match="ranks are processes of their own: leave in_process=True out"):
+    with pytest.raises(ConfigError, match="a distributed cell needs its own processes; drop in_process=True"):
         run(RunConfig(workload="collective"), in_process=True)
 
 

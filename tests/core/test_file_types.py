@@ -79,11 +79,11 @@ def test_the_wrong_command_names_the_right_one(
 
 
 UNREADABLE = {
-    "noise": "holds no record that can be read: it was cut while the first was written, or is no records.jsonl",
-    "zipped records": "is compressed: gunzip it first",
-    "list": ":1: not a record of cs_systems: it is no JSON object",
-    "null": ":1: not a record of cs_systems: it is no JSON object",
-    "empty": "holds no record yet: run the sweep again",
+    "noise": "has no readable record; give a records.jsonl, or repeat the run if it was interrupted",
+    "zipped records": "is compressed; gunzip it first",
+    "list": ":1: not a record of cs_systems: it is not a JSON object; give the records.jsonl of a run",
+    "null": ":1: not a record of cs_systems: it is not a JSON object; give the records.jsonl of a run",
+    "empty": "has no record yet; run the sweep again",
 }
 
 
@@ -128,7 +128,7 @@ def test_a_folder_names_what_is_in_it(
 def test_a_folder_of_records_alone_is_for_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(RECORDS, tmp_path / "records.jsonl")
     assert main(["analyze", str(tmp_path)]) == 2
-    assert f"holds records of runs: read it with cs-systems report {tmp_path}" in capsys.readouterr().err
+    assert f"contains records of runs; read it with cs-systems report {tmp_path}" in capsys.readouterr().err
     (folder := tmp_path / "counters.ncu-rep").mkdir()
     assert main(["analyze", str(folder)]) == 2
     assert f"{folder} is a folder: give a .ncu-rep" in capsys.readouterr().err

@@ -46,14 +46,14 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
         ("ddp_bucketed+", "unknown parallel strategy ''"),
         (
             "ddp_flat+ddp_naive",
-            "ddp_flat+ddp_naive makes no sense: ddp_flat and ddp_naive both split the batch: take one",
+            "ddp_flat+ddp_naive cannot be combined: ddp_flat and ddp_naive both divide the batch; choose one",
         ),
-        ("ddp_flat+zero1+torch_zero", "zero1 and torch_zero both split the optimizer: take one"),
-        ("ddp_flat+ddp_flat", "ddp_flat+ddp_flat names a strategy twice: name each once"),
-        ("ddp_flat+single", "single shares nothing, leave it out"),
-        ("zero1+tp", "zero1+tp makes no sense: zero1 cannot share the ranks with tp: use fsdp or ddp_*"),
-        ("tp+tp", "tp+tp names a strategy twice: name each once"),
-        ("zero1", "zero1 leaves the gradients of the ranks different: write ddp_bucketed+zero1"),
+        ("ddp_flat+zero1+torch_zero", "zero1 and torch_zero both divide the optimizer; choose one"),
+        ("ddp_flat+ddp_flat", "ddp_flat+ddp_flat names a strategy twice; name each once"),
+        ("ddp_flat+single", "single divides nothing; drop single"),
+        ("zero1+tp", "zero1+tp cannot be combined: zero1 does not support tp; use fsdp or ddp_*"),
+        ("tp+tp", "tp+tp names a strategy twice; name each once"),
+        ("zero1", "zero1 alone does not average gradients over the ranks; use ddp_bucketed+zero1"),
     ],
 )
 def test_a_composition_without_sense_is_refused(name: str, complaint: str) -> None:
@@ -63,7 +63,7 @@ def test_a_composition_without_sense_is_refused(name: str, complaint: str) -> No
 
 
 def test_an_option_that_no_part_knows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="ddp_bucketed\\+zero1 has no option 'bucket': it knows bucket_size_mb"):
+    with pytest.raises(ConfigError, match="ddp_bucketed\\+zero1 has no option 'bucket'; its options: bucket_size_mb"):
         compose("ddp_bucketed+zero1", bucket=3)
 
 
@@ -75,7 +75,7 @@ def test_what_is_read_from_a_file_is_what_it_exports(name: str) -> None:
 
 
 def test_a_degree_needs_tensor_parallelism() -> None:
-    with pytest.raises(ConfigError, match="blocks are divided, ddp_flat divides none: use ddp_flat\\+tp"):
+    with pytest.raises(ConfigError, match="which ddp_flat does not include; use ddp_flat\\+tp"):
         compose("ddp_flat", tp_degree=2)
 
 

@@ -184,23 +184,29 @@ def test_what_overlaps_sends_during_backward(worlds: Any, name: str, some: bool)
 )
 def test_ranks_with_different_models_are_told(worlds: Any, world_size: int, what: str, answer: str) -> None:
     for answers in worlds(world_size).of("mismatches"):
-        assert answers[what].startswith(f"rank {world_size - 1} has another model than rank 0: {answer}")
+        assert answers[what].startswith(f"rank {world_size - 1} has a different model from rank 0: {answer}")
         assert answers[what].endswith("build the same model, in the same order, on every rank")
 
 
 @pytest.mark.parametrize(
     ("what", "answer"),
     [
-        ("single", "single trains one process, 2 were started: use --world-size 1, or a strategy such as ddp_bucketed"),
-        ("backward twice", "a second backward before finish_gradient_synchronization(): the gradients of the first"),
-        ("unfrozen", "a parameter was unfrozen after the model was wrapped: wrap the model again"),
-        ("another state", "the state has groups of [2] parameters, this optimizer of [3]: make it alike first"),
-        ("not wrapped", "a parameter of the optimizer is not of a wrapped model: wrap the model first"),
-        ("no bucket", "bucket_size_mb is 0: it must be a number above 0"),
-        ("no last bucket", "last_bucket_mb is 0: it must be a number above 0"),
+        (
+            "single",
+            "strategy single trains on one process, but 2 were started; use --world-size 1, or",
+        ),
+        ("backward twice", "backward ran again before finish_gradient_synchronization(); run all but the last"),
+        ("unfrozen", "a parameter was unfrozen after the model was wrapped; wrap the model again"),
+        (
+            "another state",
+            "the state has groups of [2] parameters, but this optimizer has [3]; create equal",
+        ),
+        ("not wrapped", "a parameter of the optimizer does not belong to a wrapped model; wrap the model first"),
+        ("no bucket", "bucket_size_mb is 0; it must be a number above 0"),
+        ("no last bucket", "last_bucket_mb is 0; it must be a number above 0"),
         ("no such dtype", "unknown comm_dtype 'fp8': did you mean fp16? known: bf16, fp16"),
-        ("complex", "comm_dtype is of real gradients: it would drop the imaginary part of torch.complex64 ones"),
-        ("not NCCL", "max_ctas and high_priority are NCCL's: leave them out on a CPU"),
+        ("complex", "comm_dtype does not support complex gradients, got torch.complex64; drop comm_dtype"),
+        ("not NCCL", "max_ctas and high_priority require NCCL; drop them on a CPU"),
     ],
 )
 def test_misuse_is_told(worlds: Any, what: str, answer: str) -> None:
@@ -213,14 +219,14 @@ def test_parameters_that_would_be_put_in_the_place_of_wrapped_ones_are_refused(w
     for answers in worlds(2).of("assigned"):
         assert len(answers) == 2 * len(STRATEGIES)
         for answer in answers.values():
-            assert answer.startswith("load_state_dict(assign=True) would put other parameters in the place of")
+            assert answer.startswith("load_state_dict(assign=True) would replace the wrapped parameters")
 
 
 def test_after_a_backward_that_failed_the_next_one_says_how_to_go_on(worlds: Any) -> None:
     for found in worlds(2).of("after_a_failed_backward"):
         for name, ((failed, following), trained, expected) in found.items():
             assert failed == "out of luck"
-            assert following.endswith("after one that failed on all ranks call that, and zero_grad(), first")
+            assert following.endswith("call finish_gradient_synchronization() and zero_grad() first")
             same(trained, expected, name, rtol=0, atol=0)
 
 
@@ -306,11 +312,14 @@ def test_on_two_gpus_gradients_travel_as_told(gpu_worlds: Any, told: str, roundo
 @pytest.mark.parametrize(
     ("what", "answer"),
     [
-        ("foreign", "tp divides the attention and feed-forward of a BasicTransformerLM, Linear has neither: use fsdp"),
+        (
+            "foreign",
+            "tp requires the attention or feed-forward blocks of BasicTransformerLM, and Linear has none",
+        ),
         ("heads", "num_heads 5 does not divide over {0} ranks: choose tp_degree, or the ranks of tp alone, among 1, 5"),
         ("d_ff", "d_ff 7 does not divide over {0} ranks: choose tp_degree, or the ranks of tp alone, among 1"),
-        ("twice", "tp cannot divide layers.0.attn.q_proj.weight: it is divided already"),
-        ("tied outside", "lm_head.weight is tied to a weight that tp divides in another way: untie them, or use fsdp"),
+        ("twice", "tp cannot divide layers.0.attn.q_proj.weight: it is already divided; wrap the model once"),
+        ("tied outside", "lm_head.weight is tied to a weight that tp divides in another way; untie them, or use fsdp"),
         ("degree", "tp_degree 7 does not divide {0} ranks: choose it among 1, {0}"),
     ],
 )

@@ -209,7 +209,7 @@ def test_an_option_that_nsys_does_not_know_is_told_in_its_words(
     words = ["--size", "tiny", "--device", "cpu", "--nsys-arg=--nonsense", "--out", str(tmp_path)]
     assert main(["profile", "--with", "nsys", *words]) == 2
     said = capsys.readouterr().err
-    assert "the worker process did not start: exited with status 1; its last words: unrecognised option" in said
+    assert "the worker process did not start: exited with status 1; its last output: unrecognised option" in said
     assert "--nonsense" in said
 
 

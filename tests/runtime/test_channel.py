@@ -75,12 +75,12 @@ def test_messages_arrive_in_any_pieces(pipe: tuple[Receiver, int], size: int) ->
 @pytest.mark.parametrize(
     ("noise", "said"),
     [
-        (b'{"event": "done"}\n', "the step wrote to the worker's own pipe"),
-        (b"\0", "the step wrote to the worker's own pipe"),
-        (b"\x1eCS1" + b"\xff" * 40, "the step wrote to the worker's own pipe"),
-        (channel.encode(Done(True), PID + 1, 1), f"process {PID + 1}, which the step forked, answered"),
-        (channel.encode(Done(True), PID, 0), "message 0 arrived where message 1 was due"),
-        (channel.encode(Done(True), PID, 2), "message 2 arrived where message 1 was due"),
+        (b'{"event": "done"}\n', "the step wrote to the worker's pipe"),
+        (b"\0", "the step wrote to the worker's pipe"),
+        (b"\x1eCS1" + b"\xff" * 40, "the step wrote to the worker's pipe"),
+        (channel.encode(Done(True), PID + 1, 1), f"process {PID + 1}, forked by the step, replied"),
+        (channel.encode(Done(True), PID, 0), "received message 0 instead of message 1"),
+        (channel.encode(Done(True), PID, 2), "received message 2 instead of message 1"),
     ],
     ids=["JSON", "NUL", "a torn header", "a child", "an old message", "a later message"],
 )
@@ -104,17 +104,17 @@ def test_the_first_message_says_whose_the_pipe_is(pipe: tuple[Receiver, int]) ->
     "text", ["[]", "{}", '{"type": "Nothing"}', '{"type": "Done"}', '{"type": "Done", "usable": 3.5}', "[" * 10**5]
 )
 def test_json_that_is_no_message_is_refused(text: str) -> None:
-    with pytest.raises(ChannelError, match="no message of a worker"):
+    with pytest.raises(ChannelError, match="invalid worker message"):
         channel.from_json(text)
 
 
 @pytest.mark.parametrize(
     ("replies", "said"),
     [
-        ([Done(True)], "a worker answered Done, which nobody asked for"),
-        ([Visit(1)], "a worker answered for cell 1, which is not asked for or done"),
-        ([CellRecord(0, {}), CellRecord(0, {})], "a worker answered for cell 0, which is not asked for or done"),
-        ([CellRecord(0, {}), Visit(0)], "a worker answered for cell 0, which is not asked for or done"),
+        ([Done(True)], "a worker sent the unexpected reply Done"),
+        ([Visit(1)], "a worker replied for cell 1, which was not requested or is finished"),
+        ([CellRecord(0, {}), CellRecord(0, {})], "a worker replied for cell 0, which was not requested or is finished"),
+        ([CellRecord(0, {}), Visit(0)], "a worker replied for cell 0, which was not requested or is finished"),
     ],
 )
 def test_replies_are_about_the_cells_that_were_asked_for(replies: list[Message], said: str) -> None:

@@ -68,7 +68,7 @@ def test_every_precision_runs_and_learns_something_finite(precision: Precision) 
 def test_tf32_on_a_cpu_is_unavailable_and_says_what_to_use() -> None:
     record = run(replace(TINY, precision=Precision.TF32))
     assert (record.status, record.measurement) == ("unavailable", None)
-    assert record.reason == "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32"
+    assert record.reason == "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32"
 
 
 def test_a_memory_limit_on_a_cpu_is_unavailable_rather_than_ignored() -> None:
@@ -308,9 +308,9 @@ def test_a_step_is_told_from_a_factory(tmp_path: Any, name: str, phase: str, tak
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("three", "takes other arguments: write a factory (config, device), or a step without"),
-        ("nothing", "returned an object of type int: return a Workload, a step to call, or (module, inputs)"),
-        ("number", "is of type int: name a factory (config, device) or a step"),
+        ("three", "takes other arguments; write a factory (config, device), or a step without any"),
+        ("nothing", "returned an object of type int; return a Workload, a step to call, or (module, inputs)"),
+        ("number", "is of type int; name a factory (config, device) or a step"),
     ],
 )
 def test_what_is_neither_is_named(tmp_path: Any, name: str, text: str) -> None:

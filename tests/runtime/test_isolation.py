@@ -34,9 +34,9 @@ LIVING = {
 DYING = {
     "raises_what_cannot_be_printed": ("error", "Silent, whose message cannot be read"),
     "dies_while_its_child_lives": ("killed", "the worker was lost: killed by SIGKILL"),
-    "writes_to_every_descriptor": ("error", "the step wrote to the worker's own pipe"),
-    "closes_every_descriptor": ("killed", "the worker was lost: its step closed or replaced the worker's own pipe"),
-    "puts_a_file_in_every_descriptor": ("killed", "the worker was lost: its step closed or replaced"),
+    "writes_to_every_descriptor": ("error", "the step wrote to the worker's pipe"),
+    "closes_every_descriptor": ("killed", "the worker was lost: the step closed or replaced the worker's pipe"),
+    "puts_a_file_in_every_descriptor": ("killed", "the worker was lost: the step closed or replaced"),
     "HasAnotherTable": ("error", "'x' in row 0 of table 'mine' is of type set; use None, True, a number or a text"),
     "HasOurTable": ("error", "tables() has a table 'kernels', a name that cs_systems uses itself; choose another"),
     "DescribesATensor": ("error", "'tokens' in describe() is of type Tensor; use None"),
@@ -101,7 +101,7 @@ def test_an_interleaved_cell_that_leaves_a_thread_is_an_error_and_the_others_com
     records = {r.run_config.workload.rpartition(":")[2]: r for r in sweep(cells, interleave=True)}
     assert records["ReportsState"].status == "ok"
     assert records["leaves_a_thread"].status == "error"
-    assert re.search("it left thread .*; measure it without --interleave", records["leaves_a_thread"].reason or "")
+    assert re.search("cell left thread .*; measure it without --interleave", records["leaves_a_thread"].reason or "")
 
 
 def test_what_code_changes_by_being_imported_holds_for_all_of_its_cells_and_no_others(tmp_path: Path) -> None:

@@ -48,7 +48,10 @@ def test_a_sweep_resumes_in_a_folder_whose_first_record_is_torn(tmp_path: Path) 
     notes: list[str | None] = []
     (record,) = sweep([TINY], out=tmp_path, on_progress=lambda p: notes.append(p.note))
     assert record.status == "ok"
-    assert any("records.jsonl:1 is torn (the run was cut while writing it): skipped" in (note or "") for note in notes)
+    assert any(
+        "records.jsonl:1 is incomplete (the run was interrupted while writing it); skipped" in (note or "")
+        for note in notes
+    )
     assert list(sweep([TINY], out=tmp_path)) == []
     assert [r.key for r in read_records(tmp_path)[0]] == [record.key]
 
@@ -56,7 +59,7 @@ def test_a_sweep_resumes_in_a_folder_whose_first_record_is_torn(tmp_path: Path) 
 @pytest.mark.parametrize("name", [".lock", "records.jsonl", "worker.log"])
 def test_a_fifo_of_a_name_that_a_sweep_uses_is_refused(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(ConfigError, match=f"{name} is no plain file: remove it, or choose another --out"):
+    with pytest.raises(ConfigError, match=f"{name} is not a regular file; remove it, or choose another --out"):
         list(sweep([TINY], out=tmp_path))
 
 
@@ -67,7 +70,7 @@ def test_a_link_is_not_locked_through(tmp_path: Path) -> None:
     out.mkdir()
     (out / ".lock").symlink_to(theirs)
     (out / ".probe").symlink_to(theirs)
-    with pytest.raises(ConfigError, match=r"\.lock is a link: remove it, or choose another --out"):
+    with pytest.raises(ConfigError, match=r"\.lock is a link; remove it, or choose another --out"):
         list(sweep([TINY], out=out))
     assert theirs.read_text() == "precious"
     assert (out / ".probe").is_symlink()

@@ -22,7 +22,7 @@ from cs_systems.runtime.sweep import Progress
 from tests.runtime.test_survival import WORKLOADS, cell, is_running, wait_for
 
 LIMIT_S = 30.0
-NO_SHAPE = "ConfigError: rank 1 has another model than rank 0: parameter 0.weight (4, 4) float32 (4 tensors) where "
+NO_SHAPE = "ConfigError: rank 1 has a different model from rank 0: parameter 0.weight (4, 4) float32 (4 tensors) where "
 
 
 def on_ranks(name: str, **rest: object) -> RunConfig:
@@ -59,7 +59,7 @@ def no_process_is_left() -> Iterator[None]:
 
 
 DEATHS = {
-    "rank_1_is_killed": ("killed", r"rank 1 on cpu killed by SIGKILL .*last words: what it said last"),
+    "rank_1_is_killed": ("killed", r"rank 1 on cpu killed by SIGKILL .*last output: what it said last"),
     "rank_1_exits": ("killed", "rank 1 on cpu exited with status 7"),
 }
 ERRORS = {

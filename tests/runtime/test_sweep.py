@@ -17,7 +17,7 @@ from tests.runtime.test_survival import TINY, cell
 def test_two_sweeps_do_not_write_to_one_folder(tmp_path: Path, fresh: bool) -> None:
     first = sweep([cell("fine"), cell("fine", seed=1)], out=tmp_path)
     next(first)
-    with pytest.raises(ConfigError, match=r"another sweep is writing to .*: wait for it, or choose another --out"):
+    with pytest.raises(ConfigError, match=r"another sweep is writing to .*; wait for it, or choose another --out"):
         next(sweep([cell("fine")], out=tmp_path, fresh=fresh))
     assert [r.status for r in first] == ["ok"]
     assert len(read_records(tmp_path)[0]) == 2  # and none was put aside meanwhile
@@ -52,7 +52,7 @@ def test_a_cell_that_dies_while_it_is_predicted_is_the_one_to_blame(tmp_path: Pa
     assert found == {"naive": "ok", f"{boom}:attend": "killed", "sdpa_math": "ok"}
     rows = preflight(cells)
     assert [row["reason"] is None for row in rows] == [True, False, True]
-    assert "its prediction killed the worker: exited with status 9" in rows[1]["reason"]
+    assert "the memory prediction killed the worker: exited with status 9" in rows[1]["reason"]
 
 
 def test_an_unavailable_cell_is_tried_again_once_its_reason_is_gone(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_two_nodes_are_one_job(tmp_path: Path, network: Network) -> None:
     assert {row["rank"] for row in by_ranks[2].results["ranks"]} == {0, 1}
     assert by_ranks[1].status == "ok"  # started beside, as baselines are
     assert by_ranks[3].status == "unavailable"
-    assert by_ranks[3].reason == "this job has 2 ranks, the cell 3: start torchrun with as many"
+    assert by_ranks[3].reason == "the cell needs 3 ranks, but this job has 2; start torchrun with 3"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_two_nodes_are_one_job(tmp_path: Path, network: Network) -> None:
     [
         ("rank_1_raises", "error", "rank 1 on cpu: ZeroDivisionError: the numerator was fine"),
         ("rank_1_is_killed", "killed", "rank 1 on cpu "),
-        ("rank_1_hangs", "timeout", "rank 1 on cpu kept the others waiting for 4 s: raise --timeout-s"),
+        ("rank_1_hangs", "timeout", "rank 1 on cpu kept the others waiting for 4 s; raise --timeout-s"),
     ],
 )
 def test_a_cell_that_leaves_the_ranks_apart_ends_the_job_with_its_record(

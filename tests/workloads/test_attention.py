@@ -184,9 +184,12 @@ def test_it_says_what_ran() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"precision": Precision.TF32}, "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32"),
-        ({"l2": "clear"}, "nothing clears the cache of a CPU: use --l2 warm"),
-        ({"compile": "default"}, "--compile is for models: compile an attention call with the backend compiled"),
+        ({"precision": Precision.TF32}, "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32"),
+        ({"l2": "clear"}, "--l2 clear requires a GPU; use --l2 warm"),
+        (
+            {"compile": "default"},
+            "--compile applies to models only; use --attention compiled to compile",
+        ),
         ({"attention": "flex"}, "flex: FlexAttention has no backward on the CPU: use --mode forward, or the backend"),
     ],
 )

@@ -117,7 +117,7 @@ def test_the_tensors_have_the_bytes_that_were_asked_for(name: str, ranks: list[d
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_a_dtype_that_gloo_lacks_is_unavailable(collective: str, ranks: list[dict[str, Any]]) -> None:
-    reason = f"gloo has no {collective} of fp8 (Invalid scalar type): choose another --dtype"
+    reason = f"gloo does not support {collective} of fp8 (Invalid scalar type); choose another --dtype"
     assert [found[f"{collective}-fp8"] for found in ranks] == [reason] * RANKS
 
 

@@ -75,9 +75,9 @@ def test_its_loss_is_what_somebody_says(measure) -> None:  # type: ignore[no-unt
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("dict_given", "the module gives an object of type dict: return (module, inputs, loss) from the factory"),
-        ("alone", "returned a module alone: name a factory (config, device) that returns (module, inputs)"),
-        ("instance", "is a module alone: name a factory (config, device) that returns (module, inputs)"),
+        ("dict_given", "the module returned a dict, not a tensor; let the factory return (module, inputs, loss)"),
+        ("alone", "returned a module without inputs; name a factory (config, device) that returns (module, inputs)"),
+        ("instance", "is a module without inputs; name a factory (config, device) that returns (module, inputs)"),
     ],
 )
 def test_what_is_missing_is_named(measure, name: str, reason: str) -> None:  # type: ignore[no-untyped-def]

@@ -148,8 +148,12 @@ def test_rows_of_infinities_have_no_error_and_say_so() -> None:
 @pytest.mark.parametrize(
     ("workload", "precision", "reason"),
     [
-        (Accumulation, Precision.BF16_PURE, "bf16-pure is no dtype to add up in: use fp32, bf16 or fp16"),
-        (Normalization, Precision.FP32, "fp32 is no low precision to normalise in: use bf16 or fp16"),
+        (
+            Accumulation,
+            Precision.BF16_PURE,
+            "does not support precision bf16-pure; use fp32, bf16 or fp16",
+        ),
+        (Normalization, Precision.FP32, "normalization requires a low precision, got fp32; use bf16 or fp16"),
     ],
 )
 def test_what_they_refuse(workload: Any, precision: Precision, reason: str) -> None:
