@@ -187,7 +187,7 @@ OTHERS = RunConfig(workload="mine:step")
         (replace(OTHERS, attention="flex"), ("workload",), "flex"),
     ],
 )
-def test_describe_says_what_is_not_left_out(config: RunConfig, without: tuple[str, ...], text: str) -> None:
+def test_describe_omits_the_given_fields(config: RunConfig, without: tuple[str, ...], text: str) -> None:
     assert describe(config, without) == text
 
 
@@ -202,12 +202,14 @@ def test_describe_says_what_is_not_left_out(config: RunConfig, without: tuple[st
         ("tf32", (), "tf32"),
     ],
 )
-def test_what_a_strategy_computes_in_counts(precision: str, told: tuple[str, ...], computes_in: str) -> None:
+def test_compute_dtype_of_a_strategy_sets_the_precision(
+    precision: str, told: tuple[str, ...], computes_in: str
+) -> None:
     config = RunConfig(precision=Precision(precision), strategy="fsdp", world_size=2, strategy_args=told)
     assert config.computes_in == computes_in
 
 
-def test_what_a_strategy_is_told_has_the_type_that_it_looks_like() -> None:
+def test_strategy_args_are_parsed_by_type() -> None:
     told = ("max_ctas=16", "high_priority=true", "comm_dtype=bf16")
     config = RunConfig(strategy="ddp_bucketed", world_size=2, strategy_args=told)
     assert config.strategy_options == {"max_ctas": 16, "high_priority": True, "comm_dtype": "bf16"}

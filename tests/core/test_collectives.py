@@ -1,4 +1,4 @@
-"""What a collective's size means, which rate counts, and which sizes its ranks can share."""
+"""Sizes of a collective, its bus bandwidth, and the sizes that ranks can share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cs_systems.runtime.sweep import run
     ],
 )
 def test_busbw_follows_nccl_tests(collective: str, factor: float) -> None:
-    """Of 4 ranks: 1 GB in 0.01 s is an algbw of 100 GB/s."""
+    """With 4 ranks, 1 GB in 0.01 s is an algbw of 100 GB/s."""
     assert busbw(collective, 10**9, 4, 0.01) == pytest.approx(factor * 100e9)
 
 
@@ -75,7 +75,7 @@ def test_a_rank_holds_what_it_gives_and_gets(collective: str, dtype: str) -> Non
 
 
 @pytest.mark.parametrize(("size", "calls"), [(1, 20), (2**20, 20), (16 * 2**20, 4), (2**30, 1), (2**40, 1)])
-def test_a_sample_moves_about_the_same_whatever_the_size(size: int, calls: int) -> None:
+def test_calls_per_sample_decrease_with_size(size: int, calls: int) -> None:
     assert calls_for(size) == calls
 
 
@@ -91,7 +91,7 @@ def test_another_workload_calls_no_collective() -> None:
         RunConfig(collective=CollectiveShape("broadcast"))
 
 
-def test_ranks_are_no_part_of_this_process() -> None:
+def test_collective_in_process_is_refused() -> None:
     with pytest.raises(ConfigError, match="a distributed cell needs its own processes; drop in_process=True"):
         run(RunConfig(workload="collective"), in_process=True)
 
@@ -99,6 +99,6 @@ def test_ranks_are_no_part_of_this_process() -> None:
 @pytest.mark.parametrize(
     ("size", "said"), [(2**30, "1 GiB"), (3 * 2**20, "3 MiB"), (1536, "1,536 B"), (2048, "2 KiB"), (4, "4 B")]
 )
-def test_a_cell_is_told_by_its_call(size: int, said: str) -> None:
+def test_describe_names_the_collective_call(size: int, said: str) -> None:
     config = RunConfig(workload="collective", collective=CollectiveShape("all_to_all", size, "int8"))
     assert f"all_to_all {said} int8" in describe(config)

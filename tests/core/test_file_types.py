@@ -26,7 +26,7 @@ OF_RECORDS = {"report", "compare", "memory", "precision"}
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What each command reads, under a name that says nothing, with a space in it."""
+    """Write each command's input under a name with a space and without a telling suffix."""
     folder = tmp_path_factory.mktemp("kinds")
     sources = {
         "records": RECORDS.read_bytes(),
@@ -55,7 +55,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_is_in_a_file_says_who_reads_it(name: str, files: dict[str, Path]) -> None:
+def test_command_is_found_by_file_content(name: str, files: dict[str, Path]) -> None:
     assert command_for(files[name]) == KINDS[name]
 
 
@@ -89,7 +89,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("reader", sorted(OF_RECORDS))
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_holds_no_record_is_told_so_by_every_reader_of_records(
+def test_readers_of_records_refuse_files_without_records(
     name: str, reader: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([word.format(file=files[name]) for word in READERS[reader].split()]) == 2

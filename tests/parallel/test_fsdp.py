@@ -95,6 +95,6 @@ def test_a_rank_keeps_its_part_alone(ranks: Any) -> None:
         ("backward_that_failed", "backward has not ended, or has failed; run forward and backward again"),
     ],
 )
-def test_misuse_of_a_sharded_model_is_told(ranks: Any, what: str, answer: str) -> None:
+def test_misuse_of_a_sharded_model_raises_a_named_error(ranks: Any, what: str, answer: str) -> None:
     for answers in ranks.of("sharded_misuses"):
         assert answers[what].startswith(answer)

@@ -1,4 +1,4 @@
-"""What starts the ranks leaves none behind, and a composition that makes no sense is told before any is started."""
+"""Launcher of test ranks, which leaves no process behind; and checks of compositions before any rank starts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
         ("zero1", "zero1 alone does not average gradients over the ranks; use ddp_bucketed+zero1"),
     ],
 )
-def test_a_composition_without_sense_is_refused(name: str, complaint: str) -> None:
+def test_invalid_composition_is_refused(name: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(name)
     assert complaint in str(caught.value)
@@ -97,7 +97,7 @@ def test_neighbours_take_the_same_rows() -> None:
         strategy.part_of_batch(0, 3)
 
 
-def test_what_cannot_be_divided_is_told_before_any_process() -> None:
+def test_indivisible_sizes_are_refused_before_any_process() -> None:
     check_division(num_heads=12, d_ff=30, tp_degree=6)
     with pytest.raises(
         ConfigError,

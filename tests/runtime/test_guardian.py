@@ -117,7 +117,7 @@ def test_a_worker_that_is_killed_is_told_apart_from_its_children(tmp_path: Path)
         wait_for(lambda: not any(map(is_running, pids(file))))
 
 
-def test_a_kill_for_want_of_memory_is_out_of_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kill_by_the_oom_killer_is_out_of_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The system counts its kills; one more of them while a worker ran says what its SIGKILL was."""
     monkeypatch.setattr("cs_systems.runtime.processes.oom_kills", lambda: 0)
     with tree(tmp_path / "pids", "wait") as started:
@@ -143,7 +143,7 @@ def test_the_systems_kills_are_read_from_its_counter(tmp_path: Path) -> None:
         (-40, "killed by signal 40"),
     ],
 )
-def test_an_exit_status_is_put_into_words(status: int, said: str) -> None:
+def test_exit_status_is_described(status: int, said: str) -> None:
     assert describe_exit(status) == said
 
 
@@ -160,7 +160,7 @@ def test_an_exit_status_is_put_into_words(status: int, said: str) -> None:
         ("terminate called after throwing\n", "; its last output: terminate called after throwing"),
     ],
 )
-def test_last_words_are_one_line(text: str, words: str, tmp_path: Path) -> None:
+def test_last_output_is_one_line(text: str, words: str, tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
     log.stream.write(text.encode())
     assert log.last_output() == words

@@ -51,7 +51,7 @@ def cell(name: str, **rest: object) -> RunConfig:
 
 
 @pytest.mark.parametrize("expected", [LIVING, DYING], ids=["living", "dying"])
-def test_a_step_that_disturbs_its_process_costs_no_other_cell(
+def test_disturbing_step_fails_no_other_cell(
     expected: dict[str, tuple[str, str | None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_FILE", str(tmp_path / "file"))
@@ -75,7 +75,7 @@ def test_a_step_that_disturbs_its_process_costs_no_other_cell(
 
 
 def state(record: RunRecord) -> dict[str, object]:
-    """What the workload saw of its process, but for its number."""
+    """Return the process state that the workload observed, without the PID."""
     (ran,) = record.results["ran"]
     return {name: value for name, value in ran.items() if name != "pid"}
 
@@ -104,7 +104,7 @@ def test_an_interleaved_cell_that_leaves_a_thread_is_an_error_and_the_others_com
     assert re.search("cell left thread .*; measure it without --interleave", records["leaves_a_thread"].reason or "")
 
 
-def test_what_code_changes_by_being_imported_holds_for_all_of_its_cells_and_no_others(tmp_path: Path) -> None:
+def test_import_side_effects_reach_only_cells_of_that_code(tmp_path: Path) -> None:
     changing = tmp_path / "changing.py"
     changing.write_text(
         "import torch\ntorch.set_default_dtype(torch.float64)\n"
@@ -118,7 +118,7 @@ def test_what_code_changes_by_being_imported_holds_for_all_of_its_cells_and_no_o
 
 
 @pytest.mark.parametrize("profiler", ["memory", "kineto"])
-def test_a_thread_that_a_profiled_cell_leaves_costs_no_minutes(profiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiled_cell_with_leftover_thread_ends_soon(profiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker is ended when its time is over: the record would not be on disk before."""
     monkeypatch.setattr("cs_systems.runtime.processes.GRACE_S", 1.0)
     before = descendants(os.getpid())
@@ -133,7 +133,7 @@ def test_a_rank_that_prints_as_nccl_does_is_named_where_its_peer_only_waits() ->
     assert (record.reason or "").startswith("rank 0 on cpu killed by SIGABRT")
 
 
-def test_an_error_that_reads_as_a_lost_peer_is_the_ranks_own() -> None:
+def test_error_that_mentions_a_lost_peer_names_its_rank() -> None:
     (record,) = sweep([cell("says_that_a_peer_was_lost", world_size=2)])
     assert record.status == "error"
     assert (record.reason or "").startswith("rank 0 on cpu: RuntimeError: [gloo/transport/tcp/pair.cc:547]")

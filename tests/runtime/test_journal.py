@@ -30,7 +30,7 @@ def some(key: str) -> RunRecord:
     "damage",
     [b'{"schema_version":1,"key":"cut in the mid', b"\0" * 100, b"\xff\xfe\n\n", *(t.encode() for t in OTHERS)],
 )
-def test_a_damaged_line_blocks_no_folder(damage: bytes, tmp_path: Path) -> None:
+def test_damaged_line_is_kept_and_skipped(damage: bytes, tmp_path: Path) -> None:
     """Neither as the first, nor as the only line; what is there stays as it is, byte for byte."""
     file = tmp_path / "records.jsonl"
     file.write_bytes(damage)

@@ -72,7 +72,7 @@ def test_each_rank_is_kept_beside_the_slowest(records: dict[str, RunRecord]) -> 
     assert whole == 2 * part
 
 
-def test_what_is_sharded_is_sent_in_the_dtype_of_autocast(records: dict[str, RunRecord]) -> None:
+def test_sharded_parameters_are_sent_in_the_autocast_dtype(records: dict[str, RunRecord]) -> None:
     (sent,) = records["sharded"].results["sent"]
     assert sent["sent_bytes"] == pytest.approx(sent["formula_sent_bytes"], rel=0.03)
     (whole,) = records["ddp_flat"].results["sent"]
@@ -99,7 +99,7 @@ def test_a_formula_of_a_whole_step_stands_beside_no_other(records: dict[str, Run
     assert sent["formula_sent_bytes"] is None
 
 
-def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
+def test_more_ranks_than_devices_are_unavailable() -> None:
     record, harmless = sweep([replace(CELLS["ddp_flat"], device="cuda", world_size=999), TINY])
     assert record.status == "unavailable"
     assert record.reason is not None
@@ -135,7 +135,7 @@ def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_told_before_any_process_starts(fields: dict[str, object], text: str) -> None:
+def test_invalid_strategies_are_refused_before_any_process_starts(fields: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         check([replace(TINY, **{"world_size": 2, **fields})])  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""What one rank does must cost its cell only, soon, and by name: each death on real ranks, by gloo on CPUs."""
+"""Failures of one rank: each fails only its cell, soon, and names the rank; real ranks with gloo on CPUs."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_ranks_that_cannot_meet_cost_their_cell_only(monkeypatch: pytest.MonkeyP
 def test_ranks_that_do_not_register_cost_their_cell_only(
     program: str, patience_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where one's driver does not answer when it is asked for its device."""
+    """Simulate a driver that does not answer when a rank looks for its device."""
     monkeypatch.setattr("cs_systems.runtime.ranks.START_TIMEOUT_S", patience_s)
     monkeypatch.setattr("cs_systems.runtime.ranks.worker_command", lambda *_: [sys.executable, "-c", program])
     apart, alone = sweep([on_ranks("fine"), cell("fine")])

@@ -46,7 +46,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and more than an exit status that nobody has asked for yet."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -76,7 +76,9 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 @pytest.mark.parametrize("name", CASUALTIES)
-def test_a_cell_costs_itself_only(survived: tuple[Path, dict[str, RunRecord], list[RunRecord]], name: str) -> None:
+def test_failing_cell_fails_no_other_cell(
+    survived: tuple[Path, dict[str, RunRecord], list[RunRecord]], name: str
+) -> None:
     _, deaths, harmless = survived
     status, reason = CASUALTIES[name]
     assert deaths[name].status == status
@@ -84,14 +86,14 @@ def test_a_cell_costs_itself_only(survived: tuple[Path, dict[str, RunRecord], li
     assert harmless[list(CASUALTIES).index(name)].status == "ok"
 
 
-def test_the_last_words_of_a_killed_cell_are_kept(
+def test_reason_of_a_killed_cell_has_its_last_output(
     survived: tuple[Path, dict[str, RunRecord], list[RunRecord]],
 ) -> None:
     _, deaths, _ = survived
     assert "what it said last" in (deaths["is_killed"].reason or "")
 
 
-def test_what_came_out_is_on_disk_and_only_failures_are_tried_again(
+def test_resume_retries_only_failed_cells(
     survived: tuple[Path, dict[str, RunRecord], list[RunRecord]],
 ) -> None:
     folder, deaths, harmless = survived
@@ -120,7 +122,7 @@ def test_a_broken_attention_among_interleaved_cells_costs_itself_only(tmp_path: 
     assert [r.status for r in sweep(cells, interleave=True)] == ["ok", "error", "ok"]
 
 
-def test_a_worker_that_closes_its_pipes_and_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_worker_that_closes_its_pipes_and_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No timeout is needed: nobody can answer through a closed pipe."""
     monkeypatch.setattr("cs_systems.runtime.processes.GRACE_S", 0.5)
     monkeypatch.setenv("TEST_PID_FILE", str(tmp_path / "pid"))
@@ -278,7 +280,7 @@ def test_fresh_starts_over_and_keeps_the_old_records_aside(tmp_path: Path, measu
     assert read_records(aside)[0] == [measured]
 
 
-def test_what_was_put_aside_within_the_same_second_is_kept(tmp_path: Path) -> None:
+def test_fresh_twice_within_a_second_keeps_both_files(tmp_path: Path) -> None:
     for text in ("first", "second", "third"):
         (Journal.prepare(tmp_path).folder / "records.jsonl").write_text(text)
         Journal.prepare(tmp_path, fresh=True)

@@ -1,4 +1,4 @@
-"""What a newcomer broke once: each defect of a sweep with the test that would have found it."""
+"""Regression tests of sweeps, one for each defect that was found."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def test_the_same_cell_twice_is_measured_once(tmp_path: Path) -> None:
     assert len(list(sweep([cell("fine")] * 3, out=tmp_path))) == 1
 
 
-def test_a_job_that_was_killed_before_it_told_which_cell_it_measures_is_resumed(tmp_path: Path) -> None:
+def test_resume_with_an_empty_running_marker(tmp_path: Path) -> None:
     (tmp_path / ".running").touch()
     assert [r.status for r in sweep([cell("fine")], out=tmp_path)] == ["ok"]
     assert [file.name for file in tmp_path.iterdir() if file.name == ".running"] == []
 
 
-def test_last_words_are_the_cells_own(tmp_path: Path) -> None:
+def test_last_output_is_of_the_same_cell(tmp_path: Path) -> None:
     raised, killed = sweep([cell("raises"), cell("exits")], out=tmp_path)
     assert raised.status == "error"
     assert killed.reason == "the worker was lost: exited with status 7"  # not the traceback of its neighbour
 
 
-def test_a_cell_that_dies_while_it_is_predicted_is_the_one_to_blame(tmp_path: Path) -> None:
+def test_cell_that_dies_during_prediction_is_named(tmp_path: Path) -> None:
     boom = tmp_path / "boom.py"
     boom.write_text("import os\nos._exit(9)\n")
     cells = [

@@ -37,7 +37,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Network:
-    """Where two nodes are: how commands of each begin, its address, and a port of the first where they meet."""
+    """Network of two nodes: the prefix of each node's commands, its address, and the first node's rendezvous port."""
 
     prefixes: list[list[str]]
     addresses: list[str]
@@ -130,12 +130,12 @@ def test_the_next_start_goes_on_and_tries_what_has_failed_at_last(tmp_path: Path
     assert records[1].reason == "the job was killed while it measured this cell"
 
 
-def test_what_all_ranks_refuse_alike_ends_no_job(tmp_path: Path) -> None:
+def test_failure_of_all_ranks_alike_continues_the_job(tmp_path: Path) -> None:
     exit_status, said, _ = two_ranks(tmp_path, "raises", "fine")
     assert (exit_status, said.splitlines()) == (0, ["0 error", "1 ok"])
 
 
-def test_help_is_told_once_and_ends_all_ranks() -> None:
+def test_version_is_printed_once_and_ends_all_ranks() -> None:
     command = torchrun(*HERE, "-m", "cs_systems", "--version")
     done = subprocess.run(command, capture_output=True, text=True, timeout=55)
     assert (done.returncode, done.stdout.count("cs-systems")) == (0, 1)

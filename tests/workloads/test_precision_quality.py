@@ -1,4 +1,4 @@
-"""How far a precision's numbers are from float64's, and whether it still learns the same."""
+"""Error of each precision against float64, and learning in each precision."""
 
 from __future__ import annotations
 
