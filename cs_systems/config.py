@@ -122,12 +122,12 @@ class RunConfig:
                 one_of(name, value, kind)
                 object.__setattr__(self, name, kind(value))
         if not isinstance(self.model, ModelConfig):
-            raise ConfigError(f"model is {self.model!r}: it must be a ModelConfig, as preset('small') makes one")
+            raise ConfigError(f"model is {self.model!r}; it must be a ModelConfig, such as preset('small')")
         counts(self, "batch_size", "steps", "rounds")
         whole(self, "warmup", "seed")
         number(self, "warmup_s")
         if self.warmup < 0 or self.warmup_s < 0:
-            raise ConfigError(f"warm-up is {self.warmup} steps and {self.warmup_s} s: neither may be negative")
+            raise ConfigError(f"warm-up is {self.warmup} steps and {self.warmup_s} s; neither may be negative")
         one_of("compile mode", self.compile, COMPILE_MODES)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
         try:
@@ -136,14 +136,14 @@ class RunConfig:
             raise ConfigError(str(error)) from None
         one_of("l2 state", self.l2, L2_STATES)
         if self.steps < self.rounds:
-            raise ConfigError(f"{self.steps} steps cannot be split over {self.rounds} rounds: raise steps")
+            raise ConfigError(f"{self.steps} steps cannot be split over {self.rounds} rounds; raise --steps")
         if self.profiler != "none" and self.rounds > 1:
-            raise ConfigError(f"a profile is of one visit to a cell, not of {self.rounds} rounds: leave --rounds at 1")
+            raise ConfigError(f"a profile covers one round, got {self.rounds} rounds; leave --rounds at 1")
         if self.seq_len is not None:
             counts(self, "seq_len")
             if self.seq_len > self.model.context_length:
                 raise ConfigError(
-                    f"sequence length {self.seq_len} is beyond the model's context length {self.model.context_length}: "
+                    f"sequence length {self.seq_len} is beyond the model's context length {self.model.context_length}; "
                     f"give --context-length {self.seq_len} or a shorter sequence"
                 )
         if self.memory_limit_bytes is not None:
@@ -153,15 +153,15 @@ class RunConfig:
         if self.workload == "collective" and self.collective is None:
             object.__setattr__(self, "collective", CollectiveShape())
         if self.workload != "attention" and ":" not in self.workload and self.mode is Mode.BACKWARD:
-            raise ConfigError("mode backward alone is for the attention workload: use forward-backward")
+            raise ConfigError("mode backward requires workload attention; use mode forward-backward")
         if self.workload == "attention" and self.checkpoint != "none":
-            raise ConfigError("one attention call has no blocks to checkpoint: leave --checkpoint out")
+            raise ConfigError("--checkpoint requires a model, and workload attention has none; drop --checkpoint")
         if self.workload == "attention" and self.mode is Mode.TRAIN_STEP:
-            raise ConfigError("attention has no train-step: use forward, backward or forward-backward")
+            raise ConfigError("workload attention has no mode train-step; use forward, backward or forward-backward")
         _check_ranks(self)
         numbered = self.device.startswith("cuda:") and self.device[5:].isdigit()
         if self.device not in ("auto", "cpu", "cuda") and not numbered:
-            raise ConfigError(f"unknown device {self.device!r}: use auto, cpu, cuda or cuda:N")
+            raise ConfigError(f"unknown device {self.device!r}; use auto, cpu, cuda or cuda:N")
 
     @property
     def is_distributed(self) -> bool:
@@ -186,10 +186,10 @@ class RunConfig:
 
         Without autocast it is the strategy's `compute_dtype` if that is bf16 or fp16, and else `precision`.
         """
-        told = self.strategy_options.get("compute_dtype")
-        if self.precision.is_autocast or told not in (Precision.BF16, Precision.FP16):
+        compute_dtype = self.strategy_options.get("compute_dtype")
+        if self.precision.is_autocast or compute_dtype not in (Precision.BF16, Precision.FP16):
             return self.precision
-        return Precision(told)
+        return Precision(compute_dtype)
 
     @property
     def tokens_per_sequence(self) -> int:
@@ -218,24 +218,26 @@ def _check_ranks(config: RunConfig) -> None:
     """
     counts(config, "world_size")
     if doubled := settings(config.strategy_args).keys() & {"bucket_size_mb", "tp_degree"}:
-        raise ConfigError(f"{min(doubled)} has a field of its own: --{min(doubled).replace('_', '-')}")
+        raise ConfigError(f"{min(doubled)} is not a strategy option; use --{min(doubled).replace('_', '-')}")
     if config.collective is not None:
         if config.workload != "collective" and ":" not in config.workload:
-            raise ConfigError(f"{config.workload} calls no {config.collective.collective}: use workload collective")
+            raise ConfigError(
+                f"workload {config.workload} does not run {config.collective.collective}; use workload collective"
+            )
         config.collective.check(config.world_size)
     if config.bucket_size_mb is not None:
         number(config, "bucket_size_mb")
         if config.bucket_size_mb <= 0:
-            raise ConfigError(f"bucket_size_mb is {config.bucket_size_mb}: it must be above 0")
+            raise ConfigError(f"bucket_size_mb is {config.bucket_size_mb}; it must be above 0")
     if config.tp_degree is not None:
         counts(config, "tp_degree")
     if config.strategy == "single" and config.world_size > 1 and config.workload == "train_step":
-        remedy = "take a strategy such as ddp_bucketed, or world_size 1"
-        raise ConfigError(f"single trains one process, world_size is {config.world_size}: {remedy}")
+        remedy = "use a strategy such as ddp_bucketed, or world_size 1"
+        raise ConfigError(f"strategy single trains on one process, got world_size {config.world_size}; {remedy}")
     if config.strategy != "single" and config.workload != "train_step" and ":" not in config.workload:
-        raise ConfigError(f"{config.workload} trains no model on several ranks: leave strategy {config.strategy} out")
+        raise ConfigError(f"workload {config.workload} trains no model; drop strategy {config.strategy}")
     if config.is_distributed and config.device.startswith("cuda:"):
-        raise ConfigError(f"{config.device} is one device, and each rank has its own: use cuda")
+        raise ConfigError(f"{config.device} is a single device, but each rank needs its own; use --device cuda")
 
 
 def _without_defaults(config: Any) -> dict[str, Any]:
@@ -251,7 +253,9 @@ def _build(cls: type, data: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(cls)
     known = {f.name for f in dataclasses.fields(cls)}
     if unknown := sorted(set(data) - known):
-        raise ConfigError(f"{cls.__name__} has no field {', '.join(unknown)}: was it written by a newer version?")
+        raise ConfigError(
+            f"{cls.__name__} has no field {', '.join(unknown)}; upgrade cs-systems if a newer version wrote it"
+        )
     values = {}
     for name, value in data.items():
         kind = hints[name]

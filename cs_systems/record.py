@@ -179,11 +179,11 @@ class RunRecord:
     def from_dict(cls, data: Mapping[str, Any]) -> RunRecord:
         version = data.get("schema_version")
         if not isinstance(version, int):
-            raise ConfigError("not a record of cs_systems: it has no schema_version")
+            raise ConfigError("not a record of cs_systems: it has no schema_version; give the records.jsonl of a run")
         if version > SCHEMA_VERSION:
             raise NewerSchema(
                 f"the record has schema {version}, newer than {SCHEMA_VERSION}, "
-                "which this version reads: upgrade cs-systems"
+                "which this version reads; upgrade cs-systems"
             )
         _refuse_other_types(data)
         fields = dict(data)
@@ -210,12 +210,12 @@ def _refuse_other_types(data: Mapping[str, Any]) -> None:
     for name, (kind, what) in _TYPES.items():
         value = data.get(name)
         if name in data and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise ConfigError(f"{name} is {shown(value)}: it must be {what}")
+            raise ConfigError(f"{name} is {shown(value)}; it must be {what}")
     if not 0 <= data.get("repeat", 0) < 1 << 63:
-        raise ConfigError(f"repeat is {shown(data['repeat'])}: it must be a number from 0 on, below 2^63")
+        raise ConfigError(f"repeat is {shown(data['repeat'])}; it must be at least 0 and below 2^63")
     for name, rows in data.get("results", {}).items():
         if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-            raise ConfigError(f"results {shown(name)} is {shown(rows)}: it must be a list of rows")
+            raise ConfigError(f"results {shown(name)} is {shown(rows)}; it must be a list of rows")
 
 
 def _refuse_other_times(sample: Sample) -> None:
@@ -227,7 +227,7 @@ def _refuse_other_times(sample: Sample) -> None:
     times |= {f"submit_s {name}": time for name, time in sample.submit_s.items()}
     for name, time in times.items():
         if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time <= LONGEST_S:
-            raise ConfigError(f"{name} of a sample is {shown(time)}: it must be a time from 0 to {LONGEST_S:.0e} s")
+            raise ConfigError(f"{name} of a sample is {shown(time)}; it must be a time from 0 to {LONGEST_S:.0e} s")
 
 
 def _columns(rows: Sequence[Row]) -> Row:
@@ -248,7 +248,7 @@ def _rows(columns: Mapping[str, Any]) -> list[Row]:
 
 
 def records_path(path: str | os.PathLike[str]) -> Path:
-    """Return the records file of `path`: the path itself, or the records file in that folder."""
+    """Return the records file of `path`, which is that file or its folder."""
     path = Path(path)
     return path / RECORDS_FILE if path.is_dir() or not path.suffix else path
 
@@ -267,15 +267,15 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     """
     file = records_path(path)
     if not file.is_file():
-        raise FileNotFoundError(f"there are no records at {file}: give the folder that a run printed as 'records:'")
+        raise FileNotFoundError(f"there are no records at {file}; give the folder that a run printed as 'records:'")
     refuse_other(file, "report")
     with file.open("rb") as stream:
         if stream.read(2).startswith(GZIP_MAGIC):
-            raise ConfigError(f"{file} is compressed: gunzip it first")
+            raise ConfigError(f"{file} is compressed; gunzip it first")
     records, complaints = readable_records(file, strict=True)
     if complaints and not records:
         raise ConfigError(
-            f"{file} holds no record that can be read: it was cut while the first was written, or is no records.jsonl"
+            f"{file} has no readable record; give a records.jsonl, or repeat the run if it was interrupted"
         )
     return records, complaints
 
@@ -294,21 +294,21 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
         try:
             data = json.loads(line)
             if not isinstance(data, dict):
-                complaints.append(f"{file}:{number} is not a record of cs_systems (no JSON object): skipped")
+                complaints.append(f"{file}:{number} is not a record of cs_systems (no JSON object); skipped")
                 continue
             records.append(RunRecord.from_dict(data))
         except (json.JSONDecodeError, UnicodeDecodeError):
-            complaints.append(f"{file}:{number} is torn (the run was cut while writing it): skipped")
+            complaints.append(f"{file}:{number} is incomplete (the run was interrupted while writing it); skipped")
         except NewerSchema as error:
             raise ConfigError(f"{file}:{number}: {error}") from error
         except (ConfigError, TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
             if strict and isinstance(error, ConfigError):
                 raise ConfigError(f"{file}:{number}: {error}") from error
-            told = f"{file}:{number} is no record as this version writes it ({error}): "
+            problem = f"{file}:{number} is not a record of this version ({error}); "
             if strict:
-                remedy = "read it with the cs-systems that wrote it, or take the line out"
-                raise ConfigError(told + remedy) from error
-            complaints.append(f"{told}skipped")
+                remedy = "read it with the cs-systems version that wrote it, or remove the line"
+                raise ConfigError(problem + remedy) from error
+            complaints.append(f"{problem}skipped")
     return records, complaints
 
 
@@ -320,7 +320,7 @@ def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     """
     records, complaints = read_records(path)
     if not records:
-        raise ConfigError(f"{path} holds no record yet: run the sweep again to go on with it")
+        raise ConfigError(f"{path} has no record yet; run the sweep again to continue it")
     return records, complaints
 
 

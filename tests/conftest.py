@@ -1,5 +1,4 @@
-"""What holds for every test: one that needs a GPU or nsys says why it is skipped, and a run in which nothing passed is
-no success."""
+"""Skips of GPU and nsys tests, with their reasons; a run in which no test passed fails."""
 
 from __future__ import annotations
 

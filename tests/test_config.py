@@ -116,34 +116,34 @@ def test_grid_refuses_an_unknown_axis() -> None:
     ("make", "text"),
     [
         (lambda: preset("smal"), "unknown size 'smal': did you mean small"),
-        (lambda: preset("small", num_heads=7), "768 is not divisible by num_heads 7: choose num_heads among 4, 6, 8"),
-        (lambda: preset("small", num_layers=0), "num_layers is 0: it must be at least 1"),
+        (lambda: preset("small", num_heads=7), "768 is not divisible by num_heads 7; choose num_heads among 4, 6, 8"),
+        (lambda: preset("small", num_layers=0), "num_layers is 0; it must be at least 1"),
         (lambda: preset("small", d_model=12, num_heads=12), "d_head 1 is odd"),
-        (lambda: RunConfig(model="tiny"), r"model is 'tiny': it must be a ModelConfig, as preset\('small'\) makes"),  # type: ignore[arg-type]
-        (lambda: RunConfig(batch_size=-1), "batch_size is -1: it must be at least 1"),
+        (lambda: RunConfig(model="tiny"), r"model is 'tiny'; it must be a ModelConfig, such as preset\('small'\)"),  # type: ignore[arg-type]
+        (lambda: RunConfig(batch_size=-1), "batch_size is -1; it must be at least 1"),
         (lambda: RunConfig(warmup=-1), "neither may be negative"),
         (lambda: RunConfig(precision="bf61"), "unknown precision 'bf61': did you mean bf16"),  # type: ignore[arg-type]
         (lambda: RunConfig(mode="fwd"), "unknown mode 'fwd'"),  # type: ignore[arg-type]
-        (lambda: RunConfig(seq_len=513), "beyond the model's context length 512: give --context-length 513"),
-        (lambda: RunConfig(steps=2, rounds=3), "2 steps cannot be split over 3 rounds: raise steps"),
-        (lambda: RunConfig(mode=Mode.BACKWARD), "mode backward alone is for the attention workload"),
-        (lambda: RunConfig(workload="attention"), "attention has no train-step"),
-        (lambda: RunConfig(device="tpu"), "unknown device 'tpu': use auto, cpu, cuda or cuda:N"),
-        (lambda: AttentionShape(heads=6, heads_kv=4), "not a multiple of heads_kv 4: choose heads_kv among 1, 2, 3, 6"),
+        (lambda: RunConfig(seq_len=513), "beyond the model's context length 512; give --context-length 513"),
+        (lambda: RunConfig(steps=2, rounds=3), "2 steps cannot be split over 3 rounds; raise --steps"),
+        (lambda: RunConfig(mode=Mode.BACKWARD), "mode backward requires workload attention"),
+        (lambda: RunConfig(workload="attention"), "workload attention has no mode train-step"),
+        (lambda: RunConfig(device="tpu"), "unknown device 'tpu'; use auto, cpu, cuda or cuda:N"),
+        (lambda: AttentionShape(heads=6, heads_kv=4), "not a multiple of heads_kv 4; choose heads_kv among 1, 2, 3, 6"),
         (lambda: AttentionShape(seq=0), "seq is 0"),
-        (lambda: RunConfig(batch_size=2.5), r"batch_size is 2\.5: it must be a whole number"),  # type: ignore[arg-type]
-        (lambda: RunConfig(steps=True), "steps is True: it must be a whole number"),
-        (lambda: RunConfig(steps="9"), "steps is '9': it must be a whole number"),  # type: ignore[arg-type]
-        (lambda: RunConfig(warmup=1.5), r"warmup is 1\.5: it must be a whole number"),  # type: ignore[arg-type]
-        (lambda: RunConfig(warmup_s="1"), "warmup_s is '1': it must be a number"),  # type: ignore[arg-type]
-        (lambda: RunConfig(seed=0.5), r"seed is 0\.5: it must be a whole number"),  # type: ignore[arg-type]
-        (lambda: RunConfig(seq_len=64.0), r"seq_len is 64\.0: it must be a whole number"),  # type: ignore[arg-type]
-        (lambda: ModelConfig(d_model=768.0), r"d_model is 768\.0: it must be a whole number"),  # type: ignore[arg-type]
-        (lambda: ModelConfig(rope_theta="x"), "rope_theta is 'x': it must be a number"),  # type: ignore[arg-type]
-        (lambda: ModelConfig(rope_theta=-1.0), r"rope_theta is -1\.0: it must be above 0"),
-        (lambda: AttentionShape(seq=10.5), r"seq is 10\.5: it must be a whole number"),  # type: ignore[arg-type]
-        (lambda: AttentionShape(heads_kv=True), "heads_kv is True: it must be a whole number"),
-        (lambda: RunConfig.from_dict({"colour": 1}), "no field colour: was it written by a newer version"),
+        (lambda: RunConfig(batch_size=2.5), r"batch_size is 2\.5; it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: RunConfig(steps=True), "steps is True; it must be a whole number"),
+        (lambda: RunConfig(steps="9"), "steps is '9'; it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: RunConfig(warmup=1.5), r"warmup is 1\.5; it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: RunConfig(warmup_s="1"), "warmup_s is '1'; it must be a number"),  # type: ignore[arg-type]
+        (lambda: RunConfig(seed=0.5), r"seed is 0\.5; it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: RunConfig(seq_len=64.0), r"seq_len is 64\.0; it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: ModelConfig(d_model=768.0), r"d_model is 768\.0; it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: ModelConfig(rope_theta="x"), "rope_theta is 'x'; it must be a number"),  # type: ignore[arg-type]
+        (lambda: ModelConfig(rope_theta=-1.0), r"rope_theta is -1\.0; it must be above 0"),
+        (lambda: AttentionShape(seq=10.5), r"seq is 10\.5; it must be a whole number"),  # type: ignore[arg-type]
+        (lambda: AttentionShape(heads_kv=True), "heads_kv is True; it must be a whole number"),
+        (lambda: RunConfig.from_dict({"colour": 1}), "no field colour; upgrade cs-systems if a newer version wrote it"),
     ],
 )
 def test_mistakes_name_their_remedy(make: object, text: str) -> None:
@@ -187,7 +187,7 @@ OTHERS = RunConfig(workload="mine:step")
         (replace(OTHERS, attention="flex"), ("workload",), "flex"),
     ],
 )
-def test_describe_says_what_is_not_left_out(config: RunConfig, without: tuple[str, ...], text: str) -> None:
+def test_describe_omits_the_given_fields(config: RunConfig, without: tuple[str, ...], text: str) -> None:
     assert describe(config, without) == text
 
 
@@ -202,16 +202,18 @@ def test_describe_says_what_is_not_left_out(config: RunConfig, without: tuple[st
         ("tf32", (), "tf32"),
     ],
 )
-def test_what_a_strategy_computes_in_counts(precision: str, told: tuple[str, ...], computes_in: str) -> None:
+def test_compute_dtype_of_a_strategy_sets_the_precision(
+    precision: str, told: tuple[str, ...], computes_in: str
+) -> None:
     config = RunConfig(precision=Precision(precision), strategy="fsdp", world_size=2, strategy_args=told)
     assert config.computes_in == computes_in
 
 
-def test_what_a_strategy_is_told_has_the_type_that_it_looks_like() -> None:
+def test_strategy_args_are_parsed_by_type() -> None:
     told = ("max_ctas=16", "high_priority=true", "comm_dtype=bf16")
     config = RunConfig(strategy="ddp_bucketed", world_size=2, strategy_args=told)
     assert config.strategy_options == {"max_ctas": 16, "high_priority": True, "comm_dtype": "bf16"}
     assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert "ddp_bucketed:max_ctas=16:high_priority=true:comm_dtype=bf16 · 2 ranks" in describe(config)
-    with pytest.raises(ConfigError, match="max_ctas is set twice: set it once"):
+    with pytest.raises(ConfigError, match="max_ctas is set twice; set it once"):
         RunConfig(strategy="ddp_bucketed", strategy_args=("max_ctas=1", "max_ctas=2"))

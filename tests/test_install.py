@@ -43,7 +43,7 @@ def run(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProce
     )
 
 
-def test_everything_of_the_package_is_installed(installed: Path) -> None:
+def test_every_file_of_the_package_is_installed(installed: Path) -> None:
     def files(root: Path) -> set[Path]:
         return {p.relative_to(root) for p in root.rglob("*") if p.is_file() and p.suffix != ".pyc"}
 

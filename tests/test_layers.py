@@ -76,19 +76,19 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", ["cs_systems", "scripts/studies"])
-def test_no_modules_import_each_other(folder: str) -> None:
+def test_there_are_no_import_circles(folder: str) -> None:
     known = modules(ROOT / folder)
     if folder.startswith("scripts"):  # these import each other by their stems
         known = {name.rpartition(".")[2]: file for name, file in known.items()}
     assert circle({name: set(imported(file, known)) for name, file in known.items()}) == []
 
 
-def test_a_circle_is_found_through_others() -> None:
+def test_indirect_import_circles_are_found() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"d", "b"}, "d": set()}) == ["b", "c"]
     assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_what_needs_no_torch_does_not_load_it() -> None:
+def test_rooms_without_torch_do_not_import_it() -> None:
     """Imports inside functions are allowed there, so this can only be seen when the modules are loaded."""
     known = modules(ROOT / "cs_systems")
     rooms = tuple(f"cs_systems.{room}" for room in WITHOUT_TORCH)

@@ -81,7 +81,7 @@ def test_logits_against_the_papers_in_float64(model: BasicTransformerLM) -> None
     torch.testing.assert_close(logits.double(), reference(model, tokens), rtol=1e-4, atol=1e-4)
 
 
-def test_the_future_is_not_seen(model: BasicTransformerLM) -> None:
+def test_logits_do_not_depend_on_later_tokens(model: BasicTransformerLM) -> None:
     tokens = torch.randint(TINY.vocab_size, (1, 16))
     changed = tokens.clone()
     changed[0, 10:] = (changed[0, 10:] + 1) % TINY.vocab_size

@@ -82,13 +82,13 @@ def test_appended_records_are_read_in_order(tmp_path: Path) -> None:
     assert complaints == []
 
 
-def test_a_torn_last_line_costs_that_line_only(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
     append_record(tmp_path, some("a"))
     file = tmp_path / "records.jsonl"
     file.write_bytes(file.read_bytes() + b'{"key": "b", "conf')
     found, complaints = read_records(tmp_path)
     assert [r.key for r in found] == ["a"]
-    assert "records.jsonl:2 is torn" in complaints[0]
+    assert "records.jsonl:2 is incomplete" in complaints[0]
     append_record(tmp_path, some("c"))  # does not grow onto the torn line
     found, complaints = read_records(tmp_path)
     assert [r.key for r in found] == ["a", "c"]
@@ -104,7 +104,7 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["hello\n", "[1]\n", '{"a": 1}\n', '{"schema_version": 1}\n', "[" * 100_000])
-def test_what_is_not_a_record_is_refused(tmp_path: Path, text: str) -> None:
+def test_lines_that_are_no_records_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"x\.jsonl"):
@@ -116,7 +116,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         read_records(tmp_path / "nowhere")
 
 
-def test_the_key_tells_machine_and_code_apart() -> None:
+def test_key_depends_on_machine_and_code() -> None:
     from dataclasses import replace
 
     config = RunConfig()
@@ -130,7 +130,7 @@ def test_the_key_tells_machine_and_code_apart() -> None:
     assert make_key(config, 0, replace(ENVIRONMENT, power_w=300.0)) == changed[0]
 
 
-def test_the_key_changes_with_somebody_elses_code(tmp_path: Path) -> None:
+def test_key_depends_on_foreign_code(tmp_path: Path) -> None:
     source = tmp_path / "mine.py"
     config = RunConfig(attention=f"{source}:attend")
     keys = []
@@ -164,7 +164,5 @@ def test_a_line_of_another_version_is_named_with_what_to_do(damage: dict[str, ob
     append_record(tmp_path, some("a"))
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write(json.dumps(json.loads(some("b").to_json()) | damage) + "\n")
-    with pytest.raises(
-        ConfigError, match=r"records.jsonl:2 is no record as this version writes it \(.+\): read it with"
-    ):
+    with pytest.raises(ConfigError, match=r"records.jsonl:2 is not a record of this version \(.+\); read it with"):
         read_records(tmp_path)

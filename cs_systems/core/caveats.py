@@ -64,8 +64,8 @@ def caveats(
 def _profiled(profiler: str) -> Iterator[Caveat]:
     """Yield a caveat if a profiler was active: its overhead is in the times."""
     if profiler != "none":
-        remedy = "quote the times of cs-systems time; those of a profile are for shares and causes"
-        yield Caveat("profiled", f"timed under {profiler}, whose own cost is in the times", remedy)
+        remedy = "use cs-systems time to measure times, and a profile to find shares and causes"
+        yield Caveat("profiled", f"the times include the overhead of {profiler}", remedy)
 
 
 def _no_number(loss: float | None) -> Iterator[Caveat]:
@@ -77,7 +77,11 @@ def _no_number(loss: float | None) -> Iterator[Caveat]:
 def _unstable(m: Measurement, phase: str) -> Iterator[Caveat]:
     durations = m.durations_s(phase)
     if len(durations) < 3:
-        yield Caveat("few-samples", f"{len(durations)} timed steps show no spread", "raise --steps to 10 or more")
+        yield Caveat(
+            "few-samples",
+            f"{len(durations)} timed steps are too few to estimate the spread",
+            "raise --steps to 10 or more",
+        )
         return
     if reasons := statistics.unstable(durations):
         yield Caveat(
@@ -96,8 +100,8 @@ def _launch_bound(m: Measurement, phases: Iterable[str]) -> Iterator[Caveat]:
     if bound:
         yield Caveat(
             "launch-bound",
-            f"the device waited for the host in: {', '.join(bound)}",
-            "the time is Python's and the launches': raise the batch or the context, or use --compile",
+            f"the GPU waited for kernel launches in: {', '.join(bound)}",
+            "use a larger batch or context, or --compile (reduce-overhead uses CUDA graphs)",
         )
 
 
@@ -106,8 +110,8 @@ def _recompiled(m: Measurement) -> Iterator[Caveat]:
     if count:
         yield Caveat(
             "recompiled",
-            f"{count} compilations fell into timed steps",
-            "raise --warmup; a shape or a flag that changes between steps compiles again each time",
+            f"{count} compilations ran during timed steps",
+            "raise --warmup, and keep shapes and flags the same in all steps",
         )
 
 
@@ -115,7 +119,9 @@ def _allocated(m: Measurement) -> Iterator[Caveat]:
     count = sum(s.device_mallocs or 0 for s in m.timed)
     if count:
         yield Caveat(
-            "cudaMalloc", f"{count} cudaMalloc calls fell into timed steps", "raise --warmup until the cache holds all"
+            "cudaMalloc",
+            f"{count} cudaMalloc calls ran during timed steps",
+            "raise --warmup until the allocator has cached enough memory",
         )
 
 
@@ -127,7 +133,7 @@ def _machine(m: Measurement, before: Environment, after: Environment) -> Iterato
         yield Caveat(
             "throttled",
             f"the SM clock was {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(reasons)})",
-            "measure in short rounds with --rounds, interleave what is compared, or cool the card",
+            "split the steps with --rounds, compare cells with --interleave, or cool the GPU",
         )
     others = max(before.other_processes or 0, after.other_processes or 0)
     if others:

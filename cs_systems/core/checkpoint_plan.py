@@ -59,7 +59,7 @@ def segments(checkpoint: str, num_layers: int) -> tuple[Segment, ...]:
         sizes = [_count(checkpoint, word) for word in rest.split(":")]
         if sizes != sorted(set(sizes), reverse=True):
             raise ValueError(
-                f"checkpoint {checkpoint!r}: each level must be smaller than the one around it: nested:8:2"
+                f"checkpoint {checkpoint!r}: each level must be smaller than the level around it; write nested:8:2"
             )
         return _rows(0, num_layers, sizes)
     near = difflib.get_close_matches(form, ("none", "every", "blocks", "selective", "nested"), n=1, cutoff=0.5)
@@ -93,7 +93,7 @@ def _rows(first: int, stop: int, sizes: Sequence[int]) -> tuple[Segment, ...]:
 
 def _count(checkpoint: str, word: str) -> int:
     if not word.isdigit() or int(word) < 1:
-        raise ValueError(f"checkpoint {checkpoint!r}: {word!r} is no number of blocks: known: {FORMS}")
+        raise ValueError(f"checkpoint {checkpoint!r}: {word!r} is not a number of blocks; known: {FORMS}")
     return int(word)
 
 
@@ -102,8 +102,10 @@ def _chosen(checkpoint: str, words: str, num_layers: int) -> set[int]:
     for word in words.split(","):
         first, dash, last = word.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"checkpoint {checkpoint!r}: {word!r} names no block: write blocks:0,2,5-7")
+            raise ValueError(f"checkpoint {checkpoint!r}: {word!r} is not a block or a range; write blocks:0,2,5-7")
         chosen |= set(range(int(first), int(last or first) + 1))
     if not chosen or max(chosen) >= num_layers:
-        raise ValueError(f"checkpoint {checkpoint!r}: the model has the blocks 0 to {num_layers - 1}")
+        raise ValueError(
+            f"checkpoint {checkpoint!r} names a block that does not exist; the model has blocks 0 to {num_layers - 1}"
+        )
     return chosen

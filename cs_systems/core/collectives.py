@@ -69,9 +69,9 @@ class CollectiveShape:
         unit = self.unit_bytes(world_size)
         if rest := self.size_bytes % unit:
             near = [size for size in (self.size_bytes - rest, self.size_bytes - rest + unit) if size]
-            between = f" for each of {world_size} ranks" if self.collective in DIVIDED else ""
+            ranks = f" for each of {world_size} ranks" if self.collective in DIVIDED else ""
             raise ConfigError(
-                f"{self.collective} of {self.size_bytes:,} bytes is no whole number of {self.dtype}{between}: "
+                f"{self.collective} of {self.size_bytes:,} bytes is not a whole number of {self.dtype}{ranks}; "
                 f"give {' or '.join(f'{size:,}' for size in near)} bytes"
             )
 

@@ -22,8 +22,8 @@ HEAD_BYTES = 1 << 16
 MOST_EXPANSION, EXPANSION_FROM = 100, 1 << 24
 HOLDS = {  # command → content of its files
     "report": "records of runs",
-    "analyze": "what a profiler recorded",
-    "snapshot": "a pickle, as memory snapshots are",
+    "analyze": "a profiler's trace",
+    "snapshot": "a pickle, the format of memory snapshots",
 }
 
 
@@ -67,8 +67,8 @@ class Unpacked:
         self.count += len(data)
         if self.count > max(EXPANSION_FROM, MOST_EXPANSION * self._file.tell()):
             raise ConfigError(
-                f"{self._path} unpacks to over {MOST_EXPANSION} times its size, which no recording does; "
-                "if you trust it, gunzip it and give the file inside"
+                f"{self._path} decompresses to over {MOST_EXPANSION} times its size, unlike any trace or snapshot; "
+                "if you trust it, gunzip it and give the result"
             )
         return data
 
@@ -106,4 +106,4 @@ def command_for(path: Path) -> str | None:
 def refuse_other(path: Path, command: str) -> None:
     """Raise ConfigError if the file belongs to another command."""
     if (found := command_for(path) or command) != command:
-        raise ConfigError(f"{path} holds {HOLDS[found]}: read it with cs-systems {found} {shlex.quote(str(path))}")
+        raise ConfigError(f"{path} contains {HOLDS[found]}; read it with cs-systems {found} {shlex.quote(str(path))}")

@@ -49,12 +49,12 @@ def check(package: str, name: str) -> str:
         return one_of(_KINDS[package], name, names(package))
     source, _, attribute = name.rpartition(":")
     if not source or not attribute.isidentifier():
-        raise ConfigError(f"{name!r} does not name an object: write path/to/file.py:name or package.module:name")
+        raise ConfigError(f"{name!r} does not name an object; write path/to/file.py:name or package.module:name")
     if source.endswith(".py") and not Path(source).is_file():
-        raise ConfigError(f"there is no file {source!r} (from {name!r})")
+        raise ConfigError(f"file {source!r} (from {name!r}) does not exist; correct the path")
     package = source.partition(".")[0]
     if not source.endswith(".py") and not _source_file(source) and not importlib.util.find_spec(package):
-        raise ConfigError(f"there is no module {source!r} (from {name!r}): set PYTHONPATH to its folder")
+        raise ConfigError(f"module {source!r} (from {name!r}) was not found; set PYTHONPATH to its folder")
     return name
 
 
@@ -69,7 +69,7 @@ def get(package: str, name: str) -> Any:
     except ImportError as error:
         raise ConfigError(f"cannot load {name!r}: {error}") from error
     if not hasattr(module, attribute):
-        raise ConfigError(f"cannot load {name!r}: {source} has no {attribute!r}")
+        raise ConfigError(f"cannot load {name!r}: {source} has no {attribute!r}; correct the name after the colon")
     return getattr(module, attribute)
 
 

@@ -32,13 +32,13 @@ class ModelConfig:
             raise ConfigError(f"num_layers is {self.num_layers}; it must be at most {MOST_LAYERS:,}")
         number(self, "rope_theta")
         if self.rope_theta <= 0:
-            raise ConfigError(f"rope_theta is {self.rope_theta}: it must be above 0")
+            raise ConfigError(f"rope_theta is {self.rope_theta}; it must be above 0")
         if self.d_model % self.num_heads:
             fitting = sorted(_divisors(self.d_model // 2, self.num_heads)[:3]) if self.d_model % 2 == 0 else []
             among = f"num_heads among {', '.join(map(str, fitting))}" if fitting else "an even d_model"
-            raise ConfigError(f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}: choose {among}")
+            raise ConfigError(f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}; choose {among}")
         if self.d_head % 2:
-            raise ConfigError(f"d_head {self.d_head} is odd: rotary embeddings need an even d_model / num_heads")
+            raise ConfigError(f"d_head {self.d_head} is odd; rotary embeddings need an even d_model / num_heads")
 
     @property
     def d_head(self) -> int:
@@ -116,7 +116,7 @@ class AttentionShape:
         if self.heads % self.kv_heads:
             fitting = sorted(_divisors(self.heads, self.kv_heads)[:8])
             raise ConfigError(
-                f"heads {self.heads} is not a multiple of heads_kv {self.heads_kv}: "
+                f"heads {self.heads} is not a multiple of heads_kv {self.heads_kv}; "
                 f"choose heads_kv among {', '.join(map(str, fitting))}"
             )
 

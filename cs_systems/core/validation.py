@@ -32,9 +32,9 @@ def whole(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ConfigError(f"{name} is {value!r}: it must be a whole number")
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number")
         if abs(value) >= 1 << 63:
-            raise ConfigError(f"{name} is {value}: it must be below 2^63, which is what torch and tables can hold")
+            raise ConfigError(f"{name} is {value}; it must be below 2^63, the limit of torch and tables")
 
 
 def number(config: Any, name: str) -> None:
@@ -45,7 +45,7 @@ def number(config: Any, name: str) -> None:
     """
     value = getattr(config, name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ConfigError(f"{name} is {value!r}: it must be a number")
+        raise ConfigError(f"{name} is {value!r}; it must be a number")
     object.__setattr__(config, name, float(value))
 
 
@@ -54,7 +54,7 @@ def counts(config: Any, *names: str) -> None:
     whole(config, *names)
     for name in names:
         if getattr(config, name) < 1:
-            raise ConfigError(f"{name} is {getattr(config, name)}: it must be at least 1")
+            raise ConfigError(f"{name} is {getattr(config, name)}; it must be at least 1")
 
 
 def settings(words: Iterable[str]) -> dict[str, Any]:
@@ -69,9 +69,9 @@ def settings(words: Iterable[str]) -> dict[str, Any]:
     for word in words:
         name, equals, text = word.partition("=")
         if not (name and equals and text):
-            raise ConfigError(f"{word!r} sets nothing: write name=value, as in max_ctas=16")
+            raise ConfigError(f"{word!r} is not of the form name=value; write for example max_ctas=16")
         if name in found:
-            raise ConfigError(f"{name} is set twice: set it once")
+            raise ConfigError(f"{name} is set twice; set it once")
         try:
             found[name] = json.loads(text)
         except ValueError:

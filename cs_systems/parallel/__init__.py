@@ -120,15 +120,15 @@ def check(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
     options = options or {}
     parts = [plugins.check("parallel", part) for part in name.split("+")]
     declared = {part: plugins.declared("parallel", part) for part in parts}
-    splits = {part: frozenset(said.get("splits", {"batch"})) for part, said in declared.items()}
-    known: dict[str, Mapping[str, Takes]] = {part: said.get("options", {}) for part, said in declared.items()}
+    splits = {part: frozenset(found.get("splits", {"batch"})) for part, found in declared.items()}
+    known: dict[str, Mapping[str, Takes]] = {part: found.get("options", {}) for part, found in declared.items()}
     any_of = {option: takes for of_part in known.values() for option, takes in of_part.items()}
     for option, value in options.items():
         if option not in any_of:
-            raise ConfigError(f"{name} has no option {option!r}: it knows {', '.join(any_of) or 'none'}")
+            raise ConfigError(f"strategy {name} has no option {option!r}; its options: {', '.join(any_of) or 'none'}")
         _check_value(option, value, any_of[option])
     _check_mesh(name, splits, known, has_degree="tp_degree" in options)
-    _check_sense(name, splits)
+    _check_composition(name, splits)
     return parts
 
 
@@ -142,7 +142,7 @@ def check_config(config: RunConfig) -> None:
     if options and config.device == "cpu":
         known = options_of(config.strategy)
         for option in (name for name, value in options.items() if value and "for NCCL" in known[name]):
-            raise ConfigError(f"{option} is for NCCL, which sends between GPUs: leave it out on a CPU")
+            raise ConfigError(f"{option} requires NCCL, which needs GPUs; drop it on a CPU")
     if "features" in (splits := splits_of(config.strategy)):
         degree = check_layout(config.world_size, config.tp_degree, splits)
         check_division(config.model.num_heads, config.model.d_ff, degree)
@@ -158,7 +158,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
     inside_out = sorted(parts.values(), key=lambda part: "features" not in part.splits)
     splits = frozenset[str]().union(*(part.splits for part in parts.values()))
     tp_degree = options.get("tp_degree") if "features" in splits else 1
-    told = {key for key, value in options.items() if value is not None}
+    given = {key for key, value in options.items() if value is not None}
 
     def wrap(model: nn.Module) -> nn.Module:
         _check_degree_is_told(tp_degree, splits)
@@ -185,7 +185,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
         volume = 0.0
         for part in parts.values():
             assert part.sent_bytes is not None
-            own = payload.narrowed() if _NARROW & told & {*part.options} else payload
+            own = payload.narrowed() if _NARROW & given & {*part.options} else payload
             if "features" in part.splits:
                 volume += part.sent_bytes(own, degree)
             else:
@@ -225,26 +225,27 @@ def _check_value(option: str, value: Any, takes: Takes) -> None:
         "size": (is_number and float(value) > 0, "it must be a number above 0"),
     }[kind]
     if not suits:
-        raise ConfigError(f"{option} is {value}: {remedy}")
+        raise ConfigError(f"{option} is {value}; {remedy}")
 
 
-def _check_sense(name: str, parts: Mapping[str, frozenset[str]]) -> None:
+def _check_composition(name: str, parts: Mapping[str, frozenset[str]]) -> None:
     """Raise ConfigError unless a composition splits each quantity at most once, and gives all ranks the same gradients.
 
     They are the same where the batch is split, or each block; or where nothing is.
     """
     if len(parts) < name.count("+") + 1:
-        raise ConfigError(f"{name} names a strategy twice: name each once")
+        raise ConfigError(f"{name} names a strategy twice; name each once")
     owners: dict[str, str] = {}
     for part, splits in parts.items():
         if not splits and len(parts) > 1:
-            raise ConfigError(f"{name} makes no sense: {part} shares nothing, leave it out")
+            raise ConfigError(f"{name} cannot be combined: {part} divides nothing; drop {part}")
         for thing in sorted(splits):
             if thing in owners:
-                raise ConfigError(f"{name} makes no sense: {owners[thing]} and {part} both split the {thing}: take one")
+                both = f"{owners[thing]} and {part} both divide the {thing}"
+                raise ConfigError(f"{name} cannot be combined: {both}; choose one")
             owners[thing] = part
     if owners and "batch" not in owners and set(owners) != {"features"}:
-        raise ConfigError(f"{name} leaves the gradients of the ranks different: write ddp_bucketed+{name}")
+        raise ConfigError(f"{name} alone does not average gradients over the ranks; use ddp_bucketed+{name}")
 
 
 def _check_mesh(
@@ -257,10 +258,8 @@ def _check_mesh(
     divider = next((part for part, things in splits.items() if "features" in things), None)
     if divider is None:
         if has_degree:
-            raise ConfigError(
-                f"tp_degree says over how many ranks blocks are divided, {name} divides none: use {name}+tp"
-            )
+            raise ConfigError(f"tp_degree requires tensor parallelism, which {name} does not include; use {name}+tp")
         return
     for part, options in known.items():
         if "tp_degree" not in options:
-            raise ConfigError(f"{name} makes no sense: {part} cannot share the ranks with {divider}: use fsdp or ddp_*")
+            raise ConfigError(f"{name} cannot be combined: {part} does not support {divider}; use fsdp or ddp_*")

@@ -22,9 +22,9 @@ from cs_systems.formulas.communication import all_reduce_bytes, shard_bytes
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def dtype_of(option: str, told: str | torch.dtype | None) -> torch.dtype | None:
+def dtype_of(option: str, dtype: str | torch.dtype | None) -> torch.dtype | None:
     """Return the dtype of a strategy's option, which may be a name in DTYPES. Raises ConfigError for another name."""
-    return DTYPES[one_of(option, told, DTYPES)] if isinstance(told, str) else told
+    return DTYPES[one_of(option, dtype, DTYPES)] if isinstance(dtype, str) else dtype
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Call:
         return volume(self.whole_bytes, self.ranks)
 
 
-# The names since torch 2.13, where the older ones warn; torch 2.11 has those alone.
+# torch 2.13 has new names and warns about the old ones; torch 2.11 has only the old names.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -121,7 +121,7 @@ def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority
     if max_ctas is None and not high_priority:
         return group
     if dist.get_backend(group) != "nccl":
-        raise ConfigError("max_ctas and high_priority are NCCL's: leave them out on a CPU")
+        raise ConfigError("max_ctas and high_priority require NCCL; drop them on a CPU")
     options: Any = dist.ProcessGroupNCCL.Options(is_high_priority_stream=high_priority)
     if max_ctas is not None:
         options.config.max_ctas = max_ctas

@@ -74,8 +74,8 @@ def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) 
         for here, there in zip_longest(all_ranks[0], theirs, fillvalue="nothing"):
             if here != there:
                 raise ConfigError(
-                    f"rank {rank} has another model than rank 0: {there} ({len(theirs)} tensors) where rank 0 has "
-                    f"{here} ({len(all_ranks[0])} tensors): build the same model, in the same order, on every rank"
+                    f"rank {rank} has a different model from rank 0: {there} ({len(theirs)} tensors) where rank 0 has "
+                    f"{here} ({len(all_ranks[0])} tensors); build the same model, in the same order, on every rank"
                 )
 
 
@@ -93,8 +93,8 @@ def _refuse_assigned(
 ) -> None:
     if local_metadata.get("assign_to_params_buffers"):
         raise RuntimeError(
-            "load_state_dict(assign=True) would put other parameters in the place of those that were wrapped: load "
-            "without assign, or before the model is wrapped"
+            "load_state_dict(assign=True) would replace the wrapped parameters; load without assign, or before "
+            "the model is wrapped"
         )
 
 
@@ -174,18 +174,18 @@ class DataParallel(nn.Module):
         Raises RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now.
         """
         if any(p.requires_grad for p in self._frozen):
-            raise RuntimeError("a parameter was unfrozen after the model was wrapped: wrap the model again")
+            raise RuntimeError("a parameter was unfrozen after the model was wrapped; wrap the model again")
         self._wait_for_sender()
         while self._unsent:
             self._send(self._unsent.popleft())
         present = self._presence()
         # Last on every rank: a rank that used all parameters sent its buckets during backward.
-        told = maximum(present, self._group) if len(present) else None
+        presence = maximum(present, self._group) if len(present) else None
         for handle, _ in self._in_flight:
             handle.wait()
-        if told is not None:
-            told.wait()
-        if self._absent:  # only a rank that lacks a gradient reads the answer: reading waits for the device
+        if presence is not None:
+            presence.wait()
+        if self._absent:  # only a rank that lacks a gradient reads the result, because reading waits for the device
             used = dict(zip(self._params, present.tolist(), strict=True))
             for p in self._absent:
                 if not used[p]:
@@ -216,7 +216,7 @@ class DataParallel(nn.Module):
         self._pending = [len(bucket) for bucket in self._buckets]
         self._ready: list[int] = []
         self._unsent = deque(self._order)
-        self._absent: list[nn.Parameter] = []  # those for which zeros were sent
+        self._absent: list[nn.Parameter] = []  # parameters for which zeros were sent
         self._in_flight: list[tuple[Any, Any]] = []
 
     def _send(self, index: int) -> None:
@@ -265,9 +265,8 @@ def _gradient_is_ready(wrapper: Callable[[], DataParallel | None], index: int, p
     if pending[index] < 0:
         of._wait_for_sender()  # code that runs after the error may send too
         raise RuntimeError(
-            "a second backward before finish_gradient_synchronization(): the gradients of the first are being "
-            "averaged; run every backward but the last under no_sync(); after one that failed on all ranks call that, "
-            "and zero_grad(), first"
+            "backward ran again before finish_gradient_synchronization(); run all but the last under no_sync(). "
+            "If the first one failed on all ranks, call finish_gradient_synchronization() and zero_grad() first"
         )
     if pending[index] == 0:
         of._ready.append(index)

@@ -43,10 +43,10 @@ def wrap(
     last_bytes = None if last_bucket_mb is None else last_bucket_mb * 2**20
     buckets = partial(by_size, size_bytes=bucket_size_mb * 2**20, last_bytes=last_bytes)
     group = communicator(data_group(tp_degree), max_ctas, high_priority)
-    how: dict[str, Any] = {"overlap": True, "group": group, "send_thread": send_thread and tp_degree == 1}
+    options: dict[str, Any] = {"overlap": True, "group": group, "send_thread": send_thread and tp_degree == 1}
     if (dtype := dtype_of("comm_dtype", comm_dtype)) is None:
-        return DataParallel(model, buckets, **how)
-    return NarrowedDataParallel(model, buckets, **how, dtype=dtype)
+        return DataParallel(model, buckets, **options)
+    return NarrowedDataParallel(model, buckets, **options, dtype=dtype)
 
 
 STRATEGY = ParallelStrategy(

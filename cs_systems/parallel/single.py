@@ -13,7 +13,7 @@ def wrap(model: nn.Module) -> nn.Module:
     """Return the model unchanged. Raises ConfigError for several processes: they would not train together."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
-            f"single trains one process, {dist.get_world_size()} were started: "
+            f"strategy single trains on one process, but {dist.get_world_size()} were started; "
             "use --world-size 1, or a strategy such as ddp_bucketed"
         )
     return model

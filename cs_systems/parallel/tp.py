@@ -145,8 +145,8 @@ def _divisible(model: nn.Module) -> list[SelfAttention | SwiGLU]:
     found = [module for module in model.modules() if isinstance(module, SelfAttention | SwiGLU)]
     if not found:
         raise ConfigError(
-            f"tp divides the attention and feed-forward of a BasicTransformerLM, {type(model).__name__} has neither: "
-            "use fsdp or ddp_bucketed"
+            f"tp requires the attention or feed-forward blocks of BasicTransformerLM, and {type(model).__name__} has "
+            "none; use fsdp or ddp_bucketed"
         )
     return found
 
@@ -166,10 +166,14 @@ def _check_alone(model: nn.Module, blocks: list[SelfAttention | SwiGLU]) -> None
         for kind, p in module.named_parameters(prefix=name, recurse=False):
             dim = dims.get(module)
             if taken.setdefault(p, dim) != dim:
-                raise ConfigError(f"{kind} is tied to a weight that tp divides in another way: untie them, or use fsdp")
+                raise ConfigError(f"{kind} is tied to a weight that tp divides in another way; untie them, or use fsdp")
             if dim is not None and (p.ndim != 2 or p in _cuts):
-                why = "is divided already" if p in _cuts else "is no weight of a linear layer without bias"
-                raise ConfigError(f"tp cannot divide {kind}: it {why}")
+                why = (
+                    "it is already divided; wrap the model once"
+                    if p in _cuts
+                    else "it is not the weight of a linear layer without bias; use fsdp"
+                )
+                raise ConfigError(f"tp cannot divide {kind}: {why}")
 
 
 def _divide(block: SelfAttention | SwiGLU, group: ProcessGroup | None, degree: int) -> None:

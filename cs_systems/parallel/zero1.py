@@ -128,7 +128,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         theirs = [len(group["params"]) for group in state_dict["param_groups"]]
         if theirs != (ours := [len(group["params"]) for group in self.param_groups]):
             raise ValueError(
-                f"the state has groups of {theirs} parameters, this optimizer of {ours}: make it alike first"
+                f"the state has groups of {theirs} parameters, but this optimizer has {ours}; create equal groups first"
             )
         assert self._local is not None
         state, groups, count = {}, [], 0

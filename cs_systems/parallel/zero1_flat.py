@@ -137,7 +137,7 @@ class FlatShardedOptimizer(ShardedOptimizer):
 
     def _assign(self, params: list[nn.Parameter]) -> None:
         if any(p.requires_grad and p not in _parts for p in params):
-            raise ConfigError("a parameter of the optimizer is not of a wrapped model: wrap the model first")
+            raise ConfigError("a parameter of the optimizer does not belong to a wrapped model; wrap the model first")
 
     def _part(self, p: nn.Parameter) -> Tensor | None:
         part = _parts.get(p)

@@ -202,10 +202,10 @@ def from_json(text: str | bytes) -> Message:
         kind = _TYPES[fields.pop("type")]
         message = kind(**fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ChannelError(f"no message of a worker: {type(error).__name__}") from error
+        raise ChannelError(f"invalid worker message: {type(error).__name__}") from error
     for name, allowed in _FIELDS[kind].items():
         if not isinstance(getattr(message, name), allowed):
-            raise ChannelError(f"no message of a worker: {kind.__name__}.{name} is of the wrong type")
+            raise ChannelError(f"invalid worker message: {kind.__name__}.{name} has the wrong type")
     return message
 
 
@@ -221,7 +221,7 @@ def decode(frame: bytes, pid: int | None, number: int) -> Message:
     data = bytearray(frame)
     message = _take(data, pid, number)
     if message is None or data:
-        raise ChannelError("no message of a worker: its frame is cut or too long")
+        raise ChannelError("invalid worker message: its frame is truncated or too long")
     return message
 
 
@@ -244,18 +244,17 @@ def _take(data: bytearray, pid: int | None, number: int) -> Message | None:
         raise _foreign(data)
     if pid not in (None, writer):
         raise ChannelError(
-            f"process {writer}, which the step forked, answered in the worker's place; end a forked child with os._exit"
+            f"process {writer}, forked by the step, replied in place of the worker; end a forked child with os._exit"
         )
     if counted != number:
-        raise ChannelError(f"message {counted} arrived where message {number} was due: somebody repeats the worker's")
+        raise ChannelError(f"received message {counted} instead of message {number}; do not write to the worker's pipe")
     del data[:end]
     return from_json(body)
 
 
 def _foreign(data: bytearray) -> ChannelError:
     return ChannelError(
-        f"the step wrote to the worker's own pipe ({bytes(data[:20])!r}…); "
-        "write only to descriptors that the step opened"
+        f"the step wrote to the worker's pipe ({bytes(data[:20])!r}…); write only to descriptors that the step opened"
     )
 
 
@@ -314,13 +313,13 @@ class Sender:
         frame = memoryview(encode(message, self._pid, self._number))
         self._number += 1
         if _identity(self._descriptor) != self._identity:
-            _end("the step closed or replaced the worker's own pipe")
+            _end("the step closed or replaced the worker's pipe")
         try:
             os.set_blocking(self._descriptor, True)  # user code may have made all of its descriptors non-blocking
             while frame:
                 frame = frame[os.write(self._descriptor, frame) :]
         except OSError as error:
-            _end(f"the supervisor is gone: {error}")
+            _end(f"the supervisor has ended: {error}")
 
 
 def _end(reason: str) -> NoReturn:

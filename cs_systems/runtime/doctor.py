@@ -18,7 +18,7 @@ from cs_systems.machine.device import Device, resolve
 from cs_systems.machine.environment import environment
 from cs_systems.record import Row
 
-INSTALL_CUDA_TORCH = "install a CUDA build of torch, as pytorch.org/get-started says for this driver"
+INSTALL_CUDA_TORCH = "install the CUDA build of torch that pytorch.org/get-started lists for this driver"
 
 
 def checks() -> list[Row]:
@@ -32,9 +32,11 @@ def _torch() -> Row:
     found = f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'built for the CPU'}, {torch.get_num_threads()} threads"
     has_driver = Path("/proc/driver/nvidia/version").exists()
     if has_driver and cuda is None:
-        return finding("torch", f"{found}, although there is an NVIDIA driver", "problem", INSTALL_CUDA_TORCH)
+        return finding("torch", f"{found}, but an NVIDIA driver is installed", "problem", INSTALL_CUDA_TORCH)
     if has_driver and not torch.cuda.is_available():
-        return finding("torch", f"{found}, sees no GPU although there is a driver", "problem", INSTALL_CUDA_TORCH)
+        return finding(
+            "torch", f"{found}, finds no GPU although an NVIDIA driver is installed", "problem", INSTALL_CUDA_TORCH
+        )
     return finding("torch", found)
 
 
@@ -49,18 +51,18 @@ def _gpu(device: Device) -> Iterator[Row]:
         capability = f"compute capability {properties.major}.{properties.minor}"
         driver = f", driver {now.driver}" if now.driver else ""
         yield finding(f"GPU {index}", f"{properties.name}, {memory}, {capability}{driver}")
-    unseen = "clocks, throttling and other processes cannot be seen"
+    unread = "clocks, throttling and other processes cannot be read"
     if _version("pynvml", "nvidia-ml-py") is None:
-        yield finding("nvidia-ml-py", f"not installed: {unseen}", "missing", "pip install 'cs-systems[gpu]'")
+        yield finding("nvidia-ml-py", f"not installed: {unread}", "missing", "pip install 'cs-systems[gpu]'")
         return
     if now.sm_clock_max_hz is None:
-        remedy = "nvidia-smi tells what the driver objects to"
-        yield finding("nvidia-ml-py", f"the driver does not answer: {unseen}", "problem", remedy)
+        remedy = "run nvidia-smi to see the driver's error"
+        yield finding("nvidia-ml-py", f"the driver does not answer: {unread}", "problem", remedy)
         return
-    yield finding("nvidia-ml-py", "clocks, throttling and other processes are seen")
+    yield finding("nvidia-ml-py", "clocks, throttling and other processes can be read")
     yield _clocks(now.throttle_reasons, now.sm_clock_hz, now.sm_clock_max_hz)
     if now.other_processes:
-        remedy = "nvidia-smi shows them: stop them, or choose another --device cuda:N"
+        remedy = "find them with nvidia-smi and stop them, or choose another --device cuda:N"
         yield finding("GPU's other users", f"{now.other_processes} other process(es) on it", "problem", remedy)
     else:
         yield finding("GPU's other users", "none")
@@ -70,8 +72,10 @@ def _clocks(reasons: tuple[str, ...] | None, clock_hz: float | None, highest_hz:
     now = "unknown" if clock_hz is None else f"{clock_hz / 1e6:.0f}"
     found = f"SM at {now} of {highest_hz / 1e6:.0f} MHz"
     if reasons:
-        remedy = "let the card cool, look at its power limit (nvidia-smi -q -d PERFORMANCE), measure with --rounds"
-        return finding("clocks", f"{found}, held back by: {', '.join(reasons)}", "problem", remedy)
+        remedy = (
+            "let the GPU cool, check its power limit (nvidia-smi -q -d PERFORMANCE), or split the steps with --rounds"
+        )
+        return finding("clocks", f"{found}, throttled by: {', '.join(reasons)}", "problem", remedy)
     return finding("clocks", found)
 
 
@@ -101,12 +105,15 @@ def _backend(name: str, call: AttentionCall) -> Row:
     try:
         backend: AttentionBackend = plugins.get("attention", name)
         refusal = backend.unavailable(call)
-        if refusal and call.device == "cpu":  # a GPU kernel lacks the GPU, not only a CPU's dtype
+        if refusal and call.device == "cpu":  # report the missing GPU rather than the CPU's missing dtype
             refusal = backend.unavailable(replace(call, dtype="bfloat16")) or refusal
         reason, remedy = _split(refusal)
     except Exception as error:  # doctor must report a broken package, whatever it raises
         return finding(
-            title, f"{type(error).__name__}: {error}", "problem", "reinstall what it names, or choose another"
+            title,
+            f"{type(error).__name__}: {error}",
+            "problem",
+            "reinstall the package in the error, or choose another backend",
         )
     if reason:
         return finding(title, reason, "missing", remedy)

@@ -83,22 +83,22 @@ def _foreign_workload(made: Any, config: RunConfig, device: Device) -> Workload:
     """
     name = config.workload
     if not callable(made):
-        raise ConfigError(f"{name} is of type {type(made).__name__}: name a factory (config, device) or a step")
+        raise ConfigError(f"{name} is of type {type(made).__name__}; name a factory (config, device) or a step")
     if isinstance(made, torch.nn.Module):
-        raise ConfigError(f"{name} is a module alone: {WITH_INPUTS}")
+        raise ConfigError(f"{name} is a module without inputs; {WITH_INPUTS}")
     if not isinstance(made, type) and plugins.takes(made):
         return CallableWorkload(made, takes_config=False)
     if not plugins.takes(made, config, device):
-        raise ConfigError(f"{name} takes other arguments: write a factory (config, device), or a step without")
+        raise ConfigError(f"{name} takes other arguments; write a factory (config, device), or a step without any")
     result = made(config, device)
     if isinstance(result, tuple) and len(result) in (2, 3):
         return ModuleStep(config, device, *result)
     if isinstance(result, torch.nn.Module):
-        raise ConfigError(f"{name} returned a module alone: {WITH_INPUTS}")
+        raise ConfigError(f"{name} returned a module without inputs; {WITH_INPUTS}")
     if not callable(result) and not hasattr(result, "step"):
         found = type(result).__name__
         raise ConfigError(
-            f"{name} returned an object of type {found}: return a Workload, a step to call, or (module, inputs)"
+            f"{name} returned an object of type {found}; return a Workload, a step to call, or (module, inputs)"
         )
     return result if hasattr(result, "step") else CallableWorkload(result)
 
@@ -154,7 +154,7 @@ def run_cells(configs: Sequence[RunConfig], *, repeat: int = 0, out: Path | None
                 emit(reply)
             if disturbed:
                 with suppress(OSError, ValueError, AttributeError):  # standard error may be what was changed
-                    print(f"the worker is replaced: a cell left {', '.join(disturbed)}", file=sys.stderr)  # noqa: T201
+                    print(f"replacing the worker: a cell left {', '.join(disturbed)}", file=sys.stderr)  # noqa: T201
             if disturbed or not usable:
                 return False  # without a working CUDA context even memory cannot be freed
     return True
@@ -195,7 +195,7 @@ def _disturbances(cell: _Cell, clean: ProcessState) -> list[str]:
 
 def _disturber(cell: _Cell, repeat: int, disturbed: list[str]) -> RunRecord:
     error = ConfigError(
-        f"it left {', '.join(disturbed)}, which would disturb the cells that are visited in turn with it; "
+        f"the cell left {', '.join(disturbed)}, which would disturb the cells that are interleaved with it; "
         "measure it without --interleave"
     )
     return _failure(cell, repeat, error)

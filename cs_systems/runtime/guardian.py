@@ -49,9 +49,9 @@ class Guardian:
 
     def run(self) -> None:
         """Start the commands and return when none of their processes is left."""
-        ear, mouth = os.pipe()
-        os.set_blocking(mouth, False)
-        signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+        wakeup_read, wakeup_write = os.pipe()
+        os.set_blocking(wakeup_write, False)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
         # Handlers that do nothing, and not SIG_IGN, which the workers would inherit. SIGTERM is the kernel's, when the
         # supervisor's thread ends.
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -64,10 +64,10 @@ class Guardian:
             for index, command in enumerate(self._plan):
                 self._start(index, command)
             while self._running and os.getppid() == self._parent:
-                ready, _, _ = select.select([self._control, ear], [], [])
+                ready, _, _ = select.select([self._control, wakeup_read], [], [])
                 if self._control in ready:
                     break
-                os.read(ear, 4096)
+                os.read(wakeup_read, 4096)
                 self._reap()
         finally:
             self._end_tree()

@@ -76,14 +76,14 @@ class Journal:
             lock = _open_plain(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise ConfigError(f"{self.folder / '.lock'} is a link: remove it, or choose another --out") from None
+                raise ConfigError(f"{self.folder / '.lock'} is a link; remove it, or choose another --out") from None
             raise
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
-                    f"another sweep is writing to {self.folder}: wait for it, or choose another --out"
+                    f"another sweep is writing to {self.folder}; wait for it, or choose another --out"
                 ) from None
             yield
 
@@ -120,12 +120,12 @@ def _open_plain(path: Path, flags: int) -> IO[bytes]:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ConfigError(f"{path} is no plain file: remove it, or choose another --out")
+        raise ConfigError(f"{path} is not a regular file; remove it, or choose another --out")
     return os.fdopen(descriptor, "rb+" if flags & os.O_RDWR else "wb")
 
 
 def _aside(file: Path) -> Path:
-    """Return a name that no file has yet: --fresh may be given twice within a second."""
+    """Return an unused name for old records; it has a number if --fresh is given twice within a second."""
     until = f"records-until-{time.strftime('%Y%m%d-%H%M%S')}"
     names = itertools.chain([until], (f"{until}-{number}" for number in itertools.count(2)))
     return next(path for name in names if not (path := file.with_name(f"{name}.jsonl")).exists())

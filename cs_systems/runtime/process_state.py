@@ -158,7 +158,7 @@ class _Descriptors:
     def __init__(self) -> None:
         try:
             numbers = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
-        except OSError:  # no Linux
+        except OSError:  # there is no /proc
             numbers = set(range(3))
         self._files = {number: found for number in numbers if (found := self._identity(number)) is not None}
 
@@ -251,12 +251,12 @@ _SETTINGS = (
     _Setting("open descriptors", _Descriptors),
     _Setting("resource limits", _limits, _set_limits),
     _Setting("the priority", lambda: os.getpriority(os.PRIO_PROCESS, 0)),
-    _Setting("the cores", _affinity, _set_affinity),
+    _Setting("the CPU affinity", _affinity, _set_affinity),
     _Setting("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
     _Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     _Setting("the switch interval", sys.getswitchinterval, sys.setswitchinterval),
     _Setting("the decimal context", _decimal_context, lambda value: decimal.setcontext(decimal.Context(*value))),
-    _Setting("the digits of integers", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
+    _Setting("the digit limit of integers", sys.get_int_max_str_digits, sys.set_int_max_str_digits),
     _Setting("sys.path", lambda: list(sys.path), lambda path: sys.path.__setitem__(slice(None), path)),
     _Setting(
         "warning filters",
@@ -295,7 +295,7 @@ class ProcessState:
     def _now(setting: _Setting) -> Any:
         try:
             return setting.read()
-        except Exception:  # such as a stream that the cell replaced by an object without `closed`
+        except Exception:  # for example, the cell replaced a stream by an object without `closed`
             return None
 
     def restore(self) -> list[str]:

@@ -64,12 +64,13 @@ class Log:
         self.stream.seek(max(min(self.begin, end), end - size_bytes))
         return self.stream.read().decode(errors="replace")
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Return the last line that explains a process's end, as a clause: an exception's, else the last of all."""
         lines = [line for line in map(printable, self.tail(1 << 14).splitlines()) if line.strip()]
-        told = [line for line in lines if _EXPLAINS.match(line)] or [line for line in lines if not line[0].isspace()]
-        last = _RANK_PREFIX.sub("", (told or lines or [""])[-1].strip())
-        return f"; its last words: {last[:200]}" if last else ""
+        errors = [line for line in lines if _EXPLAINS.match(line)]
+        candidates = errors or [line for line in lines if not line[0].isspace()]
+        last = _RANK_PREFIX.sub("", (candidates or lines or [""])[-1].strip())
+        return f"; its last output: {last[:200]}" if last else ""
 
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's, before each line of a traceback
@@ -87,12 +88,12 @@ def printable(text: str) -> str:
 
 @dataclass
 class Member:
-    """Worker of a tree: the pipes to it, and its messages that nobody has read yet."""
+    """Worker of a tree: its pipes, and the messages received from it that are not processed yet."""
 
     index: int
     request_fd: int
     receiver: Receiver
-    heard: list[Message] = field(default_factory=list)
+    received: list[Message] = field(default_factory=list)
     status: int | None = None  # set when it has ended
     _sent: int = 0
 
@@ -106,12 +107,12 @@ class Member:
                 frame = frame[os.write(self.request_fd, frame) :]
             except BlockingIOError:
                 if (left := deadline - time.monotonic()) <= 0:
-                    raise WorkerTimeout(f"it did not read its request within {timeout_s:g} s") from None
+                    raise WorkerTimeout(f"the worker did not read its request within {timeout_s:g} s") from None
                 select.select([], [self.request_fd], [], min(left, 0.1))
 
     def listen(self) -> None:
         """Store the messages that have arrived. Raises ChannelError."""
-        self.heard += self.receiver.messages()
+        self.received += self.receiver.messages()
 
     def stop_requests(self) -> None:
         """Close the request pipe, which ends the worker's loop."""
@@ -219,7 +220,7 @@ class Tree:
                     self.ended.append(self.members[index])
 
     def wait_for_end(self, members: Iterable[Member], timeout_s: float) -> bool:
-        """Wait until these have ended; return False at the timeout."""
+        """Wait until these members have ended; return False at the timeout."""
         deadline = time.monotonic() + timeout_s
         while any(m.status is None for m in members):
             if (left := deadline - time.monotonic()) <= 0:
@@ -230,15 +231,15 @@ class Tree:
             self._look()
         return True
 
-    def obituary(self, member: Member, log: Log | None) -> WorkerDied:
+    def death_of(self, member: Member, log: Log | None) -> WorkerDied:
         """Return the error that describes how a worker ended that has ended or closed its pipe."""
-        words = log.last_words() if log else ""
+        output = log.last_output() if log else ""
         if not self.wait_for_end([member], GRACE_S):
-            return WorkerDied(f"it closed its pipes and went on for {GRACE_S:g} s without them{words}")
+            return WorkerDied(f"it closed its pipes but did not exit within {GRACE_S:g} s{output}")
         assert member.status is not None
         if member.status == -signal.SIGKILL and oom_kills() > self._oom_kills:
-            return WorkerOutOfMemory(f"memory ran out, the system killed the process{words}")
-        return WorkerDied(how_it_ended(member.status) + words)
+            return WorkerOutOfMemory(f"the system ran out of memory and killed the process{output}")
+        return WorkerDied(describe_exit(member.status) + output)
 
     def finish(self, pids: Sequence[int], wrapped: bool) -> None:
         """Let the workers end, then their wrapper; kill whatever takes too long."""
@@ -302,7 +303,7 @@ class Worker:
         try:
             self._member.send(request)
         except BrokenPipeError:
-            raise self._tree.obituary(self._member, self._log) from None
+            raise self._tree.death_of(self._member, self._log) from None
         expected = Expected(request)
         while True:
             reply = self._next(timeout_s)
@@ -331,12 +332,12 @@ class Worker:
 
     def _next(self, timeout_s: float | None) -> Message:
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
-        while not self._member.heard:
+        while not self._member.received:
             if self._member.status is not None or self._member.receiver.closed:
-                raise self._tree.obituary(self._member, self._log)
+                raise self._tree.death_of(self._member, self._log)
             if not self._tree.wait(max(0.0, deadline - time.monotonic())):
                 raise WorkerTimeout(f"no answer within {timeout_s:g} s")
-        return self._member.heard.pop(0)
+        return self._member.received.pop(0)
 
 
 class Expected:
@@ -348,20 +349,20 @@ class Expected:
 
     def check(self, reply: Message) -> None:
         if not isinstance(reply, self._kinds):
-            raise ChannelError(f"a worker answered {type(reply).__name__}, which nobody asked for")
+            raise ChannelError(f"a worker sent the unexpected reply {type(reply).__name__}")
         if isinstance(reply, (Visit, CellRecord)) and reply.cell not in self._open:
-            raise ChannelError(f"a worker answered for cell {reply.cell}, which is not asked for or done")
+            raise ChannelError(f"a worker replied for cell {reply.cell}, which was not requested or is finished")
         if isinstance(reply, CellRecord):
             self._open.remove(reply.cell)
 
 
-def how_it_ended(status: int) -> str:
+def describe_exit(status: int) -> str:
     """Describe an exit status; a negative one is a signal's number."""
     if status == channel.EXIT_LOST:
-        return "its step closed or replaced the worker's own pipe"
+        return "the step closed or replaced the worker's pipe"
     if status >= 0:
         return f"exited with status {status}"
-    by = " (by hand, or by the system when memory ran out)" if status == -signal.SIGKILL else ""
+    by = " (by a user, or by the system when memory ran out)" if status == -signal.SIGKILL else ""
     try:
         return f"killed by {signal.Signals(-status).name}{by}"
     except ValueError:  # a real-time signal has no name

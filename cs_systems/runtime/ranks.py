@@ -39,15 +39,15 @@ from cs_systems.runtime.stragglers import verdict
 PATIENCE_S = 25.0
 COMPILING_PATIENCE_S = 600.0
 SETTLE_S = 2.0  # for the peers of a failed rank to report
-_LOOK_S = 1.0  # how often, while nothing arrives, the logs are searched for NCCL's watchdog
-_TELL_S = 3.0  # how long a rank may take to report its stack: on a busy machine it waits for a core
+_LOG_CHECK_S = 1.0  # interval at which the logs are searched for NCCL's watchdog while no message arrives
+_STACK_TIMEOUT_S = 3.0  # for a rank to report its stack: on a busy machine it waits for a core
 # Environment variables of a launcher, removed before launching ranks: they belong to another process group.
 _OF_LAUNCHERS = re.compile("PET_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_")
 LOOPBACK = "lo"
-# NCCL's watchdog ends a process whose collective timed out while it waited for a peer.
 _WAITS = re.compile(r"\(distributed_c10d\.py:\d+\)$")  # stack line of a rank that waits for its peers
-_ALMOST = 0.8  # share of its patience after which NCCL's words are believed: a message is read after it was sent
-_NCCL_GAVE_UP = "Watchdog caught collective operation timeout"
+_ALMOST = 0.8  # share of its patience after which such a line is believed: a message is read after it was sent
+# NCCL's watchdog logs this and ends a process whose collective timed out while it waited for a peer.
+_NCCL_TIMEOUT = "Watchdog caught collective operation timeout"
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ class _Rank:
         return self.member.status is not None or self.member.receiver.closed
 
     @property
-    def gave_up(self) -> bool:
+    def timed_out_in_nccl(self) -> bool:
         """NCCL's timeout in this rank's log: it waited in vain for a peer.
 
         A step may print such a line too. NCCL's comes only when the rank has been silent for as long as it may wait.
         """
         silent_s = time.monotonic() - self.heard_at
-        return silent_s > _ALMOST * self._patience_s and _NCCL_GAVE_UP in self.log.tail(1 << 16)
+        return silent_s > _ALMOST * self._patience_s and _NCCL_TIMEOUT in self.log.tail(1 << 16)
 
     def signal(self, number: int) -> None:
         if self.hello and self.member.status is None:
@@ -128,9 +128,9 @@ class Ranks:
         self._kind, self._log = kind, Log(log)
         self._ranks: list[_Rank] = []
         self._answers: dict[int, dict[int, CellRecord]] = {}  # cell → rank → its record
-        self._first_at: dict[int, float] = {}  # cell → when the first rank had its record
-        self._done: dict[int, bool] = {}  # rank → whether it is still usable
-        self._heard: list[tuple[_Rank, Message]] = []
+        self._first_at: dict[int, float] = {}  # cell → time of the first rank's record
+        self._done: dict[int, bool] = {}  # rank → True if it is still usable
+        self._received: list[tuple[_Rank, Message]] = []
         self._expected: list[Expected] = []
         logs = [
             str(log.with_name(f"{log.stem}-rank{r}{log.suffix}")) if log else f"{{scratch}}/rank{r}.log"
@@ -145,7 +145,7 @@ class Ranks:
             environment={name: value for name, value in os.environ.items() if not _OF_LAUNCHERS.match(name)},
         )
         try:
-            self._greet(logs)
+            self._wait_for_ranks(logs)
             for _ in self.request(Join(kind.device, kind.patience_s), START_TIMEOUT_S):
                 pass
         except (WorkerDied, WorkerTimeout, ChannelError) as error:
@@ -155,7 +155,7 @@ class Ranks:
         assert hello is not None
         self.hello = hello
 
-    def _greet(self, logs: list[str]) -> None:
+    def _wait_for_ranks(self, logs: list[str]) -> None:
         """Wait until every rank has registered."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._tree.scratch is None and self._tree.alive:
@@ -165,11 +165,11 @@ class Ranks:
             for member, file in zip(self._tree.members, logs, strict=True)
         ]
         while waiting := [rank for rank in self._ranks if rank.hello is None]:
-            heard = self._next(deadline)
-            if heard is None:
+            event = self._next(deadline)
+            if event is None:
                 names = ", ".join(rank.name for rank in waiting)
                 raise WorkerTimeout(f"{names} did not register within {START_TIMEOUT_S:g} s")
-            rank, message = heard
+            rank, message = event
             assert isinstance(message, Ready)
             rank.hello = message
 
@@ -191,11 +191,11 @@ class Ranks:
                 raise self._death(rank) from None
         deadline = _deadline(timeout_s)
         while len(self._done) < len(self._ranks):
-            if (heard := self._next(min(deadline, self._last_due()))) is None:
+            if (event := self._next(min(deadline, self._last_due()))) is None:
                 if time.monotonic() < deadline:
                     raise self._hang([r for r in self._ranks if any(r.number not in a for a in self._answers.values())])
-                raise WorkerTimeout(f"no answer within {timeout_s:g} s: {self._whereabouts(self._ranks)}")
-            rank, message = heard
+                raise WorkerTimeout(f"no answer within {timeout_s:g} s: {self._locations(self._ranks)}")
+            rank, message = event
             if isinstance(message, Visit) and rank.number == 0:
                 yield message
                 deadline = _deadline(timeout_s)
@@ -208,7 +208,7 @@ class Ranks:
                 record = verdict(answers, [r.name for r in self._ranks])
                 yield CellRecord(message.cell, dataclasses.asdict(record))
                 if len(answers) < len(self._ranks) or any(a.of_peers for a in answers.values()):
-                    raise WorkerDied("its peers wait for a rank that has failed")
+                    raise WorkerDied("other ranks wait for a rank that has failed")
                 deadline = _deadline(timeout_s)
         if not all(self._done.values()):
             self.close()
@@ -230,7 +230,7 @@ class Ranks:
         except (WorkerDied, WorkerTimeout, ChannelError):
             if all(answer.of_peers for answer in answers.values() if answer.failed):
                 raise
-            return  # it went on to the next cell and died in that
+            return  # this rank finished the cell and died in the next one
         late = [rank for rank in self._ranks if rank.number not in answers]
         if late and all(answer.of_peers for answer in answers.values() if answer.failed):
             raise self._hang(late)
@@ -240,21 +240,21 @@ class Ranks:
 
         Raises WorkerDied or WorkerTimeout for a rank that ended, after reading all of its messages.
         """
-        while not self._heard:
+        while not self._received:
             left = max(0.0, deadline - time.monotonic())
-            came = self._listen(min(left, _LOOK_S))
+            arrived = self._listen(min(left, _LOG_CHECK_S))
             for rank in self._ranks:
-                self._heard += [(rank, message) for message in rank.member.heard]
-                rank.member.heard.clear()
-            if self._heard:
+                self._received += [(rank, message) for message in rank.member.received]
+                rank.member.received.clear()
+            if self._received:
                 break
             if gone := [rank for rank in self._ranks if rank.is_gone and rank.number not in self._done]:
                 raise self._death(*gone)  # a rank that is done may end by itself
-            if not came:
-                self._see_who_gave_up()
-                if left <= _LOOK_S:
+            if not arrived:
+                self._check_nccl_timeouts()
+                if left <= _LOG_CHECK_S:
                     return None
-        rank, message = self._heard.pop(0)
+        rank, message = self._received.pop(0)
         rank.heard_at = time.monotonic()
         if isinstance(message, (Ready, Done)):
             if isinstance(message, Done):
@@ -277,12 +277,12 @@ class Ranks:
             name = self._ranks[int(error.__notes__[0])].name
             raise ChannelError(f"{name}: {error}") from None
 
-    def _see_who_gave_up(self) -> None:
+    def _check_nccl_timeouts(self) -> None:
         """Raise WorkerTimeout if NCCL timed out; NCCL then ends its process, but may take long to do so."""
-        if not any(rank.gave_up for rank in self._ranks):
+        if not any(rank.timed_out_in_nccl for rank in self._ranks):
             return
         time.sleep(SETTLE_S)  # the other waiting ranks log it within the same second
-        raise self._hang([rank for rank in self._ranks if not rank.gave_up] or self._ranks)
+        raise self._hang([rank for rank in self._ranks if not rank.timed_out_in_nccl] or self._ranks)
 
     @property
     def alive(self) -> bool:
@@ -306,25 +306,25 @@ class Ranks:
     def _death(self, *gone: _Rank) -> WorkerDied | WorkerTimeout:
         """Return the error of the rank that died first, with its cause."""
         late = [rank for rank in self._ranks if not rank.is_gone]
-        if late and all(rank.gave_up for rank in gone):
+        if late and all(rank.timed_out_in_nccl for rank in gone):
             hang = self._hang(late)
-            if not all(_WAITS.search(self._place(rank) or "") for rank in late):  # else they wait for a dead one
+            if not all(_WAITS.search(self._place(rank) or "") for rank in late):  # else they wait for a dead rank
                 return hang
         first = next((self._ranks[member.index] for member in self._tree.ended), gone[0])
-        death = self._tree.obituary(first.member, first.log)
+        death = self._tree.death_of(first.member, first.log)
         return type(death)(f"{first.name} {death}")
 
     def _hang(self, late: list[_Rank]) -> WorkerTimeout:
-        who = ", ".join(rank.name for rank in late)
+        names = ", ".join(rank.name for rank in late)
         return WorkerTimeout(
-            f"{who} kept the others waiting for {self._kind.patience_s:g} s: {self._whereabouts(late)}"
+            f"{names} kept the others waiting for {self._kind.patience_s:g} s: {self._locations(late)}"
         )
 
-    def _whereabouts(self, ranks: list[_Rank]) -> str:
+    def _locations(self, ranks: list[_Rank]) -> str:
         """Describe where in the code these ranks are, grouped by place; SIGUSR1 makes them write it."""
         for rank in ranks:
             rank.signal(signal.SIGUSR1)
-        deadline = time.monotonic() + _TELL_S
+        deadline = time.monotonic() + _STACK_TIMEOUT_S
         while not all(map(self._place, ranks)) and time.monotonic() < deadline:
             time.sleep(0.02)
         places: dict[str, list[str]] = {}
@@ -335,8 +335,8 @@ class Ranks:
     def _place(self, rank: _Rank) -> str | None:
         """Return the innermost line of the stack that the rank wrote."""
         file = stack_file(self._tree.scratch or Path(), rank.number)
-        told = re.search(r'File "(.*)", line (\d+) in (.+)\n', file.read_text()) if file.exists() else None
-        return told and f"{told[3]} ({Path(told[1]).name}:{told[2]})"
+        found = re.search(r'File "(.*)", line (\d+) in (.+)\n', file.read_text()) if file.exists() else None
+        return found and f"{found[3]} ({Path(found[1]).name}:{found[2]})"
 
 
 def _deadline(timeout_s: float | None) -> float:

@@ -133,7 +133,7 @@ class Supervisor:
             [answer] = self._ready(kind).request(request, ANSWER_TIMEOUT_S)
         except (WorkerDied, WorkerTimeout, ChannelError) as error:
             self.close()
-            raise RuntimeError(f"the worker does not answer {type(request).__name__}: {error}") from error
+            raise RuntimeError(f"the worker did not answer {type(request).__name__}: {error}") from error
         return answer
 
     def environment(self, device: str) -> Environment:
@@ -170,11 +170,11 @@ class Supervisor:
                     rows.append(reply.row)
                 continue
             except WorkerTimeout as error:
-                lost = f"its prediction hung: {error}: raise --timeout-s"
+                lost = f"the memory prediction hung: {error}; raise --timeout-s"
             except (WorkerDied, ChannelError) as error:
-                lost = f"its prediction killed the worker: {error}"
+                lost = f"the memory prediction killed the worker: {error}"
             self.close()
-            if len(rows) < len(configs):  # otherwise it died of a cell that is recorded already
+            if len(rows) < len(configs):  # otherwise the worker died after its last prediction
                 rows.append({"reason": lost, "predicted_peak_bytes": None, "device_memory_bytes": None})
         if sources:
             self._dismiss()  # changes by the prediction must not reach a measurement
@@ -241,14 +241,14 @@ class Supervisor:
                         yield record
             except (WorkerDied, WorkerTimeout, NotStarted, ChannelError) as error:
                 self.close()
-                if current in waiting:  # otherwise it died of a cell that is recorded already
+                if current in waiting:  # otherwise the worker died after it had sent the cell's record
                     waiting.remove(current)
-                    yield self._casualty(current, repeat, error)
+                    yield self._lost_record(current, repeat, error)
 
-    def _casualty(self, config: RunConfig, repeat: int, error: Exception) -> RunRecord:
+    def _lost_record(self, config: RunConfig, repeat: int, error: Exception) -> RunRecord:
         """Return the record of a cell whose processes were lost."""
         if isinstance(error, WorkerTimeout):
-            return self._record(config, repeat, "timeout", f"{error}: raise --timeout-s")
+            return self._record(config, repeat, "timeout", f"{error}; raise --timeout-s")
         if isinstance(error, (NotStarted, ChannelError)):
             return self._record(config, repeat, "error", str(error))
         status = "oom" if isinstance(error, WorkerOutOfMemory) else "killed"
@@ -272,7 +272,9 @@ def _of_another_job(kind: Kind) -> str | None:
     """Return why the ranks of this process's job do not fit the kind, or None if they do."""
     if torchrun_rank() is None or kind.world_size in (1, size := int(os.environ["WORLD_SIZE"])):
         return None
-    return f"this job has {size} ranks, the cell {kind.world_size}: start torchrun with as many"
+    return (
+        f"the cell needs {kind.world_size} ranks, but this job has {size}; start torchrun with {kind.world_size} ranks"
+    )
 
 
 def _does_not_fit(row: Row) -> bool:
@@ -282,13 +284,13 @@ def _does_not_fit(row: Row) -> bool:
 
 def _too_large(row: Row) -> str:
     predicted, memory = (binary_size(row[name]) for name in ("predicted_peak_bytes", "device_memory_bytes"))
-    return f"predicted peak {predicted} of {memory}: not run (--skip-oom)"
+    return f"predicted peak {predicted} exceeds the available {memory}; not run because of --skip-oom"
 
 
 def same_device(first: Ready, now: Ready) -> None:
     """Raise RuntimeError if a new worker finds another device than the one that the sweep began on."""
     if first.device != now.device:
         raise RuntimeError(
-            f"the device disappeared: the sweep began on {first.device}, a new worker finds {now.device}; "
-            "what was measured is kept: bring the device back and run the same command again"
+            f"the device changed: the sweep began on {first.device}, but a new worker finds {now.device}; "
+            "restore the device and run the same command again, the records so far are kept"
         )

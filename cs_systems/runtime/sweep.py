@@ -52,7 +52,7 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
         if reason := profiler.problem():
             raise ConfigError(reason)
         if profiler.launch is not Profiler.launch and any(c.is_distributed for c in configs if c.profiler == name):
-            raise ConfigError(f"{name} watches one process, not the ranks of a world: use kineto")
+            raise ConfigError(f"profiler {name} supports one process, not several ranks; use kineto")
     for name in {c.workload for c in configs}:
         plugins.check("workloads", name)
     for name in {c.attention for c in configs}:
@@ -61,9 +61,9 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
         if config.strategy != "single" or config.strategy_options:
             parallel.check_config(config)
     if repeats < 1:
-        raise ConfigError(f"repeats is {repeats}: it must be at least 1")
+        raise ConfigError(f"repeats is {repeats}; it must be at least 1")
     if timeout_s is not None and not 0 < timeout_s <= _YEAR_S:
-        raise ConfigError(f"the timeout is {timeout_s:g} s: it must be more than 0 and at most a year, or left out")
+        raise ConfigError(f"the timeout is {timeout_s:g} s; it must be more than 0 s and at most a year")
 
 
 def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None = None) -> RunRecord:
@@ -71,18 +71,18 @@ def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None 
     if not in_process:
         return next(iter(sweep([config], timeout_s=timeout_s)))
     if config.profiler != "none":
-        raise ConfigError(f"{config.profiler} needs a process of its own: leave in_process=True out")
+        raise ConfigError(f"profiler {config.profiler} needs its own process; drop in_process=True")
     if config.is_distributed:
-        raise ConfigError("ranks are processes of their own: leave in_process=True out")
+        raise ConfigError("a distributed cell needs its own processes; drop in_process=True")
     check([config])
     from cs_systems.runtime.execute import run_cells
     from cs_systems.runtime.process_state import ProcessState
 
-    said: list[Message] = []
+    messages: list[Message] = []
     before = ProcessState()
-    run_cells([config], emit=said.append)
+    run_cells([config], emit=messages.append)
     before.restore()
-    return next(RunRecord.from_dict(message.record) for message in said if isinstance(message, CellRecord))
+    return next(RunRecord.from_dict(message.record) for message in messages if isinstance(message, CellRecord))
 
 
 def preflight(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -> list[Row]:
@@ -156,7 +156,7 @@ def sweep(
                 if shuffle_seed is not None:
                     missing = scheduler.shuffled(missing, shuffle_seed + repeat)
                 if recorded:
-                    report(note=f"{recorded} {'cell is' if recorded == 1 else 'cells are'} recorded already")
+                    report(note=f"{recorded} {'cell is' if recorded == 1 else 'cells are'} already recorded")
                 for record in supervisor.measure(missing, repeat, interleave, skip_oom, lambda c: report(config=c)):
                     if journal is not None:
                         journal.append(record)
@@ -200,7 +200,7 @@ def _same_origin(recorded: Environment, now: Environment, folder: Path) -> None:
         before, after = getattr(recorded, name), getattr(now, name)
         if before != after:
             raise ConfigError(
-                f"{folder} holds records of {what} {before}, this is {after}: they would not be comparable; "
+                f"{folder} has records of {what} {before}, which are not comparable with {after}; "
                 "choose another --out, or start over with --fresh"
             )
 

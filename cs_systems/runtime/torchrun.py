@@ -52,7 +52,7 @@ class JobLost(RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the ranks cannot go on after this cell: start the same command again, it goes on with the rest"
+            "the ranks cannot continue after this cell; run the same command again to measure the remaining cells"
         )
 
 
@@ -169,8 +169,8 @@ class Job:
             if not isinstance(message, CellRecord):
                 continue
             of_cell = answers[message.cell]
-            told = any(a.failed and not a.of_peers for a in of_cell.values())
-            if silent and not told and len(of_cell) < len(names):
+            is_explained = any(a.failed and not a.of_peers for a in of_cell.values())
+            if silent and not is_explained and len(of_cell) < len(names):
                 self.lost(*self._why_silent([rank for rank in self._others if rank not in of_cell]))
                 raise JobLost
             record = verdict(of_cell, names)
@@ -214,9 +214,9 @@ class Job:
     def _why_silent(self, ranks: list[int]) -> tuple[str, str]:
         """Return the status and reason of a cell that these ranks did not answer while others waited for them."""
         if dead := self._dead(ranks):
-            return "killed", f"{', '.join(map(self._name, dead))} died: what it said is in the launcher's output"
+            return "killed", f"{', '.join(map(self._name, dead))} died; see the launcher's output"
         waited = f"{self._kind.patience_s:g} s" if self._kind else "too long"
-        return "timeout", f"{', '.join(map(self._name, ranks))} kept the others waiting for {waited}: raise --timeout-s"
+        return "timeout", f"{', '.join(map(self._name, ranks))} kept the others waiting for {waited}; raise --timeout-s"
 
     def _dead(self, ranks: list[int]) -> list[int]:
         """Return which of these ranks ran on this host and have ended."""
@@ -227,41 +227,41 @@ class Job:
     def _watched(self, timeout_s: float | None) -> Iterator[None]:
         """Watch the other ranks in a thread while this one waits in a collective, and end the process if one failed."""
         over = threading.Event()
-        ear, mouth = os.pipe()
-        os.set_blocking(mouth, False)
+        wakeup_read, wakeup_write = os.pipe()
+        os.set_blocking(wakeup_write, False)
         before = signal.signal(signal.SIGTERM, lambda *_: None)
-        signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
-        watcher = threading.Thread(target=self._watch, args=(over, ear, timeout_s), daemon=True)
+        signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
+        watcher = threading.Thread(target=self._watch, args=(over, wakeup_read, timeout_s), daemon=True)
         watcher.start()
         try:
             yield
         finally:
             over.set()
             signal.set_wakeup_fd(-1)
-            os.write(mouth, b"\0")
+            os.write(wakeup_write, b"\0")
             watcher.join()
             signal.signal(signal.SIGTERM, before)
-            os.close(ear)
-            os.close(mouth)
+            os.close(wakeup_read)
+            os.close(wakeup_write)
 
-    def _watch(self, over: threading.Event, ear: int, timeout_s: float | None) -> None:
+    def _watch(self, over: threading.Event, wakeup_read: int, timeout_s: float | None) -> None:
         store, end = _connect(), None if timeout_s is None else time.monotonic() + timeout_s
         while not over.is_set():
-            heard = os.read(ear, 1) if select.select([ear], [], [], _LOOK_S)[0] else b""
+            signals = os.read(wakeup_read, 1) if select.select([wakeup_read], [], [], _LOOK_S)[0] else b""
             if over.is_set():
                 return
-            if heard == bytes([signal.SIGTERM]):
+            if signals == bytes([signal.SIGTERM]):
                 if store.check(["failed"]):
-                    self._tell_failure(int(store.get("failed")), store)
+                    self._report_failure(int(store.get("failed")), store)
                 dead = self._dead(list(self._others))
-                who = ", ".join(map(self._name, dead)) or "a rank, or the job,"
-                self._give_up("killed", f"{who} was ended: what it said is in the launcher's output")
+                names = ", ".join(map(self._name, dead)) or "a rank or the whole job"
+                self._give_up("killed", f"{names} was ended; see the launcher's output")
             elif store.check(["failed"]) and not over.wait(SETTLE_S):
-                self._tell_failure(int(store.get("failed")), store)
+                self._report_failure(int(store.get("failed")), store)
             elif end is not None and time.monotonic() > end:
-                self._give_up("timeout", f"no answer within {timeout_s:g} s: raise --timeout-s")
+                self._give_up("timeout", f"no answer within {timeout_s:g} s; raise --timeout-s")
 
-    def _tell_failure(self, rank: int, store: Any) -> None:
+    def _report_failure(self, rank: int, store: Any) -> None:
         for number in itertools.count(self._read[rank]):
             frame = _wait_for(store, f"reply/{rank}/{number}", SETTLE_S)
             message = channel.decode(frame, self._hellos[rank].pid, number)

@@ -22,7 +22,7 @@ COMPUTE_DTYPES = {
 def check_precision(config: RunConfig, device: Device) -> None:
     """Raise Unavailable where the device does not support the config's precision."""
     if config.precision is Precision.TF32 and (not device.is_cuda or (device.capability() or (0, 0)) < (8, 0)):
-        raise Unavailable("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32")
+        raise Unavailable("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32")
     if config.precision is Precision.FP8 and (reason := fp8.unavailable(device)):
         raise Unavailable(reason)
 

@@ -1,4 +1,4 @@
-"""A training step of any module on given inputs, in any precision: forward, loss, backward, optimizer."""
+"""Training step of any module on given inputs, in any precision: forward, loss, backward, optimizer."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def mean_square(output: Any) -> Tensor:
     """
     if not isinstance(output, Tensor):
         found = type(output).__name__
-        raise ConfigError(f"the module gives an object of type {found}: return (module, inputs, loss) from the factory")
+        raise ConfigError(f"the module returned a {found}, not a tensor; let the factory return (module, inputs, loss)")
     return output.square().mean()
 
 
 class ModuleStep(Training):
-    """Training step of any module. Of the config it uses mode, precision, optimizer and device.
+    """Training step of any module. It uses mode, precision, optimizer and device of the config.
 
     In fp8, the linear layers whose sizes allow it are replaced. inputs: a tensor, or a tuple of the module's arguments.
     loss: a function from the module's output to a scalar.
@@ -41,7 +41,7 @@ class ModuleStep(Training):
         check_precision(config, device)
         if config.precision is Precision.FP8 and not fp8.use_fp8(model):
             raise Unavailable(
-                f"fp8 products take multiples of {fp8.MULTIPLE}, and no nn.Linear within the module has such sizes: "
+                f"fp8 requires an nn.Linear whose sizes are multiples of {fp8.MULTIPLE}, and the module has none; "
                 "widen its layers, or use bf16"
             )
         self.loss_of = loss

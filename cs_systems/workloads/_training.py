@@ -27,12 +27,12 @@ class Training:
     """Training step whose `config.mode` selects the phases; the subclass defines forward and loss.
 
     Attributes:
-        model: as it was given.
+        model: the model without a wrapper.
         wrapped: the model as `config.strategy` wraps it; a step calls this one.
         trained_bytes: Ψ, the bytes of the trained parameters before the strategy divides them.
         calls: the collectives that our own strategies started in the last step.
-        optimizer: None where nothing is updated; so is `optimizer_name`.
-        loss: of the last step, a scalar.
+        optimizer: the optimizer; it and `optimizer_name` are None in modes without an update.
+        loss: the loss of the last step, a scalar.
     """
 
     def __init__(self, config: RunConfig, device: Device, model: nn.Module) -> None:
@@ -116,7 +116,7 @@ class Training:
 
 def _options(config: RunConfig) -> dict[str, Any]:
     """Return the strategy's options: the user's, and under autocast the compute dtype if the strategy accepts one."""
-    told: dict[str, Any] = dict(config.strategy_options)
+    options: dict[str, Any] = dict(config.strategy_options)
     if config.precision.is_autocast and "compute_dtype" in compose(config.strategy).options:
-        told.setdefault("compute_dtype", config.precision.value)
-    return told
+        options.setdefault("compute_dtype", config.precision.value)
+    return options

@@ -32,7 +32,9 @@ class Accumulation:
 
     def __init__(self, config: RunConfig, device: Device) -> None:
         if config.precision not in DTYPES:
-            raise Unavailable(f"{config.precision.value} is no dtype to add up in: use fp32, bf16 or fp16")
+            raise Unavailable(
+                f"accumulation does not support precision {config.precision.value}; use fp32, bf16 or fp16"
+            )
         self.config, self.device = config, device
         self._tables: dict[str, list[Row]] = {}
 

@@ -61,11 +61,11 @@ class Attention:
     @staticmethod
     def preflight(config: RunConfig, device: Device, *, packed: bool = False) -> int | None:
         if config.compile != "none":
-            raise Unavailable("--compile is for models: compile an attention call with the backend compiled")
+            raise Unavailable("--compile applies to models only; use --attention compiled to compile an attention call")
         if config.precision is Precision.FP8:
-            raise Unavailable("no attention backend here computes in fp8, which is of linear layers: use bf16")
+            raise Unavailable("fp8 applies to linear layers, and no attention backend supports it; use bf16")
         if config.l2 == "clear" and not device.is_cuda:
-            raise Unavailable("nothing clears the cache of a CPU: use --l2 warm")
+            raise Unavailable("--l2 clear requires a GPU; use --l2 warm")
         call = attention_call(config, device)
         backend = check_backend(config, device, call)
         if backend is None:
@@ -180,7 +180,8 @@ def _check_signature(name: str) -> None:
     """Raise ConfigError where a user's function cannot be called as backends are."""
     function = plugins.get("attention", name)
     if not callable(function) or not plugins.takes(function, *"qkv", causal=False, scale=None, align="upper_left"):
-        raise ConfigError(f'{name} takes other arguments: (q, k, v, *, causal=False, scale=None, align="upper_left")')
+        wanted = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
+        raise ConfigError(f"{name} has the wrong signature; define it with the arguments {wanted}")
 
 
 def _separate(config: RunConfig, device: Device) -> Problem:

@@ -155,10 +155,10 @@ class Collective:
         try:
             self.call()
         except (RuntimeError, TypeError, ValueError) as error:
-            said = str(error).strip().splitlines()[0]
-            if not any(refusal in said.lower() for refusal in _REFUSALS):
+            message = str(error).strip().splitlines()[0]
+            if not any(refusal in message.lower() for refusal in _REFUSALS):
                 raise
-            raise refusal(backend(), self.shape, f" ({said})") from error
+            raise refusal(backend(), self.shape, f" ({message})") from error
 
     def _slowest(self, durations: Mapping[str, float | None]) -> Row:
         """Return the longest of each duration over all ranks."""
@@ -179,7 +179,7 @@ def backend() -> str:
 
 
 def refusal(backend: str, shape: CollectiveShape, why: str = "") -> Unavailable:
-    return Unavailable(f"{backend} has no {shape.collective} of {shape.dtype}{why}: choose another --dtype")
+    return Unavailable(f"{backend} does not support {shape.collective} of {shape.dtype}{why}; choose another --dtype")
 
 
 @cache

@@ -139,7 +139,7 @@ class Normalization:
 
     def __init__(self, config: RunConfig, device: Device) -> None:
         if config.precision not in (Precision.BF16, Precision.FP16):
-            raise Unavailable(f"{config.precision.value} is no low precision to normalise in: use bf16 or fp16")
+            raise Unavailable(f"normalization requires a low precision, got {config.precision.value}; use bf16 or fp16")
         self.config, self.device = config, device
         self.dtype = DTYPES[config.precision]
         generator = torch.Generator().manual_seed(config.seed)

@@ -30,7 +30,7 @@ from cs_systems.record import Row
 from cs_systems.workloads import Unavailable, Workload
 from cs_systems.workloads.train_step import TrainStep
 
-FIRST_LOSS_SCALE = 2.0**16  # of torch.amp.GradScaler
+FIRST_LOSS_SCALE = 2.0**16  # the initial scale of torch.amp.GradScaler
 SHARE_FOR_FLOAT64 = 0.8  # of the memory; the rest covers allocations that no formula predicts
 BYTES_OF_FLOAT64 = 8
 
@@ -59,7 +59,7 @@ class PrecisionError:
         low = TrainStep.preflight(config, device)
         dtype = _reference_dtype(config, device)
         if dtype is torch.float32 and config.precision is Precision.FP32:
-            raise Unavailable("float64 does not fit here, so that others are held against fp32: take a smaller batch")
+            raise Unavailable("the float64 reference for fp32 does not fit in memory; use a smaller batch")
         return None if low is None else max(low + _kept_bytes(config), _reference_bytes(config, device, dtype))
 
     def prepare(self) -> None:

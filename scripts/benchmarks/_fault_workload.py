@@ -357,7 +357,7 @@ def noise_of_a_thread_later(rng: random.Random, what: str) -> None:
 
 
 # The noise is read before the death is seen, or after it: either is the reason.
-@fault("channel", KILLED, ERROR, variants={n: f"{DEATHS[n]}|own pipe" for n in ("SIGKILL", "exit 0", "abort")})
+@fault("channel", KILLED, ERROR, variants={n: f"{DEATHS[n]}|worker's pipe" for n in ("SIGKILL", "exit 0", "abort")})
 def noise_before_death(rng: random.Random, how: str) -> None:
     make_noise(rng, rng.choice(list(NOISES)))
     die(how)

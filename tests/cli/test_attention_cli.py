@@ -67,11 +67,14 @@ def test_causal_is_a_flag_or_takes_values(words: tuple[str, ...], expected: list
     ("given", "message"),
     [
         ({"causal": ("yes",)}, "unknown value of --causal 'yes': known: false, true, both"),
-        ({"mode": ("train-step",)}, "attention has no train-step: use forward, backward or forward-backward"),
+        (
+            {"mode": ("train-step",)},
+            "has no mode train-step; use forward, backward or forward-backward",
+        ),
         ({"precision": ("bf61",)}, "unknown precision 'bf61': did you mean bf16"),
         ({"l2": "cold"}, "unknown l2 state 'cold'"),
         ({"heads": (6,), "heads_kv": (4,)}, "heads 6 is not a multiple of heads_kv 4"),
-        ({"seq": (0,)}, "seq is 0: it must be at least 1"),
+        ({"seq": (0,)}, "seq is 0; it must be at least 1"),
         ({"align": "upper_right"}, "unknown alignment 'upper_right': did you mean"),
     ],
 )

@@ -65,12 +65,15 @@ def test_sizes_are_one_or_a_range(text: str, sizes: list[int]) -> None:
         (("--size", "2KiB:1KiB"), "'2KiB:1KiB' is no range of sizes: begin above 0, and end at or after the first"),
         (("--size", "many"), "'many' is not an amount of memory"),
         (("--size", "0B"), "'0B' is nothing: write 8GiB, 24GB or 512B"),
-        (("--size", "1KiB", "--world-size", "3"), "all_gather of 1,024 bytes is no whole number of fp32 for each of 3"),
+        (
+            ("--size", "1KiB", "--world-size", "3"),
+            "all_gather of 1,024 bytes is not a whole number of fp32 for each of 3",
+        ),
         (("--collective", "allreduce"), "unknown collective 'allreduce': did you mean all_reduce"),
         (("--dtype", "fp12"), "unknown dtype 'fp12': did you mean"),
-        (("--world-size", "0"), "world_size is 0: it must be at least 1"),
-        (("--calls", "0"), "calls is 0: it must be at least 1"),
-        (("--device", "cuda:1"), "cuda:1 is one device, and each rank has its own: use cuda"),
+        (("--world-size", "0"), "world_size is 0; it must be at least 1"),
+        (("--calls", "0"), "calls is 0; it must be at least 1"),
+        (("--device", "cuda:1"), "cuda:1 is a single device, but each rank needs its own; use --device cuda"),
     ],
 )
 def test_wrong_words_end_before_any_process_starts(
@@ -116,7 +119,7 @@ def test_what_gloo_lacks_is_a_row_with_its_reason(ran: Ran) -> None:
     assert len(refused) == 3 * len(COLLECTIVES)
     for record in refused:
         name = record.config["collective"]["collective"]
-        assert record.reason == f"gloo has no {name} of fp8: choose another --dtype"
+        assert record.reason == f"gloo does not support {name} of fp8; choose another --dtype"
 
 
 def test_the_record_holds_set_up_skew_and_transfer_apart(ran: Ran) -> None:
@@ -166,7 +169,7 @@ def test_it_is_resumed_and_written_in_other_formats(ran: Ran) -> None:
     file = ran.folder / "calls.csv"
     again = command(*WORDS, "--out", str(ran.folder), "--format", "csv", "--output", str(file))
     assert again.returncode == 0, again.stderr
-    assert "30 cells are recorded already" in again.stderr
+    assert "30 cells are already recorded" in again.stderr
     assert file.read_text().splitlines()[0].endswith("call_s,algbw_bytes_per_s,busbw_bytes_per_s,link_share")
     assert read_records(ran.folder)[0] == ran.records
 

@@ -84,7 +84,7 @@ def test_what_sums_and_normalisations_lose(tmp_path: Path, capsys: pytest.Captur
     same = "fp32 + fp16 and fp32 + (fp16 → fp32), 1,000 times: 0.01 is 0.010002136 in fp16"
     assert said.count(same) == 1
     assert "fp16 RMSNorm: overflows from σ = 8 (sum of squares)" in said
-    assert "unavailable: fp32 is no low precision to normalise in: use bf16 or fp16" in said
+    assert "unavailable: normalization requires a low precision, got fp32; use bf16 or fp16" in said
     assert max(map(len, printed.split("records:")[0].splitlines())) <= 80
     assert [r.status for r in read_records(tmp_path)[0]].count("ok") == 3
 
@@ -119,7 +119,7 @@ def test_precisions_against_fp32(
     assert re.search(r"^bf16 .*\d× +(\d.*–\d|too noisy)", printed, re.MULTILINE)
     said = " ".join(printed.split())
     assert "gain: fp32's step over this one's; interval: 95%, from thirds of the steps, of fewer than 3 rounds" in said
-    assert said.count("tf32: unavailable: tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32") == 3
+    assert said.count("tf32: unavailable: tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32") == 3
     assert "relative error against float64 of the same parameters and batch" in said
     records = read_records(tmp_path)[0]
     timed = [r for r in records if r.config["workload"] == "train_step"]
@@ -175,13 +175,13 @@ def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: p
         (["--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
         (["--mode", "train"], "unknown mode 'train': did you mean train-step?"),
         (["--train-steps", "-1"], "--train-steps is -1: it must be 0, for none, or more"),
-        (["--steps", "2"], "2 steps cannot be split over 5 rounds: raise steps"),
+        (["--steps", "2"], "2 steps cannot be split over 5 rounds; raise --steps"),
         (["--dtypes", "--model", "tinny"], "unknown model 'tinny': did you mean tiny or toy?"),
         (["--dtypes", "--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
-        (["--dtypes", "--model", "nowhere:step"], "there is no module 'nowhere'"),
+        (["--dtypes", "--model", "nowhere:step"], "module 'nowhere' (from 'nowhere:step') was not found"),
         (
             ["--show", "no_such_folder"],
-            "there are no records at no_such_folder/records.jsonl: give the folder",
+            "there are no records at no_such_folder/records.jsonl; give the folder",
         ),
         (
             ["--show", "profiles/attention_causal_mask"],
@@ -195,7 +195,7 @@ def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: p
         (["--show", "profiles/precision", "--size", "xl"], "--show prints what was recorded: leave out --size"),
         (["--accumulation", "--mode", "forward", "--batch-size", "1"], "no model: leave out --mode --batch-size"),
         (["--dtypes", "--context-length", "8"], "no preset is among --model toy: leave out --context-length"),
-        (["--dtypes", "--mode", "backward"], "mode backward alone is for the attention workload"),
+        (["--dtypes", "--mode", "backward"], "mode backward requires workload attention"),
     ],
 )
 def test_what_it_refuses(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,11 +49,11 @@ def test_clean_samples_have_none() -> None:
         (samples(device_mallocs=3), "cudaMalloc"),
     ],
 )
-def test_each_doubt_has_its_code(measurement: Measurement, code: str) -> None:
+def test_each_caveat_has_its_code(measurement: Measurement, code: str) -> None:
     assert codes(measurement) == [code]
 
 
-def test_a_profiler_and_a_loss_that_is_no_number_are_doubts() -> None:
+def test_profiler_and_nonfinite_loss_are_caveats() -> None:
     assert caveats(samples(), CLEAN, CLEAN, loss=2.5) == ()
     assert [c.code for c in caveats(samples(), CLEAN, CLEAN, profiler="nsys", loss=math.nan)] == [
         "profiled",
@@ -65,16 +65,16 @@ def test_a_profiler_and_a_loss_that_is_no_number_are_doubts() -> None:
 
 def test_launch_bound_names_the_phase() -> None:
     (caveat,) = caveats(samples(lag=0.01), CLEAN, CLEAN)
-    assert caveat.message == "the device waited for the host in: backward"
+    assert caveat.message == "the GPU waited for kernel launches in: backward"
 
 
-def test_of_a_phase_that_counts_alone_the_others_raise_no_doubt() -> None:
+def test_only_the_judged_phase_gets_caveats() -> None:
     doubtful = samples(spread=0.5, lag=0.01)  # of the step, and of backward
     assert caveats(doubtful, CLEAN, CLEAN, phase="forward") == ()
     assert [c.code for c in caveats(doubtful, CLEAN, CLEAN, phase="backward")] == ["launch-bound"]
 
 
-def test_warm_up_steps_raise_no_doubt() -> None:
+def test_warm_up_steps_get_no_caveats() -> None:
     clean = samples()
     warm = tuple(replace(s, warmup=True, wall_s=99.0, compiles=5, device_mallocs=5) for s in clean.samples)
     assert codes(replace(clean, samples=warm + clean.samples)) == []
@@ -87,7 +87,7 @@ def test_throttling_needs_a_reason_and_a_low_clock() -> None:
     assert codes(samples(), after=replace(CLEAN, sm_clock_hz=0.3e9)) == []  # idle, not throttled
 
 
-def test_throttling_is_read_off_the_steps_own_clocks() -> None:
+def test_throttling_uses_clocks_measured_during_steps() -> None:
     """After the last step the clock of a card that was held back recovers, and that of an idle one falls."""
     capped = replace(CLEAN, throttle_reasons=("power cap",))
     slow, quick = samples(sm_clock_hz=1.4e9), samples(sm_clock_hz=1.97e9)
@@ -100,7 +100,7 @@ def test_other_processes_on_the_gpu() -> None:
     assert codes(samples(), before=replace(CLEAN, other_processes=2)) == ["shared-gpu"]
 
 
-def test_unknown_is_no_doubt() -> None:
+def test_unknown_values_get_no_caveats() -> None:
     unknown = replace(CLEAN, throttle_reasons=None, sm_clock_hz=None, sm_clock_max_hz=None, other_processes=None)
     measurement = samples(device_mallocs=None, compiles=None)
     without_lag = tuple(replace(s, lag_s=None) for s in measurement.samples)

@@ -1,4 +1,4 @@
-"""What a collective's size means, which rate counts, and which sizes its ranks can share."""
+"""Sizes of a collective, its bus bandwidth, and the sizes that ranks can share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cs_systems.runtime.sweep import run
     ],
 )
 def test_busbw_follows_nccl_tests(collective: str, factor: float) -> None:
-    """Of 4 ranks: 1 GB in 0.01 s is an algbw of 100 GB/s."""
+    """With 4 ranks, 1 GB in 0.01 s is an algbw of 100 GB/s."""
     assert busbw(collective, 10**9, 4, 0.01) == pytest.approx(factor * 100e9)
 
 
@@ -36,9 +36,9 @@ def test_with_one_rank_nothing_crosses_a_link(collective: str) -> None:
     [
         ({"collective": "allreduce"}, "unknown collective 'allreduce': did you mean all_reduce"),
         ({"dtype": "float32"}, "unknown dtype 'float32': did you mean fp32 or int32? known: fp32, bf16"),
-        ({"size_bytes": 0}, "size_bytes is 0: it must be at least 1"),
-        ({"size_bytes": 1.5}, "size_bytes is 1.5: it must be a whole number"),
-        ({"calls": 0}, "calls is 0: it must be at least 1"),
+        ({"size_bytes": 0}, "size_bytes is 0; it must be at least 1"),
+        ({"size_bytes": 1.5}, "size_bytes is 1.5; it must be a whole number"),
+        ({"calls": 0}, "calls is 0; it must be at least 1"),
     ],
 )
 def test_wrong_shapes_name_the_remedy(given: dict[str, object], message: str) -> None:
@@ -56,7 +56,7 @@ def test_a_size_that_the_ranks_cannot_share_names_the_nearest(collective: str) -
     with pytest.raises(ConfigError) as error:
         shape.check(3)
     assert str(error.value) == (
-        f"{collective} of 1,024 bytes is no whole number of fp32 for each of 3 ranks: give 1,020 or 1,032 bytes"
+        f"{collective} of 1,024 bytes is not a whole number of fp32 for each of 3 ranks; give 1,020 or 1,032 bytes"
     )
     return None
 
@@ -64,7 +64,7 @@ def test_a_size_that_the_ranks_cannot_share_names_the_nearest(collective: str) -
 def test_a_size_is_of_whole_elements() -> None:
     with pytest.raises(ConfigError) as error:
         CollectiveShape("all_reduce", 3).check(1)
-    assert str(error.value) == "all_reduce of 3 bytes is no whole number of fp32: give 4 bytes"
+    assert str(error.value) == "all_reduce of 3 bytes is not a whole number of fp32; give 4 bytes"
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_BYTES)
@@ -75,7 +75,7 @@ def test_a_rank_holds_what_it_gives_and_gets(collective: str, dtype: str) -> Non
 
 
 @pytest.mark.parametrize(("size", "calls"), [(1, 20), (2**20, 20), (16 * 2**20, 4), (2**30, 1), (2**40, 1)])
-def test_a_sample_moves_about_the_same_whatever_the_size(size: int, calls: int) -> None:
+def test_calls_per_sample_decrease_with_size(size: int, calls: int) -> None:
     assert calls_for(size) == calls
 
 
@@ -87,18 +87,18 @@ def test_a_shape_travels_as_json_and_has_a_key_of_its_own() -> None:
 
 
 def test_another_workload_calls_no_collective() -> None:
-    with pytest.raises(ConfigError, match="train_step calls no broadcast: use workload collective"):
+    with pytest.raises(ConfigError, match="workload train_step does not run broadcast; use workload collective"):
         RunConfig(collective=CollectiveShape("broadcast"))
 
 
-def test_ranks_are_no_part_of_this_process() -> None:
-    with pytest.raises(ConfigError, match="ranks are processes of their own: leave in_process=True out"):
+def test_collective_in_process_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a distributed cell needs its own processes; drop in_process=True"):
         run(RunConfig(workload="collective"), in_process=True)
 
 
 @pytest.mark.parametrize(
     ("size", "said"), [(2**30, "1 GiB"), (3 * 2**20, "3 MiB"), (1536, "1,536 B"), (2048, "2 KiB"), (4, "4 B")]
 )
-def test_a_cell_is_told_by_its_call(size: int, said: str) -> None:
+def test_describe_names_the_collective_call(size: int, said: str) -> None:
     config = RunConfig(workload="collective", collective=CollectiveShape("all_to_all", size, "int8"))
     assert f"all_to_all {said} int8" in describe(config)

@@ -26,7 +26,7 @@ OF_RECORDS = {"report", "compare", "memory", "precision"}
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """What each command reads, under a name that says nothing, with a space in it."""
+    """Write each command's input under a name with a space and without a telling suffix."""
     folder = tmp_path_factory.mktemp("kinds")
     sources = {
         "records": RECORDS.read_bytes(),
@@ -55,7 +55,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_what_is_in_a_file_says_who_reads_it(name: str, files: dict[str, Path]) -> None:
+def test_command_is_found_by_file_content(name: str, files: dict[str, Path]) -> None:
     assert command_for(files[name]) == KINDS[name]
 
 
@@ -79,17 +79,17 @@ def test_the_wrong_command_names_the_right_one(
 
 
 UNREADABLE = {
-    "noise": "holds no record that can be read: it was cut while the first was written, or is no records.jsonl",
-    "zipped records": "is compressed: gunzip it first",
-    "list": " holds no record that can be read: ",
-    "null": " holds no record that can be read: ",
-    "empty": "holds no record yet: run the sweep again",
+    "noise": "has no readable record; give a records.jsonl, or repeat the run if it was interrupted",
+    "zipped records": "is compressed; gunzip it first",
+    "list": "has no readable record; ",
+    "null": "has no readable record; ",
+    "empty": "has no record yet; run the sweep again",
 }
 
 
 @pytest.mark.parametrize("reader", sorted(OF_RECORDS))
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_holds_no_record_is_told_so_by_every_reader_of_records(
+def test_readers_of_records_refuse_files_without_records(
     name: str, reader: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([word.format(file=files[name]) for word in READERS[reader].split()]) == 2
@@ -130,7 +130,7 @@ def test_a_folder_names_what_is_in_it(
 def test_a_folder_of_records_alone_is_for_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(RECORDS, tmp_path / "records.jsonl")
     assert main(["analyze", str(tmp_path)]) == 2
-    assert f"holds records of runs: read it with cs-systems report {tmp_path}" in capsys.readouterr().err
+    assert f"contains records of runs; read it with cs-systems report {tmp_path}" in capsys.readouterr().err
     (folder := tmp_path / "counters.ncu-rep").mkdir()
     assert main(["analyze", str(folder)]) == 2
     assert f"{folder} is a folder; give a .ncu-rep" in capsys.readouterr().err

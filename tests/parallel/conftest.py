@@ -24,7 +24,7 @@ class Ranks:
         self._results = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
 
     def of(self, key: str) -> list[Any]:
-        """What each rank returned; a rank's exception fails the test with its traceback."""
+        """Return each rank's result; a rank's exception fails the test with its traceback."""
         found = [results[key] for results in self._results]
         for rank, result in enumerate(found):
             assert not isinstance(result, str), f"rank {rank}: {result}"

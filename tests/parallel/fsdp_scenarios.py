@@ -1,4 +1,4 @@
-"""What a rank does with sharded models beside the training of every strategy; on a CPU and, the same, on a GPU."""
+"""Scenarios of a rank with sharded models, the same on a CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def _gathered_over_time(use: str, rank: int, world_size: int, device: str) -> li
 
 
 def kept_parts(rank: int, world_size: int, device: str) -> dict[str, Any]:
-    """What a rank keeps: shapes of its parts, whole parameters by name; and what is left when the model is gone."""
+    """Return the shapes of a rank's parts, whole parameters by name, and the parts left after the model is deleted."""
     gc.collect()
     before = len(parts)
     model = FullyShardedDataParallel(Model("tied").to(device), shard_types=(nn.Linear, nn.Embedding))
@@ -347,7 +347,7 @@ def kept_parts(rank: int, world_size: int, device: str) -> dict[str, Any]:
 
 
 def sharded_misuses(rank: int, world_size: int, device: str) -> dict[str, str]:
-    """What is answered to calls that would train something else than was meant."""
+    """Return the error messages of misuses of a sharded model."""
 
     def outside() -> None:
         FullyShardedDataParallel(Model().to(device)).module.head(torch.ones(1, D, device=device))  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""What is answered to calls that would train something else than was meant, and after a step that failed."""
+"""Misuses of strategies, with their error messages, and steps after a failed backward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRATEGIES = ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "zero1_fla
 
 
 def message(work: Callable[[], Any]) -> str:
-    """What the error says; nothing where there is none."""
+    """Return the message of the error that `work` raises; empty if it raises none."""
     try:
         work()
     except (ValueError, RuntimeError) as error:
@@ -26,7 +26,7 @@ def message(work: Callable[[], Any]) -> str:
 
 
 def mismatches(rank: int, world_size: int) -> dict[str, str]:
-    """What the last rank's other model is answered with, on this rank."""
+    """Return this rank's error messages where the last rank has a different model."""
     last = rank == world_size - 1
     models: dict[str, Callable[[], nn.Module]] = {
         "shape": lambda: nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5 if last else 4)),
@@ -39,7 +39,7 @@ def mismatches(rank: int, world_size: int) -> dict[str, str]:
 
 
 def misuses(rank: int, world_size: int) -> dict[str, str]:
-    """What is answered to calls that would train something else than was meant."""
+    """Return the error messages of misuses of strategies and their optimizers."""
 
     def backward_twice() -> None:
         model: Any = compose("ddp_overlap").wrap(nn.Linear(2, 2))
@@ -76,7 +76,7 @@ def misuses(rank: int, world_size: int) -> dict[str, str]:
 
 
 def assigned(rank: int, world_size: int) -> dict[str, str]:
-    """What load_state_dict(assign=True) is answered, of the model that was wrapped and of a module inside."""
+    """Return the errors of load_state_dict(assign=True), on the wrapped model and on a module inside it."""
     found = {}
     for name in STRATEGIES:
         model = compose(name).wrap(BasicTransformerLM(PRESETS["tiny"]))

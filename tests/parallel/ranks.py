@@ -1,4 +1,4 @@
-"""What each rank does: every strategy × case and every scenario, one after the other, in processes started once."""
+"""Work of each rank: every strategy × case and every scenario, in processes started once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def strategies(world_size: int) -> list[str]:
 
 
 def scaled() -> list[str]:
-    """What two ranks train with a gradient scaler as well: every strategy, in one composition if it needs any."""
+    """Return the strategies that two ranks train with a gradient scaler, each in one composition if it needs one."""
     return [name for name in strategies(2) if "+" not in name or name.startswith("ddp_flat+")]
 
 

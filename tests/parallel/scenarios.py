@@ -1,4 +1,4 @@
-"""What else a rank does, once, beside training: each returns what the tests compare."""
+"""Scenarios of a rank beside training; each returns the values that the tests compare."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def one_gradient_for_two(rank: int, world_size: int) -> dict[str, list[float]]:
 
 
 def python_calls(rank: int, world_size: int) -> int:
-    """Of Python functions, to send the gradient of one layer more while backward runs."""
+    """Return the number of Python calls to send the gradient of one more layer during backward."""
     return _python_calls(3) - _python_calls(2)
 
 
@@ -241,7 +241,7 @@ def _small(**sizes: int) -> Any:
 
 
 def indivisible(rank: int, world_size: int) -> dict[str, str]:
-    """What tensor parallelism answers where it has nothing to divide, or cannot."""
+    """Return the errors of tensor parallelism for models that it cannot divide."""
 
     def twice() -> None:
         tp = compose("tp")

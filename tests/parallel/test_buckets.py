@@ -1,4 +1,4 @@
-"""How parameters are shared out to buckets: all of them, in the order of sending, of one dtype, as large as told."""
+"""Division of parameters into buckets: complete, in sending order, of one dtype and of the given size."""
 
 from __future__ import annotations
 

@@ -88,13 +88,13 @@ def test_a_rank_keeps_its_part_alone(ranks: Any) -> None:
     ("what", "answer"),
     [
         ("unknown_dtype", "unknown compute_dtype 'fp8': did you mean fp"),
-        ("outside", "Linear runs without its weights, which Model gathers when it is called: call the module that"),
-        ("parts_of_a_block", "Linear runs without its weights, which Block gathers when it is called"),
-        ("moved", "a sharded model cannot be moved or cast: do that before it is wrapped"),
-        ("unfrozen", "a parameter was unfrozen after the model was wrapped: wrap the model again"),
-        ("backward_that_failed", "backward has not ended, or has failed: run forward and backward again"),
+        ("outside", "Linear was called before Model gathered its weights; call the FullyShardedDataParallel wrapper"),
+        ("parts_of_a_block", "Linear was called before Block gathered its weights"),
+        ("moved", "a sharded model cannot be moved or cast; do that before it is wrapped"),
+        ("unfrozen", "a parameter was unfrozen after the model was wrapped; wrap the model again"),
+        ("backward_that_failed", "backward has not ended, or has failed; run forward and backward again"),
     ],
 )
-def test_misuse_of_a_sharded_model_is_told(ranks: Any, what: str, answer: str) -> None:
+def test_misuse_of_a_sharded_model_raises_a_named_error(ranks: Any, what: str, answer: str) -> None:
     for answers in ranks.of("sharded_misuses"):
         assert answers[what].startswith(answer)

@@ -1,4 +1,4 @@
-"""What starts the ranks leaves none behind, and a composition that makes no sense is told before any is started."""
+"""Launcher of test ranks, which leaves no process behind; and checks of compositions before any rank starts."""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
         ("ddp_bucketed+", "unknown parallel strategy ''"),
         (
             "ddp_flat+ddp_naive",
-            "ddp_flat+ddp_naive makes no sense: ddp_flat and ddp_naive both split the batch: take one",
+            "ddp_flat+ddp_naive cannot be combined: ddp_flat and ddp_naive both divide the batch; choose one",
         ),
-        ("ddp_flat+zero1+torch_zero", "zero1 and torch_zero both split the optimizer: take one"),
-        ("ddp_flat+ddp_flat", "ddp_flat+ddp_flat names a strategy twice: name each once"),
-        ("ddp_flat+single", "single shares nothing, leave it out"),
-        ("zero1+tp", "zero1+tp makes no sense: zero1 cannot share the ranks with tp: use fsdp or ddp_*"),
-        ("tp+tp", "tp+tp names a strategy twice: name each once"),
-        ("zero1", "zero1 leaves the gradients of the ranks different: write ddp_bucketed+zero1"),
+        ("ddp_flat+zero1+torch_zero", "zero1 and torch_zero both divide the optimizer; choose one"),
+        ("ddp_flat+ddp_flat", "ddp_flat+ddp_flat names a strategy twice; name each once"),
+        ("ddp_flat+single", "single divides nothing; drop single"),
+        ("zero1+tp", "zero1+tp cannot be combined: zero1 does not support tp; use fsdp or ddp_*"),
+        ("tp+tp", "tp+tp names a strategy twice; name each once"),
+        ("zero1", "zero1 alone does not average gradients over the ranks; use ddp_bucketed+zero1"),
     ],
 )
-def test_a_composition_without_sense_is_refused(name: str, complaint: str) -> None:
+def test_invalid_composition_is_refused(name: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         compose(name)
     assert complaint in str(caught.value)
 
 
 def test_an_option_that_no_part_knows_is_refused() -> None:
-    with pytest.raises(ConfigError, match="ddp_bucketed\\+zero1 has no option 'bucket': it knows bucket_size_mb"):
+    with pytest.raises(ConfigError, match="ddp_bucketed\\+zero1 has no option 'bucket'; its options: bucket_size_mb"):
         compose("ddp_bucketed+zero1", bucket=3)
 
 
@@ -75,7 +75,7 @@ def test_what_is_read_from_a_file_is_what_it_exports(name: str) -> None:
 
 
 def test_a_degree_needs_tensor_parallelism() -> None:
-    with pytest.raises(ConfigError, match="blocks are divided, ddp_flat divides none: use ddp_flat\\+tp"):
+    with pytest.raises(ConfigError, match="which ddp_flat does not include; use ddp_flat\\+tp"):
         compose("ddp_flat", tp_degree=2)
 
 
@@ -97,7 +97,7 @@ def test_neighbours_take_the_same_rows() -> None:
         strategy.part_of_batch(0, 3)
 
 
-def test_what_cannot_be_divided_is_told_before_any_process() -> None:
+def test_indivisible_sizes_are_refused_before_any_process() -> None:
     check_division(num_heads=12, d_ff=30, tp_degree=6)
     with pytest.raises(
         ConfigError,

@@ -55,8 +55,11 @@ def close(got: dict[str, Any], expected: dict[str, Any], precision: str, what: s
 
 
 def is_exact(name: str, case: Case) -> bool:
-    """Whether sums have one order. Where parameters are sharded, or gradients finished after each micro-batch, each is
-    averaged over the ranks before it is added; tensor parallelism divides the sums of products."""
+    """Return whether sums have one order.
+
+    With sharded parameters, or gradients finished after each micro-batch, each is averaged over the ranks before it is
+    added. Tensor parallelism divides the sums of products.
+    """
     splits = composed(name).splits
     adds_means = case.micro_batches > 1 and ("parameters" in splits or case.finishes_each)
     return "features" not in splits and not adds_means
@@ -123,7 +126,7 @@ def test_its_optimizer_is_saved_as_that_of_one_process(worlds: Any, name: str, c
         assert {key: group[key] for key in expected_group} == expected_group
 
 
-def test_the_training_uses_what_it_says() -> None:
+def test_training_covers_frozen_rare_unused_and_tied_parameters() -> None:
     """The proof is empty unless parameters move, one is frozen, one is rare, one is never used and two are one."""
     before, after = Model(), whole(Case(), 2)[0]
     moved = {name for name, x in after.named_parameters() if not torch.equal(x, before.get_parameter(name))}
@@ -134,7 +137,7 @@ def test_the_training_uses_what_it_says() -> None:
 
 
 def payload(case: Case, rows: int) -> Payload:
-    """Of a rank that takes so many rows."""
+    """Return the payload of a rank that takes so many rows."""
     trained = {name: p for name, p in Model(case.precision).named_parameters() if p.requires_grad}
     divided = [p.nbytes for name, p in trained.items() if ".attn." in name or ".ffn." in name]
     stream = rows * CONFIG.context_length * CONFIG.d_model * trained["lm.layers.0.ffn.w1.weight"].element_size()
@@ -162,7 +165,7 @@ def test_it_sends_the_bytes_of_its_formula(worlds: Any, name: str, world_size: i
     ("name", "some"),
     [("ddp_naive", False), ("ddp_flat", False), ("ddp_overlap", True), ("ddp_bucketed", True), ("fsdp", True)],
 )
-def test_what_overlaps_sends_during_backward(worlds: Any, name: str, some: bool) -> None:
+def test_overlapping_strategies_send_during_backward(worlds: Any, name: str, some: bool) -> None:
     """In the last step, with `never` unused: what waits for it, waits until backward is finished."""
     for rank in worlds(2).of(f"{name}-{cases(name, 2)[0]}"):
         assert (rank["during_backward"] > 0) == some
@@ -182,28 +185,34 @@ def test_what_overlaps_sends_during_backward(worlds: Any, name: str, some: bool)
         ),
     ],
 )
-def test_ranks_with_different_models_are_told(worlds: Any, world_size: int, what: str, answer: str) -> None:
+def test_different_models_on_ranks_are_refused(worlds: Any, world_size: int, what: str, answer: str) -> None:
     for answers in worlds(world_size).of("mismatches"):
-        assert answers[what].startswith(f"rank {world_size - 1} has another model than rank 0: {answer}")
+        assert answers[what].startswith(f"rank {world_size - 1} has a different model from rank 0: {answer}")
         assert answers[what].endswith("build the same model, in the same order, on every rank")
 
 
 @pytest.mark.parametrize(
     ("what", "answer"),
     [
-        ("single", "single trains one process, 2 were started: use --world-size 1, or a strategy such as ddp_bucketed"),
-        ("backward twice", "a second backward before finish_gradient_synchronization(): the gradients of the first"),
-        ("unfrozen", "a parameter was unfrozen after the model was wrapped: wrap the model again"),
-        ("another state", "the state has groups of [2] parameters, this optimizer of [3]: make it alike first"),
-        ("not wrapped", "a parameter of the optimizer is not of a wrapped model: wrap the model first"),
-        ("no bucket", "bucket_size_mb is 0: it must be a number above 0"),
-        ("no last bucket", "last_bucket_mb is 0: it must be a number above 0"),
+        (
+            "single",
+            "strategy single trains on one process, but 2 were started; use --world-size 1, or",
+        ),
+        ("backward twice", "backward ran again before finish_gradient_synchronization(); run all but the last"),
+        ("unfrozen", "a parameter was unfrozen after the model was wrapped; wrap the model again"),
+        (
+            "another state",
+            "the state has groups of [2] parameters, but this optimizer has [3]; create equal",
+        ),
+        ("not wrapped", "a parameter of the optimizer does not belong to a wrapped model; wrap the model first"),
+        ("no bucket", "bucket_size_mb is 0; it must be a number above 0"),
+        ("no last bucket", "last_bucket_mb is 0; it must be a number above 0"),
         ("no such dtype", "unknown comm_dtype 'fp8': did you mean fp16? known: bf16, fp16"),
-        ("complex", "comm_dtype is of real gradients: it would drop the imaginary part of torch.complex64 ones"),
-        ("not NCCL", "max_ctas and high_priority are NCCL's: leave them out on a CPU"),
+        ("complex", "comm_dtype does not support complex gradients, got torch.complex64; drop comm_dtype"),
+        ("not NCCL", "max_ctas and high_priority require NCCL; drop them on a CPU"),
     ],
 )
-def test_misuse_is_told(worlds: Any, what: str, answer: str) -> None:
+def test_misuse_raises_a_named_error(worlds: Any, what: str, answer: str) -> None:
     for answers in worlds(2).of("misuses"):
         assert answers[what].startswith(answer)
 
@@ -213,14 +222,14 @@ def test_parameters_that_would_be_put_in_the_place_of_wrapped_ones_are_refused(w
     for answers in worlds(2).of("assigned"):
         assert len(answers) == 2 * len(STRATEGIES)
         for answer in answers.values():
-            assert answer.startswith("load_state_dict(assign=True) would put other parameters in the place of")
+            assert answer.startswith("load_state_dict(assign=True) would replace the wrapped parameters")
 
 
 def test_after_a_backward_that_failed_the_next_one_says_how_to_go_on(worlds: Any) -> None:
     for found in worlds(2).of("after_a_failed_backward"):
         for name, ((failed, following), trained, expected) in found.items():
             assert failed == "out of luck"
-            assert following.endswith("after one that failed on all ranks call that, and zero_grad(), first")
+            assert following.endswith("call finish_gradient_synchronization() and zero_grad() first")
             same(trained, expected, name, rtol=0, atol=0)
 
 
@@ -254,7 +263,7 @@ def test_a_parameter_without_dimensions_is_trained_and_loaded_as_any(worlds: Any
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_what_else_is_sent_keeps_its_place_in_the_order(worlds: Any, world_size: int) -> None:
+def test_other_collectives_keep_their_order(worlds: Any, world_size: int) -> None:
     """A second model's gradients in the same backward, and what the caller sends after it: else the ranks take each
     other's numbers, or wait for ever."""
     ranks = worlds(world_size).of("others_collectives")
@@ -276,7 +285,7 @@ def test_to_send_a_gradient_takes_backward_one_call_of_python(worlds: Any) -> No
 
 
 def off_the_mean(ranks: list[dict[str, Any]], roundoff: float) -> bool:
-    """Whether gradients are the mean of the ranks' own, to two roundings of so many bits, and not to the bit."""
+    """Return whether gradients differ from the exact mean; assert that they do by at most two roundings."""
     exact = [torch.stack(own).mean(0) for own in zip(*(rank["own"] for rank in ranks), strict=True)]
     largest = max(float(x.abs().max()) for rank in ranks for x in rank["own"])
     for rank in ranks:
@@ -306,22 +315,25 @@ def test_on_two_gpus_gradients_travel_as_told(gpu_worlds: Any, told: str, roundo
 @pytest.mark.parametrize(
     ("what", "answer"),
     [
-        ("foreign", "tp divides the attention and feed-forward of a BasicTransformerLM, Linear has neither: use fsdp"),
+        (
+            "foreign",
+            "tp requires the attention or feed-forward blocks of BasicTransformerLM, and Linear has none",
+        ),
         ("heads", "num_heads 5 does not divide over {0} ranks: choose tp_degree, or the ranks of tp alone, among 1, 5"),
         ("d_ff", "d_ff 7 does not divide over {0} ranks: choose tp_degree, or the ranks of tp alone, among 1"),
-        ("twice", "tp cannot divide layers.0.attn.q_proj.weight: it is divided already"),
-        ("tied outside", "lm_head.weight is tied to a weight that tp divides in another way: untie them, or use fsdp"),
+        ("twice", "tp cannot divide layers.0.attn.q_proj.weight: it is already divided; wrap the model once"),
+        ("tied outside", "lm_head.weight is tied to a weight that tp divides in another way; untie them, or use fsdp"),
         ("degree", "tp_degree 7 does not divide {0} ranks: choose it among 1, {0}"),
     ],
 )
-def test_what_cannot_be_divided_is_told(worlds: Any, world_size: int, what: str, answer: str) -> None:
+def test_indivisible_model_is_refused(worlds: Any, world_size: int, what: str, answer: str) -> None:
     for answers in worlds(world_size).of("indivisible"):
         assert answers[what].startswith(answer.format(world_size))
 
 
 @every_world
 def test_blocks_are_divided_and_made_whole(worlds: Any, world_size: int) -> None:
-    """Of a model with two tied layers: what a rank keeps, what it computes under autocast, and what it takes back."""
+    """Check the parts that a rank keeps, its gradients under autocast and its state, in a model with tied layers."""
     for rank in worlds(world_size).of("tensor_parallel"):
         assert rank["kept"] == {"q_proj": (24 // world_size, 24), "w2": (24, 24 // world_size), "lm_head": (24, 24)}
         assert rank["tied"]

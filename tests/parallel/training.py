@@ -111,7 +111,7 @@ def rows_of(part: int, parts: int, world_size: int, step: int) -> Tensor:
 
 
 def gathered(optimizer: Any) -> dict[str, Any]:
-    """What one process would save, on every rank. torch's own gathers it on one rank, when asked."""
+    """Return the state of one process, on every rank; torch's own optimizer gathers it on one rank, on request."""
     if not hasattr(optimizer, "consolidate_state_dict"):
         return optimizer.state_dict()  # type: ignore[no-any-return]
     optimizer.consolidate_state_dict(to=0)
@@ -178,7 +178,7 @@ def train_scaled(strategy: ParallelStrategy, rank: int, world_size: int, fused: 
 
 
 def has_parts(strategy: ParallelStrategy) -> bool:
-    """Whether a rank has gradients that no other has; else what overflows on one does so in the mean of all."""
+    """Return whether a rank has gradients that no other has; otherwise an overflow on one reaches the mean of all."""
     return bool({"gradients", "parameters", "features"} & strategy.splits)
 
 

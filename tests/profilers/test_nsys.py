@@ -207,7 +207,7 @@ def test_unknown_nsys_option_is_an_error_with_nsys_message(tmp_path: Path, capsy
     words = ["--size", "tiny", "--device", "cpu", "--nsys-arg=--nonsense", "--out", str(tmp_path)]
     assert main(["profile", "--with", "nsys", *words]) == 2
     said = capsys.readouterr().err
-    assert "the worker process did not start: exited with status 1; its last words: unrecognised option" in said
+    assert "the worker process did not start: exited with status 1; its last output: unrecognised option" in said
     assert "--nonsense" in said
 
 

@@ -77,7 +77,7 @@ def test_profiled_cell_is_marked_and_keeps_its_trace(folder: Path, records: list
     assert [r.status for r in records] == ["ok", "ok"]
     assert "profiled" not in [w.code for w in clean.warnings]
     caveat = next(w for w in profiled.warnings if w.code == "profiled")
-    assert caveat.message == "timed under kineto, whose own cost is in the times"
+    assert caveat.message == "the times include the overhead of kineto"
     assert "cs-systems time" in caveat.remedy
     assert clean.key != profiled.key
     assert clean.artifacts == {}
@@ -128,9 +128,9 @@ def test_profiler_keeps_old_keys_and_round_trips_json() -> None:
 
 
 def test_unprofilable_request_is_refused_before_running(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="a profile is of one visit to a cell, not of 2 rounds: leave --rounds at 1"):
+    with pytest.raises(ConfigError, match="a profile covers one round, got 2 rounds; leave --rounds at 1"):
         replace(TINY, profiler="kineto", rounds=2)
-    with pytest.raises(ConfigError, match="kineto needs a process of its own: leave in_process=True out"):
+    with pytest.raises(ConfigError, match="profiler kineto needs its own process; drop in_process=True"):
         cs_systems.run(replace(TINY, profiler="kineto"), in_process=True)
     with pytest.raises(ConfigError, match="unknown profiler 'kinto': did you mean kineto"):
         next(iter(cs_systems.sweep([replace(TINY, profiler="kinto")])))

@@ -67,7 +67,7 @@ def test_a_torn_line_is_named_and_the_rest_shown(folder: Path, capsys: pytest.Ca
     with (folder / "records.jsonl").open("a") as stream:
         stream.write('{"schema_version": 1, "key"')
     assert main(["report", str(folder)]) == 0
-    assert "records.jsonl:13 is torn" in capsys.readouterr().err
+    assert "records.jsonl:13 is incomplete" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_no_records_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "there are no records at" in capsys.readouterr().err
     (tmp_path / "records.jsonl").touch()
     assert main(["report", str(tmp_path)]) == 2
-    assert "holds no record yet: run the sweep again" in capsys.readouterr().err
+    assert "has no record yet; run the sweep again" in capsys.readouterr().err
 
 
 def test_a_figure_beside_a_table_that_is_asked_for_leaves_neither_out(

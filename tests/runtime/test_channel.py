@@ -45,7 +45,7 @@ def test_a_message_survives_its_frame(message: Message, pid: int, number: int) -
 
 
 @given(st.binary(min_size=1, max_size=200), st.integers(0, 400), messages)
-def test_bytes_that_somebody_writes_into_the_pipe_are_never_a_message(noise: bytes, at: int, message: Message) -> None:
+def test_foreign_bytes_are_never_a_message(noise: bytes, at: int, message: Message) -> None:
     frame = channel.encode(message, PID, 0)
     at = min(at, len(frame))
     with pytest.raises(ChannelError):
@@ -75,25 +75,23 @@ def test_messages_arrive_in_any_pieces(pipe: tuple[Receiver, int], size: int) ->
 @pytest.mark.parametrize(
     ("noise", "said"),
     [
-        (b'{"event": "done"}\n', "the step wrote to the worker's own pipe"),
-        (b"\0", "the step wrote to the worker's own pipe"),
-        (b"\x1eCS1" + b"\xff" * 40, "the step wrote to the worker's own pipe"),
-        (channel.encode(Done(True), PID + 1, 1), f"process {PID + 1}, which the step forked, answered"),
-        (channel.encode(Done(True), PID, 0), "message 0 arrived where message 1 was due"),
-        (channel.encode(Done(True), PID, 2), "message 2 arrived where message 1 was due"),
+        (b'{"event": "done"}\n', "the step wrote to the worker's pipe"),
+        (b"\0", "the step wrote to the worker's pipe"),
+        (b"\x1eCS1" + b"\xff" * 40, "the step wrote to the worker's pipe"),
+        (channel.encode(Done(True), PID + 1, 1), f"process {PID + 1}, forked by the step, replied"),
+        (channel.encode(Done(True), PID, 0), "received message 0 instead of message 1"),
+        (channel.encode(Done(True), PID, 2), "received message 2 instead of message 1"),
     ],
     ids=["JSON", "NUL", "a torn header", "a child", "an old message", "a later message"],
 )
-def test_what_is_no_message_of_the_worker_is_refused_with_the_reason(
-    pipe: tuple[Receiver, int], noise: bytes, said: str
-) -> None:
+def test_foreign_message_is_refused_with_the_reason(pipe: tuple[Receiver, int], noise: bytes, said: str) -> None:
     receiver, write = pipe
     os.write(write, frames(Ready(PID, "cpu")) + noise)
     with pytest.raises(ChannelError, match=said):
         receiver.messages()
 
 
-def test_the_first_message_says_whose_the_pipe_is(pipe: tuple[Receiver, int]) -> None:
+def test_first_message_must_be_ready(pipe: tuple[Receiver, int]) -> None:
     receiver, write = pipe
     os.write(write, frames(Done(True)))
     with pytest.raises(ChannelError, match="a worker's first message was not Ready"):
@@ -104,20 +102,20 @@ def test_the_first_message_says_whose_the_pipe_is(pipe: tuple[Receiver, int]) ->
     "text", ["[]", "{}", '{"type": "Nothing"}', '{"type": "Done"}', '{"type": "Done", "usable": 3.5}', "[" * 10**5]
 )
 def test_json_that_is_no_message_is_refused(text: str) -> None:
-    with pytest.raises(ChannelError, match="no message of a worker"):
+    with pytest.raises(ChannelError, match="invalid worker message"):
         channel.from_json(text)
 
 
 @pytest.mark.parametrize(
     ("replies", "said"),
     [
-        ([Done(True)], "a worker answered Done, which nobody asked for"),
-        ([Visit(1)], "a worker answered for cell 1, which is not asked for or done"),
-        ([CellRecord(0, {}), CellRecord(0, {})], "a worker answered for cell 0, which is not asked for or done"),
-        ([CellRecord(0, {}), Visit(0)], "a worker answered for cell 0, which is not asked for or done"),
+        ([Done(True)], "a worker sent the unexpected reply Done"),
+        ([Visit(1)], "a worker replied for cell 1, which was not requested or is finished"),
+        ([CellRecord(0, {}), CellRecord(0, {})], "a worker replied for cell 0, which was not requested or is finished"),
+        ([CellRecord(0, {}), Visit(0)], "a worker replied for cell 0, which was not requested or is finished"),
     ],
 )
-def test_replies_are_about_the_cells_that_were_asked_for(replies: list[Message], said: str) -> None:
+def test_replies_for_unrequested_cells_are_refused(replies: list[Message], said: str) -> None:
     expected = Expected(channel.run_request([RunConfig()]))
     *before, last = replies
     for reply in before:

@@ -41,7 +41,7 @@ def together(*configs: RunConfig) -> tuple[list[RunRecord], list[int]]:
         (Mode.TRAIN_STEP, ("forward", "loss", "backward", "optimizer")),
     ],
 )
-def test_a_mode_is_its_phases(mode: Mode, phases: tuple[str, ...]) -> None:
+def test_mode_selects_the_phases(mode: Mode, phases: tuple[str, ...]) -> None:
     record = run(replace(TINY, mode=mode))
     assert record.status == "ok", record.reason
     measurement = record.measurement
@@ -65,10 +65,10 @@ def test_every_precision_runs_and_learns_something_finite(precision: Precision) 
     assert 0 < ran["loss"] < 10
 
 
-def test_tf32_on_a_cpu_is_unavailable_and_says_what_to_use() -> None:
+def test_tf32_on_a_cpu_is_unavailable_with_a_remedy() -> None:
     record = run(replace(TINY, precision=Precision.TF32))
     assert (record.status, record.measurement) == ("unavailable", None)
-    assert record.reason == "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32"
+    assert record.reason == "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32"
 
 
 def test_a_memory_limit_on_a_cpu_is_unavailable_rather_than_ignored() -> None:
@@ -124,9 +124,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     return counter
 
 
-def test_what_others_hold_between_visits_is_no_part_of_a_peak(
-    counter: Counter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peak_excludes_memory_of_resident_cells(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
     class Holder:
         """Keeps `kept` bytes from when it is built on, and takes `taken` more within a step."""
 
@@ -231,7 +229,7 @@ def test_recompiling_in_a_timed_step_is_a_caveat() -> None:
     assert "recompiled" not in [w.code for w in record.warnings]
 
 
-def test_somebody_elses_attention_and_step(tmp_path: Any) -> None:
+def test_foreign_attention_and_step_run(tmp_path: Any) -> None:
     source = tmp_path / "mine.py"
     source.write_text(
         "import torch\n"
@@ -253,7 +251,7 @@ def test_somebody_elses_attention_and_step(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("written", ["def attend(q, k, v, causal=False): return v", "attend = 7"])
-def test_an_attention_that_takes_other_arguments_is_told_which(tmp_path: Any, written: str) -> None:
+def test_foreign_attention_with_wrong_signature_is_an_error(tmp_path: Any, written: str) -> None:
     source = tmp_path / "mine.py"
     source.write_text(written)
     record = run(replace(TINY, workload="attention", attention=f"{source}:attend", mode=Mode.FORWARD))
@@ -295,7 +293,7 @@ number = 7
         ("Workload", "forward", None),
     ],
 )
-def test_a_step_is_told_from_a_factory(tmp_path: Any, name: str, phase: str, takes_config: Any) -> None:
+def test_steps_and_factories_are_distinguished(tmp_path: Any, name: str, phase: str, takes_config: Any) -> None:
     source = tmp_path / "somebodys.py"
     source.write_text(SOMEBODYS)
     record = run(replace(TINY, workload=f"{source}:{name}"))
@@ -308,12 +306,12 @@ def test_a_step_is_told_from_a_factory(tmp_path: Any, name: str, phase: str, tak
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("three", "takes other arguments: write a factory (config, device), or a step without"),
-        ("nothing", "returned an object of type int: return a Workload, a step to call, or (module, inputs)"),
-        ("number", "is of type int: name a factory (config, device) or a step"),
+        ("three", "takes other arguments; write a factory (config, device), or a step without any"),
+        ("nothing", "returned an object of type int; return a Workload, a step to call, or (module, inputs)"),
+        ("number", "is of type int; name a factory (config, device) or a step"),
     ],
 )
-def test_what_is_neither_is_named(tmp_path: Any, name: str, text: str) -> None:
+def test_object_that_is_neither_step_nor_factory_is_an_error(tmp_path: Any, name: str, text: str) -> None:
     source = tmp_path / "somebodys.py"
     source.write_text(SOMEBODYS)
     record = run(replace(TINY, workload=f"{source}:{name}"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cs_systems.runtime.lifetime import is_running
-from cs_systems.runtime.processes import Log, Tree, WorkerOutOfMemory, how_it_ended, oom_kills
+from cs_systems.runtime.processes import Log, Tree, WorkerOutOfMemory, describe_exit, oom_kills
 
 # Starts a child, a detached grandchild and one in a session of its own; writes their PIDs, and then waits.
 STARTS_CHILDREN = """
@@ -117,15 +117,15 @@ def test_a_worker_that_is_killed_is_told_apart_from_its_children(tmp_path: Path)
         wait_for(lambda: not any(map(is_running, pids(file))))
 
 
-def test_a_kill_for_want_of_memory_is_out_of_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_kill_by_the_oom_killer_is_out_of_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The system counts its kills; one more of them while a worker ran says what its SIGKILL was."""
     monkeypatch.setattr("cs_systems.runtime.processes.oom_kills", lambda: 0)
     with tree(tmp_path / "pids", "wait") as started:
         monkeypatch.setattr("cs_systems.runtime.processes.oom_kills", lambda: 1)
         os.kill(pids(tmp_path / "pids")[0], signal.SIGKILL)
-        death = started.obituary(started.members[0], None)
+        death = started.death_of(started.members[0], None)
         assert isinstance(death, WorkerOutOfMemory)
-        assert str(death) == "memory ran out, the system killed the process"
+        assert str(death) == "the system ran out of memory and killed the process"
 
 
 def test_the_systems_kills_are_read_from_its_counter(tmp_path: Path) -> None:
@@ -141,30 +141,30 @@ def test_the_systems_kills_are_read_from_its_counter(tmp_path: Path) -> None:
     [
         (3, "exited with status 3"),
         (-signal.SIGSEGV, "killed by SIGSEGV"),
-        (-signal.SIGKILL, "killed by SIGKILL (by hand, or by the system when memory ran out)"),
+        (-signal.SIGKILL, "killed by SIGKILL (by a user, or by the system when memory ran out)"),
         (-40, "killed by signal 40"),
     ],
 )
-def test_an_exit_status_is_put_into_words(status: int, said: str) -> None:
-    assert how_it_ended(status) == said
+def test_exit_status_is_described(status: int, said: str) -> None:
+    assert describe_exit(status) == said
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", ""),
-        ("a\nb\n", "; its last words: b"),
+        ("a\nb\n", "; its last output: b"),
         (
             "Traceback (most recent call last):\n  File 'x', line 1\nValueError: so\n  frame #3\n",
-            "; its last words: ValueError: so",
+            "; its last output: ValueError: so",
         ),
-        ("noise\n\x1b[31mred\x1b[0m \x1b]0;title\x07\n", "; its last words: red  ]0;title"),
-        ("[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: so\n", "; its last words: ValueError: so"),
-        ("terminate called after throwing\n", "; its last words: terminate called after throwing"),
+        ("noise\n\x1b[31mred\x1b[0m \x1b]0;title\x07\n", "; its last output: red  ]0;title"),
+        ("[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: so\n", "; its last output: ValueError: so"),
+        ("terminate called after throwing\n", "; its last output: terminate called after throwing"),
     ],
 )
-def test_last_words_are_one_line(text: str, words: str, tmp_path: Path) -> None:
+def test_last_output_is_one_line(text: str, words: str, tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
     log.stream.write(text.encode())
-    assert log.last_words() == words
+    assert log.last_output() == words
     log.stream.close()

@@ -34,9 +34,9 @@ LIVING = {
 DYING = {
     "raises_what_cannot_be_printed": ("error", "Silent, whose message cannot be read"),
     "dies_while_its_child_lives": ("killed", "the worker was lost: killed by SIGKILL"),
-    "writes_to_every_descriptor": ("error", "the step wrote to the worker's own pipe"),
-    "closes_every_descriptor": ("killed", "the worker was lost: its step closed or replaced the worker's own pipe"),
-    "puts_a_file_in_every_descriptor": ("killed", "the worker was lost: its step closed or replaced"),
+    "writes_to_every_descriptor": ("error", "the step wrote to the worker's pipe"),
+    "closes_every_descriptor": ("killed", "the worker was lost: the step closed or replaced the worker's pipe"),
+    "puts_a_file_in_every_descriptor": ("killed", "the worker was lost: the step closed or replaced"),
     "HasAnotherTable": ("error", "'x' in row 0 of table 'mine' is of type set; use None, True, a number or a text"),
     "HasOurTable": ("error", "tables() has a table 'kernels', a name that cs_systems uses itself; choose another"),
     "DescribesATensor": ("error", "'tokens' in describe() is of type Tensor; use None"),
@@ -51,7 +51,7 @@ def cell(name: str, **rest: object) -> RunConfig:
 
 
 @pytest.mark.parametrize("expected", [LIVING, DYING], ids=["living", "dying"])
-def test_a_step_that_disturbs_its_process_costs_no_other_cell(
+def test_disturbing_step_fails_no_other_cell(
     expected: dict[str, tuple[str, str | None]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEST_FILE", str(tmp_path / "file"))
@@ -75,7 +75,7 @@ def test_a_step_that_disturbs_its_process_costs_no_other_cell(
 
 
 def state(record: RunRecord) -> dict[str, object]:
-    """What the workload saw of its process, but for its number."""
+    """Return the process state that the workload observed, without the PID."""
     (ran,) = record.results["ran"]
     return {name: value for name, value in ran.items() if name != "pid"}
 
@@ -101,10 +101,10 @@ def test_an_interleaved_cell_that_leaves_a_thread_is_an_error_and_the_others_com
     records = {r.run_config.workload.rpartition(":")[2]: r for r in sweep(cells, interleave=True)}
     assert records["ReportsState"].status == "ok"
     assert records["leaves_a_thread"].status == "error"
-    assert re.search("it left thread .*; measure it without --interleave", records["leaves_a_thread"].reason or "")
+    assert re.search("cell left thread .*; measure it without --interleave", records["leaves_a_thread"].reason or "")
 
 
-def test_what_code_changes_by_being_imported_holds_for_all_of_its_cells_and_no_others(tmp_path: Path) -> None:
+def test_import_side_effects_reach_only_cells_of_that_code(tmp_path: Path) -> None:
     changing = tmp_path / "changing.py"
     changing.write_text(
         "import torch\ntorch.set_default_dtype(torch.float64)\n"
@@ -118,7 +118,7 @@ def test_what_code_changes_by_being_imported_holds_for_all_of_its_cells_and_no_o
 
 
 @pytest.mark.parametrize("profiler", ["memory", "kineto"])
-def test_a_thread_that_a_profiled_cell_leaves_costs_no_minutes(profiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiled_cell_with_leftover_thread_ends_soon(profiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its worker is ended when its time is over: the record would not be on disk before."""
     monkeypatch.setattr("cs_systems.runtime.processes.GRACE_S", 1.0)
     before = descendants(os.getpid())
@@ -138,7 +138,7 @@ def test_a_rank_that_prints_as_nccl_does_and_goes_on_is_not_hung() -> None:
     assert record.status == "ok", record.reason
 
 
-def test_an_error_that_reads_as_a_lost_peer_is_the_ranks_own() -> None:
+def test_error_that_mentions_a_lost_peer_names_its_rank() -> None:
     (record,) = sweep([cell("says_that_a_peer_was_lost", world_size=2)])
     assert record.status == "error"
     assert (record.reason or "").startswith("rank 0 on cpu: RuntimeError: [gloo/transport/tcp/pair.cc:547]")

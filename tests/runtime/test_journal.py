@@ -30,7 +30,7 @@ def some(key: str) -> RunRecord:
     "damage",
     [b'{"schema_version":1,"key":"cut in the mid', b"\0" * 100, b"\xff\xfe\n\n", *(t.encode() for t in OTHERS)],
 )
-def test_a_damaged_line_blocks_no_folder(damage: bytes, tmp_path: Path) -> None:
+def test_damaged_line_is_kept_and_skipped(damage: bytes, tmp_path: Path) -> None:
     """Neither as the first, nor as the only line; what is there stays as it is, byte for byte."""
     file = tmp_path / "records.jsonl"
     file.write_bytes(damage)
@@ -48,7 +48,10 @@ def test_a_sweep_resumes_in_a_folder_whose_first_record_is_torn(tmp_path: Path) 
     notes: list[str | None] = []
     (record,) = sweep([TINY], out=tmp_path, on_progress=lambda p: notes.append(p.note))
     assert record.status == "ok"
-    assert any("records.jsonl:1 is torn (the run was cut while writing it): skipped" in (note or "") for note in notes)
+    assert any(
+        "records.jsonl:1 is incomplete (the run was interrupted while writing it); skipped" in (note or "")
+        for note in notes
+    )
     assert list(sweep([TINY], out=tmp_path)) == []
     assert [r.key for r in read_records(tmp_path)[0]] == [record.key]
 
@@ -61,14 +64,14 @@ def test_lines_that_are_no_objects_cost_only_themselves(tmp_path: Path) -> None:
     records, complaints = read_records(tmp_path)
     assert [r.key for r in records] == [record.key]
     assert [c.partition(":")[2] for c in complaints] == [
-        f"{line} is not a record of cs_systems (no JSON object): skipped" for line in (2, 3, 4)
+        f"{line} is not a record of cs_systems (no JSON object); skipped" for line in (2, 3, 4)
     ]
 
 
 @pytest.mark.parametrize("name", [".lock", "records.jsonl", "worker.log"])
 def test_a_fifo_of_a_name_that_a_sweep_uses_is_refused(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(ConfigError, match=f"{name} is no plain file: remove it, or choose another --out"):
+    with pytest.raises(ConfigError, match=f"{name} is not a regular file; remove it, or choose another --out"):
         list(sweep([TINY], out=tmp_path))
 
 
@@ -79,7 +82,7 @@ def test_a_link_is_not_locked_through(tmp_path: Path) -> None:
     out.mkdir()
     (out / ".lock").symlink_to(theirs)
     (out / ".probe").symlink_to(theirs)
-    with pytest.raises(ConfigError, match=r"\.lock is a link: remove it, or choose another --out"):
+    with pytest.raises(ConfigError, match=r"\.lock is a link; remove it, or choose another --out"):
         list(sweep([TINY], out=out))
     assert theirs.read_text() == "precious"
     assert (out / ".probe").is_symlink()

@@ -72,7 +72,7 @@ def test_each_rank_is_kept_beside_the_slowest(records: dict[str, RunRecord]) -> 
     assert whole == 2 * part
 
 
-def test_what_is_sharded_is_sent_in_the_dtype_of_autocast(records: dict[str, RunRecord]) -> None:
+def test_sharded_parameters_are_sent_in_the_autocast_dtype(records: dict[str, RunRecord]) -> None:
     (sent,) = records["sharded"].results["sent"]
     assert sent["sent_bytes"] == pytest.approx(sent["formula_sent_bytes"], rel=0.03)
     (whole,) = records["ddp_flat"].results["sent"]
@@ -99,7 +99,7 @@ def test_a_formula_of_a_whole_step_stands_beside_no_other(records: dict[str, Run
     assert sent["formula_sent_bytes"] is None
 
 
-def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
+def test_more_ranks_than_devices_are_unavailable() -> None:
     record, harmless = sweep([replace(CELLS["ddp_flat"], device="cuda", world_size=999), TINY])
     assert record.status == "unavailable"
     assert record.reason is not None
@@ -111,13 +111,13 @@ def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
     ("fields", "text"),
     [
         ({"strategy": "ddp_bucket"}, "unknown parallel strategy 'ddp_bucket': did you mean ddp_bucketed"),
-        ({"strategy": "ddp_flat+ddp_naive"}, "ddp_flat and ddp_naive both split the batch: take one"),
-        ({"strategy": "zero1"}, "zero1 leaves the gradients of the ranks different: write ddp_bucketed\\+zero1"),
-        ({"strategy": "ddp_flat", "bucket_size_mb": 2}, "ddp_flat has no option 'bucket_size_mb': it knows "),
+        ({"strategy": "ddp_flat+ddp_naive"}, "ddp_flat and ddp_naive both divide the batch; choose one"),
+        ({"strategy": "zero1"}, "zero1 alone does not average gradients over the ranks; use ddp_bucketed\\+zero1"),
+        ({"strategy": "ddp_flat", "bucket_size_mb": 2}, "ddp_flat has no option 'bucket_size_mb'; its options: "),
         ({"world_size": 1, "bucket_size_mb": 2}, "single has no option 'bucket_size_mb'"),
-        ({"strategy": "ddp_flat", "bucket_size_mb": 0}, "bucket_size_mb is 0.0: it must be above 0"),
-        ({"world_size": 0, "strategy": "ddp_flat"}, "world_size is 0: it must be at least 1"),
-        ({}, "single trains one process, world_size is 2: take a strategy such as ddp_bucketed"),
+        ({"strategy": "ddp_flat", "bucket_size_mb": 0}, "bucket_size_mb is 0.0; it must be above 0"),
+        ({"world_size": 0, "strategy": "ddp_flat"}, "world_size is 0; it must be at least 1"),
+        ({}, "strategy single trains on one process, got world_size 2; use a strategy such as ddp_bucketed"),
         (
             {"strategy": "tp", "world_size": 3},
             "num_heads 4 does not divide over 3 ranks: choose tp_degree, or the ranks of tp alone, among 1, 2, 4",
@@ -125,18 +125,21 @@ def test_ranks_that_no_device_is_left_for_are_unavailable() -> None:
         ({"strategy": "ddp_flat+tp"}, "with another strategy tp needs tp_degree: how many neighbouring ranks divide"),
         ({"strategy": "tp", "tp_degree": 1}, "tp alone divides blocks over all 2 ranks: leave tp_degree out"),
         ({"strategy": "ddp_flat+tp", "tp_degree": 3}, "tp_degree 3 does not divide 2 ranks: choose it among 1, 2"),
-        ({"strategy": "ddp_flat", "device": "cuda:1"}, "cuda:1 is one device, and each rank has its own: use cuda"),
+        (
+            {"strategy": "ddp_flat", "device": "cuda:1"},
+            "cuda:1 is a single device, but each rank needs its own; use",
+        ),
         (
             {"strategy": "ddp_flat", "workload": "attention", "mode": "forward"},
-            "attention trains no model on several ranks: leave strategy ddp_flat out",
+            "workload attention trains no model; drop strategy ddp_flat",
         ),
     ],
 )
-def test_what_makes_no_sense_is_told_before_any_process_starts(fields: dict[str, object], text: str) -> None:
+def test_invalid_strategies_are_refused_before_any_process_starts(fields: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         check([replace(TINY, **{"world_size": 2, **fields})])  # type: ignore[arg-type]
 
 
 def test_ranks_do_not_run_in_this_process() -> None:
-    with pytest.raises(ConfigError, match="ranks are processes of their own: leave in_process=True out"):
+    with pytest.raises(ConfigError, match="a distributed cell needs its own processes; drop in_process=True"):
         run(CELLS["ddp_flat"], in_process=True)

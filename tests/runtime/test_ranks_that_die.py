@@ -1,4 +1,4 @@
-"""What one rank does must cost its cell only, soon, and by name: each death on real ranks, by gloo on CPUs."""
+"""Failures of one rank: each fails only its cell, soon, and names the rank; real ranks with gloo on CPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cs_systems.runtime.sweep import Progress
 from tests.runtime.test_survival import WORKLOADS, cell, is_running, wait_for
 
 LIMIT_S = 30.0
-NO_SHAPE = "ConfigError: rank 1 has another model than rank 0: parameter 0.weight (4, 4) float32 (4 tensors) where "
+NO_SHAPE = "ConfigError: rank 1 has a different model from rank 0: parameter 0.weight (4, 4) float32 (4 tensors) where "
 
 
 def on_ranks(name: str, **rest: object) -> RunConfig:
@@ -59,7 +59,7 @@ def no_process_is_left() -> Iterator[None]:
 
 
 DEATHS = {
-    "rank_1_is_killed": ("killed", r"rank 1 on cpu killed by SIGKILL .*last words: what it said last"),
+    "rank_1_is_killed": ("killed", r"rank 1 on cpu killed by SIGKILL .*last output: what it said last"),
     "rank_1_exits": ("killed", "rank 1 on cpu exited with status 7"),
 }
 ERRORS = {
@@ -137,7 +137,7 @@ def test_ranks_that_cannot_meet_cost_their_cell_only(monkeypatch: pytest.MonkeyP
 def test_ranks_that_do_not_register_cost_their_cell_only(
     program: str, patience_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where one's driver does not answer when it is asked for its device."""
+    """Simulate a driver that does not answer when a rank looks for its device."""
     monkeypatch.setattr("cs_systems.runtime.ranks.START_TIMEOUT_S", patience_s)
     monkeypatch.setattr("cs_systems.runtime.ranks.worker_command", lambda *_: [sys.executable, "-c", program])
     apart, alone = sweep([on_ranks("fine"), cell("fine")])

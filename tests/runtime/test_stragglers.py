@@ -38,7 +38,7 @@ def test_a_sample_is_the_slowest_ranks() -> None:
     assert [s.warmup for s in TOGETHER.measurement.samples] == [True, False, False]
 
 
-def test_waiting_is_told_apart_from_transfer() -> None:
+def test_waiting_is_separated_from_transfer() -> None:
     rows = {(row["rank"], row["phase"]): row for row in TOGETHER.results["ranks"]}
     assert rows[0, "collective"]["wait_s"] == 2.0
     assert rows[1, "collective"]["wait_s"] == 0.0
@@ -59,7 +59,7 @@ def test_memory_is_the_largest_ranks_and_unknown_stays_unknown() -> None:
     assert unknown.measurement.peak_allocated_bytes is None
 
 
-def test_a_caveat_of_any_rank_is_told_once() -> None:
+def test_caveat_of_several_ranks_appears_once() -> None:
     assert [w.code for w in TOGETHER.warnings] == ["unstable", "few-samples"]
 
 
@@ -93,8 +93,6 @@ NAMES = ["rank 0 on cpu", "rank 1 on cpu"]
         ),
     ],
 )
-def test_a_failure_is_told_of_the_rank_that_has_it(
-    answers: dict[int, CellRecord], status: str, reason: str | None
-) -> None:
+def test_failure_names_its_rank(answers: dict[int, CellRecord], status: str, reason: str | None) -> None:
     found = verdict(answers, NAMES)
     assert (found.status, found.reason) == (status, reason)

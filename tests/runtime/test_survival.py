@@ -46,7 +46,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and more than an exit status that nobody has asked for yet."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -55,9 +55,9 @@ def is_running(pid: int) -> bool:
 
 CASUALTIES = {
     "raises": ("error", "ZeroDivisionError: the numerator was fine"),
-    "is_killed": ("killed", "killed by SIGKILL (by hand, or by the system when memory ran out); its last words: "),
+    "is_killed": ("killed", "killed by SIGKILL (by a user, or by the system when memory ran out); its last output: "),
     "exits": ("killed", "exited with status 7"),
-    "hangs": ("timeout", "no answer within 5 s: raise --timeout-s"),
+    "hangs": ("timeout", "no answer within 5 s; raise --timeout-s"),
     "python_runs_out_of_memory": ("oom", "MemoryError"),
     "torch_runs_out_of_memory": ("oom", "DefaultCPUAllocator: can't allocate memory: you tried to allocate"),
     "prints": ("ok", None),
@@ -76,7 +76,9 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 @pytest.mark.parametrize("name", CASUALTIES)
-def test_a_cell_costs_itself_only(survived: tuple[Path, dict[str, RunRecord], list[RunRecord]], name: str) -> None:
+def test_failing_cell_fails_no_other_cell(
+    survived: tuple[Path, dict[str, RunRecord], list[RunRecord]], name: str
+) -> None:
     _, deaths, harmless = survived
     status, reason = CASUALTIES[name]
     assert deaths[name].status == status
@@ -84,14 +86,14 @@ def test_a_cell_costs_itself_only(survived: tuple[Path, dict[str, RunRecord], li
     assert harmless[list(CASUALTIES).index(name)].status == "ok"
 
 
-def test_the_last_words_of_a_killed_cell_are_kept(
+def test_reason_of_a_killed_cell_has_its_last_output(
     survived: tuple[Path, dict[str, RunRecord], list[RunRecord]],
 ) -> None:
     _, deaths, _ = survived
     assert "what it said last" in (deaths["is_killed"].reason or "")
 
 
-def test_what_came_out_is_on_disk_and_only_failures_are_tried_again(
+def test_resume_retries_only_failed_cells(
     survived: tuple[Path, dict[str, RunRecord], list[RunRecord]],
 ) -> None:
     folder, deaths, harmless = survived
@@ -103,7 +105,7 @@ def test_what_came_out_is_on_disk_and_only_failures_are_tried_again(
     notes: list[str | None] = []
     retried = list(sweep(again, out=folder, timeout_s=5, on_progress=lambda p: notes.append(p.note)))
     assert [r.run_config.workload.rpartition(":")[2] for r in retried] == ["raises", "is_killed", "exits"]
-    assert "3 cells are recorded already" in notes
+    assert "3 cells are already recorded" in notes
 
 
 def test_a_death_among_interleaved_cells_leaves_the_others_complete() -> None:
@@ -120,13 +122,13 @@ def test_a_broken_attention_among_interleaved_cells_costs_itself_only(tmp_path: 
     assert [r.status for r in sweep(cells, interleave=True)] == ["ok", "error", "ok"]
 
 
-def test_a_worker_that_closes_its_pipes_and_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_worker_that_closes_its_pipes_and_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No timeout is needed: nobody can answer through a closed pipe."""
     monkeypatch.setattr("cs_systems.runtime.processes.GRACE_S", 0.5)
     monkeypatch.setenv("TEST_PID_FILE", str(tmp_path / "pid"))
     hung, harmless = sweep([cell("closes_its_pipes_and_hangs"), cell("fine")])
     assert (hung.status, harmless.status) == ("killed", "ok")
-    assert "it closed its pipes and went on for 0.5 s without them" in (hung.reason or "")
+    assert "it closed its pipes but did not exit within 0.5 s" in (hung.reason or "")
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
@@ -134,17 +136,17 @@ def test_a_prediction_that_hangs_or_dies_costs_its_cell_only() -> None:
     cells = [cell("fine"), cell("hangs_in_preflight"), cell("dies_in_preflight"), cell("fine", seed=1)]
     reasons = [row["reason"] for row in preflight(cells, timeout_s=3)]
     assert (reasons[0], reasons[3]) == (None, None)
-    assert reasons[1] == "its prediction hung: no answer within 3 s: raise --timeout-s"
-    assert reasons[2].startswith("its prediction killed the worker: killed by SIGKILL")
+    assert reasons[1] == "the memory prediction hung: no answer within 3 s; raise --timeout-s"
+    assert reasons[2].startswith("the memory prediction killed the worker: killed by SIGKILL")
     (record,) = sweep([cells[1]], timeout_s=3, skip_oom=True)
-    assert (record.status, record.reason) == ("timeout", "no answer within 3 s: raise --timeout-s")
+    assert (record.status, record.reason) == ("timeout", "no answer within 3 s; raise --timeout-s")
 
 
 def test_a_cell_that_was_only_predicted_to_run_out_of_memory_runs_without_the_flag(tmp_path: Path) -> None:
     too_large = cell("predicted_not_to_fit")
     (skipped,) = sweep([too_large], out=tmp_path, skip_oom=True)
     assert (skipped.status, skipped.predicted, skipped.measurement) == ("oom", True, None)
-    assert "not run (--skip-oom)" in (skipped.reason or "")
+    assert "not run because of --skip-oom" in (skipped.reason or "")
     assert list(sweep([too_large], out=tmp_path, skip_oom=True)) == []
     (measured,) = sweep([too_large], out=tmp_path)
     assert (measured.status, measured.predicted, measured.key) == ("ok", False, skipped.key)
@@ -181,8 +183,8 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_resumes(tmp_path: P
         stream.write('{"schema_version":1,"key":"cut in the mid')
     resumed = subprocess.run(command(out), capture_output=True, text=True, env=surroundings, timeout=60)
     assert resumed.returncode == 0
-    assert "records.jsonl:2 is torn (the run was cut while writing it): skipped" in resumed.stderr
-    assert "1 cell is recorded already" in resumed.stderr
+    assert "records.jsonl:2 is incomplete (the run was interrupted while writing it); skipped" in resumed.stderr
+    assert "1 cell is already recorded" in resumed.stderr
     assert [line[:5] for line in resumed.stderr.splitlines() if line.startswith("[")] == ["[2/3]", "[3/3]"]
     records, complaints = read_records(out)
     assert [r.config["mode"] for r in records] == ["forward", "forward-backward", "train-step"]
@@ -255,9 +257,9 @@ def test_records_of_a_newer_schema_are_refused(
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("torch", "1.0.0", "records of torch 1.0.0, this is "),
-        ("device_name", "Voodoo 2", "records of device Voodoo 2, this is "),
-        ("code_version", "0ld", "records of cs_systems code 0ld, this is "),
+        ("torch", "1.0.0", "records of torch 1.0.0, which are not comparable with "),
+        ("device_name", "Voodoo 2", "records of device Voodoo 2, which are not comparable with "),
+        ("code_version", "0ld", "records of cs_systems code 0ld, which are not comparable with "),
     ],
 )
 def test_versions_and_devices_are_not_mixed_in_a_folder(
@@ -278,7 +280,7 @@ def test_fresh_starts_over_and_keeps_the_old_records_aside(tmp_path: Path, measu
     assert read_records(aside)[0] == [measured]
 
 
-def test_what_was_put_aside_within_the_same_second_is_kept(tmp_path: Path) -> None:
+def test_fresh_twice_within_a_second_keeps_both_files(tmp_path: Path) -> None:
     for text in ("first", "second", "third"):
         (Journal.prepare(tmp_path).folder / "records.jsonl").write_text(text)
         Journal.prepare(tmp_path, fresh=True)
@@ -288,7 +290,7 @@ def test_what_was_put_aside_within_the_same_second_is_kept(tmp_path: Path) -> No
 def test_a_device_that_disappears_is_an_error_that_says_what_to_do() -> None:
     gpu, cpu = Ready(1, "NVIDIA H200"), Ready(2, "some CPU")
     same_device(gpu, Ready(3, gpu.device))
-    with pytest.raises(RuntimeError, match=r"the device disappeared.*H200.*some CPU.*run the same command again"):
+    with pytest.raises(RuntimeError, match=r"the device changed.*H200.*some CPU.*run the same command again"):
         same_device(gpu, cpu)
 
 

@@ -1,4 +1,4 @@
-"""What a newcomer broke once: each defect of a sweep with the test that would have found it."""
+"""Regression tests of sweeps, one for each defect that was found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.runtime.test_survival import TINY, cell
 def test_two_sweeps_do_not_write_to_one_folder(tmp_path: Path, fresh: bool) -> None:
     first = sweep([cell("fine"), cell("fine", seed=1)], out=tmp_path)
     next(first)
-    with pytest.raises(ConfigError, match=r"another sweep is writing to .*: wait for it, or choose another --out"):
+    with pytest.raises(ConfigError, match=r"another sweep is writing to .*; wait for it, or choose another --out"):
         next(sweep([cell("fine")], out=tmp_path, fresh=fresh))
     assert [r.status for r in first] == ["ok"]
     assert len(read_records(tmp_path)[0]) == 2  # and none was put aside meanwhile
@@ -28,19 +28,19 @@ def test_the_same_cell_twice_is_measured_once(tmp_path: Path) -> None:
     assert len(list(sweep([cell("fine")] * 3, out=tmp_path))) == 1
 
 
-def test_a_job_that_was_killed_before_it_told_which_cell_it_measures_is_resumed(tmp_path: Path) -> None:
+def test_resume_with_an_empty_running_marker(tmp_path: Path) -> None:
     (tmp_path / ".running").touch()
     assert [r.status for r in sweep([cell("fine")], out=tmp_path)] == ["ok"]
     assert [file.name for file in tmp_path.iterdir() if file.name == ".running"] == []
 
 
-def test_last_words_are_the_cells_own(tmp_path: Path) -> None:
+def test_last_output_is_of_the_same_cell(tmp_path: Path) -> None:
     raised, killed = sweep([cell("raises"), cell("exits")], out=tmp_path)
     assert raised.status == "error"
     assert killed.reason == "the worker was lost: exited with status 7"  # not the traceback of its neighbour
 
 
-def test_a_cell_that_dies_while_it_is_predicted_is_the_one_to_blame(tmp_path: Path) -> None:
+def test_cell_that_dies_during_prediction_is_named(tmp_path: Path) -> None:
     boom = tmp_path / "boom.py"
     boom.write_text("import os\nos._exit(9)\n")
     cells = [
@@ -52,7 +52,7 @@ def test_a_cell_that_dies_while_it_is_predicted_is_the_one_to_blame(tmp_path: Pa
     assert found == {"naive": "ok", f"{boom}:attend": "killed", "sdpa_math": "ok"}
     rows = preflight(cells)
     assert [row["reason"] is None for row in rows] == [True, False, True]
-    assert "its prediction killed the worker: exited with status 9" in rows[1]["reason"]
+    assert "the memory prediction killed the worker: exited with status 9" in rows[1]["reason"]
 
 
 def test_an_unavailable_cell_is_tried_again_once_its_reason_is_gone(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Network:
-    """Where two nodes are: how commands of each begin, its address, and a port of the first where they meet."""
+    """Network of two nodes: the prefix of each node's commands, its address, and the first node's rendezvous port."""
 
     prefixes: list[list[str]]
     addresses: list[str]
@@ -98,7 +98,7 @@ def test_two_nodes_are_one_job(tmp_path: Path, network: Network) -> None:
     assert {row["rank"] for row in by_ranks[2].results["ranks"]} == {0, 1}
     assert by_ranks[1].status == "ok"  # started beside, as baselines are
     assert by_ranks[3].status == "unavailable"
-    assert by_ranks[3].reason == "this job has 2 ranks, the cell 3: start torchrun with as many"
+    assert by_ranks[3].reason == "the cell needs 3 ranks, but this job has 2; start torchrun with 3"
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_two_nodes_are_one_job(tmp_path: Path, network: Network) -> None:
     [
         ("rank_1_raises", "error", "rank 1 on cpu: ZeroDivisionError: the numerator was fine"),
         ("rank_1_is_killed", "killed", "rank 1 on cpu "),
-        ("rank_1_hangs", "timeout", "rank 1 on cpu kept the others waiting for 4 s: raise --timeout-s"),
+        ("rank_1_hangs", "timeout", "rank 1 on cpu kept the others waiting for 4 s; raise --timeout-s"),
     ],
 )
 def test_a_cell_that_leaves_the_ranks_apart_ends_the_job_with_its_record(
@@ -130,12 +130,12 @@ def test_the_next_start_goes_on_and_tries_what_has_failed_at_last(tmp_path: Path
     assert records[1].reason == "the job was killed while it measured this cell"
 
 
-def test_what_all_ranks_refuse_alike_ends_no_job(tmp_path: Path) -> None:
+def test_failure_of_all_ranks_alike_continues_the_job(tmp_path: Path) -> None:
     exit_status, said, _ = two_ranks(tmp_path, "raises", "fine")
     assert (exit_status, said.splitlines()) == (0, ["0 error", "1 ok"])
 
 
-def test_help_is_told_once_and_ends_all_ranks() -> None:
+def test_version_is_printed_once_and_ends_all_ranks() -> None:
     command = torchrun(*HERE, "-m", "cs_systems", "--version")
     done = subprocess.run(command, capture_output=True, text=True, timeout=55)
     assert (done.returncode, done.stdout.count("cs-systems")) == (0, 1)

@@ -138,7 +138,7 @@ def _until_rank_1_is_about_to_hang() -> None:
 
 
 def rank_1_hangs_in_nccl_that_stays() -> None:
-    """As NCCL's watchdog leaves a process that takes its time to end."""
+    """Hang after a message of NCCL's watchdog whose process takes long to end."""
     _until_rank_1_is_about_to_hang()
     if os.environ["RANK"] == "0":
         print(NCCL_GIVES_UP, file=sys.stderr, flush=True)
@@ -146,7 +146,7 @@ def rank_1_hangs_in_nccl_that_stays() -> None:
 
 
 def rank_1_hangs_in_nccl() -> None:
-    """As NCCL's watchdog ends the process that has waited for it."""
+    """Abort the waiting rank with a message of NCCL's watchdog, as the watchdog does."""
     _until_rank_1_is_about_to_hang()
     if os.environ["RANK"] == "1":
         hangs()

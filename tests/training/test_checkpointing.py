@@ -46,13 +46,13 @@ def test_checkpoints_of_k_blocks_cover_every_block_once(layers: int, size: int) 
     [
         ("evry:4", r"unknown checkpoint 'evry:4': did you mean every\? known: none, every:K, blocks:0,2,5-7"),
         ("every", "unknown checkpoint 'every': known:"),
-        ("every:0", "'0' is no number of blocks"),
-        ("every:x", "'x' is no number of blocks"),
-        ("blocks:9", "the model has the blocks 0 to 6"),
-        ("blocks:1-", "'1-' names no block: write blocks:0,2,5-7"),
-        ("blocks:5-2", "the model has the blocks 0 to 6"),
+        ("every:0", "'0' is not a number of blocks"),
+        ("every:x", "'x' is not a number of blocks"),
+        ("blocks:9", "a block that does not exist; the model has blocks 0 to 6"),
+        ("blocks:1-", "'1-' is not a block or a range; write blocks:0,2,5-7"),
+        ("blocks:5-2", "a block that does not exist; the model has blocks 0 to 6"),
         ("selective:norm", "unknown checkpoint 'selective:norm'"),
-        ("nested:2:4", "each level must be smaller than the one around it: nested:8:2"),
+        ("nested:2:4", "each level must be smaller than the level around it; write nested:8:2"),
         ("nested:4", "unknown checkpoint 'nested:4'"),
     ],
 )
@@ -63,7 +63,7 @@ def test_what_cannot_be_read_is_said(written: str, said: str) -> None:
 
 def test_a_checkpoint_is_no_part_of_old_keys_and_not_of_attention_calls() -> None:
     assert RunConfig().key() == RunConfig(checkpoint="none").key() != RunConfig(checkpoint="every:1").key()
-    with pytest.raises(ConfigError, match="one attention call has no blocks to checkpoint"):
+    with pytest.raises(ConfigError, match="--checkpoint requires a model, and workload attention has none"):
         RunConfig(workload="attention", mode=Mode.FORWARD, checkpoint="every:1")
 
 

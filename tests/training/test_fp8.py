@@ -239,11 +239,11 @@ def test_where_it_is_unavailable_it_says_why_and_what_to_do() -> None:
         "fp8 products take multiples of 16, and d_ff is 40: make it 32 or 48, or use bf16"
     )
     assert reason(replace(TINY, workload="toy")) == (
-        "fp8 products take multiples of 16, and no nn.Linear within the module has such sizes: widen its layers, or "
+        "fp8 requires an nn.Linear whose sizes are multiples of 16, and the module has none; widen its layers, or "
         "use bf16"
     )
     assert reason(replace(TINY, workload="attention", mode=Mode.FORWARD)) == (
-        "no attention backend here computes in fp8, which is of linear layers: use bf16"
+        "fp8 applies to linear layers, and no attention backend supports it; use bf16"
     )
 
 

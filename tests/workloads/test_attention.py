@@ -46,7 +46,7 @@ def takes(name: str, config: RunConfig) -> bool:
 
 
 @pytest.mark.parametrize("mode", PHASES)
-def test_a_mode_is_its_phases_with_their_costs(mode: Mode) -> None:
+def test_mode_selects_phases_and_their_costs(mode: Mode) -> None:
     record = run(replace(TINY, mode=mode))
     assert record.status == "ok", record.reason
     assert record.measurement is not None
@@ -127,7 +127,7 @@ def test_backward_alone_runs_over_one_retained_graph(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, as it traces
 def test_a_graph_that_cannot_be_retained_is_rebuilt_untimed() -> None:
-    """What torch.compile made for a backward that freed its graph reuses the graph's buffers: it cannot keep them."""
+    """Code that torch.compile made for a backward that frees its graph reuses the graph's buffers."""
     compiled = torch.compile(naive, backend="aot_eager", fullgraph=True, dynamic=False)
     free, retaining = (
         WORKLOAD(config, CPU, Problem(compiled, random_leaves(config, CPU, *3 * [(2, 4, 24, 16)]), (2, 4, 24, 16)))
@@ -171,7 +171,7 @@ def test_the_same_seed_gives_the_same_inputs() -> None:
     assert not torch.equal(leaves[0][0], leaves[0][1])
 
 
-def test_it_says_what_ran() -> None:
+def test_description_names_the_backend() -> None:
     (ran,) = run(replace(TINY, attention="sdpa_flash")).results["ran"]
     assert ran["attention_version"] == f"torch {torch.__version__} scaled_dot_product_attention, FLASH_ATTENTION only"
     assert (ran["block_q"], ran["block_k"], ran["executed_d_head"]) == (24, 24, 16)  # no larger than the call
@@ -184,13 +184,16 @@ def test_it_says_what_ran() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"precision": Precision.TF32}, "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32"),
-        ({"l2": "clear"}, "nothing clears the cache of a CPU: use --l2 warm"),
-        ({"compile": "default"}, "--compile is for models: compile an attention call with the backend compiled"),
+        ({"precision": Precision.TF32}, "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32"),
+        ({"l2": "clear"}, "--l2 clear requires a GPU; use --l2 warm"),
+        (
+            {"compile": "default"},
+            "--compile applies to models only; use --attention compiled to compile",
+        ),
         ({"attention": "flex"}, "flex: FlexAttention has no backward on the CPU: use --mode forward, or the backend"),
     ],
 )
-def test_what_cannot_run_here_names_the_remedy(change: dict[str, object], reason: str) -> None:
+def test_unavailable_cell_names_the_remedy(change: dict[str, object], reason: str) -> None:
     if change.get("attention") == "flex" and not takes("flex", replace(TINY, mode=Mode.FORWARD)):
         pytest.skip("torch.compile has no C++ compiler here")
     record = run(replace(TINY, **change))  # type: ignore[arg-type]

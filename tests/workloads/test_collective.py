@@ -43,7 +43,7 @@ def _workload(shape: CollectiveShape, device: Device) -> Any:
 
 
 def _tried(shape: CollectiveShape, device: Device) -> Any:
-    """What a call makes of the ranks' numbers, and what the workload says of itself."""
+    """Return the result of one call, with the workload's description and tables."""
     try:
         workload = _workload(shape, device)
     except Unavailable as error:
@@ -81,7 +81,7 @@ def given(rank: int, elements: int) -> list[float]:
 
 
 def expected(collective: str, elements: int, rank: int) -> list[float]:
-    """What `rank` must have, from the definition of the collective; `elements` of the whole."""
+    """Return the numbers that `rank` must receive by definition of the collective; `elements` counts the whole."""
     part = elements // RANKS
     mine = slice(part * rank, part * (rank + 1))
     whole = [given(r, elements) for r in range(RANKS)]
@@ -117,7 +117,7 @@ def test_the_tensors_have_the_bytes_that_were_asked_for(name: str, ranks: list[d
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_a_dtype_that_gloo_lacks_is_unavailable(collective: str, ranks: list[dict[str, Any]]) -> None:
-    reason = f"gloo has no {collective} of fp8 (Invalid scalar type): choose another --dtype"
+    reason = f"gloo does not support {collective} of fp8 (Invalid scalar type); choose another --dtype"
     assert [found[f"{collective}-fp8"] for found in ranks] == [reason] * RANKS
 
 

@@ -48,6 +48,6 @@ def test_launches_are_queued_before_the_calls_begin(records: list[RunRecord]) ->
 
 @pytest.mark.gpu
 def test_no_rate_is_above_the_link(records: list[RunRecord]) -> None:
-    """Where the link is known; a switch that reduces by itself may be faster, but not with two ranks."""
+    """Check rates where the link is known; only a switch that reduces data itself could exceed it."""
     shares = [collectives.step(record)["link_share"] for record in records]
     assert all(share is None or 0 < share < 1 for share in shares)

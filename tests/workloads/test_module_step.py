@@ -59,13 +59,13 @@ def test_a_module_with_its_inputs_is_trained_in_every_precision(measure, precisi
     ("mode", "phases"),
     [(Mode.FORWARD, ("forward",)), (Mode.FORWARD_BACKWARD, ("forward", "loss", "backward"))],
 )
-def test_a_mode_is_its_phases(measure, mode: Mode, phases: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
+def test_mode_selects_the_phases(measure, mode: Mode, phases: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]
     record = measure("dict_and_loss", mode=mode)
     assert record.measurement.phase_names() == phases
     assert record.results["ran"][0]["optimizer"] is None
 
 
-def test_its_loss_is_what_somebody_says(measure) -> None:  # type: ignore[no-untyped-def]
+def test_loss_is_that_of_the_factory(measure) -> None:  # type: ignore[no-untyped-def]
     for name, said in (("with_loss", "the loss is NaN: no timing"), ("with_infinite_loss", "the loss is infinite: no")):
         record = measure(name)
         assert not record.is_timing
@@ -75,12 +75,12 @@ def test_its_loss_is_what_somebody_says(measure) -> None:  # type: ignore[no-unt
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("dict_given", "the module gives an object of type dict: return (module, inputs, loss) from the factory"),
-        ("alone", "returned a module alone: name a factory (config, device) that returns (module, inputs)"),
-        ("instance", "is a module alone: name a factory (config, device) that returns (module, inputs)"),
+        ("dict_given", "the module returned a dict, not a tensor; let the factory return (module, inputs, loss)"),
+        ("alone", "returned a module without inputs; name a factory (config, device) that returns (module, inputs)"),
+        ("instance", "is a module without inputs; name a factory (config, device) that returns (module, inputs)"),
     ],
 )
-def test_what_is_missing_is_named(measure, name: str, reason: str) -> None:  # type: ignore[no-untyped-def]
+def test_missing_inputs_or_loss_are_named(measure, name: str, reason: str) -> None:  # type: ignore[no-untyped-def]
     record = measure(name)
     assert record.status == "error"
     assert reason in record.reason

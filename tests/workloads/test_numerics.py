@@ -123,7 +123,7 @@ def test_which_step_breaks_and_where(norms: list[RunRecord]) -> None:
     assert not any(row["overflows"] for (name, _), row in bf16.items() if name != "softmax without max")
 
 
-def test_does_bf16_still_need_fp32(norms: list[RunRecord]) -> None:
+def test_verdicts_on_fp32_inside_norms(norms: list[RunRecord]) -> None:
     said = numerics.verdicts(norms[1])
     assert any(s.startswith("bf16 RMSNorm, mean 0: does without fp32, with pairwise sums;") for s in said)
     assert any(s.startswith("bf16 LayerNorm, mean 16 σ: needs fp32 inside;") for s in said)
@@ -148,11 +148,15 @@ def test_rows_of_infinities_have_no_error_and_say_so() -> None:
 @pytest.mark.parametrize(
     ("workload", "precision", "reason"),
     [
-        (Accumulation, Precision.BF16_PURE, "bf16-pure is no dtype to add up in: use fp32, bf16 or fp16"),
-        (Normalization, Precision.FP32, "fp32 is no low precision to normalise in: use bf16 or fp16"),
+        (
+            Accumulation,
+            Precision.BF16_PURE,
+            "does not support precision bf16-pure; use fp32, bf16 or fp16",
+        ),
+        (Normalization, Precision.FP32, "normalization requires a low precision, got fp32; use bf16 or fp16"),
     ],
 )
-def test_what_they_refuse(workload: Any, precision: Precision, reason: str) -> None:
+def test_unsupported_precision_is_unavailable(workload: Any, precision: Precision, reason: str) -> None:
     with pytest.raises(Unavailable, match=reason):
         workload(RunConfig(precision=precision), resolve("cpu"))
 

@@ -45,7 +45,7 @@ def predicted_bytes(config: RunConfig) -> int:
 
 
 def not_predicted_bytes(record: RunRecord) -> int:
-    """What two of PyTorch's strategies hold beyond the prediction, where they do.
+    """Return the bytes that two of PyTorch's strategies hold beyond the prediction.
 
     DDP lays its buckets out anew in the second step. By its source, NCCL's process group lets go of the old ones with
     the first collective after its watchdog has looked, every 100 ms: steps shorter than that held both, Ψ more, at the

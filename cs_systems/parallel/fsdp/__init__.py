@@ -165,8 +165,8 @@ class FullyShardedDataParallel(nn.Module):
             for x in leaves:
                 if isinstance(x, Tensor) and x.requires_grad:
                     x.register_hook(lambda grad: self._before_backward(call))
-            # The root is attached until backward ends, for checkpoints that compute again what is outside of units.
-            # If torch finds no tensor in an output, no hook would announce backward.
+            # The root is attached until backward ends, because checkpoints may recompute code outside of units.
+            # If torch finds no tensor in the output, no hook runs before backward, so the unit is kept.
             unit.kept = unit is self._root or not any(isinstance(x, Tensor) for x in leaves)
         for other in self._units if unit is self._root else [unit]:
             if not other.kept and not other.needed_by:
@@ -176,8 +176,8 @@ class FullyShardedDataParallel(nn.Module):
         """Cast the inputs of a sharded module."""
         if not unit.is_attached:
             raise RuntimeError(
-                f"{type(module).__name__} runs without its weights, which {type(unit.module).__name__} gathers when it "
-                "is called: call the module that FullyShardedDataParallel made, and lists' children as a whole"
+                f"{type(module).__name__} was called before {type(unit.module).__name__} gathered its weights; call "
+                "the FullyShardedDataParallel wrapper, and call each child of a list as a whole"
             )
         return None if self._dtype is None else cast(self._dtype, inputs, options)
 
@@ -190,7 +190,7 @@ class FullyShardedDataParallel(nn.Module):
         if call in unit.needed_by:
             return
         for later in [other for other in self._open if other.calls is call.calls and other.index > call.index > 0]:
-            self._reduce(later)  # this rank did not use its weights; other ranks may have
+            self._reduce(later)  # this rank did not use the unit's weights, but other ranks may have
         unit.needed_by.add(call)
         if unit.trained:
             self._open.setdefault(call, [None] * sum(len(flat.params) for flat in unit.trained))
@@ -237,9 +237,9 @@ class FullyShardedDataParallel(nn.Module):
         Raises RuntimeError if a parameter that was frozen when the model was wrapped requires a gradient now.
         """
         if any(p.requires_grad for p in self._frozen):
-            raise RuntimeError("a parameter was unfrozen after the model was wrapped: wrap the model again")
+            raise RuntimeError("a parameter was unfrozen after the model was wrapped; wrap the model again")
         if self._open:
-            raise RuntimeError("backward has not ended, or has failed: run forward and backward again")
+            raise RuntimeError("backward has not ended, or has failed; run forward and backward again")
         self._settle()
         handles = []
         for bucket in self._buckets:
@@ -260,7 +260,7 @@ class FullyShardedDataParallel(nn.Module):
         if self._absent:
             present = present.new_tensor([p not in self._absent for p in self._trained])
         maximum(present, self._group).wait()
-        if self._absent:  # only a rank that lacks a gradient reads the answer: reading waits for the device
+        if self._absent:  # only a rank that lacks a gradient reads the result, because reading waits for the device
             for p, used in zip(self._trained, present.tolist(), strict=True):
                 if not used:
                     p.grad = None
@@ -274,7 +274,7 @@ class FullyShardedDataParallel(nn.Module):
         before = [p.data_ptr() for p in self.parameters()]
         super()._apply(fn, recurse)
         if before != [p.data_ptr() for p in self.parameters()]:
-            raise RuntimeError("a sharded model cannot be moved or cast: do that before it is wrapped")
+            raise RuntimeError("a sharded model cannot be moved or cast; do that before it is wrapped")
         return self
 
 

@@ -59,7 +59,7 @@ class FlatShard:
         self, params: Sequence[nn.Parameter], dtype: torch.dtype | None, group: ProcessGroup | None, stream: Any
     ) -> None:
         self.shapes, self.trained = [p.shape for p in params], params[0].requires_grad
-        self._params = [weakref.ref(p) for p in params]  # `parts` would else hold them forever
+        self._params = [weakref.ref(p) for p in params]  # with strong references `parts` would hold them forever
         self._group, self._stream = group, stream
         master, dtype = (torch.float32, dtype) if dtype else (params[0].dtype, params[0].dtype)
         world_size, rank = dist.get_world_size(group), dist.get_rank(group)

@@ -1,0 +1,49 @@
+"""Plain words: no docstring opens as a fragment."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("cs_systems", "scripts", "tests", "examples")
+FRAGMENTS = {"What", "Who", "Whose", "Whether", "Which", "Of", "As", "How", "Where"}
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of each docstring, those of attributes included."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        before: ast.stmt | None = None
+        for statement in node.body:
+            is_documented = before is None or isinstance(before, ast.Assign | ast.AnnAssign)
+            if is_documented and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                text = statement.value.value
+                if isinstance(text, str):
+                    yield statement.lineno, text
+            before = statement
+
+
+def fragments(source: str) -> list[int]:
+    """Return the lines of the docstrings that open with a word of FRAGMENTS."""
+    found = []
+    for line, text in docstrings(ast.parse(source)):
+        first = text.split(maxsplit=1)[0].rstrip(",:;.") if text.strip() else ""
+        if first in FRAGMENTS:
+            found.append(line)
+    return sorted(found)
+
+
+def test_no_docstring_opens_as_a_fragment() -> None:
+    files = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
+    assert len(files) > 100
+    found = [f"{file.relative_to(ROOT)}:{line}" for file in files for line in fragments(file.read_text())]
+    assert found == [], "start these docstrings with a verb or a noun:\n" + "\n".join(found)
+
+
+def test_fragments_of_every_kind_are_found() -> None:
+    source = '"""Of it."""\nx = 1\n"""Whose x."""\nclass A:\n    """How."""\n    def f():\n        """As told."""\n'
+    assert fragments(source) == [1, 3, 5, 7]
+    assert fragments('"""Return whether x."""\ndef f():\n    """Whatever it is."""\n    """What else."""\n') == []
