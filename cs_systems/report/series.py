@@ -19,7 +19,7 @@ def typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.DataF
 
 
 def _series(name: str, values: Sequence[Any], kind: str) -> pd.Series:
-    """Return a column of that type, or float64 for numbers too large for it, as a prediction for 10¹² tokens."""
+    """Return a column of that type, or Float64 if a number is too large, such as a prediction for 10¹² tokens."""
     import pandas as pd
 
     try:
@@ -27,4 +27,4 @@ def _series(name: str, values: Sequence[Any], kind: str) -> pd.Series:
     except OverflowError:
         return pd.Series([None if value is None else float(value) for value in values], dtype="Float64")
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"a record's {name} is malformed ({error}); take its line out of records.jsonl") from error
+        raise ConfigError(f"a record's {name} is malformed ({error}); delete its line from records.jsonl") from error

@@ -65,7 +65,7 @@ def test_a_profiler_and_a_loss_that_is_no_number_are_doubts() -> None:
 
 def test_launch_bound_names_the_phase() -> None:
     (caveat,) = caveats(samples(lag=0.01), CLEAN, CLEAN)
-    assert caveat.message == "the device waited for the host in: backward"
+    assert caveat.message == "the GPU waited for the CPU in: backward"
 
 
 def test_of_a_phase_that_counts_alone_the_others_raise_no_doubt() -> None:

@@ -77,7 +77,7 @@ def test_a_profiled_cell_says_so_and_keeps_its_recording(folder: Path, records: 
     assert [r.status for r in records] == ["ok", "ok"]
     assert "profiled" not in [w.code for w in clean.warnings]
     caveat = next(w for w in profiled.warnings if w.code == "profiled")
-    assert caveat.message == "timed under kineto, whose own cost is in the times"
+    assert caveat.message == "measured under kineto; the times include the profiler's overhead"
     assert "cs-systems time" in caveat.remedy
     assert clean.key != profiled.key
     assert clean.artifacts == {}

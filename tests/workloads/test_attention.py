@@ -187,7 +187,7 @@ def test_it_says_what_ran() -> None:
         ({"precision": Precision.TF32}, "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer: use fp32"),
         ({"l2": "clear"}, "nothing clears the cache of a CPU: use --l2 warm"),
         ({"compile": "default"}, "--compile is for models: compile an attention call with the backend compiled"),
-        ({"attention": "flex"}, "flex: FlexAttention has no backward on the CPU: use --mode forward, or the backend"),
+        ({"attention": "flex"}, "flex: FlexAttention has no backward on the CPU; use --mode forward, or the backend"),
     ],
 )
 def test_what_cannot_run_here_names_the_remedy(change: dict[str, object], reason: str) -> None:

@@ -106,7 +106,7 @@ def families(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     axes.set_yticks(range(len(times)), _labels(cells, varying(data)[0]))
     axes.set_ylim(len(times) - 0.4, -0.6)
     axes.set_xlim(0, 112)
-    axes.set_xlabel("% of the kernel time of a step, and that time")
+    axes.set_xlabel("% of the kernel time of a step (right: kernel time of the step)")
     axes.set_xticks(range(0, 101, 20))
     return with_legend(drawn, axes)
 
@@ -130,7 +130,7 @@ def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
         axes.plot(x, points["model_flops_per_s"] / unit.factor, **style)
 
-    drawn = _curves(data, f"{unit.label}, causal credited half", draw)
+    drawn = _curves(data, f"{unit.label}, causal attention counts half", draw)
     for peak, source in data[["ceiling_flops_per_s", "ceiling_source"]].dropna().drop_duplicates().values.tolist():
         height = peak / unit.factor
         for axes in drawn.axes:
@@ -179,7 +179,7 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
                 slowest[number] = (ratio, sample, clock)
     said = ""
     for number, (ratio, sample, clock) in sorted(slowest.items()):
-        why = ", ".join(causes(sample, clock)) or "cause not seen"
+        why = ", ".join(causes(sample, clock)) or "cause not recorded"
         if why != said:
             axes.annotate(why, (number, ratio), (8, 0), textcoords="offset points", va="center", fontsize=9)
         said = why
@@ -187,7 +187,7 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     axes.axvspan(0.5, warm + 0.5, color=GREY, alpha=0.12, linewidth=0, label="warm-up, not counted")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}×")
-    axes.set_ylabel("over the timed steps' median")
+    axes.set_ylabel("step time / median of the timed steps")
     axes.set_xlabel("step")
     axes.set_xlim(left=0.5)
     return with_legend(drawn, axes)
@@ -244,16 +244,18 @@ def _of(
 
 KINDS = {
     "collectives": Kind("time and bus bandwidth of a call", _filled_by(COLLECTIVE), _of(collectives.calls)),
-    "sums": Kind("error of a sum against its length", _filled_by("accumulation"), _of(errors.sums)),
-    "steps": Kind("error by the step in low precision", _filled_by("normalization"), _of(errors.steps)),
-    "curves": Kind("loss in training", _filled_by("training_curve"), _of(errors.curves), table="training_curve"),
-    "streams": Kind("computing and communication in a step", lambda data: True, _of(streams.streams), table="streams"),
+    "sums": Kind("error of a sum by its length", _filled_by("accumulation"), _of(errors.sums)),
+    "steps": Kind("error of one step in low precision", _filled_by("normalization"), _of(errors.steps)),
+    "curves": Kind("training loss", _filled_by("training_curve"), _of(errors.curves), table="training_curve"),
+    "streams": Kind(
+        "computation and communication in a step", lambda data: True, _of(streams.streams), table="streams"
+    ),
     "families": Kind("kernel time by family", lambda data: True, families, table="families"),
-    "phases": Kind("where a step's time goes", _has_parts, phases),
-    "rate": Kind("model FLOP/s under the ceiling", _has_ceiling, rate),
+    "phases": Kind("step time by phase", _has_parts, phases),
+    "rate": Kind("model FLOP/s and the device's peak", _has_ceiling, rate),
     "time": Kind("step time", lambda data: _runs_along(data, "median_s"), time),
     "memory": Kind("peak memory", lambda data: _runs_along(data, "peak_allocated_bytes"), memory),
-    "warmup": Kind("every step, warm-up too", _measured, warmup),
+    "warmup": Kind("every step, including warm-up", _measured, warmup),
 }
 
 
@@ -313,8 +315,9 @@ def _axis_title(along: str, with_it: Sequence[str]) -> str:
     """Return the axis title with the columns that change along it, except aliases and derived ones."""
     title = {"seq": "sequence length", "seq_len": "sequence length"}.get(along, layout.title(along))
     spoken = (*LENGTHS, "context_length") if along == "size" else LENGTHS
-    others = " and ".join(layout.title(name) for name in with_it if name in spoken)
-    return f"{title} ({others} with it)" if others else title
+    others = [layout.title(name) for name in with_it if name in spoken]
+    verb = "varies" if len(others) == 1 else "vary"
+    return f"{title} ({' and '.join(others)} {verb} too)" if others else title
 
 
 def _style(label: str, color: str, marker: str) -> dict[str, Any]:
