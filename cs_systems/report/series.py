@@ -10,6 +10,8 @@ from cs_systems.config import ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
+TEXT, INTEGER, REAL, FLAG = "object", "Int64", "float64", "boolean"  # pandas types of the frame's columns
+
 
 def typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
     """Return the values as a frame; `kinds` has the type of each column."""

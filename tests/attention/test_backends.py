@@ -155,7 +155,7 @@ def refusal(name: str, device: str, dtype: str, **case: object) -> str:
             "flex",
             "cpu",
             "float64",
-            "does not support float64; use float32 or float16 or bfloat16, or the backend naive",
+            "not support float64; use float32 or float16 or bfloat16, or the backend naive",
         ),
         ("flex", "cpu", "float32", "no backward on the CPU; use --mode forward"),
         ("flash_attn", "cpu", "bfloat16", "runs on CUDA only; use sdpa_flash or flash_torch"),

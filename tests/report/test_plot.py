@@ -8,7 +8,7 @@ import pytest
 from cs_systems.config import AttentionShape, ConfigError, RunConfig, preset
 from cs_systems.record import RunRecord
 from cs_systems.report.figures import plot
-from cs_systems.report.figures.kinds import causes
+from cs_systems.report.figures.warmup import causes
 from tests.report.conftest import Build, attention_config, failed
 
 

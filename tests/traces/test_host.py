@@ -70,7 +70,7 @@ def test_the_command_prints_what_there_is(export: Export, capsys: pytest.Capture
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{path} · nsys · 2 steps"
     assert "no kernels: host times of the ranges, not device times" in lines
-    assert "ranges by the host's time, per step" in lines
+    assert "ranges by CPU time, per step" in lines
     assert "kernels by time, per step" not in lines
     assert main(["analyze", str(path), str(path)]) == 2
     assert "no kernel time to compare" in capsys.readouterr().err

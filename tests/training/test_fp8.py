@@ -137,7 +137,7 @@ def test_a_layer_under_autocast_computes_what_it_does_without(device: str) -> No
         cast = layer(x)
     assert plain.shape == (2, 16, 32)
     assert torch.equal(plain, cast)
-    with pytest.raises(ConfigError, match=r"the number of rows \(batch × sequence\) is 17: make it 16 or 32, or use"):
+    with pytest.raises(ConfigError, match=r"the number of rows \(batch × sequence\) is 17; make it 16 or 32, or use"):
         layer(torch.ones(17, 64, device=device))
 
 

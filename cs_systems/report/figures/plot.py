@@ -17,7 +17,8 @@ from cs_systems.config import ConfigError, one_of
 from cs_systems.core.printable import plain
 from cs_systems.record import RunRecord
 from cs_systems.report.figures.drawing import GREY, INK
-from cs_systems.report.figures.kinds import KINDS, subject
+from cs_systems.report.figures.kinds import KINDS
+from cs_systems.report.figures.labels import subject
 from cs_systems.report.files import write_file
 from cs_systems.report.frame import CLEAN, by_kind, frame, without_retried
 from cs_systems.report.tables.layout import is_timed

@@ -134,12 +134,12 @@ LEGENDS = {
     "wall_minus_phases_s": "outside phases: time of the step minus that of its phases",
     "model_flops_per_s": "model FLOP/s: FLOPs by formula / time; causal attention counts half",
     "hardware_flops_per_s": "executed FLOP/s: computed FLOPs / time, with padding, masked tiles and recomputation",
-    "mfu": "MFU: model FLOP/s / peak FLOP/s of the device at that precision",
+    "mfu": "MFU: model FLOP/s as a share of the device's peak at that precision",
     "call_s": "per call: median time of one call on the slowest rank, after all ranks are ready",
     "algbw_bytes_per_s": "algbw: message size / time; busbw: algbw × 2(n−1)/n for all_reduce, × 1 for broadcast, "
     "× (n−1)/n for the others",
-    "link_share": "of the link: busbw / peak bandwidth of a GPU's links in one direction",
-    "hfu": "HFU: executed FLOP/s / peak FLOP/s of the device at that precision",
+    "link_share": "of the link: busbw as a share of the peak bandwidth of a GPU's links in one direction",
+    "hfu": "HFU: executed FLOP/s as a share of the device's peak at that precision",
 }
 
 OF_RANKS = {  # additions to a legend if a step has several ranks

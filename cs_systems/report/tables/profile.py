@@ -23,7 +23,7 @@ SHOWN = {
     },
     "families": {"family": "family", "calls_per_step": "calls", "time_s": "time", "share": "share of time"},
     "kernels": {
-        "kernel": "kernel", "calls_per_step": "calls", "time_s": "time", "mean_s": "mean", "share": "share of time",
+        "kernel": "kernel", "calls_per_step": "calls", "time_s": "time", "mean_s": "mean", "share": "share",
         "grid": "grid", "registers": "regs", "shared_bytes": "shared",
     },
     "layers": {
@@ -44,7 +44,7 @@ SHOWN = {
     },
     "overlap": {
         "device": "GPU", "collectives_per_step": "collectives", "communication_s": "communication",
-        "hidden_s": "hidden", "exposed_s": "exposed", "hidden_share": "share hidden", "share": "exposed share of step",
+        "hidden_s": "hidden", "exposed_s": "exposed", "hidden_share": "share hidden", "share": "exposed of wall time",
     },
     "ranges": {
         "phase": "phase", "range": "range", "calls_per_step": "calls", "total_s": "CPU time", "self_s": "self time",
