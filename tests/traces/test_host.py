@@ -75,7 +75,7 @@ def test_the_command_prints_what_there_is(export: Export, capsys: pytest.Capture
     assert main(["analyze", str(path), str(path)]) == 2
     assert "no kernel time to compare" in capsys.readouterr().err
     assert main(["analyze", str(path), "--format", "html"]) == 0
-    assert "Ranges by the host&#x27;s time, per step" in capsys.readouterr().out
+    assert "Ranges by CPU time, per step" in capsys.readouterr().out
 
 
 def test_a_trace_of_a_cpu_is_read(kineto_events: list[dict[str, Any]], trace: Callable[..., Path]) -> None:
