@@ -154,8 +154,8 @@ class BasicTransformerLM(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         if token_ids.shape[-1] > self.config.context_length:
             raise ConfigError(
-                f"sequence length {token_ids.shape[-1]} is beyond the model's context length "
-                f"{self.config.context_length}"
+                f"sequence length {token_ids.shape[-1]} exceeds the model's context length "
+                f"{self.config.context_length}; use a shorter sequence or a larger context_length"
             )
         x = self.token_embeddings(token_ids)
         for layer in self.layers:

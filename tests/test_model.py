@@ -101,7 +101,7 @@ def test_attention_can_be_any_function() -> None:
 
 
 def test_a_sequence_beyond_the_context_is_refused(model: BasicTransformerLM) -> None:
-    with pytest.raises(ConfigError, match="sequence length 65 is beyond the model's context length 64"):
+    with pytest.raises(ConfigError, match="length 65 exceeds the model's context length 64; use a shorter sequence"):
         model(torch.zeros(1, 65, dtype=torch.int64))
 
 

@@ -3,7 +3,7 @@
 Every backend is `(q, k, v, *, causal=False, scale=None, align="upper_left") -> out` on tensors of shape (batch, heads,
 seq, d_head). k and v may have fewer heads (grouped queries) and another length where the backend supports it. A query
 row that sees no key gives 0. A backend never falls back to another: `unavailable` returns the reason for each call that
-it cannot serve.
+it does not support.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class AttentionCall:
 
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
-"""dtype name → largest relative error ‖out − ref‖ / ‖ref‖ against float64, for a backend that sums in float32. One that
-`rounds_scores` too comes within it while scores are small."""
+"""dtype name → largest relative error ‖out − ref‖ / ‖ref‖ against float64, for a backend that sums in float32. A
+backend that `rounds_scores` stays within it while scores are small."""
 
 
 def always_available(call: AttentionCall) -> str | None:
@@ -49,7 +49,7 @@ class AttentionBackend:
 
     Attributes:
         function: the call itself, as in the module docstring.
-        unavailable: returns why a call cannot be served here, with the remedy, or None.
+        unavailable: returns the reason that a call is not supported, with the remedy, or None.
         tolerance: in the form of TOLERANCE, for outputs and gradients; a dtype that it does not name is not supported.
         algorithm: returns what the implementation really computes and keeps for a call (for executed FLOPs and
             predicted memory).

@@ -27,10 +27,10 @@ class HopperKernels:
     """Kernels of one Hopper backend.
 
     Attributes:
-        name: of the backend.
+        name: the name of the backend.
         problem: imports the class whose launches are the kernels; `Problem` of kernels/gluon/launch defines its
             interface.
-        missing: returns why the required software is absent, with the remedy, or None.
+        missing: returns the reason that required software is missing, with the remedy, or None.
         repeatable: where torch requires deterministic algorithms, `prepare` and `backward` receive as many int32 as the
             problem's `turns`, and sum each number of dq in one order. Without it a backward is rejected there.
         padded_queries: returns, for a padded d_head, the number that the problem's `padded_q` is a multiple of.
@@ -43,35 +43,35 @@ class HopperKernels:
     repeatable: bool = False
 
     def unavailable(self, call: AttentionCall) -> str | None:
-        """Return why this call cannot be served here, with the remedy, or None."""
+        """Return the reason that this call is not supported, with the remedy, or None."""
         if reason := wrong_dtype(self.name, call, DTYPES):
             return reason
         if call.d_head % 8 or not 8 <= call.d_head <= LARGEST_D_HEAD:
-            return f"d_head {call.d_head} is no multiple of 8 from 8 to {LARGEST_D_HEAD}: use flash_triton"
+            return f"d_head {call.d_head} is not a multiple of 8 from 8 to {LARGEST_D_HEAD}; use flash_triton"
         if call.heads_q % call.heads_kv:
-            return f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads: use other numbers"
-        wants_same_bits = torch.are_deterministic_algorithms_enabled() and not self.repeatable
-        if call.needs_backward and wants_same_bits and not torch.is_deterministic_algorithms_warn_only_enabled():
+            return f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads; choose a multiple"
+        needs_determinism = torch.are_deterministic_algorithms_enabled() and not self.repeatable
+        if call.needs_backward and needs_determinism and not torch.is_deterministic_algorithms_warn_only_enabled():
             return self.not_deterministic
         if call.device != "cuda":
-            return f"{self.name} runs on Hopper GPUs only: use flash_torch on the CPU"
+            return f"{self.name} runs on Hopper GPUs only; use flash_torch on the CPU"
         if reason := no_cuda():
             return reason
         capability = ".".join(map(str, torch.cuda.get_device_capability()))
         if capability != "9.0":
-            return f"this GPU has compute capability {capability}, {self.name} is for 9.0 (Hopper): use flash_triton"
+            return f"this GPU has compute capability {capability}, {self.name} needs 9.0 (Hopper); use flash_triton"
         return self.missing()
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Raise ValueError with the reason and the remedy for a call that cannot be served."""
         if not q.dtype == k.dtype == v.dtype:
             dtypes = f"{q.dtype}, {k.dtype}, {v.dtype}"
-            raise ValueError(f"q, k, v are {dtypes}: cast them to one dtype, or call under autocast")
+            raise ValueError(f"q, k, v are {dtypes}; cast them to one dtype, or call under autocast")
         if q.ndim != 4 or k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.shape[0] != k.shape[0]:
             shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
             raise ValueError(
-                f"q, k, v have shapes {shapes}: give (batch, heads, seq, d_head); k and v must agree, and share q's "
-                "batch and d_head"
+                f"q, k, v have shapes {shapes}; pass (batch, heads, seq, d_head), k and v of one shape, with the "
+                "batch and d_head of q"
             )
         dtype, (_, heads_q, seq_q, d_head) = str(q.dtype).removeprefix("torch."), q.shape
         call = AttentionCall(
@@ -91,9 +91,8 @@ class HopperKernels:
     @property
     def not_deterministic(self) -> str:
         return (
-            f"{self.name} adds up the gradient of q in whatever order its blocks end, and "
-            "torch.use_deterministic_algorithms is on: use flash_triton, whose gradients are the same from run to run, "
-            "or turn it off"
+            f"the gradient of q is not deterministic with {self.name}, and torch.use_deterministic_algorithms is on; "
+            "use flash_triton, whose gradients are deterministic, or turn it off"
         )
 
     def alert_not_deterministic(self) -> None:

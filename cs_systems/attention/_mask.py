@@ -38,7 +38,7 @@ def repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     without heads.
     """
     if q.shape[1] % k.shape[1]:
-        raise ValueError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads: use other numbers")
+        raise ValueError(f"{q.shape[1]} query heads are not a multiple of {k.shape[1]} key heads; choose a multiple")
     group = q.shape[1] // k.shape[1]
     return (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
 

@@ -81,7 +81,7 @@ def _attention(
 def _unavailable(call: AttentionCall, *, kernel: SDPBackend, dtypes: Mapping[str, tuple[str, ...]]) -> str | None:
     name = kernel.name
     if call.device == "cpu" and kernel not in _ON_CPU:
-        return f"torch has no {name} kernel on the CPU: use sdpa_flash or sdpa_math there"
+        return f"torch has no {name} kernel on the CPU; use sdpa_flash or sdpa_math"
     if reason := wrong_dtype(f"torch's {name} on {call.device}", call, dtypes[call.device]):
         return reason
     if call.device == "cpu":
@@ -92,18 +92,18 @@ def _unavailable(call: AttentionCall, *, kernel: SDPBackend, dtypes: Mapping[str
         return None
     if has_blind_queries(call):
         return (
-            f"torch's {name} gives NaN where a query sees no key (lower_right, seq_q > seq_k): use naive or sdpa_math"
+            f"torch's {name} gives NaN where a query sees no key (lower_right, seq_q > seq_k); use naive or sdpa_math"
         )
     if call.align == "lower_right" and has_two_readings(call):
         if kernel not in _TAKES_LOWER_RIGHT_ON_CUDA:
-            return f"torch's {name} is causal from the upper left alone: use align=upper_left, or sdpa_flash"
+            return f"torch's {name} supports only the causal mask upper_left; use align=upper_left, or sdpa_flash"
         if kernel is SDPBackend.EFFICIENT_ATTENTION and call.heads_q != call.heads_kv:
-            return f"torch's {name} takes lower_right only with equal heads: use sdpa_flash, or repeat the key heads"
-    return _selector_refuses(kernel, call)
+            return f"torch's {name} supports lower_right only with as many key heads as query heads; use sdpa_flash"
+    return _rejected_by_selector(kernel, call)
 
 
 @lru_cache(maxsize=256)  # called before each cell, and torch gives some warnings only once
-def _selector_refuses(kernel: SDPBackend, call: AttentionCall) -> str | None:
+def _rejected_by_selector(kernel: SDPBackend, call: AttentionCall) -> str | None:
     """Return why torch's kernel selector rejects the call on the current CUDA device, in torch's words, or None.
 
     The selector itself would write its reasons to stderr. A rejected call gives them as Python warnings, and raises
@@ -111,16 +111,16 @@ def _selector_refuses(kernel: SDPBackend, call: AttentionCall) -> str | None:
     """
     dtype = getattr(torch, call.dtype)
     row = torch.empty(call.d_head, dtype=dtype, device="cuda", requires_grad=call.needs_backward)
-    query = row.expand(1, call.heads_q, call.seq_q, call.d_head)  # the shape alone: no memory behind it
+    query = row.expand(1, call.heads_q, call.seq_q, call.d_head)  # a view of one row: no memory
     key = row.expand(1, call.heads_kv, call.seq_k, call.d_head)
     is_causal = call.causal and (call.align == "upper_left" or call.seq_q == call.seq_k)
     params = cuda.SDPAParams(query, key, key, None, 0.0, is_causal, call.heads_q != call.heads_kv)
-    with warnings.catch_warnings(record=True) as said, sdpa_kernel(kernel):
+    with warnings.catch_warnings(record=True) as caught, sdpa_kernel(kernel):
         warnings.simplefilter("always")
         if _SELECTORS[kernel](params):
             return None
         with suppress(RuntimeError):
             scaled_dot_product_attention(query, key, key, is_causal=is_causal, enable_gqa=call.heads_q != call.heads_kv)
-    reasons = (str(w.message).split(" (Triggered internally")[0].strip() for w in said)
+    reasons = (str(w.message).split(" (Triggered internally")[0].strip() for w in caught)
     words = "; ".join(r for r in reasons if not r.endswith("because:") and "runtime disabled" not in r)
-    return f"torch's {kernel.name} refuses: {words or 'no reason given'}; use naive or sdpa_math, which take any shape"
+    return f"torch's {kernel.name} rejects the call: {words or 'no reason given'}; use naive or sdpa_math"

@@ -78,14 +78,14 @@ def attention(
 
 
 _MISSING = (
-    "no flash-attn package that works is installed: pip install flash-attn (or cs-systems[flash-attn]), "
-    "or use sdpa_flash, the FlashAttention-2 inside torch"
+    "no working flash-attn package is installed; run pip install flash-attn (or cs-systems[flash-attn]), "
+    "or use sdpa_flash, the FlashAttention-2 of torch"
 )
 
 
 def _unavailable(call: AttentionCall) -> str | None:
     if call.device != "cuda":
-        return "flash-attn runs on CUDA only: use sdpa_flash or flash_torch on the CPU"
+        return "flash-attn runs on CUDA only; use sdpa_flash or flash_torch on the CPU"
     if reason := no_cuda() or wrong_dtype("flash-attn", call, DTYPES):
         return reason
     if (found := _installed()) is None:
@@ -93,16 +93,16 @@ def _unavailable(call: AttentionCall) -> str | None:
     generation, _ = found
     capability = torch.cuda.get_device_capability()
     if capability < generation.least_capability:
-        return f"{generation.name} does not run on compute capability {capability}: use sdpa_flash or sdpa_efficient"
+        return f"{generation.name} does not run on compute capability {capability}; use sdpa_flash or sdpa_efficient"
     largest = 128 if generation.distribution == "flash-attn-4" and capability >= (10, 0) else 256
     if call.d_head % 8 or call.d_head > largest:
-        return f"{generation.name} takes d_head 8, 16, … {largest}, not {call.d_head}: use sdpa_math or naive"
+        return f"{generation.name} supports d_head 8, 16, … {largest}, got {call.d_head}; use sdpa_math or naive"
     if call.needs_backward and generation.distribution == "flash-attn-4" and capability[0] == 9 and call.d_head % 32:
         # With 4.0.0b36 on an H200, dq has a relative error of 0.2 to 1.2 at d_head 16 and 80: tiles round to 16, the
         # buffer to 32 (github.com/Dao-AILab/flash-attention/pull/2896).
-        return f"{generation.name} gets the gradient of q wrong on Hopper at d_head {call.d_head}: use sdpa_flash there"
+        return f"{generation.name} computes a wrong gradient of q on Hopper at d_head {call.d_head}; use sdpa_flash"
     if has_two_readings(call) and call.align == "upper_left":
-        return "flash-attn is causal from the lower right where seq_q ≠ seq_k: use align=lower_right, or sdpa_efficient"
+        return "flash-attn supports only lower_right if seq_q ≠ seq_k; use align=lower_right, or sdpa_efficient"
     return None
 
 

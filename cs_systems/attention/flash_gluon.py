@@ -36,10 +36,10 @@ def _padded_queries(d_head: int) -> int:
 
 def _wrong_triton() -> str | None:
     if find_spec("triton") is None:
-        return f"triton is not installed: {INSTALL} (Linux)"
+        return f"triton is not installed; run {INSTALL} (Linux)"
     if not version("triton").startswith(TRITONS):
         return (
-            f"triton is {version('triton')}, and Gluon, its low level, changes between releases: "
+            f"flash_gluon does not support triton {version('triton')}, because Gluon changes between releases; run "
             f"{INSTALL}, or use flash_triton"
         )
     return None

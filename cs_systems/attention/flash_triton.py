@@ -144,17 +144,17 @@ def _tiles_are_near(x: Tensor) -> bool:
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}: cast them to one dtype, or call under autocast")
+        raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; cast them to one dtype, or call under autocast")
     # In 3 dimensions the first is the batch; in more, the third last is heads. A kernel reads past a smaller batch.
     batch_q, batch_k = (x.shape[:-3] or x.shape[:-2] for x in (q, k))
     if k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.ndim != k.ndim or batch_q != batch_k:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
-        raise ValueError(f"q, k, v have shapes {shapes}: k and v must agree, and share q's batch and d_head")
+        raise ValueError(f"q, k, v have shapes {shapes}; k and v need one shape, with the batch and d_head of q")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not _tiles_are_near(x):
             raise ValueError(
-                f"the rows of {name} lie {x.stride(-2)} elements apart, and the kernels count those of a tile with 32 "
-                f"bits: give {name}.contiguous()"
+                f"the rows of {name} are {x.stride(-2)} elements apart, too many for the kernels' 32-bit offsets; pass "
+                f"{name}.contiguous()"
             )
     heads_q, heads_kv = _as_4d(q).shape[1], _as_4d(k).shape[1]
     dtype = str(q.dtype).removeprefix("torch.")
@@ -164,17 +164,15 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def unavailable(call: AttentionCall) -> str | None:
-    """Return why this call cannot be served here, with the remedy, or None."""
+    """Return the reason that this call is not supported, with the remedy, or None."""
     if find_spec("triton") is None:
-        return "triton is not installed: pip install triton (Linux), or use the backend flash_torch"
+        return "triton is not installed; run pip install triton (Linux), or use the backend flash_torch"
     if call.dtype not in DTYPES:
-        return f"{call.dtype} is not taken: use {', '.join(DTYPES)}, or the backend flash_torch"
+        return f"flash_triton does not support {call.dtype}; use {', '.join(DTYPES)}, or the backend flash_torch"
     if not 1 <= call.d_head <= LARGEST_D_HEAD:
-        return f"d_head {call.d_head} is not among 1 to {LARGEST_D_HEAD}: use naive or sdpa_math"
+        return f"flash_triton supports d_head 1 to {LARGEST_D_HEAD}, got {call.d_head}; use naive or sdpa_math"
     if call.heads_q % call.heads_kv:
-        return (
-            f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads: change the number of either"
-        )
+        return f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads; choose a multiple"
     from cs_systems.kernels.triton.launch import INTERPRETED
 
     return _unavailable_interpreted(call) if INTERPRETED else _unavailable_compiled(call)
@@ -182,27 +180,23 @@ def unavailable(call: AttentionCall) -> str | None:
 
 def _unavailable_interpreted(call: AttentionCall) -> str | None:
     if call.device != "cpu":
-        return "TRITON_INTERPRET is set, so nothing would run on the GPU: start the process without it, or use the CPU"
+        return "TRITON_INTERPRET is set, so nothing would run on the GPU; unset it, or use --device cpu"
     if call.dtype == "bfloat16":
-        return "Triton's interpreter computes bfloat16 products wrongly: use float32 or float16 there, or a GPU"
+        return "Triton's interpreter computes wrong bfloat16 products; use float32 or float16, or a GPU"
     if _release("triton") < (3, 7) and _release("numpy") >= (2, 4):
-        return (
-            "Triton's interpreter before 3.7 fails with numpy 2.4 and later: pip install 'numpy<2.4' or 'triton>=3.7'"
-        )
+        return "Triton's interpreter before 3.7 fails with numpy 2.4 and later; install numpy<2.4 or triton>=3.7"
     return None
 
 
 def _unavailable_compiled(call: AttentionCall) -> str | None:
     if call.device == "cpu":
-        return (
-            "Triton has no CPU kernels: use flash_torch, or start the process with TRITON_INTERPRET=1 (slow), or a GPU"
-        )
+        return "Triton has no CPU kernels; use flash_torch, a GPU, or TRITON_INTERPRET=1 (slow)"
     if not torch.cuda.is_available():
-        return "torch sees no CUDA device: run with --device cpu, or install a CUDA build of torch"
+        return "torch finds no CUDA device; run with --device cpu, or install a CUDA build of torch"
     capability = torch.cuda.get_device_capability()
     if capability < (8, 0):
         have = ".".join(map(str, capability))
-        return f"this GPU has compute capability {have}, and 8.0 is needed: use sdpa_efficient"
+        return f"this GPU has compute capability {have}, flash_triton needs 8.0; use sdpa_efficient"
     return None
 
 

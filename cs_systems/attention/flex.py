@@ -65,12 +65,12 @@ def _unavailable(call: AttentionCall) -> str | None:
     if reason := wrong_dtype("FlexAttention", call, DTYPES) or cannot_compile(call.device):
         return reason
     if call.device == "cpu" and call.needs_backward:
-        return "FlexAttention has no backward on the CPU: use --mode forward, or the backend sdpa_flash"
+        return "FlexAttention has no backward on the CPU; use --mode forward, or the backend sdpa_flash"
     if call.device == "cuda" and call.d_head < 16:
-        return f"FlexAttention takes d_head 16 and more, not {call.d_head}: use naive or sdpa_math"
+        return f"FlexAttention supports d_head 16 and more, got {call.d_head}; use naive or sdpa_math"
     group = call.heads_q // call.heads_kv
     if call.device == "cuda" and group & (group - 1):
-        return f"FlexAttention takes 1, 2, 4, … query heads to a key head, not {group}: use naive or sdpa_math"
+        return f"FlexAttention supports 1, 2, 4, … query heads per key head, got {group}; use naive or sdpa_math"
     return None
 
 

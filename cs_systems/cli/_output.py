@@ -70,7 +70,7 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (
             if files.is_same_file(file, same):
                 raise ConfigError(f"{other} and {option} are one file, {file}; give each a file of its own")
         seen[option] = file
-        files.prove_writable(file)
+        files.check_writable(file)
 
 
 def figure_file(figure: Path | None) -> Path | None:

@@ -1,6 +1,6 @@
 """Caveats: reasons to doubt a timing, each with its remedy. Pure functions over samples.
 
-The limits are constants in this module, with their reasons. A caveat never changes a number.
+The limits are constants in this module, with their reasons. A caveat never changes a measured value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Caveat:
-    """Doubt about a result, as data: a `code` to group by, the observation, and its remedy."""
+    """Reason to doubt a result: a `code` to group by, the observation, and the remedy."""
 
     code: str
     message: str
@@ -30,6 +30,20 @@ class Caveat:
 LAUNCH_BOUND_LAG = 0.10
 # Below this share of its highest clock while throttled, a GPU is measurably slower.
 CLOCK_LIMIT = 0.97
+
+# Code of a caveat → its remedy. Tables show these also for records that were written with an earlier wording.
+REMEDIES = {
+    "profiled": "take times from cs-systems time; use a profile for shares and causes",
+    "few-samples": "use --steps 10 or more",
+    "unstable": "close other programs, increase --warmup and --steps, and compare medians over several --rounds",
+    "launch-bound": "CPU-bound: the GPU waits for kernel launches; use a larger batch, --compile or CUDA graphs",
+    "recompiled": "increase --warmup; keep shapes and flags constant, because each change compiles again",
+    "cudaMalloc": "increase --warmup until the caching allocator needs no more memory",
+    "throttled": "measure in short rounds with --rounds, interleave the cells to compare, or cool the GPU",
+    "shared-gpu": "stop the other processes, or choose another GPU with --device cuda:N",
+    "nan-loss": "lower the learning rate or use another precision",
+    "inf-loss": "lower the learning rate or use another precision",
+}
 
 
 def caveats(
@@ -61,34 +75,30 @@ def caveats(
     )
 
 
+def _caveat(code: str, message: str) -> Caveat:
+    return Caveat(code, message, REMEDIES[code])
+
+
 def _profiled(profiler: str) -> Iterator[Caveat]:
     """Yield a caveat if a profiler was active: its overhead is in the times."""
     if profiler != "none":
-        remedy = "use cs-systems time to measure times, and a profile to find shares and causes"
-        yield Caveat("profiled", f"the times include the overhead of {profiler}", remedy)
+        yield _caveat("profiled", f"measured under {profiler}; the times include the profiler's overhead")
 
 
 def _no_number(loss: float | None) -> Iterator[Caveat]:
     if loss is not None and not math.isfinite(loss):
-        code, what = ("nan-loss", "NaN") if math.isnan(loss) else ("inf-loss", "infinite")
-        yield Caveat(code, f"the loss is {what}", "lower the learning rate or use another precision")
+        code, value = ("nan-loss", "NaN") if math.isnan(loss) else ("inf-loss", "infinite")
+        yield _caveat(code, f"the loss is {value}")
 
 
 def _unstable(m: Measurement, phase: str) -> Iterator[Caveat]:
     durations = m.durations_s(phase)
     if len(durations) < 3:
-        yield Caveat(
-            "few-samples",
-            f"{len(durations)} timed steps are too few to estimate the spread",
-            "raise --steps to 10 or more",
-        )
+        steps = "1 timed step is" if len(durations) == 1 else f"{len(durations)} timed steps are"
+        yield _caveat("few-samples", f"{steps} too few to show a spread")
         return
     if reasons := statistics.unstable(durations):
-        yield Caveat(
-            "unstable",
-            "; ".join(reasons),
-            "close other programs, raise --warmup and --steps, compare medians only with --rounds and --repeats",
-        )
+        yield _caveat("unstable", "; ".join(reasons))
 
 
 def _launch_bound(m: Measurement, phases: Iterable[str]) -> Iterator[Caveat]:
@@ -98,31 +108,19 @@ def _launch_bound(m: Measurement, phases: Iterable[str]) -> Iterator[Caveat]:
         if shares and median(shares) < LAUNCH_BOUND_LAG:
             bound.append(phase)
     if bound:
-        yield Caveat(
-            "launch-bound",
-            f"the GPU waited for kernel launches in: {', '.join(bound)}",
-            "use a larger batch or context, or --compile (reduce-overhead uses CUDA graphs)",
-        )
+        yield _caveat("launch-bound", f"the GPU waited for kernel launches in: {', '.join(bound)}")
 
 
 def _recompiled(m: Measurement) -> Iterator[Caveat]:
     count = sum(s.compiles or 0 for s in m.timed)
     if count:
-        yield Caveat(
-            "recompiled",
-            f"{count} compilations ran during timed steps",
-            "raise --warmup, and keep shapes and flags the same in all steps",
-        )
+        yield _caveat("recompiled", f"{_counted(count, 'compilation')} during timed steps")
 
 
 def _allocated(m: Measurement) -> Iterator[Caveat]:
     count = sum(s.device_mallocs or 0 for s in m.timed)
     if count:
-        yield Caveat(
-            "cudaMalloc",
-            f"{count} cudaMalloc calls ran during timed steps",
-            "raise --warmup until the allocator has cached enough memory",
-        )
+        yield _caveat("cudaMalloc", f"{_counted(count, 'cudaMalloc call')} during timed steps")
 
 
 def _machine(m: Measurement, before: Environment, after: Environment) -> Iterator[Caveat]:
@@ -130,13 +128,13 @@ def _machine(m: Measurement, before: Environment, after: Environment) -> Iterato
     during = [s.sm_clock_hz for s in m.timed if s.sm_clock_hz]  # an idle GPU's clock changes after the run
     clock, highest = median(during) if during else after.sm_clock_hz, after.sm_clock_max_hz
     if reasons and clock and highest and clock < CLOCK_LIMIT * highest:
-        yield Caveat(
-            "throttled",
-            f"the SM clock was {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(reasons)})",
-            "split the steps with --rounds, compare cells with --interleave, or cool the GPU",
+        yield _caveat(
+            "throttled", f"the SM clock was {clock / 1e6:.0f} of {highest / 1e6:.0f} MHz ({', '.join(reasons)})"
         )
     others = max(before.other_processes or 0, after.other_processes or 0)
     if others:
-        yield Caveat(
-            "shared-gpu", f"{others} other process(es) used the GPU", "stop them or choose another --device cuda:N"
-        )
+        yield _caveat("shared-gpu", f"{_counted(others, 'other process', 'es')} used the GPU")
+
+
+def _counted(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count} {noun}{'' if count == 1 else plural}"

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 SHARED_LIMIT_BYTES = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-"""What one block may ask for, by compute capability (CUDA C++ programming guide, table of technical specifications)."""
+"""Compute capability → largest shared memory of one block (CUDA C++ programming guide, technical specifications)."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def compile_for(
     from triton.runtime.jit import JITFunction
 
     if not isinstance(kernel, JITFunction):
-        raise RuntimeError("TRITON_INTERPRET was set when triton was imported: compile in a process without it")
+        raise RuntimeError("TRITON_INTERPRET was set when triton was imported; compile in a process without it")
     with _target(capability):
         compiled: Any = kernel.warmup(grid=(1,), **arguments, **options)
     usage, opcodes = read_machine_code(compiled.asm["cubin"])
@@ -66,7 +66,7 @@ def compile_for(
 
 @contextmanager
 def _target(capability: int) -> Iterator[None]:
-    """Replace Triton's driver, which is queried for the architecture before compilation and for nothing else."""
+    """Replace Triton's driver, which compilation queries only for the architecture."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
@@ -80,7 +80,7 @@ def _target(capability: int) -> Iterator[None]:
         yield
     finally:
         nothing: Any = None
-        driver.set_active(nothing)  # the machine's own driver, if any, is looked up again on the next launch
+        driver.set_active(nothing)  # the next launch looks up the driver of the machine again
 
 
 def read_machine_code(cubin: bytes) -> tuple[dict[str, str], Counter[str]]:

@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 PADDING = 128
-"""A head's rows are padded to a multiple of it where a backward keeps numbers for them, unless told another."""
+"""Default multiple to which a backward pads the rows of a head, where it keeps numbers for each row."""
 
 
 def padded_rows(seq_q: int, multiple: int = PADDING) -> int:

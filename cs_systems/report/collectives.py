@@ -125,8 +125,8 @@ def fits(records: Iterable[RunRecord]) -> list[Row]:
 def setups(records: Iterable[RunRecord]) -> list[Row]:
     """Return one row per line with its set-up times.
 
-    They are the time its process took to join the others, the time for a further group, and the first call of the
-    smallest size beside a steady one.
+    They are the time its process took to start and join the group, the time for a further group, and the first call
+    of the smallest size beside a later one.
     """
     rows = []
     for line, found in lines(records).items():

@@ -1,4 +1,4 @@
-"""Atomic writing of files that the user named: whole or not at all, and never over a file that is being read."""
+"""Atomic writing of output files: a failed write leaves the old file unchanged."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from cs_systems.config import ConfigError
 
-ELSEWHERE = "name a file in a folder that you may write to"
+ELSEWHERE = "choose a file in a folder with write permission"
 REMEDIES = {
-    errno.ENOSPC: "make room, then give the same command again",
-    errno.EDQUOT: "make room, then give the same command again",
-    errno.ENXIO: "start the program that reads it first",
+    errno.ENOSPC: "free disk space and run the same command again",
+    errno.EDQUOT: "free disk space and run the same command again",
+    errno.ENXIO: "start the program that reads the FIFO first",
 }
 STREAMS = (Path("/dev"), Path("/dev/fd"))  # links in these lead to open descriptors, whose position must be kept
 
@@ -39,7 +39,7 @@ def write_file(file: Path, content: bytes) -> None:
             made.replace(target)
 
 
-def prove_writable(file: Path) -> None:
+def check_writable(file: Path) -> None:
     """Raise ConfigError for a file that `write_file` could not write, before a long run produces its content."""
     with _named(file):
         if not _is_stream(file):
@@ -49,7 +49,7 @@ def prove_writable(file: Path) -> None:
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Name standard output in an OSError from writing to it, because the system does not."""
+    """Name standard output in an OSError from writing to it, because the system leaves the name out."""
     try:
         yield
     except OSError as error:
@@ -58,7 +58,7 @@ def standard_output() -> Iterator[None]:
 
 
 def is_same_file(a: Path, b: Path) -> bool:
-    """Return whether both paths lead to one file, through links too; the file need not exist yet."""
+    """Return True if both paths lead to one file, links included; the file need not exist yet."""
     with suppress(OSError, ValueError):
         if a.samefile(b):
             return True
@@ -74,7 +74,7 @@ def _is_stream(file: Path) -> bool:
     if stat.S_ISDIR(kind):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if stat.S_ISBLK(kind) or stat.S_ISSOCK(kind):
-        raise OSError(errno.EINVAL, f"it is a {'disk' if stat.S_ISBLK(kind) else 'socket'}")
+        raise OSError(errno.EINVAL, f"it is a {'block device' if stat.S_ISBLK(kind) else 'socket'}")
     return not stat.S_ISREG(kind) or file.absolute().parent in STREAMS
 
 
@@ -111,8 +111,8 @@ def _named(file: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        said = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        where = getattr(error, "filename", None)
-        why = f"{said} ({where})" if where and not str(where).endswith(".part") else said
+        message = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        place = getattr(error, "filename", None)
+        reason = f"{message} ({place})" if place and not str(place).endswith(".part") else message
         remedy = REMEDIES.get(getattr(error, "errno", None) or 0, ELSEWHERE)
-        raise ConfigError(f"cannot write {file}: {why}; {remedy}") from error
+        raise ConfigError(f"cannot write {file}: {reason}; {remedy}") from error

@@ -18,21 +18,24 @@ if TYPE_CHECKING:
 
 
 def outcome(record: RunRecord) -> str:
-    """Describe the outcome of a cell in a few words."""
+    """Describe the outcome of a cell in one line."""
     if record.measurement is None:
         return f"{record.status}: {record.reason}"
     if not record.is_timing:
-        return "; ".join(f"{w.message}: no timing [{w.code}]" for w in record.warnings if w.code in NO_TIMING)
+        return "; ".join(f"{w.message}, not timed [{w.code}]" for w in record.warnings if w.code in NO_TIMING)
     if not is_timed(record.config["workload"], record.run_config.profiler):
         return "done"
     marks = "".join(f" [{w.code}]" for w in record.warnings)
-    if of_call := collectives.call_s(record):
-        return f"{human(of_call, 's')} a call{marks}"
-    return f"{human(median(record.measurement.durations_s('step')), 's')} a step{marks}"
+    if call_s := collectives.call_s(record):
+        return f"{human(call_s, 's')} per call{marks}"
+    return f"{human(median(record.measurement.durations_s('step')), 's')} per step{marks}"
 
 
 def progress_lines(progress: Progress, before: int = 0, total: int | None = None) -> Iterator[str]:
-    """Yield lines for a log, each with its end; `before` and `total` place a sweep that is one part of several."""
+    """Yield lines for a log, each with its newline.
+
+    before: cells of earlier sweeps of the same command. total: cells of all its sweeps.
+    """
     if progress.note:
         yield f"{plain(progress.note)}\n"
     if progress.record:

@@ -10,6 +10,8 @@ from cs_systems.config import ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
+TEXT, INTEGER, REAL, FLAG = "object", "Int64", "float64", "boolean"  # pandas types of the frame's columns
+
 
 def typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.DataFrame:
     """Return the values as a frame; `kinds` has the type of each column."""
@@ -19,7 +21,7 @@ def typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str]) -> pd.DataF
 
 
 def _series(name: str, values: Sequence[Any], kind: str) -> pd.Series:
-    """Return a column of that type, or float64 for numbers too large for it, as a prediction for 10¹² tokens."""
+    """Return a column of that type, or Float64 if a number is too large, such as a prediction for 10¹² tokens."""
     import pandas as pd
 
     try:
@@ -27,4 +29,4 @@ def _series(name: str, values: Sequence[Any], kind: str) -> pd.Series:
     except OverflowError:
         return pd.Series([None if value is None else float(value) for value in values], dtype="Float64")
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"a record's {name} is malformed ({error}); take its line out of records.jsonl") from error
+        raise ConfigError(f"a record's {name} is malformed ({error}); delete its line from records.jsonl") from error

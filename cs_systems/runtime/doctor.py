@@ -121,8 +121,11 @@ def _backend(name: str, call: AttentionCall) -> Row:
 
 
 def _split(refusal: str | None) -> tuple[str, str | None]:
-    """Split a refusal of the form `reason: remedy` into its two parts."""
-    reason, _, remedy = (refusal or "").partition(": ")
+    """Split a refusal of the form `reason; remedy`, or `reason: remedy`, into its two parts."""
+    if refusal and "; " in refusal:  # the reason may contain both separators, the remedy contains none
+        reason, _, remedy = refusal.rpartition("; ")
+    else:
+        reason, _, remedy = (refusal or "").partition(": ")
     return reason, remedy or None
 
 

@@ -30,10 +30,10 @@ _KEPT = {"attention": _ATTENTION, "matmul": ("mm", "_scaled_mm")}
 
 
 def unavailable(written: str, attention: str) -> str | None:
-    """Return why this checkpoint plan is impossible with this attention backend, with the remedy, or None."""
+    """Return the reason that this checkpoint plan is impossible with this backend, with the remedy, or None."""
     if written == "selective:attention" and attention not in ONE_OPERATOR:
         return (
-            f"checkpoint selective:attention keeps the output of one attention operator, which {attention} is not: "
+            f"checkpoint selective:attention keeps the output of one attention operator, which {attention} is not; "
             f"use --attention {ONE_OPERATOR[0]}, or --checkpoint selective:matmul"
         )
     return None

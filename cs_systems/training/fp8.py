@@ -40,23 +40,23 @@ _SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # the scale of a tensor of ze
 
 
 def unavailable(device: Device) -> str | None:
-    """Return why the device has no fp8 matrix products, and the remedy; None where it has them."""
+    """Return the reason that the device has no fp8 matrix products, with the remedy; None if it has them."""
     found = device.capability()
     if found is None or found >= CAPABILITY:
         return None
     return (
         f"fp8 needs an NVIDIA GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]} or newer (Ada, Hopper, "
-        f"Blackwell), this one has {found[0]}.{found[1]}: use bf16"
+        f"Blackwell), this GPU has {found[0]}.{found[1]}; use bf16"
     )
 
 
 def misfit(sizes: Mapping[str, int]) -> str | None:
-    """Return which of the named sizes a scaled matmul rejects, with the nearest valid size, or None."""
+    """Return the reason that a scaled matmul rejects one of the named sizes, with the nearest valid sizes, or None."""
     for name, size in sizes.items():
         if left := size % MULTIPLE:
             near = [n for n in (size - left, size - left + MULTIPLE) if n]
             return (
-                f"fp8 products take multiples of {MULTIPLE}, and {name} is {size}: make it "
+                f"fp8 products need multiples of {MULTIPLE}, and {name} is {size}; make it "
                 f"{' or '.join(map(str, near))}, or use bf16"
             )
     return None

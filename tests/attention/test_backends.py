@@ -145,15 +145,20 @@ def refusal(name: str, device: str, dtype: str, **case: object) -> str:
             "sdpa_flash",
             "cuda",
             "float32",
-            "on cuda does not take float32: use float16 or bfloat16, or the backend naive",
+            "on cuda does not support float32; use float16 or bfloat16, or the backend naive",
         ),
-        ("sdpa_cudnn", "cpu", "float32", "no CUDNN_ATTENTION kernel on the CPU: use sdpa_flash or sdpa_math"),
-        ("sdpa_cudnn", "cpu", "bfloat16", "no CUDNN_ATTENTION kernel on the CPU: use sdpa_flash or sdpa_math"),
-        ("sdpa_efficient", "cpu", "float32", "no EFFICIENT_ATTENTION kernel on the CPU: use sdpa_flash or sdpa_math"),
-        ("sdpa_efficient", "cuda", "float64", "does not take float64: use float32 or float16 or bfloat16"),
-        ("flex", "cpu", "float64", "does not take float64: use float32 or float16 or bfloat16, or the backend naive"),
-        ("flex", "cpu", "float32", "no backward on the CPU: use --mode forward"),
-        ("flash_attn", "cpu", "bfloat16", "runs on CUDA only: use sdpa_flash or flash_torch"),
+        ("sdpa_cudnn", "cpu", "float32", "no CUDNN_ATTENTION kernel on the CPU; use sdpa_flash or sdpa_math"),
+        ("sdpa_cudnn", "cpu", "bfloat16", "no CUDNN_ATTENTION kernel on the CPU; use sdpa_flash or sdpa_math"),
+        ("sdpa_efficient", "cpu", "float32", "no EFFICIENT_ATTENTION kernel on the CPU; use sdpa_flash or sdpa_math"),
+        ("sdpa_efficient", "cuda", "float64", "does not support float64; use float32 or float16 or bfloat16"),
+        (
+            "flex",
+            "cpu",
+            "float64",
+            "not support float64; use float32 or float16 or bfloat16, or the backend naive",
+        ),
+        ("flex", "cpu", "float32", "no backward on the CPU; use --mode forward"),
+        ("flash_attn", "cpu", "bfloat16", "runs on CUDA only; use sdpa_flash or flash_torch"),
     ],
 )
 def test_refusals_name_the_remedy(name: str, device: str, dtype: str, words: str) -> None:
@@ -171,7 +176,7 @@ def test_compiling_needs_a_compiler(name: str, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)
-    assert "found no g++ or gcc or clang: apt install g++" in refusal(name, "cpu", "float32")
+    assert "finds no g++ or gcc or clang; install g++" in refusal(name, "cpu", "float32")
 
 
 def test_a_missing_flash_attn_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +210,7 @@ def test_a_wrong_gradient_of_flash_attention_4_is_refused(
     reason = backend("flash_attn").unavailable(call)
     assert (reason is not None) == refused
     if refused:
-        assert f"gets the gradient of q wrong on Hopper at d_head {d_head}: use sdpa_flash there" in str(reason)
+        assert f"computes a wrong gradient of q on Hopper at d_head {d_head}; use sdpa_flash" in str(reason)
     assert backend("flash_attn").unavailable(replace(call, needs_backward=False)) is None
 
 

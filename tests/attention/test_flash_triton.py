@@ -136,14 +136,14 @@ def test_no_keys_and_no_queries(device: str) -> None:
 )
 def test_a_batch_that_q_and_k_do_not_share_is_refused(leading_q, leading_k, device: str) -> None:
     q, k = torch.randn(*leading_q, 5, 16, device=device), torch.randn(*leading_k, 5, 16, device=device)
-    with pytest.raises(ValueError, match="k and v must agree, and share q's batch"):
+    with pytest.raises(ValueError, match="k and v need one shape, with the batch"):
         FlashAttentionTriton.apply(q, k, k)
 
 
 def test_tiles_that_reach_over_two_to_the_31_elements_are_refused() -> None:
     near, far = (torch.empty_strided((1, 1, 20, 16), (1, 1, apart, 1), device="meta") for apart in (2**26, 2**27))
     assert flash_triton._tiles_are_near(near)
-    with pytest.raises(ValueError, match=r"rows of v lie 134217728 elements apart, .*: give v\.contiguous\(\)"):
+    with pytest.raises(ValueError, match=r"rows of v are 134217728 elements apart, .*; pass v\.contiguous\(\)"):
         FlashAttentionTriton.apply(near, near, far)
 
 
@@ -170,24 +170,24 @@ def test_autocast_casts_and_mixed_dtypes_are_refused(device: str) -> None:
         assert attention(q, q.half(), q).dtype == torch.float16
     with pytest.raises(ValueError, match="cast them to one dtype, or call under autocast"):
         attention(q, q.half(), q)
-    with pytest.raises(ValueError, match="k and v must agree, and share q's batch and d_head"):
+    with pytest.raises(ValueError, match="k and v need one shape, with the batch and d_head of q"):
         attention(q, q, q[..., :8])
 
 
 @INTERPRETED
 def test_the_interpreter_refuses_what_it_would_get_wrong_for_flash_triton() -> None:
     q = torch.randn(1, 1, 8, 16, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="computes bfloat16 products wrongly: use float32 or float16"):
+    with pytest.raises(ValueError, match="computes wrong bfloat16 products; use float32 or float16"):
         attention(q, q, q)
     on_gpu = BACKEND.unavailable(AttentionCall("cuda", "float32", 16, 8, 8, 1, 1))
-    assert "start the process without it" in (on_gpu or "")
+    assert "unset it" in (on_gpu or "")
 
 
 @pytest.mark.parametrize(
     ("call", "text"),
     [
         (AttentionCall("cpu", "float64", 16, 8, 8, 1, 1), "use float32, float16, bfloat16, or the backend flash_torch"),
-        (AttentionCall("cpu", "float32", 257, 8, 8, 1, 1), "d_head 257 is not among 1 to 256: use naive"),
+        (AttentionCall("cpu", "float32", 257, 8, 8, 1, 1), "supports d_head 1 to 256, got 257; use naive"),
         (AttentionCall("cpu", "float32", 16, 8, 8, 3, 2), "3 query heads are not a multiple of 2 key heads"),
     ],
 )

@@ -52,11 +52,11 @@ def test_every_backend_for_hopper_is_here() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (AttentionCall("cuda", "float32", 64, 8, 8, 1, 1), "does not take float32: use float16 or bfloat16"),
-        (AttentionCall("cuda", "bfloat16", 20, 8, 8, 1, 1), "d_head 20 is no multiple of 8 from 8 to 128: use"),
-        (AttentionCall("cuda", "bfloat16", 136, 8, 8, 1, 1), "d_head 136 is no multiple of 8 from 8 to 128: use"),
+        (AttentionCall("cuda", "float32", 64, 8, 8, 1, 1), "does not support float32; use float16 or bfloat16"),
+        (AttentionCall("cuda", "bfloat16", 20, 8, 8, 1, 1), "d_head 20 is not a multiple of 8 from 8 to 128; use"),
+        (AttentionCall("cuda", "bfloat16", 136, 8, 8, 1, 1), "d_head 136 is not a multiple of 8 from 8 to 128; use"),
         (AttentionCall("cuda", "bfloat16", 64, 8, 8, 3, 2), "3 query heads are not a multiple of 2 key heads"),
-        (AttentionCall("cpu", "bfloat16", 64, 8, 8, 1, 1), "on Hopper GPUs only: use flash_torch on the CPU"),
+        (AttentionCall("cpu", "bfloat16", 64, 8, 8, 1, 1), "on Hopper GPUs only; use flash_torch on the CPU"),
     ],
 )
 def test_what_it_cannot_take_it_says(call: AttentionCall, text: str, backend: AttentionBackend) -> None:
@@ -80,7 +80,7 @@ def test_another_gpu_is_refused(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     reason = backend.unavailable(HOPPER) or ""
-    assert f"compute capability {capability[0]}.0, {name} is for 9.0 (Hopper): use flash_triton" in reason
+    assert f"compute capability {capability[0]}.0, {name} needs 9.0 (Hopper); use flash_triton" in reason
 
 
 @pytest.mark.usefixtures("hopper")
@@ -89,12 +89,13 @@ def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     gluon = flash_gluon.BACKEND
     reason = gluon.unavailable(HOPPER) or ""
     assert (
-        "triton is 3.8.0, and Gluon, its low level, changes between releases: pip install 'triton>=3.6,<3.8'" in reason
+        "does not support triton 3.8.0, because Gluon changes between releases; run pip install 'triton>=3.6,<3.8'"
+        in reason
     )
     assert gluon.describe() is None
     monkeypatch.setattr(flash_gluon, "find_spec", lambda package: None)
     monkeypatch.setattr(flash_gluon, "version", importlib.metadata.version)
-    assert "triton is not installed: pip install 'triton>=3.6,<3.8'" in (gluon.unavailable(HOPPER) or "")
+    assert "triton is not installed; run pip install 'triton>=3.6,<3.8'" in (gluon.unavailable(HOPPER) or "")
 
 
 @pytest.mark.usefixtures("hopper")
@@ -113,7 +114,7 @@ def test_a_call_that_cannot_be_served_raises_its_reason(backend: AttentionBacken
         backend(q, q, q)
     with pytest.raises(ValueError, match="cast them to one dtype, or call under autocast"):
         backend(q, q.half(), q)
-    with pytest.raises(ValueError, match="k and v must agree, and share q's batch and d_head"):
+    with pytest.raises(ValueError, match="k and v of one shape, with the batch and d_head of q"):
         backend(q, q, q[..., :8])
 
 
@@ -145,10 +146,10 @@ def deterministic() -> Iterator[None]:
 @pytest.mark.usefixtures("hopper", "deterministic")
 def test_a_gradient_that_differs_from_run_to_run_is_refused_where_only_deterministic_ones_are_wanted() -> None:
     gluon = flash_gluon.BACKEND
-    assert "is on: use flash_triton, whose gradients are the same" in (gluon.unavailable(HOPPER) or "")
+    assert "is on; use flash_triton, whose gradients are deterministic" in (gluon.unavailable(HOPPER) or "")
     assert gluon.unavailable(replace(HOPPER, needs_backward=False)) is None
     x = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
-    with pytest.raises(RuntimeError, match="is on: use flash_triton, whose gradients are the same"):
+    with pytest.raises(RuntimeError, match="is on; use flash_triton, whose gradients are deterministic"):
         torch.ops.cs_systems.flash_gluon_backward(x, x, x, x, x[..., 0].float(), x, True, 0, 1.0)
 
 
@@ -156,7 +157,7 @@ def test_a_gradient_that_differs_from_run_to_run_is_refused_where_only_determini
 def test_where_torch_warns_only_so_does_it() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     assert flash_gluon.BACKEND.unavailable(HOPPER) is None
-    with pytest.warns(UserWarning, match="in whatever order its blocks end"):
+    with pytest.warns(UserWarning, match="the gradient of q is not deterministic"):
         flash_gluon.KERNELS.alert_not_deterministic()
 
 

@@ -76,7 +76,7 @@ MALFORMED = {
     "analyze a.json b.json --top 3": "a comparison shows every row: leave out --top",
     "snapshot a.pickle b.pickle --size small": "a comparison names no tensors: leave out --size",
     "report runs --figure-kind rate": "--figure-kind requires --figure; add --figure FILE",
-    "comm --figure figure.txt": "cannot write a figure to 'figure.txt': end its name in .svg, .png, .pdf",
+    "comm --figure figure.txt": "cannot write a figure to 'figure.txt'; its name must end in .svg, .png, .pdf",
     "comm --output .": "cannot write .: Is a directory",
     "parallel --output /dev/null/tables.txt": "cannot write /dev/null/tables.txt: ",
     "precision --output .": "cannot write .: Is a directory",
@@ -142,15 +142,15 @@ def test_a_sequence_beyond_the_models_context_is_refused() -> None:
 IMPOSSIBLE = {
     "backend without a CPU kernel": (
         {"attention": "sdpa_cudnn", "precision": "bf16"},
-        "sdpa_cudnn: torch has no CUDNN_ATTENTION kernel on the CPU: use sdpa_flash or sdpa_math there",
+        "sdpa_cudnn: torch has no CUDNN_ATTENTION kernel on the CPU; use sdpa_flash or sdpa_math",
     ),
     "bf16 in the Triton interpreter": (
         {"attention": "flash_triton", "precision": "bf16"},
-        "flash_triton: Triton's interpreter computes bfloat16 products wrongly: use float32 or float16",
+        "flash_triton: Triton's interpreter computes wrong bfloat16 products; use float32 or float16",
     ),
     "d_head that the backend does not take": (
         {"attention": "flash_triton", "model": replace(PRESETS["tiny"], d_model=1032, num_heads=4)},
-        "flash_triton: d_head 258 is not among 1 to 256: use naive or sdpa_math",
+        "flash_triton: flash_triton supports d_head 1 to 256, got 258; use naive or sdpa_math",
     ),
     "precision that the CPU does not have": (
         {"precision": "tf32"},

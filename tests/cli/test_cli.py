@@ -67,7 +67,7 @@ def test_the_main_job_shows_progress_a_table_and_where_everything_is(tmp_path: P
     lines = done.stderr.splitlines()
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert "tiny ctx 64 batch 1 · naive · fp32 · forward: " in lines[0]
-    assert "a step" in lines[0]
+    assert "per step" in lines[0]
 
     *table, _, where, report = done.stdout.splitlines()
     assert max(map(len, table)) <= 80

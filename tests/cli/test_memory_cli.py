@@ -81,7 +81,7 @@ def test_a_report_of_memory_shows_peaks_and_no_times(capsys: pytest.CaptureFixtu
     assert main(["report", str(Path(__file__).parents[2] / "profiles" / "nvidia_smi_memory")]) == 0
     said = capsys.readouterr().out
     assert re.search(r"^ +peak +reserved +predicted$", said, re.MULTILINE)
-    assert "under memory: no timing" in " ".join(said.split())
+    assert "under memory, not timed" in " ".join(said.split())
     assert not re.search(r"few-samples|launch-bound| ms", said)
 
 

@@ -95,7 +95,7 @@ def test_a_file_that_does_not_fit_the_disk_leaves_the_earlier_one() -> None:
 
 def test_a_full_device_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "a run", "--output", "/dev/full"]) == 2
-    full = "cannot write /dev/full: No space left on device; make room, then give the same command again\n"
+    full = "cannot write /dev/full: No space left on device; free disk space and run the same command again\n"
     assert capsys.readouterr().err.endswith(full)
     with Path("/dev/full").open("w") as stdout:
         command = [sys.executable, "-m", "cs_systems", "report", "a run"]
@@ -117,7 +117,7 @@ def test_a_file_keeps_its_links_and_permissions() -> None:
 def test_a_fifo_is_written_where_it_is_read_and_refused_where_not(capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo("pipe")
     assert main(["report", "a run", "--output", "pipe"]) == 2
-    assert "cannot write pipe: No such device or address; start the program that reads it first" in (
+    assert "cannot write pipe: No such device or address; start the program that reads the FIFO first" in (
         capsys.readouterr().err.replace(" (pipe)", "")
     )
     got: list[str] = []
@@ -133,7 +133,8 @@ def test_a_fifo_is_written_where_it_is_read_and_refused_where_not(capsys: pytest
 @pytest.mark.parametrize("file", ["a run", "/", ".", ""])
 def test_a_folder_is_no_output(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "a run", "a run", "--output", file]) == 2
-    assert "name a" in capsys.readouterr().err
+    remedy = "name another file" if file == "a run" else "choose a file in"
+    assert remedy in capsys.readouterr().err
 
 
 def test_commands_that_start_at_once_get_folders_of_their_own() -> None:

@@ -122,4 +122,4 @@ def test_oom_names_the_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["snapshot", str(file)]) == 0
     said = capsys.readouterr().out
     assert "out of memory at event" in said
-    assert "what the peak consists of" in said
+    assert "memory at the peak, by category" in said

@@ -77,7 +77,7 @@ def test_profiled_cell_is_marked_and_keeps_its_trace(folder: Path, records: list
     assert [r.status for r in records] == ["ok", "ok"]
     assert "profiled" not in [w.code for w in clean.warnings]
     caveat = next(w for w in profiled.warnings if w.code == "profiled")
-    assert caveat.message == "the times include the overhead of kineto"
+    assert caveat.message == "measured under kineto; the times include the profiler's overhead"
     assert "cs-systems time" in caveat.remedy
     assert clean.key != profiled.key
     assert clean.artifacts == {}
@@ -107,7 +107,7 @@ def test_trace_without_kernels_is_kept_with_host_times(
         (row["phase"], row["range"]) for row in records[1].results["ranges"]
     }
     print_profile(records[1], Path("runs"))
-    assert "ranges by the host's time, per step" in capsys.readouterr().out
+    assert "ranges by CPU time, per step" in capsys.readouterr().out
 
 
 def test_profiled_times_are_not_compared(records: list[RunRecord]) -> None:

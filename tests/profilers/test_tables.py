@@ -82,7 +82,7 @@ def test_record_with_tables_round_trips_json_and_prints(
     print_profile(RunRecord.from_dict(json.loads(full.to_json())), tmp_path)
     shown = capsys.readouterr().out
     assert "under nsys: 2.20 s a step while recorded, 1.10 s before: +100.0%" in shown
-    for what in ("phases by kernel family", "kernels by time", "inside attention", "time without a kernel", "TFLOP/s"):
+    for what in ("phases by kernel family", "kernels by time", "inside attention", "GPU idle time by cause", "TFLOP/s"):
         assert what in shown
     assert "belongs to a phase" in shown
     assert shown.endswith(f"sqlite: {tmp_path / 'a.sqlite'}\n")

@@ -94,7 +94,7 @@ def test_the_table_says_each_size_in_its_unit_and_names_the_ceiling() -> None:
     (sizes,) = (column for column in shown.columns if column.name == "size_bytes")
     assert sizes.values == (*SIZES, *SIZES), "a page sorts by these"
     assert "of the link (%)" in text
-    assert "- skew: how long the rank that waits longest took to meet the others before the calls" in text
+    assert "- skew: longest time that a rank waited for the others before the calls" in text
     assert "450 GB/s (NVIDIA H200 data sheet, SXM: NVLink, one direction)" in text
     assert "constant: dtype fp32, ranks 2, calls 20" in text
 

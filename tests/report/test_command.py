@@ -52,7 +52,7 @@ def test_what_cannot_be_written_exits_2(folder: Path, capsys: pytest.CaptureFixt
         assert main(["report", str(folder), option, str(file)]) == 2
         said = capsys.readouterr().err
         assert said.startswith(f"cs-systems: cannot write {file}: ")
-        assert said.endswith("name a file in a folder that you may write to\n")
+        assert said.endswith("choose a file in a folder with write permission\n")
 
 
 def test_a_figure_says_which_workload_it_leaves_out(
@@ -74,10 +74,10 @@ def test_a_torn_line_is_named_and_the_rest_shown(folder: Path, capsys: pytest.Ca
     ("options", "message"),
     [
         (["--columns", "medain_ms"], "did you mean median"),
-        (["--columns", "size", "ranks"], "'ranks' is a heading: its column is world_size"),
-        (["--columns", "size", "forward"], "'forward' is a heading: its column is forward.median_s"),
+        (["--columns", "size", "ranks"], "'ranks' is the heading of column world_size; use world_size"),
+        (["--columns", "size", "forward"], "'forward' is the heading of column forward.median_s; use forward.median_s"),
         (["--format", "html", "--columns", "size"], "leave out --columns, --pivot and --phase"),
-        (["--figure", "figure.bmp"], "end its name in .svg, .png, .pdf"),
+        (["--figure", "figure.bmp"], "its name must end in .svg, .png, .pdf"),
     ],
 )
 def test_a_malformed_request_exits_2(

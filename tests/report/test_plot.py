@@ -8,7 +8,7 @@ import pytest
 from cs_systems.config import AttentionShape, ConfigError, RunConfig, preset
 from cs_systems.record import RunRecord
 from cs_systems.report.figures import plot
-from cs_systems.report.figures.kinds import causes
+from cs_systems.report.figures.warmup import causes
 from tests.report.conftest import Build, attention_config, failed
 
 
@@ -77,7 +77,7 @@ def test_curves_of_sizes_run_along_the_sizes(build: Build) -> None:
         for kind in ("time", "rate", "memory"):
             drawn = plot.figure(records, kind)
             (axes,) = drawn.axes
-            assert axes.get_xlabel() == ("size" if len({*lengths}) == 1 else "size (ctx with it)")
+            assert axes.get_xlabel() == ("size" if len({*lengths}) == 1 else "size (ctx varies too)")
             assert [text.get_text() for text in axes.get_xticklabels()] == ["tiny", "small", "medium"]
             assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["naive", "sdpa_flash"]
 
@@ -111,7 +111,7 @@ def test_a_size_that_changes_with_the_length_tells_no_curves_apart(build: Build)
     (axes,) = plot.figure(records, "time").axes
     assert [line.get_label() for line in axes.get_lines()] == ["naive", "sdpa_flash"]
     assert [list(line.get_xdata()) for line in axes.get_lines()] == [[1, 2, 4]] * 2
-    assert axes.get_xlabel() == "heads (d_head with it)"
+    assert axes.get_xlabel() == "heads (d_head varies too)"
 
 
 def test_attention_has_parts_where_no_mode_measures_them_alone(build: Build) -> None:
@@ -182,11 +182,11 @@ def test_more_cells_than_fit_are_counted(build: Build) -> None:
 def test_what_cannot_be_drawn_names_the_remedy(
     tmp_path: Path, attention_records: list[RunRecord], broken_records: list[RunRecord]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"end its name in \.svg, \.png, \.pdf"):
+    with pytest.raises(ConfigError, match=r"its name must end in \.svg, \.png, \.pdf"):
         plot.save(attention_records, tmp_path / "figure.bmp")
-    with pytest.raises(ConfigError, match="cannot fill the figure 'phases': choose rate or time or memory or warmup"):
+    with pytest.raises(ConfigError, match="no data for the figure 'phases'; choose rate or time or memory or warmup"):
         plot.figure(attention_records, "phases")
     with pytest.raises(ConfigError, match="unknown figure 'tiem': did you mean time"):
         plot.figure(attention_records, "tiem")
-    with pytest.raises(ConfigError, match="none of the records holds a timing, a peak or a table"):
+    with pytest.raises(ConfigError, match="no data for a figure in these records; choose records"):
         plot.figure(broken_records[:4])

@@ -38,7 +38,7 @@ def test_a_prediction_beyond_64_bits_is_shown(format: str) -> None:
         (("repeat",), "1", r"records.jsonl:1: repeat is '1'; it must be a whole number"),
         (("status",), "fine", "status is 'fine'"),
         (("reason",), ["x"], "records.jsonl:1: reason is a list; it must be a text or null"),
-        (("config",), {}, "config has no model"),
+        (("config",), {}, "config lacks model"),
         (("config", "profiler"), [], r"config.profiler is \[\]"),
         (("config", "model", "d_model"), "64", "config.model.d_model is '64'"),
         (("environment", "device_name"), 7, "record.environment.device_name is 7"),
@@ -54,7 +54,7 @@ def test_a_malformed_value_is_named(tmp_path: Path, path: tuple[Any, ...], value
         place = place[name]
     place[path[-1]] = value
     (tmp_path / "records.jsonl").write_text(json.dumps(data) + "\n")
-    whole = said if "; it must be" in said else f"malformed: {said}; take its line out, or measure again"
+    whole = said if "; it must be" in said else f"malformed: {said}; delete its line, or measure again"
     with pytest.raises(ValueError, match=whole):
         some_records(tmp_path)
 

@@ -65,7 +65,7 @@ def test_the_page_tells_what_where_and_how_again(page: str) -> None:
     for said in (
         "train_step and attention on NVIDIA H200",
         "2.11.0+cu130",
-        "try --compile reduce-overhead",
+        "use a larger batch, --compile or CUDA graphs",
         "large ctx 1024 batch 4 · naive · fp32 · train-step",
         "tried to allocate 3.91 GiB for the scores",
         "cs-systems time --size small",

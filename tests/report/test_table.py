@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from cs_systems.config import ConfigError, RunConfig, preset
+from cs_systems.core.caveats import REMEDIES
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report.tables import columns
 from cs_systems.report.tables import records as table
@@ -30,8 +31,8 @@ def test_a_training_table_reads_at_80_columns(train_records: list[RunRecord]) ->
     assert heading.split() == ["size", "ctx", "attention", "ms", "ms", "ms", "ms", "%", "note"]
     (oom,) = (line for line in lines if "oom: predicted" in line)
     assert oom.split() == ["large", "1024", "naive", "–", "–", "–", "–", "–", "oom:", "predicted", "151", "GiB"]
-    assert "no room for loss (ms)" in text
-    assert "widen the terminal, or name columns: cs-systems report DIR --columns" in text.replace("\n", " ")
+    assert "hidden columns: loss (ms)" in text
+    assert "widen the terminal or choose columns with cs-systems report DIR --columns" in text.replace("\n", " ")
 
 
 def test_a_table_of_ranks_reads_at_80_columns_and_says_whose_rates_these_are() -> None:
@@ -41,21 +42,21 @@ def test_a_table_of_ranks_reads_at_80_columns_and_says_whose_rates_these_are() -
     records += [replace(records[-1], config=records[-1].config | divided, warnings=())]
     assert max(map(len, render(records, width=80).splitlines())) <= 80
     wide = render(records, width=300)
-    assert "\ntokens/s: of all ranks together\n" in wide
-    assert "\nmodel FLOP/s: credited by formula, causal halved, of one rank\n" in wide
+    assert "\ntokens/s: sum over all ranks\n" in wide
+    assert "\nmodel FLOP/s: FLOPs by formula / time; causal attention counts half; for one rank\n" in wide
 
 
 def test_an_attention_table_reads_at_80_columns(attention_records: list[RunRecord]) -> None:
     text = render(attention_records, width=80)
     assert max(map(len, text.splitlines())) <= 80
-    assert "by the device's clock, launches queued ahead" in text.replace("\n", " ")
+    assert "(device clock, launches queued ahead)" in text.replace("\n", " ")
     assert "unavailable (4 cells): flash_attn: the package is not installed" in text
 
 
 def test_a_wide_terminal_shows_every_default_column(train_records: list[RunRecord]) -> None:
     text = render(train_records, width=200)
-    assert "no room for" not in text
-    assert "MFU: model FLOP/s over the device's peak at that precision, 67.0 TFLOP/s (NVIDIA H200 data sheet" in text
+    assert "hidden columns" not in text
+    assert "MFU: model FLOP/s as a share of the device's peak at that precision, 67.0 TFLOP/s (NVIDIA H200" in text
 
 
 def test_colour_only_when_asked_for(train_records: list[RunRecord]) -> None:
@@ -78,8 +79,8 @@ def test_a_record_without_a_size_comes_last() -> None:
 
 def test_caveats_follow_once_with_count_and_remedy(train_records: list[RunRecord]) -> None:
     (table,) = tables(train_records)
-    doubt = "launch-bound (2 cells): the device waited for the host in: forward → try --compile reduce-overhead"
-    assert doubt in table.notes
+    caveat = f"launch-bound (2 cells): the device waited for the host in: forward → {REMEDIES['launch-bound']}"
+    assert caveat in table.notes
     assert sum(note.startswith("unstable (4 cells)") for note in table.notes) == 1
 
 
@@ -87,7 +88,7 @@ def test_caveats_that_differ_in_their_numbers_are_one(train_records: list[RunRec
     doubt = train_records[0].warnings[0]
     other = replace(train_records[1], warnings=(replace(doubt, message="another message"),))
     (table,) = tables([train_records[0], other])
-    assert table.notes == (f"launch-bound (2 cells): e.g. {doubt.message} → {doubt.remedy}",)
+    assert table.notes == (f"launch-bound (2 cells): e.g. {doubt.message} → {REMEDIES[doubt.code]}",)
 
 
 def test_reasons_of_one_status_are_numbered(broken_records: list[RunRecord]) -> None:
@@ -140,7 +141,7 @@ def test_phases_leave_an_attention_table_before_its_rate(build: Build) -> None:
     modes = ("forward", "backward", "forward-backward")
     records = [build(attention_config("sdpa_flash", 256, mode=m), 1e-4, 1e9, 10**8) for m in modes]
     text = render(records, width=80)
-    assert "TFLOP/s" in text.split("no room for")[0]
+    assert "TFLOP/s" in text.split("hidden columns")[0]
     assert "forward-backward" in text
     assert max(map(len, text.splitlines())) <= 80
 
@@ -153,7 +154,7 @@ def test_plain_rows_tell_a_rate_from_a_count() -> None:
 def test_a_pivot_says_what_its_value_means(train_records: list[RunRecord]) -> None:
     said = render(train_records, "markdown", pivot="size,context_length:attention:model_tflops_per_s")
     assert said.startswith("**step model FLOP/s of train_step on NVIDIA H200")
-    assert said.count("- model FLOP/s: credited by formula, causal halved\n") == 1
+    assert said.count("- model FLOP/s: FLOPs by formula / time; causal attention counts half\n") == 1
 
 
 def test_a_pivot_takes_the_median_of_repeats(build: Build) -> None:
@@ -163,7 +164,9 @@ def test_a_pivot_takes_the_median_of_repeats(build: Build) -> None:
 
 
 def test_a_pivot_refuses_to_merge_different_cells(train_records: list[RunRecord]) -> None:
-    with pytest.raises(ConfigError, match="cells differ in context_length too: add context_length to ROWS or COLUMNS"):
+    with pytest.raises(
+        ConfigError, match="would merge cells that differ in context_length; add context_length to ROWS or COLUMNS"
+    ):
         tables(train_records, pivot="size:attention:median_ms")
 
 
@@ -174,7 +177,10 @@ def test_a_pivot_refuses_to_merge_different_cells(train_records: list[RunRecord]
         ({"columns": ["medain_ms"]}, "did you mean median"),
         ({"columns": ["forwrd.median_s"]}, "unknown phase 'forwrd': did you mean forward"),
         ({"phases": ["bakward"]}, "unknown phase 'bakward': did you mean backward"),
-        ({"pivot": "size:attention"}, "is not ROWS:COLUMNS:VALUE: write size,context_length:attention:median_ms"),
+        (
+            {"pivot": "size:attention"},
+            "must be ROWS:COLUMNS:VALUE, got 'size:attention'; for example size,context_length:",
+        ),
     ],
 )
 def test_a_malformed_request_names_the_remedy(
@@ -266,7 +272,7 @@ def test_a_caption_names_nothing_that_somebodys_workload_did_not_use(build: Buil
     record = build(RunConfig(workload="mine.py:step"), 0.01, 1e12, 10**9)
     plain = replace(record, results={"ran": [{"tokens": None, "takes_config": False}]})
     (table,) = tables([plain])
-    where, how = "mine.py:step on NVIDIA H200", "medians of 10 steps by the wall clock"
+    where, how = "mine.py:step on NVIDIA H200", "medians of 10 steps (wall clock)"
     assert table.caption == f"{where}; constant: torch 2.11.0+cu130; {how}"
     assert "naive" not in render([plain])
     assert table.columns[0].cells == ("mine.py:step",)
@@ -277,9 +283,7 @@ def test_rows_of_a_step_that_takes_no_configuration_are_said_to_be_the_same(buil
         record = build(RunConfig(workload="mine.py:step", **fields), 0.01, 1e12, 10**9)
         return replace(record, results={"ran": [{"tokens": None, "takes_config": takes_config}]})
 
-    said = (
-        "mine.py:step takes no configuration: 2 cells are the same step; for one that sizes and the like reach name a"
-    )
+    said = "mine.py:step takes no configuration, so 2 cells ran the same step; to vary sizes, pass a"
     twice = [made(False, batch_size=n) for n in (4, 8)]
     assert said in " ".join(tables(twice)[0].notes)
     others = [
@@ -300,7 +304,7 @@ def test_profiled_times_stand_apart_from_clean_ones(build: Build, format: str) -
     clean, profiled = tables(records)
     assert (len(clean.statuses), len(profiled.statuses)) == (2, 1)
     assert "nsys" not in clean.caption
-    assert "under nsys, whose own cost is in the times" in profiled.caption
+    assert "under nsys, times include its overhead" in profiled.caption
     assert "under nsys" in render(records, format)
 
 

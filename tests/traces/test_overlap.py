@@ -150,7 +150,7 @@ def test_streams_of_gpu_trace(tmp_path: Path) -> None:
 def test_analyze_prints_overlap_of_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(gpu_trace(tmp_path / "t.json", 30))]) == 0
     said = capsys.readouterr().out
-    assert "communication beside computing (hidden) and alone (exposed), per step" in said
+    assert "communication during computation (hidden) and alone (exposed), per step" in said
     assert re.search(r"^ +1\.00 +30\.0 +20\.0 +10\.0 +66\.7 +10\.0$", said, re.MULTILINE)
 
 

@@ -132,7 +132,7 @@ def test_the_record_names_the_checkpoint() -> None:
     )
     assert refused.status == "unavailable"
     assert refused.reason is not None
-    assert "naive is not: use --attention sdpa_flash, or --checkpoint selective:matmul" in refused.reason
+    assert "naive is not; use --attention sdpa_flash, or --checkpoint selective:matmul" in refused.reason
 
 
 def test_backends_that_are_one_operator_are_backends() -> None:

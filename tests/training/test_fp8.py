@@ -137,7 +137,7 @@ def test_a_layer_under_autocast_computes_what_it_does_without(device: str) -> No
         cast = layer(x)
     assert plain.shape == (2, 16, 32)
     assert torch.equal(plain, cast)
-    with pytest.raises(ConfigError, match=r"the number of rows \(batch × sequence\) is 17: make it 16 or 32, or use"):
+    with pytest.raises(ConfigError, match=r"the number of rows \(batch × sequence\) is 17; make it 16 or 32, or use"):
         layer(torch.ones(17, 64, device=device))
 
 
@@ -227,16 +227,16 @@ def reason(config: RunConfig) -> str | None:
 
 def test_where_it_is_unavailable_it_says_why_and_what_to_do() -> None:
     assert unavailable(Old(torch.device("cpu"))) == (
-        "fp8 needs an NVIDIA GPU of compute capability 8.9 or newer (Ada, Hopper, Blackwell), this one has 8.0: use "
+        "fp8 needs an NVIDIA GPU of compute capability 8.9 or newer (Ada, Hopper, Blackwell), this GPU has 8.0; use "
         "bf16"
     )
     assert unavailable(resolve("cpu")) is None, "torch computes the same function there"
     assert reason(replace(TINY, seq_len=24)) == (
-        "fp8 products take multiples of 16, and batch × context is 24: make it 16 or 32, or use bf16"
+        "fp8 products need multiples of 16, and batch × context is 24; make it 16 or 32, or use bf16"
     )
     odd = ModelConfig(d_model=16, d_ff=40, num_layers=1, num_heads=2, vocab_size=10, context_length=16)
     assert reason(replace(TINY, model=odd)) == (
-        "fp8 products take multiples of 16, and d_ff is 40: make it 32 or 48, or use bf16"
+        "fp8 products need multiples of 16, and d_ff is 40; make it 32 or 48, or use bf16"
     )
     assert reason(replace(TINY, workload="toy")) == (
         "fp8 requires an nn.Linear whose sizes are multiples of 16, and the module has none; widen its layers, or "

@@ -74,7 +74,7 @@ def test_a_nan_loss_stands_in_its_row_which_has_no_time(records: list[RunRecord]
     assert row["status"] == "ok"
     assert "nan-loss" in row["warnings"]
     assert row["median_s"] != row["median_s"]
-    assert outcome(broken) == "the loss is NaN: no timing [nan-loss]"
+    assert outcome(broken) == "the loss is NaN, not timed [nan-loss]"
 
 
 def test_reports_offer_no_time_of_it(records: list[RunRecord]) -> None:

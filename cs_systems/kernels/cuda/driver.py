@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent
 ARCHITECTURE = "sm_90a"
 INSTALL = "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc"
 FOR_RACECHECK = "CS_SYSTEMS_FOR_RACECHECK"
-"""Set in the environment, kernels are compiled so that compute-sanitizer's racecheck can follow their barriers."""
+"""Environment variable; if set, kernels are compiled so that compute-sanitizer's racecheck follows their barriers."""
 Macros = tuple[tuple[str, int], ...]
 
 
@@ -33,7 +33,7 @@ def machine_code(source: str, macros: Macros) -> bytes:
         except ImportError:  # cuda-core before 0.5
             from cuda.core.experimental import Program, ProgramOptions
     except ImportError as error:
-        raise RuntimeError(f"there is no cuda-core here ({error}): {INSTALL}") from error
+        raise RuntimeError(f"cuda-core is not installed ({error}); run {INSTALL}") from error
     defined: Any = [(name, str(value)) for name, value in (*macros, ("EVERY_LANE", int(FOR_RACECHECK in os.environ)))]
     options = ProgramOptions(name=f"{source}.cu", arch=ARCHITECTURE, define_macro=defined, include_path=str(FOLDER))
     return bytes(Program((FOLDER / f"{source}.cu").read_text(), "c++", options).compile("cubin").code)
@@ -48,7 +48,7 @@ def _succeed(status: int) -> None:
     if status:
         name = ctypes.c_char_p()
         _driver().cuGetErrorName(status, ctypes.byref(name))
-        raise RuntimeError(f"CUDA error: the driver answers {status} {(name.value or b'').decode()}")
+        raise RuntimeError(f"the CUDA driver returned error {status} {(name.value or b'').decode()}")
 
 
 @cache

@@ -34,7 +34,7 @@ class BackwardTile:
 
 
 BACKWARD_TILES = {64: BackwardTile(128, 64, 195 << 10), 128: BackwardTile(80, 80, 226 << 10)}
-"""Of each padded d_head."""
+"""Padded d_head → the tiles of its backward."""
 
 
 class Sizes(ctypes.Structure):

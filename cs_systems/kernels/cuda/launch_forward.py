@@ -14,7 +14,7 @@ from cs_systems.kernels.cuda.driver import Launch, Macros, function, pointer, te
 from cs_systems.kernels.layout import padded_d_head
 
 ROWS = 64
-"""Queries of a warpgroup."""
+"""Queries that one warpgroup computes."""
 WARP_ROWS = 16
 WARPGROUP = 128
 L2_FOR_KEYS_BYTES = 32 << 20
@@ -58,7 +58,7 @@ OPTIONS = {
     64: ForwardOptions(3, 128, 3, 3, ping_pong=True),
     128: ForwardOptions(2, 128, 3, 2, q_in_registers=True),
 }
-"""Of each padded d_head, the fastest on one H200."""
+"""Padded d_head → its fastest options on one H200."""
 
 
 class Sizes(ctypes.Structure):

@@ -146,7 +146,7 @@ def compile_step(step: Step, d_head: int, architecture: str) -> Any:
         except ImportError:  # cuda-core before 0.5
             from cuda.core.experimental import Program, ProgramOptions
     except ImportError as error:
-        raise RuntimeError(f"there is no cuda-core here ({error}): {INSTALL}") from error
+        raise RuntimeError(f"cuda-core is not installed ({error}); run {INSTALL}") from error
     macros: Any = [(macro, str(value)) for macro, value in step.macros(d_head).items()]
     options = ProgramOptions(name=f"{step.source}.cu", arch=architecture, define_macro=macros)
     return Program((FOLDER / f"{step.source}.cu").read_text(), "c++", options).compile("cubin")
@@ -154,19 +154,19 @@ def compile_step(step: Step, d_head: int, architecture: str) -> Any:
 
 def step_named(name: str) -> Step:
     """Return the step of that name. Raises ConfigError with the nearest names."""
-    return (STEPS | LEFT_OUT)[one_of("step of the ladder", name, [*STEPS, *LEFT_OUT])]
+    return (STEPS | LEFT_OUT)[one_of("kernel step", name, [*STEPS, *LEFT_OUT])]
 
 
 def _check(step: Step, q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.is_cuda:
-        raise ConfigError("the ladder's kernels run on a CUDA device: its reference runs on a CPU")
+        raise ConfigError("the tensors are on the CPU; move them to a GPU, or call the reference")
     if q.dim() != 3 or q.shape != k.shape or q.shape != v.shape:
         shapes = [tuple(tensor.shape) for tensor in (q, k, v)]
-        raise ConfigError(f"q, k and v must have one shape (batch, n, d), not {shapes}")
+        raise ConfigError(f"q, k and v must have one shape (batch, n, d), got {shapes}")
     if q.shape[1] % ROWS_OF_TILE or q.shape[2] not in (32, 64, 128):
         raise ConfigError(f"n = {q.shape[1]} must be a multiple of {ROWS_OF_TILE} and d = {q.shape[2]} 32, 64 or 128")
     if any(tensor.dtype != step.dtype or not tensor.is_contiguous() for tensor in (q, k, v)):
-        raise ConfigError(f"{step.source} takes contiguous tensors of {step.dtype}")
+        raise ConfigError(f"{step.source} supports contiguous tensors of {step.dtype}; cast them and call contiguous()")
 
 
 @cache
@@ -206,7 +206,7 @@ def _succeed(result: tuple[Any, ...]) -> list[Any]:
     """
     status, *values = result
     if int(status):
-        raise RuntimeError(f"the CUDA driver answers {status.name}")
+        raise RuntimeError(f"the CUDA driver returned error {status.name}")
     return values
 
 
@@ -218,5 +218,5 @@ def _reference() -> Any:
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
         except FileNotFoundError as error:
-            raise RuntimeError("there is no C compiler here: apt install gcc") from error
+            raise RuntimeError("no C compiler is installed; install gcc") from error
         return ctypes.CDLL(str(library))

@@ -20,11 +20,11 @@ from cs_systems.kernels.triton.launch import Launch
 
 TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 L2_FOR_KEYS_BYTES = 32 << 20
-"""Of Hopper's 50 to 60 MB of L2 cache: what the keys and values of heads worked on at a time may take."""
+"""Share of Hopper's 50 to 60 MB of L2 cache for the keys and values of the heads that are computed together."""
 
 
 BLOCK = 64
-"""Rows of a program of the kernels before and after the backward."""
+"""Rows per program in the kernels before and after the backward."""
 
 
 @dataclass(frozen=True)

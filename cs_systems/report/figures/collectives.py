@@ -1,4 +1,4 @@
-"""Figure of collectives: time and bus bandwidth of a call by its size. Called by `figures`."""
+"""Figure of collectives: time and bus bandwidth of a call by its size."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def calls(records: Sequence[RunRecord]) -> Figure:
             times.plot(sizes, [through.time_s(n) / unit.factor for n in sizes], color=color, linestyle=":", linewidth=1)
         if any(_busbw(of)):
             rates.plot(sizes, [(b or 0.0) / rate_unit.factor for b in _busbw(of)], **look)
-    for axes, said in ((times, f"{unit.label} a call (dotted: α + n/β)"), (rates, f"busbw, {rate_unit.label}")):
+    for axes, label in ((times, f"{unit.label} per call (dotted: fit α + n/β)"), (rates, f"busbw, {rate_unit.label}")):
         _log_log(axes, sorted({collectives.cell(r)["size_bytes"] for of in found.values() for r in of}))
-        axes.set_ylabel(said)
+        axes.set_ylabel(label)
     _ceilings(rates, records, rate_unit)
     if hidden := len(found) - MOST_CURVES:
         times.set_xlabel(f"size ({hidden} more curves are in the table)" if hidden > 0 else "size")
@@ -53,11 +53,11 @@ def _names(lines: Sequence[collectives.Line]) -> dict[collectives.Line, str]:
     """Name each line by what distinguishes it from the others: `all_reduce · 2 ranks`."""
     several = [len({line[i] for line in lines}) > 1 for i in range(3)]
     several[0] = several[0] or not any(several)
-    said = {}
+    names = {}
     for line in lines:
         words = (line.collective, line.dtype, "1 rank" if line.world_size == 1 else f"{line.world_size} ranks")
-        said[line] = " · ".join(word for word, shown in zip(words, several, strict=True) if shown)
-    return said
+        names[line] = " · ".join(word for word, shown in zip(words, several, strict=True) if shown)
+    return names
 
 
 def _ceilings(axes: Axes, records: Sequence[RunRecord], unit: units.Unit) -> None:
@@ -65,9 +65,9 @@ def _ceilings(axes: Axes, records: Sequence[RunRecord], unit: units.Unit) -> Non
     known = dict.fromkeys((c["link_bytes_per_s"], c["link_source"]) for c in cells if c.get("link_bytes_per_s"))
     for peak, source in known:
         axes.axhline(peak / unit.factor, color=INK, linewidth=1.2, linestyle="--")
-        said = "\n".join([f"{units.significant(peak / unit.factor)} {unit.label}", *str(source).split(": ")])
+        label = "\n".join([f"{units.significant(peak / unit.factor)} {unit.label}", *str(source).split(": ")])
         at = axes.get_yaxis_transform()
-        axes.annotate(said, (0, peak / unit.factor), (3, -4), at, "offset points", va="top", fontsize=8)
+        axes.annotate(label, (0, peak / unit.factor), (3, -4), at, "offset points", va="top", fontsize=8)
 
 
 def _log_log(axes: Axes, sizes: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Colours, markers, sizes and the legend that all figures share."""
+"""Colours, markers, sizes, panels and the legend that all figures share."""
 
 from __future__ import annotations
 
@@ -22,6 +22,14 @@ MOST_CURVES = len(COLORS)
 WIDTH = 8  # inches, the width of a README
 
 LEGEND_WIDTH = 120  # characters
+
+
+def one_panel(height: float) -> tuple[Figure, Axes]:
+    """Return a figure of the shared width with one panel; height in inches."""
+    from matplotlib.figure import Figure
+
+    drawn = Figure(figsize=(WIDTH, height), layout="constrained")
+    return drawn, drawn.add_subplot()
 
 
 def with_legend(drawn: Figure, axes: Axes, along: bool = True) -> Figure:

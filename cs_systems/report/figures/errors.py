@@ -1,4 +1,4 @@
-"""Figures of low precision, from the tables `accumulation`, `normalization`, `training_curve`. Called by `figures`."""
+"""Figures of low precision, from the tables `accumulation`, `normalization`, `training_curve`."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def sums(records: Sequence[RunRecord]) -> Figure:
         axes.set_title(precision, fontsize=10)
         axes.set_xlabel("terms")
         axes.grid()
-    panels[0].set_ylabel("relative error, median")
+    panels[0].set_ylabel("median relative error")
     return with_legend(drawn, max(panels, key=lambda axes: len(axes.lines)))
 
 
-# The figure of steps shows each operation in its hardest case.
+# Operation → the case that the figure of steps shows, which is the hardest one.
 SHOWN_CASES = {"LayerNorm": "mean 16 σ", "RMSNorm": "mean 0", "softmax": "σ 1"}
 
 
 def steps(records: Sequence[RunRecord]) -> Figure:
-    """Draw the error of one low-precision step alone, in unit roundoffs of the dtype, a panel for each operation."""
+    """Draw the error with only one step in low precision, in unit roundoffs, a panel for each operation."""
     from matplotlib.figure import Figure
 
     tables = {r.config["precision"]: r.results["normalization"] for r in records if r.results.get("normalization")}
@@ -74,14 +74,14 @@ def steps(records: Sequence[RunRecord]) -> Figure:
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_title(f"{operation}, {SHOWN_CASES[operation]}", fontsize=10, loc="left")
         axes.grid(axis="x")
-    panels[-1].set_xlabel("relative error with this step alone in low precision, in unit roundoffs (dashed: 1)")
+    panels[-1].set_xlabel("relative error with only this step in low precision, in unit roundoffs (dashed: 1)")
     return with_legend(drawn, panels[0])
 
 
 def curves(records: Sequence[RunRecord]) -> Figure:
     """Draw the loss of every training step on the same data, a curve for each precision, a panel for each model.
 
-    A panel below shows the distance of each curve from fp32's, where that was measured.
+    A panel below shows the distance of each curve from that of fp32, where fp32 was measured.
     """
     from matplotlib.figure import Figure
 
@@ -109,5 +109,5 @@ def curves(records: Sequence[RunRecord]) -> Figure:
         for axes in (above, below):
             axes.grid()
     panels[0][0].set_ylabel("loss")
-    panels[1][0].set_ylabel("off fp32's")
+    panels[1][0].set_ylabel("distance to fp32")
     return with_legend(drawn, max(panels[0], key=lambda axes: len(axes.lines)))

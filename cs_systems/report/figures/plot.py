@@ -1,6 +1,6 @@
 """Figures from records: `save(records, "figure.svg")`, `figure(records, kind)`, `svg(records, kind)` for inline use.
 
-`kinds(records)` returns the members of `figures.KINDS` that the records can fill. The same records give the same bytes:
+`kinds(records)` returns the members of KINDS that the records can fill. The same records give the same bytes:
 no date, fixed ids. Drawn without pyplot, so that nothing global changes and no display is needed.
 """
 
@@ -17,7 +17,8 @@ from cs_systems.config import ConfigError, one_of
 from cs_systems.core.printable import plain
 from cs_systems.record import RunRecord
 from cs_systems.report.figures.drawing import GREY, INK
-from cs_systems.report.figures.kinds import KINDS, subject
+from cs_systems.report.figures.kinds import KINDS
+from cs_systems.report.figures.labels import subject
 from cs_systems.report.files import write_file
 from cs_systems.report.frame import CLEAN, by_kind, frame, without_retried
 from cs_systems.report.tables.layout import is_timed
@@ -66,7 +67,7 @@ def _holds(records: Sequence[RunRecord], table: str | None) -> bool:
 
 
 def left_out(records: Sequence[RunRecord]) -> list[str]:
-    """Return the workloads that a figure of these records omits, or shows clean although they were also profiled."""
+    """Return the groups of records, by `by_kind`, that a figure of these records omits."""
     return [*by_kind(without_retried(records))][1:]
 
 
@@ -78,9 +79,9 @@ def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool =
         one_of("figure", kind, KINDS)
     fitting = kinds(records)
     if not fitting:
-        raise ConfigError("no figure: none of the records holds a timing, a peak or a table that one shows")
+        raise ConfigError("no data for a figure in these records; choose records with timings, peaks or profile tables")
     if kind is not None and kind not in fitting:
-        raise ConfigError(f"these records cannot fill the figure {kind!r}: choose {' or '.join(fitting)}")
+        raise ConfigError(f"these records have no data for the figure {kind!r}; choose {' or '.join(fitting)}")
     chosen, drawing = _of_one_workload(records), KINDS[kind or fitting[0]]
     data = frame(chosen)
     with matplotlib.rc_context(STYLE):
@@ -99,12 +100,12 @@ def check_ending(path: Path) -> str:
     """Return the ending of a figure's file without the dot. Raises ConfigError for one not in ENDINGS."""
     ending = path.suffix.lstrip(".")
     if ending not in ENDINGS:
-        raise ConfigError(f"cannot write a figure to {str(path)!r}: end its name in .{', .'.join(ENDINGS)}")
+        raise ConfigError(f"cannot write a figure to {str(path)!r}; its name must end in .{', .'.join(ENDINGS)}")
     return ending
 
 
 def write(draw: Callable[[], Figure], file: str | Path) -> None:
-    """Write the figure that `draw` makes, in STYLE, as `save` does."""
+    """Write the figure that `draw` returns, in STYLE, on white in its ending's format."""
     import matplotlib
 
     path = Path(file)
@@ -134,7 +135,7 @@ def _bytes(drawn: Figure, ending: str, background: str) -> bytes:
     undated: dict[str, dict[str, Any]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     out = io.BytesIO()
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # they are drawn as boxes
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # matplotlib draws a box instead
         warnings.filterwarnings("ignore", "constrained_layout not applied")  # for labels longer than the page
         drawn.savefig(
             out, format=ending, dpi=DPI, facecolor=background, metadata=undated.get(ending, {"CreationDate": None})

@@ -1,4 +1,4 @@
-"""Streams of one step: computation and communication over time, a pair of lines a cell. Called by `figures`."""
+"""Streams of one step: computation and communication over time, two lines per cell."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 PHASES = {"forward": COLORS[0], "loss": COLORS[4], "backward": COLORS[2], "optimizer": COLORS[5]}
 COMMUNICATION = COLORS[1]
-MOST = 12  # cells
+MOST = 12  # cells in one figure
 
 
 def streams(records: Sequence[RunRecord]) -> Figure:
     """Draw the streams of rank 0 from the start of the step, with each cell's exposed and hidden communication."""
     from matplotlib.figure import Figure
 
-    told = [record for record in records if record.results.get("streams")][:MOST]
-    last_s = max(row["end_s"] for record in told for row in record.results["streams"])
+    cells = [record for record in records if record.results.get("streams")][:MOST]
+    last_s = max(row["end_s"] for record in cells for row in record.results["streams"])
     unit = units.best_unit(units.SCALES["_s"], [last_s])
-    drawn = Figure(figsize=(WIDTH, 1.2 + 0.62 * len(told)), layout="constrained")
+    drawn = Figure(figsize=(WIDTH, 1.2 + 0.62 * len(cells)), layout="constrained")
     axes = drawn.add_subplot()
     named: set[str] = set()
-    for number, record in enumerate(told):
+    for number, record in enumerate(cells):
         for stream, phase, height in [*((("compute", p, 0.0)) for p in (*PHASES, None)), ("communication", None, 0.36)]:
             spans = [
                 (row["start_s"] / unit.factor, (row["end_s"] - row["start_s"]) / unit.factor)
@@ -36,16 +36,16 @@ def streams(records: Sequence[RunRecord]) -> Figure:
                 if row["stream"] == stream and (row["phase"] if row["phase"] in PHASES else None) == phase
             ]
             if spans:
-                label = phase or ("communication" if stream == "communication" else "other computing")
+                label = phase or ("communication" if stream == "communication" else "other computation")
                 color = COMMUNICATION if stream == "communication" else PHASES.get(phase or "", GREY)
                 new = label if label not in named else None
                 axes.broken_barh(spans, (number + height - 0.36, 0.34), facecolors=color, linewidth=0, label=new)
                 named.add(label)
-        axes.text(last_s / unit.factor * 1.01, number, _said(record), va="center", fontsize=8)
-    axes.set_yticks(range(len(told)), [_name(record) for record in told])
-    axes.set_ylim(len(told) - 0.4, -0.6)
+        axes.text(last_s / unit.factor * 1.01, number, _overlap_label(record), va="center", fontsize=8)
+    axes.set_yticks(range(len(cells)), [_name(record) for record in cells])
+    axes.set_ylim(len(cells) - 0.4, -0.6)
     axes.set_xlim(0, last_s / unit.factor * 1.26)
-    axes.set_xlabel(f"{unit.label} from the start of the step (above what computes, below what communicates)")
+    axes.set_xlabel(f"{unit.label} from the start of the step (upper line: computation, lower line: communication)")
     axes.grid(axis="x")
     return with_legend(drawn, axes)
 
@@ -58,7 +58,7 @@ def _name(record: RunRecord) -> str:
     return f"{strategy}{degree}{size}\n{config.world_size} rank{'s' if config.world_size > 1 else ''}"
 
 
-def _said(record: RunRecord) -> str:
+def _overlap_label(record: RunRecord) -> str:
     own = next((row for row in record.results.get("overlap", ()) if row["rank"] == 0), None)
     if own is None or not own["communication_s"]:
         return ""

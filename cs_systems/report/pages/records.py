@@ -23,7 +23,7 @@ from cs_systems.report.figures.kinds import KINDS
 from cs_systems.report.frame import CELL_COLUMNS, CLEAN, STEP, by_kind, frame, without_retried
 from cs_systems.report.tables.columns import Column, phases_of
 from cs_systems.report.tables.layout import UNTIMED_WORKLOADS
-from cs_systems.report.tables.records import doubts, tables
+from cs_systems.report.tables.records import counted_caveats, tables
 from cs_systems.report.tables.table import Table
 
 FOLDER = Path(__file__).parent
@@ -127,7 +127,7 @@ def _workload(number: int, name: str, records: Sequence[RunRecord]) -> str:
     apart = [c.name for c in summary.columns if c.name in CELL_COLUMNS and c.name not in IN_FULL]
     phases = phases_of(frame(records))
     (whole,) = tables(records, columns=[*apart, *IN_FULL], phases=phases)
-    whole = replace(whole, columns=tuple(c for c in whole.columns if not c.says_nothing))
+    whole = replace(whole, columns=tuple(c for c in whole.columns if not c.is_empty))
     figures = [
         f"<figure><figcaption>{escape(KINDS[kind].title)}</figcaption>"
         f'<div class="scroll">{plot.svg(records, kind, f"w{number}-")}</div></figure>'
@@ -194,7 +194,7 @@ def _doubts(records: Sequence[RunRecord]) -> str:
     items = "".join(
         f"<li><b>{escape(d.code)}</b> <small>{d.count} of {len(records)} cells</small><br>{escape(d.message)}"
         f'<br><span class="remedy">→ {escape(d.remedy)}</span></li>'
-        for d in doubts(records)
+        for d in counted_caveats(records)
     )
     return f'<h3>Caveats</h3><ul class="doubts">{items}</ul>' if items else ""
 

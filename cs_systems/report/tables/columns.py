@@ -1,6 +1,6 @@
-"""Columns of a table by name: `median_s`, in another unit `median_ms`, of a certain phase `backward.median_ms`.
+"""Columns of a table by name: `median_s`, in another unit `median_ms`, for one phase `backward.median_ms`.
 
-Besides the frame's columns there are `range_s` (p10 … p90) and `note`, which the table makes.
+Besides the columns of the frame there are `range_s` (p10 … p90) and `note`, which the tables add.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"
 NAMES = (*CELL_COLUMNS, *PHASE_COLUMNS, "range_s", "note")
-# A column switches from the unit that it shares with others if its median would be less than this in it.
-VANISHES = 1 / 50
+# A column leaves the shared unit if its median in that unit would be less than this.
+SWITCH_BELOW = 1 / 50
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Column:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
     @property
-    def says_nothing(self) -> bool:
+    def is_empty(self) -> bool:
         return all(cell in ("", UNKNOWN) for cell in self.cells)
 
 
@@ -81,7 +81,7 @@ def parse(name: str, phases: Sequence[str]) -> Spec:
         return Spec(name, phase or None, *units.resolve(column, NAMES))
     except ConfigError:
         if meant := _under_heading(name, phases):
-            raise ConfigError(f"{name!r} is a heading: its column is {meant}") from None
+            raise ConfigError(f"{name!r} is the heading of column {meant}; use {meant}") from None
         raise
 
 
@@ -92,7 +92,7 @@ def _under_heading(title: str, phases: Sequence[str]) -> str | None:
 
 
 def phases_of(frame: pd.DataFrame) -> list[str]:
-    """Return the phases in the order of a step, whichever record has them all; other phases come last."""
+    """Return the phases of all records in the order of a step; other phases come last."""
     order: dict[str, int] = {phase: place for place, phase in enumerate(Phase)}
     return sorted(dict.fromkeys(frame["phase"].dropna()), key=lambda phase: order.get(phase, len(order)))
 
@@ -100,7 +100,7 @@ def phases_of(frame: pd.DataFrame) -> list[str]:
 def values(spec: Spec, rows: pd.DataFrame, whole: pd.DataFrame) -> list[Any]:
     """Return a value in base units for each of `rows`, None if unknown; (p10, p90) for range_s.
 
-    whole: has all phases.
+    whole: the frame with all phases.
     """
     if spec.column == "range_s":
         ends = (values(Spec(end, spec.phase, end, None), rows, whole) for end in ("p10_s", "p90_s"))
@@ -144,7 +144,7 @@ def _shared_unit(spec: Spec, column: list[Any], largest: float) -> units.Unit | 
         return None
     middle = _middle(column)
     shared, own = (units.best_unit(units.SCALES[spec.suffix], [v]) for v in (largest, middle))
-    return own if 0 < middle < shared.factor * VANISHES else shared
+    return own if 0 < middle < shared.factor * SWITCH_BELOW else shared
 
 
 def _middle(column: Iterable[Any]) -> float:
@@ -158,7 +158,7 @@ def _numbers(column: Iterable[Any]) -> list[float]:
 
 
 def _title(spec: Spec, shown_phases: list[str]) -> str:
-    """Return the heading: a median's is its phase; others name the phase only if it is not the row's own."""
+    """Return the heading: for a median its phase; for other columns with the phase, if it is not the row's own."""
     if spec.column == "median_s":
         return spec.phase or (shown_phases[0] if len(shown_phases) == 1 else "median")
     title = layout.title(spec.column)
@@ -168,16 +168,16 @@ def _title(spec: Spec, shown_phases: list[str]) -> str:
 def legend(spec: Spec, rows: pd.DataFrame) -> str:
     """Return the meaning of a column, if its heading does not explain it."""
     column = spec.column
-    said = layout.LEGENDS.get(spec.name, layout.LEGENDS.get(column, ""))
+    meaning = layout.LEGENDS.get(spec.name, layout.LEGENDS.get(column, ""))
     if (rows["world_size"] > 1).any():
-        said += layout.OF_RANKS.get(column, "")
+        meaning += layout.OF_RANKS.get(column, "")
     of = "link" if column == "link_share" else "ceiling"
     rate = "link_bytes_per_s" if column == "link_share" else "ceiling_flops_per_s"
     ceilings = rows[[rate, f"{of}_source"]].dropna().drop_duplicates()
     if column in ("mfu", "hfu", "link_share") and len(ceilings) == 1:
         peak, source = ceilings.iloc[0]
-        said += f", {units.human(peak, rate)} ({source})"
-    return said
+        meaning += f", {units.human(peak, rate)} ({source})"
+    return meaning
 
 
 def _in_unit(value: Any, unit: units.Unit | None) -> Any:

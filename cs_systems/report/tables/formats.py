@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 DEFAULT_WIDTH = 80
 WRAP_WIDTH = 22  # text columns of a terminal may wrap down to this width
-NARROW_WIDTH = 12  # and to this, if they do not fit otherwise
+NARROW_WIDTH = 12  # used if the columns do not fit otherwise
 SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
 STATUS_STYLE = {"oom": "yellow", "unavailable": "yellow"}
 
 
 def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    """Format tables for a terminal: the default columns that fit, the caption above, the notes below."""
+    """Format tables for a terminal: the columns that fit, with the caption above and the notes below."""
     from rich.text import Text
 
     out = io.StringIO()
@@ -42,12 +42,8 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
             _console(out, _room(columns, console.width, wrap), color).print(_rich(table, columns, wrap))
         if left_out:
             hidden = ", ".join(c.heading for c in left_out)
-            console.print(
-                Text(
-                    f"no room for {hidden}: widen the terminal, or name columns: cs-systems report DIR --columns",
-                    style="dim",
-                )
-            )
+            remedy = "widen the terminal or choose columns with cs-systems report DIR --columns"
+            console.print(Text(f"hidden columns: {hidden}; {remedy}", style="dim"))
         for note in _notes(table, columns):
             console.print(Text(note, style="dim"))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
@@ -202,7 +198,7 @@ def paragraph(text: str, format: str) -> str:
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerow([text_cell(text)])
         return out.getvalue()
-    escaped = {"markdown": _markdown, "latex": _latex, "typst": lambda said: f"#{_typst(said)}"}
+    escaped = {"markdown": _markdown, "latex": _latex, "typst": lambda sentence: f"#{_typst(sentence)}"}
     return (escaped[format](plain(text)) if format in escaped else visible(text)) + "\n"
 
 

@@ -11,7 +11,7 @@ class Layout:
 
     identity: columns that distinguish the cells, in this order; constant ones move to the caption.
     measured: columns after the phases' times. leaves: columns dropped first if the terminal is too narrow.
-    has_times: whether a row shows the times of the step and its phases.
+    has_times: True if a row shows the times of the step and its phases.
     """
 
     identity: tuple[str, ...]
@@ -65,13 +65,13 @@ OTHER = Layout(
 )
 
 # These profilers measure a step's memory; its time includes a synchronisation at each boundary.
-WATCH_MEMORY = frozenset({"memory", "memory_snapshot", "nsys_memory", "rank_memory", "residuals"})
+MEMORY_PROFILERS = frozenset({"memory", "memory_snapshot", "nsys_memory", "rank_memory", "residuals"})
 # The step time has no meaning under these profilers, nor for these workloads, whose results are their tables.
-UNTIMED_PROFILERS = WATCH_MEMORY | {"dtypes"}
+UNTIMED_PROFILERS = MEMORY_PROFILERS | {"dtypes"}
 UNTIMED_WORKLOADS = frozenset({"precision_error", "training_curve", "accumulation", "normalization"})
-OF_MEMORY = _names("peak_allocated_bytes peak_reserved_bytes predicted_peak_bytes note")
+MEMORY_COLUMNS = _names("peak_allocated_bytes peak_reserved_bytes predicted_peak_bytes note")
 # Caveats that also concern records that are not timings.
-DOUBTS_OF_MEMORY = frozenset({"nan-loss", "no-tables", "shared-gpu"})
+MEMORY_CAVEATS = frozenset({"nan-loss", "no-tables", "shared-gpu"})
 
 
 def is_timed(workload: str, profiler: str) -> bool:
@@ -96,7 +96,7 @@ TITLES = {
     "device_name": "device",
     "memory_limit_bytes": "memory limit",
     "code_version": "code",
-    "executed_d_head": "padded to",
+    "executed_d_head": "padded d_head",
     "ran_optimizer": "optimizer",
     "median_s": "median",
     "range_s": "p10 … p90",
@@ -111,10 +111,10 @@ TITLES = {
     "ceiling_flops_per_s": "ceiling",
     "mfu": "MFU",
     "hfu": "HFU",
-    "bucket_size_mb": "buckets of MB",
+    "bucket_size_mb": "bucket MB",
     "world_size": "ranks",
     "size_bytes": "size",
-    "call_s": "a call",
+    "call_s": "per call",
     "algbw_bytes_per_s": "algbw",
     "busbw_bytes_per_s": "busbw",
     "link_share": "of the link",
@@ -125,22 +125,27 @@ TITLES = {
 }
 # Legends of the columns whose names need an explanation; a table includes those of its columns.
 LEGENDS = {
-    "skew.median_s": "skew: how long the rank that waits longest took to meet the others before the calls",
-    "spread": "spread: p10 to p90 over the median",
-    "ci_low_s": "CI: of the median, 95%; from the rounds' medians, below 3 rounds from samples taken as independent",
-    "model_flops_per_s": "model FLOP/s: credited by formula, causal halved",
-    "hardware_flops_per_s": "executed FLOP/s: what tiles, padding and recomputation really compute",
-    "mfu": "MFU: model FLOP/s over the device's peak at that precision",
-    "call_s": "a call: the median of the samples, of several calls in a row, on the slowest rank, after all ranks met",
-    "algbw_bytes_per_s": "algbw: size over time; busbw: algbw × 2(n−1)/n for all_reduce, 1 for broadcast, else (n−1)/n",
-    "link_share": "of the link: busbw over what a GPU's links carry in one direction",
-    "hfu": "HFU: executed FLOP/s over the device's peak at that precision",
+    "skew.median_s": "skew: longest time that a rank waited for the others before the calls",
+    "spread": "spread: (p90 − p10) / median",
+    "ci_low_s": "CI: 95% confidence interval of the median; it is computed from the medians of the rounds, or from the "
+    "samples, assumed independent, if there are fewer than 3 rounds",
+    "submit_median_s": "submit: time the CPU took to submit the work",
+    "lag_median_s": "lag: delay of the device behind the CPU at the end of the phase; near 0, the device waited",
+    "wall_minus_phases_s": "outside phases: time of the step minus that of its phases",
+    "model_flops_per_s": "model FLOP/s: FLOPs by formula / time; causal attention counts half",
+    "hardware_flops_per_s": "executed FLOP/s: computed FLOPs / time, with padding, masked tiles and recomputation",
+    "mfu": "MFU: model FLOP/s as a share of the device's peak at that precision",
+    "call_s": "per call: median time of one call on the slowest rank, after all ranks are ready",
+    "algbw_bytes_per_s": "algbw: message size / time; busbw: algbw × 2(n−1)/n for all_reduce, × 1 for broadcast, "
+    "× (n−1)/n for the others",
+    "link_share": "of the link: busbw as a share of the peak bandwidth of a GPU's links in one direction",
+    "hfu": "HFU: executed FLOP/s as a share of the device's peak at that precision",
 }
 
 OF_RANKS = {  # additions to a legend if a step has several ranks
-    "tokens_per_s": "tokens/s: of all ranks together",
-    "model_flops_per_s": ", of one rank",
-    "hardware_flops_per_s": ", of one rank",
+    "tokens_per_s": "tokens/s: sum over all ranks",
+    "model_flops_per_s": "; for one rank",
+    "hardware_flops_per_s": "; for one rank",
 }
 
 

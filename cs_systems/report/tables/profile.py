@@ -1,4 +1,4 @@
-"""Tables of a profile that are shown, with their columns and headings."""
+"""Tables of a profile: the columns to show, with their headings and captions. Data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ SHOWN = {
         "gpu_span_s": "GPU span", "kernel_s": "sum of kernels", "busy_share": "GPU busy", "residual_s": "wall − span",
     },
     "ratio": {
-        "measure": "by", "forward_s": "forward", "backward_s": "backward", "backward_to_forward": "backward : forward",
+        "measure": "measured by",
+        "forward_s": "forward", "backward_s": "backward", "backward_to_forward": "backward : forward",
     },
     "phases": {
         "phase": "phase", "family": "family", "calls_per_step": "calls", "time_s": "time", "share": "share of time",
@@ -22,7 +23,7 @@ SHOWN = {
     },
     "families": {"family": "family", "calls_per_step": "calls", "time_s": "time", "share": "share of time"},
     "kernels": {
-        "kernel": "kernel", "calls_per_step": "calls", "time_s": "time", "mean_s": "mean", "share": "of all",
+        "kernel": "kernel", "calls_per_step": "calls", "time_s": "time", "mean_s": "mean", "share": "share",
         "grid": "grid", "registers": "regs", "shared_bytes": "shared",
     },
     "layers": {
@@ -43,26 +44,26 @@ SHOWN = {
     },
     "overlap": {
         "device": "GPU", "collectives_per_step": "collectives", "communication_s": "communication",
-        "hidden_s": "hidden", "exposed_s": "exposed", "hidden_share": "of it hidden", "share": "exposed of wall time",
+        "hidden_s": "hidden", "exposed_s": "exposed", "hidden_share": "share hidden", "share": "exposed of wall time",
     },
     "ranges": {
-        "phase": "phase", "range": "range", "calls_per_step": "calls", "total_s": "host time", "self_s": "of its own",
+        "phase": "phase", "range": "range", "calls_per_step": "calls", "total_s": "CPU time", "self_s": "self time",
         "share": "of wall time",
     },
 }  # fmt: skip
 LONG = ("kernels", "steps", "ranges")  # cut to --top rows
 CAPTIONS = {
-    "steps": "steps: the host's clock against what the GPU did",
-    "ratio": "backward : forward, per step",
+    "steps": "steps: wall clock, GPU span and kernel time",
+    "ratio": "backward time : forward time, per step",
     "phases": "phases by kernel family, per step",
     "families": "kernel families, per step",
     "kernels": "kernels by time, per step",
     "layers": "layers and named modules, per step",
-    "parts": "parts of the blocks, all blocks together, per step",
+    "parts": "parts of a transformer block, sum over all blocks, per step",
     "attention": "inside attention, per step",
-    "gaps": "time without a kernel by cause, per step",
-    "overlap": "communication beside computing (hidden) and alone (exposed), per step",
-    "ranges": "ranges by the host's time, per step",
+    "gaps": "GPU idle time by cause, per step",
+    "overlap": "communication during computation (hidden) and alone (exposed), per step",
+    "ranges": "ranges by CPU time, per step",
 }
 
 

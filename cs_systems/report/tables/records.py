@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import PRESETS, ConfigError, one_of
+from cs_systems.core.caveats import REMEDIES
 from cs_systems.core.printable import text_cell
 from cs_systems.record import RunRecord
 from cs_systems.report import units
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 
 # Fields of a configuration that apply to any step, including one that takes no configuration.
-REACHES_ANY_STEP = (
+ANY_STEP_FIELDS = (
     *("device", "memory_limit_bytes", "precision", "seed"),
     *("warmup", "warmup_s", "steps", "rounds", "profiler"),
 )
 
 
 @dataclass(frozen=True)
-class Doubt:
+class CountedCaveat:
     """Caveat and the number of cells that have it."""
 
     code: str
@@ -81,41 +82,41 @@ def tables(
     """Return one Table per workload among the records, in order of appearance; profiled ones are separate."""
     made = []
     for chosen in by_kind(without_retried(records)).values():
-        chosen = [_without_doubts_of_time(record) for record in chosen]
+        chosen = [_without_timing_caveats(record) for record in chosen]
         marks = _failure_marks(chosen)
         whole = frame(chosen)
         whole["note"] = [_note(row, marks) for row in whole.to_dict("records")]
         rows = _rows(whole, phases)
-        notes = (*_elsewhere(whole), *_same_step(chosen), *map(str, doubts(chosen)), *_failures(chosen, marks))
+        notes = (*_elsewhere(whole), *_same_step(chosen), *map(str, counted_caveats(chosen)), *_failures(chosen, marks))
         made.append(_listed(whole, rows, columns, notes) if pivot is None else _pivoted(whole, rows, pivot, notes))
     return made
 
 
-def _without_doubts_of_time(record: RunRecord) -> RunRecord:
+def _without_timing_caveats(record: RunRecord) -> RunRecord:
     """Return the record without the caveats of a timing, if it is not a timing."""
     if layout.is_timed(record.config["workload"], record.config.get("profiler", CLEAN)):
         return record
-    return replace(record, warnings=tuple(w for w in record.warnings if w.code in layout.DOUBTS_OF_MEMORY))
+    return replace(record, warnings=tuple(w for w in record.warnings if w.code in layout.MEMORY_CAVEATS))
 
 
 def _elsewhere(whole: pd.DataFrame) -> list[str]:
-    """Return where to find what these rows cannot show."""
-    if _is_timed(whole) or _profiler(whole) in layout.WATCH_MEMORY:
+    """Return a note on the command that shows the results, if they are not in these rows."""
+    if _is_timed(whole) or _profiler(whole) in layout.MEMORY_PROFILERS:
         return []
-    return ["what was found: cs-systems precision --show DIR"]
+    return ["to see the results: cs-systems precision --show DIR"]
 
 
 def _same_step(records: Sequence[RunRecord]) -> list[str]:
-    """Return a note on rows that differ only by chance, for a step that takes no configuration."""
+    """Return a note if cells ran the same step, because the workload takes no configuration."""
     plain_steps = (r for r in records if any(ran.get("takes_config") is False for ran in r.results.get("ran", ())))
     cells = {record.run_config for record in plain_steps}
-    alike = Counter(tuple(getattr(cell, name) for name in REACHES_ANY_STEP) for cell in cells)
+    alike = Counter(tuple(getattr(cell, name) for name in ANY_STEP_FIELDS) for cell in cells)
     if (most := max(alike.values(), default=0)) < 2:
         return []
     name = next(iter(cells)).workload
     return [
-        f"{name} takes no configuration: {_cells(most)} are the same step; for one that sizes and the like reach name "
-        "a factory (config, device)"
+        f"{name} takes no configuration, so {_cells(most)} ran the same step; to vary sizes, pass a factory "
+        "(config, device)"
     ]
 
 
@@ -173,8 +174,8 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
     apart, constant = varying(whole)
     chosen = layout.layout(whole["workload"].iloc[0])
     if not _is_timed(rows):
-        of_memory = _profiler(rows) in layout.WATCH_MEMORY
-        chosen = replace(chosen, measured=layout.OF_MEMORY if of_memory else ("note",), has_times=False)
+        of_memory = _profiler(rows) in layout.MEMORY_PROFILERS
+        chosen = replace(chosen, measured=layout.MEMORY_COLUMNS if of_memory else ("note",), has_times=False)
     shown = cols.phases_of(rows)
     if len(shown) > 1:
         apart.append("phase")
@@ -184,7 +185,7 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
     names = [*asked] if asked else [*apart, *times, *chosen.measured]
     made = cols.make(names, rows, whole)
     if not asked:  # an unknown default column is noise; a requested one is shown empty
-        made = [c for c in made if c.name in apart or not c.says_nothing]
+        made = [c for c in made if c.name in apart or not c.is_empty]
     caption = _caption(rows, [c for c in constant if c not in names], shown)
     return Table(caption, tuple(made), tuple(notes), tuple(rows["status"]), () if asked else chosen.leaves)
 
@@ -192,27 +193,27 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
 def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -> str:
     """Return the caption of a table.
 
-    Example: `train_step on NVIDIA H200; precision bf16, batch 4 throughout; medians of 10 steps by the wall clock`.
+    Example: `train_step on NVIDIA H200; constant: precision bf16, batch 4; medians of 10 steps (wall clock)`.
     """
-    what = str(rows["workload"].iloc[0])
+    subject = str(rows["workload"].iloc[0])
     if "device_name" in constant:
-        what += f" on {rows['device_name'].iloc[0]}"
+        subject += f" on {rows['device_name'].iloc[0]}"
     timed = _is_timed(rows)
     if (profiler := _profiler(rows)) != CLEAN:
-        what += f" under {profiler}" + (", whose own cost is in the times" if timed else "")
-    what += "" if timed else ": no timing"
-    said = {c: rows[c].tolist()[0] for c in constant if c not in layout.SILENT_COLUMNS}
+        subject += f" under {profiler}" + (", times include its overhead" if timed else "")
+    subject += "" if timed else ", not timed"
+    common = {c: rows[c].tolist()[0] for c in constant if c not in layout.SILENT_COLUMNS}
     if rows["ran_optimizer"].nunique() == 1:
-        said["ran_optimizer"] = rows["ran_optimizer"].dropna().iloc[0]
-    telling = {c: v for c, v in said.items() if v not in layout.SILENT_VALUES and layout.ONE_RANK.get(c) != v}
-    named = [_named(c, v) for c, v in telling.items()]
-    parts = [what]
+        common["ran_optimizer"] = rows["ran_optimizer"].dropna().iloc[0]
+    shown = {c: v for c, v in common.items() if v not in layout.SILENT_VALUES and layout.ONE_RANK.get(c) != v}
+    named = [_named(c, v) for c, v in shown.items()]
+    parts = [subject]
     if named:
         parts.append(f"constant: {', '.join(dict.fromkeys(named))}")
     counts = rows["n"].dropna()
     if len(counts) and timed:
         span = f"{counts.min()}" if counts.nunique() == 1 else f"{counts.min()} to {counts.max()}"
-        clock = {(False,): " by the wall clock", (True,): " by the device's clock, launches queued ahead"}
+        clock = {(False,): " (wall clock)", (True,): " (device clock, launches queued ahead)"}
         held = tuple(rows["held"].dropna().unique()) if shown_phases == [STEP] else ()
         parts.append(f"medians of {span} steps{clock.get(held, '')}")
     return "; ".join(parts)
@@ -251,9 +252,9 @@ def _failure_marks(records: Iterable[RunRecord]) -> dict[tuple[str, str | None],
         if record.status != "ok":
             reasons.setdefault(record.status, {}).setdefault(record.reason)
     return {
-        (status, reason): f"{status} [{number}]" if len(said) > 1 else status
-        for status, said in reasons.items()
-        for number, reason in enumerate(said, 1)
+        (status, reason): f"{status} [{number}]" if len(of_status) > 1 else status
+        for status, of_status in reasons.items()
+        for number, reason in enumerate(of_status, 1)
     }
 
 
@@ -262,15 +263,16 @@ def _failures(records: Iterable[RunRecord], marks: Mapping[tuple[str, str | None
     return [f"{m} ({_cells(counts[which])}): {which[1] or 'no reason recorded'}" for which, m in marks.items()]
 
 
-def doubts(records: Iterable[RunRecord]) -> list[Doubt]:
-    """Return each caveat once, in order of appearance, merging messages with one remedy that differ in numbers."""
-    said: dict[tuple[str, str], list[str]] = {}
+def counted_caveats(records: Iterable[RunRecord]) -> list[CountedCaveat]:
+    """Return each caveat once, in order of appearance, with its number of cells and its first message."""
+    messages_by_caveat: dict[tuple[str, str], list[str]] = {}
     for record in records:
         for caveat in record.warnings:
-            said.setdefault((caveat.code, caveat.remedy), []).append(caveat.message)
+            remedy = REMEDIES.get(caveat.code, caveat.remedy)
+            messages_by_caveat.setdefault((caveat.code, remedy), []).append(caveat.message)
     return [
-        Doubt(code, len(messages), ("" if len(set(messages)) == 1 else "e.g. ") + messages[0], remedy)
-        for (code, remedy), messages in said.items()
+        CountedCaveat(code, len(messages), ("" if len(set(messages)) == 1 else "e.g. ") + messages[0], remedy)
+        for (code, remedy), messages in messages_by_caveat.items()
     ]
 
 
@@ -284,7 +286,7 @@ def _pivoted(whole: pd.DataFrame, rows: pd.DataFrame, pivot: str, notes: Sequenc
     A cell without a number shows its status; repeats show their median.
     """
     index, across, value = _parse_pivot(pivot, cols.phases_of(whole))
-    _refuse_mixture(rows, {s.column for s in (*index, *across)}, varying(whole)[0])
+    _reject_mixture(rows, {s.column for s in (*index, *across)}, varying(whole)[0])
     found = cols.values(value, rows, whole)
     unit = cols.unit_for(value, found)
     keys = list(zip(*(cols.values(s, rows, whole) for s in index), strict=True))
@@ -304,15 +306,17 @@ def _pivoted(whole: pd.DataFrame, rows: pd.DataFrame, pivot: str, notes: Sequenc
         made.append(Column(title, title, label, cells, tuple(middle), numeric=True, legend=meaning))
     used = {s.column for s in (*index, *across)}
     constant = [c for c in varying(whole)[1] if c not in used]
-    what = f"{value.phase or ', '.join(cols.phases_of(rows))} {layout.title(value.column)}"
-    what += " FLOP/s" if value.column.endswith("flops_per_s") else ""  # `model` alone, with the unit in a heading
-    return Table(f"{what} of {_caption(rows, constant, [])}", tuple(made), tuple(notes), ("ok",) * len(lines))
+    shown = f"{value.phase or ', '.join(cols.phases_of(rows))} {layout.title(value.column)}"
+    shown += " FLOP/s" if value.column.endswith("flops_per_s") else ""  # the heading alone would be `model`
+    return Table(f"{shown} of {_caption(rows, constant, [])}", tuple(made), tuple(notes), ("ok",) * len(lines))
 
 
 def _parse_pivot(pivot: str, phases: Sequence[str]) -> tuple[list[Spec], list[Spec], Spec]:
     parts = pivot.split(":")
     if len(parts) != 3 or not all(parts):
-        raise ConfigError(f"pivot {pivot!r} is not ROWS:COLUMNS:VALUE: write size,context_length:attention:median_ms")
+        raise ConfigError(
+            f"--pivot must be ROWS:COLUMNS:VALUE, got {pivot!r}; for example size,context_length:attention:median_ms"
+        )
     rows, across = ([cols.parse(name.strip(), phases) for name in part.split(",")] for part in parts[:2])
     return rows, across, cols.parse(parts[2].strip(), phases)
 
@@ -323,10 +327,10 @@ def _middle(found: list[Any]) -> Any:
     return numbers[(len(numbers) - 1) // 2] if numbers else next(iter(found), None)
 
 
-def _refuse_mixture(rows: pd.DataFrame, used: set[str], apart: list[str]) -> None:
+def _reject_mixture(rows: pd.DataFrame, used: set[str], apart: list[str]) -> None:
     """Raise ConfigError if cells that differ in another column would be merged; repeats of one cell may be."""
     for name in (*apart, "phase"):
         if name not in used and name != "repeat":
             measured = rows.dropna(subset=["phase"])
             if (measured.groupby(sorted(used), dropna=False)[name].nunique(dropna=False) > 1).any():
-                raise ConfigError(f"pivot: cells differ in {name} too: add {name} to ROWS or COLUMNS")
+                raise ConfigError(f"--pivot would merge cells that differ in {name}; add {name} to ROWS or COLUMNS")

@@ -1,4 +1,4 @@
-"""Plain rows (a `results` table, a comparison) in any of the formats: `render_rows(rows, format, caption) -> str`.
+"""Plain rows (a `results` table, a comparison) in any format: `render_rows(rows, format, caption) -> str`.
 
 The end of a column's name sets its unit: `ratio_low` has none, `a_median_s` gets the most readable one.
 """

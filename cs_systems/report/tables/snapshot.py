@@ -1,24 +1,25 @@
-"""Tables of a memory snapshot that are shown, with their columns and headings. Data."""
+"""Tables of a memory snapshot: the columns to show, with their headings and captions. Data."""
 
 from __future__ import annotations
 
 # table → its columns for a person, with their headings; CSV has all columns, under their own names.
 SHOWN = {
     "composition": {
-        "category": "what", "phase": "made in", "allocations": "count", "bytes": "memory", "share": "of the peak",
+        "category": "category", "phase": "allocated in", "allocations": "count", "bytes": "memory",
+        "share": "share of peak",
     },
-    "layers": {"layer": "layer", "allocations": "count", "bytes": "memory", "share": "of activations"},
+    "layers": {"layer": "layer", "allocations": "count", "bytes": "memory", "share": "share of activations"},
     "top": {
-        "bytes": "each", "allocations": "count", "total_bytes": "together", "category": "what", "layers": "layers",
-        "described": "tensor; where",
+        "bytes": "size", "allocations": "count", "total_bytes": "total", "category": "category", "layers": "layers",
+        "described": "tensor; source line",
     },
     "timeline": {
-        "phase": "phase", "start_s": "from", "duration_s": "for", "events": "events", "before_bytes": "before",
-        "peak_bytes": "at most", "after_bytes": "after", "is_peak": "peak",
+        "phase": "phase", "start_s": "start", "duration_s": "duration", "events": "events", "before_bytes": "before",
+        "peak_bytes": "maximum", "after_bytes": "after", "is_peak": "peak",
     },
     "fragmentation": {
         "pool": "pool", "segments": "segments", "reserved_bytes": "reserved", "allocated_bytes": "allocated",
-        "free_segments_bytes": "empty", "inactive_split_bytes": "inactive splits", "inactive_splits": "count",
+        "free_segments_bytes": "free segments", "inactive_split_bytes": "inactive splits", "inactive_splits": "count",
         "largest_split_bytes": "largest",
     },
     "segments": {
@@ -26,18 +27,18 @@ SHOWN = {
         "inactive_split_bytes": "inactive splits", "inactive_splits": "count", "largest_split_bytes": "largest",
     },
     "alive": {
-        "bytes": "each", "allocations": "count", "total_bytes": "together", "category": "what", "layers": "layers",
-        "described": "tensor; where",
+        "bytes": "size", "allocations": "count", "total_bytes": "total", "category": "category", "layers": "layers",
+        "described": "tensor; source line",
     },
 }  # fmt: skip
 CAPTIONS = {
-    "composition": "what the peak consists of",
+    "composition": "memory at the peak, by category",
     "layers": "activations at the peak, by layer",
     "top": "largest allocations at the peak",
-    "timeline": "allocated over the phases",
-    "fragmentation": "reserved and not allocated at the end, by pool",
-    "segments": "segments at the end, the most fragmented first",
+    "timeline": "allocated memory by phase",
+    "fragmentation": "reserved but unallocated memory at the end, by pool",
+    "segments": "segments at the end, most fragmented first",
     "alive": "still allocated at the end",
 }
 LONG = ("top", "timeline", "segments", "alive")  # cut to --top rows
-DIFFERENT = {"category": "what", "layer": "layer", "site": "line of code"}
+DIFFERENT = {"category": "category", "layer": "layer", "site": "source line"}

@@ -10,7 +10,7 @@ from cs_systems.report.tables.columns import Column
 
 @dataclass(frozen=True)
 class Table:
-    """Table that any format can render; `statuses`: one a row; `optional`: columns that a narrow terminal may drop."""
+    """Table that any format can render: `statuses` has one entry per row; `optional` columns may be dropped."""
 
     caption: str
     columns: tuple[Column, ...]

@@ -1,0 +1,203 @@
+"""Columns of a record in the frame: its configuration, its environment, and the results of the whole cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from cs_systems.config import CONFIGURED, ModelConfig
+from cs_systems.record import Row, RunRecord
+from cs_systems.report import collectives
+from cs_systems.report.series import FLAG, INTEGER, REAL, TEXT
+
+_FITTING: dict[str, type | tuple[type, ...]] = {TEXT: str, INTEGER: int, REAL: (int, float), FLAG: bool}
+_RUN_FIELDS = {
+    "attention": TEXT,
+    "precision": TEXT,
+    "mode": TEXT,
+    "compile": TEXT,
+    "checkpoint": TEXT,
+    "keep_graph": FLAG,
+    "device": TEXT,
+    "warmup": INTEGER,
+    "warmup_s": REAL,
+    "steps": INTEGER,
+    "rounds": INTEGER,
+    "l2": TEXT,
+    "memory_limit_bytes": INTEGER,
+    "seed": INTEGER,
+    "strategy": TEXT,
+    "bucket_size_mb": REAL,
+    "tp_degree": INTEGER,
+    "world_size": INTEGER,
+    "profiler": TEXT,
+}
+_MODEL_FIELDS = {
+    "size": TEXT,
+    "d_model": INTEGER,
+    "d_ff": INTEGER,
+    "num_layers": INTEGER,
+    "num_heads": INTEGER,
+    "vocab_size": INTEGER,
+    "rope_theta": REAL,
+    "context_length": INTEGER,
+    "seq_len": INTEGER,
+    "batch_size": INTEGER,
+    "optimizer": TEXT,
+}
+_SHAPE_FIELDS = {
+    "batch": INTEGER,
+    "heads": INTEGER,
+    "heads_kv": INTEGER,
+    "seq": INTEGER,
+    "seq_k": INTEGER,
+    "d_head": INTEGER,
+    "causal": FLAG,
+    "align": TEXT,
+}
+# Fields of a configuration that describe a step, not its measurement; foreign workloads may ignore them.
+_STEP_FIELDS = {
+    **_MODEL_FIELDS,
+    **_SHAPE_FIELDS,
+    **{
+        name: _RUN_FIELDS[name]
+        for name in ("attention", "precision", "mode", "compile", "checkpoint", "keep_graph", "l2")
+    },
+}
+_RAN = ("attention_version", "tokens", "executed_d_head", "block_q", "block_k", "resident")
+# Columns of a record, equal in each of its rows; `record` is its position among the given records.
+CELL_COLUMNS: dict[str, str] = {
+    "record": INTEGER,
+    "key": TEXT,
+    "repeat": INTEGER,
+    "workload": TEXT,
+    **_MODEL_FIELDS,
+    **_SHAPE_FIELDS,
+    **_RUN_FIELDS,
+    "status": TEXT,
+    "reason": TEXT,
+    "warnings": TEXT,
+    "device_name": TEXT,
+    "torch": TEXT,
+    "code_version": TEXT,
+    "attention_version": TEXT,
+    "ran_optimizer": TEXT,
+    "executed_d_head": INTEGER,
+    "block_q": INTEGER,
+    "block_k": INTEGER,
+    "resident": FLAG,
+    "tokens": INTEGER,
+    "held": FLAG,
+    "setup_s": REAL,
+    "compile_s": REAL,
+    "peak_allocated_bytes": INTEGER,
+    "peak_reserved_bytes": INTEGER,
+    "predicted_peak_bytes": INTEGER,
+    "ceiling_flops_per_s": REAL,
+    "ceiling_source": TEXT,
+    **collectives.CELL_COLUMNS,
+}
+
+
+def cell_row(index: int, record: RunRecord) -> Row:
+    """Return the CELL_COLUMNS of one record; fields that its workload does not use stay null."""
+    config, results, environment, measurement = record.config, record.results, record.environment, record.measurement
+    ran, memory, ceiling = (_only_row(results, table) for table in ("ran", "memory", "ceiling"))
+    cell: Row = {
+        "record": index,
+        "key": record.key,
+        "repeat": record.repeat,
+        "workload": config["workload"],
+        **{name: config.get(name) for name in _RUN_FIELDS},
+        "checkpoint": config.get("checkpoint", "none"),  # older records have none, as they have no strategy
+        "strategy": ":".join([config.get("strategy", "single"), *config.get("strategy_args", ())]),
+        "world_size": config.get("world_size", 1),
+        **(_shape(config["shape"]) if config.get("shape") else {}),
+        **(_model(config) if config["workload"] != "attention" else {}),
+        "status": record.status,
+        "reason": record.reason,
+        "warnings": "; ".join(dict.fromkeys(w.code for w in record.warnings)) or None,
+        "device_name": environment and environment.device_name,
+        "torch": environment and environment.torch,
+        "code_version": environment and environment.code_version,
+        **{name: ran.get(name) for name in _RAN},
+        "ran_optimizer": ran.get("optimizer"),
+        "predicted_peak_bytes": memory.get("predicted_peak_bytes"),
+        "peak_allocated_bytes": memory.get("peak_allocated_bytes"),
+        "peak_reserved_bytes": memory.get("peak_reserved_bytes"),
+        "ceiling_flops_per_s": ceiling.get("peak_flops_per_s"),
+        "ceiling_source": ceiling.get("source"),
+        "ceiling_precision": ceiling.get("precision"),
+        **collectives.cell(record),
+    }
+    if config["workload"] not in CONFIGURED:  # its own report takes precedence over the configuration
+        fitting = {name: _FITTING[kind] for name, kind in _STEP_FIELDS.items()}
+        cell["reported"] = {n: v for n, v in ran.items() if n in fitting and isinstance(v, fitting[n])}
+        cell |= {**cell["reported"], "takes_config": ran.get("takes_config", True)}
+    if measurement:
+        cell["held"] = all(s.held_s is not None for s in measurement.timed)
+        cell["setup_s"] = measurement.setup_s
+        cell["compile_s"] = _total(s.compile_s for s in measurement.samples)
+        for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
+            cell[name] = _first_known(getattr(measurement, name), cell[name])
+    return cell
+
+
+def clear_unused_fields(cells: Sequence[Row]) -> None:
+    """Set to null the fields that a workload outside CONFIGURED is not known to use.
+
+    A field is known to be used if the workload reports it, or if its records differ in it and the workload takes a
+    configuration.
+    """
+    foreign = [cell for cell in cells if cell["workload"] not in CONFIGURED]
+    varied: dict[tuple[str, str], set[Any]] = {}
+    for cell in foreign:
+        for name in _STEP_FIELDS:
+            varied.setdefault((cell["workload"], name), set()).add(cell.get(name))
+    for cell in foreign:
+        for name in _STEP_FIELDS.keys() - cell["reported"].keys():
+            if len(varied[cell["workload"], name]) == 1 or not cell["takes_config"]:
+                cell[name] = None
+        if cell["precision"] != cell["ceiling_precision"]:
+            cell["ceiling_flops_per_s"] = cell["ceiling_source"] = None
+
+
+def _model(config: Mapping[str, Any]) -> Row:
+    model = config["model"]
+    return {
+        **model,
+        "size": _label(tuple(model.items())),
+        "seq_len": _first_known(config.get("seq_len"), model["context_length"]),
+        "batch_size": config.get("batch_size"),
+        "optimizer": config.get("optimizer"),
+        "d_head": model["d_model"] // model["num_heads"],
+    }
+
+
+def _shape(shape: Mapping[str, Any]) -> Row:
+    """Return the call's shape with heads_kv and seq_k, also where the configuration leaves them to heads and seq."""
+    return {
+        **shape,
+        "heads_kv": _first_known(shape.get("heads_kv"), shape["heads"]),
+        "seq_k": _first_known(shape.get("seq_k"), shape["seq"]),
+    }
+
+
+@lru_cache(maxsize=1024)
+def _label(model: tuple[tuple[str, Any], ...]) -> str:
+    return ModelConfig(**dict(model)).label
+
+
+def _only_row(results: Mapping[str, list[Row]], table: str) -> Row:
+    rows = results.get(table)
+    return rows[0] if rows else {}
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
+
+
+def _first_known(*values: Any) -> Any:
+    return next((v for v in values if v is not None), None)

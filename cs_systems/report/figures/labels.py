@@ -1,0 +1,41 @@
+"""Names of cells in figures: labels of bars and curves, and the subject of a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.core.collectives import readable_bytes
+from cs_systems.core.printable import plain
+from cs_systems.report.tables import layout
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Columns that a curve may run along, in order of preference.
+LENGTHS = ("seq", "seq_len", "batch", "batch_size", "heads", "d_head")
+# Sizes that may change along with it; they do not distinguish curves.
+SIZES = (*LENGTHS, "context_length", "heads_kv", "seq_k", "executed_d_head")
+# Numbers that a label shows with their name, without which they are ambiguous.
+NAMED_NUMBERS = frozenset({*SIZES, "seed", "repeat"})
+
+
+def labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """Return labels like `small · ctx 256 · naive`; a legend omits labels that start with an underscore."""
+    joined = (" · ".join(_label(n, row[n]) for n in names) for row in data[[*names]].to_dict("records"))
+    return [f" {label}" if label.startswith("_") else label for label in joined]
+
+
+def _label(name: Any, value: Any) -> str:
+    if name == "causal":
+        return "causal" if value else "full"
+    if name == "size_bytes":
+        return readable_bytes(value)
+    shown = plain(str(value))
+    return f"{layout.title(name)} {shown}" if name in NAMED_NUMBERS else shown
+
+
+def subject(data: pd.DataFrame) -> str:
+    """Return the subject of a figure: `train_step on NVIDIA H200`."""
+    devices = data["device_name"].dropna().unique()
+    return plain(f"{data['workload'].iloc[0]}" + (f" on {devices[0]}" if len(devices) == 1 else ""))

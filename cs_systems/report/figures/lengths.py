@@ -1,0 +1,158 @@
+"""Figures of curves along a length or a model size: step time, FLOP/s and peak memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.record import RunRecord
+from cs_systems.report import units
+from cs_systems.report.figures.drawing import COLORS, INK, MARKERS, MOST_CURVES, WIDTH, with_legend
+from cs_systems.report.figures.labels import LENGTHS, SIZES, labels
+from cs_systems.report.frame import STEP
+from cs_systems.report.tables import layout
+from cs_systems.report.tables.records import in_order, varying
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Draw = Callable[["Axes", list[float], "pd.DataFrame", dict[str, Any]], None]
+
+
+def time(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
+    """Draw step time along a length, log-log, with a p10 to p90 band for each backend."""
+    unit = units.best_unit(units.SCALES["_s"], _steps(data)["median_s"].dropna())
+
+    def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
+        axes.plot(x, points["median_s"] / unit.factor, **style)
+        low, high = (points[end] / unit.factor for end in ("p10_s", "p90_s"))
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.25, linewidth=0)
+
+    return _curves(data, f"{unit.label} (median, band p10 to p90)", draw)
+
+
+def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
+    """Draw credited FLOP/s along a length, under the device's ceiling."""
+    unit = units.best_unit(units.SCALES["_flops_per_s"], data["ceiling_flops_per_s"].dropna())
+
+    def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
+        axes.plot(x, points["model_flops_per_s"] / unit.factor, **style)
+
+    drawn = _curves(data, f"{unit.label}, causal attention counts half", draw)
+    for peak, source in data[["ceiling_flops_per_s", "ceiling_source"]].dropna().drop_duplicates().values.tolist():
+        height = peak / unit.factor
+        for axes in drawn.axes:
+            axes.axhline(height, color=INK, linewidth=1.2, linestyle="--")
+        named = f"ceiling {units.significant(height, 4)} {unit.label} ({source})"
+        at = (drawn.axes[0].get_yaxis_transform(), (2, -4))
+        drawn.axes[0].annotate(named, (0, height), at[1], at[0], "offset points", va="top", fontsize=9)
+    return drawn
+
+
+def memory(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
+    """Draw peak memory along a length: measured, and (dotted) predicted by the cost model, also where it did not fit.
+
+    A cell that did not fit has a peak from before it failed, which is not a point of the curve.
+    """
+    unit = units.best_unit(units.SCALES["_bytes"], data["peak_allocated_bytes"].dropna().astype(float))
+
+    def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
+        fits = points["median_s"].notna()
+        predicted = points["predicted_peak_bytes"] / unit.factor
+        axes.plot(x, points["peak_allocated_bytes"].where(fits) / unit.factor, **style)
+        axes.plot(x, predicted, color=style["color"], linestyle=":", linewidth=1.2)
+        axes.plot(x, predicted.mask(fits), color=style["color"], linestyle="", marker="x", markersize=8)
+
+    crosses = ", ×: did not fit" if (data["status"] == "oom").any() else ""
+    return _curves(data, f"{unit.label} (dotted: predicted{crosses})", draw, failed=True)
+
+
+def runs_along(data: pd.DataFrame, column: str) -> bool:
+    along = _along(data)
+    return along is not None and bool(data.loc[data[column].notna(), along].nunique() > 1)
+
+
+def _along(data: pd.DataFrame) -> str | None:
+    """Return the column that a curve runs along: the first length that varies within one size, else the sizes."""
+    sizes = data.groupby("size", dropna=False)
+    varied = (name for name in LENGTHS if (sizes[name].nunique() > 1).any())
+    return next(varied, "size" if data["size"].nunique() > 1 else None)
+
+
+def _curves(data: pd.DataFrame, ylabel: str, draw: Draw, failed: bool = False) -> Figure:
+    """Draw a panel for each mode, with a curve for each backend along the length; repeats become their median."""
+    from matplotlib.figure import Figure
+
+    along = str(_along(data))
+    rows = in_order(data[(data["phase"] == STEP) | (failed & data["phase"].isna())])
+    apart, with_it = _apart(rows, along, [name for name in varying(data)[0] if name not in (along, "repeat", "mode")])
+    rows = rows.assign(curve=labels(rows, apart), mode=rows["mode"].fillna(""))
+    measured = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "curve"])]
+    looks = dict(zip(measured[:MOST_CURVES], zip(COLORS, MARKERS, strict=True), strict=False))
+    modes = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "mode"])]
+    known = [*dict.fromkeys(rows[along].dropna())]
+    places = (
+        {size: float(i) for i, size in enumerate(known)} if along == "size" else {x: float(x) for x in sorted(known)}
+    )
+    drawn = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    panels = drawn.subplots(1, len(modes), sharey=True, squeeze=False)[0]
+    for axes, mode in zip(panels, modes, strict=True):
+        _log_log(axes, _axis_title(along, with_it), places, len(modes))
+        if len(modes) > 1:
+            axes.set_title(mode, fontsize=10)
+        for label, (color, marker) in looks.items():
+            points = rows[(rows["mode"] == mode) & (rows["curve"] == label)].groupby(along)
+            middle = points.median(numeric_only=True).astype(float).sort_index(key=lambda index: index.map(places))
+            draw(axes, [places[x] for x in middle.index], middle, _style(label, color, marker))
+    panels[0].set_ylabel(ylabel)
+    if hidden := len(measured) - len(looks):
+        panels[0].set_xlabel(f"{panels[0].get_xlabel()} ({hidden} more curves are in the table)")
+    return with_legend(drawn, panels[0], along=len(looks) > 1)
+
+
+def _apart(rows: pd.DataFrame, along: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return (names that distinguish curves, names that do not: sizes determined by `along` and the other names)."""
+    apart, fixed = [*names], []
+    for name in (n for n in reversed(SIZES) if n in apart):  # derived columns are dropped first
+        others = [along, "mode", *(n for n in apart if n != name)]
+        if (rows.groupby(others, dropna=False)[name].nunique() <= 1).all():
+            apart.remove(name)
+            fixed.append(name)
+    return apart, fixed
+
+
+def _axis_title(along: str, with_it: Sequence[str]) -> str:
+    """Return the axis title with the columns that change along it, except aliases and derived ones."""
+    title = {"seq": "sequence length", "seq_len": "sequence length"}.get(along, layout.title(along))
+    shown = (*LENGTHS, "context_length") if along == "size" else LENGTHS
+    others = [layout.title(name) for name in with_it if name in shown]
+    verb = "varies" if len(others) == 1 else "vary"
+    return f"{title} ({' and '.join(others)} {verb} too)" if others else title
+
+
+def _style(label: str, color: str, marker: str) -> dict[str, Any]:
+    return {"label": label, "color": color, "marker": marker}
+
+
+def _log_log(axes: Axes, title: str, places: Mapping[Any, float], panels: int) -> None:
+    """Make both axes logarithmic, except for names, which are evenly spaced."""
+    from matplotlib.ticker import LogLocator
+
+    if names := [str(what) for what in places if isinstance(what, str)]:
+        axes.set_xticks([*places.values()], names)
+    else:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([*places][:: max(1, len(places) * panels // 9)])
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.set_xlabel(title)
+    axes.grid()
+
+
+def _steps(data: pd.DataFrame) -> pd.DataFrame:
+    return data[data["phase"] == STEP]

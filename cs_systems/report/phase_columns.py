@@ -1,0 +1,133 @@
+"""Columns of a phase in the frame: its samples, the CPU's and the device's times, and the rates from its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+from statistics import median
+
+from cs_systems.core.statistics import interval, summary
+from cs_systems.formulas.rank_layout import data_ranks
+from cs_systems.record import Measurement, Row, RunRecord
+from cs_systems.report import collectives
+from cs_systems.report.series import INTEGER, REAL, TEXT
+
+STEP = "step"
+# Columns of one phase of a record.
+PHASE_COLUMNS: dict[str, str] = {
+    "phase": TEXT,
+    "n": INTEGER,
+    "median_s": REAL,
+    "mean_s": REAL,
+    "std_s": REAL,
+    "p10_s": REAL,
+    "p90_s": REAL,
+    "spread": REAL,
+    "ci_low_s": REAL,
+    "ci_high_s": REAL,
+    "submit_median_s": REAL,
+    "lag_median_s": REAL,
+    "wall_minus_phases_s": REAL,
+    "tokens_per_s": REAL,
+    "model_flops": REAL,
+    "hardware_flops": REAL,
+    "bytes": REAL,
+    "model_flops_per_s": REAL,
+    "hardware_flops_per_s": REAL,
+    "bytes_per_s": REAL,
+    "mfu": REAL,
+    "hfu": REAL,
+    **collectives.STEP_COLUMNS,
+}
+
+
+def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
+    measurement = record.measurement
+    if measurement is None or not measurement.timed or not record.is_timing:
+        yield {}
+        return
+    costs = {row["phase"]: row for row in record.results.get("cost", ())}
+    tokens = _tokens(record)
+    for phase in (*(p for p in measurement.phase_names() if p != STEP), STEP):
+        rounds = _rounds(measurement, phase)
+        if not rounds:
+            yield {"phase": phase, "n": 0}
+            continue
+        known = [duration for one in rounds for duration in one]
+        durations = summary(known)
+        low, high, _ = interval(rounds) if min(known) > 0 else (None, None, None)
+        row = {
+            "phase": phase,
+            "spread": _ratio(durations.p90 - durations.p10, durations.median),
+            "n": durations.n,
+            "median_s": durations.median,
+            "mean_s": durations.mean,
+            "std_s": durations.std,
+            "p10_s": durations.p10,
+            "p90_s": durations.p90,
+            "ci_low_s": low,
+            "ci_high_s": high,
+            **_host(measurement, phase),
+            **_rates(costs.get(phase, {}), durations.median, peak),
+        }
+        if phase == STEP:
+            row |= {"tokens_per_s": _ratio(tokens, durations.median), **collectives.step(record)}
+        yield row
+
+
+def _tokens(record: RunRecord) -> int | None:
+    """Return the tokens of a step, of all ranks together."""
+    of_a_rank = (record.results.get("ran") or [{}])[0].get("tokens")
+    return of_a_rank and of_a_rank * data_ranks(record.config)
+
+
+def _rounds(measurement: Measurement, phase: str) -> list[list[float]]:
+    """Return the durations of a phase by round, without NaN and infinite ones."""
+    rounds: dict[int, list[float]] = {}
+    for sample, duration in zip(measurement.timed, measurement.durations_s(phase), strict=True):
+        if isfinite(duration):
+            rounds.setdefault(sample.round, []).append(duration)
+    return list(rounds.values())
+
+
+def _host(measurement: Measurement, phase: str) -> Row:
+    """Return medians of a phase's submission time and of the device's lag at its end.
+
+    For a step, also return the median of its wall time minus its phases.
+    """
+    timed = measurement.timed
+    if phase != STEP:
+        lags = [s.lag_s[phase] for s in timed if s.lag_s and phase in s.lag_s]
+        return {
+            "submit_median_s": _median([s.submit_s[phase] for s in timed if phase in s.submit_s]),
+            "lag_median_s": _median(lags),
+        }
+    return {
+        "submit_median_s": _median([sum(s.submit_s.values()) for s in timed if s.submit_s]),
+        "lag_median_s": _median([list(s.lag_s.values())[-1] for s in timed if s.lag_s]),
+        "wall_minus_phases_s": _median([s.wall_s - sum(s.phases_s.values()) for s in timed]),
+    }
+
+
+def _rates(cost: Row, seconds: float | None, peak: float | None) -> Row:
+    """Return the rates from the formula's cost per second, and their shares of the device's peak."""
+    model, hardware, moved = (cost.get(name) for name in ("model_flops", "hardware_flops", "bytes"))
+    model_rate, hardware_rate = _ratio(model, seconds), _ratio(hardware, seconds)
+    return {
+        "model_flops": model,
+        "hardware_flops": hardware,
+        "bytes": moved,
+        "model_flops_per_s": model_rate,
+        "hardware_flops_per_s": hardware_rate,
+        "bytes_per_s": _ratio(moved, seconds),
+        "mfu": _ratio(model_rate, peak),
+        "hfu": _ratio(hardware_rate, peak),
+    }
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def _median(values: list[float]) -> float | None:
+    return median(values) if values else None
