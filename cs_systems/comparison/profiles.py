@@ -28,7 +28,7 @@ def difference(a: Profile, b: Profile, by: str) -> list[Row]:
     """
     for profile in (a, b):
         if not profile.recording.kernels:
-            raise ConfigError(f"{profile.recording.source} holds no kernel, so that there is no kernel time to compare")
+            raise ConfigError(f"{profile.recording.source} contains no kernels; compare traces of a GPU")
     return _rows(_times(a, by), _times(b, by), by)
 
 
@@ -72,8 +72,8 @@ def doubts(a: Profile, b: Profile) -> list[str]:
     shares = [p.layer_coverage for p in (a, b)]
     if abs(shares[0] - shares[1]) > UNEQUAL:
         said.append(
-            f"layers are known of {shares[0]:.0%} of A's kernel time and of {shares[1]:.0%} of B's: "
-            "by layer the two differ in what was marked, too"
+            f"the layer is known for {shares[0]:.0%} of A's kernel time and {shares[1]:.0%} of B's: "
+            "part of the difference by layer is a difference in ranges"
         )
     devices = [sorted(set(p.recording.devices.values())) for p in (a, b)]
     if devices[0] != devices[1]:
@@ -82,7 +82,7 @@ def doubts(a: Profile, b: Profile) -> list[str]:
         )
     if a.recording.profiler != b.recording.profiler:
         said.append(
-            f"recorded by {a.recording.profiler} in A, by {b.recording.profiler} in B: they slow the host unequally"
+            f"profiler differs: {a.recording.profiler} in A, {b.recording.profiler} in B, with different overheads"
         )
     return said
 

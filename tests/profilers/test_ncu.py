@@ -64,9 +64,9 @@ def test_kernels_must_be_chosen() -> None:
     ("words", "said"),
     [
         (["--with", "ncu"], "choose them with --kernel REGEX"),
-        (["--with", "nsys", "--kernel", "gemm"], "--kernel is for --with ncu, not for --with nsys"),
-        (["--with", "kineto", "--range", "scores"], "--range is for --with ncu, not for --with kineto"),
-        (["--with", "kineto", "--show-command"], "--show-command is for --with nsys and ncu, not for --with kineto"),
+        (["--with", "nsys", "--kernel", "gemm"], "--kernel requires --with ncu, got --with nsys"),
+        (["--with", "kineto", "--range", "scores"], "--range requires --with ncu, got --with kineto"),
+        (["--with", "kineto", "--show-command"], "--show-command requires --with nsys or ncu, got --with kineto"),
         (
             ["--with", "ncu", "--range", "scores"],
             "ncu: not on PATH: no counters of kernels with Nsight Compute; install",

@@ -217,8 +217,8 @@ def test_a_difference_adds_up(nsys_profile: Profile, kineto_profile: Profile) ->
         assert sum(row["share"] for row in rows) == pytest.approx(whole["share"])
     assert abs(whole["share"]) < 0.01
     said = doubts(nsys_profile, kineto_profile)
-    assert "recorded by nsys in A, by kineto in B: they slow the host unequally" in said
-    assert any("layers are known of 39% of A's kernel time and of 9% of B's" in doubt for doubt in said)
+    assert "profiler differs: nsys in A, kineto in B, with different overheads" in said
+    assert any("the layer is known for 39% of A's kernel time and 9% of B's" in doubt for doubt in said)
 
 
 def test_a_layer_that_was_not_marked_is_unknown(nsys_profile: Profile, kineto_profile: Profile) -> None:
