@@ -42,7 +42,7 @@ def _several(
         if commas:
             words = [part.strip() for word in words for part in word.split(",") if part.strip()]
         if not words and not empty:
-            raise ValueError("no value given; give at least one, or leave out the option")
+            raise ValueError("no value; give one, or leave out the option")
         return tuple(map(read, words))
 
     return PrimitiveConstructorSpec(

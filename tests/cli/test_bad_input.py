@@ -99,10 +99,10 @@ def test_malformed_input_stops_before_any_cell(
 @pytest.mark.parametrize(
     ("line", "said"),
     {
-        "time --size": "no value given; give at least one, or leave out the option",
-        "time --size ,": "no value given; give at least one, or leave out the option",
+        "time --size": "no value; give one, or leave out the option",
+        "time --size ,": "no value; give one, or leave out the option",
         "time --context-length abc": "'abc' is not a whole number",
-        "compare a b --phase": "no value given; give at least one, or leave out the option",
+        "compare a b --phase": "no value; give one, or leave out the option",
     }.items(),
 )
 def test_an_option_without_a_value_of_its_kind_stops_before_any_cell(

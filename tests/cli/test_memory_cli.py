@@ -123,8 +123,8 @@ def test_what_fits_is_said_without_running_anything(capsys: pytest.CaptureFixtur
             "--fits only predicts, and runs nothing; leave out --memory-limit",
         ),
         (["--best-checkpoint", "--budget", "4GiB", "--checkpoint", "every:2"], "itself chooses the checkpoint, within"),
-        (["--best-checkpoint", "--budget", "4GiB", "--memory-limit", "1GiB"], "each config: leave out --memory-limit"),
-        (["--best-checkpoint", "--budget", "4GiB", "--part", "0/2"], "each config: leave out --part"),
+        (["--best-checkpoint", "--budget", "4GiB", "--memory-limit", "1GiB"], "each cell; leave out --memory-limit"),
+        (["--best-checkpoint", "--budget", "4GiB", "--part", "0/2"], "each cell; leave out --part"),
         (["--best-checkpoint", "--budget", "4GiB", "--compile", "default"], "leave out --compile with --best-checkp"),
         (
             ["--keep-graph"],

@@ -122,7 +122,7 @@ def test_every_pair_of_options_is_applied_or_refused(command: str, capsys: pytes
         ("report RUN --figure-kind phases", "--figure-kind requires --figure"),
         ("report RUN --format html --pivot=", "leave out --columns, --pivot and --phase"),
         ("memory --fits 24GiB --steps 5", "--fits only predicts, and runs nothing; leave out --steps"),
-        ("profile --with nsys --show-command --fresh", "--show-command runs nothing: leave out --fresh"),
+        ("profile --with nsys --show-command --fresh", "only prints commands, and runs nothing; leave out --fresh"),
         ("profile --with kineto --kernel=", "--kernel requires --with ncu, got --with kineto"),
         ("analyze x --table phases --top 3", "--top only cuts the tables kernels, steps, ranges, not phases"),
         ("snapshot x --table composition --top 3", "--top only cuts the tables top, timeline, segments, alive, not"),
