@@ -26,22 +26,22 @@ from cs_systems.version import __version__
 
 # The order suits a newcomer. The texts are here because the overview is all that `--help` has to import.
 COMMANDS = {
-    "time": "time forward, backward and optimizer of a model, for any sizes × backends × precisions",
-    "attention": "time attention alone: backends × shapes, with TFLOP/s and peak memory",
-    "profile": "run the same steps under nsys or torch.profiler: kernels, phases, layers, idle time",
-    "memory": "what takes the memory, phase by phase; what would fit, and how to make it fit",
-    "parallel": "what each way to train on several ranks costs: exposed communication, volume, memory",
-    "precision": "what a lower precision gains, why, and what it costs; every dtype; what sums and softmax lose",
-    "comm": "what a collective costs between ranks: latency, bandwidth, waiting and set-up",
-    "report": "show what was recorded: terminal, markdown, LaTeX, Typst, CSV, figures, one HTML page",
-    "compare": "hold two recordings against each other: ratio, confidence interval, verdict",
-    "analyze": "read what nsys or torch.profiler recorded: kernels, phases, layers, idle time",
-    "snapshot": "read a CUDA memory snapshot of PyTorch: the peak, what takes it, where it was allocated",
-    "doctor": "say what works on this machine, what does not, and the command that would fix it",
+    "time": "time a training step by phase: every combination of sizes, attention backends, precisions",
+    "attention": "time attention alone, for any backends and shapes: TFLOP/s and peak memory",
+    "profile": "profile training steps with nsys, ncu or torch.profiler: kernels, phases, layers, idle time",
+    "memory": "measure memory by phase and owner; predict what fits a device, and how to make it fit",
+    "parallel": "compare parallel strategies on several ranks: step time, exposed communication, memory",
+    "precision": "compare precisions: speed-up and its causes, errors, dtypes, rounding in sums and softmax",
+    "comm": "measure collectives between ranks: latency, bandwidth, waiting and set-up",
+    "report": "show the records of a run: tables (terminal, markdown, LaTeX, Typst, CSV), figures, HTML",
+    "compare": "compare two runs: ratio of the times, confidence interval, verdict",
+    "analyze": "analyze a trace of nsys or torch.profiler: kernels, phases, layers, idle time",
+    "snapshot": "analyze a CUDA memory snapshot of PyTorch: the peak, its categories, its largest allocations",
+    "doctor": "check what works on this machine, and show the command that fixes what does not",
 }
 REMEDIES = {
-    errno.EACCES: "; ask its owner to let you, or give another",
-    errno.ENOSPC: "; make room, then give the same command again",
+    errno.EACCES: "; change its permissions, or give another path",
+    errno.ENOSPC: "; free some space, then run the same command again",
 }
 EXIT_MALFORMED = 2
 EXIT_INTERRUPTED = 130
@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         torchrun.job()
     status = 0
     try:
-        _use_what_streams_there_are()
-        status = until_reader_leaves(lambda: _answered(words))
+        _replace_unusable_streams()
+        status = until_reader_leaves(lambda: _run_command(words))
     except OSError as error:
         try:
             sys.stdout.flush()
@@ -72,18 +72,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def until_reader_leaves(answer: Callable[[], int]) -> int:
-    """Return its exit status, or 0 if the reader of the output (head, less) closed the pipe early."""
+def until_reader_leaves(command: Callable[[], int]) -> int:
+    """Return the exit status of the command, or 0 if the reader of the output (head, less) closed the pipe early."""
     try:
-        status = answer()
-        _flush()  # while a closed pipe or a full disk can still be reported
+        status = command()
+        _flush()  # here a closed pipe or a full disk can still be reported
     except BrokenPipeError:
         _drop_output()
         return 0
     return status
 
 
-def _use_what_streams_there_are() -> None:
+def _replace_unusable_streams() -> None:
     """Replace closed streams and escape what the terminal's encoding cannot show.
 
     A closed stream (>&-) discards all output; characters that the encoding lacks are escaped, as Python does on
@@ -107,9 +107,9 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _answered(words: Sequence[str]) -> int:
+def _run_command(words: Sequence[str]) -> int:
     if nul := next((word for word in words if "\0" in word), None):
-        raise ConfigError(f"{nul!r} holds a NUL character; leave it out")
+        raise ConfigError(f"argument {nul!r} contains a NUL character; remove it")
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0
@@ -124,7 +124,7 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
 
     module = importlib.import_module(f"cs_systems.cli.{command}")
     try:
-        with _complaints_made_visible(words):
+        with _printable_parser_errors(words):
             args = tyro.cli(
                 module.ARGS,
                 prog=f"cs-systems {command}",
@@ -133,29 +133,32 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
     finally:
-        _flush()  # after --help it leaves the process
+        _flush()  # also after --help, where tyro exits
     status: int = module.run(args)
     return status
 
 
 @contextmanager
-def _complaints_made_visible(words: Sequence[str]) -> Iterator[None]:
+def _printable_parser_errors(words: Sequence[str]) -> Iterator[None]:
     """Escape control characters of a malformed word where the parser quotes it."""
     if all(map(str.isprintable, words)):
         yield
         return
-    said = io.StringIO()
+    errors = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(errors):
             yield
     finally:
-        sys.stderr.write(visible(said.getvalue()))
+        sys.stderr.write(visible(errors.getvalue()))
 
 
 def _overview() -> str:
     width = max(map(len, COMMANDS))
-    lines = [_filled(f"  {name:<{width}}  {what}", width + 4) for name, what in COMMANDS.items()]
-    usage, more = "usage: cs-systems COMMAND [options]", "cs-systems COMMAND --help tells a command's options."
+    lines = [_filled(f"  {name:<{width}}  {text}", width + 4) for name, text in COMMANDS.items()]
+    usage, more = (
+        "usage: cs-systems COMMAND [options]",
+        "Run cs-systems COMMAND --help to see the options of a command.",
+    )
     return "\n".join([usage, "", *lines, "", more])
 
 
@@ -172,8 +175,8 @@ def _failed_file(error: OSError) -> str:
     """Describe a failed file: its name, the cause and the remedy, instead of the system's `[Errno 13]`."""
     if error.strerror is None:
         return str(error)
-    said = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
-    return said + REMEDIES.get(error.errno or 0, "")
+    text = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
+    return text + REMEDIES.get(error.errno or 0, "")
 
 
 def _fail(message: str, status: int) -> int:

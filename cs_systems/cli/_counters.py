@@ -16,8 +16,9 @@ SHOWN: dict[str, tuple[dict[str, str], str]] = {
             "highest_occupancy_share": "at most", "sm_efficiency_share": "SM eff.",
             "warp_efficiency_share": "warp eff.",
         },
-        "occupancy: of the warps that an SM holds, and the most that registers and shared memory allow; SM eff.: of "
-        "the time, with a warp in flight; warp eff.: of 32 threads, active in an instruction",
+        "occupancy: active warps over the most that an SM can hold; at most: the occupancy that registers and shared "
+        "memory allow; SM eff.: share of the time in which an SM has an active warp; warp eff.: active threads of an "
+        "instruction, over 32",
     ),
     "throughput": (
         {
@@ -25,19 +26,20 @@ SHOWN: dict[str, tuple[dict[str, str], str]] = {
             "dram_read_bytes_per_s": "read", "dram_write_bytes_per_s": "written", "load_bytes_per_s": "load",
             "store_bytes_per_s": "store",
         },
-        "SM, memory, DRAM: of what the chip can sustain; read, written: DRAM; load, store: global memory, by the "
-        "load/store units",
+        "SM, memory, DRAM: share of the peak throughput; read, written: DRAM traffic; load, store: traffic of global "
+        "memory instructions",
     ),
     "shared memory": (
         {
-            "kernel": "kernel", "registers": "regs", "shared_bytes": "a block", "shared_load_bytes_per_s": "load",
+            "kernel": "kernel", "registers": "regs", "shared_bytes": "per block", "shared_load_bytes_per_s": "load",
             "shared_store_bytes_per_s": "store", "shared_load_conflicts": "ld conflicts",
             "shared_store_conflicts": "st conflicts",
         },
-        "conflicts: wavefronts beyond those that the accesses need; load, store: at most, at 128 bytes a wavefront",
+        "regs: registers per thread; per block: shared memory; ld, st conflicts: additional wavefronts because of bank "
+        "conflicts; load, store: upper limit, at 128 bytes per wavefront",
     ),
 }  # fmt: skip
-ALONE = "each kernel ran several times, alone and on cold caches: its time is for these counters only"
+ALONE = "ncu runs each kernel several times, alone and with cold caches; do not use these times as timings"
 
 
 def counters_text(heading: str, rows: Sequence[Row], format: str = "terminal", output: Path | None = None) -> list[str]:

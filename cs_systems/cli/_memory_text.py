@@ -1,4 +1,4 @@
-"""Memory results of records as terminal tables: phases, components, residuals, ranges."""
+"""Memory results of records as terminal tables: phases, components, saved tensors, ranges."""
 
 from __future__ import annotations
 
@@ -32,51 +32,53 @@ PREDICTED_ALONE = {  # headings of predictions without a measurement
     "predicted_allocated_bytes": "predicted",
     "predicted_peak_bytes": "predicted peak",
 }
-CHECKPOINT = "a checkpoint keeps its input; backward computes the rest again"
-SELECTIVE = "what a selective one keeps beside it is no saved tensor: predicted counts it, kept does not"
-COMPILED = "of a compiled model the compiler decides what it keeps"
-ROOM_OF_NUMBERS = 24  # columns of a terminal: count, bytes and share, and the space between
-TOP = 5  # rows of what forward keeps; the record has all
+CHECKPOINT = "checkpoint: it keeps its input, and backward recomputes the rest"
+SELECTIVE = (
+    "a selective checkpoint also keeps outputs that are no saved tensors: `predicted` counts them, `kept` does not"
+)
+COMPILED = "the compiler decides which tensors a compiled model keeps"
+ROOM_OF_NUMBERS = 24  # width of the columns count, bytes and share, with the space between them
+TOP = 5  # rows of the table of saved tensors; the record has all
 NOTES = {
-    "residual_bytes": "off: measured peak less the predicted one",
-    "device_used_bytes": "device: in use by anybody, the CUDA context included",
-    "resident_bytes": "process: its resident memory, Python and torch included",
+    "residual_bytes": "off: measured peak minus predicted peak",
+    "device_used_bytes": "device: in use by all processes, the CUDA context included",
+    "resident_bytes": "process: resident memory, Python and torch included",
 }
 
 
 def print_memory(record: RunRecord, folder: Path) -> None:
-    """Print a record's memory results: phases, components, parts of the device's memory, residuals, files."""
+    """Print a record's memory results: phases, components, owners, saved tensors, files."""
     title, results = describe(record.run_config), record.results
     if record.status != "ok":
         say(f"{title}: {record.status}: {record.reason}\n")
     if record.status == "oom" and record.run_config.profiler == "memory_snapshot" and not record.artifacts:
-        say("no snapshot: memory ran out before recording began, in building or in --warmup: use --warmup 0\n")
+        say("no snapshot: memory ran out before it began, while building the model or in --warmup; use --warmup 0\n")
     if rows := results.get("memory_phases"):
         shown = [name for name in SHOWN if name in ("step", "phase") or any(row[name] is not None for row in rows)]
         notes = [note for name, note in NOTES.items() if name in shown]
         if record.run_config.compile != "none":
-            notes.append(f"not predicted: {COMPILED}")
+            notes.append(f"no prediction: {COMPILED}")
         titles = SHOWN if "allocated_bytes" in shown else SHOWN | PREDICTED_ALONE
         print_table([{name: row[name] for name in shown} for row in rows], title, notes, titles)
     if rows := results.get("memory_components"):
-        print_table(by_phase(rows), "by the closed form, after each phase of the second step", [], {})
+        print_table(by_phase(rows), "predicted memory by component, after each phase of the second step", [], {})
     if rows := results.get("memory_parts"):
         parts = [{"part": f"= {row['part']}" if row["total"] else row["part"], "bytes": row["bytes"]} for row in rows]
         print_table(
-            parts, "whose the device's memory is, after the last step", ["=: the sum so far"], {"bytes": "size"}
+            parts, "device memory by owner, after the last step", ["=: sum of the rows above"], {"bytes": "size"}
         )
     if rows := results.get("residuals"):
         _print_residuals(rows, record, title)
     if "memory_ranges" in results:
         print_ranges(results["memory_ranges"], title, results["memory_ranges_of"][0]["sees"])
-    for what, file in record.artifacts.items():
-        print(visible(f"{what}: {folder / file}"))
+    for name, file in record.artifacts.items():
+        print(visible(f"{name}: {folder / file}"))
     if "snapshot" in record.artifacts:
         print(f"read it: {command_line('cs-systems', 'snapshot', folder / record.artifacts['snapshot'])}\n")
 
 
 def _print_residuals(rows: Sequence[Row], record: RunRecord, title: str) -> None:
-    """Print the largest tensors that forward keeps, and the bytes that each block keeps."""
+    """Print the largest tensors that forward keeps for backward, and the bytes that each block keeps."""
     from cs_systems.report.units import human
 
     results = record.results
@@ -88,15 +90,17 @@ def _print_residuals(rows: Sequence[Row], record: RunRecord, title: str) -> None
         row["operation"] = within(row["operation"] or "", max(12, (terminal_width() or 80) - taken - ROOM_OF_NUMBERS))
     left, whole = rows[TOP:], sum(row["total_bytes"] for row in rows)
     rest = f"{len(left)} more keep {human(sum(row['total_bytes'] for row in left), 'bytes')}"
-    notes = [f"of {human(whole, 'bytes')} in all; {rest}; parameters, and what is kept already, cost nothing more"]
+    notes = [
+        f"total {human(whole, 'bytes')}; {rest}; parameters and tensors that are kept already are not counted again"
+    ]
     for row in results.get("residual_stream", ()):
-        notes.append(f"the residual stream is a tensor of {human(row['bytes'], 'bytes')}")
-    print_table(top, f"{title}: what forward keeps for backward", notes, {"total_bytes": "kept"})
+        notes.append(f"one tensor of the residual stream takes {human(row['bytes'], 'bytes')}")
+    print_table(top, f"{title}: tensors that forward keeps for backward", notes, {"total_bytes": "kept"})
     _print_blocks(results["residual_blocks"], record.run_config.checkpoint.startswith("selective"))
     if rows := results.get("backward_blocks", []):
-        note = "predicted: the gradients that a block's backward emits, less what the block kept"
+        note = "predicted: gradients that a block's backward allocates, minus the tensors that the block kept"
         titles = {"change_bytes": "allocated", "gradient_bytes": "gradients", "predicted_bytes": "predicted"}
-        _print_beside_prediction(rows, "change of what is allocated during each block's backward", note, titles)
+        _print_beside_prediction(rows, "change of allocated memory during each block's backward", note, titles)
 
 
 def _print_blocks(rows: Sequence[Row], selective: bool) -> None:
@@ -112,7 +116,7 @@ def _print_blocks(rows: Sequence[Row], selective: bool) -> None:
     notes = [CHECKPOINT] if any(row.get("checkpoint") for row in rows) else []
     notes += [SELECTIVE] if notes and selective else []
     titles = {"bytes": "kept", "predicted_bytes": "predicted"}
-    _print_beside_prediction(blocks, "kept by each block", "predicted: by the closed form", titles, notes)
+    _print_beside_prediction(blocks, "kept for backward by each block", "predicted: by formula", titles, notes)
 
 
 def _span(names: Sequence[str], under_one: int | None) -> str:
@@ -139,7 +143,7 @@ def print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:
     """Print CUDA allocations by phase and layer; equal layers of a phase share a row."""
     if not rows:
         say(
-            f"{title}: in no recorded step CUDA was asked for memory, for the allocator's cache held enough: add "
+            f"{title}: no recorded step called cudaMalloc, because the allocator's cache had enough memory; add "
             "--no-caching-allocator, or record the first steps with --warmup 0\n"
         )
         return
@@ -155,12 +159,14 @@ def print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:
     ]
     unknown = {name for name in shown[0] if all(row[name] is None for row in shown)}
     titles = {name: name.removesuffix("_bytes") for name in shown[0] if name.endswith("_bytes") and name not in unknown}
-    notes = [f"cudaMalloc and cudaFree by nsys, which sees {sees}; most: in use meanwhile, above the step's begin"]
+    notes = [
+        f"cudaMalloc and cudaFree calls recorded by nsys, of {sees}; most: highest use minus use at the step's start"
+    ]
     if sees != "tensors":
-        notes.append("what is freed stays in the allocator's cache: add --no-caching-allocator to see tensors")
+        notes.append("freed tensors stay in the allocator's cache; add --no-caching-allocator to see each tensor")
     known = [{name: value for name, value in row.items() if name not in unknown} for row in shown]
     headings = titles | {"allocations": "calls"}
-    print_table(known, f"{title}: the device's memory by range, a step", notes, headings, alike=list(titles))
+    print_table(known, f"{title}: device memory of one step, by range", notes, headings, alike=list(titles))
 
 
 def spans(names: Sequence[str]) -> str:

@@ -19,7 +19,6 @@ from cs_systems.core.checkpoint_plan import FORMS
 
 # tyro checks the defaults of these without typeguard. For a `tuple[int, ...]` or an `int | None` it imports typeguard,
 # which is a third of the time that `--help` takes.
-# a third of the time that `--help` takes.
 MaybeInt = Optional[int]  # noqa: UP045
 MaybeFloat = Optional[float]  # noqa: UP045
 MaybeText = Optional[str]  # noqa: UP045
@@ -31,7 +30,7 @@ def _whole(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise ValueError(f"{word!r} is no whole number") from None
+        raise ValueError(f"{word!r} is not a whole number") from None
 
 
 def _several(
@@ -43,7 +42,7 @@ def _several(
         if commas:
             words = [part.strip() for word in words for part in word.split(",") if part.strip()]
         if not words and not empty:
-            raise ValueError("give it a value, or leave it out")
+            raise ValueError("no value; give one, or leave out the option")
         return tuple(map(read, words))
 
     return PrimitiveConstructorSpec(
@@ -95,40 +94,44 @@ def refuse(names: Collection[str], why: str) -> None:
     """Raise ConfigError if any of the names is an option that would be silently ignored."""
     if names:
         options = " ".join("--" + name.replace("_", "-") for name in names)
-        raise ConfigError(f"{why}: leave out {options}")
+        raise ConfigError(f"{why}; leave out {options}")
 
 
 def check_keep_graph(keep_graph: bool, modes: Collection[str]) -> None:
     """Raise ConfigError if --keep-graph would change nothing."""
     if keep_graph and Mode.FORWARD not in modes:
-        refuse(["keep_graph"], "backward needs its graph: mode forward alone may keep it or not")
+        refuse(["keep_graph"], "--keep-graph requires mode forward, because the other modes always keep the graph")
 
 
 @dataclass(frozen=True)
 class ModelCells:
-    """Which training steps: every combination of what is given."""
+    """Training steps to measure: every combination of the values given."""
 
     size: Annotated[Names, arg(help=f"presets: {', '.join(PRESETS)}")] = ("small",)
-    context_length: Annotated[Numbers, arg(help="tokens a sequence", help_behavior_hint="(default: the preset's)")] = ()
-    batch_size: Annotated[Numbers, arg(help="sequences a step")] = (4,)
-    precision: Annotated[Names, arg(help="fp32 (TF32 off), tf32, bf16, fp16 (autocast), bf16-pure, fp8")] = ("fp32",)
-    attention: Annotated[Names, arg(help="attention backends, or path.py:function")] = ("naive",)
+    context_length: Annotated[
+        Numbers, arg(help="tokens per sequence", help_behavior_hint="(default: the preset's)")
+    ] = ()
+    batch_size: Annotated[Numbers, arg(help="sequences per step")] = (4,)
+    precision: Annotated[
+        Names, arg(help="fp32 (TF32 off), tf32, bf16 and fp16 (autocast), bf16-pure (no autocast), fp8")
+    ] = ("fp32",)
+    attention: Annotated[Names, arg(help="backends (cs-systems doctor lists them), or path.py:function")] = ("naive",)
     mode: Annotated[Names, arg(help="forward, forward-backward, train-step")] = ("train-step",)
     compile: Annotated[Names, arg(help=f"torch.compile: {', '.join(COMPILE_MODES)}")] = ("none",)
     checkpoint: Annotated[Plans, arg(help=f"activation checkpointing: {FORMS}")] = ("none",)
     optimizer: Annotated[str, optional("STR", ", ".join(OPTIMIZERS[1:]), "adamw_fused")] = "default"
-    keep_graph: Annotated[bool, flag("let mode forward record the graph for backward")] = False
-    d_model: Annotated[MaybeInt, optional("INT", "override of the preset")] = None
-    d_ff: Annotated[MaybeInt, optional("INT", "override of the preset")] = None
-    num_layers: Annotated[MaybeInt, optional("INT", "override of the preset")] = None
-    num_heads: Annotated[MaybeInt, optional("INT", "override of the preset")] = None
-    vocab_size: Annotated[MaybeInt, optional("INT", "override of the preset")] = None
-    rope_theta: Annotated[MaybeFloat, optional("FLOAT", "override of the preset")] = None
+    keep_graph: Annotated[bool, flag("in mode forward, record the graph for backward (not with no_grad)")] = False
+    d_model: Annotated[MaybeInt, optional("INT", "width of the model", "the preset's")] = None
+    d_ff: Annotated[MaybeInt, optional("INT", "width of the feed-forward layers", "the preset's")] = None
+    num_layers: Annotated[MaybeInt, optional("INT", "number of blocks", "the preset's")] = None
+    num_heads: Annotated[MaybeInt, optional("INT", "attention heads per block", "the preset's")] = None
+    vocab_size: Annotated[MaybeInt, optional("INT", "tokens in the vocabulary", "the preset's")] = None
+    rope_theta: Annotated[MaybeFloat, optional("FLOAT", "base of the rotary embedding", "the preset's")] = None
 
     def configs(self, base: RunConfig) -> list[RunConfig]:
         check_keep_graph(self.keep_graph, self.mode)
         if self.optimizer != ModelCells.optimizer and Mode.TRAIN_STEP not in self.mode:
-            refuse(["optimizer"], f"no optimizer steps in mode {' or '.join(self.mode)}")
+            refuse(["optimizer"], f"--optimizer requires mode train-step, got {' and '.join(self.mode)}")
         names = [f.name for f in fields(ModelConfig) if f.name not in ("name", "context_length")]
         overrides = {name: [getattr(self, name)] for name in names if getattr(self, name) is not None}
         axes: dict[str, Sequence[Any]] = {"size": self.size, **overrides}
@@ -141,15 +144,15 @@ class ModelCells:
 
 @dataclass(frozen=True)
 class Steps:
-    """How each cell is measured."""
+    """Measurement of each cell. A cell is one combination of the values above."""
 
     warmup: Annotated[int, arg(help="untimed steps before the timed ones")] = 5
-    warmup_s: Annotated[float, arg(help="warm up at least this long as well")] = 0.0
+    warmup_s: Annotated[float, arg(help="shortest warm-up in seconds, with more steps if needed")] = 0.0
     steps: Annotated[int, arg(help="timed steps")] = 10
-    rounds: Annotated[int, arg(help="split the steps over so many visits")] = 1
-    seed: Annotated[int, arg(help="of parameters and data")] = 0
+    rounds: Annotated[int, arg(help="measurement rounds; the steps are divided among them")] = 1
+    seed: Annotated[int, arg(help="random seed of parameters and data")] = 0
     device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
-    memory_limit: Annotated[MaybeText, optional("SIZE", "emulate a smaller card: 8GiB, 24GB")] = None
+    memory_limit: Annotated[MaybeText, optional("SIZE", "emulate a GPU with less memory: 8GiB, 24GB")] = None
 
     def base(self, **rest: Any) -> RunConfig:
         return RunConfig(
@@ -166,19 +169,24 @@ class Steps:
 
 @dataclass(frozen=True)
 class Sweep:
-    """How the cells are gone through, and where the records go."""
+    """Order and repetition of the cells, and the folder of their records."""
 
-    out: Annotated[MaybePath, optional("DIR", "folder of records; one that exists is resumed", "runs/TIME-COMMAND")] = (
-        None
+    out: Annotated[
+        MaybePath, optional("DIR", "folder for the records; if it has records, the run is resumed", "runs/TIME-COMMAND")
+    ] = None
+    fresh: Annotated[bool, flag("rename the folder's old records, and measure every cell again")] = False
+    repeats: Annotated[int, arg(help="times that each cell is measured, each in a new process")] = 1
+    interleave: Annotated[bool, flag("measure one round of each cell in turn, instead of one cell after the other")] = (
+        False
     )
-    fresh: Annotated[bool, flag("put the folder's records aside and start over")] = False
-    repeats: Annotated[int, arg(help="measure all cells again, each time in a new process")] = 1
-    interleave: Annotated[bool, flag("visit all cells in turn, --rounds times")] = False
-    shuffle: Annotated[bool, flag("in an order shuffled by --seed")] = False
-    timeout_s: Annotated[MaybeFloat, optional("SECONDS", "give a cell up when a visit takes longer")] = None
-    skip_oom: Annotated[bool, flag("do not run cells that are predicted not to fit")] = False
-    dry_run: Annotated[bool, flag("list the cells with their predicted memory, run nothing")] = False
-    part: Annotated[MaybeText, optional("K/N", "only cells K, K+N, … from 0: N jobs share a sweep", "all")] = None
+    shuffle: Annotated[bool, flag("run the cells in random order, seeded by --seed")] = False
+    timeout_s: Annotated[MaybeFloat, optional("SECONDS", "stop a cell if one of its rounds takes longer")] = None
+    skip_oom: Annotated[bool, flag("skip cells whose predicted memory exceeds the device's")] = False
+    dry_run: Annotated[bool, flag("list the cells with their predicted memory, and run nothing")] = False
+    part: Annotated[
+        MaybeText,
+        optional("K/N", "run only cells K, K+N, … (counted from 0), so that N jobs share a sweep", "all cells"),
+    ] = None
 
     def of_part(self, cells: Sequence[T]) -> Sequence[T]:
         """Return the cells of this job. Raises ConfigError."""
@@ -186,9 +194,13 @@ class Sweep:
             return cells
         match = re.fullmatch(r"(\d+)/(\d+)", self.part)
         if match is None or not int(match[1]) < int(match[2]):
-            raise ConfigError(f"{self.part!r} is no part of a sweep: write 0/4, 1/4, 2/4 or 3/4 for four jobs")
+            raise ConfigError(
+                f"--part must be K/N with K below N, got {self.part!r}; for four jobs, use 0/4, 1/4, 2/4 and 3/4"
+            )
         if not (mine := cells[int(match[1]) :: int(match[2])]):
-            raise ConfigError(f"part {self.part} has no cell: the sweep has {len(cells)}")
+            raise ConfigError(
+                f"--part {self.part} selects no cell, because the sweep has only {len(cells)}; use fewer jobs"
+            )
         return mine
 
     def folder(self, command: str) -> Path:
@@ -207,10 +219,12 @@ class Sweep:
                 folder.mkdir(parents=True)
             except OSError as error:
                 if not (isinstance(error, FileExistsError) and os.path.lexists(folder)):
-                    raise OSError(f"cannot make {folder}: {error.strerror}; choose another with --out") from error
+                    raise OSError(
+                        f"cannot create {folder}: {error.strerror}; choose another folder with --out"
+                    ) from error
             else:
                 return folder
-        raise AssertionError("numbers do not end")
+        raise AssertionError("unreachable: count() never ends")
 
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -223,9 +237,9 @@ def parse_bytes(text: str) -> int:
         assert match is not None
         size = int(float(match[1]) * _UNITS[match[2]])
     except (AssertionError, KeyError, ValueError, OverflowError):
-        raise ConfigError(f"{text!r} is not an amount of memory: write 8GiB, 24GB or 512B") from None
+        raise ConfigError(f"{text!r} is not a size in bytes; use a form such as 8GiB, 24GB or 512B") from None
     if not size:
-        raise ConfigError(f"{text!r} is nothing: write 8GiB, 24GB or 512B")
+        raise ConfigError(f"the size must be positive, got {text!r}; use a form such as 8GiB, 24GB or 512B")
     if not match[2] and not match[3]:
-        raise ConfigError(f"{text!r} has no unit: write {text}GiB, {text}GB, or {text}B for bytes")
+        raise ConfigError(f"{text!r} has no unit; use {text}GiB, {text}GB, or {text}B for bytes")
     return size

@@ -68,7 +68,7 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (
                 raise ConfigError(f"{option} {file} {reason}; name another file")
         for other, same in seen.items():
             if files.is_same_file(file, same):
-                raise ConfigError(f"{other} and {option} are one file, {file}; give each a file of its own")
+                raise ConfigError(f"{other} and {option} name the same file, {file}; give each a different file")
         seen[option] = file
         files.check_writable(file)
 
@@ -96,13 +96,13 @@ def sources_of(configs: Iterable[RunConfig]) -> list[Path]:
 def _kept(file: Path, read: Path) -> str | None:
     """Return why the file must not be overwritten while the command reads `read`, or None if it may be."""
     if files.is_same_file(file, read) or files.is_same_file(file, Path(f"{read}.json")):  # or a snapshot's sidecar
-        return f"would overwrite {read}, which is read"
+        return f"would overwrite the input {read}"
     records, real = records_path(read), Path(os.path.realpath(file))
     if files.is_same_file(file, records):
         return f"would overwrite the records of {read}"
     if not (read.is_dir() or read.suffix in ("", ".jsonl")) or not files.is_same_file(real.parent, records.parent):
         return None
     if any(fnmatch(real.name, pattern) for pattern in RUN_FILES):
-        return f"has the name of a file of the run {read}"
+        return f"has a name reserved for files of the run {read}"
     is_artifact = real.is_file() and records.is_file() and json.dumps(real.name).encode() in records.read_bytes()
     return f"would overwrite an artifact of the run {read}" if is_artifact else None

@@ -26,20 +26,21 @@ LEARNING = {
     "precision": "precision", "steps": "steps", "first": "first loss", "last": "last 10%", "apart": "largest deviation",
     "loss_scale": "loss scale", "skipped": "skipped",
 }  # fmt: skip
-INTERVAL = "gain: fp32's step over this one's; interval: 95%, from"
-OWN_PEAK = "MFU: of each one's own peak"
-MIXED = "fp8: linear layers of the blocks; attention and lm_head are bf16"
-MIXED_PEAK = "fp8's MFU is of fp8's peak, though attention and lm_head run in bf16"
+INTERVAL = "gain: fp32's step time over this precision's; interval: 95% confidence, from"
+OWN_PEAK = "MFU: relative to the peak of each precision"
+MIXED = "fp8: the linear layers of the blocks run in fp8, attention and lm_head in bf16"
+MIXED_PEAK = "the MFU of fp8 is relative to fp8's peak, although attention and lm_head run in bf16"
 UNDERFLOW = (
-    "underflow: gradients' elements that are 0 where the reference's are not; worst parameter's: of its gradient"
+    "underflow: share of gradient elements that are 0 while the reference's are not; worst parameter's: largest error "
+    "of one parameter's gradient"
 )
-NO_KERNEL = "only a GPU's recording has kernels: profile on a GPU"
+NO_KERNEL = "only traces of a GPU contain kernels; profile on a GPU"
 NO_GPU = "no CUDA: "  # its remedy, --device cpu, does not help here
-SCALED = "loss scale: what fp16's loss is multiplied by; skipped: steps whose gradients overflowed"
+SCALED = "loss scale: factor on fp16's loss; skipped: steps whose gradients overflowed"
 
 
 def comparison_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
-    """Return the tables of each cell that the records fill, and the sentences about profiled cells."""
+    """Return the tables of each cell for which there are records, and the sentences about profiled cells."""
     from cs_systems.report.tables.rows import render_rows
 
     texts = []
@@ -48,7 +49,7 @@ def comparison_texts(records: Sequence[RunRecord], format: str, width: int | Non
             texts.append(render_rows(rows, "csv"))
         elif all(row["status"] != "ok" for row in rows):
             failed = [{name: row[name] for name in ("precision", "status")} for row in rows]
-            texts.append(render_rows(failed, format, caption, _whys(rows), width=width, color=width is not None))
+            texts.append(render_rows(failed, format, caption, _reasons(rows), width=width, color=width is not None))
         else:
             texts.append(_text(caption, list(map(readable, rows)), titles, notes, format, width))
     sentences = [precision_causes.sentence(row) for row in precision_causes.explained(records)]
@@ -66,18 +67,18 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
         fp8 = [row for row in rows if row["precision"] == Precision.FP8 and row["step_s"]]
         notes += [MIXED] if fp8 else []
         notes += [MIXED_PEAK] if any(row["mfu"] for row in fp8) else []
-        notes += _whys(rows)
+        notes += _reasons(rows)
         parts.append((f"{precision.name_of(cell)}: time of a step", rows, _gain, GAINS, notes))
     for cell, found in precision.by_cell(records, precision.ERRORS).items():
         rows = precision.errors(found)
         references = ", ".join(dict.fromkeys(row["reference"] for row in rows if row["reference"])) or UNKNOWN
         caption = f"{precision.name_of(cell)}: relative error against {references} of the same parameters and batch"
-        parts.append((caption, rows, _error, ERRORS, [UNDERFLOW, *_whys(rows)]))
+        parts.append((caption, rows, _error, ERRORS, [UNDERFLOW, *_reasons(rows)]))
     for cell, found in precision.by_cell(records, precision.CURVES).items():
         rows = precision.learning(found)
         scaled = [SCALED] if any(row["loss_scale"] for row in rows) else []
         parts.append(
-            (f"{precision.name_of(cell)}: training on the same data", rows, _lesson, LEARNING, scaled + _whys(rows))
+            (f"{precision.name_of(cell)}: training on the same data", rows, _lesson, LEARNING, scaled + _reasons(rows))
         )
     return parts
 
@@ -92,8 +93,8 @@ def _text(
     return render_rows(plain, format, caption, notes, titles, width, color=width is not None)
 
 
-def _whys(rows: Sequence[Row]) -> list[str]:
-    """Return why rows failed or ran otherwise than requested; precisions with the same reason share a line."""
+def _reasons(rows: Sequence[Row]) -> list[str]:
+    """Return the reasons why rows failed or ran in another way than requested, one line per reason."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         if row["status"] != "ok" or row["reason"]:
@@ -140,7 +141,7 @@ def _lesson(row: Row) -> Row:
 
 
 def _unprofiled(records: Sequence[RunRecord], format: str) -> list[str]:
-    """Return why cells that should have been profiled have no explanation."""
+    """Return the reasons why profiled cells have no explanation."""
     failed = dict.fromkeys(
         NO_KERNEL if record.reason is None or record.reason.startswith(NO_GPU) else record.reason
         for record in records

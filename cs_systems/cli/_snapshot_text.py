@@ -45,13 +45,13 @@ def _peak(found: Attribution) -> str:
             when += f", {human((events.time_us[event] - events.time_us[0]) / 1e6, 's')} after the first"
         when += f", in {phase}" if phase else ""
     reserved = max(reserved for _, reserved in replay.reserved_bytes)
-    over = f"; reserved at most {human(reserved, 'bytes')}" if replay.snapshot.segments else ""
+    over = f"; highest reserved {human(reserved, 'bytes')}" if replay.snapshot.segments else ""
     return f"peak {human(replay.peak_bytes, 'bytes')} ({replay.peak_bytes:,} bytes) {when}{over}"
 
 
 def _out_of_memory(found: Attribution) -> list[str]:
     return [
-        f"out of memory at event {oom.event:,}: {human(oom.requested_bytes, 'bytes')} asked for, "
+        f"out of memory at event {oom.event:,}: {human(oom.requested_bytes, 'bytes')} requested, "
         + (f"{human(oom.device_free_bytes, 'bytes')} free on the device, " if oom.device_free_bytes is not None else "")
         + f"{human(oom.allocated_bytes, 'bytes')} allocated"
         + (f", at {place}" if (place := found.sites[oom.stack]) else "")
@@ -63,11 +63,12 @@ def _sidecar(found: Attribution) -> list[str]:
     sidecar = found.replay.snapshot.sidecar
     if sidecar is None or sidecar.max_allocated_bytes is None:
         return []
-    said, off = "torch.cuda.max_memory_allocated() said", sidecar.max_allocated_bytes - found.replay.peak_bytes
+    off = sidecar.max_allocated_bytes - found.replay.peak_bytes
     if not off:
-        return [f"{said} the same, to the byte"]
+        return ["the peak equals torch.cuda.max_memory_allocated(), to the byte"]
     return [
-        f"{said} {sidecar.max_allocated_bytes:,} bytes: {abs(off):,} {'more' if off > 0 else 'less'} than the events"
+        f"torch.cuda.max_memory_allocated() returned {sidecar.max_allocated_bytes:,} bytes: "
+        f"{abs(off):,} {'more' if off > 0 else 'less'} than the peak of the events"
     ]
 
 
@@ -77,11 +78,11 @@ def notes(name: str, found: Attribution, rows: Sequence[Row]) -> list[str]:
         unknown = sum(row["bytes"] for row in rows if row["category"] == UNKNOWN)
         rounding = sum(row["rounding_bytes"] for row in rows)
         whole = sum(row["bytes"] for row in rows)
-        said = f"together {whole:,} bytes, the peak; {unknown:,} of them unknown"
-        return [f"{said}; {human(rounding, 'bytes')} of it nobody asked for: the allocator rounds up"]
+        total = f"total {whole:,} bytes at the peak; category unknown for {unknown:,}"
+        return [f"{total}; {human(rounding, 'bytes')} more than requested, because the allocator rounds up"]
     if name == "fragmentation" and rows:
         idle = sum(row["reserved_bytes"] - row["allocated_bytes"] for row in rows)
-        return [f"{human(idle, 'bytes')} reserved and not allocated; empty_cache() would return the empty segments"]
+        return [f"{human(idle, 'bytes')} reserved but not allocated; empty_cache() would return the empty segments"]
     return []
 
 

@@ -52,23 +52,25 @@ def run_and_report(
     return exit_status(asked_for(records, options.of_part(configs)))
 
 
-def told_beside(format: str, folder: Path, kind: str, figure: Path | None, drawn: Sequence[RunRecord]) -> None:
-    """Print what follows a command's own tables: the figure of the records `drawn`, if they can fill it, and all paths.
+def print_figure_and_paths(
+    format: str, folder: Path, kind: str, figure: Path | None, drawn: Sequence[RunRecord]
+) -> None:
+    """Draw the figure of the records `drawn`, if they have the data, and print its path and that of the records.
 
-    If the tables are for another program, this text goes beside them.
+    The paths go to standard error unless the tables are for the terminal, because another program may read those.
 
-    figure: its file; None for one named after its kind in the folder.
+    figure: file of the figure; None for a file in the folder, named after the kind.
     """
     from cs_systems.report.figures import plot
 
-    beside = sys.stdout if format == "terminal" else sys.stderr
+    stream = sys.stdout if format == "terminal" else sys.stderr
     if kind in plot.kinds(drawn):
         file = figure or folder / f"{'figure' if kind == 'collectives' else kind}.svg"
         plot.save(drawn, file, kind)
-        print(visible(f"figure:  {file}"), file=beside)
+        print(visible(f"figure:  {file}"), file=stream)
     elif figure:
-        print(visible(f"no figure {figure}: no record fills it"), file=sys.stderr)
-    print(visible(f"records: {records_path(folder)}"), file=beside)
+        print(visible(f"{figure} was not drawn: no record has the data for this figure"), file=sys.stderr)
+    print(visible(f"records: {records_path(folder)}"), file=stream)
 
 
 def asked_for(records: Sequence[RunRecord], cells: Sequence[RunConfig]) -> list[RunRecord]:
@@ -105,12 +107,12 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
     except KeyboardInterrupt:
         if not records_path(folder).exists():
             raise
-        again = f"the same command with {command_line('--out', folder)} goes on with the rest"
-        raise KeyboardInterrupt(f"interrupted; what was measured is kept, {again}") from None
+        again = f"to continue, run the same command with {command_line('--out', folder)}"
+        raise KeyboardInterrupt(f"interrupted; the records so far are kept; {again}") from None
     finally:
         if options.out is None:
             with suppress(OSError):
-                folder.rmdir()  # removes only an empty folder, in which nothing was begun
+                folder.rmdir()  # removes the folder only if it is empty
     return folder, sound_records(folder)[0]
 
 
@@ -128,7 +130,7 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
         predicted, memory = row["predicted_peak_bytes"], row["device_memory_bytes"]
         note = row["reason"] or ""
         if predicted is not None and memory is not None and predicted > memory:
-            note = f"does not fit {human(memory, 'bytes')}"
+            note = f"does not fit the device's {human(memory, 'bytes')}"
         table.add_row(plain(describe(config)), "–" if predicted is None else human(predicted, "bytes"), plain(note))
     _console().print(table)
     print("1 cell" if len(configs) == 1 else f"{len(configs)} cells")
@@ -136,7 +138,7 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
 
 
 def print_warmup(record: RunRecord, _folder: Path) -> None:
-    """Print every step of a run from the first, with the causes of slow ones."""
+    """Print every step of a cell, warm-up included, with the causes of slow steps."""
     from rich.table import Table
 
     from cs_systems.comparison.warmup import warmup_curve
@@ -145,13 +147,13 @@ def print_warmup(record: RunRecord, _folder: Path) -> None:
     if record.measurement is None:
         return
     title = plain(describe(record.run_config))
-    table = Table("step", "time", "above steady", "why", title=title, box=None, title_justify="left")
+    table = Table("step", "time", "above steady", "cause", title=title, box=None, title_justify="left")
     for row in warmup_curve(record.measurement):
         mark = "*" if row["warmup"] else ""
         excess = human(row["excess_s"], "s") if row["cause"] else ""
         table.add_row(f"{row['step']}{mark}", human(row["wall_s"], "s"), excess, row["cause"] or "")
     _console().print(table)
-    print("* warm-up\n")
+    print("*: warm-up; above steady: time beyond the median of the timed steps\n")
 
 
 def _console(stderr: bool = False) -> Console:

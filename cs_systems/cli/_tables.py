@@ -12,7 +12,7 @@ from cs_systems.record import Row
 from cs_systems.report.tables.profile import says_something
 
 Part = tuple[str, list[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
-BESIDE = {"kernel": 52, "range": 55}  # columns of a terminal that the rest of such a table takes
+BESIDE = {"kernel": 52, "range": 55}  # width of the other columns of a table with such a column
 
 
 def chosen_tables(
@@ -21,16 +21,16 @@ def chosen_tables(
     """Return the tables that --table names, or all. Raises ConfigError if they do not suit --format or --top."""
     tables = [one_of("table of a comparison" if compares else "table", name, known) for name in given or known]
     if format == "csv" and len(tables) != 1:
-        raise ConfigError(f"CSV holds one table: choose it with --table {', '.join(tables)}")
+        raise ConfigError(f"--format csv writes one table; choose it with --table: {', '.join(tables)}")
     if top is not None and top < 1:
-        raise ConfigError(f"--top {top}: it must be at least 1")
+        raise ConfigError(f"--top must be at least 1, got {top}")
     return tables
 
 
 def check_top(top: int | None, tables: Sequence[str], long: Sequence[str]) -> None:
     """Raise ConfigError for a --top without effect: only the long tables are cut."""
     if top is not None and not {*tables} & {*long}:
-        raise ConfigError(f"--top is for the tables {', '.join(long)}, not for {', '.join(tables)}; leave out --top")
+        raise ConfigError(f"--top only cuts the tables {', '.join(long)}, not {', '.join(tables)}; leave out --top")
 
 
 def table_text(
@@ -50,9 +50,9 @@ def table_text(
     if format == "csv":
         return render_rows(rows, "csv")
     if not rows and format == "terminal":
-        notes = ["nothing to show", *notes]
+        notes = ["no data", *notes]
     elif not rows:
-        rows, titles = [{"": "nothing to show"}], {"": ""}
+        rows, titles = [{"": "no data"}], {"": ""}
     width = terminal_width(output)
     shown = {c: title for c, title in titles.items() if rows and says_something(c, rows)}
     readable = [{column: row[column] for column in shown} for row in rows]
@@ -68,11 +68,14 @@ def table_text(
 def difference_part(by: str, rows: list[Row]) -> Part:
     """Return the rows of `analysis.difference` as a table."""
     titles = {by: by, "a_s": "A", "b_s": "B", "difference_s": "B − A", "share": "of A's time"}
-    return f"kernel time of a step by {by}, B against A", rows, titles, []
+    return f"kernel time per step by {by}, B compared with A", rows, titles, []
 
 
 def document_text(format: str, heading: Sequence[str], parts: Sequence[Part], output: Path | None) -> list[str]:
-    """Return the tables under the heading: lines of its own on a terminal, else notes, which every format escapes."""
+    """Return the heading and the tables.
+
+    On a terminal the heading is printed as lines; in other formats as notes, which every format escapes.
+    """
     from cs_systems.core.printable import plain
     from cs_systems.report.tables.formats import DEFAULT_WIDTH
 

@@ -28,16 +28,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Analyze:
-    file: Annotated[Positional[Path], arg(metavar="FILE", help=".sqlite, .nsys-rep, .json, .json.gz or .ncu-rep")]
+    file: Annotated[
+        Positional[Path], arg(metavar="FILE", help="the trace: .sqlite, .nsys-rep, .json, .json.gz or .ncu-rep")
+    ]
     other: Annotated[
-        Positional[MaybePath], optional("FILE2", "hold this one (B) against FILE (A), by phase, family and layer")
+        Positional[MaybePath], optional("FILE2", "trace B, compared with FILE (A) by phase, family and layer")
     ] = None
-    table: Annotated[Names, arg(help=", ".join(SHOWN), help_behavior_hint="(default: all)")] = ()
-    range: Annotated[MaybeText, optional("GLOB", "the ranges that are steps", "step, or ProfilerStep#*")] = None
-    process: Annotated[MaybeInt, optional("PID", "which process, where a file holds several")] = None
-    top: Annotated[MaybeInt, optional("N", "so many kernels, steps and ranges", "10; in CSV all")] = None
-    format: Annotated[Format, arg(help="what to write; html: a page with a timeline of one step")] = "terminal"
-    output: Annotated[MaybePath, optional("FILE", "write there instead of to the terminal")] = None
+    table: Annotated[Names, arg(help=f"tables to show: {', '.join(SHOWN)}", help_behavior_hint="(default: all)")] = ()
+    range: Annotated[
+        MaybeText, optional("GLOB", "pattern of the ranges that mark one step each", "step, or ProfilerStep#*")
+    ] = None
+    process: Annotated[MaybeInt, optional("PID", "process to analyze, if the file has several")] = None
+    top: Annotated[MaybeInt, optional("N", "number of kernels, steps and ranges to show", "10; in CSV all")] = None
+    format: Annotated[Format, arg(help="output format; html: a page with the timeline of one step")] = "terminal"
+    output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
 
 
 ARGS = Analyze
@@ -49,19 +53,19 @@ def run(args: Analyze) -> int:
     Raises ConfigError for a malformed request, or a file from which no correct table can be made.
     """
     check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
-    text = _counters(args) if args.file.suffix == ".ncu-rep" else _trace_text(args)
+    text = _counters(args) if args.file.suffix == ".ncu-rep" else _tables_of_trace(args)
     deliver(text, args.format, args.output)
     return 0
 
 
-def _trace_text(args: Analyze) -> str:
+def _tables_of_trace(args: Analyze) -> str:
     known = SPLITS if args.other else SHOWN
     tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.other and args.top:
-        refuse(["top"], "a comparison shows every row")
+        refuse(["top"], "a comparison of two traces shows every row")
     check_top(args.top, tables, LONG)
     if args.format == "html" and (args.other or args.table or args.top):
-        raise ConfigError("an HTML page shows every table of one recording: leave out FILE2, --table and --top")
+        raise ConfigError("--format html shows every table of one trace; leave out FILE2, --table and --top")
     return _text(args, tables)
 
 
@@ -85,7 +89,7 @@ def _counters(args: Analyze) -> str:
     options = {*given(args, Analyze(args.file))} - {"format", "output"}
     if options or args.format == "html":
         raise ConfigError(
-            f"{args.file} holds counters of single kernels: it takes --format (but html) and --output alone"
+            f"{args.file} contains counters of kernels; use only --format (not html) and --output with it"
         )
     rows = read(args.file)
     return "\n".join(counters_text(f"{args.file} · ncu · {len(rows)} kernels", rows, args.format, args.output))
@@ -103,9 +107,9 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
         top = args.top or (len(rows) if args.format == "csv" else 10)
         if name == "kernels" and rows[top:]:
             rest = sum(row["share"] for row in rows[top:])
-            said.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time: show more with --top")
+            said.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time; --top shows more")
         if name in ("steps", "ranges") and rows[top:]:
-            said.append(f"{len(rows) - top} more {name}: show more with --top")
+            said.append(f"{len(rows) - top} more {name}; --top shows more")
         rows = rows[:top] if name in LONG else rows
         parts.append((CAPTIONS[name], rows, SHOWN[name], said))
     return document_text(args.format, _heading(profile), parts, args.output)
@@ -118,7 +122,7 @@ def _heading(profile: Profile) -> list[str]:
     steps = f"{len(profile.steps)} steps" + (f" of {calls:,.0f} kernels" if trace.kernels else "")
     return [
         " · ".join(filter(None, [trace.source, trace.profiler, devices, steps])),
-        "times under a profiler: for shares and causes, not to be quoted as timings",
+        "measured under a profiler: use these times for shares and causes, not as timings",
         *profile.notes,
     ]
 

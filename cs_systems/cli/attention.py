@@ -1,7 +1,8 @@
-"""Time attention alone: every combination of backends, shapes and precisions, forward, backward and both.
+"""Time attention alone: every combination of backends, shapes and precisions, forward, backward and both together.
 
-Each row has its TFLOP/s, credited (causal halved) and executed (tiles, padding, recomputation), and its peak memory.
-On a GPU launches are hidden: kernels are timed without the host's overhead, and a step is the sum of its phases.
+Each row shows TFLOP/s and peak memory. Credited FLOPs are those of the formula, with causal attention halved; executed
+FLOPs include whole tiles, padding and recomputation.
+On a GPU, kernels are timed without the launch overhead of the CPU, and the time of a step is the sum of its phases.
 """
 
 from __future__ import annotations
@@ -20,33 +21,42 @@ CAUSAL = {"false": (False,), "true": (True,), "both": (False, True)}
 
 @dataclass(frozen=True)
 class AttentionCells:
-    """Which attention calls: every combination of what is given."""
+    """Attention calls to measure: every combination of the values given."""
 
-    attention: Annotated[Names, arg(help="backends, or path.py:function")] = ("naive", "sdpa_flash")
-    batch: Annotated[Numbers, arg(aliases=["--batch-size"], help="sequences")] = (8,)
-    heads: Annotated[Numbers, arg(help="query heads")] = (16,)
-    heads_kv: Annotated[Numbers, arg(help="key and value heads", help_behavior_hint="(default: as many)")] = ()
-    seq: Annotated[Numbers, arg(aliases=["--context-length"], help="queries a sequence")] = (1024,)
-    seq_k: Annotated[Numbers, arg(help="keys a sequence", help_behavior_hint="(default: as many)")] = ()
-    d_head: Annotated[Numbers, arg(help="size of a head")] = (64,)
-    precision: Annotated[Names, arg(aliases=["--dtype"], help="the tensors' dtype: bf16, fp16, fp32, tf32")] = ("bf16",)
-    causal: Annotated[MaybeNames, arg(metavar="[false|true|both]", help="alone, it means true")] = ("false",)
-    align: Annotated[str, arg(help="of the causal mask where seq and seq-k differ: upper_left, lower_right")] = (
-        "upper_left"
+    attention: Annotated[Names, arg(help="backends (cs-systems doctor lists them), or path.py:function")] = (
+        "naive",
+        "sdpa_flash",
     )
-    mode: Annotated[Names, arg(help="forward, backward (alone, its graph retained), forward-backward")] = (
+    batch: Annotated[Numbers, arg(aliases=["--batch-size"], help="sequences per call")] = (8,)
+    heads: Annotated[Numbers, arg(help="query heads")] = (16,)
+    heads_kv: Annotated[
+        Numbers, arg(help="key and value heads", help_behavior_hint="(default: as many as --heads)")
+    ] = ()
+    seq: Annotated[Numbers, arg(aliases=["--context-length"], help="queries per sequence")] = (1024,)
+    seq_k: Annotated[Numbers, arg(help="keys per sequence", help_behavior_hint="(default: as many as queries)")] = ()
+    d_head: Annotated[Numbers, arg(help="dimension of one head")] = (64,)
+    precision: Annotated[Names, arg(aliases=["--dtype"], help="dtype of the tensors: bf16, fp16, fp32, tf32")] = (
+        "bf16",
+    )
+    causal: Annotated[MaybeNames, arg(metavar="[false|true|both]", help="causal mask; without a value: true")] = (
+        "false",
+    )
+    align: Annotated[
+        str, arg(help="corner of the causal mask if --seq and --seq-k differ: upper_left, lower_right")
+    ] = "upper_left"
+    mode: Annotated[Names, arg(help="forward, backward (alone, over a retained graph), forward-backward")] = (
         "forward",
         "backward",
         "forward-backward",
     )
-    keep_graph: Annotated[bool, flag("let mode forward record the graph for backward")] = False
-    l2: Annotated[str, arg(help="clear the L2 cache before each step, or leave it warm")] = "warm"
+    keep_graph: Annotated[bool, flag("in mode forward, record the graph for backward (not with no_grad)")] = False
+    l2: Annotated[str, arg(help="L2 cache before each step: warm, clear")] = "warm"
 
     def configs(self, steps: Steps) -> list[RunConfig]:
         words = [one_of("value of --causal", word.lower(), CAUSAL) for word in self.causal or ("true",)]
         check_keep_graph(self.keep_graph, self.mode)
         if self.align == "lower_right" and True not in {v for word in words for v in CAUSAL[word]}:
-            refuse(["align"], "without --causal there is no mask to align")
+            refuse(["align"], "--align requires --causal")
         axes: dict[str, Sequence[Any]] = {}
         for name in ("batch", "heads", "heads_kv", "seq", "seq_k", "d_head"):
             if values := getattr(self, name):

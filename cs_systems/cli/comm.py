@@ -1,8 +1,8 @@
 """Measure collectives: latency, algbw and busbw of all-reduce, all-gather, reduce-scatter, broadcast, all-to-all.
 
 Sizes and rates follow nccl-tests: the size is that of a rank's largest buffer in bytes (for all-gather the output, for
-reduce-scatter the input), algbw is size over time, busbw is the traffic of a link. Set-up, the first call and waiting
-for a late rank are shown apart from the transfer. Ranks use NCCL on GPUs, gloo on CPUs.
+reduce-scatter the input), algbw is size over time, busbw is the traffic of a link. The table shows set-up, the first
+call and the waiting for a late rank separately from the transfer. Ranks use NCCL on GPUs, gloo on CPUs.
 """
 
 from __future__ import annotations
@@ -26,38 +26,39 @@ FITS = {
     "worst_residual_share": "worst residual",
 }  # fmt: skip
 FIT_NOTES = [
-    "α: latency; β: the algbw that large sizes approach; α β: the size that reaches half of it",
-    "fitted to relative residuals, so that each size counts alike; R² of these; a worst residual above some 10%: no "
-    "one line describes all sizes",
+    "α: latency; β: the algbw that large sizes approach; α β: the size at which half of β is reached",
+    "the fit minimizes relative residuals, so that all sizes have equal weight; R² is that of these residuals",
+    "a worst residual above about 10% means that one line does not describe all sizes",
 ]
 SETUPS = {
     "collective": "collective", "dtype": "dtype", "world_size": "ranks", "start_s": "start",
     "init_process_group_s": "init", "new_group_s": "new group", "size_bytes": "size", "first_call_s": "first call",
-    "call_s": "a call",
+    "call_s": "per call",
 }  # fmt: skip
 SETUP_NOTES = [
-    "start: of a rank's process, until it joins the others; init: init_process_group, on GPUs with its communicator; "
-    "new group: a further one of the same ranks; once a process, of the slowest rank, and in none of the times above"
+    "start: from the start of a rank's process until it joins the others; init: init_process_group, on GPUs with "
+    "the creation of the communicator; new group: a second group of the same ranks",
+    "these times are of the slowest rank, occur once per process, and are not included in the times above",
 ]
 
 
 @dataclass(frozen=True)
 class CommCells:
-    """Which calls: every combination of what is given."""
+    """Collective calls to measure: every combination of the values given."""
 
-    collective: Annotated[Names, arg(help=f"{', '.join(COLLECTIVES)}")] = COLLECTIVES
+    collective: Annotated[Names, arg(help=", ".join(COLLECTIVES))] = COLLECTIVES
     size: Annotated[
         Names,
         arg(
-            help=f"64KiB 1020B, or a range, 1KiB:1GiB in steps of ×{FACTOR}, 1KiB:1GiB:2 of ×2; a range "
-            "is rounded down to what the ranks can share"
+            help=f"sizes (64KiB 1020B) or ranges: 1KiB:1GiB in steps of ×{FACTOR}, 1KiB:1GiB:2 in steps of ×2; sizes "
+            "of a range are rounded down so that the ranks can divide them"
         ),
     ] = ("1KiB:1GiB",)
     dtype: Annotated[Names, arg(help=", ".join(ELEMENT_BYTES))] = ("fp32",)
-    world_size: Annotated[Numbers, arg(help="ranks, each with a GPU of its own where there are GPUs")] = (2,)
-    calls: Annotated[MaybeInt, optional("INT", "in a row, as one sample", "20, fewer where they move over 64 MiB")] = (
-        None
-    )
+    world_size: Annotated[Numbers, arg(help="number of ranks; if there are GPUs, each rank needs its own")] = (2,)
+    calls: Annotated[
+        MaybeInt, optional("INT", "consecutive calls per sample", "20; fewer if they move over 64 MiB")
+    ] = None
 
     def configs(self, steps: Steps) -> list[RunConfig]:
         base = steps.base(workload="collective")
@@ -86,10 +87,10 @@ def parse_sizes(text: str) -> list[int]:
         return [parse_bytes(first)]
     factor = rest[1] if len(rest) == 2 else str(FACTOR)
     if not first or not rest[0] or len(rest) > 2 or not factor.isdecimal() or int(factor) < 2:
-        raise ConfigError(f"{text!r} is no range of sizes: write 1KiB:1GiB, or 1KiB:1GiB:2 to double each")
+        raise ConfigError(f"{text!r} is not a range of sizes; use 1KiB:1GiB, or 1KiB:1GiB:2 to double each size")
     size, last = parse_bytes(first), parse_bytes(rest[0])
     if not 0 < size <= last:
-        raise ConfigError(f"{text!r} is no range of sizes: begin above 0, and end at or after the first")
+        raise ConfigError(f"{text!r} is not a range of sizes; its first size must be above 0 and at most the last")
     sizes = []
     while size <= last:
         sizes.append(size)
@@ -102,16 +103,18 @@ class Comm:
     cells: CommCells = field(default_factory=CommCells)
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
-    format: Annotated[TableFormat, arg(help="of the tables")] = "terminal"
-    output: Annotated[MaybePath, optional("FILE", "write the tables there instead of to the terminal")] = None
-    figure: Annotated[MaybePath, optional("FILE", "the figure: FILE.svg, .png or .pdf", "figure.svg in --out")] = None
+    format: Annotated[TableFormat, arg(help="format of the tables")] = "terminal"
+    output: Annotated[MaybePath, optional("FILE", "file for the tables, instead of the terminal")] = None
+    figure: Annotated[MaybePath, optional("FILE", "file for the figure: .svg, .png or .pdf", "figure.svg in --out")] = (
+        None
+    )
 
 
 ARGS = Comm
 
 
 def run(args: Comm) -> int:
-    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, told_beside
+    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, print_figure_and_paths
 
     configs = args.cells.configs(args.steps)
     if args.sweep.dry_run:
@@ -119,22 +122,22 @@ def run(args: Comm) -> int:
     outputs = {"--output": args.output, "--figure": figure_file(args.figure)}
     check_outputs(outputs, reads(args.sweep.out))
     folder, records = measured(configs, args.sweep, "comm", args.steps.seed)
-    told = "\n".join(texts(records, args.format, terminal_width(args.output)))
-    deliver(told, args.format, args.output)
-    told_beside(args.format, folder, "collectives", args.figure, records)
+    text = "\n".join(texts(records, args.format, terminal_width(args.output)))
+    deliver(text, args.format, args.output)
+    print_figure_and_paths(args.format, folder, "collectives", args.figure, records)
     return exit_status(asked_for(records, args.sweep.of_part(configs)))
 
 
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
-    """Return the tables of the calls, of their fits over the sizes, and of set-up. CSV holds the calls alone."""
+    """Return the tables of the calls, of the fits over the sizes, and of set-up. CSV has only the calls."""
     from cs_systems.report import collectives
     from cs_systems.report.tables.records import render
     from cs_systems.report.tables.rows import render_rows
 
     said = [render(records, format, width=width, color=width is not None)]
     parts: list[tuple[str, list[Row], dict[str, str], list[str]]] = [
-        ("t(n) = α + n/β", collectives.fits(records), FITS, FIT_NOTES),
-        ("before the first sample", collectives.setups(records), SETUPS, SETUP_NOTES),
+        ("fit of time by size: t(n) = α + n/β", collectives.fits(records), FITS, FIT_NOTES),
+        ("set-up, before the first sample", collectives.setups(records), SETUPS, SETUP_NOTES),
     ]
     for caption, rows, titles, notes in parts:
         if rows and format != "csv":

@@ -23,17 +23,19 @@ from cs_systems.traces.range_names import SPLITS
 
 @dataclass(frozen=True)
 class Compare:
-    a: Annotated[Positional[Path], arg(help="folder, records.jsonl or file of a profiler: the baseline")]
-    b: Annotated[Positional[Path], arg(help="what is held against it, of the same kind")]
-    phase: Annotated[Names, arg(help="step (wall clock), forward, loss, backward, optimizer")] = ("step",)
-    format: Annotated[TableFormat, arg(help="what to write")] = "terminal"
-    output: Annotated[MaybePath, optional("FILE", "write there instead of to the terminal")] = None
+    a: Annotated[Positional[Path], arg(help="baseline A: folder of a run, records.jsonl, or trace")]
+    b: Annotated[Positional[Path], arg(help="candidate B, compared with A: a path of the same kind")]
+    phase: Annotated[Names, arg(help="phases to compare: step (wall clock), forward, loss, backward, optimizer")] = (
+        "step",
+    )
+    format: Annotated[TableFormat, arg(help="output format")] = "terminal"
+    output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
 
 
 ARGS = Compare
 UNKNOWN = "–"
 TOP = 10  # rows of a difference, without the sum
-PROFILED = "times of kernels under a profiler: for shares and causes, not to be quoted as timings"
+PROFILED = "kernel times under a profiler: use them for shares and causes, not as timings"
 # Above this, not even a doubling would have been detected, and "no difference" would mislead.
 HOPELESS = 1.0
 
@@ -43,9 +45,11 @@ def run(args: Compare) -> int:
         from cs_systems.cli import analyze
 
         if args.phase != Compare.phase:
-            raise ConfigError("--phase is of recorded runs: of two recordings of a profiler every phase is shown")
+            raise ConfigError(
+                "--phase requires two runs, got two traces, for which every phase is shown; leave out --phase"
+            )
         if args.format == "csv":
-            raise ConfigError("CSV holds one table: cs-systems analyze A B --format csv --table phases, for one")
+            raise ConfigError("--format csv writes one table; use cs-systems analyze A B --format csv --table phases")
         return analyze.run(analyze.Analyze(args.a, args.b, format=args.format, output=args.output))
     from cs_systems.comparison.runs import profiled_pairs, undisturbed
     from cs_systems.report.reading import some_records
@@ -57,7 +61,9 @@ def run(args: Compare) -> int:
     if not pairs or args.format == "csv" or undisturbed(a):
         texts.append(_timings(args, a, b, [*torn_a, *torn_b]))
     elif args.phase != Compare.phase:
-        raise ConfigError("--phase is for timings, and of profiles every phase is shown; leave out --phase")
+        raise ConfigError(
+            "--phase requires timings, got two profiled runs, for which every phase is shown; leave out --phase"
+        )
     if args.format != "csv":
         texts += [_profiles(args, *pair) for pair in pairs]
     deliver("\n".join(texts), args.format, args.output)
@@ -72,7 +78,7 @@ def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
     parts = [difference_part(by, rows) for by, rows in found if rows]
     for _, rows, _, said in parts:
         if more := rows[TOP:-1]:
-            said.append(f"{len(more)} more, which differ by less: the records have all")
+            said.append(f"{len(more)} more with smaller differences; the records have all")
             del rows[TOP:-1]
     sides = " · ".join(f"{side}: {describe(r.run_config)}" for side, r in (("A", a), ("B", b)))
     return "\n".join(document_text(args.format, [cell, sides, PROFILED], parts, args.output))
@@ -88,12 +94,12 @@ def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[s
     comparison = compare(a, b, args.phase)
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
     timed = f" of {args.phase[0]}" if args.format != "csv" and len(args.phase) == 1 else ""
-    caption = f"B over A{timed}; {what or 'the same configuration on both sides'}"
-    blind: dict[str, dict[str, None]] = {}  # those that are alike but for a percentage
+    caption = f"B over A{timed}; {what or 'same configuration in A and B'}"
+    blind: dict[str, dict[str, None]] = {}  # text without its percentages → texts that differ only in these
     for text in filter(None, (row["unseen"] for row in comparison.rows)):
         blind.setdefault(re.sub(r"[\d.]+%", "%", text), {})[text] = None
-    unseen = [f"not seen: {'e.g. ' if len(texts) > 1 else ''}{next(iter(texts))}" for texts in blind.values()]
-    legends = ["finds: the smallest slowdown that would have been called one"]
+    unseen = [f"not measured: {'e.g. ' if len(texts) > 1 else ''}{next(iter(texts))}" for texts in blind.values()]
+    legends = ["finds: the smallest slowdown that this comparison can detect"]
     rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
     if timed:
         rows = [{name: value for name, value in row.items() if name != "phase"} for row in rows]
@@ -101,7 +107,7 @@ def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[s
         rows = [{name: value for name, value in row.items() if name != "interval"} for row in rows]
     else:
         noise = " or ".join(dict.fromkeys(row["noise"] for row in comparison.rows))
-        legends.insert(0, f"interval: of B/A, 95%, from {noise}")
+        legends.insert(0, f"interval: 95% confidence interval of B/A, from {noise}")
     notes = [*legends, *unseen, *torn, *comparison.doubts]
     alike = [name for name in ("A_s", "B_s") if rows and name in rows[0]]
     return render_rows(rows, args.format, caption, notes, width=terminal_width(args.output), alike=alike)

@@ -1,6 +1,6 @@
 """Check what works on this machine, and show the command that fixes what does not.
 
-Exit status 0 unless the main job cannot run at all.
+The exit status is 0 if naive attention, which every machine should run, works, and 3 if not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LITTLE_SPACE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Doctor:
-    json: Annotated[bool, flag("the rows as JSON")] = False
+    json: Annotated[bool, flag("print the rows as JSON")] = False
 
 
 ARGS = Doctor
@@ -36,7 +36,7 @@ def run(args: Doctor) -> int:
     from cs_systems.profilers import ncu, nsys
 
     found_nsys = nsys.check()
-    rows = [_python(), *_asked_of_a_worker(), _nvtx(found_nsys), found_nsys, ncu.check(), _folder(Path("runs"))]
+    rows = [_python(), *_diagnostics_of_worker(), _nvtx(found_nsys), found_nsys, ncu.check(), _folder(Path("runs"))]
     if args.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
@@ -53,7 +53,7 @@ def _show(rows: list[Row]) -> None:
     from cs_systems.core.printable import visible
 
     colors = {"ok": "green", "missing": "yellow", "problem": "bold red"}
-    table = Table("check", "state", "what was found, → what to do", box=None, pad_edge=False)
+    table = Table("check", "state", "result, → what to do", box=None, pad_edge=False)
     for row in rows:
         found = row["found"] + (f"\n→ {row['remedy']}" if row["remedy"] else "")
         table.add_row(Text(visible(row["check"])), Text(row["state"], colors[row["state"]]), Text(visible(found)))
@@ -64,7 +64,7 @@ def _python() -> Row:
     return finding("python", f"{platform.python_version()}, cs-systems {__version__}")
 
 
-def _asked_of_a_worker() -> Iterator[Row]:
+def _diagnostics_of_worker() -> Iterator[Row]:
     """Yield the diagnostics of the worker process, which has torch; if it cannot run, nothing can be measured."""
     from cs_systems.runtime.channel import Diagnose, Diagnosed
     from cs_systems.runtime.processes import ANSWER_TIMEOUT_S, Worker
@@ -79,7 +79,7 @@ def _asked_of_a_worker() -> Iterator[Row]:
         assert isinstance(answer, Diagnosed)
         yield from answer.rows
     except RuntimeError as error:
-        yield finding("worker", str(error), "problem", "its last words say what to reinstall")
+        yield finding("worker", str(error), "problem", "reinstall the package that the error names")
     finally:
         worker.close()
 
@@ -92,21 +92,21 @@ def _nvtx(found_nsys: Row) -> Row:
     try:
         found = version("nvtx")
     except PackageNotFoundError:
-        return finding("nvtx", "not installed: ranges without a GPU have no names", "missing", remedy)
+        return finding("nvtx", "not installed: without a GPU, ranges have no names", "missing", remedy)
     if found_nsys["state"] != "ok":
         return finding("nvtx", found)
     if reason := nsys.loses_ranges():
         return finding("nvtx", f"{found} does not work with nsys {found_nsys['found']}: {reason}", "problem", remedy)
-    return finding("nvtx", f"{found}, recorded by nsys")
+    return finding("nvtx", f"{found}, works with nsys")
 
 
 def _folder(folder: Path) -> Row:
     """Check the default folder of records: the nearest folder that exists must be writable."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        return finding(f"{folder}/", f"{there} cannot be written", "problem", "cd elsewhere, or give --out DIR")
+        return finding(f"{folder}/", f"{there} is not writable", "problem", "cd to another folder, or give --out DIR")
     free = shutil.disk_usage(there).free
-    found = f"can be written, {free / 2**30:.1f} GiB free"
+    found = f"writable, {free / 2**30:.1f} GiB free"
     if free < LITTLE_SPACE_BYTES:
-        return finding(f"{folder}/", found, "problem", "make room: a trace takes hundreds of MiB")
+        return finding(f"{folder}/", found, "problem", "free some space: a trace takes hundreds of MiB")
     return finding(f"{folder}/", found)

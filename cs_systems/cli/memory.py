@@ -1,10 +1,10 @@
-"""Show where the memory of a training step goes, phase by phase, beside the closed form. Nothing is timed.
+"""Show the memory of a training step by phase and component, measured and predicted. Nothing is timed.
 
-Each phase shows allocated, reserved and used memory; the closed form gives parameters, gradients, optimizer state,
-activations and the rest.
+For each phase, allocated, reserved and used memory is measured. A formula predicts parameters, gradients, optimizer
+state, activations and the other components.
 
-`--fits 24GiB` predicts what fits a device, the largest batch and context that do, and what to change first.
-`--best-checkpoint --budget 40GiB` finds the cheapest checkpoints that fit, and proves the choice by a run.
+`--fits 24GiB` predicts if the step fits such a device, the largest batch and context that fit, and what to change.
+`--best-checkpoint --budget 40GiB` finds the checkpoint plan that fits with the least recomputation, and measures it.
 """
 
 from __future__ import annotations
@@ -44,17 +44,25 @@ class Memory:
     cells: ModelCells = field(default_factory=ModelCells)
     steps: Steps = field(default_factory=lambda: Steps(warmup=0, steps=2))
     sweep: Sweep = field(default_factory=Sweep)
-    workload: Annotated[str, arg(help="what a step is: train_step, or package.module:factory")] = "train_step"
-    snapshot: Annotated[bool, flag("also dump PyTorch's memory history of the steps after --warmup")] = False
-    residuals: Annotated[bool, flag("also list what forward keeps for backward, by block and operation")] = False
-    nsys: Annotated[bool, flag("also list what CUDA allocated in each phase and layer, by nsys")] = False
-    no_caching_allocator: Annotated[
-        bool, flag("with --nsys: let PyTorch ask CUDA for every tensor, or nsys sees its cache grow alone")
+    workload: Annotated[str, arg(help="workload to run: train_step, or package.module:factory")] = "train_step"
+    snapshot: Annotated[bool, flag("also write a CUDA memory snapshot of the steps after --warmup")] = False
+    residuals: Annotated[
+        bool, flag("also list the tensors that forward keeps for backward, by block and operation")
     ] = False
-    show: Annotated[MaybePath, optional("DIR", "print what a folder of records tells of memory; runs nothing")] = None
-    fits: Annotated[MaybeText, optional("SIZE", "by prediction: what fits a device of 24GiB; runs nothing")] = None
-    best_checkpoint: Annotated[bool, flag("find the cheapest --checkpoint that fits --budget, and run it")] = False
-    budget: Annotated[MaybeText, optional("SIZE", "what --best-checkpoint must fit, the CUDA context included")] = None
+    nsys: Annotated[bool, flag("also list CUDA's allocations by phase and layer, recorded by nsys")] = False
+    no_caching_allocator: Annotated[
+        bool, flag("with --nsys: allocate every tensor by cudaMalloc; otherwise nsys only sees PyTorch's cache grow")
+    ] = False
+    show: Annotated[MaybePath, optional("DIR", "print the memory results of an earlier run, and run nothing")] = None
+    fits: Annotated[
+        MaybeText, optional("SIZE", "predict if the step fits a device of this memory (24GiB), and run nothing")
+    ] = None
+    best_checkpoint: Annotated[
+        bool, flag("find the --checkpoint that fits --budget with the least recomputation, and run it")
+    ] = False
+    budget: Annotated[MaybeText, optional("SIZE", "memory limit of --best-checkpoint, the CUDA context included")] = (
+        None
+    )
 
 
 ARGS = Memory
@@ -75,28 +83,30 @@ def run(args: Memory) -> int:
     if args.fits is not None:
         return _print_fits(configs, parse_bytes(args.fits))
     if args.best_checkpoint != (args.budget is not None):
-        raise ConfigError("--best-checkpoint and --budget go together: --best-checkpoint --budget 40GiB")
+        raise ConfigError(
+            "--best-checkpoint and --budget require each other; give both, as in --best-checkpoint --budget 40GiB"
+        )
     if args.budget is not None:
         return _run_cheapest(args, configs, parse_bytes(args.budget))
-    watched = _watched(args, configs)
+    cells = _measured_cells(args, configs)
     if args.sweep.dry_run:
-        return print_cells(watched, args.sweep)
-    folder, records = measured(watched, args.sweep, "memory", args.steps.seed)
+        return print_cells(cells, args.sweep)
+    folder, records = measured(cells, args.sweep, "memory", args.steps.seed)
     for record in records:
         print_memory(record, folder)
     print(visible(f"records: {records_path(folder)}"))
-    return exit_status(asked_for(records, args.sweep.of_part(watched)))
+    return exit_status(asked_for(records, args.sweep.of_part(cells)))
 
 
 def _check_used(args: Memory) -> None:
     """Raise ConfigError for options that --show, --fits or --best-checkpoint would ignore."""
     names = given(args)
     if args.show is not None:
-        refuse([name for name in names if name != "show"], "--show prints what was recorded")
+        refuse([name for name in names if name != "show"], "--show only prints recorded results")
     if args.fits is not None:
-        refuse([name for name in names if name in NOT_OF_FITS], "--fits predicts and runs nothing")
+        refuse([name for name in names if name in NOT_OF_FITS], "--fits only predicts, and runs nothing")
     if args.best_checkpoint:
-        itself = "--best-checkpoint itself chooses the checkpoint, within --budget, for each config"
+        itself = "--best-checkpoint chooses the checkpoint plan, within --budget, for each cell"
         refuse([name for name in names if name in ("checkpoint", "memory_limit", "part")], itself)
 
 
@@ -106,19 +116,19 @@ def _show(folder: Path) -> int:
     records, complaints = some_records(folder)
     for complaint in complaints:
         print(visible(complaint), file=sys.stderr)
-    told = [record for record in records if OF_MEMORY & {*record.results, *record.artifacts}]
-    if not told:
-        raise ConfigError(f"{folder} tells of no memory by phase: cs-systems memory --out DIR measures it")
-    for record in told:
+    shown = [record for record in records if OF_MEMORY & {*record.results, *record.artifacts}]
+    if not shown:
+        raise ConfigError(f"{folder} has no memory results; measure them with cs-systems memory --out DIR")
+    for record in shown:
         print_memory(record, folder)
     return 0
 
 
-def _watched(args: Memory, configs: Sequence[RunConfig]) -> list[RunConfig]:
+def _measured_cells(args: Memory, configs: Sequence[RunConfig]) -> list[RunConfig]:
     from cs_systems.profilers.nsys_memory import UNCACHED
 
     if args.no_caching_allocator and not args.nsys:
-        raise ConfigError("--no-caching-allocator is for what nsys sees: add --nsys")
+        raise ConfigError("--no-caching-allocator requires --nsys; add --nsys")
     options = (UNCACHED,) if args.no_caching_allocator else ()
     profilers = (
         ("memory", True, ()),
@@ -148,18 +158,18 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
         print(f"  largest that fits: {batch}, or {context}")
         if not fit.fits:
             first = " ".join(change.what for change in fit.first)
-            say(f"  change first: {first or 'nothing of this is enough: shard it over several devices'}")
+            say(f"  change first: {first or 'no combination is enough; shard the model over several devices'}")
             rows = [{"change": c.what, "needed_bytes": c.needed_bytes, "fits": c.fits} for c in fit.changes]
-            print_table(rows, "each alone", [], {})
+            print_table(rows, "each change alone", [], {})
     return 0
 
 
 def _check_predictable(configs: Sequence[RunConfig], option: str) -> None:
     for config in configs:
         if config.workload != "train_step":
-            raise ConfigError(f"the memory of {config.workload} is not known by formula: leave out {option}")
+            raise ConfigError(f"{option} requires --workload train_step, got {config.workload}; leave out {option}")
         if config.compile != "none":
-            raise ConfigError(f"{COMPILED}: leave out --compile with {option}")
+            raise ConfigError(f"{option} cannot predict memory with --compile, because {COMPILED}; leave out --compile")
 
 
 def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int) -> int:
@@ -172,22 +182,22 @@ def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int)
     on_gpu = args.steps.device != "cpu" and preflight([replace(configs[0], device="cuda")])[0]["reason"] is None
     if args.sweep.dry_run:
         for config in configs:
-            _proven(args, config, budget_bytes, on_gpu=on_gpu)
+            _run_within_budget(args, config, budget_bytes, on_gpu=on_gpu)
         return 0
     check(configs, args.sweep.repeats, args.sweep.timeout_s)
     folder = args.sweep.claim("memory")
     if args.sweep.fresh:
         Journal.prepare(folder, fresh=True)  # once, because each config and each plan is a sweep of its own
     args = replace(args, sweep=replace(args.sweep, out=folder, fresh=False))
-    records = [record for config in configs for record in _proven(args, config, budget_bytes, on_gpu=on_gpu)]
+    records = [record for config in configs for record in _run_within_budget(args, config, budget_bytes, on_gpu=on_gpu)]
     print(visible(f"records: {records_path(folder)}"))
     return exit_status(records)
 
 
-def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool) -> list[RunRecord]:
-    """Run a config under the cheapest checkpoint that fits by prediction, and under the next one if that fails.
+def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool) -> list[RunRecord]:
+    """Run a config under the cheapest checkpoint that fits by prediction, and under the next one if memory runs out.
 
-    The prediction can be too low because no formula knows the allocator's fragmentation. Returns the last run's
+    The prediction can be too low because the formula leaves out the allocator's fragmentation. Returns the last run's
     records; none for a dry run.
 
     Raises ConfigError if nothing makes it fit.
@@ -200,22 +210,22 @@ def _proven(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool)
     while best := cheapest_plan(replace(config, device="cuda" if on_gpu else "cpu"), ceiling):
         device = config.device if on_gpu else "cpu"
         planned = replace(config, device=device, checkpoint=best.config.checkpoint, memory_limit_bytes=limit)
-        predicted = f"{human(best.needed_bytes, 'bytes')} by prediction, {_more_flops(best.config):.1%} more FLOPs"
+        predicted = f"{human(best.needed_bytes, 'bytes')} predicted, {_more_flops(best.config):.1%} more FLOPs"
         say(f"{describe(config)}: {best.what}: {predicted}")
         if args.sweep.dry_run:
             return []
-        watched = _watched(args, [planned])
-        folder, records = measured(watched, args.sweep, "memory", args.steps.seed)
-        own = asked_for(records, watched)
+        cells = _measured_cells(args, [planned])
+        folder, records = measured(cells, args.sweep, "memory", args.steps.seed)
+        own = asked_for(records, cells)
         for record in own:
             print_memory(record, folder)
-        say(_proof(own[0], budget_bytes))
+        say(_result_in_budget(own[0], budget_bytes))
         if own[0].status != "oom":
             return own
         ceiling = best.needed_bytes - budget_bytes // 50
     raise ConfigError(
-        f"{describe(config)}: no checkpoint makes it fit {human(budget_bytes, 'bytes')}: "
-        f"--fits {args.budget} says what would"
+        f"{describe(config)} does not fit {human(budget_bytes, 'bytes')} with any checkpoint plan; "
+        f"--fits {args.budget} shows which changes would help"
     )
 
 
@@ -230,15 +240,15 @@ def _more_flops(config: RunConfig) -> float:
     return again / sum(cost.hardware_flops or 0 for cost in costs)
 
 
-def _proof(record: RunRecord, budget_bytes: int) -> str:
+def _result_in_budget(record: RunRecord, budget_bytes: int) -> str:
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES
     from cs_systems.report.units import human
 
     peak = record.measurement.peak_allocated_bytes if record.measurement else None
     said = f"{describe(record.run_config)}: {record.status}"
     if peak is not None:
-        beside = f"{human(peak, 'bytes')}, beside {human(CONTEXT_BYTES, 'bytes')} of CUDA context"
-        return f"{said} in a budget of {human(budget_bytes, 'bytes')}: its measured peak is {beside}"
+        beside = f"{human(peak, 'bytes')}, plus {human(CONTEXT_BYTES, 'bytes')} of CUDA context"
+        return f"{said} in a budget of {human(budget_bytes, 'bytes')}: measured peak {beside}"
     if record.status == "ok":
-        return f"{said}, but nothing limits the memory of a CPU: only a GPU proves that it fits"
+        return f"{said}, but the memory of a CPU is not limited; run on a GPU to verify that it fits"
     return f"{said}: {record.reason}"

@@ -1,7 +1,7 @@
 """Compare strategies for training on several ranks: step time, communication, waiting, memory.
 
-Shows hidden and exposed communication, waiting, bytes sent, and memory by component, each beside its formula.
-Strategies are the files in `cs_systems/parallel`; join several with +.
+The tables show hidden and exposed communication, waiting, bytes sent, and memory by component, beside the predictions
+by formula. The strategies are the files in `cs_systems/parallel`; `+` joins several.
 
 --batch-size is for each rank: N ranks train on N times as many sequences. `single` on one rank is always measured too,
 as the baseline. Each cell is timed without a profiler, and profiled separately (--with).
@@ -37,7 +37,7 @@ COMMUNICATION = CELL | {"by_difference_s": "longer", "of_step": "of step", "in_t
                         "hidden_s": "hidden", "hidden": "hidden %"}  # fmt: skip
 SKEW = CELL | {"transfer_s": "transfer", "waiting_s": "waiting"}
 DIFFERENCES = CELL | {"difference_s": "longer", "exposed_s": "exposed", "slower_compute_s": "compute",
-                      "waits_longer_s": "idle", "recorder_s": "recorder"}  # fmt: skip
+                      "waits_longer_s": "idle", "recorder_s": "profiler"}  # fmt: skip
 VOLUMES = CELL | {"collectives": "calls", "sent_bytes": "sent", "formula_sent_bytes": "formula",
                   "peak_allocated_bytes": "peak", "predicted_peak_bytes": "predicted"}  # fmt: skip
 STAGES = CELL | {"component": "component", "built_bytes": "built", "forward_bytes": "forward",
@@ -45,32 +45,31 @@ STAGES = CELL | {"component": "component", "built_bytes": "built", "forward_byte
 SPREAD = ("p10_s", "p90_s")  # dropped on a narrow terminal; cs-systems report shows it too
 PERCENT = ("efficiency", "of_step", "hidden", "off")
 NOTES = {
-    "steps": ["efficiency: tokens/s over those of as many ranks that train alone"],
+    "steps": ["efficiency: tokens/s over that of the same number of independent ranks"],
     "communication": [
-        "longer: than the step of a rank that trains alone; the rest from a recording of the slowest rank: exposed, "
-        "hidden: communication alone, and beside computing"
+        "longer: step time minus that of one rank alone; exposed, hidden: communication without and with simultaneous "
+        "computation, from a trace of the straggler"
     ],
     "skew": [
-        "summed over the collectives, which may run at once, means of the recorded steps; transfer: once all ranks "
-        "are there; waiting: for them, of the rank that waits most"
+        "transfer: time of the collectives after all ranks have joined; waiting: time until then, of the rank that "
+        "waits longest",
+        "both are sums over all collectives, some of which run at the same time; means of the recorded steps",
     ],
     "differences": [
-        "longer = exposed + what computing takes longer beside communication + what the device idles longer + what "
-        "the recorder changed"
+        "longer = exposed communication + slowdown of computation by communication + additional idle time + effect of "
+        "the profiler"
     ],
-    "volumes": ["sent: by a rank in a step, as counted where our own strategies send; formula: in rings"],
+    "volumes": ["sent: bytes that a rank sends in a step, counted by the strategy; formula: by ring algorithms"],
     "stages": [
-        "of the rank that holds most; off: the farthest from the formula; allocated: all that the device's allocator "
-        "has given out"
+        "of the rank with the most bytes; off: largest deviation from the formula; allocated: total of the device's "
+        "allocator"
     ],
 }
 
-BLOCKING = (
-    "on a CPU communication inside forward, backward or optimizer counts as hidden, also where the phase waits for it"
-)
+BLOCKING = "on a CPU, communication inside a phase counts as hidden, even if the phase waits for it"
 
-DISTURBED = "over 100%: one rank alone was slower than one of several, as on a busy machine: measure it again, --fresh"
-MOST_EFFICIENT = 1.05  # a higher efficiency is more than noise
+DISTURBED = "efficiency over 100%: the baseline was probably disturbed by other programs; measure again with --fresh"
+MOST_EFFICIENT = 1.05  # above this, the excess over 100% is more than noise
 
 
 @dataclass(frozen=True)
@@ -78,25 +77,27 @@ class Parallel:
     cells: ModelCells = field(default_factory=ModelCells)
     strategy: Annotated[
         Names,
-        arg(help="of cs_systems/parallel, several joined by +, told more after a colon: ddp_bucketed:comm_dtype=bf16"),
+        arg(help="strategies, joined by +: ddp_bucketed+zero1; options after a colon: ddp_bucketed:comm_dtype=bf16"),
     ] = DDP
-    world_size: Annotated[Numbers, arg(help="ranks, each with a GPU of its own where there are GPUs")] = (2,)
+    world_size: Annotated[Numbers, arg(help="number of ranks; if there are GPUs, each rank needs its own")] = (2,)
     bucket_size_mb: Annotated[
-        Names, arg(help="2^20 bytes, of strategies with buckets", help_behavior_hint="(default: the strategy's)")
+        Names,
+        arg(help="bucket sizes in MiB, for strategies with buckets", help_behavior_hint="(default: the strategy's)"),
     ] = ()
     tp_degree: Annotated[
-        MaybeInt, optional("INT", "neighbouring ranks that divide a block: fsdp+tp and ddp_*+tp need it, tp takes all")
+        MaybeInt, optional("INT", "neighbouring ranks that divide each block; required by fsdp+tp and ddp_*+tp")
     ] = None
     with_: Annotated[
         MaybeNames,
-        arg(name="with", help=f"record apart from timing: {', '.join(WITH)}; alone: nothing"),
+        arg(name="with", help=f"profile separately from timing: {', '.join(WITH)}; without a value: neither"),
     ] = WITH
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
-    format: Annotated[TableFormat, arg(help="of the tables")] = "terminal"
-    output: Annotated[MaybePath, optional("FILE", "write the tables there; CSV: FILE, FILE-2, …, one each")] = None
+    format: Annotated[TableFormat, arg(help="format of the tables")] = "terminal"
+    output: Annotated[MaybePath, optional("FILE", "file for the tables; CSV: one file each, FILE, FILE-2, …")] = None
     figure: Annotated[
-        MaybePath, optional("FILE", "streams of a step: FILE.svg, .png or .pdf", "streams.svg in --out")
+        MaybePath,
+        optional("FILE", "file for the figure of a step's streams: .svg, .png or .pdf", "streams.svg in --out"),
     ] = None
 
 
@@ -104,7 +105,7 @@ ARGS = Parallel
 
 
 def run(args: Parallel) -> int:
-    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, told_beside
+    from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells, print_figure_and_paths
     from cs_systems.runtime.sweep import check
 
     configs = cells(args)
@@ -114,40 +115,42 @@ def run(args: Parallel) -> int:
     outputs = {"--output": args.output, "--figure": figure_file(args.figure)}
     check_outputs(outputs, [*reads(args.sweep.out), *sources_of(configs)])
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
-    said = texts(records, args.format, terminal_width(args.output))
-    deliver_tables(said, args.format, args.output, [folder])
+    tables = texts(records, args.format, terminal_width(args.output))
+    deliver_tables(tables, args.format, args.output, [folder])
     recorded = [record for record in records if record.results.get("streams") and record.repeat == 0]
-    told_beside(args.format, folder, "streams", args.figure, recorded)
+    print_figure_and_paths(args.format, folder, "streams", args.figure, recorded)
     return exit_status(asked_for(records, args.sweep.of_part(configs)))
 
 
 def cells(args: Parallel) -> list[RunConfig]:
-    """Return the clean cells, the baseline of each group first; then the same under each recorder."""
+    """Return the cells without a profiler, the baseline of each group first; then the same under each profiler."""
     from cs_systems.formulas.rank_layout import options_of
 
     if stray := [name for name in args.strategy if "=" in _plain(name)]:
         raise ConfigError(
-            f"{stray[0]!r} is no strategy: join its options by colons, ddp_bucketed:comm_dtype=bf16:max_ctas=16"
+            f"{stray[0]!r} is not a strategy; join options by colons, as in ddp_bucketed:comm_dtype=bf16:max_ctas=16"
         )
     if {*args.strategy} == {"single"} and args.world_size != Parallel.world_size:
-        raise ConfigError("single trains on one rank: name a strategy beside it, or leave out --world-size")
+        raise ConfigError("--strategy single trains on one rank only; add another strategy, or leave out --world-size")
     if args.tp_degree is not None and not any(map(_has_two_dimensions, args.strategy)):
-        raise ConfigError("--tp-degree is of fsdp+tp and ddp_*+tp: name one in --strategy; tp alone takes all ranks")
+        raise ConfigError("--tp-degree requires --strategy fsdp+tp or ddp_*+tp; add one, or leave out --tp-degree")
     if args.figure and "overlap" not in args.with_:
-        raise ConfigError("--figure draws what the recorder overlap sees: add it to --with")
+        raise ConfigError("--figure requires --with overlap; add overlap to --with")
     if args.bucket_size_mb and not any("bucket_size_mb" in options_of(_plain(name)) for name in args.strategy):
-        raise ConfigError("--bucket-size-mb is of strategies with buckets: name one in --strategy, as ddp_bucketed")
+        raise ConfigError(
+            "--bucket-size-mb requires a strategy with buckets; add one to --strategy, such as ddp_bucketed"
+        )
     made: list[RunConfig] = []
     for base in args.cells.configs(args.steps.base()):
         made.append(base)
         made += [cell for name in args.strategy for cell in _of_strategy(base, name, args)]
     made = list(dict.fromkeys(made))
-    recorders = [one_of("recorder", name, WITH) for name in args.with_]
-    return made + [_recorded(cell, name) for name in recorders for cell in made]
+    profilers = [one_of("value of --with", name, WITH) for name in args.with_]
+    return made + [_profiled(cell, name) for name in profilers for cell in made]
 
 
-def _recorded(cell: RunConfig, name: str) -> RunConfig:
-    """Return the cell under a recorder: a few warm steps; for memory the first step, which creates optimizer state."""
+def _profiled(cell: RunConfig, name: str) -> RunConfig:
+    """Return the cell under a profiler: a few warm steps; for memory the first step, which creates optimizer state."""
     if name == "rank_memory":
         return replace(cell, profiler=name, warmup=0, steps=2, rounds=1)
     return replace(cell, profiler=name, steps=min(cell.steps, 3), rounds=1)
@@ -195,7 +198,9 @@ def _megabytes(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ConfigError(f"{text!r} is no bucket size: give a number of MB, as in --bucket-size-mb 1 25 100") from None
+        raise ConfigError(
+            f"--bucket-size-mb must be a number of MiB, got {text!r}; use a form such as --bucket-size-mb 1 25 100"
+        ) from None
 
 
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
@@ -208,21 +213,28 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
         title = describe(group)
         tables: list[tuple[str, str, list[Row], dict[str, str]]] = [
             ("steps", f"{title}: steps", parallel.steps(own), STEPS),
-            ("communication", "communication, of a step", parallel.communication(own), COMMUNICATION),
-            ("skew", "transfer and waiting, of a step", parallel.communication(own), SKEW),
-            ("differences", "why a step is longer than alone", parallel.differences(own), DIFFERENCES),
-            ("volumes", "bytes sent and memory, of a rank", parallel.volumes(own), VOLUMES),
-            ("stages", "what a rank holds after each stage of its first step", parallel.stages(own), STAGES),
+            ("communication", "communication per step", parallel.communication(own), COMMUNICATION),
+            ("skew", "transfer and waiting per step", parallel.communication(own), SKEW),
+            (
+                "differences",
+                "causes of the longer step, compared with one rank",
+                parallel.differences(own),
+                DIFFERENCES,
+            ),
+            ("volumes", "bytes sent and memory, per rank", parallel.volumes(own), VOLUMES),
+            ("stages", "memory of a rank after each stage of its first step", parallel.stages(own), STAGES),
         ]
         said += [
-            _table(rows, caption, NOTES[key] + _beyond_reason(rows) + _of_a_cpu(key, own), titles, format, width)
+            _table(
+                rows, caption, NOTES[key] + _implausible_efficiency(rows) + _of_a_cpu(key, own), titles, format, width
+            )
             for key, caption, rows, titles in tables
             if any(row[name] is not None for row in rows for name in titles if name not in CELL)
         ]
     return said
 
 
-def _beyond_reason(rows: Sequence[Row]) -> list[str]:
+def _implausible_efficiency(rows: Sequence[Row]) -> list[str]:
     """Return a note on implausible efficiency: N ranks cannot do more than N times the work of one."""
     return [DISTURBED] if any((row.get("efficiency") or 0) > MOST_EFFICIENT for row in rows) else []
 
@@ -239,14 +251,14 @@ def _table(
 ) -> str:
     from cs_systems.report.tables.rows import render_rows
 
-    one_world = len({row["ranks"] for row in rows if row["ranks"] > 1}) <= 1
+    same_ranks = len({row["ranks"] for row in rows if row["ranks"] > 1}) <= 1
     known = [name for name in titles if any(row[name] not in (None, "") for row in rows)]
-    names = [name for name in known if name != "ranks" or not one_world]
+    names = [name for name in known if name != "ranks" or not same_ranks]
     shown = [{name: _percent(name, row[name]) for name in names} for row in rows]
     alike = [name for name in names if name.endswith("_bytes")] if "component" in names else []
-    told = {name: titles[name] for name in names}
+    headings = {name: titles[name] for name in names}
     color = width is not None
-    return render_rows(shown, format, caption, notes, told, width, color=color, alike=alike, optional=SPREAD)
+    return render_rows(shown, format, caption, notes, headings, width, color=color, alike=alike, optional=SPREAD)
 
 
 def _percent(name: str, value: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Compare precisions: time, gain over fp32, and numerical error against float64.
+"""Compare precisions: time, speed-up over fp32, and numerical error against float64.
 
-`--train-steps N` checks that each precision learns the same. `--explain` profiles each and explains its gain.
-`--show DIR` prints the same from the records of an earlier run; nothing is measured.
+`--train-steps N` compares the loss curves of training. `--explain` profiles each precision and explains its speed-up.
+`--show DIR` prints the results of an earlier run, and measures nothing.
 
 `--dtypes` lists the dtype of parameters, of each module's inputs and outputs, of logits, loss and gradients under each
-precision, and reports an error with its cause where a step did not run in that precision. The model is `toy` (fc1 →
+precision, and reports the cause if a step did not run in that precision. The model is `toy` (fc1 →
 relu → LayerNorm → fc2), a preset, or your own: a factory (config, device) that returns (module, inputs), or a function
 that makes a whole step.
 
@@ -32,7 +32,7 @@ from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
 
 TOY = "toy"
 PRECISIONS = (
-    "fp32, tf32, bf16, fp16 (autocast; fp16 with a gradient scaler), bf16-pure, fp8 (of the blocks' linear layers)"
+    "fp32, tf32, bf16, fp16 (autocast; fp16 with a gradient scaler), bf16-pure (no autocast), fp8 (linear layers only)"
 )
 SIZES = ("small",)  # the default of --size for timings
 TABLES = ("bf16",)  # the default precision of --dtypes, --accumulation and --normalization
@@ -46,35 +46,48 @@ HEADINGS = {
     "cast": "cast",
 }
 NOTES = {
-    "output_gradients": "out grad: the gradient of the output; param grad: of the module's own parameters",
-    "cast": "cast: what the module made of its input, down to the low precision or up to fp32",
+    "output_gradients": "out grad: gradient of the output; param grad: gradients of the module's own parameters",
+    "cast": "cast: conversion from input to output, down to the low precision or up to fp32",
 }
 
 
 @dataclass(frozen=True)
 class PrecisionOptions:
-    dtypes: Annotated[bool, flag("the dtype of everything, as a table")] = False
-    accumulation: Annotated[bool, flag("sums in low precision: 0.01 many times, and random ones")] = False
-    normalization: Annotated[bool, flag("LayerNorm, RMSNorm, softmax: one step at a time in low precision")] = False
-    explain: Annotated[bool, flag("profile each as well, on a GPU, and say why it gains what it gains")] = False
-    show: Annotated[MaybePath, optional("DIR", "say it of the records of an earlier run: measure nothing")] = None
-    size: Annotated[Names, arg(help=f"presets to compare precisions of: {', '.join(PRESETS)}")] = SIZES
-    model: Annotated[Names, arg(help=f"of --dtypes: toy, {', '.join(PRESETS)}, or package.module:name")] = (TOY,)
-    precision: Annotated[Names, arg(help=PRECISIONS, help_behavior_hint="(default: all; of the tables bf16)")] = ()
-    attention: Annotated[Names, arg(help="of a preset: attention backends, or path.py:function")] = ("naive",)
+    dtypes: Annotated[bool, flag("show the dtypes of parameters, inputs, outputs and gradients by module")] = False
+    accumulation: Annotated[
+        bool, flag("show the error of sums in low precision: 0.01 added many times, and random numbers")
+    ] = False
+    normalization: Annotated[
+        bool, flag("show the error of LayerNorm, RMSNorm, softmax with one step at a time in low precision")
+    ] = False
+    explain: Annotated[bool, flag("also profile each precision, on a GPU, and explain its speed-up")] = False
+    show: Annotated[MaybePath, optional("DIR", "print the results of an earlier run, and measure nothing")] = None
+    size: Annotated[Names, arg(help=f"presets to time: {', '.join(PRESETS)}")] = SIZES
+    model: Annotated[Names, arg(help=f"models for --dtypes: toy, {', '.join(PRESETS)}, or package.module:name")] = (
+        TOY,
+    )
+    precision: Annotated[
+        Names,
+        arg(
+            help=PRECISIONS, help_behavior_hint="(default: all; with --dtypes, --accumulation or --normalization bf16)"
+        ),
+    ] = ()
+    attention: Annotated[Names, arg(help="attention backends of presets, or path.py:function")] = ("naive",)
     mode: Annotated[str, arg(help="forward, forward-backward, train-step")] = "train-step"
     context_length: Annotated[
-        Numbers, arg(help="of a preset: tokens a sequence", help_behavior_hint="(default: the preset's)")
+        Numbers, arg(help="tokens per sequence of presets", help_behavior_hint="(default: the preset's)")
     ] = ()
-    batch_size: Annotated[int, arg(help="of a preset: sequences a step")] = 4
-    train_steps: Annotated[int, arg(help="train so many steps on the same data in each precision")] = 0
+    batch_size: Annotated[int, arg(help="sequences per step of presets")] = 4
+    train_steps: Annotated[int, arg(help="steps of training on the same data in each precision; 0: none")] = 0
     warmup: Annotated[int, arg(help="untimed steps before the timed ones")] = 3
     steps: Annotated[int, arg(help="timed steps")] = 10
-    rounds: Annotated[int, arg(help="visit the precisions in turn so many times")] = 5
-    seed: Annotated[int, arg(help="of parameters and data")] = 0
+    rounds: Annotated[int, arg(help="measurement rounds; each runs all precisions in turn")] = 5
+    seed: Annotated[int, arg(help="random seed of parameters and data")] = 0
     device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
-    format: Annotated[TableFormat, arg(help="what to write")] = "terminal"
-    output: Annotated[MaybePath, optional("FILE", "write there; CSV: FILE, FILE-2, …, a table each")] = None
+    format: Annotated[TableFormat, arg(help="output format")] = "terminal"
+    output: Annotated[MaybePath, optional("FILE", "file for the output; CSV: one file per table, FILE, FILE-2, …")] = (
+        None
+    )
     sweep: Sweep = field(default_factory=Sweep)
 
 
@@ -90,7 +103,7 @@ def run(args: PrecisionOptions) -> int:
     Raises ConfigError.
     """
     if args.show:
-        refuse([n for n in given(args) if n not in ("show", "format", "output")], "--show prints what was recorded")
+        refuse([n for n in given(args) if n not in ("show", "format", "output")], "--show only prints recorded results")
         return _shown(args, args.show)
     tables = [name for name in ("dtypes", *NUMERICS) if getattr(args, name)]
     _check_used(args, tables)
@@ -114,23 +127,27 @@ def run(args: PrecisionOptions) -> int:
 
 
 def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
-    """Raise ConfigError for options that belong to the command's other mode."""
+    """Raise ConfigError for options that the chosen tables would ignore."""
     plain = PrecisionOptions()
     if args.model != plain.model and "dtypes" not in tables:
-        taken = f"--size {' '.join(args.model)} names what is timed" if not tables else "the sums have none"
-        raise ConfigError(f"--model is of --dtypes: {taken}")
+        instead = "drop --model" if tables else f"use --size {' '.join(args.model)} for timings"
+        raise ConfigError(f"--model requires --dtypes; add --dtypes, or {instead}")
     if tables and args.size != plain.size:
-        raise ConfigError(
-            f"--size is of what is timed: --dtypes takes --model {' '.join(args.size)}, the sums have none"
-        )
+        instead = f"use --model {' '.join(args.size)}" if "dtypes" in tables else "leave it out"
+        raise ConfigError(f"--size only applies to timings, not to --{tables[0]}; {instead}")
     names = given(args)
     if timing := [name for name in OF_TIMING if tables and name in names]:
         option, without = timing[0].replace("_", "-"), " ".join(f"--{name}" for name in tables)
-        raise ConfigError(f"--{option} is of what is timed: leave it out, or {without}")
+        raise ConfigError(f"--{option} only applies to timings; leave out --{option}, or {without}")
     if tables and "dtypes" not in tables:
-        refuse([name for name in names if name in (*OF_PRESETS, "mode")], "the sums have no model")
+        refuse(
+            [name for name in names if name in (*OF_PRESETS, "mode")], "--accumulation and --normalization use no model"
+        )
     if tables and not PRESETS.keys() & {*args.model}:
-        refuse([name for name in names if name in OF_PRESETS], f"no preset is among --model {' '.join(args.model)}")
+        refuse(
+            [name for name in names if name in OF_PRESETS],
+            f"these options require a preset, got --model {' '.join(args.model)}",
+        )
 
 
 def _shown(args: PrecisionOptions, folder: Path) -> int:
@@ -153,26 +170,28 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
     from cs_systems.report.frame import without_retried
 
     records = without_retried(records)
-    watched = [r for r in records if r.config["profiler"] == "dtypes"]
+    dtypes = [r for r in records if r.config["profiler"] == "dtypes"]
     sums = [r for r in records if r.config["workload"] in NUMERICS]
-    rest = [r for r in records if r not in watched and r not in sums]
+    rest = [r for r in records if r not in dtypes and r not in sums]
     width = terminal_width(args.output)
-    texts = [dtypes_text(record, args.format, args.output) for record in watched]
+    texts = [dtypes_text(record, args.format, args.output) for record in dtypes]
     texts += [failed_text(record, args.format) for record in sums if record.status != "ok"]
     texts += [*numerics_texts(sums, args.format, width), *comparison_texts(rest, args.format, width)]
     if not texts:
-        raise ConfigError(f"{folder} holds nothing that compares precisions: measure with cs-systems precision")
+        raise ConfigError(
+            f"{folder} has no results of cs-systems precision; measure them with cs-systems precision --out DIR"
+        )
     deliver_tables(texts, args.format, args.output, [folder])
-    said = sys.stdout if args.format == "terminal" and args.output is None else sys.stderr
+    stream = sys.stdout if args.format == "terminal" and args.output is None else sys.stderr
     curves = [record for record in rest if record.config["workload"] == CURVES]
     if not args.show and "curves" in plot.kinds(curves):
         plot.save(curves, folder / "training.svg", "curves")
-        print(visible(f"figure:  {folder / 'training.svg'}"), file=said)
-    print(visible(f"records: {records_path(folder)}"), file=said)
+        print(visible(f"figure:  {folder / 'training.svg'}"), file=stream)
+    print(visible(f"records: {records_path(folder)}"), file=stream)
 
 
 def compared(args: PrecisionOptions) -> int:
-    """Time fp32 and the chosen precisions in turn; then measure their errors, curves and profiles separately."""
+    """Time fp32 and the chosen precisions in turn; then measure errors and loss curves, and profile, separately."""
     from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells
     from cs_systems.record import records_path
     from cs_systems.runtime.sweep import check
@@ -183,8 +202,8 @@ def compared(args: PrecisionOptions) -> int:
     check_outputs({"--output": args.output}, [*reads(args.sweep.out), *sources_of(timed)])
     if args.sweep.out and not records_path(args.sweep.out).is_file():
         cells = len(timed) + len(apart)
-        said = f"{args.sweep.out} has no records yet: measuring {cells} cells; --show DIR tells of one"
-        print(visible(said), file=sys.stderr)
+        text = f"{args.sweep.out} has no records yet; measuring {cells} cells (--show DIR prints an earlier run)"
+        print(visible(text), file=sys.stderr)
     check([*timed, *apart], args.sweep.repeats, args.sweep.timeout_s)
     options = replace(args.sweep, interleave=True, out=args.sweep.claim("precision"))
     folder, _ = measured(timed, options, "precision", args.seed)
@@ -196,7 +215,7 @@ def compared(args: PrecisionOptions) -> int:
 
 
 def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[RunConfig]]:
-    """Return (cells to time in turn, cells that are no timing). The baseline, fp32, is always included."""
+    """Return (cells to time in turn, cells for other results). The baseline, fp32, is always included."""
     from cs_systems.comparison.precision import BASELINE, CURVES, ERRORS
 
     chosen = [one_of("precision", name, Precision) for name in args.precision] or list(Precision)
@@ -208,7 +227,7 @@ def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[Ru
     axes |= {"context_length": args.context_length} if args.context_length else {}
     axes |= {"precision": [*dict.fromkeys([BASELINE, *map(Precision, chosen)])]}
     if args.train_steps < 0:
-        raise ConfigError(f"--train-steps is {args.train_steps}: it must be 0, for none, or more")
+        raise ConfigError(f"--train-steps must be at least 0, got {args.train_steps}")
     base = RunConfig(device=args.device, seed=args.seed, mode=Mode(one_of("mode", args.mode, Mode)), warmup=args.warmup)
     timed = grid(replace(base, steps=args.steps, rounds=args.rounds), **axes)
     once = replace(base, mode=Mode.TRAIN_STEP, warmup=0, steps=1)
@@ -233,22 +252,26 @@ def _configs(model: str, args: PrecisionOptions) -> list[RunConfig]:
 
 
 def numerics_texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
-    """Return the tables of sums and normalisations that the records fill, each with its notes."""
+    """Return the tables of sums and normalizations for which there are records, each with its notes."""
     from cs_systems.comparison import numerics
     from cs_systems.report.tables.rows import render_rows
 
     sums = numerics.accumulated(records)
     parts: list[tuple[str, list[Row], list[str]]] = [
         (
-            "0.01 added again and again",
+            "sums of 0.01 added many times",
             [{k: v for k, v in row.items() if k != "why"} for row in sums],
             numerics.reasons(sums),
         ),
-        ("1000 × 0.01 in one dtype, while the sum is between two powers of 2", numerics.ulps(records), []),
-        ("relative error of random sums, median", numerics.summed(records), []),
-        ("relative error by the step in low precision; u: unit roundoff", numerics.normalized(records), []),
         (
-            "where one low step alone breaks: inputs of mean 0 and standard deviation σ",
+            "1000 × 0.01 in one dtype, by range of the running sum; ulp: unit in the last place",
+            numerics.ulps(records),
+            [],
+        ),
+        ("median relative error of random sums", numerics.summed(records), []),
+        ("relative error by step in low precision; u: unit roundoff", numerics.normalized(records), []),
+        (
+            "input sizes at which one step in low precision fails: inputs of mean 0 and standard deviation σ",
             numerics.ranges(records),
             [sentence for record in records for sentence in numerics.verdicts(record)],
         ),
@@ -285,7 +308,7 @@ def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None
             row["what"] = f"{row['what']} {row['type']}"
     notes = [note for name, note in NOTES.items() if any(row[name] for row in rows)]
     if low := sum(row["type"] == FP8_LAYER for row in rows):
-        notes.append(f"{FP8_LAYER}, {low} of them: multiplies in e4m3, the gradient of its output in e5m2")
+        notes.append(f"{FP8_LAYER} ({low} modules): multiplies in e4m3; the gradient of its output is in e5m2")
     notes += [f"{record.status}: {record.reason}"] if record.reason else []
     return table_text(title(record), shown if format != "csv" else rows, HEADINGS, notes, format, output)
 

@@ -1,6 +1,6 @@
 """Profile training steps: kernel time by phase, family and layer, and the time the GPU was idle.
 
-Runs the same steps as `time` under nsys, ncu or torch.profiler, without the warm-up, and keeps the trace for the
+Runs the same steps as `time` under nsys, ncu or torch.profiler. The trace excludes the warm-up, and is kept for the
 profiler's own viewer.
 
 Times under a profiler show shares and causes; to know how long a step takes, use `cs-systems time`.
@@ -31,19 +31,19 @@ TOP = 10  # printed rows of kernels; the record has all
 class Profile:
     with_: Annotated[
         Literal["nsys", "kineto", "ncu"],
-        arg(name="with", help="nsys, kineto (torch.profiler), or ncu: counters"),
+        arg(name="with", help="nsys; kineto (torch.profiler); ncu (hardware counters of kernels)"),
     ]
     cells: ModelCells = field(default_factory=ModelCells)
     steps: Steps = field(default_factory=lambda: Steps(steps=3))
     sweep: Sweep = field(default_factory=Sweep)
-    workload: Annotated[str, arg(help="what a step is: train_step, or package.module:factory")] = "train_step"
-    show_command: Annotated[bool, flag("print shell commands that profile the cells, and run nothing")] = False
+    workload: Annotated[str, arg(help="workload to run: train_step, or package.module:factory")] = "train_step"
+    show_command: Annotated[bool, flag("print the shell commands that profile the cells, and run nothing")] = False
     nsys_arg: Annotated[
-        Repeated, optional("OPTION", "one more option for nsys profile: --nsys-arg=--gpu-metrics-device=0")
+        Repeated, optional("OPTION", "additional option of nsys profile: --nsys-arg=--gpu-metrics-device=0")
     ] = ()
-    kernel: Annotated[MaybeText, optional("REGEX", "for ncu: kernels whose function's name has a match")] = None
-    range: Annotated[MaybeText, optional("NAME", "for ncu: kernels inside this range: block 0/*/scores")] = None
-    ncu_arg: Annotated[Repeated, optional("OPTION", "one more option for ncu: --ncu-arg=--launch-count=50")] = ()
+    kernel: Annotated[MaybeText, optional("REGEX", "for ncu: only kernels whose function name matches")] = None
+    range: Annotated[MaybeText, optional("NAME", "for ncu: only kernels inside this range: block 0/*/scores")] = None
+    ncu_arg: Annotated[Repeated, optional("OPTION", "additional option of ncu: --ncu-arg=--launch-count=50")] = ()
 
 
 ARGS = Profile
@@ -59,7 +59,10 @@ def run(args: Profile) -> int:
         for config in args.cells.configs(args.steps.base(workload=args.workload))
     ]
     if args.show_command:
-        refuse([n for n in given(args.sweep) if n not in ("out", "part")], "--show-command runs nothing")
+        refuse(
+            [n for n in given(args.sweep) if n not in ("out", "part")],
+            "--show-command only prints commands, and runs nothing",
+        )
         folder = args.sweep.folder("profile").absolute()
         for command in profiler_commands(args.sweep.of_part(configs), folder):
             print(f"{command_line('mkdir', '-p', folder)} && {command_line(*command)}")
@@ -78,7 +81,9 @@ def _options(args: Profile) -> tuple[str, ...]:
     }
     for option, (profilers, value) in given.items():
         if value not in (None, (), False) and args.with_ not in profilers.split():
-            raise ConfigError(f"{option} is for --with {' and '.join(profilers.split())}, not for --with {args.with_}")
+            raise ConfigError(
+                f"{option} requires --with {' or '.join(profilers.split())}, got --with {args.with_}; drop {option}"
+            )
     if args.with_ != "ncu":
         return args.nsys_arg
     from cs_systems.profilers.ncu import chosen
@@ -95,7 +100,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
         return
     for row in results.get("overhead", ()):
         say(overhead(record, row))
-    if "coverage" not in results:  # the caveat gives the reason
+    if "coverage" not in results:  # a caveat of the record gives the reason
         if "ranges" in results:
             print(table_text(CAPTIONS["ranges"], results["ranges"][:TOP], SHOWN["ranges"], []))
         _print_artifacts(record, folder)
@@ -107,7 +112,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
         notes = [note["note"] for note in said if note["table"] == name]
         if name == "kernels" and rows[TOP:]:
             rest = sum(row["share"] for row in rows[TOP:])
-            notes.append(f"{len(rows) - TOP} more kernel(s) take {rest:.1%} of the time: the record has all")
+            notes.append(f"{len(rows) - TOP} more kernel(s) take {rest:.1%} of the time; the record has all")
         print(table_text(CAPTIONS[name], rows[:TOP] if name == "kernels" else rows, SHOWN[name], notes))
     _print_artifacts(record, folder)
 
@@ -122,6 +127,6 @@ def overhead(record: RunRecord, row: Row) -> str:
 
     cell, recorded = describe(record.run_config), human(row["recorded_s"], "s")
     if row["not_recorded_s"] is None:
-        return f"{cell}: {recorded} a step while recorded; without at least 3 warm-up steps, what that cost is unknown"
+        return f"{cell}: {recorded} per step while profiled; the overhead is unknown with fewer than 3 warm-up steps"
     before, share = human(row["not_recorded_s"], "s"), row["recorded_to_not_recorded"] - 1
-    return f"{cell}: {recorded} a step while recorded, {before} before: {share:+.1%}"
+    return f"{cell}: {recorded} per step while profiled, {before} before: {share:+.1%}"

@@ -1,4 +1,4 @@
-"""Show what was recorded, as tables, a figure, or one HTML page that needs no network."""
+"""Show the records of a run as a table, a figure, or one HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from cs_systems.report.reading import some_records
 
 @dataclass(frozen=True)
 class Report:
-    dir: Annotated[Positional[Path], arg(metavar="DIR", help="a run's folder, or its records.jsonl")]
-    format: Annotated[MaybeFormat, optional(FORMATS, "what to write", "terminal; beside --figure nothing")] = None
+    dir: Annotated[Positional[Path], arg(metavar="DIR", help="folder of a run, or its records.jsonl")]
+    format: Annotated[MaybeFormat, optional(FORMATS, "output format", "terminal; with --figure none")] = None
     columns: Annotated[
         Names,
         arg(
-            help="columns to show: size median_ms backward.median_ms range_s mfu note",
-            help_behavior_hint="(default: those that tell the rows apart)",
+            help="columns to show, such as size median_ms backward.median_ms range_s mfu note",
+            help_behavior_hint="(default: the columns that differ)",
         ),
     ] = ()
     pivot: Annotated[
-        MaybeText, optional("ROWS:COLUMNS:VALUE", "cross table: size,context_length:attention:median_ms")
+        MaybeText, optional("ROWS:COLUMNS:VALUE", "cross table, such as size,context_length:attention:median_ms")
     ] = None
     phase: Annotated[
-        Names, arg(help="show these phases, a row each", help_behavior_hint="(default: step, the whole)")
+        Names, arg(help="phases to show, one row each: step, forward, …", help_behavior_hint="(default: step)")
     ] = ()
-    output: Annotated[MaybePath, optional("FILE", "write there instead of to the terminal")] = None
-    figure: Annotated[MaybePath, optional("FILE", "draw a figure: FILE.svg, .png or .pdf")] = None
-    figure_kind: Annotated[MaybeText, optional("KIND", "phases, rate, time, memory or warmup", "the most telling")] = (
-        None
-    )
+    output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
+    figure: Annotated[MaybePath, optional("FILE", "file for a figure: .svg, .png or .pdf")] = None
+    figure_kind: Annotated[
+        MaybeText, optional("KIND", "phases, rate, time, memory or warmup", "chosen by the records")
+    ] = None
 
 
 ARGS = Report
@@ -50,9 +50,9 @@ def run(args: Report) -> int:
     Raises ConfigError for a malformed request or record, and FileNotFoundError if there are no records.
     """
     if args.format == "html" and (args.columns or args.pivot is not None or args.phase):
-        raise ConfigError("an HTML page shows every column and phase: leave out --columns, --pivot and --phase")
+        raise ConfigError("--format html shows every column and phase; leave out --columns, --pivot and --phase")
     if args.columns and args.pivot is not None:
-        raise ConfigError("--pivot ROWS:COLUMNS:VALUE names its columns itself; leave out --columns or --pivot")
+        raise ConfigError("--pivot ROWS:COLUMNS:VALUE already chooses the columns; leave out --columns or --pivot")
     if args.figure_kind is not None and args.figure is None:
         raise ConfigError("--figure-kind requires --figure; add --figure FILE or leave out --figure-kind")
     check_outputs({"--output": args.output, "--figure": figure_file(args.figure)}, [args.dir])
@@ -64,8 +64,8 @@ def run(args: Report) -> int:
 
         plot.save(records, args.figure, args.figure_kind)
         others = ", ".join(plot.left_out(records))
-        alone = f" (the first workload alone; --format html draws {others} too)" if others else ""
-        print(visible(f"figure: {args.figure}{alone}"), file=sys.stderr)
+        only = f" (only the first workload; --format html draws {others} too)" if others else ""
+        print(visible(f"figure: {args.figure}{only}"), file=sys.stderr)
         if not (args.output or args.columns or args.pivot or args.phase or args.format):
             return 0
     deliver(_text(args, records), args.format or "terminal", args.output)

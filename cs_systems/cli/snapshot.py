@@ -1,8 +1,9 @@
-"""Read a CUDA memory snapshot of any PyTorch program: the peak, its categories and the largest allocations.
+"""Analyze a CUDA memory snapshot of any PyTorch program: the peak, its categories and the largest allocations.
 
-Also shows where allocations were made, fragmentation, and what is left at the end; for two files, how the peaks differ.
+Also shows where allocations were made, fragmentation, and the allocations left at the end. For two files, shows the
+difference of the peaks.
 
-The file is read as data: a pickle that holds anything but numbers, texts and lists is refused. To record one, call
+The file is read as data: a pickle with anything but numbers, strings, lists and dicts is refused. To record one, call
 torch.cuda.memory._record_memory_history() before and torch.cuda.memory._dump_snapshot(FILE) after the steps.
 """
 
@@ -31,14 +32,18 @@ MOST_ROWS_OF_PAGE = 100
 
 @dataclass(frozen=True)
 class SnapshotArgs:
-    file: Annotated[Positional[Path], arg(metavar="FILE", help="a .pickle of torch.cuda.memory._dump_snapshot()")]
-    other: Annotated[Positional[MaybePath], optional("FILE2", "hold this one (B) against FILE (A)")] = None
-    table: Annotated[Names, arg(help=", ".join(SHOWN), help_behavior_hint="(default: all)")] = ()
-    device: Annotated[MaybeInt, optional("N", "which device, where a file holds several")] = None
-    top: Annotated[MaybeInt, optional("N", "so many rows of the long tables", "10; in CSV all")] = None
-    size: Annotated[MaybeText, optional("PRESET", f"whose tensors they are: {', '.join(PRESETS)}", "a guess")] = None
-    format: Annotated[Format, arg(help="what to write; html: a page with a timeline")] = "terminal"
-    output: Annotated[MaybePath, optional("FILE", "write there instead of to the terminal")] = None
+    file: Annotated[
+        Positional[Path], arg(metavar="FILE", help="snapshot: a .pickle of torch.cuda.memory._dump_snapshot()")
+    ]
+    other: Annotated[Positional[MaybePath], optional("FILE2", "snapshot B, compared with FILE (A)")] = None
+    table: Annotated[Names, arg(help=f"tables to show: {', '.join(SHOWN)}", help_behavior_hint="(default: all)")] = ()
+    device: Annotated[MaybeInt, optional("N", "device to analyze, if the file has several")] = None
+    top: Annotated[MaybeInt, optional("N", "number of rows of long tables", "10; in CSV all")] = None
+    size: Annotated[MaybeText, optional("PRESET", f"model, to name the tensors: {', '.join(PRESETS)}", "inferred")] = (
+        None
+    )
+    format: Annotated[Format, arg(help="output format; html: a page with a timeline")] = "terminal"
+    output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
 
 
 ARGS = SnapshotArgs
@@ -52,11 +57,11 @@ def run(args: SnapshotArgs) -> int:
     known = DIFFERENT if args.other else SHOWN
     tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.format == "html" and (args.other or args.table):
-        raise ConfigError("an HTML page shows every table of one snapshot: leave out FILE2 and --table")
+        raise ConfigError("--format html shows every table of one snapshot; leave out FILE2 and --table")
     if not args.other:
         check_top(args.top, tables, LONG)
     if args.other and args.size is not None:
-        refuse(["size"], "a comparison names no tensors")
+        refuse(["size"], "a comparison of two snapshots does not name tensors")
     check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
     from cs_systems.traces.trace import without_collector
 
@@ -106,7 +111,7 @@ def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -
     if name == "timeline":
         peak = next((n for n, row in enumerate(rows) if row["is_peak"]), 0)
         first, where = max(0, min(peak - top // 2, len(rows) - top)), ", around the peak"
-    more = f"{len(rows) - top:,} more row(s){where}: show more with --top"
+    more = f"{len(rows) - top:,} more row(s){where}; --top shows more"
     return rows[first : first + top], [*said, more]
 
 
@@ -132,10 +137,10 @@ def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: At
         said = []
         top = args.top or (len(rows) if args.format == "csv" else 10)
         if rows[top:]:
-            said.append(f"{len(rows) - top} more row(s): show more with --top")
+            said.append(f"{len(rows) - top} more row(s); --top shows more")
         titles = {
             "what": DIFFERENT[name], "a_bytes": "A", "b_bytes": "B", "difference_bytes": "B − A",
             "a_allocations": "count of A", "b_allocations": "count of B",
         }  # fmt: skip
-        parts.append((f"memory at the peak by {name}, B against A", rows[:top], titles, said))
+        parts.append((f"memory at the peak by {name}, B compared with A", rows[:top], titles, said))
     return document_text(args.format, difference_heading(a, b), parts, args.output)

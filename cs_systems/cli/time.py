@@ -1,4 +1,4 @@
-"""Time forward, backward and optimizer of transformer language models, for every combination of what is given."""
+"""Time forward, backward and optimizer of transformer language models, for every combination of the values given."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Time:
     cells: ModelCells = field(default_factory=ModelCells)
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
-    workload: Annotated[str, arg(help="what a step is: train_step, or package.module:factory")] = "train_step"
-    warmup_study: Annotated[bool, flag("show every step from the first, and why the slow ones are slow")] = False
+    workload: Annotated[str, arg(help="workload to run: train_step, or package.module:factory")] = "train_step"
+    warmup_study: Annotated[bool, flag("print every step, warm-up included, with the causes of slow ones")] = False
 
 
 ARGS = Time

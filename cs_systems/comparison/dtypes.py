@@ -88,7 +88,7 @@ def contradiction(precision: Precision, modules: Sequence[Row], contexts: Sequen
     asked, name = AUTOCAST.get(precision), _first_root(modules)
     if asked is None:
         if own := [name for name in in_effect if name.split()[0] == device]:
-            return f"asked for {precision.value}, but the step ran under autocast ({own[0]}): name that --precision"
+            return f"requested {precision.value}, but the step ran under autocast ({own[0]}); use that --precision"
         return _not_pure(modules) if precision is Precision.BF16_PURE else None
     if f"{device} {asked}" in in_effect:
         return _not_fp8(modules) if precision is Precision.FP8 else None
@@ -96,12 +96,12 @@ def contradiction(precision: Precision, modules: Sequence[Row], contexts: Sequen
     for other in in_effect:
         found, dtype = other.split()
         if found == device:
-            return f"asked for {asked}, but autocast runs in {dtype}: {fix}, or name another --precision"
+            return f"requested {asked}, but autocast runs in {dtype}; {fix}, or use another --precision"
         return (
-            f"autocast is on for {found}, but {name}'s tensors are on {device}: it casts the operations of its own "
-            f"device alone: {fix}"
+            f"autocast is on for {found}, but {name}'s tensors are on {device}: it only casts operations on its own "
+            f"device; {fix}"
         )
-    return f"{_without_effect(asked, device, name, contexts)}: {fix}"
+    return f"{_without_effect(asked, device, name, contexts)}; {fix}"
 
 
 def _without_effect(asked: str, device: str, name: str, contexts: Sequence[Row]) -> str:
@@ -114,7 +114,7 @@ def _without_effect(asked: str, device: str, name: str, contexts: Sequence[Row])
     for context in contexts:
         off = "" if context["enabled"] else " (and switched off by torch, with a warning)"
         return f"autocast was entered for {context['device']}{off}, but {name}'s tensors are on {device}"
-    return f"asked for {asked}, but the step enters no autocast, so that {name} ran in its parameters' dtype"
+    return f"requested {asked}, but the step enters no autocast, so that {name} ran in its parameters' dtype"
 
 
 def _first_root(modules: Sequence[Row]) -> str:
@@ -125,13 +125,12 @@ def _not_fp8(modules: Sequence[Row]) -> str | None:
     if any(row["type"] == FP8_LAYER for row in modules):
         return None
     return (
-        "asked for fp8, but no layer computes in it: use cs_systems.training.fp8.use_fp8(model), "
-        "or name another --precision"
+        "requested fp8, but no layer computes in it; use cs_systems.training.fp8.use_fp8(model), or another --precision"
     )
 
 
 def _not_pure(modules: Sequence[Row]) -> str | None:
     found = sorted({name for row in modules for name in row["parameters"]} - {"bfloat16"})
     return (
-        f"asked for bf16-pure, but there are parameters in {', '.join(found)}: use model.bfloat16()" if found else None
+        f"requested bf16-pure, but there are parameters in {', '.join(found)}; use model.bfloat16()" if found else None
     )

@@ -164,20 +164,20 @@ def _whole(steps: Steps) -> Steps:
 
 
 def verdicts(record: RunRecord) -> list[str]:
-    """Return whether operations are accurate without fp32 inside: a summary, then each operation and input."""
+    """Return sentences on the accuracy without fp32 inside: a summary, then each operation and input."""
     precision, said = record.config["precision"], _answer(record)
     for (operation, case), steps in _cases(record).items():
         whole = _whole(steps)
         single = {name: row for name, row in steps.items() if not name.startswith((ALL_STEPS, TORCH, WIDE))}
         enough = [how for how, row in whole.items() if _roundoffs(row) <= GOOD_ENOUGH]
-        need = f"does without fp32, with {' or '.join(enough)} sums" if enough else "needs fp32 inside"
+        need = f"needs no fp32 with {' or '.join(enough)} sums" if enough else "needs fp32 inside"
         parts = []
         for how, row in whole.items():
             others = tuple(order for order in whole if order != how)
             possible = [name for name in single if not name.endswith(others)]
             worst = max(possible, key=lambda name: _roundoffs(single[name])).removesuffix(f", {how}")
-            parts.append(f"{in_roundoffs(row)} with {how} sums (most of it by {worst})")
-        best = f", {in_roundoffs(steps[TORCH])} as torch does it" if TORCH in steps else ""
+            parts.append(f"{in_roundoffs(row)} with {how} sums (mostly from {worst})")
+        best = f", {in_roundoffs(steps[TORCH])} in torch's implementation" if TORCH in steps else ""
         said.append(
             f"{precision} {operation}, {case}: {need}; with every step in {precision} the error is "
             f"{', '.join(parts)}{best}"
@@ -186,7 +186,7 @@ def verdicts(record: RunRecord) -> list[str]:
 
 
 def _answer(record: RunRecord) -> list[str]:
-    """Return one sentence on which operations of this dtype need fp32 inside; empty if nothing does."""
+    """Return one sentence with the operations that need fp32 inside in this dtype; empty if none does."""
     need: dict[str, list[str]] = {}
     for (operation, case), steps in _cases(record).items():
         for how, row in _whole(steps).items():
@@ -195,7 +195,7 @@ def _answer(record: RunRecord) -> list[str]:
     if not need:
         return []
     parts = "; ".join(f"with {how} sums {', '.join(names)}" for how, names in need.items())
-    return [f"{record.config['precision']}, to come within {GOOD_ENOUGH:g} unit roundoffs, needs fp32 inside: {parts}"]
+    return [f"{record.config['precision']} needs fp32 inside for errors up to {GOOD_ENOUGH:g} unit roundoffs: {parts}"]
 
 
 def _range_verdicts(record: RunRecord) -> list[str]:
@@ -209,7 +209,7 @@ def _range_verdicts(record: RunRecord) -> list[str]:
                 step = row["step"].partition(",")[0]
                 first[step] = min(row["breaks_from"], first.get(step, row["breaks_from"]))
         steps = ", ".join(f"σ = {first[step]:g} ({step})" for step in sorted(first, key=lambda step: first[step]))
-        said.append(f"{precision} {operation}: " + (f"overflows from {steps} on" if steps else "overflows nowhere"))
+        said.append(f"{precision} {operation}: " + (f"overflows from {steps} on" if steps else "does not overflow"))
     return said
 
 

@@ -162,7 +162,7 @@ def learning(found: dict[Precision, list[RunRecord]]) -> list[Row]:
                 "loss_scale": scale_history(curve),
                 "skipped": sum(row["skipped"] for row in curve) if scale_history(curve) else None,
                 "status": last.status,
-                "reason": last.reason if broken is None else f"the loss is no number from step {broken} on",
+                "reason": last.reason if broken is None else f"the loss is NaN or infinite from step {broken} on",
             }
         )
     return rows

@@ -93,7 +93,7 @@ def _families(record: RunRecord) -> dict[str, float]:
     rows = record.results.get("families")
     if not rows or not record.results.get("steps"):
         raise ConfigError(
-            f"{describe(record.run_config)} has no table of kernels: profile it on a GPU with "
+            f"{describe(record.run_config)} has no table of kernels; profile it on a GPU with "
             "cs-systems precision --explain"
         )
     return {row["family"]: row["time_s"] for row in rows}
@@ -120,22 +120,22 @@ def sentence(row: Row) -> str:
     if row["speedup"] is not None:
         gain = f"{row['speedup']:.2f}× fp32's speed ({interval(row)}): {share} is launch-bound"
     else:
-        gain = f"kernels {row['kernel_speedup']:.2f}× as fast as fp32's: {share} as recorded under the profiler is "
+        gain = f"kernels {row['kernel_speedup']:.2f}× as fast as fp32's: {share} under the profiler is "
         gain += "launch-bound"
     products_a, products_b, casts = row["a_products_s"], row["b_products_s"], row["casts_s"]
-    rest = "all other kernels" + (" (those that find and apply fp8's scales too)" if row["precision"] == "fp8" else "")
+    rest = "all other kernels" + (" (those for fp8's scales included)" if row["precision"] == "fp8" else "")
     rest += f" take {_ms(row['b_rest_s'])}"
     same = math.isclose(row["a_rest_s"], row["b_rest_s"], rel_tol=UNCHANGED)
-    rest += " as before" if same else f" instead of {_ms(row['a_rest_s'])}"
-    says = [
+    rest += " as in fp32" if same else f" instead of {_ms(row['a_rest_s'])}"
+    clauses = [
         gain,
         f"{row['products']} take {_ms(products_b)} instead of {_ms(products_a)}"
         + (f" ({products_a / products_b:.1f}×)" if products_b else ""),
         f"casts and other copies {'add' if casts >= 0 else 'save'} {_ms(abs(casts))}",
         rest,
-        *([f"not of the precision alone: {', '.join(row['differs'])} differs too"] if row["differs"] else []),
+        *([f"not only the precision differs, but also: {', '.join(row['differs'])}"] if row["differs"] else []),
     ]
-    return f"{row['cell']}, {row['precision']}: {'; '.join(says)}"
+    return f"{row['cell']}, {row['precision']}: {'; '.join(clauses)}"
 
 
 def _ms(seconds: float) -> str:

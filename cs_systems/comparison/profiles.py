@@ -28,7 +28,7 @@ def difference(a: Profile, b: Profile, by: str) -> list[Row]:
     """
     for profile in (a, b):
         if not profile.trace.kernels:
-            raise ConfigError(f"{profile.trace.source} holds no kernel, so that there is no kernel time to compare")
+            raise ConfigError(f"{profile.trace.source} contains no kernels; compare traces of a GPU")
     return _rows(_times(a, by), _times(b, by), by)
 
 
@@ -72,8 +72,8 @@ def doubts(a: Profile, b: Profile) -> list[str]:
     shares = [p.layer_coverage for p in (a, b)]
     if abs(shares[0] - shares[1]) > UNEQUAL:
         said.append(
-            f"layers are known of {shares[0]:.0%} of A's kernel time and of {shares[1]:.0%} of B's: "
-            "by layer the two differ in what was marked, too"
+            f"the layer is known for {shares[0]:.0%} of A's kernel time and {shares[1]:.0%} of B's: "
+            "part of the difference by layer is a difference in ranges"
         )
     devices = [sorted(set(p.trace.devices.values())) for p in (a, b)]
     if devices[0] != devices[1]:
@@ -81,7 +81,7 @@ def doubts(a: Profile, b: Profile) -> list[str]:
             f"device differs: {', '.join(devices[0]) or 'unknown'} in A, {', '.join(devices[1]) or 'unknown'} in B"
         )
     if a.trace.profiler != b.trace.profiler:
-        said.append(f"recorded by {a.trace.profiler} in A, by {b.trace.profiler} in B: they slow the host unequally")
+        said.append(f"profiler differs: {a.trace.profiler} in A, {b.trace.profiler} in B, with different overheads")
     return said
 
 

@@ -17,7 +17,7 @@ from cs_systems.config import ConfigError, describe
 from cs_systems.core import statistics
 from cs_systems.record import Environment, Row, RunRecord
 
-# How a cell was measured, not what was measured: cells match although these fields differ.
+# These fields describe the measurement and not the computation: cells match even if they differ.
 _NOT_IDENTITY = {"steps", "warmup", "warmup_s", "rounds", "seed", "profiler", "profiler_args"}
 _MACHINE = (
     *("device_name", "torch", "triton", "cuda", "driver", "python"),
@@ -49,11 +49,11 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
     """
     for side, records in (("A", a), ("B", b)):
         if not any(record.measurement for record in records):
-            raise ConfigError(f"no cell of {side} was measured: cs-systems report DIR says why")
+            raise ConfigError(f"no cell of {side} was measured; cs-systems report DIR shows the reasons")
         if not _clean(records):
             raise ConfigError(
-                f"{side} has only times under a profiler or with a loss that is NaN or infinite, which are no "
-                "timings: measure with cs-systems time"
+                f"{side} has no valid timing, only times under a profiler or with a loss that is NaN or infinite; "
+                "measure with cs-systems time"
             )
     a, b, left_out = _clean(a), _clean(b), list(_left_out(a, b))
     compared = _compared(a, b)
@@ -66,9 +66,7 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str
         if (row := _row(records, cells_b[identity], phase, compared))
     ]
     if not rows:
-        raise ConfigError(
-            "no cell of one recording matches a cell of the other: compare recordings of the same sizes and modes"
-        )
+        raise ConfigError("no cell of A matches a cell of B; compare runs with the same sizes and modes")
     return Comparison(compared, rows, [*left_out, *_unmatched(cells_a, cells_b), *_differences(a, b)])
 
 
@@ -96,9 +94,9 @@ def undisturbed(records: Sequence[RunRecord]) -> list[RunRecord]:
 def _left_out(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
     for side, records in (("A", a), ("B", b)):
         if count := len(records) - len(undisturbed(records)):
-            yield f"{count} record(s) of {side} were timed under a profiler and are left out: such times are no timings"
+            yield f"{count} record(s) of {side} were timed under a profiler and are left out"
         if count := len(undisturbed(records)) - len(_clean(records)):
-            why = "have a loss that is NaN or infinite and are left out: such times are no timings"
+            why = "have a loss that is NaN or infinite and are left out"
             yield f"{count} record(s) of {side} {why}"
 
 
@@ -185,7 +183,7 @@ def _differences(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str
     for side, records in (("A", a), ("B", b)):
         codes = sorted({w.code for r in records for w in r.warnings})
         if codes:
-            yield f"timings of {side} carry: {', '.join(codes)}"
+            yield f"caveats of {side}: {', '.join(codes)}"
 
 
 def _machine(records: Iterable[RunRecord], name: str) -> list[str]:

@@ -20,13 +20,13 @@ from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import Row, RunRecord
 from cs_systems.traces.overlap import reconcile
 
-NOTHING_TOLD: Any = {"bucket_size_mb": None, "tp_degree": None, "strategy_args": ()}
+DEFAULT_OPTIONS: Any = {"bucket_size_mb": None, "tp_degree": None, "strategy_args": ()}
 STAGES = ("built", "forward", "backward", "optimizer")
 
 
 def group_of(config: RunConfig) -> RunConfig:
     """Return the config that all cells of a group share."""
-    alone = replace(config, strategy="single", world_size=1, **NOTHING_TOLD)
+    alone = replace(config, strategy="single", world_size=1, **DEFAULT_OPTIONS)
     return replace(alone, profiler="none", warmup=0, steps=1, rounds=1)
 
 
@@ -65,7 +65,7 @@ def _cell(record: RunRecord) -> tuple[Any, ...]:
     return name(config), config.world_size, record.repeat
 
 
-def _told(record: RunRecord, group: Iterable[RunRecord]) -> Row:
+def _identity(record: RunRecord, group: Iterable[RunRecord]) -> Row:
     """Return the columns that identify the cell of a row in its group."""
     several = len({r.repeat for r in group}) > 1
     strategy, ranks, repeat = _cell(record)
@@ -91,7 +91,7 @@ def steps(group: Sequence[RunRecord]) -> list[Row]:
         tokens = config.batch_size * config.tokens_per_sequence * data_ranks(record.config)
         rows.append(
             {
-                **_told(record, group),
+                **_identity(record, group),
                 "step_s": step_s,
                 "p10_s": statistics.quantile(times, 0.1) if times else None,
                 "p90_s": statistics.quantile(times, 0.9) if times else None,
@@ -132,7 +132,7 @@ def communication(group: Sequence[RunRecord]) -> list[Row]:
         exposed_s = step_s - alone_s if step_s and alone_s else None
         rows.append(
             {
-                **_told(record, group),
+                **_identity(record, group),
                 "by_difference_s": exposed_s,
                 "of_step": exposed_s / step_s if exposed_s is not None and step_s else None,
                 "in_trace_s": seen.get("exposed_s"),
@@ -166,7 +166,7 @@ def differences(group: Sequence[RunRecord]) -> list[Row]:
         step_s, alone_s = _step_s(record), _step_s(alone)
         seen, alone_seen = (slowest(r and seen_by("overlap", r, group)) for r in (record, alone))
         if step_s and alone_s and seen and alone_seen:
-            rows.append({**_told(record, group), **reconcile(seen, alone_seen, step_s, alone_s)})
+            rows.append({**_identity(record, group), **reconcile(seen, alone_seen, step_s, alone_s)})
     return rows
 
 
@@ -182,7 +182,7 @@ def volumes(group: Sequence[RunRecord]) -> list[Row]:
         peaks = [_peak_bytes(r) for r in (record, seen_by("rank_memory", record, group))]
         rows.append(
             {
-                **_told(record, group),
+                **_identity(record, group),
                 **{k: sent.get(k) for k in ("collectives", "sent_bytes", "formula_sent_bytes")},
                 "peak_allocated_bytes": next((peak for peak in peaks if peak is not None), None),
                 "predicted_peak_bytes": memory.get("predicted_peak_bytes"),
@@ -210,7 +210,7 @@ def stages(group: Sequence[RunRecord]) -> list[Row]:
             )
             if any(size is not None for size in measured):
                 sizes = {f"{stage}_bytes": size for stage, size in zip(STAGES, measured, strict=True)}
-                cell = {**_told(record, group), "component": component.replace("_", " ")}
+                cell = {**_identity(record, group), "component": component.replace("_", " ")}
                 rows.append({**cell, **sizes, "off": _off(measured, formula)})
     return rows
 

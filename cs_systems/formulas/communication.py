@@ -3,7 +3,7 @@
 Volumes are those of ring algorithms (Patarasuk & Yuan 2009, which are optimal), with n bytes in the whole tensor and N
 ranks. An all-reduce sends 2 n (N−1)/N from each rank. A reduce-scatter, an all-gather and, averaged over the ranks, a
 broadcast send n (N−1)/N. Ψ is the bytes of all trainable parameters. Padding is not counted, nor is the one byte per
-parameter by which ranks exchange who has a gradient.
+parameter by which ranks exchange the parameters that have gradients.
 """
 
 from __future__ import annotations

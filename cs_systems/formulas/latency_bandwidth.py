@@ -49,7 +49,7 @@ def fit(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> Fit | None:
         ValueError: the numbers of sizes and times differ, or a time is not finite and above 0.
     """
     if len(sizes_bytes) != len(times_s) or any(not (t > 0 and math.isfinite(t)) for t in times_s):
-        raise ValueError("a fit needs one time above 0 for each size")
+        raise ValueError("a fit requires one finite time above 0 for each size")
     distinct = len(set(sizes_bytes))
     if distinct < FEWEST_SIZES:
         return None

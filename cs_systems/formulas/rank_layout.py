@@ -18,7 +18,7 @@ def splits_of(name: str) -> frozenset[str]:
     They are declared in the strategies' files: batch, features, parameters, and so on.
     """
     declared = [plugins.declared("parallel", part) for part in name.split("+")]
-    return frozenset().union(*(said.get("splits", {"batch"}) for said in declared))
+    return frozenset().union(*(entry.get("splits", {"batch"}) for entry in declared))
 
 
 def data_ranks(config: Mapping[str, Any]) -> int:
@@ -35,7 +35,7 @@ def data_ranks(config: Mapping[str, Any]) -> int:
 def options_of(name: str) -> dict[str, Takes]:
     """Return the options of a strategy's components with their types, from their files, without torch."""
     declared = [plugins.declared("parallel", part) for part in name.split("+")]
-    return {option: takes for said in declared for option, takes in said.get("options", {}).items()}
+    return {option: takes for entry in declared for option, takes in entry.get("options", {}).items()}
 
 
 def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]) -> int:
@@ -49,7 +49,7 @@ def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]
     _check_degree_is_told(tp_degree, splits)
     degree = check_tp_degree(world_size, tp_degree)
     if "features" in splits and "batch" not in splits and degree != world_size:
-        raise ConfigError(f"tp alone divides blocks over all {world_size} ranks: leave tp_degree out, or take fsdp+tp")
+        raise ConfigError(f"tp alone divides blocks over all {world_size} ranks; leave out tp_degree, or use fsdp+tp")
     return degree
 
 
@@ -62,7 +62,7 @@ def check_tp_degree(world_size: int, tp_degree: int | None) -> int:
     degree = world_size if tp_degree is None else tp_degree
     if degree < 1 or world_size % degree:
         fitting = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
-        raise ConfigError(f"tp_degree {degree} does not divide {world_size} ranks: choose it among {fitting}")
+        raise ConfigError(f"tp_degree {degree} does not divide {world_size} ranks; choose one of {fitting}")
     return degree
 
 
@@ -73,11 +73,13 @@ def check_division(num_heads: int, d_ff: int, tp_degree: int) -> None:
             common = math.gcd(num_heads, d_ff)
             fitting = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
             raise ConfigError(
-                f"{what} {count} does not divide over {tp_degree} ranks: "
-                f"choose tp_degree, or the ranks of tp alone, among {fitting}"
+                f"{what} {count} is not divisible by {tp_degree} ranks; "
+                f"choose a tp_degree (for tp alone: ranks) among {fitting}"
             )
 
 
 def _check_degree_is_told(tp_degree: int | None, splits: Collection[str]) -> None:
     if tp_degree is None and {"batch", "features"} <= set(splits):
-        raise ConfigError("with another strategy tp needs tp_degree: how many neighbouring ranks divide a block")
+        raise ConfigError(
+            "tp with another strategy requires tp_degree; set it to the number of ranks that divide each block"
+        )

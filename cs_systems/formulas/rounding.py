@@ -103,11 +103,11 @@ def why(value: float, addend: Format, accumulator: Format, count: int) -> str:
 
 
 def _where(row: Row, stored: float, accumulator: Format) -> str:
-    where = f"from {row['from']:g} on an ulp of {accumulator.name} is {row['ulp']:.3g}"
+    place = f"from {row['from']:g} on, an ulp of {accumulator.name} is {row['ulp']:.3g}"
     if row["added_in_ulps"] == 0:
-        return f"{where}, and {stored:.4g} is less than half of it: the sum stands still"
+        return f"{place}, and {stored:.4g} is less than half of it, so that the sum no longer changes"
     given, added = (_ulps(row[name]) for name in ("addend_in_ulps", "added_in_ulps"))
-    return f"{where}: {given} ulps are added as {added}, {row['error']:+.2g} over {row['additions']:,} additions"
+    return f"{place}: {given} ulps are rounded to {added}, {row['error']:+.2g} over {row['additions']:,} additions"
 
 
 def _ulps(number: float) -> str:

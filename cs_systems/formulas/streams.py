@@ -35,7 +35,7 @@ class Timeline:
             ValueError: the duration is negative, or a dependency has not been added yet.
         """
         if not seconds >= 0 or any(not 0 <= number < len(self.tasks) for number in after):
-            raise ValueError(f"{name} takes {seconds} s after {after}: it needs 0 s or more, after tasks given before")
+            raise ValueError(f"task {name} must take 0 s or more, got {seconds}, after earlier tasks, got {after}")
         begin = max([self._free_s.get(stream, 0.0), *(self.ends_s[number] for number in after)])
         self.tasks.append(Task(stream, name, seconds, after))
         self.starts_s.append(begin)

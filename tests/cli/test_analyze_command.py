@@ -25,10 +25,10 @@ def test_it_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytest.Cap
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines[1:])) <= 80
     assert lines[0] == f"{nsys_path} · nsys · NVIDIA H200 · 3 steps of 238 kernels"
-    assert "not to be quoted as timings" in lines[1]
+    assert "not as timings" in lines[1]
     assert {*CAPTIONS.values()} - {*lines} == {CAPTIONS["overlap"]}  # of one GPU there is no communication
     assert any(line.startswith("elementwise direct_copy ") for line in lines)
-    assert "30 more kernel(s) take 30.8% of the time: show more with --top" in lines
+    assert "30 more kernel(s) take 30.8% of the time; --top shows more" in lines
 
 
 def test_tables_and_their_length_can_be_chosen(kineto_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +59,7 @@ def test_documents_hold_nothing_outside_their_syntax(
     out = capsys.readouterr().out
     assert sign in out
     assert out.startswith({"markdown": "**", "latex": r"\begin", "typst": "#figure"}[format])
-    assert "not to be quoted as timings" in out
+    assert "not as timings" in out
 
 
 def test_two_recordings_are_held_against_each_other(
@@ -93,7 +93,7 @@ def test_names_are_data(export: Callable[..., Path], capsys: pytest.CaptureFixtu
     [
         (["--table", "kernel"], "unknown table 'kernel': did you mean kernels"),
         (["--top", "0"], "--top 0: it must be at least 1"),
-        (["--format", "csv"], "CSV holds one table: choose it with --table"),
+        (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--range", "epoch"], "no range is named 'epoch'; choose one with --range: "),
         (["--process", "1"], "no kernel of process 1; choose one with --process"),
     ],
@@ -129,6 +129,6 @@ def test_the_tables_of_a_step_without_modules_fit_80_columns(capsys: pytest.Capt
     path = Path(__file__).parents[1] / "data" / "kineto_h200_step.json.gz"
     assert analyze(path, "--table", "parts", "ranges") == 0
     shown = capsys.readouterr().out
-    assert "parts of a transformer block, sum over all blocks, per step\nnothing to show\nof the kernel time" in shown
+    assert "parts of a transformer block, sum over all blocks, per step\nno data\nof the kernel time" in shown
     assert "Optimizer.ze…mW.zero_grad" in shown
     assert max(map(len, shown.splitlines()[1:])) <= 80  # the first names the file

@@ -191,7 +191,7 @@ def test_a_file_that_may_not_be_read_is_named_with_what_to_do(
 
     monkeypatch.setattr(Path, "open", refused)
     assert main(["analyze", str(closed)]) == 2
-    told = f"cs-systems: {closed}: Permission denied; ask its owner to let you, or give another\n"
+    told = f"cs-systems: {closed}: Permission denied; change its permissions, or give another path\n"
     assert capsys.readouterr().err == told
 
 

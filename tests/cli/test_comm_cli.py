@@ -60,11 +60,11 @@ def test_sizes_are_one_or_a_range(text: str, sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--size", "1KiB:2KiB:1"), "'1KiB:2KiB:1' is no range of sizes: write 1KiB:1GiB, or 1KiB:1GiB:2 to double"),
-        (("--size", "1KiB:"), "'1KiB:' is no range of sizes: write 1KiB:1GiB"),
-        (("--size", "2KiB:1KiB"), "'2KiB:1KiB' is no range of sizes: begin above 0, and end at or after the first"),
-        (("--size", "many"), "'many' is not an amount of memory"),
-        (("--size", "0B"), "'0B' is nothing: write 8GiB, 24GB or 512B"),
+        (("--size", "1KiB:2KiB:1"), "'1KiB:2KiB:1' is not a range of sizes; use 1KiB:1GiB, or 1KiB:1GiB:2 to double"),
+        (("--size", "1KiB:"), "'1KiB:' is not a range of sizes; use 1KiB:1GiB"),
+        (("--size", "2KiB:1KiB"), "'2KiB:1KiB' is not a range of sizes; its first size must be above 0"),
+        (("--size", "many"), "'many' is not a size in bytes"),
+        (("--size", "0B"), "the size must be positive, got '0B'; use a form such as 8GiB, 24GB or 512B"),
         (
             ("--size", "1KiB", "--world-size", "3"),
             "all_gather of 1,024 bytes is not a whole number of fp32 for each of 3",
@@ -157,7 +157,7 @@ def test_each_line_has_a_fit_and_its_set_up(ran: Ran) -> None:
     assert all(r["sizes"] == 3 for r in fits)
     assert [r["size_bytes"] for r in setups] == [1024] * len(COLLECTIVES)
     assert "t(n) = α + n/β" in ran.out
-    assert "before the first sample" in ran.out
+    assert "set-up, before the first sample" in ran.out
 
 
 def test_the_figure_stands_beside_the_records(ran: Ran) -> None:

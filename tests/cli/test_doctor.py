@@ -80,7 +80,7 @@ def test_a_range_is_recorded_to_see_whether_nvtx_and_nsys_work_together(
 ) -> None:
     pytest.importorskip("nvtx")
     there = nsys.check()
-    assert doctor._nvtx(there)["found"].endswith(", recorded by nsys")
+    assert doctor._nvtx(there)["found"].endswith(", works with nsys")
 
     (tmp_path / "nvtx.py").write_text(
         "push_range = pop_range = lambda *_: None\n"
@@ -132,7 +132,7 @@ def test_a_folder_below_a_file_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert doctor._folder(tmp_path / "runs")["state"] == "ok"
     row = doctor._folder(tmp_path / "file" / "runs")
-    assert (row["state"], row["remedy"]) == ("problem", "cd elsewhere, or give --out DIR")
+    assert (row["state"], row["remedy"]) == ("problem", "cd to another folder, or give --out DIR")
 
 
 def test_without_torch_it_says_so_and_that_nothing_can_be_measured(

@@ -71,10 +71,10 @@ def test_what_was_measured_is_shown_again(capsys: pytest.CaptureFixture[str], tm
     said = capsys.readouterr().out
     assert "small ctx 512 batch 4 · naive · fp32 · train-step · under memory" in said
     assert "context and modules" in said
-    assert "off: measured peak less the predicted one" in said
+    assert "off: measured peak minus predicted peak" in said
     assert max(map(len, said.splitlines())) <= 80
     assert main(["memory", "--show", str(profiles / "attention_memory")]) == 2
-    assert "tells of no memory by phase: cs-systems memory --out DIR measures it" in capsys.readouterr().err
+    assert "has no memory results; measure them with cs-systems memory --out DIR" in capsys.readouterr().err
 
 
 def test_a_report_of_memory_shows_peaks_and_no_times(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,26 +102,38 @@ def test_what_fits_is_said_without_running_anything(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--fits", "much"], "'much' is not an amount of memory: write 8GiB, 24GB or 512B"),
+        (["--fits", "much"], "'much' is not a size in bytes; use a form such as 8GiB, 24GB or 512B"),
         (["--fits", "0GiB"], "'0GiB' is nothing: write 8GiB, 24GB or 512B"),
         (["--fits", "80"], "'80' has no unit: write 80GiB, 80GB, or 80B for bytes"),
         (["--best-checkpoint", "--budget", "40"], "'40' has no unit"),
-        (["--fits", "80GiB", "--compile", "default"], "of a compiled model the compiler decides what it keeps"),
-        (["--no-caching-allocator"], "--no-caching-allocator is for what nsys sees: add --nsys"),
-        (["--budget", "40GiB"], "--best-checkpoint and --budget go together"),
-        (["--best-checkpoint"], "--best-checkpoint and --budget go together"),
+        (["--fits", "80GiB", "--compile", "default"], "the compiler decides which tensors a compiled model keeps"),
+        (["--no-caching-allocator"], "--no-caching-allocator requires --nsys; add --nsys"),
+        (["--budget", "40GiB"], "--best-checkpoint and --budget require each other"),
+        (["--best-checkpoint"], "--best-checkpoint and --budget require each other"),
         (["--best-checkpoint", "--budget", "1MiB"], "no checkpoint makes it fit 1.00 MiB: --fits 1MiB says what would"),
         (["--checkpoint", "evry:1"], "unknown checkpoint 'evry:1': did you mean every?"),
-        (["--fits", "1GiB", "--attention", "json:loads"], "json:loads keeps in memory is not declared"),
-        (["--show", "d", "--batch-size", "1"], "--show prints what was recorded: leave out --"),
-        (["--fits", "1GiB", "--snapshot", "--dry-run"], "--fits predicts and runs nothing: leave out --dry-run --snap"),
-        (["--fits", "1GiB", "--memory-limit", "1GiB"], "--fits predicts and runs nothing: leave out --memory-limit"),
+        (["--fits", "1GiB", "--attention", "json:loads"], "the memory of json:loads is not declared"),
+        (["--show", "d", "--batch-size", "1"], "--show only prints recorded results; leave out --"),
+        (
+            ["--fits", "1GiB", "--snapshot", "--dry-run"],
+            "--fits only predicts, and runs nothing; leave out --dry-run --snap",
+        ),
+        (
+            ["--fits", "1GiB", "--memory-limit", "1GiB"],
+            "--fits only predicts, and runs nothing; leave out --memory-limit",
+        ),
         (["--best-checkpoint", "--budget", "4GiB", "--checkpoint", "every:2"], "itself chooses the checkpoint, within"),
-        (["--best-checkpoint", "--budget", "4GiB", "--memory-limit", "1GiB"], "each config: leave out --memory-limit"),
-        (["--best-checkpoint", "--budget", "4GiB", "--part", "0/2"], "each config: leave out --part"),
+        (["--best-checkpoint", "--budget", "4GiB", "--memory-limit", "1GiB"], "each cell; leave out --memory-limit"),
+        (["--best-checkpoint", "--budget", "4GiB", "--part", "0/2"], "each cell; leave out --part"),
         (["--best-checkpoint", "--budget", "4GiB", "--compile", "default"], "leave out --compile with --best-checkp"),
-        (["--keep-graph"], "backward needs its graph: mode forward alone may keep it or not: leave out --keep-graph"),
-        (["--mode", "forward", "--optimizer", "adamw"], "no optimizer steps in mode forward: leave out --optimizer"),
+        (
+            ["--keep-graph"],
+            "--keep-graph requires mode forward, because the other modes always keep the graph; leave out --keep-graph",
+        ),
+        (
+            ["--mode", "forward", "--optimizer", "adamw"],
+            "--optimizer requires mode train-step, got forward; leave out --optimizer",
+        ),
         (["--fits", "1GiB", "--workload", "json:loads"], "the memory of json:loads is not known by formula"),
     ],
 )
@@ -134,7 +146,7 @@ def test_of_what_nobody_knows_there_is_no_column(tmp_path: Path, capsys: pytest.
     words = ["--mode", "forward-backward", "--compile", "aot_eager", "--context-length", "8", "--residuals"]
     assert main([*TINY, *words, "--steps", "1", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    kept = said.split("what forward keeps for backward")[1]
+    kept = said.split("tensors that forward keeps for backward")[1]
     assert re.search(r"^operation +shape +dtype +count +(B|KiB) +of all$", kept, re.MULTILINE)
     assert re.search(r"^outside of modules +\d+$", kept, re.MULTILINE)
     assert "predicted" not in kept
@@ -163,7 +175,7 @@ def test_each_cell_is_proven_by_its_own_run(tmp_path: Path, capsys: pytest.Captu
     words = ["--batch-size", "1", "2", "--mode", "forward", "--best-checkpoint", "--budget", "40GiB", "--steps", "1"]
     assert main([*TINY, *words, "--fresh", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    proofs = [line for line in said.splitlines() if "only a GPU proves" in line]
+    proofs = [line for line in said.splitlines() if "run on a GPU to verify" in line]
     assert [re.findall(r"batch \d", line) for line in proofs] == [["batch 1"], ["batch 2"]]
     assert said.endswith(f"records: {tmp_path}/records.jsonl\n")
     assert [record.config["batch_size"] for record in read_records(tmp_path)[0]] == [1, 2]  # none was put aside
@@ -179,6 +191,6 @@ def test_the_cheapest_checkpoint_is_found_and_run(tmp_path: Path, capsys: pytest
     (record,) = read_records(tmp_path)[0]
     assert record.status == "ok"
     assert record.config["checkpoint"] != "none"
-    assert re.search(rf"--checkpoint {record.config['checkpoint']}: \d+ MiB by prediction, \d+\.\d% more FLOPs", said)
+    assert re.search(rf"--checkpoint {record.config['checkpoint']}: \d+ MiB predicted, \d+\.\d% more FLOPs", said)
     assert "more FLOPs" in said
-    assert "nothing limits the memory of a CPU: only a GPU proves that it fits" in said
+    assert "the memory of a CPU is not limited; run on a GPU to verify that it fits" in said

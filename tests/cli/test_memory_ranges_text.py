@@ -22,7 +22,7 @@ def test_layers_alike_are_one_row_within_80_columns(capsys: pytest.CaptureFixtur
     assert "forward  block 0 … block 11" in said
     assert said.count("block 0") == 1
     assert "240" in said
-    assert "cudaMalloc and cudaFree by nsys, which sees tensors" in " ".join(said.split())
+    assert "cudaMalloc and cudaFree calls recorded by nsys, of tensors" in " ".join(said.split())
     assert max(map(len, said.splitlines())) <= 80
 
 
@@ -43,7 +43,7 @@ def test_only_blocks_that_follow_one_another_are_told_by_their_ends(names: list[
 def test_of_a_cache_it_says_what_shows_tensors(capsys: pytest.CaptureFixture[str]) -> None:
     print_ranges([row("forward", "block 0", MIB, 0, MIB)], "small", "the caching allocator's requests")
     said = " ".join(capsys.readouterr().out.split())
-    assert "what is freed stays in the allocator's cache: add --no-caching-allocator to see tensors" in said
+    assert "freed tensors stay in the allocator's cache; add --no-caching-allocator to see each tensor" in said
     assert "predicted" not in said
     print_ranges([], "small", "the caching allocator's requests")
-    assert "in no recorded step CUDA was asked for memory" in capsys.readouterr().out
+    assert "no recorded step called cudaMalloc" in capsys.readouterr().out

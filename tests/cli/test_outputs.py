@@ -79,7 +79,7 @@ def test_a_figure_is_not_written_over_its_records_or_the_table(capsys: pytest.Ca
     assert main(["report", "a run", "--figure", "link.svg"]) == 2
     assert "--figure link.svg would overwrite the records of a run; name another file" in capsys.readouterr().err
     assert main(["report", "a run", "--figure", "x.svg", "--output", "./x.svg"]) == 2
-    assert "--output and --figure are one file, x.svg; give each a file of its own" in capsys.readouterr().err
+    assert "--output and --figure name the same file, x.svg; give each a different file" in capsys.readouterr().err
 
 
 def test_a_file_that_does_not_fit_the_disk_leaves_the_earlier_one() -> None:

@@ -68,14 +68,14 @@ def test_the_tables_fit_80_columns_and_name_what_they_hold(run: Any) -> None:
         "steps",
         "communication, of a step",
         "transfer and waiting, of a step",
-        "why a step is longer than alone",
-        "bytes sent and memory, of a rank",
+        "causes of the longer step, compared with one rank",
+        "bytes sent and memory, per rank",
     )
-    for caption in (*captions, "what a rank holds after each stage of its first step"):
+    for caption in (*captions, "memory of a rank after each stage of its first step"):
         assert caption in said
     assert re.search(r"^single +[\d.,]+ +.* 100.0%", said, re.MULTILINE)
     assert len(re.findall(r"^zero1_flat 0.1 MB ", said, re.MULTILINE)) == 8
-    assert "on a CPU communication inside forward, backward or optimizer counts as hidden" in said
+    assert "on a CPU, communication inside a phase counts as hidden" in said
     assert max(map(len, said.splitlines())) <= 80
 
 
@@ -88,7 +88,7 @@ def test_ranks_that_do_more_than_so_many_alone_are_told(records: list[RunRecord]
 
     made = [taking(r, alone_s if r.config["world_size"] == 1 else 0.1) for r in records]
     said = " ".join("".join(parallel_command.texts(made, "markdown", None)).split())
-    assert ("over 100%: one rank alone was slower than one of several" in said) is told
+    assert ("efficiency over 100%: the baseline was probably disturbed" in said) is told
 
 
 def test_each_repeat_has_its_rows_beside_the_baseline_of_its_own_process(records: list[RunRecord]) -> None:
@@ -221,10 +221,16 @@ def test_a_strategy_that_torch_sends_for_has_a_formula_and_no_count() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("tp --tp-degree 2", "--tp-degree is of fsdp+tp and ddp_*+tp: name one in --strategy; tp alone takes all"),
-        ("fsdp+tp", "with another strategy tp needs tp_degree: how many neighbouring ranks divide a block"),
-        ("fsdp --bucket-size-mb 1", "--bucket-size-mb is of strategies with buckets: name one in --strategy, as ddp_b"),
-        ("ddp_bucketed:comm_dtype=bf16,max_ctas=2", "'max_ctas=2' is no strategy: join its options by colons, ddp_buc"),
+        ("tp --tp-degree 2", "--tp-degree requires --strategy fsdp+tp or ddp_*+tp; add one, or leave out"),
+        (
+            "fsdp+tp",
+            "tp with another strategy requires tp_degree; set it to the number of ranks that divide each block",
+        ),
+        (
+            "fsdp --bucket-size-mb 1",
+            "--bucket-size-mb requires a strategy with buckets; add one to --strategy, such as ddp_b",
+        ),
+        ("ddp_bucketed:comm_dtype=bf16,max_ctas=2", "'max_ctas=2' is not a strategy; join options by colons, ddp_buc"),
         ("ddp --bucket-size-mb 1", "unknown parallel strategy 'ddp'"),
     ],
 )

@@ -29,10 +29,10 @@ def test_the_parts_are_the_sweep(count: int, jobs: int) -> None:
 @pytest.mark.parametrize(
     ("part", "text"),
     [
-        ("4/4", "'4/4' is no part of a sweep: write 0/4, 1/4, 2/4 or 3/4 for four jobs"),
-        ("1", "'1' is no part of a sweep"),
-        ("0/0", "'0/0' is no part of a sweep"),
-        ("3/4", "part 3/4 has no cell: the sweep has 2"),
+        ("4/4", "--part must be K/N with K below N, got '4/4'; for four jobs, use 0/4, 1/4, 2/4 and 3/4"),
+        ("1", "--part must be K/N with K below N, got '1'"),
+        ("0/0", "--part must be K/N with K below N, got '0/0'"),
+        ("3/4", "--part 3/4 selects no cell, because the sweep has only 2"),
     ],
 )
 def test_what_is_no_part_is_told(part: str, text: str) -> None:

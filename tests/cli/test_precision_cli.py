@@ -94,7 +94,7 @@ def test_the_tables_of_two_precisions_fit_80_columns(tmp_path: Path, capsys: pyt
     assert main(["precision", *words]) == 0
     said = capsys.readouterr().out.split("records:")[0]
     assert max(map(len, said.splitlines())) <= 80
-    assert "where one low step alone breaks" in said
+    assert "input sizes at which one step in low precision fails" in said
 
 
 def test_precisions_against_fp32(
@@ -111,9 +111,9 @@ def test_precisions_against_fp32(
     steps = ["--warmup", "1", "--steps", "4", "--rounds", "2", "--train-steps", "3"]
     assert main(["precision", *words, *steps, "--out", str(tmp_path)]) == 0
     printed, progress = capsys.readouterr()
-    assert f"{tmp_path} has no records yet: measuring 12 cells; --show DIR tells of one" in progress
+    assert f"{tmp_path} has no records yet; measuring 12 cells (--show DIR prints an earlier run)" in progress
     assert re.search(r"^fp8 .*\d× +", printed, re.MULTILINE)
-    assert "fp8: linear layers of the blocks; attention and lm_head are bf16" in " ".join(printed.split())
+    assert "fp8: the linear layers of the blocks run in fp8, attention and lm_head in bf16" in " ".join(printed.split())
     assert "MFU" not in printed, "a CPU's peak is not known"
     assert max(map(len, printed.split("relative error")[1].split("figure:")[0].splitlines())) <= 80
     assert re.search(r"^bf16 .*\d× +(\d.*–\d|too noisy)", printed, re.MULTILINE)
@@ -145,7 +145,7 @@ def test_without_the_device_each_table_says_why_once(tmp_path: Path, capsys: pyt
     words = ["--size", "tiny", "--precision", "bf16", "--device", "cuda", "--explain", "--out", str(tmp_path)]
     assert main(["precision", *words]) == 3
     said = capsys.readouterr().out
-    assert said.count("not explained: only a GPU's recording has kernels: profile on a GPU\n") == 1
+    assert said.count("not explained: only traces of a GPU contain kernels; profile on a GPU\n") == 1
     assert len(re.findall(r"^(?:fp32|bf16) +unavailable$", said, re.MULTILINE)) == 4
     assert len(re.findall(r"^fp32, bf16: unavailable: no CUDA: .*; run with --device$", said, re.MULTILINE)) == 2
     assert "gain:" not in said
@@ -174,7 +174,7 @@ def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: p
         (["--size", "smal"], "unknown size 'smal': did you mean small?"),
         (["--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
         (["--mode", "train"], "unknown mode 'train': did you mean train-step?"),
-        (["--train-steps", "-1"], "--train-steps is -1: it must be 0, for none, or more"),
+        (["--train-steps", "-1"], "--train-steps must be at least 0, got -1"),
         (["--steps", "2"], "2 steps cannot be split over 5 rounds; raise --steps"),
         (["--dtypes", "--model", "tinny"], "unknown model 'tinny': did you mean tiny or toy?"),
         (["--dtypes", "--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
@@ -185,16 +185,22 @@ def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: p
         ),
         (
             ["--show", "profiles/attention_causal_mask"],
-            "holds nothing that compares precisions: measure with cs-systems",
+            "has no results of cs-systems precision; measure them with cs-systems",
         ),
-        (["--dtypes", "--size", "tiny"], "--size is of what is timed: --dtypes takes --model tiny"),
-        (["--model", "medium"], "--model is of --dtypes: --size medium names what is timed"),
-        (["--accumulation", "--model", "medium"], "--model is of --dtypes: the sums have none"),
-        (["--dtypes", "--train-steps", "5"], "--train-steps is of what is timed: leave it out, or --dtypes"),
-        (["--accumulation", "--explain"], "--explain is of what is timed: leave it out, or --accumulation"),
-        (["--show", "profiles/precision", "--size", "xl"], "--show prints what was recorded: leave out --size"),
-        (["--accumulation", "--mode", "forward", "--batch-size", "1"], "no model: leave out --mode --batch-size"),
-        (["--dtypes", "--context-length", "8"], "no preset is among --model toy: leave out --context-length"),
+        (["--dtypes", "--size", "tiny"], "--size only applies to timings, not to --dtypes; use --model tiny"),
+        (["--model", "medium"], "--model requires --dtypes; add --dtypes, or use --size medium for timings"),
+        (["--accumulation", "--model", "medium"], "--model requires --dtypes; add --dtypes, or drop --model"),
+        (
+            ["--dtypes", "--train-steps", "5"],
+            "--train-steps only applies to timings; leave out --train-steps, or --dtypes",
+        ),
+        (["--accumulation", "--explain"], "--explain only applies to timings; leave out --explain, or --accumulation"),
+        (["--show", "profiles/precision", "--size", "xl"], "--show only prints recorded results; leave out --size"),
+        (["--accumulation", "--mode", "forward", "--batch-size", "1"], "no model; leave out --mode --batch-size"),
+        (
+            ["--dtypes", "--context-length", "8"],
+            "these options require a preset, got --model toy; leave out --context-length",
+        ),
         (["--dtypes", "--mode", "backward"], "mode backward requires workload attention"),
     ],
 )

@@ -84,7 +84,7 @@ def test_names_fit_80_columns_too(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_the_long_tables_can_be_longer(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert snapshot(snapshot_path, "--table", "segments", "--top", "3") == 0
-    assert "44 more row(s): show more with --top" in capsys.readouterr().out
+    assert "44 more row(s); --top shows more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_phases_are_shown_around_the_peak(snapshot_path: Path, capsys: pytes
     assert snapshot(snapshot_path, "--table", "timeline", "--top", "2") == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("backward") and line.endswith("yes") for line in lines)
-    assert "8 more row(s), around the peak: show more with --top" in lines
+    assert "8 more row(s), around the peak; --top shows more" in lines
 
 
 def test_two_are_held_against_each_other(
@@ -128,7 +128,7 @@ def test_two_are_held_against_each_other(
     ]
     assert "".join(out.split()).startswith("".join(" ".join(said).split()))  # a long path is broken over lines
     assert [line for line in out.splitlines() if line.startswith("memory at the peak by")] == [
-        f"memory at the peak by {name}, B against A" for name in DIFFERENT
+        f"memory at the peak by {name}, B compared with A" for name in DIFFERENT
     ]
     assert "no layer" in out
     assert snapshot(snapshot_path, other, "--table", "top") == 2
@@ -158,7 +158,7 @@ def test_a_running_out_of_memory_and_what_is_missing_are_told(
     ]
     assert snapshot(write_snapshot({"device_traces": [events]})) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "out of memory at event 1: 3.00 GiB asked for, 1.00 MiB free on the device, 2.00 KiB allocated" in out
+    assert "out of memory at event 1: 3.00 GiB requested, 1.00 MiB free on the device, 2.00 KiB allocated" in out
     assert "2.00 KiB allocated, at train.py:7 step" in out
     assert "missing: no segments" in out
 
@@ -176,7 +176,7 @@ def test_the_output_gets_its_folder(snapshot_path: Path, tmp_path: Path, capsys:
     [
         (["--table", "peak"], "unknown table 'peak': known: composition"),
         (["--top", "0"], "--top 0: it must be at least 1"),
-        (["--format", "csv"], "CSV holds one table: choose it with --table"),
+        (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--size", "huge"], "unknown size 'huge'"),
         (["--size", "large"], "--size large does not fit: the snapshot lacks tensors of that preset"),
         (["--device", "3"], "holds no device 3; choose --device 0"),

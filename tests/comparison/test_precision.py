@@ -31,7 +31,7 @@ def test_the_sentence_of_a_step_that_was_timed_and_profiled(large: list[RunRecor
     assert sentence(explained(large)[-1]) == (
         "large ctx 256 batch 4 · naive · train-step, bf16: 1.26× fp32's speed (0.75–2.12): 67% of the step is "
         "launch-bound; matrix products take 12 ms instead of 149 ms (12.3×); casts and other copies add 8.7 ms; "
-        "all other kernels take 22 ms as before"
+        "all other kernels take 22 ms as in fp32"
     )
     assert [row["cell"].rpartition(" ")[2] for row in explained(large)] == ["forward", "forward-backward", "train-step"]
 
@@ -58,7 +58,7 @@ def test_a_step_on_ranks_has_the_tokens_of_all_and_its_synchronizing() -> None:
 
 def test_of_fp8_it_is_said_where_its_scales_are_found(large: list[RunRecord]) -> None:
     row = explained(large)[-1] | {"precision": "fp8"}
-    assert "all other kernels (those that find and apply fp8's scales too) take 22 ms as before" in sentence(row)
+    assert "all other kernels (those for fp8's scales included) take 22 ms as in fp32" in sentence(row)
 
 
 def test_families_add_up_to_the_kernel_time(large: list[RunRecord]) -> None:
@@ -75,13 +75,13 @@ def test_without_the_clock_a_profile_claims_no_speed_up(small: list[RunRecord]) 
     said = sentence(row)
     assert "kernels 4.22× as fast as fp32's: 90% of the step as recorded under the profiler is launch-bound" in said
     assert "matrix products and fused attention take 3.6 ms" in said
-    assert said.endswith("not of the precision alone: attention differs too")
+    assert said.endswith("not only the precision differs, but also: attention")
     assert pairs(small) == [], "they differ in more than the precision"
 
 
 def test_a_record_without_kernels_is_told_apart(large: list[RunRecord]) -> None:
     a, b = pairs(large)[-1]
-    with pytest.raises(ConfigError, match="has no table of kernels: profile it on a GPU"):
+    with pytest.raises(ConfigError, match="has no table of kernels; profile it on a GPU"):
         causes(a, replace(b, results={}))
 
 
@@ -129,7 +129,7 @@ def test_what_is_said_of_curves(large: list[RunRecord]) -> None:
     assert (fp32["first_loss"], fp32["last_loss"], fp32["largest_deviation"]) == (4.0, 1.0, None)
     assert (fp16["largest_deviation"], fp16["at_step"]) == (0.5, 1)
     assert (fp16["loss_scale"], fp16["skipped"]) == ("8; 4 from step 1", 1)
-    assert bf16["reason"] == "the loss is no number from step 1 on"
+    assert bf16["reason"] == "the loss is NaN or infinite from step 1 on"
     assert bf16["last_loss"] is None
 
 

@@ -91,13 +91,13 @@ def test_what_makes_a_comparison_doubtful_is_said() -> None:
     b = replace(record(BASE, 1.0, 1), environment=elsewhere, warnings=(Caveat("unstable", "m", "r"),))
     alone = record(replace(BASE, batch_size=8), 1.0)
     doubts = compare([record(BASE, 1.0), alone], [b]).doubts
-    assert doubts == ["1 cell(s) only in A", "torch differs: 2.13 in A, 2.11 in B", "timings of B carry: unstable"]
+    assert doubts == ["1 cell(s) only in A", "torch differs: 2.13 in A, 2.11 in B", "caveats of B: unstable"]
 
 
 def test_nothing_in_common_is_an_error() -> None:
     a = [record(replace(BASE, batch_size=1), 1.0), record(replace(BASE, batch_size=2), 1.0)]
     b = [record(replace(BASE, batch_size=3), 1.0), record(replace(BASE, batch_size=4), 1.0)]
-    with pytest.raises(ConfigError, match="no cell of one recording matches"):
+    with pytest.raises(ConfigError, match="no cell of A matches"):
         compare(a, b)
 
 
@@ -111,7 +111,7 @@ def test_noise_leaves_a_table_of_80_columns(tmp_path: Path, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "too noisy" in printed
     assert "interval" not in printed.partition("finds:")[0]
-    assert printed.count("not seen: e.g. the variance between processes") == 1
+    assert printed.count("not measured: e.g. the variance between processes") == 1
     assert max(map(len, printed.splitlines())) <= 80
 
 
@@ -124,7 +124,7 @@ def test_both_sides_are_in_one_unit_and_may_go_into_a_file(tmp_path: Path, capsy
     assert main(["compare", *sides, "--format", "markdown", "--output", str(page)]) == 0
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", f"markdown: {page}\n")
-    assert "interval: of B/A, 95%, from rounds" in page.read_text()
+    assert "interval: 95% confidence interval of B/A, from rounds" in page.read_text()
     heading = page.read_text().splitlines()[2]
     assert ("A (s)" in heading) == ("B (s)" in heading)
     assert ("A (ms)" in heading) == ("B (ms)" in heading)
@@ -166,8 +166,10 @@ def test_profiled_cells_are_split_by_phase_family_and_layer(
     assert main(["compare", str(tmp_path / "fp32"), str(tmp_path / "bf16")]) == 0
     said = capsys.readouterr().out
     assert "large ctx 256 batch 4 · naive · train-step" in said
-    assert [said.count(f"kernel time of a step by {by}, B against A") for by in ("phase", "family", "layer")] == [3] * 3
-    assert "29 more, which differ by less" in said.replace("\n", " ")
+    assert [said.count(f"kernel time per step by {by}, B compared with A") for by in ("phase", "family", "layer")] == [
+        3
+    ] * 3
+    assert "29 more with smaller differences" in said.replace("\n", " ")
     assert max(map(len, said.splitlines())) <= 80
 
 
@@ -204,11 +206,14 @@ def test_a_side_on_which_nothing_was_measured_is_named(tmp_path: Path, capsys: p
     append_record(tmp_path / "a.jsonl", timed)
     append_record(tmp_path / "b.jsonl", replace(timed, status="error", reason="it broke", measurement=None))
     assert main(["compare", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]) == 2
-    assert "no cell of B was measured: cs-systems report DIR says why" in capsys.readouterr().err
+    assert "no cell of B was measured; cs-systems report DIR shows the reasons" in capsys.readouterr().err
 
 
 def test_csv_of_two_recordings_names_the_command_that_writes_one_table(capsys: pytest.CaptureFixture[str]) -> None:
     recording = str(Path(__file__).parents[1] / "data" / "kineto_h200_step.json.gz")
     assert main(["compare", recording, recording, "--format", "csv"]) == 2
-    assert "CSV holds one table: cs-systems analyze A B --format csv --table phases" in capsys.readouterr().err
+    assert (
+        "--format csv writes one table; use cs-systems analyze A B --format csv --table phases"
+        in capsys.readouterr().err
+    )
     assert main(["analyze", recording, recording, "--format", "csv", "--table", "phases"]) == 0

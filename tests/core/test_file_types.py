@@ -141,6 +141,6 @@ def test_recordings_are_compared_whatever_they_are_called(
 ) -> None:
     two = [str(files["nsys"]), str(files["kineto"])]
     assert main(["compare", *two]) == 0
-    assert "kernel time of a step by phase, B against A" in capsys.readouterr().out
+    assert "kernel time per step by phase, B compared with A" in capsys.readouterr().out
     assert main(["compare", *two, "--phase", "forward"]) == 2
-    assert "--phase is of recorded runs" in capsys.readouterr().err
+    assert "--phase requires two runs, got two traces" in capsys.readouterr().err

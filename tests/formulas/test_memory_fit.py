@@ -144,7 +144,9 @@ def test_what_backends_keep_is_known_without_loading_them(name: str, device: str
 
 
 def test_somebodys_attention_is_unknown() -> None:
-    with pytest.raises(ConfigError, match=r"json:loads keeps in memory is not declared: name a built-in backend"):
+    with pytest.raises(
+        ConfigError, match=r"the memory of json:loads is not declared; use a built-in attention backend"
+    ):
         algorithm_of(RunConfig(attention="json:loads"))
 
 

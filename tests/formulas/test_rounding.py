@@ -54,8 +54,8 @@ def test_the_sums_of_the_report_and_others(addend: Format, accumulator: Format, 
     ("addend", "accumulator", "count", "said"),
     [
         (FP16, FP32, 1000, "0.01 is 0.010002136 in fp16, +0.0021 over all additions"),
-        (FP16, FP16, 1000, "from 8 on an ulp of fp16 is 0.00781: 1.28 ulps are added as 1, -0.55 over 250 additions"),
-        (BF16, BF16, 1000, "ulp of bf16 is 0.0312, and 0.01001 is less than half of it: the sum stands still"),
+        (FP16, FP16, 1000, "from 8 on, an ulp of fp16 is 0.00781: 1.28 ulps are rounded to 1, -0.55 over 250"),
+        (BF16, BF16, 1000, "is 0.0312, and 0.01001 is less than half of it, so that the sum no longer changes"),
     ],
 )  # fmt: skip
 def test_why(addend: Format, accumulator: Format, count: int, said: str) -> None:

@@ -50,5 +50,5 @@ def test_no_task_begins_later_than_it_must(line: Timeline, more: float) -> None:
 def test_a_task_that_cannot_be_is_refused(call: tuple[Any, ...]) -> None:
     line = Timeline()
     line.add("a", "first", 1.0)
-    with pytest.raises(ValueError, match=r"late takes .* it needs 0 s or more, after tasks given before"):
+    with pytest.raises(ValueError, match=r"task late must take 0 s or more, got .*, after earlier tasks, got "):
         line.add(*call)

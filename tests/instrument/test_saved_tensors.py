@@ -175,7 +175,7 @@ def test_memory_command_prints_five_largest(tmp_path: Path, capsys: pytest.Captu
     words = ["--size", "tiny", "--device", "cpu", "--residuals", "--mode", "forward-backward", "--out", str(tmp_path)]
     assert main(["memory", *words]) == 0
     said = capsys.readouterr().out
-    assert "what\nforward keeps for backward" in said or "what forward keeps for backward" in said
+    assert "what\nforward keeps for backward" in said or "tensors that forward keeps for backward" in said
     assert "the residual stream is a tensor of 64.0 KiB" in said
     assert "block 0 … block 1" in said
     assert said.count("Backward0") == 5
@@ -188,7 +188,7 @@ def test_memory_command_prints_checkpoint_inputs(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().out
     assert re.search(r"^block 0 … block 3: a checkpoint every 2 +32\.0 +32\.0$", said, re.MULTILINE)
     assert re.search(r"^block 4: a checkpoint +32\.0 +32\.0$", said, re.MULTILINE)
-    assert said.count("a checkpoint keeps its input; backward computes the rest again") == 2
+    assert said.count("checkpoint: it keeps its input, and backward recomputes the rest") == 2
     assert re.search(r"^block 0 … block 4: a checkpoint each +32\.0 +320$", said, re.MULTILINE)
-    assert said.count("what a selective one keeps beside it is no saved tensor") == 1
+    assert said.count("a selective checkpoint also keeps outputs that are no saved tensors") == 1
     assert max(map(len, said.split("records:")[0].splitlines())) <= 80

@@ -82,9 +82,11 @@ def test_a_degree_needs_tensor_parallelism() -> None:
 def test_two_dimensions_of_ranks_need_their_sizes() -> None:
     strategy = compose("ddp_flat+tp")
     for use in (lambda: strategy.wrap(nn.Linear(2, 2)), lambda: strategy.part_of_batch(0, 4)):
-        with pytest.raises(ConfigError, match="with another strategy tp needs tp_degree: how many neighbouring ranks"):
+        with pytest.raises(
+            ConfigError, match="tp with another strategy requires tp_degree; set it to the number of ranks"
+        ):
             use()
-    with pytest.raises(ConfigError, match="tp alone divides blocks over all 4 ranks: leave tp_degree out, or take fsd"):
+    with pytest.raises(ConfigError, match="tp alone divides blocks over all 4 ranks; leave out tp_degree, or use fsd"):
         compose("tp", tp_degree=2).part_of_batch(0, 4)
 
 
@@ -93,7 +95,7 @@ def test_neighbours_take_the_same_rows() -> None:
     assert [strategy.part_of_batch(rank, 4) for rank in range(4)] == [(0, 2), (0, 2), (1, 2), (1, 2)]
     assert [compose("tp").part_of_batch(rank, 2) for rank in range(2)] == [(0, 1), (0, 1)]
     assert [compose("ddp_flat").part_of_batch(rank, 2) for rank in range(2)] == [(0, 2), (1, 2)]
-    with pytest.raises(ConfigError, match="tp_degree 2 does not divide 3 ranks: choose it among 1, 3"):
+    with pytest.raises(ConfigError, match="tp_degree 2 does not divide 3 ranks; choose one of 1, 3"):
         strategy.part_of_batch(0, 3)
 
 
@@ -101,7 +103,7 @@ def test_indivisible_sizes_are_refused_before_any_process() -> None:
     check_division(num_heads=12, d_ff=30, tp_degree=6)
     with pytest.raises(
         ConfigError,
-        match="d_ff 30 does not divide over 4 ranks: choose tp_degree, or the ranks of tp alone, among 1, 2, 3, 6",
+        match=r"d_ff 30 is not divisible by 4 ranks; choose a tp_degree .for tp alone: ranks. among 1, 2, 3, 6",
     ):
         check_division(num_heads=12, d_ff=30, tp_degree=4)
 

@@ -319,11 +319,14 @@ def test_on_two_gpus_gradients_travel_as_told(gpu_worlds: Any, told: str, roundo
             "foreign",
             "tp requires the attention or feed-forward blocks of BasicTransformerLM, and Linear has none",
         ),
-        ("heads", "num_heads 5 does not divide over {0} ranks: choose tp_degree, or the ranks of tp alone, among 1, 5"),
-        ("d_ff", "d_ff 7 does not divide over {0} ranks: choose tp_degree, or the ranks of tp alone, among 1"),
+        (
+            "heads",
+            "num_heads 5 is not divisible by {0} ranks; choose a tp_degree (for tp alone: ranks) among 1, 5",
+        ),
+        ("d_ff", "d_ff 7 is not divisible by {0} ranks; choose a tp_degree (for tp alone: ranks) among 1"),
         ("twice", "tp cannot divide layers.0.attn.q_proj.weight: it is already divided; wrap the model once"),
         ("tied outside", "lm_head.weight is tied to a weight that tp divides in another way; untie them, or use fsdp"),
-        ("degree", "tp_degree 7 does not divide {0} ranks: choose it among 1, {0}"),
+        ("degree", "tp_degree 7 does not divide {0} ranks; choose one of 1, {0}"),
     ],
 )
 def test_indivisible_model_is_refused(worlds: Any, world_size: int, what: str, answer: str) -> None:

@@ -64,9 +64,9 @@ def test_kernel_or_range_is_required() -> None:
     ("words", "said"),
     [
         (["--with", "ncu"], "--with ncu requires --kernel REGEX"),
-        (["--with", "nsys", "--kernel", "gemm"], "--kernel is for --with ncu, not for --with nsys"),
-        (["--with", "kineto", "--range", "scores"], "--range is for --with ncu, not for --with kineto"),
-        (["--with", "kineto", "--show-command"], "--show-command is for --with nsys and ncu, not for --with kineto"),
+        (["--with", "nsys", "--kernel", "gemm"], "--kernel requires --with ncu, got --with nsys"),
+        (["--with", "kineto", "--range", "scores"], "--range requires --with ncu, got --with kineto"),
+        (["--with", "kineto", "--show-command"], "--show-command requires --with nsys or ncu, got --with kineto"),
         (
             ["--with", "ncu", "--range", "scores"],
             "ncu: not on PATH: hardware counters with Nsight Compute are not possible; install",

@@ -81,7 +81,7 @@ def test_record_with_tables_round_trips_json_and_prints(
     full = replace(record(), results=record().results | results, artifacts={"sqlite": "a.sqlite"})
     print_profile(RunRecord.from_dict(json.loads(full.to_json())), tmp_path)
     shown = capsys.readouterr().out
-    assert "under nsys: 2.20 s a step while recorded, 1.10 s before: +100.0%" in shown
+    assert "under nsys: 2.20 s per step while profiled, 1.10 s before: +100.0%" in shown
     for what in ("phases by kernel family", "kernels by time", "inside attention", "GPU idle time by cause", "TFLOP/s"):
         assert what in shown
     assert "belongs to a phase" in shown
@@ -100,7 +100,7 @@ def test_overhead_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr("cs_systems.cli._memory_text.terminal_width", lambda: 80)
     print_profile(replace(record(), results={"overhead": overhead(record())}), Path("runs"))
     lines = capsys.readouterr().out.splitlines()
-    assert "2.20 s a step while recorded, 1.10 s before" in " ".join(" ".join(lines).split())
+    assert "2.20 s per step while profiled, 1.10 s before" in " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= 80
 
 

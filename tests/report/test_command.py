@@ -60,7 +60,7 @@ def test_a_figure_says_which_workload_it_leaves_out(
 ) -> None:
     append_record(folder, attention_records[0])
     assert main(["report", str(folder), "--figure", str(folder / "figure.svg")]) == 0
-    assert "the first workload alone; --format html draws attention too" in capsys.readouterr().err
+    assert "only the first workload; --format html draws attention too" in capsys.readouterr().err
 
 
 def test_a_torn_line_is_named_and_the_rest_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -294,4 +294,4 @@ def test_analyze_writes_the_page(nsys_path: Path, tmp_path: Path, capsys: pytest
     assert "<h1>step.sqlite, by nsys</h1>" in page.read_text(encoding="utf-8")
     for more in (["--top", "3"], ["--table", "gaps"], [str(nsys_path)]):
         assert main(["analyze", str(nsys_path), *more, "--format", "html"]) == 2
-        assert "an HTML page shows every table of one recording: leave out" in capsys.readouterr().err
+        assert "--format html shows every table of one trace; leave out" in capsys.readouterr().err

@@ -201,4 +201,4 @@ def test_a_snapshot_with_nothing_to_draw_has_a_page(tmp_path: Path) -> None:
 def test_a_page_is_of_one_whole_snapshot(capsys: pytest.CaptureFixture[str]) -> None:
     for more in (["--table", "layers"], [str(SNAPSHOT)]):
         assert main(["snapshot", str(SNAPSHOT), *more, "--format", "html"]) == 2
-        assert "an HTML page shows every table of one snapshot: leave out FILE2 and --table" in capsys.readouterr().err
+        assert "--format html shows every table of one snapshot; leave out FILE2 and --table" in capsys.readouterr().err

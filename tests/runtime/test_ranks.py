@@ -120,11 +120,11 @@ def test_more_ranks_than_devices_are_unavailable() -> None:
         ({}, "strategy single trains on one process, got world_size 2; use a strategy such as ddp_bucketed"),
         (
             {"strategy": "tp", "world_size": 3},
-            "num_heads 4 does not divide over 3 ranks: choose tp_degree, or the ranks of tp alone, among 1, 2, 4",
+            "num_heads 4 is not divisible by 3 ranks; choose a tp_degree (for tp alone: ranks) among 1, 2, 4",
         ),
-        ({"strategy": "ddp_flat+tp"}, "with another strategy tp needs tp_degree: how many neighbouring ranks divide"),
-        ({"strategy": "tp", "tp_degree": 1}, "tp alone divides blocks over all 2 ranks: leave tp_degree out"),
-        ({"strategy": "ddp_flat+tp", "tp_degree": 3}, "tp_degree 3 does not divide 2 ranks: choose it among 1, 2"),
+        ({"strategy": "ddp_flat+tp"}, "tp with another strategy requires tp_degree; set it to the number of ranks"),
+        ({"strategy": "tp", "tp_degree": 1}, "tp alone divides blocks over all 2 ranks; leave out tp_degree"),
+        ({"strategy": "ddp_flat+tp", "tp_degree": 3}, "tp_degree 3 does not divide 2 ranks; choose one of 1, 2"),
         (
             {"strategy": "ddp_flat", "device": "cuda:1"},
             "cuda:1 is a single device, but each rank needs its own; use",

@@ -173,8 +173,8 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_resumes(tmp_path: P
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    again = f"the same command with --out {out} goes on with the rest"
-    assert f"cs-systems: interrupted; what was measured is kept, {again}" in said
+    again = f"to continue, run the same command with --out {out}"
+    assert f"cs-systems: interrupted; the records so far are kept; {again}" in said
     (first,), complaints = read_records(out)
     assert (first.status, complaints) == ("ok", [])
 

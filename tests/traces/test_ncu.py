@@ -126,14 +126,20 @@ def test_text_is_three_tables_of_80_columns_and_csv_is_one(
     assert main(["analyze", "a.ncu-rep"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    for what in ("a.ncu-rep · ncu · 1 kernels", "its time is for these", "warp eff.", "ld conflicts", "scores"):
+    for what in (
+        "a.ncu-rep · ncu · 1 kernels",
+        "do not use these times as timings",
+        "warp eff.",
+        "ld conflicts",
+        "scores",
+    ):
         assert what in shown.replace("\n", " ")
     assert main(["analyze", "a.ncu-rep", "--format", "csv"]) == 0
     header, line = capsys.readouterr().out.strip().splitlines()
     assert header.split(",")[:4] == ["kernel", "ranges", "grid", "block"]
     assert line.startswith("gemm<128>(float *),step > forward")
     assert main(["analyze", "a.ncu-rep", "--table", "kernels"]) == 2
-    assert "holds counters of single kernels: it takes --format (but html) and --output" in capsys.readouterr().err
+    assert "contains counters of kernels; use only --format (not html) and --output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b"no report", b"NVR\0\xff\xff\xff\x7f" * 9])

@@ -217,8 +217,8 @@ def test_difference_of_two_profiles_adds_up(nsys_profile: Profile, kineto_profil
         assert sum(row["share"] for row in rows) == pytest.approx(whole["share"])
     assert abs(whole["share"]) < 0.01
     said = doubts(nsys_profile, kineto_profile)
-    assert "recorded by nsys in A, by kineto in B: they slow the host unequally" in said
-    assert any("layers are known of 39% of A's kernel time and of 9% of B's" in doubt for doubt in said)
+    assert "profiler differs: nsys in A, kineto in B, with different overheads" in said
+    assert any("the layer is known for 39% of A's kernel time and 9% of B's" in doubt for doubt in said)
 
 
 def test_difference_of_unmarked_layer_is_none(nsys_profile: Profile, kineto_profile: Profile) -> None:

@@ -97,9 +97,10 @@ def test_compare_leaves_it_out_and_says_so(records: list[RunRecord]) -> None:
     other: Any = replace(broken, config=sound.config)
     found = compare([sound], [sound, other])
     assert len(found.rows) == 1
-    why = "have a loss that is NaN or infinite and are left out: such times are no timings"
+    why = "have a loss that is NaN or infinite and are left out"
     assert f"1 record(s) of B {why}" in found.doubts
     with pytest.raises(
-        ConfigError, match="only times under a profiler or with a loss that is NaN or infinite, which are no timings"
+        ConfigError,
+        match="no valid timing, only times under a profiler or with a loss that is NaN or infinite; measure",
     ):
         compare([sound], [broken])

@@ -125,9 +125,9 @@ def test_which_step_breaks_and_where(norms: list[RunRecord]) -> None:
 
 def test_verdicts_on_fp32_inside_norms(norms: list[RunRecord]) -> None:
     said = numerics.verdicts(norms[1])
-    assert any(s.startswith("bf16 RMSNorm, mean 0: does without fp32, with pairwise sums;") for s in said)
+    assert any(s.startswith("bf16 RMSNorm, mean 0: needs no fp32 with pairwise sums;") for s in said)
     assert any(s.startswith("bf16 LayerNorm, mean 16 σ: needs fp32 inside;") for s in said)
-    assert "bf16 RMSNorm: overflows nowhere" in said
+    assert "bf16 RMSNorm: does not overflow" in said
     steps = {(r["operation"], r["case"], r["step"]): r for r in norms[1].results["normalization"]}
     for (_, _, step), row in steps.items():
         if step in ("as torch does it", "fp32, result rounded"):

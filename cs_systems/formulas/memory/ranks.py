@@ -18,7 +18,7 @@ from cs_systems.formulas.memory.model import Components, MemoryPrediction
 BUILT = "built"
 STAGES = (BUILT, Phase.FORWARD.value, Phase.BACKWARD.value, Phase.OPTIMIZER.value)
 SPLIT = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer"}
-"""Component → what a strategy says that it splits."""
+"""Component → its name in `ParallelStrategy.splits`."""
 
 
 def of_a_rank(components: Components, splits: Collection[str], world_size: int) -> Components:
