@@ -10,10 +10,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import Mode
+from cs_systems.core import units
 from cs_systems.core.collectives import readable_bytes
 from cs_systems.core.printable import plain
 from cs_systems.record import RunRecord, Sample
-from cs_systems.report import units
 from cs_systems.report.collectives import WORKLOAD as COLLECTIVE
 from cs_systems.report.figures import collectives, errors, streams
 from cs_systems.report.figures.drawing import COLORS, GREY, INK, MARKERS, MOST_CURVES, WIDTH, with_legend

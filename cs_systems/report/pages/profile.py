@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from cs_systems.core import units
 from cs_systems.core.printable import plain
 from cs_systems.record import Row
-from cs_systems.report import units
 from cs_systems.report.pages import _templates
 from cs_systems.report.tables.columns import UNKNOWN
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN, has_something, says_something

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from cs_systems.config import describe
+from cs_systems.core import units
 from cs_systems.record import Environment, RunRecord
-from cs_systems.report import units
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.kinds import KINDS
 from cs_systems.report.frame import CELL_COLUMNS, CLEAN, STEP, by_kind, frame, without_retried

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cs_systems.core import units
 from cs_systems.record import Row
-from cs_systems.report import units
 from cs_systems.report.pages import _templates
 from cs_systems.report.tables.profile import says_something
 from cs_systems.report.tables.rows import table_of
