@@ -79,7 +79,7 @@ def print_memory(record: RunRecord, folder: Path) -> None:
 
 def _print_residuals(rows: Sequence[Row], record: RunRecord, title: str) -> None:
     """Print the largest tensors that forward keeps for backward, and the bytes that each block keeps."""
-    from cs_systems.report.units import human
+    from cs_systems.core.units import human
 
     results = record.results
     of_modules = any(row["module"] for row in rows)  # a compiled model has one operation and no modules

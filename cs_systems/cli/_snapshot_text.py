@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cs_systems.core.units import human
 from cs_systems.record import Row
-from cs_systems.report.units import human
 from cs_systems.snapshots.allocations import BEFORE
 from cs_systems.snapshots.categories import UNKNOWN, Attribution
 from cs_systems.snapshots.tensor_names import TensorNames

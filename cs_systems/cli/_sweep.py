@@ -120,7 +120,7 @@ def print_cells(configs: Sequence[RunConfig], options: Sweep | None = None) -> i
     """Print this job's cells of a sweep, with predicted and available device memory, and why some cannot run."""
     from rich.table import Table
 
-    from cs_systems.report.units import human
+    from cs_systems.core.units import human
 
     options = options or Sweep()
     configs = options.of_part(configs)
@@ -142,7 +142,7 @@ def print_warmup(record: RunRecord, _folder: Path) -> None:
     from rich.table import Table
 
     from cs_systems.comparison.warmup import warmup_curve
-    from cs_systems.report.units import human
+    from cs_systems.core.units import human
 
     if record.measurement is None:
         return

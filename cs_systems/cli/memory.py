@@ -145,8 +145,8 @@ def _measured_cells(args: Memory, configs: Sequence[RunConfig]) -> list[RunConfi
 
 
 def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
+    from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import fits
-    from cs_systems.report.units import human
 
     _check_predictable(configs, "--fits")
     for config in configs:
@@ -203,8 +203,8 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
     Raises ConfigError if nothing makes it fit.
     """
     from cs_systems.cli._sweep import asked_for, measured
+    from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES, cheapest_plan
-    from cs_systems.report.units import human
 
     limit, ceiling = budget_bytes - CONTEXT_BYTES if on_gpu else None, budget_bytes
     while best := cheapest_plan(replace(config, device="cuda" if on_gpu else "cpu"), ceiling):
@@ -241,8 +241,8 @@ def _more_flops(config: RunConfig) -> float:
 
 
 def _result_in_budget(record: RunRecord, budget_bytes: int) -> str:
+    from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES
-    from cs_systems.report.units import human
 
     peak = record.measurement.peak_allocated_bytes if record.measurement else None
     said = f"{describe(record.run_config)}: {record.status}"

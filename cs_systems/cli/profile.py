@@ -123,7 +123,7 @@ def _print_artifacts(record: RunRecord, folder: Path) -> None:
 
 def overhead(record: RunRecord, row: Row) -> str:
     """Return one line with the cell and its slowdown under the profiler."""
-    from cs_systems.report.units import human
+    from cs_systems.core.units import human
 
     cell, recorded = describe(record.run_config), human(row["recorded_s"], "s")
     if row["not_recorded_s"] is None:

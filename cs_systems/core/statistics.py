@@ -4,6 +4,8 @@ Durations are positive and their noise is multiplicative, so means, intervals an
 Samples of one run are correlated, and rounds of one process share its memory layout, clocks and chosen kernels. Each
 interval therefore comes from the highest level that was repeated (processes, else rounds, else samples), and names the
 variance that it cannot see.
+
+numpy and `scipy.special` are imported where they are used: neither is needed to start a command.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 Rounds = Sequence[Sequence[float]]
@@ -83,15 +84,21 @@ def summary(samples: Sequence[float]) -> Summary:
     Raises:
         ValueError: there is no sample.
     """
+    import numpy as np
+
+    if not samples:
+        raise ValueError("no samples: a summary needs at least one")
     ordered = sorted(samples)
     low, high = median_interval(ordered) or (None, None)
+    mean = statistics.fmean(ordered)
+    p10, p90 = np.quantile(ordered, (0.1, 0.9)).tolist()
     return Summary(
         n=len(ordered),
-        median=quantile(ordered, 0.5),
-        mean=statistics.fmean(ordered),
-        std=_stdev(ordered) if len(ordered) > 1 else None,
-        p10=quantile(ordered, 0.1),
-        p90=quantile(ordered, 0.9),
+        median=statistics.median(ordered),
+        mean=mean,
+        std=float(np.std(ordered, ddof=1, mean=mean)) if len(ordered) > 1 else None,
+        p10=p10,
+        p90=p90,
         min=ordered[0],
         max=ordered[-1],
         low=low,
@@ -99,27 +106,13 @@ def summary(samples: Sequence[float]) -> Summary:
     )
 
 
-def _stdev(samples: Sequence[float]) -> float:
-    """Return the sample standard deviation, equal to statistics.stdev up to the last bits.
-
-    It avoids that function's exact fractions, which took most of the time of a large table.
-    """
-    mean = statistics.fmean(samples)
-    return math.sqrt(math.fsum((x - mean) ** 2 for x in samples) / (len(samples) - 1))
-
-
 def quantile(samples: Sequence[float], q: float) -> float:
-    """Return the q-quantile, 0 ≤ q ≤ 1, by linear interpolation (Hyndman & Fan 1996, type 7; numpy's default)."""
+    """Return the q-quantile, 0 ≤ q ≤ 1, by linear interpolation (Hyndman & Fan 1996, type 7)."""
+    import numpy as np
+
     if not samples:
         raise ValueError("no samples: a quantile needs at least one")
-    ordered = sorted(samples)
-    position = q * (len(ordered) - 1)
-    below = min(math.floor(position), len(ordered) - 2) if len(ordered) > 1 else 0
-    above = min(below + 1, len(ordered) - 1)
-    share = position - below
-    if ordered[below] == ordered[above]:
-        return ordered[below]
-    return ordered[below] * (1 - share) + ordered[above] * share
+    return float(np.quantile(samples, q))
 
 
 def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
@@ -154,7 +147,7 @@ def interval(rounds: Rounds, confidence: float = CONFIDENCE) -> Interval:
     correlated. With 5 or more, the shortest and the longest fifth of the rounds are trimmed (Tukey & McLaughlin 1963).
     With fewer than 3, it is the `median_interval` of all samples, with the caveat that it takes them as independent.
     """
-    medians = [quantile(samples, 0.5) for samples in rounds if samples]
+    medians = [statistics.median(samples) for samples in rounds if samples]
     if len(medians) >= FEWEST_ROUNDS:
         center, variance, dof = _trimmed(_logs(medians))
         half = student_t((1 + confidence) / 2, dof) * math.sqrt(variance)
@@ -245,7 +238,7 @@ def _estimate(groups: Sequence[Rounds], between_sd: float) -> _Estimate:
     centers, within, within_dof = [], [], 0
     round_variances = []
     for rounds in groups:
-        logs = _logs([quantile(block, 0.5) for block in _blocks(rounds)])
+        logs = _logs([statistics.median(block) for block in _blocks(rounds)])
         center, variance, dof = _trimmed(logs) if len(logs) > 1 else (logs[0], 0.0, 0)
         centers.append(center)
         if dof:
@@ -270,14 +263,15 @@ def _trimmed(values: Sequence[float]) -> tuple[float, float, int]:
 
     Takes at least two values. A disturbance of the machine lengthens a whole round, and one such round of five would
     hide a difference of 5%. The variance is winsorized: each cut value is replaced by its nearest kept one (Tukey &
-    McLaughlin 1963; Yuen 1974).
+    McLaughlin 1963; Yuen 1974). `scipy.stats` has both steps, but takes half a second to import.
     """
-    ordered, cut = sorted(values), len(values) // 5
-    kept = ordered[cut : len(ordered) - cut]
-    winsorized = [kept[0]] * cut + kept + [kept[-1]] * cut
+    import numpy as np
+
+    ordered, cut = np.sort(values), len(values) // 5
+    kept = ordered[cut : len(values) - cut]
     dof = len(kept) - 1
-    variance = statistics.variance(winsorized) * (len(values) - 1) / (len(kept) * dof)
-    return statistics.fmean(kept), variance, dof
+    variance = ordered.clip(kept[0], kept[-1]).var(ddof=1) * (len(values) - 1) / (len(kept) * dof)
+    return float(kept.mean()), float(variance), dof
 
 
 def _noise(processes: Sequence[Rounds]) -> str:
@@ -306,29 +300,11 @@ def _logs(durations: Sequence[float]) -> list[float]:
     return [math.log(d) for d in durations]
 
 
-@lru_cache(maxsize=256)
 def student_t(p: float, dof: float) -> float:
-    """Return the p-quantile of Student's t, ½ ≤ p < 1, for any dof ≥ 1, to about 1e-9.
+    """Return the p-quantile of Student's t for any dof > 0; infinite `dof` gives the normal distribution's."""
+    from scipy.special import stdtrit  # a fifth of a second, once; scipy.stats would take thrice as long
 
-    With t = √dof · tan θ the density is proportional to cosᵈᵒᶠ⁻¹ θ, which Simpson's rule integrates.
-    """
-    if dof > 1e6:
-        return statistics.NormalDist().inv_cdf(p)
-    whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(dof / 2) - math.lgamma((dof + 1) / 2))
-
-    def reaches(theta: float) -> bool:
-        heights = [math.cos(i / 200 * theta) ** (dof - 1) for i in range(201)]
-        area = heights[0] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2]) + heights[-1]
-        return bool(area * theta / 600 >= (p - 0.5) * 2 * whole)
-
-    low, high = 0.0, 1 / math.sqrt(dof)  # search from the center: for a large dof all area is there
-    while high < math.pi / 2 and not reaches(high):
-        low, high = high, 2 * high
-    high = min(high, math.pi / 2)
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if reaches(middle) else (middle, high)
-    return math.sqrt(dof) * math.tan(high)
+    return float(stdtrit(dof, p))
 
 
 def outliers(samples: Sequence[float]) -> list[int]:
@@ -337,9 +313,9 @@ def outliers(samples: Sequence[float]) -> list[int]:
     The standard deviation is at least 1% of the median: on a device that repeats to the microsecond, every other sample
     would otherwise be an outlier.
     """
-    center = quantile(samples, 0.5)
+    center = statistics.median(samples)
     deviations = [abs(s - center) for s in samples]
-    scale = max(quantile(deviations, 0.5) / statistics.NormalDist().inv_cdf(0.75), 0.01 * abs(center))
+    scale = max(statistics.median(deviations) / statistics.NormalDist().inv_cdf(0.75), 0.01 * abs(center))
     return [i for i, deviation in enumerate(deviations) if deviation > OUTLIER_SCORE * scale]
 
 
@@ -362,7 +338,7 @@ def drift(samples: Sequence[float]) -> Drift | None:
     score, _ = _rising_pairs(samples)
     deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     z = max(abs(score) - 1, 0) / deviation
-    change = quantile(samples[n - n // 2 :], 0.5) / quantile(samples[: n // 2], 0.5) - 1
+    change = statistics.median(samples[n - n // 2 :]) / statistics.median(samples[: n // 2]) - 1
     return Drift(change, 2 * (1 - statistics.NormalDist().cdf(z)))
 
 

@@ -77,13 +77,3 @@ def settings(words: Iterable[str]) -> dict[str, Any]:
         except ValueError:
             found[name] = text
     return found
-
-
-def binary_size(size_bytes: float) -> str:
-    """Format a number of bytes in the binary unit that fits it: `151 GiB`, `1.2 MiB`, `96 B`."""
-    unit = next((u for u in ("B", "KiB", "MiB", "GiB", "TiB") if size_bytes < 1024 ** (_BINARY.index(u) + 1)), "PiB")
-    value = size_bytes / 1024 ** _BINARY.index(unit)
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-
-
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

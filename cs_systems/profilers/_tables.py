@@ -13,7 +13,6 @@ from cs_systems.core.caveats import Caveat
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.profilers import Collected
 from cs_systems.record import Row, RunRecord
-from cs_systems.report.pages.profile import render
 from cs_systems.traces.kernel_families import family
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.read import read
@@ -70,6 +69,8 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
 
 
 def _page(file: Path, seen: Profile, results: dict[str, list[Row]], record: RunRecord) -> dict[str, Path]:
+    from cs_systems.report.pages.profile import render  # it imports jinja2, which only a page needs
+
     file.write_text(render(view(seen), results, describe(record.run_config)), encoding="utf-8")
     return {"page": file}
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from cs_systems.config import describe
 from cs_systems.core.printable import plain
+from cs_systems.core.units import human
 from cs_systems.record import NO_TIMING, RunRecord
 from cs_systems.report import collectives
 from cs_systems.report.tables.layout import is_timed
-from cs_systems.report.units import human
 
 if TYPE_CHECKING:
     from cs_systems.runtime.sweep import Progress

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.core.validation import binary_size
+from cs_systems.core.units import human
 from cs_systems.record import Environment, Row, RunRecord, make_key
 from cs_systems.runtime import channel, profiled, scheduler
 from cs_systems.runtime.channel import CellRecord, ChannelError, Message, Ready, Visit, run_request
@@ -283,7 +283,7 @@ def _does_not_fit(row: Row) -> bool:
 
 
 def _too_large(row: Row) -> str:
-    predicted, memory = (binary_size(row[name]) for name in ("predicted_peak_bytes", "device_memory_bytes"))
+    predicted, memory = (human(row[name], "bytes") for name in ("predicted_peak_bytes", "device_memory_bytes"))
     return f"predicted peak {predicted} exceeds the available {memory}; not run because of --skip-oom"
 
 

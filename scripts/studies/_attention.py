@@ -17,8 +17,8 @@ from _cells import Cell
 from _study import bounded, index
 
 from cs_systems.config import AttentionShape, Mode, Precision, RunConfig
+from cs_systems.core.units import human
 from cs_systems.record import Row
-from cs_systems.report.units import human
 
 PYTORCH, FLASH2 = "naive", "sdpa_flash"
 BACKENDS = (PYTORCH, FLASH2, "flash_attn", "flash_triton")

@@ -11,8 +11,8 @@ from _study import row_table
 
 from cs_systems.comparison import strategies as parallel
 from cs_systems.config import RunConfig
+from cs_systems.core.units import human
 from cs_systems.record import Row, RunRecord
-from cs_systems.report.units import human
 
 STEPS, MEMORY_STEPS = 3, 2  # that are recorded
 Told = tuple[str, dict[str, Any]]  # a strategy, and the fields that go with it

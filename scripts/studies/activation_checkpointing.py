@@ -18,9 +18,9 @@ from _cells import Cell
 from _study import Study, bounded, index, row_table, run
 
 from cs_systems.config import Precision, RunConfig, grid
+from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 BASE = RunConfig(attention="sdpa_flash", precision=Precision.BF16, warmup=2, steps=5)
 GROUPS = ("every:1", "every:2", "every:4", "every:8")

@@ -24,9 +24,9 @@ from _study import Study, row_table, run
 
 from cs_systems.config import RunConfig
 from cs_systems.core.collectives import CollectiveShape, calls_for, readable_bytes
+from cs_systems.core.units import human, significant
 from cs_systems.record import Row
 from cs_systems.report import collectives
-from cs_systems.report.units import human, significant
 
 MIB = 2**20
 FULL, SMALL = tuple(4**k * MIB for k in range(6)), tuple(4**k * MIB for k in range(5))

@@ -18,8 +18,8 @@ from _cells import Cell
 from _study import Study, row_table, run
 
 from cs_systems.config import AttentionShape, RunConfig
+from cs_systems.core.units import human
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 EMBEDDING = 32
 HEADS = (1, 2, 4, 8, 16)

@@ -20,11 +20,11 @@ from _cells import Cell
 from _study import Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, Precision, RunConfig
+from cs_systems.core.units import human
 from cs_systems.formulas.cost import COMPUTE_BYTES, FULL_MATRIX_CUDA
 from cs_systems.formulas.memory.attention import attention_memory
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 D_HEADS = (16, 32, 64, 128)
 LENGTHS = (256, 1024, 4096, 8192, 16384)

@@ -20,9 +20,9 @@ from _cells import Cell
 from _study import Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, RunConfig
+from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 GIB = 2**30
 LIMITS = (8 * GIB, 24 * GIB)

@@ -17,9 +17,9 @@ from _cells import Cell
 from _study import Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, RunConfig
+from cs_systems.core.units import human
 from cs_systems.formulas.cost import credited_attention_flops
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 SHAPE = AttentionShape(batch=32, heads=32, seq=1024, d_head=64)
 REPORTED = {"forward": (7.10e-3, 38.7e12), "backward": (18.88e-3, 36.4e12)}  # seconds, FLOP/s

@@ -20,9 +20,9 @@ from _study import Study, row_table, run
 
 from cs_systems.config import AttentionShape, RunConfig
 from cs_systems.core import statistics
+from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 

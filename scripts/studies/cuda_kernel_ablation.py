@@ -26,10 +26,10 @@ from _kernels import clean
 from _study import Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, Mode, Precision, RunConfig
+from cs_systems.core.units import human
 from cs_systems.formulas.peaks import peak_flops
 from cs_systems.profilers.ncu import chosen
 from cs_systems.record import Row
-from cs_systems.report.units import human
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

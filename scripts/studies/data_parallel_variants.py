@@ -38,10 +38,10 @@ from _study import Study, row_table, run
 from cs_systems.comparison import strategies as parallel
 from cs_systems.config import Precision, RunConfig, preset
 from cs_systems.core.collectives import CollectiveShape, calls_for
+from cs_systems.core.units import human
 from cs_systems.formulas.bucket_size import Link, best_count, best_size_bytes, buckets_of, exposed_s, parameter_sizes
 from cs_systems.record import Row, RunRecord
 from cs_systems.report import collectives
-from cs_systems.report.units import human
 
 MB = 2**20
 BUCKETS = (1.0, 10.0, 100.0, 1000.0)

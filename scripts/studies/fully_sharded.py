@@ -35,8 +35,8 @@ from _study import Study, run
 
 from cs_systems.comparison import strategies as parallel
 from cs_systems.config import Precision, RunConfig, preset
+from cs_systems.core.units import human
 from cs_systems.record import RunRecord
-from cs_systems.report.units import human
 
 STRATEGIES: list[Told] = [("ddp_bucketed", {}), ("zero1_flat", {}), ("fsdp", {}), ("torch_fsdp2", {})]
 FULL = RunConfig(

@@ -19,12 +19,12 @@ from _cells import Cell
 from _study import Study, row_table, run
 
 from cs_systems.config import Mode, Precision, RunConfig, grid, preset
+from cs_systems.core.units import human
 from cs_systems.formulas.cost import PARAMETER_BYTES, parameter_count
 from cs_systems.formulas.memory.fit import algorithm_of
 from cs_systems.formulas.memory.model import MemoryPrediction, step_memory
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 THE_REPORTS_LARGE = preset("large", num_layers=32)
 MODES = (Mode.FORWARD, Mode.TRAIN_STEP)

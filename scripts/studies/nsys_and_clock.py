@@ -33,9 +33,9 @@ from _study import Study, row_table, run
 from step_time import PRECISIONS, THE_REPORTS_LARGE
 
 from cs_systems.config import Precision, RunConfig, grid, preset
+from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 BASE = RunConfig(warmup=3, steps=20)
 CONTEXTS = (128, 256)

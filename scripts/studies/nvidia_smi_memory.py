@@ -19,9 +19,9 @@ from _cells import Cell
 from _study import Study, row_table, run
 
 from cs_systems.config import Precision, RunConfig, grid
+from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 BASE = RunConfig(profiler="memory", warmup=0, steps=2)
 PRECISIONS = (Precision.FP32, Precision.BF16)

@@ -46,13 +46,13 @@ from _scaling import (
 from _study import Study, row_table, run
 
 from cs_systems.config import Precision, RunConfig, grid, preset
+from cs_systems.core.units import human
 from cs_systems.formulas.cost import COMPUTE_BYTES, PARAMETER_BYTES
 from cs_systems.formulas.peaks import peak_flops
 from cs_systems.formulas.scaling import Cluster, Layout, Sharing, forward_flops, one_gpu_s, step
 from cs_systems.record import Row
 from cs_systems.report import collectives
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 SIMULATED_AS = {"ddp_bucketed": "ddp", "ddp_overlap": "ddp", "torch_ddp": "ddp", "fsdp": "fsdp", "torch_fsdp2": "fsdp"}
 SIMULATED_AS |= {"tp": "tp", "fsdp+tp": "fsdp+tp"}

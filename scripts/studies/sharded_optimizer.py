@@ -23,8 +23,8 @@ from _study import Study, run
 
 from cs_systems.comparison import strategies as parallel
 from cs_systems.config import RunConfig, grid, preset
+from cs_systems.core.units import human
 from cs_systems.record import RunRecord
-from cs_systems.report.units import human
 
 STRATEGIES: list[Told] = [
     ("ddp_bucketed", {}),

@@ -24,10 +24,10 @@ from step_time import PRECISIONS, THE_REPORTS_LARGE
 
 from cs_systems.comparison.warmup import warmup_curve
 from cs_systems.config import Mode, RunConfig, grid
+from cs_systems.core.units import human
 from cs_systems.formulas.cost import COMPUTE_BYTES
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 BASE = RunConfig(mode=Mode.FORWARD_BACKWARD, warmup=3, steps=10)
 CONTEXTS = (256, 1024)

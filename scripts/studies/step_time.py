@@ -23,9 +23,9 @@ from _study import Study, bounded, index, row_table, run
 from cs_systems.config import Precision, RunConfig, grid, preset
 from cs_systems.core import statistics
 from cs_systems.core.caveats import LAUNCH_BOUND_LAG
+from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 SIZES = ("small", "medium", "large", "xl", "2.7B")
 CONTEXTS = (128, 256, 512, 1024)

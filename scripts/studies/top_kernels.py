@@ -21,9 +21,9 @@ from _study import Study, index, row_table, run
 from step_time import PRECISIONS, THE_REPORTS_LARGE
 
 from cs_systems.config import Mode, Precision, RunConfig, grid
+from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 from cs_systems.traces.kernel_families import FAMILIES, short_name
 
 BASE = RunConfig(warmup=3, steps=10)

@@ -21,9 +21,9 @@ from _cells import Cell
 from _study import Study, bounded, index, row_table, run
 
 from cs_systems.config import AttentionShape, Mode, Precision, RunConfig, preset
+from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 COMPILED = "compiled"
 BACKENDS = (PYTORCH, COMPILED, "sdpa_flash", "flash_triton")

@@ -28,9 +28,9 @@ from _numerics import not_measured
 from _study import Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, Mode, Precision, RunConfig
+from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 TILES = (Path(__file__).parents[1] / "_tiles.py").relative_to(Path(__file__).parents[2]).as_posix()
 LENGTHS = tuple(2**n for n in range(7, 16))

@@ -20,9 +20,9 @@ from _study import Study, index, row_table, run
 
 from cs_systems.comparison.warmup import warmup_curve
 from cs_systems.config import Mode, RunConfig, grid
+from cs_systems.core.units import human
 from cs_systems.record import Measurement, Row
 from cs_systems.report.tables.records import render
-from cs_systems.report.units import human
 
 BASE = RunConfig(mode=Mode.FORWARD_BACKWARD, steps=10)
 WARMUPS = (0, 2, 5)

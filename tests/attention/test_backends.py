@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import einx
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, profile
 
@@ -49,6 +51,31 @@ def test_exports_a_backend_that_declares_itself(name: str) -> None:
     algorithm = b.algorithm(Case(1024, d_head=64).call("cuda", "bfloat16"))
     assert (algorithm.block_q is None) == (algorithm.score_matrices != (0, 0, 0))
     assert algorithm.backward_matmuls == 4 if algorithm.block_q is None else algorithm.backward_matmuls >= 5
+
+
+def attention_in_einx(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
+    """Attention by the formula, in which g query heads share each of h key heads."""
+    grouped = einx.id("b (h g) i d -> b h g i d", q, h=k.shape[1])
+    scores = einx.dot("b h g i [d], b h j [d] -> b h g i j", grouped, k)
+    scores = scores * (case.scale or q.shape[-1] ** -0.5)
+    offset = case.key_length - case.seq_q if case.align == "lower_right" else 0
+    rows, columns = torch.arange(case.seq_q) + offset, torch.arange(case.key_length)
+    seen = einx.greater_equal("i, j -> i j", rows, columns) if case.causal else torch.ones(len(rows), len(columns)) > 0
+    weights = einx.softmax("b h g i [j]", einx.where("i j, b h g i j, ", seen, scores, -1e300))
+    return einx.id("b h g i d -> b (h g) i d", einx.dot("b h g i [j], b h [j] d -> b h g i d", weights, v))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(7, batch=2, heads_q=6, heads_kv=2),
+        Case(7, 9, heads_q=6, heads_kv=3, causal=True, align="lower_right", scale=0.3),
+        Case(9, 7, heads_q=4, heads_kv=1, causal=True),
+    ],
+)
+def test_naive_agrees_with_einx(case: Case) -> None:
+    *inputs, _ = case.inputs("cpu", "float64")
+    assert torch.allclose(backend("naive")(*inputs, **case.options), attention_in_einx(*inputs, case), atol=1e-12)
 
 
 @pytest.mark.parametrize("case", [Case(), Case(causal=True), Case(40, 70, heads_q=4, heads_kv=2, scale=0.3)])

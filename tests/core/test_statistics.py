@@ -6,6 +6,8 @@ import itertools
 import math
 import random
 import statistics
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -278,3 +280,17 @@ def test_one_late_round_in_five_hides_no_difference() -> None:
     assert low is not None
     assert high is not None
     assert high / low < 1.02
+
+
+@given(st.floats(1e-7, 1e3), st.integers(2, 20))
+def test_equal_samples_have_no_spread(sample: float, n: int) -> None:
+    found = stats.summary([sample] * n)
+    assert found.std == pytest.approx(0, abs=1e-15 * sample)
+    assert (found.p10, found.median, found.p90) == (sample, sample, sample)
+
+
+def test_importing_the_module_imports_neither_numpy_nor_scipy() -> None:
+    """Both take longer to import than a command may take to print its help."""
+    code = "import sys, cs_systems.core.statistics; print({'numpy', 'scipy'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -129,7 +129,8 @@ sys.modules["torch"] = None  # importing it raises
 from cs_systems.cli import report
 from cs_systems.report.figures import kinds as figures, plot
 from cs_systems.report.tables import formats, records as table
-from cs_systems.report import frame, units
+from cs_systems.core import units
+from cs_systems.report import frame
 from cs_systems.report.pages import records as html
 heavy = {"pandas", "matplotlib", "tabulate", "rich"} & set(sys.modules)
 assert not heavy, f"imported before they are needed: {heavy}"

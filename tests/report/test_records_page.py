@@ -101,5 +101,5 @@ def test_profiled_records_have_a_section_of_their_own_and_no_part_in_the_headlin
     page = html.render([build(RunConfig(profiler="nsys"), 0.001, 1e12, 10**9), clean])
     assert "<h2>train_step</h2>" in page
     assert "<h2>train_step under nsys</h2>" in page
-    (fact,) = re.findall(r"<dt>most tokens/s</dt><dd>([\d,]+)</dd>", page)
+    (fact,) = re.findall(r"<dt>highest tokens/s</dt><dd>([\d,]+)</dd>", page)
     assert int(fact.replace(",", "")) == pytest.approx(4 * 512 / 0.02, rel=0.05)

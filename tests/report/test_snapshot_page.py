@@ -104,7 +104,7 @@ answer(seen);
     kinds = [lines[0].partition(":")[0] for lines in seen["peak"]]
     assert [*dict.fromkeys(kinds)] == ["parameters", "optimizer state", "workspaces", "activations", "temporaries"]
     block = next(lines for lines in seen["peak"] if any("block 3" in line for line in lines))
-    assert "made in forward · block 3" in block
+    assert "allocated in forward · block 3" in block
     assert any(re.fullmatch(r"alive for [\d.]+ .s, from [\d.]+ .s to [\d.]+ .s", line) for line in block)
     assert any("train.py:24 forward" in line for line in block)
     assert seen["left"] is None
@@ -115,7 +115,7 @@ answer(seen);
     assert seen["key ArrowRight"][0] > seen["key +"][0]
     assert seen["wheel"][1] - seen["wheel"][0] < seen["key -"][1] - seen["key -"][0]
     assert seen["silu"][-1].splitlines()[:2] == ["functional.py:2397 silu", "train.py:16 forward"]
-    assert "1.00 MiB of it by rounding" in seen["silu"]
+    assert "1.00 MiB added by rounding" in seen["silu"]
     assert float(seen["build"]) > 0
 
 
@@ -180,13 +180,12 @@ def test_a_phone_shows_all_of_its_width_and_no_more(page: str, tmp_path: Path, d
 def test_what_is_not_drawn_one_by_one_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_view, "MOST_ALLOCATIONS", 100)
     monkeypatch.setattr(memory_view, "MOST_BLOCKS", 20)
-    text = page_of(SNAPSHOT, tmp_path)
-    assert (
-        "the 100 allocations that take the most bytes for the longest; the 433 others are one band" in Page(text).text
-    )
-    assert re.search(r"the \d+ smallest segments are not drawn: their blocks are too many", Page(text).text)
-    seen = browse(tmp_path, text, HAND + 'answer(column(line, 300).flat().join(" "));')
-    assert "several allocations that are not drawn one by one; at most so much" in seen
+    page = page_of(SNAPSHOT, tmp_path)
+    text = Page(page).text
+    assert "the 100 allocations with the most bytes × time are drawn one by one; the other 433 form one band" in text
+    assert re.search(r"the \d+ smallest segments are not drawn: they have too many blocks", text)
+    seen = browse(tmp_path, page, HAND + 'answer(column(line, 300).flat().join(" "));')
+    assert "several allocations in one band: their maximum" in seen
 
 
 def test_a_snapshot_with_nothing_to_draw_has_a_page(tmp_path: Path) -> None:
@@ -194,7 +193,7 @@ def test_a_snapshot_with_nothing_to_draw_has_a_page(tmp_path: Path) -> None:
     path = tmp_path / "bare.pickle"
     path.write_bytes(pickle.dumps({"device_traces": [[{"action": "oom", "size": 1}]]}))
     text = page_of(path, tmp_path)
-    assert "The recording has no times: each event takes a µs here." in " ".join(Page(text).text.split())
+    assert "The snapshot has no timestamps: events are drawn 1 µs apart." in " ".join(Page(text).text.split())
     assert browse(tmp_path, text, "answer(document.documentElement.dataset.readyMs);")
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.core import units
 from cs_systems.record import RunRecord
-from cs_systems.report import units
 from cs_systems.report.figures.drawing import COLORS, GREY, INK, one_panel, with_legend
 from cs_systems.report.figures.labels import labels
 from cs_systems.report.frame import STEP

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cs_systems.core import units
 from cs_systems.core.collectives import readable_bytes
 from cs_systems.record import RunRecord
-from cs_systems.report import collectives, units
+from cs_systems.report import collectives
 from cs_systems.report.figures.drawing import COLORS, INK, MARKERS, MOST_CURVES, WIDTH, with_legend
 
 if TYPE_CHECKING:

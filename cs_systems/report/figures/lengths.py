@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.core import units
 from cs_systems.record import RunRecord
-from cs_systems.report import units
 from cs_systems.report.figures.drawing import COLORS, INK, MARKERS, MOST_CURVES, WIDTH, with_legend
 from cs_systems.report.figures.labels import LENGTHS, SIZES, labels
 from cs_systems.report.frame import STEP

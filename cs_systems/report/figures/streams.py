@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cs_systems.core import units
 from cs_systems.core.printable import plain
 from cs_systems.record import RunRecord
-from cs_systems.report import units
 from cs_systems.report.figures.drawing import COLORS, GREY, WIDTH, with_legend
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from itertools import cycle
 from statistics import median
 from typing import TYPE_CHECKING
 
+from cs_systems.core import units
 from cs_systems.record import RunRecord, Sample
-from cs_systems.report import units
 from cs_systems.report.figures.drawing import COLORS, GREY, MARKERS, MOST_CURVES, one_panel, with_legend
 from cs_systems.report.figures.labels import labels
 from cs_systems.report.frame import STEP

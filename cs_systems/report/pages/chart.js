@@ -5,7 +5,7 @@ const LEAST_SPAN = 200; // of the axis across the width, at the closest
 const HATCHED = "unattributed"; // the colour whose boxes are hatched
 let colors = {}; // name → CSS colour
 
-// Lanes of boxes along one axis: zooms, moves, and tells what is under the pointer.
+// Lanes of boxes along one axis, with zooming, panning and tooltips.
 // A row: {title?, start, duration, size, color(i), label(i), tip(i), faint?(i)}; its boxes are in order and do not overlap.
 class Chart {
   constructor(canvas, rows, end) {
@@ -50,7 +50,7 @@ class Chart {
   whole() { this.show(0, this.end); }
   timeAt(x) { return this.from + (x / this.canvas.clientWidth) * (this.to - this.from); }
 
-  // The box at a place of the canvas, or the nearest within three pixels.
+  // Return the box at a point of the canvas, or the nearest within three pixels.
   at(x, y) {
     const row = this.rows.find((r) => y >= r.top && y < r.top + ROW);
     if (!row) return null;
@@ -106,7 +106,7 @@ class Chart {
     for (let i = firstEnding(row, this.from); i < row.size && row.start[i] < this.to; i++) {
       const left = Math.max((row.start[i] - this.from) * scale, -1);
       const right = Math.min((row.start[i] + row.duration[i] - this.from) * scale, width + 1);
-      // Narrower than a pixel is drawn fainter, not wider: a busy GPU and an idle one look different from afar.
+      // A box narrower than a pixel is drawn fainter, not wider, so that a busy GPU and an idle one look different.
       const wide = Math.max(right - left - (right - left > 3 ? 1 : 0), 0.3);
       const color = row.color(i);
       g.globalAlpha = row.faint?.(i) ? 0.15 : 1;
@@ -131,7 +131,7 @@ class Chart {
     canvas.addEventListener("wheel", (event) => {
       const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
       const by = (sideways ? event.deltaX || event.deltaY : event.deltaY) * (event.deltaMode === 1 ? 16 : 1);
-      if (!sideways && by > 0 && this.to - this.from >= this.end) return; // nothing left to zoom out of: the page scrolls
+      if (!sideways && by > 0 && this.to - this.from >= this.end) return; // all is visible: let the page scroll
       event.preventDefault();
       if (sideways) this.move((by / canvas.clientWidth) * (this.to - this.from));
       else this.zoom(Math.exp(by * 0.002), this.timeAt(place(event)[0]));
@@ -194,7 +194,7 @@ class Chart {
   }
 }
 
-// The first box of the row that ends after t: the boxes are in order, so their ends are too.
+// Return the first box of the row that ends after t. The boxes are in order, so their ends are too.
 function firstEnding(row, t) {
   let low = 0, high = row.size;
   while (low < high) {

@@ -1,5 +1,5 @@
 "use strict";
-// Tables sort by a click or the Enter key on a heading; `#sort=TABLE,COLUMN[,descending]` sorts on opening. Unknown stays last.
+// Tables sort by a click or the Enter key on a heading; `#sort=TABLE,COLUMN[,descending]` sorts on opening. Unknown values stay last.
 function sortTable(table, column, direction) {
   const heads = [...table.tHead.rows[0].cells];
   const sign = direction === "descending" ? -1 : 1;

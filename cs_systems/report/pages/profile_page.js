@@ -1,4 +1,4 @@
-// The timeline and the icicle of one step, from the JSON in the page. A name from the recording is only ever text.
+// The timeline and the icicle of one step, from the JSON in the page. Names from the trace are set as text, never as HTML.
 const started = performance.now();
 const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("profile").textContent);
@@ -7,7 +7,7 @@ const UNATTRIBUTED = "unattributed", MOST_ROWS = 24;
 const familyOf = (f) => data.families[names.family[functions.name[f]]];
 const phaseColor = (phase) => PHASES[phase] ?? UNATTRIBUTED;
 const PHASES = { forward: "forward", loss: "loss", backward: "backward", optimizer: "update" };
-const asked = { family: null, names: null }; // what is highlighted: a family, the numbers of names; null is all
+const asked = { family: null, names: null }; // highlighted: a family, a set of name indices; null: all
 
 function readColors() {
   const style = getComputedStyle(document.documentElement);
@@ -23,7 +23,7 @@ function time(ns) {
 }
 const share = (part, whole) => `${(whole ? (100 * part) / whole : 0).toFixed(1)}%`;
 const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
-const at = (start, duration) => `${time(duration)}, from ${time(start)} on`;
+const at = (start, duration) => `${time(duration)}, starting at ${time(start)}`;
 const placeText = (p) => `phase: ${places.phase[p]} · layer: ${places.layer[p]}${places.part[p] ? ` · ${places.part[p]}` : ""}`;
 const colorOfLayer = new Map();
 function layerColor(layer) {
@@ -32,19 +32,19 @@ function layerColor(layer) {
   return colorOfLayer.get(layer);
 }
 
-// Columns with start and duration, in order → rows of boxes that do not overlap, each box in the first row that is free:
-// of nested ranges the inner one is below, since the outer one's row is taken until it ends.
+// Columns with start and duration, in order → rows of boxes that do not overlap, each box in the first free row.
+// A nested range is thus below the outer one, which occupies its row until it ends.
 function rowsOf(columns, say, title) {
   const rows = [], ends = [];
   let undrawn = 0;
   columns.start.forEach((start, i) => {
-    // A profiler's clock has less than a nanosecond's precision: such an overlap is none.
+    // Profilers' clocks are not precise to a nanosecond: ignore such an overlap.
     const free = ends.findIndex((end) => end <= start + 1), row = free < 0 ? ends.length : free;
     if (row >= MOST_ROWS) return void (undrawn += 1);
     (rows[row] ??= []).push(i);
     ends[row] = start + columns.duration[i];
   });
-  const more = undrawn ? ` · ${undrawn} more overlap and are not drawn` : "";
+  const more = undrawn ? ` · ${undrawn} more overlapping items are not drawn` : "";
   return rows.map((of, depth) => ({
     title: depth || !title ? undefined : title + more,
     size: of.length,
@@ -62,12 +62,12 @@ function hostRows() {
       const r = thread.range[i];
       return ranges.phase[r] ? phaseColor(ranges.phase[r]) : depth % 2 ? "odd" : "even";
     },
-    tip: (i) => [ranges.name[thread.range[i]], at(thread.start[i], thread.duration[i]), "a range of the host"],
+    tip: (i) => [ranges.name[thread.range[i]], at(thread.start[i], thread.duration[i]), "host range"],
   }, `host · ${thread.main ? "main thread" : `thread ${number + 1}`} · ranges`));
   const calls = data.calls.flatMap((thread) => rowsOf(thread, {
     label: (i) => thread.name[i],
     color: () => "other",
-    tip: (i) => [thread.name[i], at(thread.start[i], thread.duration[i]), "the host waits, or allocates"],
+    tip: (i) => [thread.name[i], at(thread.start[i], thread.duration[i]), "host call that waits or allocates"],
   }, "host · waits and allocations"));
   return [...rows, ...calls];
 }
@@ -89,11 +89,11 @@ function streamRows(stream, title) {
     return rowsOf(merged, {
       label: (i) => merged.name[i],
       color: (i) => color(merged.name[i]),
-      tip: (i) => [merged.name[i], at(merged.start[i], merged.duration[i]), `${what}, from its first kernel here to its last`,
+      tip: (i) => [merged.name[i], at(merged.start[i], merged.duration[i]), `${what}, from its first to its last kernel on this stream`,
         `${count(merged.kernels[i], "kernel")}, ${time(merged.busy[i])} (${share(merged.busy[i], merged.duration[i])} of the time)`],
     }, field === "phase" ? `${title} · phase, layer, ${count(stream.start.length, "kernel")}` : undefined);
   };
-  return [...runs("phase", "a phase", phaseColor), ...runs("layer", "a layer or named module", layerColor), ...rowsOf(stream, {
+  return [...runs("phase", "phase", phaseColor), ...runs("layer", "layer or named module", layerColor), ...rowsOf(stream, {
     label: (i) => names.short[functions.name[stream.function[i]]],
     color: (i) => familyOf(stream.function[i]),
     faint: (i) => !isAsked(stream.function[i]),
@@ -101,7 +101,7 @@ function streamRows(stream, title) {
   })];
 }
 
-// Kernels one after the other that have the same name for `name(i)`, as columns.
+// Return runs of consecutive kernels with the same `name(i)`, as columns.
 function runsOf(stream, name) {
   const runs = { name: [], start: [], duration: [], kernels: [], busy: [] };
   stream.start.forEach((start, i) => {
@@ -128,8 +128,8 @@ function kernelTip(stream, i) {
     `family: ${familyOf(f)}`,
     shape.filter(Boolean).join(" · "),
     placeText(stream.place[i]),
-    launch === null ? "its launch was not recorded" : `its launch began ${time(Math.max(stream.start[i] - launch, 0))} before it`,
-    stream.graph[i] && "in a CUDA graph: the launch is that of the whole graph",
+    launch === null ? "launch not recorded" : `launch began ${time(Math.max(stream.start[i] - launch, 0))} before the kernel`,
+    stream.graph[i] && "in a CUDA graph; the launch time is that of the whole graph",
     { full: names.name[name] },
   ];
 }
@@ -143,7 +143,7 @@ function copyRows(copies, title) {
   }, `${title} · ${count(copies.start.length, "copy").replace("copys", "copies")}`);
 }
 
-// Step → phase → layer → part → family; a kernel in no part of a block has no box on that level.
+// Step → phase → layer → part → family. A kernel outside all parts of a block has no box on that level.
 function icicleRows() {
   const root = node("kernel time of the step", "even", 0);
   for (const stream of data.streams) {
@@ -213,7 +213,7 @@ function highlight() {
   timeline.redraw();
 }
 
-// The next kernel that is highlighted, after what the timeline shows in its middle; from the last on to the first.
+// Zoom to the next highlighted kernel after the middle of the timeline; wrap from the last to the first.
 function next() {
   if (asked.names === null && asked.family === null) return;
   const middle = (timeline.from + timeline.to) / 2, found = [];
@@ -253,7 +253,7 @@ timeline.onShow = (from, to) => { byId("shown").textContent = `${time(from)} …
 byId("in").addEventListener("click", () => timeline.zoom(0.5));
 byId("out").addEventListener("click", () => timeline.zoom(2));
 byId("whole").addEventListener("click", () => timeline.whole());
-if (step.kernels) { // a CPU's recording has none
+if (step.kernels) { // a trace of a CPU has none
   charts.push(new Chart(byId("icicle"), icicleRows(), Math.max(step.kernel_ns, 1)));
   legend();
   byId("search").addEventListener("input", highlight);

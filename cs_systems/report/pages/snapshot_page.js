@@ -1,12 +1,12 @@
-// What was allocated over time, and the segments at the end, from the JSON in the page. A name is only ever text.
+// Allocated memory over time, and the segments at the end, from the JSON in the page. Names are set as text, never as HTML.
 const started = performance.now();
 const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("snapshot").textContent);
 const { categories, peak } = data;
 const UNATTRIBUTED = "unattributed";
 const slug = (category) => category.replaceAll(" ", "-");
-const MOST_BANDS = 600; // allocations in view whose bands are told apart by lines
-const TOP = 24, BOTTOM = 4; // of the timeline, beside what is drawn
+const MOST_BANDS = 600; // up to this many allocations in view are separated by lines
+const TOP = 24, BOTTOM = 4; // margins of the timeline
 let alone = null; // the category that is shown alone
 
 function readColors() {
@@ -25,7 +25,7 @@ function time(ns) {
   return `${unit === 1 ? Math.round(ns) : fixed(ns / unit)} ${name}`;
 }
 
-// The allocations as columns, by their start; the bands of what is not drawn one by one come last, with no stack.
+// Allocations as columns, by their start. The bands of the others come last; they have no stack.
 const allocations = (() => {
   const c = data.allocations, bands = data.rest.bands, one = c.bytes.length, size = one + bands.length;
   const made = { size, one, start: new Float64Array(size), end: new Float64Array(size), bytes: new Float64Array(size), category: new Uint8Array(size), before: new Set(c.before) };
@@ -46,22 +46,22 @@ const allocations = (() => {
   return made;
 })();
 
-// The moments at which what is allocated changes, and the bytes of each category from there on.
+// Moments at which allocated memory changes, and the bytes of each category from then on.
 const levels = (() => {
   const { size, start, end, bytes: given, category } = allocations, count = categories.length;
-  const changes = new Float64Array(2 * size), whose = new Uint32Array(2 * size);
+  const changes = new Float64Array(2 * size), owner = new Uint32Array(2 * size);
   const order = Array.from({ length: 2 * size }, (_, n) => n);
   for (let i = 0; i < size; i++) {
     changes[i] = start[i];
     changes[size + i] = end[i];
-    whose[i] = whose[size + i] = i;
+    owner[i] = owner[size + i] = i;
   }
   order.sort((a, b) => changes[a] - changes[b] || b - a); // an end before a start
   const at = [], total = [], by = [];
   const now = new Float64Array(count);
   let sum = 0;
   order.forEach((n, k) => {
-    const i = whose[n], change = n < size ? given[i] : -given[i];
+    const i = owner[n], change = n < size ? given[i] : -given[i];
     now[category[i]] += change;
     sum += change;
     const next = order[k + 1];
@@ -73,7 +73,7 @@ const levels = (() => {
   return { at: Float64Array.from(at), total: Float64Array.from(total), by: Float64Array.from(by), size: at.length };
 })();
 
-// The last moment at or before t, -1 where there is none.
+// Return the index of the last moment at or before t, or -1.
 function lastBefore(at, size, t) {
   let low = 0, high = size;
   while (low < high) {
@@ -93,7 +93,7 @@ class MemoryChart extends Chart {
       duration: allocations.end.map((end, i) => end - allocations.start[i]),
       tip: allocationTip,
     };
-    canvas.style.height = ""; // the style sheet's
+    canvas.style.height = ""; // use the height from the style sheet
     this.ready = true;
     this.draw();
   }
@@ -118,7 +118,7 @@ class MemoryChart extends Chart {
     this.drawReserved(g, width);
     this.drawPeak(g, width);
   }
-  // Of each column of pixels the moment of the highest total in it.
+  // Return, for each column of pixels, the moment with the highest total.
   momentsOf(width) {
     const found = new Int32Array(width);
     let last = lastBefore(levels.at, levels.size, this.from);
@@ -149,7 +149,7 @@ class MemoryChart extends Chart {
       }
     }
   }
-  // The bytes of the categories that are drawn below.
+  // Return the bytes of the categories drawn below this one.
   below(moment, category) {
     let sum = 0;
     if (alone === null) for (let c = 0; c < category; c++) sum += levels.by[moment * categories.length + c];
@@ -167,7 +167,7 @@ class MemoryChart extends Chart {
       label(g, `${Number(amount.toPrecision(6))} ${name}`, 4, y - 7, width);
     }
   }
-  // Lines between allocations, where few enough are in view, and around the one under the pointer.
+  // Draw lines between allocations if few are in view, and mark the one under the pointer.
   drawBands(g, width) {
     const { start, end, bytes: given, category, size } = allocations, seen = [];
     for (let i = 0; i < size && seen.length <= MOST_BANDS; i++) if (start[i] < this.to && end[i] > this.from) seen.push(i);
@@ -223,7 +223,7 @@ class MemoryChart extends Chart {
     label(g, text, x + room < width ? x + 4 : x - room, y + 9, width);
   }
 
-  // The allocation whose band is at a place of the canvas.
+  // Return the allocation whose band is at a point of the canvas.
   at(x, y) {
     const moment = this.moments?.[Math.round(x)];
     if (moment === undefined || moment < 0 || y < TOP) return null;
@@ -253,15 +253,15 @@ function label(g, text, x, y, width) {
 const stackText = (stack) => data.stacks[stack].map((frame) => data.frames[frame]).join("\n");
 function allocationTip(i) {
   const { start, end, bytes: given, category, before, one } = allocations, what = categories[category[i]], c = data.allocations;
-  if (i >= one) return [`${what}: ${bytes(given[i])}`, `several allocations that are not drawn one by one; at most so much from ${time(start[i])} to ${time(end[i])}`];
-  const made = [data.phases[c.phase[i]] && `made in ${data.phases[c.phase[i]]}`, data.layers[c.layer[i]]];
+  if (i >= one) return [`${what}: ${bytes(given[i])}`, `several allocations in one band: their maximum from ${time(start[i])} to ${time(end[i])}`];
+  const made = [data.phases[c.phase[i]] && `allocated in ${data.phases[c.phase[i]]}`, data.layers[c.layer[i]]];
   const until = end[i] >= data.end_ns ? "to the end" : `to ${time(end[i])}`;
   return [
     `${what}: ${bytes(given[i])}`,
     data.names[c.name[i]],
     made.filter(Boolean).join(" · "),
-    before.has(i) ? `from before the recording ${until}` : `alive for ${time(end[i] - start[i])}, from ${time(start[i])} ${until}`,
-    c.unasked_bytes[i] && `${bytes(c.unasked_bytes[i])} of it by rounding`,
+    before.has(i) ? `allocated before recording began, alive ${until}` : `alive for ${time(end[i] - start[i])}, from ${time(start[i])} ${until}`,
+    c.unasked_bytes[i] && `${bytes(c.unasked_bytes[i])} added by rounding`,
     { full: stackText(c.stack[i]) || "no stack was recorded" },
   ];
 }
@@ -269,7 +269,7 @@ function allocationTip(i) {
 class BytesChart extends Chart {
   unit() { return bytesUnit(this.to); }
 }
-// Of each pool and stream the segments, and their blocks below.
+// Return two rows for each pool and stream: its segments, and their blocks below.
 function segmentRows() {
   const lanes = new Map();
   for (const segment of data.segments) {
@@ -298,9 +298,9 @@ function segmentRows() {
 }
 const free = (s) => s.size.reduce((sum, size, n) => sum + (s.category[n] < 0 ? size : 0), 0);
 function blockTip({ segment, n, size }) {
-  const state = segment.pending.includes(n) ? "freed, and waiting for another stream" : "free";
+  const state = segment.pending.includes(n) ? "freed; waiting for another stream" : "free";
   return [`${categories[segment.category[n]] ?? state}: ${bytes(size)}`, data.names[segment.name[n]], data.layers[segment.layer[n]],
-    `of a segment of ${bytes(segment.bytes)} at ${segment.address}`, segment.category[n] >= 0 && { full: stackText(segment.stack[n]) || "no stack was recorded" }];
+    `in a segment of ${bytes(segment.bytes)} at ${segment.address}`, segment.category[n] >= 0 && { full: stackText(segment.stack[n]) || "no stack was recorded" }];
 }
 function laid(items, size, { title, color, label: name, tip: tell }) {
   const duration = items.map(size), start = [];

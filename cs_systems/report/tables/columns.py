@@ -11,9 +11,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError, Phase, one_of
+from cs_systems.core import units
 from cs_systems.core.collectives import readable_bytes
 from cs_systems.core.printable import plain
-from cs_systems.report import units
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS
 from cs_systems.report.tables import layout
 

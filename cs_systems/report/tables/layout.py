@@ -155,7 +155,7 @@ def layout(workload: str) -> Layout:
 
 def title(column: str) -> str:
     """Return the heading of `column`, without its unit."""
-    from cs_systems.report import units
+    from cs_systems.core import units
 
     if column in TITLES:
         return TITLES[column]

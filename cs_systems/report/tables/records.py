@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import PRESETS, ConfigError, one_of
+from cs_systems.core import units
 from cs_systems.core.caveats import REMEDIES
 from cs_systems.core.printable import text_cell
 from cs_systems.record import RunRecord
-from cs_systems.report import units
 from cs_systems.report.frame import CLEAN, STEP, by_kind, frame, without_retried
 from cs_systems.report.tables import columns as cols
 from cs_systems.report.tables import layout

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cs_systems.config import one_of
+from cs_systems.core import units
 from cs_systems.record import Row
-from cs_systems.report import units
 from cs_systems.report.tables.columns import Column, text
 from cs_systems.report.tables.formats import FORMATS
 from cs_systems.report.tables.table import Table

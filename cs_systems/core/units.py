@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from cs_systems.config import one_of
+from cs_systems.core.validation import one_of
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cs_systems.config import ConfigError
-from cs_systems.report import units
+from cs_systems.core import units
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+"""Rendering of the pages' templates: `render(name, values) -> str`, with every value escaped.
+
+jinja2 is imported here, so a command imports this module only when it makes a page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from cs_systems.core.printable import plain
+from cs_systems.report.tables.columns import Column
+from cs_systems.report.tables.table import Table
+
+FOLDER = Path(__file__).parent
+UNUSUAL = re.compile(r"[^\x20-\x7e\n]+")  # includes characters that change the direction of text, in names from outside
+
+
+class Cell(NamedTuple):
+    """Cell of a table in a page.
+
+    full: the full text, where `text` shortens it. sort_key: the number by which a numeric column is sorted, or "".
+    """
+
+    numeric: bool
+    text: str
+    full: str
+    sort_key: Any
+
+
+class Section(NamedTuple):
+    """Section of a page: a table with its notes."""
+
+    heading: str
+    id: str
+    table: Table
+    notes: Sequence[str]
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """Render a template of this folder as one page that fetches nothing.
+
+    All values are escaped, except `Markup`. Characters that are not printable become spaces.
+    """
+    text = _environment().get_template(template).render(values)
+    return UNUSUAL.sub(lambda found: "".join(c if c.isprintable() else " " for c in found[0]), text)
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    # tojson escapes <, >, & and ', so data ends no script whatever its strings contain.
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    made.filters |= {"plain": plain, "rows": _rows}
+    made.globals["source"] = lambda name: Markup((FOLDER / name).read_text(encoding="utf-8"))
+    return made
+
+
+def _rows(table: Table) -> Iterator[tuple[str, list[Cell]]]:
+    """Yield the status and the cells of each row."""
+    lines = zip(*(zip(c.cells, c.values, strict=True) for c in table.columns), strict=True)
+    for status, line in zip(table.statuses, lines, strict=True):
+        yield status, [_cell(column, *shown) for column, shown in zip(table.columns, line, strict=True)]
+
+
+def _cell(column: Column, text: str, value: Any) -> Cell:
+    if column.numeric:
+        number = value[0] if isinstance(value, tuple) else value
+        return Cell(True, text, "", "" if number is None else number)
+    full = plain(str(value or ""))
+    return Cell(False, text, "" if full == text else full, None)
