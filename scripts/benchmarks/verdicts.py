@@ -1,4 +1,4 @@
-"""Can `compare` be believed? Real runs in separate processes, of equal things and with a planted 5% slowdown.
+"""Can the verdicts of `compare` be trusted, on runs of equal steps and on runs with a planted 5% slowdown?
 
 Method: a step of matrix products (A), and one with 5% more of them (B). Processes of both kinds run in a shuffled
 order, so that drift of the machine hits both alike; each measures `--rounds` rounds. Processes may start beside each

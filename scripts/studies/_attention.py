@@ -1,7 +1,7 @@
-"""What the studies of attention alone share: which backends stand for the report's two, and what is said of cells.
+"""Shared parts of the studies of attention alone: the compared backends, and sentences about cells.
 
-The report's `Pytorch` is `naive`, its `Flash2` is `sdpa_flash` (FlashAttention-2 as torch ships it); `flash_attn` is
-the package, where it is installed, and `flash_triton` this repository's own kernel.
+`naive` is attention over the whole score matrix, `sdpa_flash` FlashAttention-2 as torch ships it, `flash_attn` the
+package, where it is installed, and `flash_triton` this repository's own kernel.
 """
 
 from __future__ import annotations

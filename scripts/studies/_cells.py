@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,3 +37,13 @@ class Cell:
 
 
 CLEAN = "none"
+
+
+def place(cells: Sequence[Cell]) -> str:
+    """Return the devices on which the cells were measured, as the beginning of a sentence."""
+    ran = [cell for cell in cells if cell.record.environment and cell.record.status != "unavailable"]
+    names = dict.fromkeys(cell.record.environment.device_name for cell in ran if cell.record.environment)
+    ranks = {cell.record.run_config.world_size for cell in ran}
+    on_gpus = any(cell.record.environment.compute_capability for cell in ran if cell.record.environment)
+    count = "" if not on_gpus else "one " if ranks <= {1} else f"up to {max(ranks)} "
+    return f"On {count}{' and '.join(names) or 'an unknown device'}"

@@ -75,6 +75,19 @@ MEMORY_TABLES = (
 )
 
 
+def fastest(group: Sequence[RunRecord]) -> str:
+    """Return the shortest step of this package's strategies, PyTorch's and one rank alone, as part of a sentence."""
+    rows = parallel.steps(group)
+    alone = [row for row in rows if row["ranks"] == 1]
+    several = [row for row in rows if row["ranks"] > 1]
+    own = [row for row in several if not row["strategy"].startswith("torch_")]
+    torchs = [row for row in several if row["strategy"].startswith("torch_")]
+    best = [min(found, key=lambda row: float(row["step_s"])) for found in (own, torchs, alone) if found]
+    named = [f"{human(row['step_s'], 's')} ({row['strategy']})" for row in best]
+    title = f"{group[0].run_config.model.label} {group[0].run_config.precision.value}"
+    return f"a step of {title} takes at least {', '.join(named)}" if own else ""
+
+
 def best_and_torchs(group: Sequence[RunRecord]) -> list[str]:
     """The fastest of ours and of torch's on the most ranks, and what each exposes."""
     rows = [row for row in parallel.communication(group) if row["by_difference_s"] is not None]

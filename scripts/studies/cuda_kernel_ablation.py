@@ -7,9 +7,8 @@ Method: batch 4, n 16384, d 64, one head, not causal, forward; then a grid of (b
     Copies from and to pinned host memory on one and on four streams, with the same kernel. The sequential C program
     runs where that takes a second; elsewhere its time is by the rate of the largest that ran.
 Output: cumulative and leave-one-out times, counters, speed-up over the sequential program beside the work of a launch.
-The report took nvprof's counters, which is gone; its steps were measured in one order only, which hides what each is
-    worth once the others are there; and found t15 slower than t20 without a cause: a launch of few blocks leaves most
-    multiprocessors idle, which the waves per multiprocessor say.
+Why: Steps that are added in one order only hide what each is worth once the others are there. A launch of few blocks
+    leaves most multiprocessors idle, which the waves per multiprocessor show.
 
     python scripts/studies/cuda_kernel_ablation.py
 """
@@ -21,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _cells import Cell
+from _cells import Cell, place
 from _kernels import clean
 from _study import Study, index, row_table, run
 
@@ -246,9 +245,9 @@ def draw(cells: list[Cell]) -> Figure:
     drawn = Figure(figsize=(WIDTH, 0.8 + 0.3 * len(bars)), layout="constrained")
     axes = drawn.subplots()
     axes.barh([name for (name, _, _), _ in bars], [1e3 * s for (_, s, _), _ in bars], color=[c for _, c in bars])
-    for place, ((_, time_s, rate), _) in enumerate(bars):
+    for height, ((_, time_s, rate), _) in enumerate(bars):
         said = f" {human(time_s, 's')}, {human(rate, 'flops_per_s')}"
-        axes.annotate(said, (1e3 * time_s, place), va="center", annotation_clip=False)
+        axes.annotate(said, (1e3 * time_s, height), va="center", annotation_clip=False)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.invert_yaxis()
@@ -260,7 +259,24 @@ def spoken(shape: AttentionShape) -> str:
     return f"batch {shape.batch}, n {shape.seq}, d {shape.d_head}"
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="time", draw=draw)
+def answer(cells: list[Cell]) -> str:
+    steps = cumulative(cells)
+    if len(steps) < 2:
+        if core := one_core(cells):
+            said = f"{human(core[-1]['time_s'], 's')} at n {core[-1]['n']}"
+            return f"{place(cells)}, the sequential program takes {said}; no GPU kernel was measured."
+        return ""
+    first, last = steps[0], steps[-1]
+    most = max(steps, key=lambda row: row["faster than before"])
+    where = place([c for c in cells if step_of(c) != SEQUENTIAL])
+    return (
+        f"{where}, all techniques together take one pass from {human(first['time_s'], 's')} to "
+        f"{human(last['time_s'], 's')}, {last['faster than naive']:.0f} times as fast. The technique {most['step']} "
+        f"brings most: {most['faster than before']:.1f} times as fast as the step before it."
+    )
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time", draw=draw)
 
 
 def check() -> list[str]:

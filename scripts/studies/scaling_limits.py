@@ -9,7 +9,7 @@ Method: a step is computed in closed form and simulated (computing, data-paralle
 Output: by model, network and strategy the most GPUs that are 90% and 50% efficient, where sending takes as long as
     computing, and where the state begins to fit; simulated and measured steps of 2 ranks; efficiency against GPUs as a
     figure.
-No report to correct: none asked how far its strategy goes.
+Why: A strategy's limit shows before the cluster is rented.
 
     python scripts/studies/scaling_limits.py
 """
@@ -305,7 +305,17 @@ def draw(cells: list[Cell]) -> Any:
     return with_legend(drawn, panels[0][0])
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="phases", draw=draw)
+def answer(cells: list[Cell]) -> str:
+    given, network = inputs(cells), "50 GB/s a GPU"
+    ends = {name: farthest(points("2.7B", name, network, given), 0.9) for name in STRATEGIES}
+    words = [f"{point.layout.ranks:,} GPUs with {name}" for name, point in ends.items() if point]
+    return (
+        f"By formula, 2.7B stays 90% efficient up to {', '.join(words)}, on a network of {network}. A GPU's rate is "
+        f"{human(given.flops_per_s, '_flops_per_s')}: {given.rate_source}."
+    )
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="phases", draw=draw)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))
