@@ -42,7 +42,7 @@ def over_ranks(value: float, operation: Any, device: Device) -> float:
 
 
 def bare_loop(workload: Collective, device: Device, calls: int) -> tuple[float, float]:
-    """(seconds a call, of them the host's to launch it), in the mean over the ranks."""
+    """Return (seconds a call, of them the host's to launch it), in the mean over the ranks."""
     process_group.wait_for_all(device)
     started = time.perf_counter()
     for _ in range(calls):

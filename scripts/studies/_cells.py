@@ -23,7 +23,7 @@ class Cell:
         return self.columns.get(name)
 
     def said(self, *without: str) -> str:
-        """What tells the cell apart in a sentence, leaving out what goes without saying there."""
+        """Return the cell's distinguishing options as part of a sentence, without those that `without` names."""
         return describe(self.record.run_config, without)
 
     @property
@@ -32,7 +32,7 @@ class Cell:
 
     @property
     def profiled(self) -> bool:
-        """Whether its times are a profiler's too, and no timings."""
+        """Return true if the cell ran under a profiler, so that its times are no timings."""
         return bool(self.record.config.get("profiler", CLEAN) != CLEAN)
 
 

@@ -121,7 +121,7 @@ class Study:
 
 
 def cells(records: Sequence[RunRecord]) -> list[Cell]:
-    """The records as Cells, without the failed attempts that a resumed sweep has replaced."""
+    """Return the records as Cells, without the failed attempts that a resumed sweep has replaced."""
     import pandas as pd
 
     from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS, STEP, frame, without_retried
@@ -148,19 +148,19 @@ def _only_row(record: RunRecord, table: str) -> Row:
 
 
 def index(found: Sequence[Cell], *names: str) -> dict[Any, Cell]:
-    """The measured clean cells under the values of these columns: `index(cells, "size", "seq_len")["small", 128]`."""
+    """Return the measured clean cells by the values of these columns: `index(cells, "size")["small"]`."""
     found = clean(found)
     keys = [tuple(cell[name] for name in names) for cell in found]
     return {k[0] if len(k) == 1 else k: cell for k, cell in zip(keys, found, strict=True) if cell.measured}
 
 
 def row_table(rows: Sequence[Row], caption: str, format: str) -> list[str]:
-    """The rows as one table, or none where there are no rows."""
+    """Return the rows as one table, or none where there are no rows."""
     return [render_rows(rows, format, caption)] if rows else []
 
 
 def bounded(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """The configs, with fewer steps where a step is long by formula: a study takes minutes whatever its cells."""
+    """Return the configs with fewer steps where a step is long by formula, so that a study takes minutes."""
     made = []
     for config in configs:
         warmup, steps = next((w, n) for below, w, n in _MOST_STEPS if _expected_s(config) < below)
@@ -179,7 +179,7 @@ def _expected_s(config: RunConfig) -> float:
 
 
 def decide(asked: str) -> str:
-    """The scale that was asked for, or for `auto` the one that fits this machine, as a worker finds it; says why."""
+    """Return the requested scale, or for `auto` the one that fits this machine; print the reason."""
     if asked != "auto":
         return asked
     (row,) = preflight([RunConfig(device="cuda")])
@@ -216,7 +216,7 @@ def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadlin
 
 
 def _groups(study: Study, configs: Sequence[RunConfig]) -> list[list[RunConfig]]:
-    """The cells that are measured together, a sweep each."""
+    """Return the cells that are measured together, a sweep each."""
     if study.fresh_process:
         return [[config] for config in configs]
     models = {config.model: None for config in configs} if study.interleave else {}
@@ -261,7 +261,7 @@ def answered(study: Study, found: list[Cell]) -> str:
 
 
 def _missing(study: Study, records: Sequence[RunRecord]) -> Iterator[str]:
-    """What the folder lacks of the size that it was measured at."""
+    """Yield a sentence on the cells that the folder lacks of the size that it was measured at."""
     known = {record.run_config for record in records}
     full, small = study.full(), study.small()
     sizes = (small, full) if known <= set(small) else (full, small)  # they may share cells
@@ -273,7 +273,7 @@ def _missing(study: Study, records: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def run(study: Study, argv: Sequence[str] | None = None) -> int:
-    """The command line of one study; returns the exit status, as cs-systems' commands do."""
+    """Run the command line of one study and return its exit status."""
     return until_reader_leaves(lambda: _answered(study, argv))
 
 
@@ -316,7 +316,7 @@ def studies() -> list[Study]:
 
 
 def run_all(out_root: Path | None, budget_s: float, scale: str) -> int:
-    """Every study, each failing on its own, until the budget is spent."""
+    """Run every study until the budget is spent; one that fails does not end the others."""
     began = time.monotonic()
     scale, statuses = decide(scale), {}
     for study in studies():

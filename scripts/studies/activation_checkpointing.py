@@ -39,7 +39,7 @@ def small() -> list[RunConfig]:
 
 
 def trades(cells: Sequence[Cell]) -> list[Row]:
-    """Of each checkpoint against none of the same model: memory saved, and FLOPs and time spent for it."""
+    """Return for each checkpoint the memory that it saves, and the FLOPs and time that it costs."""
     by, rows = index(cells, "size", "checkpoint"), []
     for (size, checkpoint), cell in by.items():
         if (plain := by.get((size, "none"))) is None:
@@ -87,7 +87,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _prices(size: str, same: dict[str, Cell]) -> list[str]:
-    """What the checkpoint that saves most saves, and what it costs."""
+    """Return a sentence on the checkpoint that saves most memory, and its cost in time."""
     plain = same.get("none")
     if plain is None:
         return []

@@ -49,7 +49,7 @@ def small() -> list[RunConfig]:
 
 
 def alive(cells: Sequence[Cell]) -> list[Row]:
-    """By the closed form: what is alive at forward's peak, is kept for backward, and at backward's peak."""
+    """Return by the closed form the bytes alive at forward's peak, kept for backward, and at backward's peak."""
     rows = []
     for cell in cells:
         config = cell.record.run_config

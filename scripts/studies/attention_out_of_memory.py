@@ -58,7 +58,7 @@ def needs(cells: list[Cell]) -> list[Row]:
 
 
 def score_matrix_bytes(cell: Cell) -> int:
-    """One (batch, heads, seq, seq) matrix in fp16."""
+    """Return one (batch, heads, seq, seq) matrix in fp16."""
     return int(2 * cell["batch"] * cell["heads"] * cell["seq"] ** 2)
 
 
@@ -93,7 +93,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _one_matrix_more(cells: list[Cell]) -> list[str]:
-    """Where naive just fits: what an implementation that keeps one more score matrix would take."""
+    """Return sentences on the need of an implementation that keeps one more score matrix."""
     said = []
     for cell in by_backend(cells).get(PYTORCH, []):
         matrix, predicted, limit = score_matrix_bytes(cell), cell["predicted_peak_bytes"], cell["memory_limit_bytes"]

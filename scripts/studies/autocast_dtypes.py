@@ -44,7 +44,7 @@ COLUMNS = {
 
 
 def cells() -> list[RunConfig]:
-    """The same on every machine: it takes seconds."""
+    """Return the cells, the same on every machine, since they take seconds."""
     base = RunConfig(warmup=0, steps=1)
     watched = replace(base, profiler="dtypes")
     mistakes = [f"scripts/_autocast_mistakes.py:{name}" for name in MISTAKES]
@@ -73,7 +73,7 @@ def _short(value: str | None) -> str | None:
 
 
 def is_mistake(cell: Cell) -> bool:
-    """Whether it was run, and with a mistake: then its status is an error, which is what it is there for."""
+    """Return true for a planted mistake, whose status is an error by intention."""
     return ":" in cell.record.config["workload"] and "dtypes" in cell.record.results
 
 

@@ -52,7 +52,7 @@ BASE = RunConfig(workload="attention", mode=Mode.FORWARD, shape=MAIN, warmup=2, 
 
 
 def cell(name: str, shape: AttentionShape = MAIN, **fields: object) -> RunConfig:
-    """tensor_cores and what copies for it take fp16, all others fp32."""
+    """Return the config of a step; tensor_cores and the copies take fp16, all others fp32."""
     precision = Precision.FP16 if name in ("tensor_cores", *STREAMS) else Precision.FP32
     named = {"workload": f"{BACKENDS}:{name}"} if name in STREAMS else {"attention": f"{BACKENDS}:{name}"}
     device = "cpu" if name == SEQUENTIAL else "auto"
@@ -77,7 +77,7 @@ def sequential() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """Without a GPU there is the sequential program alone."""
+    """Return the sequential program's cells, the only ones that run without a GPU."""
     return sequential()
 
 
@@ -87,7 +87,7 @@ def step_of(found: Cell) -> str:
 
 
 def flops(shape: AttentionShape) -> int:
-    """4 batch n² d: two products of 2 n² d each."""
+    """Return 4 batch n² d: two products of 2 n² d each."""
     return 4 * shape.batch * shape.heads * shape.seq**2 * shape.d_head
 
 
@@ -115,7 +115,7 @@ def cumulative(cells: Sequence[Cell]) -> list[Row]:
 
 
 def _of_peak(found: Cell, flops_per_s: float) -> float | None:
-    """Of what the device can do at the step's precision; None where that is not known."""
+    """Return the fraction of the device's peak at the step's precision; None where that is unknown."""
     machine = found.record.environment
     peak = peak_flops(machine.device_name, found.record.run_config.precision) if machine else None
     return flops_per_s / peak.per_s if peak else None
@@ -156,7 +156,7 @@ def counters(cells: Sequence[Cell]) -> list[Row]:
 
 
 def one_core(cells: Sequence[Cell]) -> list[Row]:
-    """The sequential program where it ran."""
+    """Return the sequential program where it ran."""
     return [
         {
             "batch": shape.batch,
@@ -172,7 +172,7 @@ def one_core(cells: Sequence[Cell]) -> list[Row]:
 
 
 def speed_ups(cells: Sequence[Cell]) -> list[Row]:
-    """Against the sequential program: measured at its shape, else its rate at the largest shape that ran."""
+    """Return speed-ups over the sequential program, by its measured time or else by its rate."""
     ran = [c for c in clean(cells) if c.measured and step_of(c) == SEQUENTIAL]
     if not ran:
         return []
@@ -230,8 +230,8 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def draw(cells: list[Cell]) -> Figure:
-    """The time of each step of the ladder, and of the last fp32 kernel without one technique; where no step ran on a
-    GPU, of the sequential program.
+    """Draw the time of each step of the ladder, and of the last fp32 kernel without one technique; where no step ran
+    on a GPU, of the sequential program.
     """
     from matplotlib.figure import Figure
 
@@ -280,7 +280,7 @@ STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="t
 
 
 def check() -> list[str]:
-    """The steps whose output is wrong on this GPU; none where there is no GPU."""
+    """Return the steps whose output is wrong on this GPU; none where there is no GPU."""
     import torch
 
     from cs_systems.kernels.cuda_steps.launch import LEFT_OUT, STEPS, attend

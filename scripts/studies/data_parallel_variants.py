@@ -98,7 +98,7 @@ def small() -> list[RunConfig]:
 
 
 def link(found: Sequence[Cell]) -> Link | None:
-    """Of the measured all-reduces; None without a fit that has a latency and a bandwidth."""
+    """Return the link by the measured all-reduces; None without a latency and a bandwidth."""
     of_links = collective_records(found)
     known = [row for row in collectives.fits(of_links) if row["latency_s"] and row["algbw_bytes_per_s"]]
     if not known:
@@ -113,7 +113,7 @@ def collective_records(found: Sequence[Cell]) -> list[RunRecord]:
 
 
 def _start_s(all_reduces: Sequence[RunRecord]) -> float:
-    """The host's time to start one, where a device takes it from there."""
+    """Return the host's time to start one, where a device takes it from there."""
     times = [
         sample.submit_s["transfer"] / record.run_config.collective.calls
         for record in all_reduces
@@ -125,7 +125,7 @@ def _start_s(all_reduces: Sequence[RunRecord]) -> float:
 
 
 def bucket_rows(group: Sequence[RunRecord], found: Link) -> list[Row]:
-    """Of each bucket size: how many buckets there are, what the formula exposes of them, and what was longer."""
+    """Return for each bucket size the number of buckets, the predicted and the measured exposed time."""
     alone, backward_s = parallel.baseline(group), backward_of(group)
     if alone is None or backward_s is None:
         return []

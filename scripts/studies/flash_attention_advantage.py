@@ -31,7 +31,7 @@ INPUTS = ("batch", "heads", "seq", "d_head")
 
 
 def around(base: AttentionShape, factors: tuple[float, ...]) -> list[AttentionShape]:
-    """The base and what one input at a time makes of it; more heads share the same embedding."""
+    """Return the base and what one input at a time makes of it; more heads share the same embedding."""
     embedding = base.heads * base.d_head
     shapes = [base]
     for factor in factors:
@@ -51,7 +51,7 @@ def small() -> list[RunConfig]:
 
 
 def pairs(cells: list[Cell]) -> Iterator[tuple[Cell, Cell]]:
-    """(naive, another backend) over the same call, at the same precision."""
+    """Yield (naive, another backend) over the same call, at the same precision."""
     by = index(cells, "attention", "precision", *INPUTS)
     for (name, *call), cell in by.items():
         naive = by.get((PYTORCH, *call))
@@ -110,7 +110,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def varies_length_alone(cell: Cell) -> bool:
-    """The figure runs along one input: the length."""
+    """Return true for cells that differ from the base in length alone, which the figure shows."""
     shape = cell.record.run_config.shape
     return any(shape and replace(shape, seq=base.seq) == base for base in (BASE, SMALL_BASE))
 

@@ -38,7 +38,7 @@ def full() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """Where there is no GPU, flash_torch shows the algorithm; our kernel's rows say why it can't run."""
+    """Return cells for a CPU: flash_torch shows the algorithm, and flash_triton's rows give their reason."""
     shapes = [AttentionShape(1, 1, seq, 16, causal=True) for seq in LENGTHS[:4]]
     backends = (OURS, "flash_torch", PYTORCH, FLASH2)
     return [c for p in PRECISIONS for c in calls(shapes, backends, precision=p, **QUICK)]
@@ -73,7 +73,7 @@ def _growth(what: str, line: list[Cell]) -> str:
 
 
 def _crossover(cells: list[Cell]) -> list[str]:
-    """The lengths at which our kernel is faster than naive, and those at which it is not, by `compare`'s verdict."""
+    """Return the lengths at which our kernel is faster or slower than naive, by `compare`'s verdict."""
     by = index(cells, "attention", "precision", "d_head", "seq")
     said = []
     for precision, d_head in dict.fromkeys(key[1:3] for key in by if key[0] == OURS):
@@ -92,7 +92,7 @@ def _verdict(baseline: Cell, cell: Cell) -> str:
 
 
 def _ranges(lengths: list[int], verdicts: dict[int, str], verdict: str) -> str:
-    """`128 to 1024, 4096`: neighbours among the measured lengths are taken together."""
+    """Return the lengths with a verdict as ranges: `128 to 1024, 4096`."""
     runs = [[*run] for same, run in groupby(lengths, lambda n: verdicts[n] == verdict) if same]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 

@@ -29,7 +29,7 @@ ROUNDOFFS = 4.0  # a sum that is worse than so many unit roundoffs was not added
 
 
 def cells() -> list[RunConfig]:
-    """The same on every machine: it takes seconds."""
+    """Return the cells, the same on every machine, since they take seconds."""
     return grid(RunConfig(workload="accumulation", warmup=0, steps=1), precision=PRECISIONS)
 
 
@@ -57,7 +57,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def growth(cell: Cell) -> list[str]:
-    """From which length on each way of adding is too bad, and where one by one ends."""
+    """Return sentences on the length from which each way of adding is too inexact."""
     rows = cell.record.results.get("summation", ())
     said = []
     for method in dict.fromkeys(row["method"] for row in rows):

@@ -57,7 +57,7 @@ def small() -> list[RunConfig]:
 
 
 def pairs(cells: list[Cell]) -> list[tuple[Cell, Cell | None]]:
-    """Each clean cell with its twin under nsys."""
+    """Return each clean cell with its twin under nsys."""
     found = twins(cells)
     return [(cell, twin(cell, found)) for cell in clean(cells) if cell.measured]
 
@@ -67,7 +67,7 @@ def agrees(value: float | None, clock: float) -> bool | None:
 
 
 def by_phase(cells: list[Cell]) -> list[Row]:
-    """One row a cell and phase: the clock with its spread, and beside it both values under nsys."""
+    """Return one row a cell and phase: the clock with its spread, and beside it both values under nsys."""
     rows = []
     for cell, other in pairs(cells):
         for phase in PHASES:
@@ -98,7 +98,7 @@ def by_phase(cells: list[Cell]) -> list[Row]:
 
 
 def idle(cells: list[Cell]) -> list[Row]:
-    """Of each step under nsys: from its first kernel to its last, how busy the GPU was in it, and why it was idle."""
+    """Return for each step under nsys its span, how busy the GPU was in it, and why it was idle."""
     known = [(cell, other) for cell, other in pairs(cells) if other]
     causes = dict.fromkeys(cause for _, other in known for cause in idle_shares(other))
     return [
@@ -135,7 +135,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _spread(cells: list[Cell]) -> list[str]:
-    """What one sample of each could not show."""
+    """Return a sentence on how far single samples of one cell differ."""
     spreads = sorted(cell["spread"] for cell in clean(cells) if cell.measured and cell["spread"] is not None)
     if not spreads:
         return []
@@ -162,7 +162,7 @@ def _agreement(cells: list[Cell]) -> list[str]:
 
 
 def _differences(cells: list[Cell]) -> list[str]:
-    """Of each cell, where its step's time goes by the clock and under nsys."""
+    """Return for each cell its step's time by the clock and under nsys."""
     said = []
     for cell, other in pairs(cells):
         if other is None:

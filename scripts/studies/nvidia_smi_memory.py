@@ -45,7 +45,7 @@ def small() -> list[RunConfig]:
 
 
 def parts(cells: Sequence[Cell]) -> list[Row]:
-    """A row for each part, a column for each cell."""
+    """Return a row for each part, a column for each cell."""
     told = [cell for cell in cells if cell.record.results.get("memory_parts")]
     if not told:
         return []

@@ -52,7 +52,7 @@ def in_rounds(configs: list[RunConfig]) -> list[RunConfig]:
 
 
 def gained(cells: list[Cell]) -> list[Row]:
-    """One row a size and precision: the step, the gain over fp32, and how fp32's products were computed."""
+    """Return one row a size and precision: the step, the gain over fp32, and how fp32's products were computed."""
     records = [cell.record for cell in cells]
     matmul = {r.config["precision"]: r.environment.float32_matmul for r in records if r.environment and r.measurement}
     return [
@@ -72,7 +72,7 @@ def gained(cells: list[Cell]) -> list[Row]:
 
 
 def decomposed(cells: list[Cell]) -> list[Row]:
-    """One row a size and precision: the kernels of a step in it and in fp32, by what a lower precision does to them."""
+    """Return one row a size and precision: the kernels of a step in it and in fp32, by family."""
     return [
         {
             "cell": row["cell"],
@@ -108,7 +108,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _gains(cells: list[Cell]) -> list[str]:
-    """By the clock alone."""
+    """Return sentences on the gains by the clock alone."""
     return [
         f"{row['cell']}: {row['precision']} is {row['gain']} as fast as fp32"
         + (f" ({row['95% interval']})" if row["95% interval"] != row["verdict"] else "")

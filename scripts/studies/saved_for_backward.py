@@ -47,13 +47,13 @@ def full() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """aot_eager keeps what torch.compile would; generating code for a CPU takes longer than the study should."""
+    """Return cells with aot_eager, which keeps the same tensors; generating code for a CPU takes too long."""
     axes = {"precision": (Precision.FP32, Precision.BF16), "compile": ("none", "aot_eager")}
     return grid(BASE, size=("tiny",), num_layers=(1,), **axes)
 
 
 def largest(cells: Sequence[Cell], only: str = "") -> list[Row]:
-    """The five largest of what each cell keeps, of the module `only` where it is given."""
+    """Return the five largest of what each cell keeps, of the module `only` where it is given."""
     rows = []
     for cell in cells:
         found = [r for r in cell.record.results.get("residuals", ()) if not only or r["module"] == only]
@@ -67,7 +67,7 @@ def largest(cells: Sequence[Cell], only: str = "") -> list[Row]:
 
 
 def sums(cells: Sequence[Cell]) -> list[Row]:
-    """What is kept in all, and by the block beside the closed form (which is of eager code)."""
+    """Return the bytes kept in all, and by the block beside the closed form, which is of eager code."""
     rows = []
     for cell in cells:
         blocks = cell.record.results.get("residual_blocks", ())

@@ -60,7 +60,7 @@ def explain(found: list[Cell]) -> list[str]:
 
 
 def _saved(group: Sequence[RunRecord]) -> list[str]:
-    """Against averaging alone: bytes of state, and time."""
+    """Return sentences on the bytes of state saved against averaging alone, and on the time."""
     title = group[0].run_config.model.label
     state = {row["strategy"]: row for row in parallel.stages(group) if row["component"] == "optimizer state"}
     steps = {row["strategy"]: row["step_s"] for row in parallel.steps(group) if row["ranks"] > 1}

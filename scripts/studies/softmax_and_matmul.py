@@ -48,8 +48,8 @@ def small() -> list[RunConfig]:
 
 
 def work(config: RunConfig, part: str) -> tuple[int, int]:
-    """(FLOPs, least bytes) of one forward call of a part: a product reads two operands and writes one, softmax reads
-    the scores and writes the weights."""
+    """Return (FLOPs, least bytes) of one forward call of a part: a product reads two operands and writes one, softmax
+    reads the scores and writes the weights."""
     length, d_head = config.tokens_per_sequence, config.model.d_head
     heads = config.batch_size * config.model.num_heads
     scores, vectors = heads * length**2, heads * length * d_head
@@ -63,7 +63,7 @@ def attention_rows(cell: Cell, phase: str) -> list[Row]:
 
 
 def calls(cells: list[Cell]) -> list[Row]:
-    """One row a part of a forward call: its own kernel's time beside what the device's ceilings leave for it."""
+    """Return one row a part of a forward call: its own kernel's time beside what the device's ceilings leave for it."""
     found, rows = twins(cells), []
     for cell in clean(cells):
         if not cell.measured or not (other := twin(cell, found)):
@@ -91,7 +91,7 @@ def calls(cells: list[Cell]) -> list[Row]:
 
 
 def _roofline(cell: Cell, flops: int, moved: int, time_s: float) -> Row:
-    """The least time by the ceilings that the record names; unknown where it names none."""
+    """Return the least time by the ceilings that the record names; unknown where it names none."""
     ceiling = next(iter(cell.record.results.get("ceiling", ())), {})
     if not ceiling.get("peak_bytes_per_s"):
         return {"compute_s": None, "memory_s": None, "bound by": None, "of ceiling": None}
@@ -105,7 +105,7 @@ def _roofline(cell: Cell, flops: int, moved: int, time_s: float) -> Row:
 
 
 def inside(cells: list[Cell]) -> list[Row]:
-    """One row a part and family of attention without its projections: a layer's time, forward and backward."""
+    """Return one row a part and family of attention without its projections: a layer's time, forward and backward."""
     rows = []
     found = twins(cells)
     for cell in clean(cells):
@@ -190,7 +190,7 @@ def _bytes(cells: list[Cell]) -> list[str]:
 
 
 def _between(cells: list[Cell]) -> list[str]:
-    """What is neither a product nor softmax, in forward."""
+    """Return sentences on the kernels in forward that are neither a product nor softmax."""
     rows = inside(cells)
     said = []
     for length, precision in dict.fromkeys((row["ctx"], row["precision"]) for row in rows):
@@ -210,7 +210,7 @@ def _between(cells: list[Cell]) -> list[str]:
 
 
 def _slow(cells: list[Cell]) -> list[str]:
-    """The slow steps by the clock, warm-up too, and what was recorded of them."""
+    """Return the slow steps by the clock, warm-up too, and what was recorded of them."""
     said = []
     for cell in cells:
         curve = warmup_curve(cell.record.measurement) if cell.record.measurement else []

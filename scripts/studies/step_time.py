@@ -55,13 +55,13 @@ def small() -> list[RunConfig]:
 
 
 def is_launch_bound(cell: Cell, phase: str) -> bool | None:
-    """Whether the device waited for the host in a phase; None where host and device are one."""
+    """Return true if the device waited for the host in a phase; None where host and device are one."""
     lag, event = cell[f"{phase}.lag_median_s"], cell[f"{phase}.median_s"]
     return None if lag is None or not event else lag < LAUNCH_BOUND_LAG * event
 
 
 def launch_bound_share(cell: Cell) -> float | None:
-    """The share of the phases' time that lies in launch-bound phases."""
+    """Return the share of the phases' time that lies in launch-bound phases."""
     bound = {phase: is_launch_bound(cell, phase) for phase in PHASES if cell[f"{phase}.median_s"]}
     if not bound or None in bound.values():
         return None
@@ -70,7 +70,7 @@ def launch_bound_share(cell: Cell) -> float | None:
 
 
 def host_and_device(cells: list[Cell], *names: str) -> list[Row]:
-    """Of each measured cell: how long the host took to submit a phase, how long the device, and its lag at the end."""
+    """Return for each measured cell the submission, the device's time and its lag, by phase."""
     return [
         {
             **{name: cell[name] for name in names},
@@ -88,7 +88,7 @@ def host_and_device(cells: list[Cell], *names: str) -> list[Row]:
 
 
 def kernels_and_clock(cells: list[Cell], *names: str) -> list[Row]:
-    """Of each cell that was profiled too: its phases by events and by their kernels, and how busy the GPU was."""
+    """Return for each profiled cell its phases by events and by kernels, and how busy the GPU was."""
     return [
         {
             **{name: cell[name] for name in names},
@@ -159,7 +159,7 @@ def why_the_ratio(cell: Cell) -> str:
 
 
 def kernels_say(cells: list[Cell], at: str) -> list[str]:
-    """The ratio by the clock beside the one by the kernels, for each size and precision along `at`, and over all."""
+    """Return the ratio by the clock and by the kernels, for each size and precision along `at`, and over all."""
     known = [cell for cell in cells if cell["kernel_ratio"]]
     said = []
     for size, precision in dict.fromkeys((cell["size"], cell["precision"]) for cell in known):
@@ -208,7 +208,7 @@ def _launch_bound(cells: list[Cell]) -> list[str]:
 
 
 def _along_context(cells: list[Cell]) -> list[str]:
-    """From the shortest to the longest context, time against work: where the host is the limit, time hardly grows."""
+    """Return sentences on the growth of forward's time and FLOPs from the shortest to the longest context."""
     said = []
     by = index(cells, "size", "precision", "seq_len")
     for size, precision in dict.fromkeys(key[:2] for key in by):
@@ -240,7 +240,7 @@ def _layers(cells: list[Cell]) -> list[str]:
 
 
 def _drift(cells: list[Cell]) -> list[str]:
-    """Whether the steps of a cell rise or fall over time, and by how much."""
+    """Return a sentence for each cell whose steps rise or fall over time, with the change."""
     said = []
     for cell in cells:
         found = statistics.drift(cell.record.measurement.durations_s("step")) if cell.record.measurement else None

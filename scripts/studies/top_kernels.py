@@ -47,7 +47,7 @@ def small() -> list[RunConfig]:
 
 
 def recorded(cells: list[Cell]) -> list[Cell]:
-    """The profiled cells that have kernels, pass by pass."""
+    """Return the profiled cells that have kernels, pass by pass."""
     found = [cell for cell in cells if cell.profiled and cell.measured and cell.record.results.get("kernels")]
     order = [mode.value for mode in PASSES]
     return sorted(found, key=lambda cell: (cell["size"], cell["precision"] != "fp32", order.index(cell["mode"])))
@@ -64,7 +64,7 @@ def _pass(cell: Cell) -> Row:
 
 
 def by_family(cells: list[Cell]) -> list[Row]:
-    """One row a pass: the time of its kernels, and each family's share."""
+    """Return one row a pass: the time of its kernels, and each family's share."""
     found = recorded(cells)
     clocked = index(cells, "size", "precision", "mode")
     families = [family for family in FAMILIES if any(family in family_times(cell) for cell in found)]
@@ -83,7 +83,7 @@ def by_family(cells: list[Cell]) -> list[Row]:
 
 
 def matmuls(cells: list[Cell]) -> list[Row]:
-    """One row a pass: how many kernels compute its matrix products, and what the largest takes beside all of them."""
+    """Return one row a pass: the kernels of its matrix products, the largest alone and all of them."""
     rows = []
     for cell in recorded(cells):
         if products := kernel_rows(cell, MATMUL):
@@ -101,7 +101,7 @@ def matmuls(cells: list[Cell]) -> list[Row]:
 
 
 def top(cells: list[Cell]) -> list[Row]:
-    """The longest kernels of each pass."""
+    """Return the longest kernels of each pass."""
     return [
         {
             **_pass(cell),
@@ -137,7 +137,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _matmuls(cells: list[Cell]) -> list[str]:
-    """What the largest alone would make one believe, and what all take."""
+    """Return sentences on the share of the largest kernel beside that of all matrix products."""
     rows = matmuls(cells)
     if not rows:
         return []
@@ -157,7 +157,7 @@ def _matmuls(cells: list[Cell]) -> list[str]:
 
 
 def _growth(cells: list[Cell]) -> list[str]:
-    """What each family adds from the smallest pass to the largest."""
+    """Return a sentence on the shares that grow from the smallest pass to the largest."""
     if len(cells) < 2:
         return []
     first, last = cells[0], cells[-1]
@@ -173,7 +173,7 @@ def _growth(cells: list[Cell]) -> list[str]:
 
 
 def _fp32_against_bf16(cells: list[Cell]) -> list[str]:
-    """Of the training step: what a lower precision shortens, and what it leaves or adds."""
+    """Return for the training step the times of kernels that bf16 shortens, leaves or adds."""
     by = {(cell["size"], cell["mode"], cell["precision"]): cell for cell in cells}
     said = []
     for (size, mode, precision), cell in by.items():

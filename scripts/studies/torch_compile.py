@@ -42,7 +42,7 @@ def full() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """The model through aot_eager: generating code for a CPU takes longer than the whole study should."""
+    """Return cells with the model through aot_eager, since generating code for a CPU takes too long."""
     return calls([AttentionShape(1, 1, seq, COMPILED_D_HEAD) for seq in (128, 256)], BACKENDS, **QUICK) + end_to_end(
         "tiny", 32, "aot_eager"
     )

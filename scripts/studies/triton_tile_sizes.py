@@ -65,7 +65,7 @@ def full() -> list[RunConfig]:
 
 
 def limits() -> list[RunConfig]:
-    """What the kernels take on each architecture, whatever this machine is."""
+    """Return the cells that compile for each architecture, whatever this machine is."""
     base = RunConfig(mode=Mode.FORWARD_BACKWARD, device="cpu", warmup=0, steps=1)
     return [
         replace(
@@ -82,18 +82,18 @@ def limits() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """Without a GPU the kernels compile and do not run: half a minute to three of compiling, the first time."""
+    """Return cells for no GPU: kernels compile and do not run, which takes up to three minutes."""
     shape = AttentionShape(1, 1, 128, 64, causal=True)
     return [*limits(), *calls([shape], (PYTORCH, tile(64)), precision=Precision.FP32, **QUICK)]
 
 
 def taken(cells: Sequence[Cell]) -> list[Row]:
-    """A row a kernel, as compiled."""
+    """Return a row a kernel, as compiled."""
     return [row for cell in cells for row in cell.record.results.get("resources", ())]
 
 
 def fitting(cells: Sequence[Cell]) -> list[Row]:
-    """A row a tile on an architecture: what the largest block of its three kernels needs, and whether they fit."""
+    """Return a row a tile on an architecture: the need of its three kernels' largest block, and whether they fit."""
     made = []
     for (architecture, precision, d_head, size), kernels in groupby(taken(cells), _tile_of):
         same = list(kernels)
@@ -136,7 +136,7 @@ def _size(cell: Cell) -> int:
 
 
 def _memory(cells: list[Cell]) -> list[str]:
-    """By tile and with the whole matrix, at the largest head size and the longest length that all have."""
+    """Return sentences on peak memory by tile and with the whole matrix, at the longest shared length."""
     by, said = index(cells, "precision", "d_head", "attention", "seq"), []
     peaks = {key: cell["peak_allocated_bytes"] for key, cell in by.items() if cell["peak_allocated_bytes"]}
     largest = max((d_head for _, d_head, *_ in peaks), default=0)
@@ -166,7 +166,7 @@ def _memory(cells: list[Cell]) -> list[str]:
 
 
 def _fastest(cells: list[Cell]) -> list[str]:
-    """The fastest tile at the longest length, for forward and for both, and how much the slowest loses."""
+    """Return the fastest tile at the longest length, for forward and for both, and how much the slowest loses."""
     tiled = [cell for cell in cells if cell.measured and cell["attention"] != PYTORCH]
     said = []
     for precision, d_head in dict.fromkeys((cell["precision"], cell["d_head"]) for cell in tiled):
@@ -219,7 +219,7 @@ def _groups(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Row]]:
 
 
 def draw(cells: list[Cell]) -> Any:
-    """Where calls were measured, time against length by tile; below, the largest block of each tile and the limit."""
+    """Draw time against length by tile, where measured; below, the largest block of each tile and the limit."""
     from matplotlib.figure import Figure
 
     from cs_systems.report.figures.drawing import COLORS, MARKERS, WIDTH, with_legend

@@ -42,7 +42,7 @@ def small() -> list[RunConfig]:
 
 
 def first_timed(measurement: Measurement) -> Row:
-    """The first step that counts, as the warm-up's curve has it."""
+    """Return the first timed step, as a row of the warm-up curve."""
     return next(row for row in warmup_curve(measurement) if not row["warmup"])
 
 
