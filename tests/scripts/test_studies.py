@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = ROOT / "scripts" / "studies"
 APART = "cuda_kernel_ablation"  # needs a GPU, and is run by itself
 NAMES = sorted(path.stem for path in SCRIPTS.glob("[a-z]*.py") if path.stem != APART)
-UNINVENTED: set[str] = set()  # studies that invented records cannot answer
+UNANSWERED = {"precision_speed"}  # of invented records, which have one round, no difference is certain
 IDS = {
     "saved_for_backward",
     "activation_checkpointing",
@@ -160,7 +160,7 @@ def test_every_study_explains_full_records(skeleton: Any, builders: Any, name: s
     answer = skeleton.answered(
         study(name), skeleton.cells([invented(builders, config) for config in study(name).full()])
     )
-    assert name in UNINVENTED or any(c.isdigit() for c in answer), answer
+    assert name in UNANSWERED or any(c.isdigit() for c in answer), answer
     assert "nan" not in said + answer
     assert "None" not in said + answer
 
@@ -175,9 +175,9 @@ def test_where_nothing_was_measured_nothing_is_claimed(skeleton: Any, builders: 
     assert name == "scaling_limits" or skeleton.answered(it, cells) == skeleton.UNANSWERED
 
 
-def test_c2_sets_the_reports_large_beside_the_presets(skeleton: Any, builders: Any) -> None:
+def test_step_time_compares_large_with_fewer_layers_to_the_preset(skeleton: Any, builders: Any) -> None:
     records = [invented(builders, c) for c in study("step_time").full()]
-    assert "32 layers, takes 0.8" in explained(skeleton, "step_time", records)
+    assert "large with 32 layers takes 0.8" in explained(skeleton, "step_time", records)
 
 
 def test_c2_names_a_drift(skeleton: Any, builders: Any) -> None:
@@ -300,7 +300,7 @@ def test_l6_compares_one_precision_only(skeleton: Any, builders: Any) -> None:
     assert "times as fast" not in explained(skeleton, "flash_attention_advantage", records)
 
 
-def test_l7_reads_from_the_reports_own_numbers_that_it_was_not_causal(skeleton: Any) -> None:
+def test_sample_run_finds_from_published_numbers_that_the_call_was_not_causal(skeleton: Any) -> None:
     said = explained(skeleton, "attention_sample_run", [])
     assert "credits 1.00 of the unmasked call's 275 GFLOP: it was not causal" in said
 
@@ -372,7 +372,7 @@ def test_a_study_is_measured_cut_short_and_resumed(skeleton: Any, tmp_path: Path
     table = (tmp_path / "table.md").read_text()
     assert table.startswith(f"# {it.title}")
     assert "## Findings" in table
-    assert table.splitlines()[2].startswith("On ")
+    assert table.splitlines()[2] == skeleton.UNANSWERED  # these two cells have no mask
     assert table.index("![") < table.index("**")
     assert it.command in table
     assert "<svg" in (tmp_path / "figure.svg").read_text()
