@@ -35,8 +35,9 @@ format: $(INSTALLED)  ## let ruff repair what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-readme: $(INSTALLED)  ## the tables of README.md and docs/results.md again, from the committed records
+readme: $(INSTALLED)  ## the tables of README.md and docs/results.md, and profiles/README.md, from the committed records
 	$(BIN)/python scripts/readme_table.py
+	$(BIN)/python scripts/studies/_study.py --index
 
 studies: $(INSTALLED)  ## every study at the size that fits this machine; again: goes on with the rest
 	$(BIN)/python scripts/studies/_study.py --all

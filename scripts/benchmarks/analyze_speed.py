@@ -72,7 +72,7 @@ def _repeat(database: sqlite3.Connection, table: str) -> None:
 
 
 def repeat_kineto(target: Path, megabytes: int) -> int:
-    """The trace repeated until it has the size; the number of its kernels."""
+    """Return the trace repeated until it has the size; the number of its kernels."""
     trace = json.loads(gzip.decompress((DATA / "kineto_h200_step.json.gz").read_bytes()))
     events = trace.pop("traceEvents")
     copies, written = 0, 0
@@ -97,7 +97,7 @@ def _later(event: dict, copies: int) -> dict:  # type: ignore[type-arg]
 
 
 def measure(path: Path) -> tuple[float, float, float]:
-    """(wall s, processor s, peak memory in MB) of `cs-systems analyze` in a process of its own."""
+    """Return (wall s, processor s, peak memory in MB) of `cs-systems analyze` in a process of its own."""
     start = time.monotonic()
     command = [sys.executable, "-m", "cs_systems", "analyze", str(path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -65,7 +65,7 @@ def annotation_s(listener: Ranges | None) -> float:
 
 
 def step_s(size: str, rounds: int) -> tuple[float, float, int]:
-    """(median step without hooks, with them, blocks of the model)."""
+    """Return (median step without hooks, with them, blocks of the model)."""
     device = resolve("auto")
     workload = TrainStep(RunConfig(model=preset(size), device="auto"), device)
     times: tuple[list[float], list[float]] = [], []

@@ -1,4 +1,4 @@
-"""Is the bus bandwidth that `cs-systems comm` tells the one of nccl-tests' method?
+"""Is the bus bandwidth of `cs-systems comm` that of nccl-tests' method?
 
 Method: one process a rank, one pair of buffers a size. Rounds of samples under `timing.measure`, as `comm` takes them,
 alternate with rounds of a bare loop as nccl-tests has it (ranks meet; synchronise, read the clock, 20 calls,
@@ -42,7 +42,7 @@ def over_ranks(value: float, operation: Any, device: Device) -> float:
 
 
 def bare_loop(workload: Collective, device: Device, calls: int) -> tuple[float, float]:
-    """(seconds a call, of them the host's to launch it), in the mean over the ranks."""
+    """Return (seconds a call, of them the host's to launch it), in the mean over the ranks."""
     process_group.wait_for_all(device)
     started = time.perf_counter()
     for _ in range(calls):

@@ -1,4 +1,4 @@
-"""What makes data parallelism fast: one model, wrapped in each way in turn, in one group of processes.
+"""Which options make a data-parallel step of one model fast, each measured in turn in one group of processes?
 
 Question: which of these makes a step shorter: larger buckets, gradients averaged where they lie instead of copied, a
     prioritised stream, fewer thread blocks for NCCL, multiprocessors that matrix products leave to it, gradients that
@@ -68,12 +68,12 @@ class Variant:
 
 @cache
 def group(max_ctas: int | None, high_priority: bool) -> dist.ProcessGroup | None:
-    """One communicator for all variants that want the same."""
+    """Return one communicator for all variants that want the same."""
     return communicator(None, max_ctas, high_priority)
 
 
 def own(kind: type[DataParallel] = DataParallel, size_mb: float = 100.0, **how: Any) -> Wrap:
-    """One of ours as it is by default, with buckets; size 0: a bucket a parameter. last_mb: of the bucket sent last."""
+    """Return one of our variants with buckets; size 0: a bucket a parameter. last_mb: size of the bucket sent last."""
     how = {"send_thread": True, **how}
     last_bytes = how.pop("last_mb") * 2**20 if "last_mb" in how else None
     buckets = partial(by_size, size_bytes=size_mb * 2**20, last_bytes=last_bytes) if size_mb else one_each
@@ -99,7 +99,7 @@ def torchs(size_mb: float | None, view: bool, bf16: bool = False, priority: bool
 
 
 def variants(on_gpu: bool) -> list[Variant]:
-    """The most telling first. Without NCCL those that need it are left out."""
+    """Return the most telling first. Without NCCL those that need it are left out."""
     found = [
         Variant(ALONE, lambda model: model),
         Variant("torch_ddp", torchs(None, view=False)),
@@ -206,7 +206,7 @@ class Step:
 
 
 def visit(step: Step, variant: Variant, steps: int) -> list[float]:
-    """The slowest rank's times of some steps."""
+    """Return the slowest rank's times of some steps."""
     step.put_on(variant)
     samples = measure(step, step.device, warmup=WARMUP, steps=steps)  # type: ignore[arg-type]
     mine = torch.tensor([s.wall_s for s in samples if not s.warmup], dtype=torch.float64, device=step.device.torch)
@@ -216,7 +216,7 @@ def visit(step: Step, variant: Variant, steps: int) -> list[float]:
 
 
 def recorded(step: Step, variant: Variant, folder: Path) -> dict[str, Any]:
-    """A step of this rank under torch.profiler, the faster of two, as `overlap` tells it."""
+    """Return a step of this rank under torch.profiler, the faster of two, as `overlap` tells it."""
     from torch.profiler import ProfilerActivity, profile
 
     step.put_on(variant)

@@ -121,7 +121,7 @@ OUTPUTS = {"forward": ("o", "lse"), "dq": ("dq",), "dkdv": ("dk", "dv")}
 def timed(
     fit: list[tuple[Candidate, KernelResources]], device: Device, steps: int, clear: bool
 ) -> Iterator[dict[str, Any]]:
-    """One row a candidate of ONE shape. difference: the largest ‖result − table's‖ / ‖table's‖ of its outputs."""
+    """Yield a row a candidate of ONE shape. difference: the largest ‖result − table's‖ / ‖table's‖ of its outputs."""
     t = tensors(fit[0][0], str(device.torch))
     for kernel in OUTPUTS:  # each needs what the one before it wrote
         launch(dataclasses.replace(fit[0][0], kernel=kernel, tile=None), t).run()
@@ -145,7 +145,7 @@ def timed(
 
 
 def best(rows: list[dict[str, Any]], tolerance: float = 0.02) -> dict[str, Any]:
-    """The fastest tile of each kernel, among those whose result agrees with the table's."""
+    """Return the fastest tile of each kernel, among those whose result agrees with the table's."""
     winners = {}
     for row in sorted(rows, key=lambda row: row["median_s"], reverse=True):
         if row["difference"] <= tolerance:  # False for NaN

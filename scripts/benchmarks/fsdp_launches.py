@@ -1,4 +1,4 @@
-"""What strategies cost the host, and what sharding costs: each against the model alone, in turn, in one group of ranks.
+"""What do strategies cost the host, and what does sharding cost, each against the model alone in one group of ranks?
 
 Question: how much of the host does a strategy take? And sharded, by `fsdp` or PyTorch's FSDP2, how long is a step, and
     how much memory does it need at its peak?
@@ -153,7 +153,7 @@ def submitted(step: Step, steps: int) -> list[dict[str, float]]:
 
 
 def operators(step: Step) -> int:
-    """How many a step asks for, those inside of others too."""
+    """Return the number of operators of a step, nested ones included."""
     from torch.profiler import ProfilerActivity, profile
 
     step.prepare()
@@ -240,7 +240,7 @@ def visit(variant: str, config: ModelConfig, args: argparse.Namespace, device: D
 
 
 def largest(values: list[float], device: Device) -> list[float]:
-    """Of all ranks."""
+    """Return the largest value of all ranks."""
     tensor = torch.tensor(values, dtype=torch.float64, device=device.torch)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor.tolist()

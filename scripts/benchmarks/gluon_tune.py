@@ -96,7 +96,7 @@ def variant(key: str, index: int) -> tuple[str, int, Options]:
 
 
 def matters(key: str, index: int, causal: bool) -> bool:
-    """Whether it differs from an earlier variant: l2_bytes is for causal attention."""
+    """Return true if the variant differs from an earlier one: l2_bytes matters for causal attention alone."""
     options = variant(key, index)[2]
     return causal or isinstance(options, ForwardOptions) or not options.l2_bytes
 
@@ -174,7 +174,7 @@ def error(got: Tensor, ref: Tensor) -> float:
 
 
 def check(task: dict[str, Any]) -> dict[str, Any]:
-    """The largest error of each output over the checked shapes, causal and not; outputs are poisoned before."""
+    """Return the largest error of each output over the checked shapes, causal and not; outputs are poisoned before."""
     kind, d_head, options = variant(task["key"], task["index"])
     worst: dict[str, float] = {}
     for shape, causal in itertools.product(CHECKED, (False, True)):
@@ -301,7 +301,7 @@ class Worker:
 
 
 def asked(tasks: list[dict[str, Any]], workers: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Each task with its answer, as they come."""
+    """Yield each task with its answer, as they come."""
     waiting: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[dict[str, Any], dict[str, Any]]] = queue.SimpleQueue()
     for task in tasks:

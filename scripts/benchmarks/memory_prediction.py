@@ -68,7 +68,7 @@ def _ways(precision: Precision) -> Iterator[RunConfig]:
 
 
 def is_seen(config: RunConfig) -> bool:
-    """Whether it was looked at while the formulas were written."""
+    """Return true if the cell was examined while the formulas were written."""
     like_c2 = config.attention == "naive" and config.mode is Mode.TRAIN_STEP and config.tokens_per_sequence <= 1024
     return config.model.name in SEEN_SIZES or (like_c2 and config.model.name in ("large", "xl", "2.7B"))
 
@@ -141,7 +141,7 @@ def _device_bytes(record: RunRecord) -> int:
 
 
 def missing(records: Sequence[RunRecord]) -> list[RunConfig]:
-    """The cells without a peak or an oom yet, in order."""
+    """Return the cells without a peak or an oom yet, in order."""
     done = {record.run_config for record in records if record.status in DONE}
     return [config for config in cells() if config not in done]
 

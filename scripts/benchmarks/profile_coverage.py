@@ -49,7 +49,7 @@ def cells(
 
 
 def row(record: RunRecord, folder: Path) -> list[str]:
-    """The record's cells under COLUMNS."""
+    """Return the record's cells under COLUMNS."""
     cell = describe(replace(record.run_config, profiler="none"), without=("mode",))
     if "coverage" not in record.results:
         reason = record.reason or next((w.message for w in record.warnings if w.code == "no-tables"), "")

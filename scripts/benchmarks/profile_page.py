@@ -31,7 +31,7 @@ STEP = "all kernels"
 
 
 def make(folder: Path, kernels: int) -> tuple[Path, float]:
-    """(the page, seconds that making it took)."""
+    """Return (the page, seconds that making it took)."""
     export, page = folder / "step.sqlite", folder / "page.html"
     repeat_nsys(export, kernels)
     database = sqlite3.connect(export)

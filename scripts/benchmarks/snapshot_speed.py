@@ -57,7 +57,7 @@ def repeat(target: Path, events: int) -> int:
 
 
 def measure(*words: str) -> tuple[float, float, float]:
-    """(wall s, processor s, peak memory in MB) of `cs-systems snapshot` in a process of its own."""
+    """Return (wall s, processor s, peak memory in MB) of `cs-systems snapshot` in a process of its own."""
     start = time.monotonic()
     command = [sys.executable, "-m", "cs_systems", "snapshot", *words]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

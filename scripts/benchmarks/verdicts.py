@@ -1,4 +1,4 @@
-"""Can `compare` be believed? Real runs in separate processes, of equal things and with a planted 5% slowdown.
+"""Can the verdicts of `compare` be trusted, on runs of equal steps and on runs with a planted 5% slowdown?
 
 Method: a step of matrix products (A), and one with 5% more of them (B). Processes of both kinds run in a shuffled
 order, so that drift of the machine hits both alike; each measures `--rounds` rounds. Processes may start beside each
@@ -77,7 +77,7 @@ def b(config: RunConfig, device: object) -> Products:
 
 
 def measure(kind: str, args: argparse.Namespace) -> Rounds:
-    """One process: its timed samples by round."""
+    """Return one process: its timed samples by round."""
     config = RunConfig(
         workload=f"{__file__}:{kind}", warmup=5, steps=args.steps, rounds=args.rounds, device=args.device
     )
@@ -91,7 +91,7 @@ def measure(kind: str, args: argparse.Namespace) -> Rounds:
 
 
 def judge(runs: dict[str, list[Rounds]]) -> str:
-    """The verdicts as a markdown table, and the spread that they had to cope with."""
+    """Return the verdicts as a markdown table, and the spread that they had to cope with."""
     lines = ["| processes a side | comparisons | A/A: no difference | A/B: slower |", "|---|---|---:|---:|"]
     for size in (1, 3, 5):
         a, b = (list(zip(*[iter(runs[kind])] * size, strict=False)) for kind in "ab")

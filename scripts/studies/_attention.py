@@ -1,7 +1,7 @@
-"""What the studies of attention alone share: which backends stand for the report's two, and what is said of cells.
+"""Shared parts of the studies of attention alone: the compared backends, and sentences about cells.
 
-The report's `Pytorch` is `naive`, its `Flash2` is `sdpa_flash` (FlashAttention-2 as torch ships it); `flash_attn` is
-the package, where it is installed, and `flash_triton` this repository's own kernel.
+`naive` is attention over the whole score matrix, `sdpa_flash` FlashAttention-2 as torch ships it, `flash_attn` the
+package, where it is installed, and `flash_triton` this repository's own kernel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLUMNS = (
 
 
 def calls(shapes: Sequence[AttentionShape], backends: Sequence[str] = BACKENDS, **fields: Any) -> list[RunConfig]:
-    """Each shape with each backend: forward and backward in one step, each timed."""
+    """Return each shape with each backend: forward and backward in one step, each timed."""
     base = replace(BASE, **fields)
     return bounded([replace(base, shape=shape, attention=name) for shape in shapes for name in backends])
 
@@ -55,18 +55,18 @@ def executed_rows(cells: Sequence[Cell], *names: str) -> list[Row]:
 
 
 def by_backend(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
-    """The measured cells of each backend, in order."""
+    """Return the measured cells of each backend, in order."""
     names = dict.fromkeys(cell["attention"] for cell in cells if cell.measured)
     return {name: [c for c in cells if c.measured and c["attention"] == name] for name in names}
 
 
 def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """n of the power law y ~ xⁿ that fits best, by least squares on logarithms."""
+    """Return n of the power law y ~ xⁿ that fits best, by least squares on logarithms."""
     return linear_regression([log(x) for x in xs], [log(y) for y in ys]).slope
 
 
 def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """n of y ~ c + xⁿ: from the slopes between neighbours, in which a constant part does not count.
+    """Return n of y ~ c + xⁿ, from the slopes between neighbours, in which a constant c does not count.
 
     Where y does not grow from one to the next there is no slope to take; 0 where it grows in fewer than two places.
     """
@@ -80,7 +80,7 @@ def rate(cell: Cell, kind: str = "model") -> str:
 
 
 def speed_up(cells: Sequence[Cell], *names: str) -> list[str]:
-    """How much faster each backend is than `naive` over the same calls, as a range."""
+    """Return the time of each backend relative to `naive` over the same calls, as a range."""
     by = index(cells, "attention", *names)
     said = []
     for name in by_backend(cells):
@@ -96,7 +96,7 @@ def speed_up(cells: Sequence[Cell], *names: str) -> list[str]:
 
 
 def one_bad_sample(cell: Cell) -> Row:
-    """What the first step of the run would do to the mean, had it been counted as one of the samples."""
+    """Return the first step's time and the mean if that step had been one of the samples."""
     assert cell.record.measurement
     first, timed = cell.record.measurement.samples[0], cell.record.measurement.durations_s("step")
     return {"first_s": first.wall_s, "mean_with_it_s": fmean([first.wall_s, *timed[1:]])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ class Cell:
         return self.columns.get(name)
 
     def said(self, *without: str) -> str:
-        """What tells the cell apart in a sentence, leaving out what goes without saying there."""
+        """Return the cell's distinguishing options as part of a sentence, without those that `without` names."""
         return describe(self.record.run_config, without)
 
     @property
@@ -31,8 +32,18 @@ class Cell:
 
     @property
     def profiled(self) -> bool:
-        """Whether its times are a profiler's too, and no timings."""
+        """Return true if the cell ran under a profiler, so that its times are no timings."""
         return bool(self.record.config.get("profiler", CLEAN) != CLEAN)
 
 
 CLEAN = "none"
+
+
+def place(cells: Sequence[Cell]) -> str:
+    """Return the devices on which the cells were measured, as the beginning of a sentence."""
+    ran = [cell for cell in cells if cell.record.environment and cell.record.status != "unavailable"]
+    names = dict.fromkeys(cell.record.environment.device_name for cell in ran if cell.record.environment)
+    ranks = {cell.record.run_config.world_size for cell in ran}
+    on_gpus = any(cell.record.environment.compute_capability for cell in ran if cell.record.environment)
+    count = "" if not on_gpus else "one " if ranks <= {1} else f"up to {max(ranks)} "
+    return f"On {count}{' and '.join(names) or 'an unknown device'}"

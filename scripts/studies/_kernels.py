@@ -30,12 +30,12 @@ ON_A_CPU = "which kernels ran and for how long is known on a GPU alone: here the
 
 
 def profiled(configs: Iterable[RunConfig], profiler: str) -> list[RunConfig]:
-    """The same cells under a profiler."""
+    """Return the same cells under a profiler."""
     return [replace(c, profiler=profiler, warmup=WARMUP, steps=STEPS) for c in configs]
 
 
 def possible(configs: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
-    """(the cells whose profiler works here, the clean ones first; why others do not, a line for each such profiler)."""
+    """Return the cells whose profiler works here, clean ones first, and a line of reason for each that does not."""
     problems = {name: plugins.get("profilers", name).problem() for name in {c.profiler for c in configs}}
     fine = [c for c in configs if problems[c.profiler] is None]
     left_out = [
@@ -58,12 +58,12 @@ def drop_tables(folder: Path, names: Collection[str]) -> None:
 
 
 def clean(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells whose times are timings."""
+    """Return the cells whose times are timings."""
     return [cell for cell in cells if not cell.profiled]
 
 
 def twins(cells: Iterable[Cell]) -> dict[RunConfig, Cell]:
-    """What a cell measures → the same under a profiler, where that left tables of kernels."""
+    """Return a mapping from the measured configuration to its profiled cell, where that has tables of kernels."""
     return {_what(cell.record.run_config): cell for cell in cells if cell.profiled and _told(cell)}
 
 
@@ -88,7 +88,7 @@ def add_kernel_times(cells: Sequence[Cell]) -> None:
 
 
 def kernel_columns(cell: Cell, other: Cell) -> Row:
-    """Of one step: `forward.kernel_s` and so on, `kernel_s` of all phases, `kernels` how many,
+    """Return columns of one step: `forward.kernel_s` and so on, `kernel_s` of all phases, `kernels` how many,
     `kernel_ratio` backward's over forward's, and `busy_share`: all kernels' time over the clean step's, by the clock.
     """
     times = phase_times(other)
@@ -114,7 +114,7 @@ def family_times(cell: Cell) -> dict[str, float]:
 
 
 def kernel_rows(cell: Cell, family: str | None = None) -> list[Row]:
-    """The kernels of a step (of a family), the longest first."""
+    """Return the kernels of a step (of a family), the longest first."""
     return [row for row in cell.record.results["kernels"] if family in (None, row["family"])]
 
 
@@ -124,7 +124,7 @@ def idle_shares(cell: Cell) -> dict[str, float]:
 
 
 def step_median(cell: Cell, column: str) -> float:
-    """Of a column of the table `steps`."""
+    """Return the median of a column of the table `steps`."""
     return float(median(row[column] for row in cell.record.results["steps"]))
 
 
@@ -140,5 +140,5 @@ def unknown(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def one(rows: Iterable[Row], **is_: Any) -> Row | None:
-    """The first row with these values."""
+    """Return the first row with these values."""
     return next((row for row in rows if all(row[name] == value for name, value in is_.items())), None)

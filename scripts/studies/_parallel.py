@@ -19,24 +19,24 @@ Told = tuple[str, dict[str, Any]]  # a strategy, and the fields that go with it
 
 
 def cells(base: RunConfig, strategies: Iterable[Told], worlds: Sequence[int]) -> list[RunConfig]:
-    """The base, which trains alone, and each strategy on each number of ranks."""
+    """Return the base, which trains alone, and each strategy on each number of ranks."""
     return [base, *(replace(base, strategy=s, world_size=n, **more) for n in worlds for s, more in strategies)]
 
 
 def under(profiler: str, configs: Iterable[RunConfig]) -> list[RunConfig]:
-    """The same cells recorded; of memory from the first step on, in which the optimizer's state comes."""
+    """Return the same cells recorded; of memory from the first step on, in which the optimizer's state comes."""
     if profiler == "rank_memory":
         return [replace(c, profiler=profiler, warmup=0, steps=MEMORY_STEPS, rounds=1) for c in configs]
     return [replace(c, profiler=profiler, steps=STEPS, rounds=1) for c in configs]
 
 
 def has_streams(cell: Cell) -> bool:
-    """Whether a step was recorded, so that its streams can be drawn."""
+    """Return true if a step was recorded, so that its streams can be drawn."""
     return bool(cell.record.results.get("streams"))
 
 
 def groups(cells: Sequence[Cell]) -> list[list[RunRecord]]:
-    """The training cells' records, those apart that differ in more than the strategy."""
+    """Return the training cells' records, those apart that differ in more than the strategy."""
     of_training = [cell.record for cell in cells if cell.record.config["workload"] == "train_step"]
     return list(parallel.groups(of_training).values())
 
@@ -44,7 +44,7 @@ def groups(cells: Sequence[Cell]) -> list[list[RunRecord]]:
 def tables(
     cells: Sequence[Cell], format: str, *asked: tuple[str, Callable[[Sequence[RunRecord]], list[Row]]]
 ) -> list[str]:
-    """(caption, rows of a group) → a table of each group and each that is asked for, without columns of unknowns."""
+    """Return a table of each group for each (caption, rows of a group), without columns of unknowns."""
     made = []
     for group in groups(cells):
         config = group[0].run_config
@@ -75,8 +75,21 @@ MEMORY_TABLES = (
 )
 
 
+def fastest(group: Sequence[RunRecord]) -> str:
+    """Return the shortest step of this package's strategies, PyTorch's and one rank alone, as part of a sentence."""
+    rows = parallel.steps(group)
+    alone = [row for row in rows if row["ranks"] == 1]
+    several = [row for row in rows if row["ranks"] > 1]
+    own = [row for row in several if not row["strategy"].startswith("torch_")]
+    torchs = [row for row in several if row["strategy"].startswith("torch_")]
+    best = [min(found, key=lambda row: float(row["step_s"])) for found in (own, torchs, alone) if found]
+    named = [f"{human(row['step_s'], 's')} ({row['strategy']})" for row in best]
+    title = f"{group[0].run_config.model.label} {group[0].run_config.precision.value}"
+    return f"a step of {title} takes at least {', '.join(named)}" if own else ""
+
+
 def best_and_torchs(group: Sequence[RunRecord]) -> list[str]:
-    """The fastest of ours and of torch's on the most ranks, and what each exposes."""
+    """Return the fastest of ours and of torch's on the most ranks, and what each exposes."""
     rows = [row for row in parallel.communication(group) if row["by_difference_s"] is not None]
     if not rows:
         return []
@@ -101,7 +114,7 @@ def _exposed(row: Row) -> str:
 
 
 def waiting(group: Sequence[RunRecord]) -> list[str]:
-    """What a clock around the collectives would have called communication, and how much of that was waiting."""
+    """Return sentences on the time in collectives, and the fraction of it spent waiting."""
     said = []
     for row in parallel.communication(group):
         if row["waiting_s"] is not None and row["transfer_s"]:
@@ -114,7 +127,7 @@ def waiting(group: Sequence[RunRecord]) -> list[str]:
 
 
 def reconciled(group: Sequence[RunRecord]) -> list[str]:
-    """What makes a step longer, of each strategy that was recorded."""
+    """Return sentences that split a step's extra time into causes, for each recorded strategy."""
     said = []
     for row in parallel.differences(group):
         parts = {
@@ -133,7 +146,7 @@ def _signed(seconds: float) -> str:
 
 
 def off_formula(group: Sequence[RunRecord]) -> list[str]:
-    """How far the measured bytes are from the formulas, at worst."""
+    """Return sentences with the largest difference of measured bytes from the formulas."""
     rows = [row for row in parallel.stages(group) if row["off"] is not None]
     said = []
     if rows:

@@ -47,7 +47,7 @@ STRATEGIES = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one GPU and the link between two were found, or taken, to do; and who says so."""
+    """Rates of one GPU and of the link between two, measured or assumed, with their sources."""
 
     flops_per_s: float
     rate_source: str
@@ -63,7 +63,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Point:
-    """A step of the whole batch on so many GPUs."""
+    """Efficiency of a step of the whole batch on a number of GPUs."""
 
     layout: Layout
     efficiency: float
@@ -129,7 +129,7 @@ def binds_at(model: ModelConfig, strategy: str, cluster: Cluster) -> float | Non
 
 
 def fits_from(model: ModelConfig, strategy: str) -> int | None:
-    """The fewest GPUs of a layout on which parameters, gradients and moments fit; activations come on top."""
+    """Return the fewest GPUs of a layout on which parameters, gradients and moments fit; activations come on top."""
     whole = payload(model, 0, STATE_BYTES, 0)
     for layout in sorted(layouts(model, strategy), key=lambda layout: layout.ranks):
         state = whole.on_tensor_rank(layout.tp).parameter_bytes

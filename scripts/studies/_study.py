@@ -4,6 +4,7 @@ Each scripts/studies/<name>.py asks one question; its docstring says which, how,
 
     python scripts/studies/_study.py                          # lists them
     python scripts/studies/_study.py --all --budget-s 540     # runs them, the most telling first; again: the rest
+    python scripts/studies/_study.py --index                  # writes profiles/README.md from their pages
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from _cells import Cell
+from _index import INDEX, index_page
 from _kernels import add_kernel_times, clean, drop_tables, possible
 
 from cs_systems.cli import until_reader_leaves
@@ -56,7 +58,10 @@ ORDER = (
     *("memory_peaks", "activation_checkpointing", "nvidia_smi_memory", "attention_memory", "saved_for_backward"),
     *("data_parallel_variants", "fully_sharded", "sharded_optimizer", "zero_stage_1", "all_reduce", "scaling_limits"),
 )
+APART = "cuda_kernel_ablation"  # needs a GPU and CUDA's compiler, so that it runs by itself
 SCALES = ("auto", "full", "small")
+PAGE_FILE, FIGURE_FILE = "table.md", "figure.svg"
+UNANSWERED = "These records do not answer the question: the cells that would were not measured."
 EXIT_MALFORMED, EXIT_NOTHING, EXIT_INTERRUPTED = 2, 3, 130
 CELL_TIMEOUT_S = 300.0  # compiling the largest model takes most of it
 # What an H200 gets out of a step, roughly: only the number of steps depends on it.
@@ -71,7 +76,9 @@ _MOST_STEPS = ((0.05, 5, 30), (0.2, 3, 10), (0.6, 2, 5), (inf, 1, 3))
 class Study:
     """file, doc: the script's own. full: the cells for one H200. small: those for two CPU cores, under 20 s.
 
-    tables: (cells, format) → the tables as texts. explain: what the cells say, in sentences, all from the records.
+    tables: (cells, format) → the tables as texts. explain: findings as sentences, computed from the records.
+    answer: one or two sentences that answer the question, with a number, its unit and the device, computed from the
+    records; "" where these do not answer it. The page begins with it.
     figure: a kind of report.plot, of the cells that are `drawn`; of all where none is.
     fresh_process: each cell in a worker of its own. interleave: the clean cells of a model in turn, round by
     round, and a profile of each, before the next model's: what a budget cuts short has whole models.
@@ -85,6 +92,7 @@ class Study:
     small: Callable[[], list[RunConfig]]
     tables: Callable[[list[Cell], str], list[str]]
     explain: Callable[[list[Cell]], list[str]]
+    answer: Callable[[list[Cell]], str]
     figure: str
     drawn: Callable[[Cell], bool] = lambda cell: True
     fresh_process: bool = False
@@ -113,7 +121,7 @@ class Study:
 
 
 def cells(records: Sequence[RunRecord]) -> list[Cell]:
-    """The records as Cells, without the failed attempts that a resumed sweep has replaced."""
+    """Return the records as Cells, without the failed attempts that a resumed sweep has replaced."""
     import pandas as pd
 
     from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS, STEP, frame, without_retried
@@ -140,19 +148,19 @@ def _only_row(record: RunRecord, table: str) -> Row:
 
 
 def index(found: Sequence[Cell], *names: str) -> dict[Any, Cell]:
-    """The measured clean cells under the values of these columns: `index(cells, "size", "seq_len")["small", 128]`."""
+    """Return the measured clean cells by the values of these columns: `index(cells, "size")["small"]`."""
     found = clean(found)
     keys = [tuple(cell[name] for name in names) for cell in found]
     return {k[0] if len(k) == 1 else k: cell for k, cell in zip(keys, found, strict=True) if cell.measured}
 
 
 def row_table(rows: Sequence[Row], caption: str, format: str) -> list[str]:
-    """The rows as one table, or none where there are no rows."""
+    """Return the rows as one table, or none where there are no rows."""
     return [render_rows(rows, format, caption)] if rows else []
 
 
 def bounded(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """The configs, with fewer steps where a step is long by formula: a study takes minutes whatever its cells."""
+    """Return the configs with fewer steps where a step is long by formula, so that a study takes minutes."""
     made = []
     for config in configs:
         warmup, steps = next((w, n) for below, w, n in _MOST_STEPS if _expected_s(config) < below)
@@ -171,7 +179,7 @@ def _expected_s(config: RunConfig) -> float:
 
 
 def decide(asked: str) -> str:
-    """The scale that was asked for, or for `auto` the one that fits this machine, as a worker finds it; says why."""
+    """Return the requested scale, or for `auto` the one that fits this machine; print the reason."""
     if asked != "auto":
         return asked
     (row,) = preflight([RunConfig(device="cuda")])
@@ -208,7 +216,7 @@ def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadlin
 
 
 def _groups(study: Study, configs: Sequence[RunConfig]) -> list[list[RunConfig]]:
-    """The cells that are measured together, a sweep each."""
+    """Return the cells that are measured together, a sweep each."""
     if study.fresh_process:
         return [[config] for config in configs]
     models = {config.model: None for config in configs} if study.interleave else {}
@@ -231,13 +239,14 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
     said = "\n".join(f"- {sentence}" for sentence in explanation)
     command = " ".join([study.command, *(["--measured", *map(str, measured)] if measured else [])])
     tables = [table.strip() for table in study.tables(found, "markdown")]
-    text = "\n\n".join([f"# {study.title}", *tables, "## What it says", said, f"    {command}"])
-    write_file(out / "table.md", f"{text}\n".encode())
     drawn = [cell.record for cell in found if study.drawn(cell)] or records
     if (draw := study.draw) is not None:
-        plot.write(lambda: draw(found), out / "figure.svg")
+        plot.write(lambda: draw(found), out / FIGURE_FILE)
     elif fitting := plot.kinds(drawn):  # a study that was cut short may not fill its own figure yet
-        plot.save(drawn, out / "figure.svg", study.figure if study.figure in fitting else None)
+        plot.save(drawn, out / FIGURE_FILE, study.figure if study.figure in fitting else None)
+    picture = [f"![{study.title}]({FIGURE_FILE})"] if (out / FIGURE_FILE).is_file() else []
+    sections = [f"# {study.title}", answered(study, found), *picture, *tables, "## Findings", said, f"    {command}"]
+    write_file(out / PAGE_FILE, ("\n\n".join(sections) + "\n").encode())
     print("\n".join(study.tables(found, format)))
     print(said, file=sys.stdout if format == "markdown" else sys.stderr)
     print(
@@ -246,8 +255,13 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
     return 0 if any(r.status in ("ok", "oom") for r in records) else EXIT_NOTHING
 
 
+def answered(study: Study, found: list[Cell]) -> str:
+    """Return the study's answer, or that these records hold none."""
+    return (study.answer(found) if any(cell.measured for cell in found) else "") or UNANSWERED
+
+
 def _missing(study: Study, records: Sequence[RunRecord]) -> Iterator[str]:
-    """What the folder lacks of the size that it was measured at."""
+    """Yield a sentence on the cells that the folder lacks of the size that it was measured at."""
     known = {record.run_config for record in records}
     full, small = study.full(), study.small()
     sizes = (small, full) if known <= set(small) else (full, small)  # they may share cells
@@ -259,7 +273,7 @@ def _missing(study: Study, records: Sequence[RunRecord]) -> Iterator[str]:
 
 
 def run(study: Study, argv: Sequence[str] | None = None) -> int:
-    """The command line of one study; returns the exit status, as cs-systems' commands do."""
+    """Run the command line of one study and return its exit status."""
     return until_reader_leaves(lambda: _answered(study, argv))
 
 
@@ -302,7 +316,7 @@ def studies() -> list[Study]:
 
 
 def run_all(out_root: Path | None, budget_s: float, scale: str) -> int:
-    """Every study, each failing on its own, until the budget is spent."""
+    """Run every study until the budget is spent; one that fails does not end the others."""
     began = time.monotonic()
     scale, statuses = decide(scale), {}
     for study in studies():
@@ -327,10 +341,15 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--all", action="store_true", help="run every study")
+    parser.add_argument("--index", action="store_true", help="write profiles/README.md from the committed pages")
     parser.add_argument("--out-root", type=Path, help="folder of the studies' folders (default: profiles, or runs)")
     parser.add_argument("--budget-s", type=float, default=inf, help="begin no cell after so many seconds")
     parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: what this machine can run")
     args = parser.parse_args()
+    if args.index:
+        write_file(INDEX, index_page([*ORDER, APART], PAGE_FILE, FIGURE_FILE).encode())
+        print(INDEX)
+        return 0
     if args.all:
         return run_all(args.out_root, args.budget_s, args.scale)
     for study in studies():

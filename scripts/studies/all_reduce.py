@@ -1,14 +1,14 @@
 """What does an all-reduce cost by its size and the number of ranks, and what by starting the ranks?
 
-Question: the report saw a flat 2.7 to 3.2 s from 1 MiB to 1 GiB and from 2 to 6 processes. What does a call take, what
-    is paid once, and what would one stopwatch around both have shown?
+Question: what does a call take from 1 MiB to 1 GiB and on 1 to 6 ranks, what is paid once, and what would one
+    stopwatch around both have shown?
 Method: fp32 all-reduce of 1 MiB to 1 GiB on 1, 2, 4 and 6 ranks, where there are as many devices; after warm-up at the
     same size, in medians of the slowest rank, once all ranks have met. The start of a rank's process,
     init_process_group and the first call of each size are timed apart, as is the meeting, in which ranks wait for the
     last one.
 Output: set-up, first call and a steady call side by side, with algbw and busbw as nccl-tests has them, and the link's
     rate; t(n) = α + n/β with its quality. Figure: time and busbw against size.
-The report timed set-up with the call: seconds that are the same for every size and hide what a size costs.
+Why: A stopwatch around set-up and call reads seconds that are the same for every size and hide what a size costs.
 
     python scripts/studies/all_reduce.py
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from _cells import Cell
+from _cells import Cell, place
 from _numerics import not_measured
 from _study import Study, row_table, run
 
@@ -75,12 +75,12 @@ def _row(cell: Cell) -> Row:
 
 
 def _known(rows: Sequence[Row]) -> list[Row]:
-    """Without the columns of which nothing is known: the link of a CPU's ranks."""
+    """Return the rows without columns that are None throughout, such as the link of a CPU's ranks."""
     return [{name: row[name] for name in row if any(r[name] is not None for r in rows)} for row in rows]
 
 
 def _one_stopwatch_s(cell: Cell) -> float | None:
-    """From the start of the ranks to the end of their first call and of one more."""
+    """Return the time from the start of the ranks to the end of their first call and of one more."""
     parts = [cell[name] for name in ("start_s", "init_process_group_s", "first_call_s", "call_s")]
     return None if None in parts else sum(parts)
 
@@ -101,7 +101,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _set_up(ranks: int, found: Sequence[Cell]) -> list[str]:
-    """What one stopwatch makes of the sizes, and what they really differ by."""
+    """Return a sentence on the time that one stopwatch reads, beside the time of a call."""
     first, last = found[0], found[-1]
     sizes = f"from {readable_bytes(first['size_bytes'])} to {readable_bytes(last['size_bytes'])}"
     a_call = f"a call takes {human(first['call_s'], 's')} to {human(last['call_s'], 's')}, "
@@ -114,7 +114,7 @@ def _set_up(ranks: int, found: Sequence[Cell]) -> list[str]:
 
 
 def _fit(row: Row) -> str:
-    """The line, and whether it may be used between the sizes."""
+    """Return the fitted line, and whether it holds between the sizes."""
     bandwidth = row["algbw_bytes_per_s"]
     line = f"α {human(row['latency_s'], 's')}" if row["latency_s"] else "no α that these sizes show"
     line += f", β {human(bandwidth, 'bytes_per_s')} (algbw)" if bandwidth else ", no growth with the size"
@@ -136,7 +136,19 @@ def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="collectives")
+def answer(cells: list[Cell]) -> str:
+    said = []
+    for ranks in dict.fromkeys(cell["world_size"] for cell in cells if cell.measured and cell["world_size"] > 1):
+        same = [cell for cell in cells if cell.measured and cell["world_size"] == ranks]
+        by_size = sorted(same, key=lambda cell: int(cell["size_bytes"]))
+        ends = [by_size[0], by_size[-1]]
+        calls = [f"{human(cell['call_s'], 's')} for {readable_bytes(cell['size_bytes'])}" for cell in ends]
+        start = f", after {same[0]['start_s']:.2f} s to start the processes" if same[0]["start_s"] else ""
+        said.append(f"on {_ranks(ranks)} an all-reduce takes {' and '.join(dict.fromkeys(calls))}{start}")
+    return f"{place(cells)}: {'; '.join(said)}." if said else ""
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="collectives")
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

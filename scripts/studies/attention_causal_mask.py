@@ -3,8 +3,8 @@
 Question: causal attention asks for half of the scores; which implementation does half of the work?
 Method: batch 32, 32 heads, embedding 2048 (d_head 64), fp16, lengths 8 … 512 and 2048, with and without the mask.
 Output: times, and credited beside executed FLOPs: by formula, and what the tiles compute.
-The report found that causal is faster and that "FLOPS fall too". They fall by convention: the formula credits half,
-    while what is executed falls only where whole tiles are skipped. Both rates stand side by side.
+Why: The formula credits a causal call with half of the FLOPs, by convention. What is executed falls only where whole
+    tiles are skipped. Both rates stand side by side.
 
     python scripts/studies/attention_causal_mask.py
 """
@@ -12,7 +12,7 @@ The report found that causal is faster and that "FLOPS fall too". They fall by c
 from __future__ import annotations
 
 from _attention import COLUMNS, QUICK, by_backend, calls, executed_rows, rate
-from _cells import Cell
+from _cells import Cell, place
 from _study import Study, index, row_table, run
 from attention_sequence_length import LENGTHS
 
@@ -56,7 +56,21 @@ def explain(cells: list[Cell]) -> list[str]:
     return said
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="time")
+def answer(cells: list[Cell]) -> str:
+    by = index(cells, "attention", "seq", "causal")
+    longest = max((seq for _, seq, _ in by), default=0)
+    ratios = {
+        name: by[name, longest, True]["forward.median_s"] / by[name, longest, False]["forward.median_s"]
+        for name in by_backend(cells)
+        if (name, longest, True) in by and (name, longest, False) in by
+    }
+    if not ratios:
+        return ""
+    said = ", ".join(f"{value:.2f} ({name})" for name, value in ratios.items())
+    return f"{place(cells)}, at length {longest:,} a causal mask multiplies the time of forward by {said}."
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time")
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

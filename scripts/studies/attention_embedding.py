@@ -4,8 +4,7 @@ Question: from embedding 32 to 2048 at 32 heads (d_head 1 … 64) the work grows
     first?
 Method: batch 32, 32 heads, length 1024, causal, fp16; forward and backward.
 Output: times, and for each cell the head size that the kernel computes with, credited beside executed FLOPs.
-The report found times flat below 512 and left it there. Kernels exist for a few head sizes: a smaller head runs
-    padded, and the table shows to what.
+Why: Kernels exist for a few head sizes: a smaller head is padded and runs through the next larger one.
 
     python scripts/studies/attention_embedding.py
 """
@@ -13,7 +12,7 @@ The report found times flat below 512 and left it there. Kernels exist for a few
 from __future__ import annotations
 
 from _attention import COLUMNS, QUICK, by_backend, calls, executed_rows, speed_up
-from _cells import Cell
+from _cells import Cell, place
 from _study import Study, row_table, run
 
 from cs_systems.config import AttentionShape, RunConfig
@@ -58,7 +57,21 @@ def explain(cells: list[Cell]) -> list[str]:
     return [*said, *speed_up(cells, "d_head")]
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="time")
+def answer(cells: list[Cell]) -> str:
+    lines = {name: same for name, same in by_backend(cells).items() if len(same) > 1}
+    if not lines:
+        return ""
+    first, *_, last = next(iter(lines.values()))
+    times = {name: same[-1]["forward.median_s"] / same[0]["forward.median_s"] for name, same in lines.items()}
+    said = ", ".join(f"{ratio:.1f} ({name})" for name, ratio in times.items())
+    more = last["forward.model_flops"] / first["forward.model_flops"]
+    return (
+        f"{place(cells)}, from head size {first['d_head']} to {last['d_head']} the credited FLOPs of forward grow "
+        f"{more:.0f} times and its time {said} times."
+    )
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time")
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

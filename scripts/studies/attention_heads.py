@@ -4,9 +4,7 @@ Question: with embedding 32 split over 1 … 16 heads the formula's FLOPs stay t
     1/heads?
 Method: batch 32, embedding 32, length 1024, fp16, not causal; d_head = 32 / heads.
 Output: times, peak memory, and credited beside executed FLOPs with the padded head size.
-The report saw the rate fall and suspected a full memory. The score matrices, one a head, are the work: each head
-    costs a softmax over length², and a head that is padded costs its padding; executed FLOPs grow while credited
-    ones do not.
+Why: The score matrices, one a head, are the work: each head computes them over the whole length, however small it is.
 
     python scripts/studies/attention_heads.py
 """
@@ -14,7 +12,7 @@ The report saw the rate fall and suspected a full memory. The score matrices, on
 from __future__ import annotations
 
 from _attention import COLUMNS, QUICK, by_backend, calls, executed_rows, exponent, rate
-from _cells import Cell
+from _cells import Cell, place
 from _study import Study, row_table, run
 
 from cs_systems.config import AttentionShape, RunConfig
@@ -62,7 +60,19 @@ def explain(cells: list[Cell]) -> list[str]:
     return said
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="time")
+def answer(cells: list[Cell]) -> str:
+    lines = {name: same for name, same in by_backend(cells).items() if len(same) > 1}
+    if not lines:
+        return ""
+    ratios = [f"{same[-1]['median_s'] / same[0]['median_s']:.1f} ({name})" for name, same in lines.items()]
+    heads = [cell["heads"] for cell in next(iter(lines.values()))]
+    return (
+        f"{place(cells)}, at a fixed embedding of {EMBEDDING}, {heads[-1]} heads take {', '.join(ratios)} times "
+        f"as long as {heads[0]} over forward and backward, for the same credited FLOPs."
+    )
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time")
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

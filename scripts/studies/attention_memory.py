@@ -5,8 +5,8 @@ Question: at batch 8, over head sizes and lengths, how long do forward and backw
 Method: naive attention, one head, fp32, d_head 16 … 128 × length 256 … 16384, forward and backward in one step, each
     timed; the peak beside the closed form, which says how many score matrices are alive when.
 Output: times of one pass, peaks as measured and predicted; of what does not fit the allocation that failed.
-The report printed the sum of 100 passes as if it were one, and counted the memory that forward leaves as all there is:
-    backward holds the gradients of the weights and of the scores beside it, dP and dS, each as large as the scores.
+Why: The memory that forward leaves is not the peak: backward holds the gradients of the weights and of the scores
+    beside it, dP and dS, each as large as the scores.
 
     python scripts/studies/attention_memory.py
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from _attention import QUICK, calls
-from _cells import Cell
+from _cells import Cell, place
 from _study import Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, Precision, RunConfig
@@ -49,7 +49,7 @@ def small() -> list[RunConfig]:
 
 
 def alive(cells: Sequence[Cell]) -> list[Row]:
-    """By the closed form: what is alive at forward's peak, is kept for backward, and at backward's peak."""
+    """Return by the closed form the bytes alive at forward's peak, kept for backward, and at backward's peak."""
     rows = []
     for cell in cells:
         config = cell.record.run_config
@@ -117,7 +117,22 @@ def explain(cells: list[Cell]) -> list[str]:
     return said
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="memory")
+def answer(cells: list[Cell]) -> str:
+    rows = [row for row in alive(cells) if row["result"] == "ok"]
+    if not rows:
+        return ""
+    largest = max(rows, key=lambda row: row["score_matrix_bytes"])
+    peak, which = largest["measured_bytes"], ""
+    if not peak:
+        peak, which = largest["backward_bytes"], "predicted "
+    matrix = largest["score_matrix_bytes"]
+    return (
+        f"{place(cells)}, at length {largest['seq']:,} one score matrix takes {human(matrix, 'bytes')}, and the "
+        f"{which}peak of forward and backward is {human(peak, 'bytes')}, {peak / matrix:.1f} times that."
+    )
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory")
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -7,8 +7,7 @@ Method: batch 32, 32 heads, embedding 2048 (d_head 64), causal, fp16, lengths 51
     alone.
 Output: a row for each cell that fits and for each that does not: predicted peak, measured peak, the allocation that
     failed.
-The report had no data for `Pytorch` at length 1024: its run died. Here running out of memory is a result, with the
-    bytes that were predicted, and the explanation says what fills the memory.
+Why: Running out of memory is a result, with the predicted bytes and what fills the memory.
 
     python scripts/studies/attention_out_of_memory.py
 """
@@ -16,7 +15,7 @@ The report had no data for `Pytorch` at length 1024: its run died. Here running 
 from __future__ import annotations
 
 from _attention import PYTORCH, QUICK, by_backend, calls
-from _cells import Cell
+from _cells import Cell, place
 from _study import Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, RunConfig
@@ -59,7 +58,7 @@ def needs(cells: list[Cell]) -> list[Row]:
 
 
 def score_matrix_bytes(cell: Cell) -> int:
-    """One (batch, heads, seq, seq) matrix in fp16."""
+    """Return one (batch, heads, seq, seq) matrix in fp16."""
     return int(2 * cell["batch"] * cell["heads"] * cell["seq"] ** 2)
 
 
@@ -94,7 +93,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _one_matrix_more(cells: list[Cell]) -> list[str]:
-    """Where naive just fits: what an implementation that keeps one more score matrix would take."""
+    """Return sentences on the need of an implementation that keeps one more score matrix."""
     said = []
     for cell in by_backend(cells).get(PYTORCH, []):
         matrix, predicted, limit = score_matrix_bytes(cell), cell["predicted_peak_bytes"], cell["memory_limit_bytes"]
@@ -116,7 +115,21 @@ def on_the_larger_card(cell: Cell) -> bool:
     return cell["memory_limit_bytes"] in (max(LIMITS), max(LIMITS) // SMALLER)
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="memory", drawn=on_the_larger_card)
+def answer(cells: list[Cell]) -> str:
+    said = []
+    for limit in dict.fromkeys(cell["memory_limit_bytes"] for cell in cells):
+        here = [cell for cell in cells if cell["memory_limit_bytes"] == limit and cell["status"] in ("ok", "oom")]
+        longest = {
+            name: max((cell["seq"] for cell in here if cell["attention"] == name and cell.measured), default=None)
+            for name in dict.fromkeys(cell["attention"] for cell in here)
+        }
+        fits = ", ".join(f"{seq:,} ({name})" if seq else f"none ({name})" for name, seq in longest.items())
+        if fits:
+            said.append(f"within {human(limit, 'bytes')} the longest that fits is {fits}")
+    return f"{place(cells)}: of the measured lengths, {'; '.join(said)}." if said else ""
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory", drawn=on_the_larger_card)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,11 +1,11 @@
-"""The sample run: batch 32, length 1024, 32 heads, embedding 2048, causal and not.
+"""What does one attention call take: batch 32, length 1024, 32 heads, embedding 2048, causal and not?
 
-Question: what does one named call take, and was the report's causal?
+Question: what does one named call take, and was a published one causal?
 Method: fp16, forward and backward by the device's clock, 30 samples; FlashAttention as torch ships it, the package
     where it is installed, this repository's kernel, and the naive one; each with the mask and without.
 Output: times, TFLOP/s and peak memory, with every input in the row.
-The report gave 7.10 and 18.88 ms, 38.7 and 36.4 TFLOP/s and 1288.0 MB under a command that says causal. Its own
-    numbers say which: rate × time is the FLOPs that it credited, and they are held against the formula here.
+Why: Rate × time is the number of FLOPs that a published result credits, which shows whether its call was causal. A
+    published run (7.10 and 18.88 ms, 38.7 and 36.4 TFLOP/s) is checked against the formula.
 
     python scripts/studies/attention_sample_run.py
 """
@@ -13,7 +13,7 @@ The report gave 7.10 and 18.88 ms, 38.7 and 36.4 TFLOP/s and 1288.0 MB under a c
 from __future__ import annotations
 
 from _attention import COLUMNS, FLASH2, QUICK, calls, executed_rows, rate
-from _cells import Cell
+from _cells import Cell, place
 from _study import Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, RunConfig
@@ -22,7 +22,7 @@ from cs_systems.formulas.cost import credited_attention_flops
 from cs_systems.report.tables.records import render
 
 SHAPE = AttentionShape(batch=32, heads=32, seq=1024, d_head=64)
-REPORTED = {"forward": (7.10e-3, 38.7e12), "backward": (18.88e-3, 36.4e12)}  # seconds, FLOP/s
+PUBLISHED = {"forward": (7.10e-3, 38.7e12), "backward": (18.88e-3, 36.4e12)}  # seconds, FLOP/s
 
 
 def full() -> list[RunConfig]:
@@ -54,24 +54,36 @@ def explain(cells: list[Cell]) -> list[str]:
             )
     flash = by.get((FLASH2, False))
     if flash and flash.record.config["shape"]["batch"] == SHAPE.batch:
-        seconds, _ = REPORTED["forward"]
+        seconds, _ = PUBLISHED["forward"]
         times = seconds / flash["forward.median_s"]
-        said.append(f"the reported forward took {times:.1f} times as long as {FLASH2} does here")
+        said.append(f"the published forward took {times:.1f} times as long as {FLASH2} does here")
     return said
 
 
 def was_it_causal() -> str:
-    """What the reported time and rate say of the FLOPs that were credited."""
-    seconds, per_s = REPORTED["forward"]
+    """Return how many FLOPs the published time and rate credit, and whether the call was therefore causal."""
+    seconds, per_s = PUBLISHED["forward"]
     whole = credited_attention_flops(SHAPE)
     share = seconds * per_s / whole
     return (
-        f"the report's forward, {human(per_s, 'flops_per_s')} for {human(seconds, 's')}, credits {share:.2f} of the "
+        f"the published forward, {human(per_s, 'flops_per_s')} for {human(seconds, 's')}, credits {share:.2f} of the "
         f"unmasked call's {human(whole, 'flops')}: it was {'not causal' if share > 0.75 else 'causal'}"
     )
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="phases")
+def answer(cells: list[Cell]) -> str:
+    by = index(cells, "attention", "causal")
+    said = []
+    for name in dict.fromkeys(name for name, _ in by):
+        if (name, False) in by and (name, True) in by:
+            times = [human(by[name, causal]["median_s"], "s") for causal in (False, True)]
+            said.append(f"{name} {times[0]} and {times[1]}")
+    if not said:
+        return ""
+    return f"{place(cells)}, forward and backward take, without a causal mask and with it: {'; '.join(said)}."
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="phases")
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -5,18 +5,17 @@ Method: batch 32, 32 heads, embedding 2048 (d_head 64), causal, fp16; forward an
     with launches queued ahead, 30 samples, all of them kept.
 Output: medians with their range, TFLOP/s, peak memory measured and predicted; outliers, clocks and the first step
     apart.
-The report's mean at length 8 was 0.99 ms, at 16 it was 0.13 ms: one slow sample, the first call of its process, in
-    a mean. Here medians are shown, outliers are counted, and it is computed what the first step would have made of
-    the mean.
+Why: One slow sample, the first call of its process, can decide a mean. Medians are shown, outliers are counted, and
+    the mean that includes the first step is computed.
 
     python scripts/studies/attention_sequence_length.py
 """
 
 from __future__ import annotations
 
-from _attention import COLUMNS, QUICK, by_backend, calls, exponent, one_bad_sample, speed_up
-from _cells import Cell
-from _study import Study, row_table, run
+from _attention import COLUMNS, FLASH2, PYTORCH, QUICK, by_backend, calls, exponent, one_bad_sample, speed_up
+from _cells import Cell, place
+from _study import Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, RunConfig
 from cs_systems.core import statistics
@@ -89,7 +88,24 @@ def explain(cells: list[Cell]) -> list[str]:
     return [*said, *speed_up(cells, "seq")]
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="time")
+def answer(cells: list[Cell]) -> str:
+    by = index(cells, "attention", "seq")
+    seqs = sorted({seq for _, seq in by})
+    both = [n for n in seqs if (PYTORCH, n) in by and (FLASH2, n) in by]
+    if not both:
+        return ""
+    slower = [n for n in both if by[PYTORCH, n]["median_s"] <= by[FLASH2, n]["median_s"]]
+    first = next((n for n in both if not slower or n > slower[-1]), None)
+    where = "at no measured length" if first is None else f"from length {first} on"
+    flash, naive = (human(by[name, both[-1]]["median_s"], "s") for name in (FLASH2, PYTORCH))
+    longest = human(max(one_bad_sample(cell)["first_s"] for cell in by.values()), "s")
+    return (
+        f"{place(cells)}, {FLASH2} is faster than {PYTORCH} {where}; at length {both[-1]} it takes {flash} instead of "
+        f"{naive}. The first step of a cell takes up to {longest}, which a mean over few samples would not hide."
+    )
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time")
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

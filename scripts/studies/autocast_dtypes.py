@@ -8,8 +8,8 @@ Method: the toy model and a small language model's training step in fp32, under 
     alone in low precision, the rest in float64, over inputs of many sizes.
 Output: the dtypes as tables; the mistakes by name; the error of each step in unit roundoffs, and the size of the input
     at which it breaks.
-The report found "all FP32, reason unknown". Here a step that does not run in the precision that was asked for is an
-    error that names its cause.
+Why: Autocast with the wrong device type, or outside of forward, does nothing without a warning. A step that does not
+    run in the requested precision is an error that names its cause.
 
     python scripts/studies/autocast_dtypes.py
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from _cells import Cell
+from _cells import Cell, place
 from _numerics import not_measured
 from _study import Study, row_table, run
 
@@ -30,6 +30,13 @@ from cs_systems.record import Row
 LOW = (Precision.FP16, Precision.BF16)
 PRECISIONS = (Precision.FP32, *LOW, Precision.BF16_PURE)
 MISTAKES = ("other_device", "outside", "no_context")
+EVERY_STEP = "all steps, sums pairwise"
+ANSWERED = (  # title, module, column of the table of dtypes
+    ("parameters", "fc1", "parameters"),
+    ("the output of a linear layer", "fc1", "outputs"),
+    ("that of LayerNorm", "ln", "outputs"),
+    ("loss", "loss", "outputs"),
+)
 COLUMNS = {
     "what": "module", "parameters": "parameters", "inputs": "input", "outputs": "output",
     "output_gradients": "gradient of output", "parameter_gradients": "gradient of parameters",
@@ -37,7 +44,7 @@ COLUMNS = {
 
 
 def cells() -> list[RunConfig]:
-    """The same on every machine: it takes seconds."""
+    """Return the cells, the same on every machine, since they take seconds."""
     base = RunConfig(warmup=0, steps=1)
     watched = replace(base, profiler="dtypes")
     mistakes = [f"scripts/_autocast_mistakes.py:{name}" for name in MISTAKES]
@@ -66,7 +73,7 @@ def _short(value: str | None) -> str | None:
 
 
 def is_mistake(cell: Cell) -> bool:
-    """Whether it was run, and with a mistake: then its status is an error, which is what it is there for."""
+    """Return true for a planted mistake, whose status is an error by intention."""
     return ":" in cell.record.config["workload"] and "dtypes" in cell.record.results
 
 
@@ -106,6 +113,22 @@ def explain(cells: list[Cell]) -> list[str]:
     return [*said, *(sentence for cell in cells for sentence in verdicts(cell.record))]
 
 
+def answer(cells: list[Cell]) -> str:
+    toy = [cell for cell in cells if name(cell) == f"toy, {Precision.BF16.value}"]
+    cell = next((cell for cell in toy if cell.record.results.get("dtypes")), None)
+    rows = [row for row in normalized([cell.record for cell in cells]) if row["operation"] == "LayerNorm"]
+    every = {row["input"]: row["bf16"] for row in rows if row["in low precision"] == EVERY_STEP}
+    if cell is None or not every:
+        return ""
+    seen = {row["what"]: row for row in cell.record.results["dtypes"]}
+    given = ", ".join(f"{title} {_short(seen[row][part])}" for title, row, part in ANSWERED)
+    errors = ", ".join(f"{error} at {input}" for input, error in every.items())
+    return (
+        f"{place(cells)}, bf16 autocast gives {given}. LayerNorm with every step in bf16 and pairwise sums is off by "
+        f"{errors} (u: unit roundoff of bf16), so inputs with a large mean need fp32."
+    )
+
+
 STUDY = Study(
     __file__,
     __doc__,
@@ -113,6 +136,7 @@ STUDY = Study(
     cells,
     tables,
     explain,
+    answer,
     figure="steps",
     drawn=lambda cell: bool(cell.record.config["workload"] == "normalization"),
 )

@@ -7,9 +7,8 @@ Method: batch 4, n 16384, d 64, one head, not causal, forward; then a grid of (b
     Copies from and to pinned host memory on one and on four streams, with the same kernel. The sequential C program
     runs where that takes a second; elsewhere its time is by the rate of the largest that ran.
 Output: cumulative and leave-one-out times, counters, speed-up over the sequential program beside the work of a launch.
-The report took nvprof's counters, which is gone; its steps were measured in one order only, which hides what each is
-    worth once the others are there; and found t15 slower than t20 without a cause: a launch of few blocks leaves most
-    multiprocessors idle, which the waves per multiprocessor say.
+Why: Steps that are added in one order only hide what each is worth once the others are there. A launch of few blocks
+    leaves most multiprocessors idle, which the waves per multiprocessor show.
 
     python scripts/studies/cuda_kernel_ablation.py
 """
@@ -21,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _cells import Cell
+from _cells import Cell, place
 from _kernels import clean
 from _study import Study, index, row_table, run
 
@@ -53,7 +52,7 @@ BASE = RunConfig(workload="attention", mode=Mode.FORWARD, shape=MAIN, warmup=2, 
 
 
 def cell(name: str, shape: AttentionShape = MAIN, **fields: object) -> RunConfig:
-    """tensor_cores and what copies for it take fp16, all others fp32."""
+    """Return the config of a step; tensor_cores and the copies take fp16, all others fp32."""
     precision = Precision.FP16 if name in ("tensor_cores", *STREAMS) else Precision.FP32
     named = {"workload": f"{BACKENDS}:{name}"} if name in STREAMS else {"attention": f"{BACKENDS}:{name}"}
     device = "cpu" if name == SEQUENTIAL else "auto"
@@ -78,7 +77,7 @@ def sequential() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """Without a GPU there is the sequential program alone."""
+    """Return the sequential program's cells, the only ones that run without a GPU."""
     return sequential()
 
 
@@ -88,7 +87,7 @@ def step_of(found: Cell) -> str:
 
 
 def flops(shape: AttentionShape) -> int:
-    """4 batch n² d: two products of 2 n² d each."""
+    """Return 4 batch n² d: two products of 2 n² d each."""
     return 4 * shape.batch * shape.heads * shape.seq**2 * shape.d_head
 
 
@@ -116,7 +115,7 @@ def cumulative(cells: Sequence[Cell]) -> list[Row]:
 
 
 def _of_peak(found: Cell, flops_per_s: float) -> float | None:
-    """Of what the device can do at the step's precision; None where that is not known."""
+    """Return the fraction of the device's peak at the step's precision; None where that is unknown."""
     machine = found.record.environment
     peak = peak_flops(machine.device_name, found.record.run_config.precision) if machine else None
     return flops_per_s / peak.per_s if peak else None
@@ -157,7 +156,7 @@ def counters(cells: Sequence[Cell]) -> list[Row]:
 
 
 def one_core(cells: Sequence[Cell]) -> list[Row]:
-    """The sequential program where it ran."""
+    """Return the sequential program where it ran."""
     return [
         {
             "batch": shape.batch,
@@ -173,7 +172,7 @@ def one_core(cells: Sequence[Cell]) -> list[Row]:
 
 
 def speed_ups(cells: Sequence[Cell]) -> list[Row]:
-    """Against the sequential program: measured at its shape, else its rate at the largest shape that ran."""
+    """Return speed-ups over the sequential program, by its measured time or else by its rate."""
     ran = [c for c in clean(cells) if c.measured and step_of(c) == SEQUENTIAL]
     if not ran:
         return []
@@ -231,8 +230,8 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def draw(cells: list[Cell]) -> Figure:
-    """The time of each step of the ladder, and of the last fp32 kernel without one technique; where no step ran on a
-    GPU, of the sequential program.
+    """Draw the time of each step of the ladder, and of the last fp32 kernel without one technique; where no step ran
+    on a GPU, of the sequential program.
     """
     from matplotlib.figure import Figure
 
@@ -246,9 +245,9 @@ def draw(cells: list[Cell]) -> Figure:
     drawn = Figure(figsize=(WIDTH, 0.8 + 0.3 * len(bars)), layout="constrained")
     axes = drawn.subplots()
     axes.barh([name for (name, _, _), _ in bars], [1e3 * s for (_, s, _), _ in bars], color=[c for _, c in bars])
-    for place, ((_, time_s, rate), _) in enumerate(bars):
+    for height, ((_, time_s, rate), _) in enumerate(bars):
         said = f" {human(time_s, 's')}, {human(rate, 'flops_per_s')}"
-        axes.annotate(said, (1e3 * time_s, place), va="center", annotation_clip=False)
+        axes.annotate(said, (1e3 * time_s, height), va="center", annotation_clip=False)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.invert_yaxis()
@@ -260,11 +259,28 @@ def spoken(shape: AttentionShape) -> str:
     return f"batch {shape.batch}, n {shape.seq}, d {shape.d_head}"
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="time", draw=draw)
+def answer(cells: list[Cell]) -> str:
+    steps = cumulative(cells)
+    if len(steps) < 2:
+        if core := one_core(cells):
+            said = f"{human(core[-1]['time_s'], 's')} at n {core[-1]['n']}"
+            return f"{place(cells)}, the sequential program takes {said}; no GPU kernel was measured."
+        return ""
+    first, last = steps[0], steps[-1]
+    most = max(steps, key=lambda row: row["faster than before"])
+    where = place([c for c in cells if step_of(c) != SEQUENTIAL])
+    return (
+        f"{where}, all techniques together take one pass from {human(first['time_s'], 's')} to "
+        f"{human(last['time_s'], 's')}, {last['faster than naive']:.0f} times as fast. The technique {most['step']} "
+        f"brings most: {most['faster than before']:.1f} times as fast as the step before it."
+    )
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time", draw=draw)
 
 
 def check() -> list[str]:
-    """The steps whose output is wrong on this GPU; none where there is no GPU."""
+    """Return the steps whose output is wrong on this GPU; none where there is no GPU."""
     import torch
 
     from cs_systems.kernels.cuda_steps.launch import LEFT_OUT, STEPS, attend

@@ -7,8 +7,8 @@ Method: medium in bf16 on 2 ranks, batch 4 and context 512 each: an all-reduce a
     five of them are recorded on both ranks. All-reduces of 1 MiB to 1 GiB give latency and bandwidth.
 Output: steps, exposed and hidden communication by the recording and by the difference to one rank, why the two differ,
     waiting apart from transfer; for each bucket size what the formula predicts to be exposed and what was.
-The report called 13% to 53% of the step communication, on two ranks of which one waits for the other: here waiting has
-    a column of its own, and the best bucket size comes from latency, bandwidth and the time of backward.
+Why: On two ranks of which one waits for the other, waiting is easily counted as communication. Waiting has a column
+    of its own, and the best bucket size comes from latency, bandwidth and the time of backward.
 
     python scripts/studies/data_parallel_variants.py
 """
@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from _cells import Cell
+from _cells import Cell, place
 from _numerics import not_measured
 from _parallel import (
     STEP_TABLES,
     Told,
     best_and_torchs,
     cells,
+    fastest,
     groups,
     has_streams,
     on_a_cpu,
@@ -97,7 +98,7 @@ def small() -> list[RunConfig]:
 
 
 def link(found: Sequence[Cell]) -> Link | None:
-    """Of the measured all-reduces; None without a fit that has a latency and a bandwidth."""
+    """Return the link by the measured all-reduces; None without a latency and a bandwidth."""
     of_links = collective_records(found)
     known = [row for row in collectives.fits(of_links) if row["latency_s"] and row["algbw_bytes_per_s"]]
     if not known:
@@ -112,7 +113,7 @@ def collective_records(found: Sequence[Cell]) -> list[RunRecord]:
 
 
 def _start_s(all_reduces: Sequence[RunRecord]) -> float:
-    """The host's time to start one, where a device takes it from there."""
+    """Return the host's time to start one, where a device takes it from there."""
     times = [
         sample.submit_s["transfer"] / record.run_config.collective.calls
         for record in all_reduces
@@ -124,7 +125,7 @@ def _start_s(all_reduces: Sequence[RunRecord]) -> float:
 
 
 def bucket_rows(group: Sequence[RunRecord], found: Link) -> list[Row]:
-    """Of each bucket size: how many buckets there are, what the formula exposes of them, and what was longer."""
+    """Return for each bucket size the number of buckets, the predicted and the measured exposed time."""
     alone, backward_s = parallel.baseline(group), backward_of(group)
     if alone is None or backward_s is None:
         return []
@@ -199,7 +200,14 @@ def study_tables(found: list[Cell], format: str) -> list[str]:
     ]
 
 
-STUDY = Study(__file__, __doc__, full, small, study_tables, explain, figure="streams", drawn=has_streams)
+def answer(found: list[Cell]) -> str:
+    said = [best for group in groups(found) for best in [fastest(group)] if best]
+    if not said:
+        return ""
+    return f"{place(found)}: {'; '.join(said)}, in the best of our variants and of PyTorch's on two ranks, and alone."
+
+
+STUDY = Study(__file__, __doc__, full, small, study_tables, explain, answer, figure="streams", drawn=has_streams)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

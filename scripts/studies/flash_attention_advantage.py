@@ -5,9 +5,8 @@ Question: by what factor is it faster, along each of four inputs, and does that 
 Method: batch 16, length 1024, 32 heads, embedding 2048, fp16, not causal; one input at a time is varied around
     that.
 Output: times, and for each pair of cells the ratio of times, the ratio of credited rates, the ratio of peak memory.
-The report claimed 9 times by time and 4.5 times by TFLOP/s, with 14% of the memory. Over the same call both ratios
-    are the same number, or two different calls were compared. Here precision and credited FLOPs of each pair are
-    checked, and that the two ratios agree.
+Why: The ratio of times and the ratio of rates of the same call are the same number. Where they differ, two different
+    calls were compared, so precision and credited FLOPs of each pair are checked.
 
     python scripts/studies/flash_attention_advantage.py
 """
@@ -19,7 +18,7 @@ from dataclasses import replace
 from math import isclose
 
 from _attention import COLUMNS, PYTORCH, QUICK, by_backend, calls
-from _cells import Cell
+from _cells import Cell, place
 from _study import Study, index, row_table, run
 
 from cs_systems.config import AttentionShape, RunConfig
@@ -32,7 +31,7 @@ INPUTS = ("batch", "heads", "seq", "d_head")
 
 
 def around(base: AttentionShape, factors: tuple[float, ...]) -> list[AttentionShape]:
-    """The base and what one input at a time makes of it; more heads share the same embedding."""
+    """Return the base and what one input at a time makes of it; more heads share the same embedding."""
     embedding = base.heads * base.d_head
     shapes = [base]
     for factor in factors:
@@ -52,7 +51,7 @@ def small() -> list[RunConfig]:
 
 
 def pairs(cells: list[Cell]) -> Iterator[tuple[Cell, Cell]]:
-    """(naive, another backend) over the same call, at the same precision."""
+    """Yield (naive, another backend) over the same call, at the same precision."""
     by = index(cells, "attention", "precision", *INPUTS)
     for (name, *call), cell in by.items():
         naive = by.get((PYTORCH, *call))
@@ -111,9 +110,19 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def varies_length_alone(cell: Cell) -> bool:
-    """The figure runs along one input: the length."""
+    """Return true for cells that differ from the base in length alone, which the figure shows."""
     shape = cell.record.run_config.shape
     return any(shape and replace(shape, seq=base.seq) == base for base in (BASE, SMALL_BASE))
+
+
+def answer(cells: list[Cell]) -> str:
+    gains: dict[str, list[float]] = {}
+    for row in ratios(cells):
+        gains.setdefault(row["attention"], []).append(row["ratio of times"])
+    said = " and ".join(f"{name} is {min(times):.1f} to {max(times):.1f} times" for name, times in gains.items())
+    if not said:
+        return ""
+    return f"{place(cells)}, over forward and backward {said} as fast as {PYTORCH}."
 
 
 STUDY = Study(
@@ -123,6 +132,7 @@ STUDY = Study(
     small,
     tables,
     explain,
+    answer,
     figure="time",
     drawn=varies_length_alone,
 )

@@ -1,11 +1,11 @@
-"""Our FlashAttention kernel against naive attention, from length 128 to 65,536.
+"""How does our FlashAttention kernel compare with naive attention, from length 128 to 65,536?
 
 Question: from which length on does tiling pay, how do time and memory grow, and what does precision change?
 Method: batch 1, one head, causal, length 128 … 65536 × d_head 16 … 128 × {bf16, fp32}; forward and backward, each
     timed by the device's clock with launches queued ahead: flash_triton, naive, and torch's sdpa_flash (which takes
     no fp32).
 Output: cross tables of forward, backward, both, and peak memory; the exponents with which time and memory grow.
-No report to correct here; a cell that does not fit is a row with its predicted bytes.
+Why: A cell that does not fit is a row with its predicted bytes.
 
     python scripts/studies/flash_attention_lengths.py
 """
@@ -15,8 +15,9 @@ from __future__ import annotations
 from itertools import groupby
 
 from _attention import FLASH2, PYTORCH, QUICK, by_backend, calls, exponent, growth, speed_up
-from _cells import Cell
+from _cells import Cell, place
 from _study import Study, index, run
+from cs_systems.report.units import human
 
 from cs_systems.config import AttentionShape, Precision, RunConfig
 from cs_systems.core.statistics import ratio_interval
@@ -27,6 +28,7 @@ BACKENDS = (OURS, PYTORCH, FLASH2)
 LENGTHS = tuple(2**n for n in range(7, 17))
 D_HEADS = (16, 32, 64, 128)
 PRECISIONS = (Precision.BF16, Precision.FP32)
+ANSWERED_D_HEAD = 64
 VALUES = ("forward.median_us", "backward.median_us", "median_us", "peak_allocated_mib")
 
 
@@ -36,7 +38,7 @@ def full() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """Where there is no GPU, flash_torch shows the algorithm; our kernel's rows say why it can't run."""
+    """Return cells for a CPU: flash_torch shows the algorithm, and flash_triton's rows give their reason."""
     shapes = [AttentionShape(1, 1, seq, 16, causal=True) for seq in LENGTHS[:4]]
     backends = (OURS, "flash_torch", PYTORCH, FLASH2)
     return [c for p in PRECISIONS for c in calls(shapes, backends, precision=p, **QUICK)]
@@ -71,7 +73,7 @@ def _growth(what: str, line: list[Cell]) -> str:
 
 
 def _crossover(cells: list[Cell]) -> list[str]:
-    """The lengths at which our kernel is faster than naive, and those at which it is not, by `compare`'s verdict."""
+    """Return the lengths at which our kernel is faster or slower than naive, by `compare`'s verdict."""
     by = index(cells, "attention", "precision", "d_head", "seq")
     said = []
     for precision, d_head in dict.fromkeys(key[1:3] for key in by if key[0] == OURS):
@@ -90,9 +92,28 @@ def _verdict(baseline: Cell, cell: Cell) -> str:
 
 
 def _ranges(lengths: list[int], verdicts: dict[int, str], verdict: str) -> str:
-    """`128 to 1024, 4096`: neighbours among the measured lengths are taken together."""
+    """Return the lengths with a verdict as ranges: `128 to 1024, 4096`."""
     runs = [[*run] for same, run in groupby(lengths, lambda n: verdicts[n] == verdict) if same]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
+
+def answer(cells: list[Cell]) -> str:
+    by = index(cells, "attention", "precision", "d_head", "seq")
+    shared = [key[1:] for key in by if key[0] == OURS and (PYTORCH, *key[1:]) in by and key[2] <= ANSWERED_D_HEAD]
+    shared = [key for key in shared if key[0] == Precision.BF16]
+    if not shared:
+        return ""
+    precision, d_head, seq = max(shared, key=lambda key: key[1:])
+    ours, naive = by[OURS, precision, d_head, seq], by[PYTORCH, precision, d_head, seq]
+    faster = naive["median_s"] / ours["median_s"]
+    said = (
+        f"{place(cells)}, at length {seq:,} ({precision}, d_head {d_head}) {OURS} is {faster:.1f} times as fast as "
+        f"{PYTORCH} over forward and backward"
+    )
+    if ours["peak_allocated_bytes"] and naive["peak_allocated_bytes"]:
+        peaks = [human(cell["peak_allocated_bytes"], "bytes") for cell in (ours, naive)]
+        said += f", with a peak memory of {peaks[0]} instead of {peaks[1]}"
+    return f"{said}."
 
 
 STUDY = Study(
@@ -102,6 +123,7 @@ STUDY = Study(
     small,
     tables,
     explain,
+    answer,
     figure="time",
     drawn=lambda cell: cell["d_head"] in (16, 64) and cell["precision"] == Precision.BF16,
 )

@@ -2,30 +2,29 @@
 
 Question: each product of forward has two of its size in backward, so that 1 : 2 is expected; where is it not, and
     why?
-Method: forward and backward of every size at context 128, naive attention, fp32 and bf16; batch 4 as reported, and
+Method: forward and backward of every size at context 128, naive attention, fp32 and bf16; batch 4, and
     batch 16, which gives the device four times the work for the same launches. Batch 4 of small to xl a second time
     under torch.profiler, for the time of the kernels alone.
 Output: the ratio by events, beside the ratio by kernels and of the FLOPs, the host's submission and the device's
     lag; an explanation.
-The report found 1 : 2 for large alone and left the rest open. Here each row says whether the device was waiting for
-    the host; the larger batch shows the ratio that is left without the waiting, and the kernels' own time shows it
-    where no batch is large enough.
+Why: Each row says whether the device waited for the host. The larger batch shows the ratio that is left without the
+    waiting, and the kernels' own time shows it where no batch is large enough.
 
     python scripts/studies/forward_backward_ratio.py
 """
 
 from __future__ import annotations
 
-from _cells import Cell
+from _cells import Cell, place
 from _kernels import BY_KERNEL_AND_LAYER, STEPS, clean, profiled, unknown
 from _study import Study, bounded, index, row_table, run
 from step_time import (
+    LARGE_OF_32_LAYERS,
     NEAR_TWO,
     NO_LAG,
     PRECISIONS,
     PROFILED_SIZES,
     SIZES,
-    THE_REPORTS_LARGE,
     kernels_say,
     launch_bound_share,
     ratio,
@@ -42,7 +41,7 @@ BATCHES = (4, 16)
 
 def full() -> list[RunConfig]:
     models = [preset(name) for name in SIZES]
-    models.insert(SIZES.index("large"), THE_REPORTS_LARGE)
+    models.insert(SIZES.index("large"), LARGE_OF_32_LAYERS)
     twice = grid(BASE, size=PROFILED_SIZES, context_length=(128,), precision=PRECISIONS, batch_size=BATCHES[:1])
     return [
         *bounded(grid(BASE, model=models, context_length=(128,), precision=PRECISIONS, batch_size=BATCHES)),
@@ -102,6 +101,20 @@ def explain(cells: list[Cell]) -> list[str]:
     return [*said, f"{len(near)} of {len(by)} cells are within a tenth of 1 : 2 by the clock", *unknown(cells)]
 
 
+def answer(cells: list[Cell]) -> str:
+    measured = [cell for cell in clean(cells) if cell.measured]
+    if not measured:
+        return ""
+    clock = sorted(map(ratio, measured))
+    said = f"By the clock backward takes {clock[0]:.2f} to {clock[-1]:.2f} times as long as forward"
+    if kernels := sorted(cell["kernel_ratio"] for cell in measured if cell["kernel_ratio"]):
+        said = (
+            f"The kernels of backward take {kernels[0]:.2f} to {kernels[-1]:.2f} times as long as those of forward, "
+            f"over {len(kernels)} profiled cells; by the clock the ratio is {clock[0]:.2f} to {clock[-1]:.2f}"
+        )
+    return f"{place(cells)}: {said[0].lower()}{said[1:]}."
+
+
 STUDY = Study(
     __file__,
     __doc__,
@@ -109,6 +122,7 @@ STUDY = Study(
     small,
     tables,
     explain,
+    answer,
     figure="phases",
     drawn=lambda cell: not cell.profiled,
     drops=BY_KERNEL_AND_LAYER,

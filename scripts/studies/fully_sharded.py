@@ -6,7 +6,7 @@ Method: xl-2026 in bf16 on 2 ranks, batch 4 and context 512 each: DDP, ZeRO stag
     memory read after each stage of the first step. Full sharding gathers, computes and scatters in bf16.
 Output: steps, exposed and hidden communication by the recording and by the difference to one rank, bytes sent and
     memory by component beside the formulas. Figure: the streams of a step.
-No report to correct: the course asks for the step, the memory, and a proof of overlap.
+Why: A step, its memory and its streams show together whether communication hides behind computing.
 
     python scripts/studies/fully_sharded.py
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _cells import Cell
+from _cells import Cell, place
 from _numerics import not_measured
 from _parallel import (
     MEMORY_TABLES,
@@ -77,7 +77,19 @@ def _beside_fsdp2(group: Sequence[RunRecord]) -> list[str]:
     return [said]
 
 
-STUDY = Study(__file__, __doc__, full, small, study_tables, explain, figure="streams", drawn=has_streams)
+def answer(found: list[Cell]) -> str:
+    said = []
+    for group in groups(found):
+        peaks = {row["strategy"]: row["peak_allocated_bytes"] for row in parallel.volumes(group)}
+        steps = {row["strategy"]: row["step_s"] for row in parallel.steps(group)}
+        for name in ("single", "ddp_bucketed", "fsdp", "torch_fsdp2"):
+            if steps.get(name):
+                peak = f" with a peak of {human(peaks[name], 'bytes')}" if peaks.get(name) else ""
+                said.append(f"{name} {human(steps[name], 's')}{peak}")
+    return f"{place(found)}, a step on two ranks, and on one (single), takes {'; '.join(said)}." if said else ""
+
+
+STUDY = Study(__file__, __doc__, full, small, study_tables, explain, answer, figure="streams", drawn=has_streams)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,33 +1,35 @@
 """Why is 1000 × 0.01 not 10 in low precision, and which sums need a wider accumulator?
 
-Question: the report's four sums, fp32 + fp32, fp16 + fp16, fp32 + fp16 and fp32 + (fp16 → fp32), gave 10.0001, 9.9531,
-    10.0021 and 10.0021: where does each error come from, what of longer sums and of bf16, and how does the error grow
-    with the length when one adds one after the other, pairwise, or as Kahan does?
+Question: fp32 + fp32, fp16 + fp16, fp32 + fp16 and fp32 + (fp16 → fp32) give 10.0001, 9.9531, 10.0021 and 10.0021.
+    Where does each error come from, what do longer sums and bf16 give, and how does the error grow with the length when
+    one adds one after the other, pairwise, or as Kahan does?
 Method: 0.01 added 1000, 10,000 and 100,000 times on the device; the same by arithmetic on units in the last place,
     binade by binade, which must give the same sum to the bit. Then 64 sums of 16 to 65,536 uniform numbers, each by
     five ways of adding, against float64.
 Output: every sum with the ulp that explains it; error against length.
-The report left the four numbers unexplained. Here each comes with its reason, computed without the sum itself.
+Why: A rounded sum looks arbitrary until each rounding is counted. Each sum stands with its reason, computed without
+    the sum itself.
 
     python scripts/studies/low_precision_sums.py
 """
 
 from __future__ import annotations
 
-from _cells import Cell
+from _cells import Cell, place
 from _numerics import not_measured
 from _study import Study, row_table, run
 
 from cs_systems.comparison.numerics import accumulated, first_bad, summed, ulps, unexplained, where
 from cs_systems.config import Precision, RunConfig, grid
 
-REPORTED = {"fp32 + fp32": 10.0001, "fp16 + fp16": 9.9531, "fp32 + fp16": 10.0021, "fp32 + (fp16 → fp32)": 10.0021}
+STATED = {"fp32 + fp32": 10.0001, "fp16 + fp16": 9.9531, "fp32 + fp16": 10.0021, "fp32 + (fp16 → fp32)": 10.0021}
 PRECISIONS = (Precision.FP32, Precision.FP16, Precision.BF16)
+LONGEST = 65_536  # terms of the longest sums
 ROUNDOFFS = 4.0  # a sum that is worse than so many unit roundoffs was not added up well enough
 
 
 def cells() -> list[RunConfig]:
-    """The same on every machine: it takes seconds."""
+    """Return the cells, the same on every machine, since they take seconds."""
     return grid(RunConfig(workload="accumulation", warmup=0, steps=1), precision=PRECISIONS)
 
 
@@ -44,10 +46,10 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 def explain(cells: list[Cell]) -> list[str]:
     rows = [row for cell in cells for row in cell.record.results.get("accumulation", ())]
     short = {row["variant"]: row["sum"] for row in rows if row["count"] == 1000}
-    same = [name for name, value in REPORTED.items() if name in short and abs(short[name] - value) < 1e-4]
+    same = [name for name, value in STATED.items() if name in short and abs(short[name] - value) < 1e-4]
     said = where([cell.record for cell in cells])
     if short:
-        said.append(f"of the report's four sums {len(same)} come out the same here")
+        said.append(f"{len(same)} of the four sums that the question states come out the same here")
     if rows:
         wrong = len(unexplained([cell.record for cell in cells]))
         said.append(f"arithmetic on ulps gives {len(rows) - wrong} of {len(rows)} sums to the bit")
@@ -55,7 +57,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def growth(cell: Cell) -> list[str]:
-    """From which length on each way of adding is too bad, and where one by one ends."""
+    """Return sentences on the length from which each way of adding is too inexact."""
     rows = cell.record.results.get("summation", ())
     said = []
     for method in dict.fromkeys(row["method"] for row in rows):
@@ -71,7 +73,25 @@ def growth(cell: Cell) -> list[str]:
     return said
 
 
-STUDY = Study(__file__, __doc__, cells, cells, tables, explain, figure="sums")
+def answer(cells: list[Cell]) -> str:
+    rows = [row for cell in cells for row in cell.record.results.get("accumulation", ())]
+    short = {row["variant"]: row["sum"] for row in rows if row["count"] == 1000 and row["variant"] in STATED}
+    long = {
+        cell["precision"]: row["median_relative_error"]
+        for cell in cells
+        for row in cell.record.results.get("summation", ())
+        if row["method"] == "sequential" and row["length"] == LONGEST
+    }
+    if not short or not long:
+        return ""
+    sums = ", ".join(f"{value:.4f} ({variant})" for variant, value in short.items())
+    errors = ", ".join(f"{100 * error:.2g}% ({precision})" for precision, error in long.items())
+    return (
+        f"{place(cells)}, 0.01 added 1000 times gives {sums}. Sequential sums of {LONGEST:,} terms are off by {errors}."
+    )
+
+
+STUDY = Study(__file__, __doc__, cells, cells, tables, explain, answer, figure="sums")
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,11 +1,11 @@
 """What is the peak memory of forward and of a training step, what is the largest allocation, and whose is it?
 
 Question: how much memory do inference and training of large take, in fp32 and bf16, and what consists of what?
-Method: the report's large (32 layers) and the preset (36), contexts 128, 256, 512; xl and xl-2026 at 128 and 2048; two
+Method: large with 32 layers and the preset's 36, contexts 128, 256, 512; xl and xl-2026 at 128 and 2048; two
     steps each, the second with the optimizer's state; the peak by the caching allocator, beside the closed form.
 Output: peaks, predicted and measured; of each prediction what the peak consists of; the largest allocation by name.
-The report found 12.3 GiB and 17.3 GiB and a largest allocation of 48.8 MiB that it could not name. It is the embedding,
-    vocabulary × d_model × 4 bytes; and four times the parameters are a floor below every training step.
+Why: A list of allocations without names does not say what to make smaller. The largest is often the embedding,
+    vocabulary × d_model × 4 bytes; four times the parameters are a floor below every training step.
 
     python scripts/studies/memory_peaks.py
 """
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from _cells import Cell
-from _study import Study, row_table, run
+from _cells import Cell, place
+from _study import Study, index, row_table, run
 
 from cs_systems.config import Mode, Precision, RunConfig, grid, preset
 from cs_systems.core.units import human
@@ -26,7 +26,7 @@ from cs_systems.formulas.memory.model import MemoryPrediction, step_memory
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
 
-THE_REPORTS_LARGE = preset("large", num_layers=32)
+LARGE_OF_32_LAYERS = preset("large", num_layers=32)
 MODES = (Mode.FORWARD, Mode.TRAIN_STEP)
 PRECISIONS = (Precision.FP32, Precision.BF16)
 BASE = RunConfig(warmup=1, steps=2)
@@ -34,7 +34,7 @@ COLUMNS = ("size", "context_length", "precision", "mode", "peak_allocated_gib", 
 
 
 def full() -> list[RunConfig]:
-    larges = [THE_REPORTS_LARGE, preset("large")]
+    larges = [LARGE_OF_32_LAYERS, preset("large")]
     axes = {"precision": PRECISIONS, "mode": MODES}
     return [
         *grid(BASE, model=larges, context_length=(128, 256, 512), **axes),
@@ -113,7 +113,28 @@ def explain(cells: list[Cell]) -> list[str]:
     return said
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="memory")
+def answer(cells: list[Cell]) -> str:
+    by = index(cells, "size", "context_length", "precision", "mode")
+    steps = [key for key in by if key[3] == Mode.TRAIN_STEP and key[2] == Precision.FP32]
+    sizes = [key for key in steps if key[0] == "large"] or steps
+    if not sizes:
+        return ""
+    size, context, precision, mode = max(sizes, key=lambda key: key[1])
+    peaks = []
+    for which in (mode, Mode.FORWARD.value):
+        cell = by.get((size, context, precision, which))
+        if cell is None:
+            return ""
+        peak = cell["peak_allocated_bytes"]
+        peaks.append(human(peak or predicted(cell).peak_bytes, "bytes") + ("" if peak else " (predicted)"))
+    name, largest = predicted(by[size, context, precision, mode]).largest_allocation
+    return (
+        f"{place(cells)}, a training step of {size} at context {context} in fp32 peaks at {peaks[0]}, forward alone at "
+        f"{peaks[1]}. The largest single allocation is {name}, {human(largest, 'bytes')}."
+    )
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory")
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

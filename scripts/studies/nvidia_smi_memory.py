@@ -5,8 +5,7 @@ Method: two training steps of small, medium, large and xl at context 512, in fp3
     own; memory is read at each phase's boundary, and at the end what is in use is told apart: tensors, cuBLAS
     workspaces (found by giving them back), the allocator's rounding, its cache, the CUDA context.
 Output: the parts with their sums, by cell; allocated, reserved and in use after each phase.
-The report saw that nvidia-smi and torch.cuda.memory_allocated disagree and left it at that. Here each part of the
-    difference has a name and bytes.
+Why: nvidia-smi and torch.cuda.memory_allocated disagree by GiB. Each part of the difference has a name and bytes.
 
     python scripts/studies/nvidia_smi_memory.py
 """
@@ -15,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _cells import Cell
+from _cells import Cell, place
 from _study import Study, row_table, run
 
 from cs_systems.config import Precision, RunConfig, grid
@@ -46,7 +45,7 @@ def small() -> list[RunConfig]:
 
 
 def parts(cells: Sequence[Cell]) -> list[Row]:
-    """A row for each part, a column for each cell."""
+    """Return a row for each part, a column for each cell."""
     told = [cell for cell in cells if cell.record.results.get("memory_parts")]
     if not told:
         return []
@@ -99,7 +98,24 @@ def explain(cells: list[Cell]) -> list[str]:
     return said
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="memory")
+def answer(cells: list[Cell]) -> str:
+    more, cache, context = [], [], []
+    for cell in cells:
+        found = {row["part"]: row["bytes"] or 0 for row in cell.record.results.get("memory_parts", ())}
+        if used := found.get("in use by cudaMemGetInfo"):
+            more.append(used - found["memory_allocated"])
+            cache.append(sum(size for name, size in found.items() if name.startswith("cache")))
+            context.append(found["context and modules"])
+    if not more:
+        return ""
+    parts = [f"{human(max(cache), 'bytes')} of cache", f"{human(max(context), 'bytes')} of CUDA context and modules"]
+    return (
+        f"{place(cells)}, {human(min(more), 'bytes')} to {human(max(more), 'bytes')} more are in use after two steps "
+        f"than memory_allocated counts: up to {' and '.join(parts)}."
+    )
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory")
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -10,7 +10,7 @@ Method: the training step in fp32, under bf16 autocast, and under that with the 
     clock alone, and without 10B, whose training state of 16 bytes a parameter does not fit one H200.
 Output: times, gains with their intervals, the time by family in each, a sentence for each size and precision; a figure
     of the families. Each row says whether fp32's products ran as TF32.
-The report found "no significant effect". A step that waits for its launches cannot gain, and the casts cost.
+Why: A step that waits for kernel launches cannot gain from a lower precision, and casts cost time.
 
     python scripts/studies/precision_speed.py
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from _cells import Cell
+from _cells import Cell, place
 from _kernels import BY_KERNEL_AND_LAYER, clean, profiled, unknown
 from _numerics import not_measured
 from _study import Study, bounded, row_table, run
@@ -52,7 +52,7 @@ def in_rounds(configs: list[RunConfig]) -> list[RunConfig]:
 
 
 def gained(cells: list[Cell]) -> list[Row]:
-    """One row a size and precision: the step, the gain over fp32, and how fp32's products were computed."""
+    """Return one row a size and precision: the step, the gain over fp32, and how fp32's products were computed."""
     records = [cell.record for cell in cells]
     matmul = {r.config["precision"]: r.environment.float32_matmul for r in records if r.environment and r.measurement}
     return [
@@ -72,7 +72,7 @@ def gained(cells: list[Cell]) -> list[Row]:
 
 
 def decomposed(cells: list[Cell]) -> list[Row]:
-    """One row a size and precision: the kernels of a step in it and in fp32, by what a lower precision does to them."""
+    """Return one row a size and precision: the kernels of a step in it and in fp32, by family."""
     return [
         {
             "cell": row["cell"],
@@ -108,7 +108,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _gains(cells: list[Cell]) -> list[str]:
-    """By the clock alone."""
+    """Return sentences on the gains by the clock alone."""
     return [
         f"{row['cell']}: {row['precision']} is {row['gain']} as fast as fp32"
         + (f" ({row['95% interval']})" if row["95% interval"] != row["verdict"] else "")
@@ -118,6 +118,21 @@ def _gains(cells: list[Cell]) -> list[str]:
     ]
 
 
+def answer(cells: list[Cell]) -> str:
+    found: dict[str, dict[str, float]] = {}
+    for cell, rows in by_cell([cell.record for cell in cells], TIMED).items():
+        for row in gains(rows):
+            if row["speedup"] and row["verdict"] in ("faster", "slower"):
+                found.setdefault(row["precision"], {})[cell.model.label] = row["speedup"]
+    said = []
+    for precision, by_size in found.items():
+        low, high = min(by_size, key=lambda size: by_size[size]), max(by_size, key=lambda size: by_size[size])
+        said.append(f"{precision} is {by_size[low]:.2f} ({low}) to {by_size[high]:.2f} ({high}) times as fast as fp32")
+    if not said:
+        return ""
+    return f"{place(cells)}, where the rounds decide, a training step in {' and in '.join(said)}."
+
+
 STUDY = Study(
     __file__,
     __doc__,
@@ -125,6 +140,7 @@ STUDY = Study(
     small,
     tables,
     explain,
+    answer,
     figure="families",
     drawn=lambda cell: cell.profiled,
     interleave=True,

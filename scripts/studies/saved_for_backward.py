@@ -6,7 +6,7 @@ Method: hooks on saved tensors around one step of a model of one block (xl-2026,
     and sdpa_flash, fp32 and bf16), eager and under torch.compile; each memory counts once, parameters cost nothing.
 Output: the five largest with their share, the norm's own, the sum of a block beside the closed form; the MiB of the
     residual stream.
-No report to correct: the assignment asks for the list; here it stands beside the formula that predicts its sum.
+Why: The list of saved tensors stands beside the formula that predicts its sum.
 
     python scripts/studies/saved_for_backward.py
 """
@@ -14,14 +14,18 @@ No report to correct: the assignment asks for the list; here it stands beside th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from _cells import Cell
+from _cells import Cell, place
 from _study import Study, row_table, run
 
 from cs_systems.config import Mode, Precision, RunConfig, grid
 from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BASE = RunConfig(mode=Mode.FORWARD_BACKWARD, profiler="residuals", warmup=0, steps=1)
 TOP = 5
@@ -43,13 +47,13 @@ def full() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """aot_eager keeps what torch.compile would; generating code for a CPU takes longer than the study should."""
+    """Return cells with aot_eager, which keeps the same tensors; generating code for a CPU takes too long."""
     axes = {"precision": (Precision.FP32, Precision.BF16), "compile": ("none", "aot_eager")}
     return grid(BASE, size=("tiny",), num_layers=(1,), **axes)
 
 
 def largest(cells: Sequence[Cell], only: str = "") -> list[Row]:
-    """The five largest of what each cell keeps, of the module `only` where it is given."""
+    """Return the five largest of what each cell keeps, of the module `only` where it is given."""
     rows = []
     for cell in cells:
         found = [r for r in cell.record.results.get("residuals", ()) if not only or r["module"] == only]
@@ -63,7 +67,7 @@ def largest(cells: Sequence[Cell], only: str = "") -> list[Row]:
 
 
 def sums(cells: Sequence[Cell]) -> list[Row]:
-    """What is kept in all, and by the block beside the closed form (which is of eager code)."""
+    """Return the bytes kept in all, and by the block beside the closed form, which is of eager code."""
     rows = []
     for cell in cells:
         blocks = cell.record.results.get("residual_blocks", ())
@@ -116,7 +120,57 @@ def explain(cells: list[Cell]) -> list[str]:
     return said + ([f"{unlisted} cells hold no list of what they keep"] if unlisted else [])
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="memory")
+def answer(cells: list[Cell]) -> str:
+    rows = sums(cells)
+    eager = [row for row in rows if row["compile"] == "none" and row["block_bytes"] and row["residual_stream_bytes"]]
+    if not eager:
+        return ""
+    said = ", ".join(f"{human(row['block_bytes'], 'bytes')} ({row['attention']} {row['precision']})" for row in eager)
+    stream = ", ".join(dict.fromkeys(human(row["residual_stream_bytes"], "bytes") for row in eager))
+    of_eager = [
+        f"{row['all_bytes'] / other['all_bytes']:.2f} ({row['attention']} {row['precision']})"
+        for row in rows
+        if row["compile"] != "none"
+        for other in rows
+        if other["compile"] == "none" and all(row[k] == other[k] for k in NAMES[:3])
+    ]
+    compiled = (
+        f" Compiled, the whole model keeps this fraction of its eager bytes: {', '.join(of_eager)}." if of_eager else ""
+    )
+    return (
+        f"{place(cells)}, a block of {eager[0]['size']} keeps {said} for backward; its residual stream is {stream}."
+        f"{compiled}"
+    )
+
+
+def draw(cells: list[Cell]) -> Figure:
+    """Draw what each cell keeps for backward, eager and compiled, with the closed form of the block."""
+    from matplotlib.figure import Figure
+
+    from cs_systems.report.figures.drawing import COLORS, WIDTH, with_legend
+
+    rows = sums(cells)
+    drawn = Figure(figsize=(WIDTH, 1.4 + 0.32 * len(rows)), layout="constrained")
+    axes = drawn.subplots()
+    labels = [" ".join(str(row[name]) for name in NAMES[1:]) for row in rows]
+    bars = (
+        ("all that is kept", "all_bytes"),
+        ("the block's", "block_bytes"),
+        ("the block's, predicted", "predicted_bytes"),
+    )
+    for number, (title, column) in enumerate(bars):
+        heights = [y + 0.25 * (number - 1) for y in range(len(rows))]
+        kept = [(row[column] or 0) / 2**20 for row in rows]
+        axes.barh(heights, kept, height=0.25, color=COLORS[number], label=title)
+    axes.set_yticks(range(len(rows)), labels)
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.set_xlabel("MiB kept for backward")
+    drawn.suptitle("Kept for backward, eager (none) and compiled", x=0.01, ha="left", fontsize=11)
+    return with_legend(drawn, axes)
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory", draw=draw)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -9,7 +9,7 @@ Method: a step is computed in closed form and simulated (computing, data-paralle
 Output: by model, network and strategy the most GPUs that are 90% and 50% efficient, where sending takes as long as
     computing, and where the state begins to fit; simulated and measured steps of 2 ranks; efficiency against GPUs as a
     figure.
-No report to correct: none asked how far its strategy goes.
+Why: A strategy's limit shows before the cluster is rented.
 
     python scripts/studies/scaling_limits.py
 """
@@ -75,7 +75,7 @@ def small() -> list[RunConfig]:
 
 
 def inputs(cells: Sequence[Cell]) -> Inputs:
-    """Of records those of GPUs: what a CPU does says nothing of a cluster's limits."""
+    """Return the inputs from records of GPUs; a CPU's records say nothing about a cluster's limits."""
     cells = [cell for cell in cells if cell.record.environment and cell.record.environment.compute_capability]
     best = max(filter(_is_alone, cells), key=rate, default=None)
     peak = peak_flops(DEVICE, Precision.BF16)
@@ -147,7 +147,7 @@ def _said(point: Point | None, most: int | None) -> str:
 
 
 def compared(cells: Sequence[Cell], given: Inputs) -> list[Row]:
-    """Each step on several ranks, simulated at the rate of its own model on one GPU, beside the measured one."""
+    """Return each step on several ranks, simulated at the rate of its own model on one GPU, beside the measured one."""
     alone = {_alike(cell.record.run_config): cell for cell in cells if _is_alone(cell)}
     ran = {cell.record.run_config: cell for cell in cells if _is_training(cell)}
     planned = [config for config in (*full(), *ran) if SIMULATED_AS.get(config.strategy) and config.world_size > 1]
@@ -173,13 +173,13 @@ def compared(cells: Sequence[Cell], given: Inputs) -> list[Row]:
 
 
 def _alike(config: RunConfig) -> tuple[Any, ...]:
-    """What must be the same for a step on one GPU to be the base of one on several."""
+    """Return the options that a step on one GPU must share with a step on several to be its base."""
     size = (config.model.label, config.tokens_per_sequence, config.batch_size)
     return (*size, config.precision, config.attention, config.mode, config.compile, config.checkpoint)
 
 
 def _simulated_s(config: RunConfig, one: Cell | None, given: Inputs) -> float | None:
-    """None where no such step was measured on one GPU."""
+    """Return the simulated step; None where no such step was measured on one GPU."""
     if one is None:
         return None
     sharing, _, divides = STRATEGIES[SIMULATED_AS[config.strategy]]
@@ -305,7 +305,17 @@ def draw(cells: list[Cell]) -> Any:
     return with_legend(drawn, panels[0][0])
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="phases", draw=draw)
+def answer(cells: list[Cell]) -> str:
+    given, network = inputs(cells), "50 GB/s a GPU"
+    ends = {name: farthest(points("2.7B", name, network, given), 0.9) for name in STRATEGIES}
+    words = [f"{point.layout.ranks:,} GPUs with {name}" for name, point in ends.items() if point]
+    return (
+        f"By formula, 2.7B stays 90% efficient up to {', '.join(words)}, on a network of {network}. A GPU's rate is "
+        f"{human(given.flops_per_s, '_flops_per_s')}: {given.rate_source}."
+    )
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="phases", draw=draw)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

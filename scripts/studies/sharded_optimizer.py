@@ -7,7 +7,7 @@ Method: medium and xl in fp32 on 2 ranks, batch 4 and context 256 each: averaged
     and apart from that what parameters, gradients and state take read after each stage of the first step.
 Output: steps, and bytes by component and stage beside the formula: Ψ of parameters, Ψ of gradients, 2Ψ of state, or the
     half of what is split.
-The report's model was not the one it named, so that its numbers fitted nothing: here each has the formula's beside it.
+Why: Measured bytes can be trusted where a formula gives the same number, so each stands beside its formula.
 
     python scripts/studies/sharded_optimizer.py
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _cells import Cell
+from _cells import Cell, place
 from _numerics import not_measured
 from _parallel import MEMORY_TABLES, Told, cells, groups, off_formula, on_a_cpu, tables, under
 from _study import Study, run
@@ -60,7 +60,7 @@ def explain(found: list[Cell]) -> list[str]:
 
 
 def _saved(group: Sequence[RunRecord]) -> list[str]:
-    """Against averaging alone: bytes of state, and time."""
+    """Return sentences on the bytes of state saved against averaging alone, and on the time."""
     title = group[0].run_config.model.label
     state = {row["strategy"]: row for row in parallel.stages(group) if row["component"] == "optimizer state"}
     steps = {row["strategy"]: row["step_s"] for row in parallel.steps(group) if row["ranks"] > 1}
@@ -77,8 +77,14 @@ def _saved(group: Sequence[RunRecord]) -> list[str]:
     return said
 
 
+def answer(found: list[Cell]) -> str:
+    said = [sentence for group in groups(found) for sentence in _saved(group) if "zero1_flat" in sentence]
+    said = said or [sentence for group in groups(found) for sentence in _saved(group)]
+    return f"{place(found)}: {'; '.join(said)}." if said else ""
+
+
 STUDY = Study(
-    __file__, __doc__, full, small, study_tables, explain, figure="phases", drawn=lambda cell: not cell.profiled
+    __file__, __doc__, full, small, study_tables, explain, answer, figure="phases", drawn=lambda cell: not cell.profiled
 )
 
 if __name__ == "__main__":

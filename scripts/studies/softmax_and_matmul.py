@@ -2,28 +2,28 @@
 
 Question: for each score softmax does 3 operations (exponential, sum, division) and a product 2·d_head: 1/43 of them at
     a head size of 64. What is its time spent on?
-Method: large (the report's 32 layers) at contexts 256 and 1024, naive attention, batch 4, fp32 and bf16, forward and
+Method: large (32 layers) at contexts 256 and 1024, naive attention, batch 4, fp32 and bf16, forward and
     backward: timed, and a second time under torch.profiler with ranges around scores, softmax and value. By formula
     each gets its FLOPs, the bytes that it must move at least, and the time that the device's ceilings leave for the
     longer of the two.
 Output: of forward, a call's time of scores' product, softmax and value's product beside their ceilings; the kernels
     between them (scaling, masking, casts) apart; backward's time by part; an explanation, with the steps that were
     slow and what was recorded of them.
-The report measured 105 µs against 91 µs and left it at that. Its outliers had no cause: here a slow step names the
-    cudaMalloc calls, the compiling or the first use that made it so.
+Why: FLOPs do not explain the time of softmax; bytes do. A slow step is listed with the cudaMalloc calls, the
+    compilation or the first use that made it slow.
 
     python scripts/studies/softmax_and_matmul.py
 """
 
 from __future__ import annotations
 
-from _cells import Cell
+from _cells import Cell, place
 from _kernels import clean, profiled, twin, twins, unknown
 from _study import Study, row_table, run
-from step_time import PRECISIONS, THE_REPORTS_LARGE
+from step_time import LARGE_OF_32_LAYERS, PRECISIONS
 
 from cs_systems.comparison.warmup import warmup_curve
-from cs_systems.config import Mode, RunConfig, grid
+from cs_systems.config import Mode, Precision, RunConfig, grid
 from cs_systems.core.units import human
 from cs_systems.formulas.cost import COMPUTE_BYTES
 from cs_systems.record import Row
@@ -39,7 +39,7 @@ SOFTMAX_BYTES = 4  # of a score that softmax reads or writes: autocast widens it
 
 
 def full() -> list[RunConfig]:
-    clocked = grid(BASE, model=[THE_REPORTS_LARGE], context_length=CONTEXTS, precision=PRECISIONS)
+    clocked = grid(BASE, model=[LARGE_OF_32_LAYERS], context_length=CONTEXTS, precision=PRECISIONS)
     return [*clocked, *profiled(clocked, "kineto")]
 
 
@@ -48,8 +48,8 @@ def small() -> list[RunConfig]:
 
 
 def work(config: RunConfig, part: str) -> tuple[int, int]:
-    """(FLOPs, least bytes) of one forward call of a part: a product reads two operands and writes one, softmax reads
-    the scores and writes the weights."""
+    """Return (FLOPs, least bytes) of one forward call of a part: a product reads two operands and writes one, softmax
+    reads the scores and writes the weights."""
     length, d_head = config.tokens_per_sequence, config.model.d_head
     heads = config.batch_size * config.model.num_heads
     scores, vectors = heads * length**2, heads * length * d_head
@@ -63,7 +63,7 @@ def attention_rows(cell: Cell, phase: str) -> list[Row]:
 
 
 def calls(cells: list[Cell]) -> list[Row]:
-    """One row a part of a forward call: its own kernel's time beside what the device's ceilings leave for it."""
+    """Return one row a part of a forward call: its own kernel's time beside what the device's ceilings leave for it."""
     found, rows = twins(cells), []
     for cell in clean(cells):
         if not cell.measured or not (other := twin(cell, found)):
@@ -91,7 +91,7 @@ def calls(cells: list[Cell]) -> list[Row]:
 
 
 def _roofline(cell: Cell, flops: int, moved: int, time_s: float) -> Row:
-    """The least time by the ceilings that the record names; unknown where it names none."""
+    """Return the least time by the ceilings that the record names; unknown where it names none."""
     ceiling = next(iter(cell.record.results.get("ceiling", ())), {})
     if not ceiling.get("peak_bytes_per_s"):
         return {"compute_s": None, "memory_s": None, "bound by": None, "of ceiling": None}
@@ -105,7 +105,7 @@ def _roofline(cell: Cell, flops: int, moved: int, time_s: float) -> Row:
 
 
 def inside(cells: list[Cell]) -> list[Row]:
-    """One row a part and family of attention without its projections: a layer's time, forward and backward."""
+    """Return one row a part and family of attention without its projections: a layer's time, forward and backward."""
     rows = []
     found = twins(cells)
     for cell in clean(cells):
@@ -190,7 +190,7 @@ def _bytes(cells: list[Cell]) -> list[str]:
 
 
 def _between(cells: list[Cell]) -> list[str]:
-    """What is neither a product nor softmax, in forward."""
+    """Return sentences on the kernels in forward that are neither a product nor softmax."""
     rows = inside(cells)
     said = []
     for length, precision in dict.fromkeys((row["ctx"], row["precision"]) for row in rows):
@@ -210,7 +210,7 @@ def _between(cells: list[Cell]) -> list[str]:
 
 
 def _slow(cells: list[Cell]) -> list[str]:
-    """The slow steps by the clock, warm-up too, and what was recorded of them."""
+    """Return the slow steps by the clock, warm-up too, and what was recorded of them."""
     said = []
     for cell in cells:
         curve = warmup_curve(cell.record.measurement) if cell.record.measurement else []
@@ -227,7 +227,27 @@ def _slow(cells: list[Cell]) -> list[str]:
     return said
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="phases", drawn=lambda cell: not cell.profiled)
+def answer(cells: list[Cell]) -> str:
+    rows = calls(cells)
+    if not rows:
+        return ""
+    longest = max(row["ctx"] for row in rows)
+    by = {(row["precision"], row["part"]): row for row in rows if row["ctx"] == longest}
+    precision = Precision.BF16.value
+    scores, softmax = by.get((precision, "scores")), by.get((precision, "softmax"))
+    if not scores or not softmax:
+        return ""
+    bound = ": memory bandwidth limits softmax" if softmax["bound by"] == "memory" else ""
+    return (
+        f"{place(cells)}, at context {longest} in bf16, the softmax of one attention call takes "
+        f"{human(softmax['time_s'], 's')} and the product of the scores {human(scores['time_s'], 's')}. Softmax must "
+        f"move {human(softmax['bytes'], 'bytes')}, the product {human(scores['bytes'], 'bytes')}{bound}."
+    )
+
+
+STUDY = Study(
+    __file__, __doc__, full, small, tables, explain, answer, figure="phases", drawn=lambda cell: not cell.profiled
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -6,17 +6,18 @@ Method: sizes × contexts × {fp32, bf16}, naive attention, batch 4; each phase 
     below a tenth of the phase), the phase is launch-bound: its time is the host's. Contexts 128 and 512 of small to
     xl a second time under torch.profiler, for the time of the kernels alone.
 Output: times by phase with their caveats; submission against events; kernel time against the clock; an explanation.
-The report timed forward and backward by the wall clock, found them equal for small, and could not say why; one of
-    its cells drifted from 0.10 to 0.06 s. Here each row says whether it was launch-bound, every sample is kept,
-    drift is tested for. Its `large` has 32 layers: it stands beside the preset's 36. Beside the ratio by the clock
-    stands the one by kernel time, which no host can change, and how much of the step the kernels fill.
+Why: Each row says whether it was launch-bound, every sample is kept, and drift is tested for. `large` with 32 layers
+    stands beside the preset's 36. Beside the ratio by the clock stands the ratio by kernel time, which no host can
+    change, and the share of the step that the kernels fill.
 
     python scripts/studies/step_time.py
 """
 
 from __future__ import annotations
 
-from _cells import Cell
+from collections.abc import Callable
+
+from _cells import Cell, place
 from _kernels import BY_KERNEL_AND_LAYER, STEPS, clean, profiled, unknown
 from _study import Study, bounded, index, row_table, run
 
@@ -31,15 +32,16 @@ SIZES = ("small", "medium", "large", "xl", "2.7B")
 CONTEXTS = (128, 256, 512, 1024)
 PROFILED_SIZES, PROFILED_CONTEXTS = ("small", "medium", "large", "xl"), (128, 512)
 PRECISIONS = (Precision.FP32, Precision.BF16)
+ANSWERED_CONTEXT = 512
 PHASES = ("forward", "backward", "optimizer")
-THE_REPORTS_LARGE = preset("large", num_layers=32)
+LARGE_OF_32_LAYERS = preset("large", num_layers=32)
 NEAR_TWO = (1.8, 2.2)  # what forward's and backward's FLOPs lead to expect, within a tenth
 NO_LAG = "host and device are one here, so that nothing can be launch-bound: that part needs a GPU"
 
 
 def full() -> list[RunConfig]:
     models = [preset(name) for name in SIZES]
-    models.insert(SIZES.index("large"), THE_REPORTS_LARGE)
+    models.insert(SIZES.index("large"), LARGE_OF_32_LAYERS)
     twice = grid(size=PROFILED_SIZES, context_length=PROFILED_CONTEXTS, precision=PRECISIONS)
     return [
         *bounded(grid(model=models, context_length=CONTEXTS, precision=PRECISIONS, warmup=[3], steps=[10])),
@@ -53,13 +55,13 @@ def small() -> list[RunConfig]:
 
 
 def is_launch_bound(cell: Cell, phase: str) -> bool | None:
-    """Whether the device waited for the host in a phase; None where host and device are one."""
+    """Return true if the device waited for the host in a phase; None where host and device are one."""
     lag, event = cell[f"{phase}.lag_median_s"], cell[f"{phase}.median_s"]
     return None if lag is None or not event else lag < LAUNCH_BOUND_LAG * event
 
 
 def launch_bound_share(cell: Cell) -> float | None:
-    """The share of the phases' time that lies in launch-bound phases."""
+    """Return the share of the phases' time that lies in launch-bound phases."""
     bound = {phase: is_launch_bound(cell, phase) for phase in PHASES if cell[f"{phase}.median_s"]}
     if not bound or None in bound.values():
         return None
@@ -68,7 +70,7 @@ def launch_bound_share(cell: Cell) -> float | None:
 
 
 def host_and_device(cells: list[Cell], *names: str) -> list[Row]:
-    """Of each measured cell: how long the host took to submit a phase, how long the device, and its lag at the end."""
+    """Return for each measured cell the submission, the device's time and its lag, by phase."""
     return [
         {
             **{name: cell[name] for name in names},
@@ -86,7 +88,7 @@ def host_and_device(cells: list[Cell], *names: str) -> list[Row]:
 
 
 def kernels_and_clock(cells: list[Cell], *names: str) -> list[Row]:
-    """Of each cell that was profiled too: its phases by events and by their kernels, and how busy the GPU was."""
+    """Return for each profiled cell its phases by events and by kernels, and how busy the GPU was."""
     return [
         {
             **{name: cell[name] for name in names},
@@ -157,7 +159,7 @@ def why_the_ratio(cell: Cell) -> str:
 
 
 def kernels_say(cells: list[Cell], at: str) -> list[str]:
-    """The ratio by the clock beside the one by the kernels, for each size and precision along `at`, and over all."""
+    """Return the ratio by the clock and by the kernels, for each size and precision along `at`, and over all."""
     known = [cell for cell in cells if cell["kernel_ratio"]]
     said = []
     for size, precision in dict.fromkeys((cell["size"], cell["precision"]) for cell in known):
@@ -206,7 +208,7 @@ def _launch_bound(cells: list[Cell]) -> list[str]:
 
 
 def _along_context(cells: list[Cell]) -> list[str]:
-    """From the shortest to the longest context, time against work: where the host is the limit, time hardly grows."""
+    """Return sentences on the growth of forward's time and FLOPs from the shortest to the longest context."""
     said = []
     by = index(cells, "size", "precision", "seq_len")
     for size, precision in dict.fromkeys(key[:2] for key in by):
@@ -224,21 +226,21 @@ def _along_context(cells: list[Cell]) -> list[str]:
 def _layers(cells: list[Cell]) -> list[str]:
     by = index(cells, "size", "seq_len", "precision")
     ratios = [
-        by[THE_REPORTS_LARGE.label, *rest]["median_s"] / cell["median_s"]
+        by[LARGE_OF_32_LAYERS.label, *rest]["median_s"] / cell["median_s"]
         for (size, *rest), cell in by.items()
-        if size == "large" and (THE_REPORTS_LARGE.label, *rest) in by
+        if size == "large" and (LARGE_OF_32_LAYERS.label, *rest) in by
     ]
     if not ratios:
         return []
-    theirs, ours = THE_REPORTS_LARGE.num_layers, preset("large").num_layers
+    fewer, ours = LARGE_OF_32_LAYERS.num_layers, preset("large").num_layers
     return [
-        f"the report's large, of {theirs} layers, takes {min(ratios):.2f} to {max(ratios):.2f} of the time of the "
-        f"preset's {ours} (by layers it would be {theirs / ours:.2f})"
+        f"large with {fewer} layers takes {min(ratios):.2f} to {max(ratios):.2f} of the time of the "
+        f"preset's {ours} (by layers it would be {fewer / ours:.2f})"
     ]
 
 
 def _drift(cells: list[Cell]) -> list[str]:
-    """Whether the steps of a cell rise or fall over time, and by how much."""
+    """Return a sentence for each cell whose steps rise or fall over time, with the change."""
     said = []
     for cell in cells:
         found = statistics.drift(cell.record.measurement.durations_s("step")) if cell.record.measurement else None
@@ -248,6 +250,29 @@ def _drift(cells: list[Cell]) -> list[str]:
     return said or ["no cell drifted: no steps rise or fall over time by more than chance would have it"]
 
 
+def answer(cells: list[Cell]) -> str:
+    by = index(cells, "precision", "seq_len", "size")
+    context = max((key[1] for key in by if key[1] <= ANSWERED_CONTEXT), default=None)
+    said = []
+    for precision in PRECISIONS:
+        same = {size: cell for (p, seq, size), cell in by.items() if (p, seq) == (precision.value, context)}
+        if same:
+            by_time = sorted(same, key=_time(same))
+            times = [f"{human(same[size]['median_s'], 's')} ({size})" for size in (by_time[0], by_time[-1])]
+            said.append(f"{' to '.join(dict.fromkeys(times))} in {precision.value}")
+    free = [ratio(cell) for cell in by.values() if is_launch_bound(cell, "forward") is not True]
+    if not said or not free:
+        return ""
+    return (
+        f"{place(cells)}, a training step at context {context} takes {' and '.join(said)}. Where "
+        f"forward is not launch-bound, backward takes {min(free):.2f} to {max(free):.2f} times as long as forward."
+    )
+
+
+def _time(cells: dict[str, Cell]) -> Callable[[str], float]:
+    return lambda size: float(cells[size]["median_s"])
+
+
 STUDY = Study(
     __file__,
     __doc__,
@@ -255,6 +280,7 @@ STUDY = Study(
     small,
     tables,
     explain,
+    answer,
     figure="phases",
     drawn=lambda cell: cell["precision"] == Precision.BF16 and not cell.profiled,
     drops=BY_KERNEL_AND_LAYER,

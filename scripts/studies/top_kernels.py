@@ -2,23 +2,23 @@
 
 Question: the share of matrix products falls from inference to training; from how much to how much, and what grows?
 Method: large at context 256, naive attention, batch 4: forward alone, forward and backward, the training step, each
-    timed and a second time under torch.profiler; the report's 32 layers in fp32, the preset's 36 in fp32 and bf16.
+    timed and a second time under torch.profiler; 32 layers in fp32, the preset's 36 in fp32 and bf16.
     Every kernel is classed by its name into a family; what one kernel takes and what all of its family take stand
     side by side.
 Output: the time by family and pass, the matrix products' kernels counted, the top kernels of each pass; a figure of
     the families; an explanation.
-The report said that matrix products fall from 64% to 19%. It left out half of the kernels that compute them:
-    cuBLAS has one for each shape and layout, and backward's products run in others than forward's.
+Why: cuBLAS has one kernel for each shape and layout, and backward's products run in others than forward's. The
+    largest kernel alone therefore understates what matrix products take.
 
     python scripts/studies/top_kernels.py
 """
 
 from __future__ import annotations
 
-from _cells import Cell
+from _cells import Cell, place
 from _kernels import clean, family_times, kernel_rows, profiled, unknown
 from _study import Study, index, row_table, run
-from step_time import PRECISIONS, THE_REPORTS_LARGE
+from step_time import LARGE_OF_32_LAYERS, PRECISIONS
 
 from cs_systems.config import Mode, Precision, RunConfig, grid
 from cs_systems.core.units import human
@@ -36,7 +36,7 @@ MATMUL = "matmul"
 def full() -> list[RunConfig]:
     fixed = {"context_length": (CONTEXT,), "mode": PASSES}
     clocked = [
-        *grid(BASE, model=[THE_REPORTS_LARGE], precision=[Precision.FP32], **fixed),
+        *grid(BASE, model=[LARGE_OF_32_LAYERS], precision=[Precision.FP32], **fixed),
         *grid(BASE, size=["large"], precision=PRECISIONS, **fixed),
     ]
     return [*clocked, *profiled(clocked, "kineto")]
@@ -47,7 +47,7 @@ def small() -> list[RunConfig]:
 
 
 def recorded(cells: list[Cell]) -> list[Cell]:
-    """The profiled cells that have kernels, pass by pass."""
+    """Return the profiled cells that have kernels, pass by pass."""
     found = [cell for cell in cells if cell.profiled and cell.measured and cell.record.results.get("kernels")]
     order = [mode.value for mode in PASSES]
     return sorted(found, key=lambda cell: (cell["size"], cell["precision"] != "fp32", order.index(cell["mode"])))
@@ -64,7 +64,7 @@ def _pass(cell: Cell) -> Row:
 
 
 def by_family(cells: list[Cell]) -> list[Row]:
-    """One row a pass: the time of its kernels, and each family's share."""
+    """Return one row a pass: the time of its kernels, and each family's share."""
     found = recorded(cells)
     clocked = index(cells, "size", "precision", "mode")
     families = [family for family in FAMILIES if any(family in family_times(cell) for cell in found)]
@@ -83,7 +83,7 @@ def by_family(cells: list[Cell]) -> list[Row]:
 
 
 def matmuls(cells: list[Cell]) -> list[Row]:
-    """One row a pass: how many kernels compute its matrix products, and what the largest takes beside all of them."""
+    """Return one row a pass: the kernels of its matrix products, the largest alone and all of them."""
     rows = []
     for cell in recorded(cells):
         if products := kernel_rows(cell, MATMUL):
@@ -101,7 +101,7 @@ def matmuls(cells: list[Cell]) -> list[Row]:
 
 
 def top(cells: list[Cell]) -> list[Row]:
-    """The longest kernels of each pass."""
+    """Return the longest kernels of each pass."""
     return [
         {
             **_pass(cell),
@@ -137,7 +137,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _matmuls(cells: list[Cell]) -> list[str]:
-    """What the largest alone would make one believe, and what all take."""
+    """Return sentences on the share of the largest kernel beside that of all matrix products."""
     rows = matmuls(cells)
     if not rows:
         return []
@@ -157,7 +157,7 @@ def _matmuls(cells: list[Cell]) -> list[str]:
 
 
 def _growth(cells: list[Cell]) -> list[str]:
-    """What each family adds from the smallest pass to the largest."""
+    """Return a sentence on the shares that grow from the smallest pass to the largest."""
     if len(cells) < 2:
         return []
     first, last = cells[0], cells[-1]
@@ -173,7 +173,7 @@ def _growth(cells: list[Cell]) -> list[str]:
 
 
 def _fp32_against_bf16(cells: list[Cell]) -> list[str]:
-    """Of the training step: what a lower precision shortens, and what it leaves or adds."""
+    """Return for the training step the times of kernels that bf16 shortens, leaves or adds."""
     by = {(cell["size"], cell["mode"], cell["precision"]): cell for cell in cells}
     said = []
     for (size, mode, precision), cell in by.items():
@@ -191,7 +191,24 @@ def _fp32_against_bf16(cells: list[Cell]) -> list[str]:
     return said
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="families", drawn=lambda cell: cell.profiled)
+def answer(cells: list[Cell]) -> str:
+    said = []
+    for precision in PRECISIONS:
+        rows = {row["pass"]: row for row in matmuls(cells) if (row["size"], row["precision"]) == ("large", precision)}
+        if {Mode.FORWARD, Mode.TRAIN_STEP} <= rows.keys():
+            forward, whole = rows[Mode.FORWARD]["all"], rows[Mode.TRAIN_STEP]["all"]
+            said.append(f"{forward} and {whole} in {precision.value}")
+    if not said:
+        return ""
+    return (
+        f"{place(cells)}, matrix products take these shares of the kernel time of large, in forward and in a training "
+        f"step: {'; '.join(said)}."
+    )
+
+
+STUDY = Study(
+    __file__, __doc__, full, small, tables, explain, answer, figure="families", drawn=lambda cell: cell.profiled
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -6,8 +6,8 @@ Method: batch 8, one head, d_head 16 … 128 × length 256 … 16384, bf16: naiv
     compiled. Each new shape compiles anew and takes seconds, so compiled runs along one line of lengths and one of
     head sizes.
 Output: times, compile seconds of each cell apart, recompiles in timed steps flagged.
-The report's first cell took 3.29 s: compiling inside the timing. Here a step that compiles is warm-up, its seconds
-    stand in a column of their own, and a compilation in a timed step is a caveat of the row.
+Why: A first call that compiles inside the timing hides what a step takes. A step that compiles is warm-up, its
+    seconds stand in a column of their own, and a compilation in a timed step is a caveat of the row.
 
     python scripts/studies/torch_compile.py
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from _attention import PYTORCH, QUICK, by_backend, calls, speed_up
-from _cells import Cell
+from _cells import Cell, place
 from _study import Study, bounded, index, row_table, run
 
 from cs_systems.config import AttentionShape, Mode, Precision, RunConfig, preset
@@ -42,7 +42,7 @@ def full() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """The model through aot_eager: generating code for a CPU takes longer than the whole study should."""
+    """Return cells with the model through aot_eager, since generating code for a CPU takes too long."""
     return calls([AttentionShape(1, 1, seq, COMPILED_D_HEAD) for seq in (128, 256)], BACKENDS, **QUICK) + end_to_end(
         "tiny", 32, "aot_eager"
     )
@@ -112,6 +112,22 @@ def _end_to_end(cells: list[Cell]) -> list[str]:
     return said
 
 
+def answer(cells: list[Cell]) -> str:
+    said = _end_to_end(cells)
+    by = index([cell for cell in cells if cell.record.config["workload"] == "attention"], "attention", "d_head", "seq")
+    shares = [
+        cell["median_s"] / by[PYTORCH, *key]["median_s"]
+        for (name, *key), cell in by.items()
+        if name == COMPILED and (PYTORCH, *key) in by
+    ]
+    if not said or not shares:
+        return ""
+    return (
+        f"{place(cells)}, attention through torch.compile takes {min(shares):.2f} to {max(shares):.2f} of the time of "
+        f"{PYTORCH}. For {'; '.join(said)}."
+    )
+
+
 STUDY = Study(
     __file__,
     __doc__,
@@ -119,6 +135,7 @@ STUDY = Study(
     small,
     tables,
     explain,
+    answer,
     figure="time",
     drawn=lambda cell: cell.record.config["workload"] == "attention" and cell["d_head"] == COMPILED_D_HEAD,
 )

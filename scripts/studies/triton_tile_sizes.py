@@ -8,8 +8,8 @@ Method: flash_triton, causal, one head, d_head 16 … 128 × length 128 … 3276
     memory, registers and spills by compiling for sm_80, sm_86 and sm_90, which takes no GPU; a call whose block does
     not fit is refused with the bytes and the limit before it is launched.
 Output: time of forward, of both, and peak memory by tile; what a block of each kernel takes, and what fits where.
-The report said that Flash does not change memory, and met the limit as an exception: tile 64 needed 107,008 B of shared
-    memory where a block may have 101,376.
+Why: A tile that needs more shared memory than a block may have fails at its launch, and memory grows with the whole
+    matrix where there are no tiles. Both can be known before a kernel runs.
 
     python scripts/studies/triton_tile_sizes.py
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from _attention import PYTORCH, QUICK, calls, growth
-from _cells import Cell
+from _cells import Cell, place
 from _numerics import not_measured
 from _study import Study, index, row_table, run
 
@@ -47,7 +47,7 @@ COMPILED = (  # precision, d_head, tiles: around the limits
     (Precision.BF16, 64, (64, 128)),
     (Precision.BF16, 128, (32, 64, 128)),
 )
-REPORTED_BYTES, REPORTED_LIMIT_BYTES = 107_008, 101_376
+EXAMPLE_BYTES, EXAMPLE_LIMIT_BYTES = 107_008, 101_376
 SHOWN = (64, 128)  # the head sizes of the figure
 VALUES = ("forward.median_us", "median_us", "peak_allocated_mib")
 
@@ -65,7 +65,7 @@ def full() -> list[RunConfig]:
 
 
 def limits() -> list[RunConfig]:
-    """What the kernels take on each architecture, whatever this machine is."""
+    """Return the cells that compile for each architecture, whatever this machine is."""
     base = RunConfig(mode=Mode.FORWARD_BACKWARD, device="cpu", warmup=0, steps=1)
     return [
         replace(
@@ -82,18 +82,18 @@ def limits() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """Without a GPU the kernels compile and do not run: half a minute to three of compiling, the first time."""
+    """Return cells for no GPU: kernels compile and do not run, which takes up to three minutes."""
     shape = AttentionShape(1, 1, 128, 64, causal=True)
     return [*limits(), *calls([shape], (PYTORCH, tile(64)), precision=Precision.FP32, **QUICK)]
 
 
 def taken(cells: Sequence[Cell]) -> list[Row]:
-    """A row a kernel, as compiled."""
+    """Return a row a kernel, as compiled."""
     return [row for cell in cells for row in cell.record.results.get("resources", ())]
 
 
 def fitting(cells: Sequence[Cell]) -> list[Row]:
-    """A row a tile on an architecture: what the largest block of its three kernels needs, and whether they fit."""
+    """Return a row a tile on an architecture: the need of its three kernels' largest block, and whether they fit."""
     made = []
     for (architecture, precision, d_head, size), kernels in groupby(taken(cells), _tile_of):
         same = list(kernels)
@@ -136,7 +136,7 @@ def _size(cell: Cell) -> int:
 
 
 def _memory(cells: list[Cell]) -> list[str]:
-    """By tile and with the whole matrix, at the largest head size and the longest length that all have."""
+    """Return sentences on peak memory by tile and with the whole matrix, at the longest shared length."""
     by, said = index(cells, "precision", "d_head", "attention", "seq"), []
     peaks = {key: cell["peak_allocated_bytes"] for key, cell in by.items() if cell["peak_allocated_bytes"]}
     largest = max((d_head for _, d_head, *_ in peaks), default=0)
@@ -160,13 +160,13 @@ def _memory(cells: list[Cell]) -> list[str]:
             tiled, whole = (growth(long, [line[seq] for seq in long]) for line in (one, matrix))
             said.append(
                 f"{precision} d_head {largest}, from length {long[0]} to {longest}: memory grows as length^{tiled:.2f} "
-                f"with tiles of any size, as length^{whole:.2f} with the matrix: Flash does change memory"
+                f"with tiles of any size, as length^{whole:.2f} with the matrix"
             )
     return said
 
 
 def _fastest(cells: list[Cell]) -> list[str]:
-    """The fastest tile at the longest length, for forward and for both, and how much the slowest loses."""
+    """Return the fastest tile at the longest length, for forward and for both, and how much the slowest loses."""
     tiled = [cell for cell in cells if cell.measured and cell["attention"] != PYTORCH]
     said = []
     for precision, d_head in dict.fromkeys((cell["precision"], cell["d_head"]) for cell in tiled):
@@ -200,11 +200,11 @@ def _limits(cells: list[Cell]) -> list[str]:
         said.append(f"{head}; not {listed}" if listed else head)
     if rows:
         found = {row["architecture"]: row["limit_bytes"] for row in rows}
-        room = [name for name, limit in found.items() if limit >= REPORTED_BYTES]
-        none = [name for name, limit in found.items() if limit == REPORTED_LIMIT_BYTES]
+        room = [name for name, limit in found.items() if limit >= EXAMPLE_BYTES]
+        none = [name for name, limit in found.items() if limit == EXAMPLE_LIMIT_BYTES]
         said.append(
-            f"the report's {REPORTED_BYTES:,} B are more than {REPORTED_LIMIT_BYTES:,} B, the limit of "
-            f"{' and '.join(none) or 'none of these'}; they fit {' and '.join(room) or 'none of these'}"
+            f"a block of {EXAMPLE_BYTES:,} B takes more than {EXAMPLE_LIMIT_BYTES:,} B, the limit of "
+            f"{' and '.join(none) or 'none of these'}; it fits {' and '.join(room) or 'none of these'}"
         )
         spilling = [row for row in rows if row["spills"]]
         said.append(f"{len(spilling)} of {len(rows)} kernels spill registers to memory")
@@ -219,7 +219,7 @@ def _groups(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Row]]:
 
 
 def draw(cells: list[Cell]) -> Any:
-    """Where calls were measured, time against length by tile; below, the largest block of each tile and the limit."""
+    """Draw time against length by tile, where measured; below, the largest block of each tile and the limit."""
     from matplotlib.figure import Figure
 
     from cs_systems.report.figures.drawing import COLORS, MARKERS, WIDTH, with_legend
@@ -270,7 +270,29 @@ def _draw_limits(figure: Any, rows: Sequence[Row]) -> None:
     axes.invert_yaxis()  # they share it
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, figure="time", draw=draw)
+def answer(cells: list[Cell]) -> str:
+    attended = [cell for cell in cells if cell.measured and cell.record.config["workload"] == "attention"]
+    tiled = [cell for cell in attended if cell["attention"] != PYTORCH and cell["precision"] == Precision.BF16]
+    said = []
+    if tiled:
+        longest = max(cell["seq"] for cell in tiled)
+        best = {}
+        for d_head in dict.fromkeys(cell["d_head"] for cell in tiled):
+            here = [cell for cell in tiled if (cell["d_head"], cell["seq"]) == (d_head, longest)]
+            best[d_head] = _size(min(here, key=lambda cell: float(cell["median_s"])))
+        named = ", ".join(f"{size} at d_head {d_head}" for d_head, size in best.items())
+        said.append(f"{place(tiled)}, at length {longest:,} in bf16 the fastest tile is {named}.")
+    rows, fits = fitting(cells), []
+    for architecture in dict.fromkeys(row["architecture"] for row in rows):
+        same = [row for row in rows if row["architecture"] == architecture]
+        count = sum(not row["does not fit"] for row in same)
+        fits.append(f"{count} of {len(same)} on {architecture} ({same[0]['limit (B)']} B)")
+    if fits:
+        said.append(f"Of the compiled tiles, these fit the shared memory of a block: {', '.join(fits)}.")
+    return " ".join(said)
+
+
+STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time", draw=draw)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

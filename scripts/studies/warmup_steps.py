@@ -7,15 +7,15 @@ Method: small, medium, large at context 256, forward and backward, each cell in 
     it: compiling, cudaMalloc calls, the clock.
 Output: mean and median of forward and backward, the first timed step and the cause of its excess; the curve as a
     figure.
-The report printed means without a spread, so that one slow step looked like a slow model. Here median and mean
-    stand side by side, and the slow step is named.
+Why: In a mean without a spread, one slow step looks like a slow model. Median and mean stand side by side, with the
+    cause of the slow step.
 
     python scripts/studies/warmup_steps.py
 """
 
 from __future__ import annotations
 
-from _cells import Cell
+from _cells import Cell, place
 from _study import Study, index, row_table, run
 
 from cs_systems.comparison.warmup import warmup_curve
@@ -26,7 +26,7 @@ from cs_systems.report.tables.records import render
 
 BASE = RunConfig(mode=Mode.FORWARD_BACKWARD, steps=10)
 WARMUPS = (0, 2, 5)
-# mean and median beside each other, as the report had only one of them
+# mean and median beside each other: one alone hides a slow step
 COLUMNS = (
     *("size", "warmup", "forward.mean_ms", "forward.median_ms", "backward.mean_ms", "backward.median_ms"),
     *("mean_ms", "median_ms", "spread", "note"),
@@ -42,7 +42,7 @@ def small() -> list[RunConfig]:
 
 
 def first_timed(measurement: Measurement) -> Row:
-    """The first step that counts, as the warm-up's curve has it."""
+    """Return the first timed step, as a row of the warm-up curve."""
     return next(row for row in warmup_curve(measurement) if not row["warmup"])
 
 
@@ -93,6 +93,20 @@ def explain(cells: list[Cell]) -> list[str]:
     return said
 
 
+def answer(cells: list[Cell]) -> str:
+    by = index(cells, "size", "warmup")
+    cold = [first_timed(cell.record.measurement)["wall_s"] / cell["median_s"] for (_, n), cell in by.items() if n == 0]  # type: ignore[arg-type]
+    warm = {n for _, n in by if n}
+    if not cold or not warm:
+        return ""
+    least = min(warm)
+    off = max(abs(cell["mean_s"] / cell["median_s"] - 1) for (_, n), cell in by.items() if n == least)
+    return (
+        f"{place(cells)}, without warm-up the first timed step takes {min(cold):.1f} to {max(cold):.1f} times the "
+        f"median. After {least} warm-up steps the mean is within {off:.1%} of the median."
+    )
+
+
 STUDY = Study(
     __file__,
     __doc__,
@@ -100,6 +114,7 @@ STUDY = Study(
     small,
     tables,
     explain,
+    answer,
     figure="warmup",
     drawn=lambda cell: cell["warmup"] == max(WARMUPS),
     fresh_process=True,

@@ -5,9 +5,8 @@ Question: two ways to leave each rank the state of its part alone: owners of who
 Method: medium in bf16 on 2 and 4 ranks, where there are as many devices: averaging alone, with owners, and flat shards.
     Bytes sent are counted where each collective starts, memory is read after each stage of the first step.
 Output: bytes that a rank sends in a step, and memory by component, each beside its formula.
-The report answered "???": owners send 2Ψ(N−1)/N to average and Ψ(N−1)/N to broadcast, ZeRO stage 1 sends 2Ψ(N−1)/N in
-    all, as averaging alone does; both hold 1/N of the state, ZeRO's flat shards exactly, and 1/N of the averaged
-    gradients too.
+Why: Owners send 2Ψ(N−1)/N to average and Ψ(N−1)/N to broadcast. ZeRO stage 1 sends 2Ψ(N−1)/N in all, as averaging
+    alone does. Both hold 1/N of the state, ZeRO's flat shards exactly, and 1/N of the averaged gradients too.
 
     python scripts/studies/zero_stage_1.py
 """
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from _cells import Cell
+from _cells import Cell, place
 from _numerics import not_measured
 from _parallel import MEMORY_TABLES, Told, cells, groups, off_formula, on_a_cpu, tables, under
 from _study import Study, run
@@ -76,8 +75,13 @@ def _formula(row: Row) -> float:
     return float(row["formula_sent_bytes"])
 
 
+def answer(found: list[Cell]) -> str:
+    said = [sentence for group in groups(found) for sentence in _volumes(group)]
+    return f"{place(found)}: {'; '.join(said)}." if said else ""
+
+
 STUDY = Study(
-    __file__, __doc__, full, small, study_tables, explain, figure="phases", drawn=lambda cell: not cell.profiled
+    __file__, __doc__, full, small, study_tables, explain, answer, figure="phases", drawn=lambda cell: not cell.profiled
 )
 
 if __name__ == "__main__":

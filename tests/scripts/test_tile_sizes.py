@@ -119,7 +119,7 @@ def test_the_study_says_what_fits_where(skeleton: Any) -> None:
     records, _ = read_records(RECORDED)
     said = explained(skeleton, "triton_tile_sizes", records)
     assert "sm_86, 101,376 B a block: " in said
-    assert "the report's 107,008 B are more than 101,376 B, the limit of sm_86; they fit sm_80 and sm_90" in said
+    assert "a block of 107,008 B takes more than 101,376 B, the limit of sm_86; it fits sm_80 and sm_90" in said
     table = "\n".join(study("triton_tile_sizes").tables(skeleton.cells(records), "markdown"))
     assert "dq, dkdv" in table
     assert not list(

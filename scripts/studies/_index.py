@@ -1,0 +1,306 @@
+"""Index of profiles/: each study and benchmark with its question, its answer in a sentence, its figure and its page.
+
+A study's answer is the one that its page gives, which the study computes from the records. A benchmark's answer is made
+here, from the rows of its table or records.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILES = ROOT / "profiles"
+INDEX = PROFILES / "README.md"
+INTRODUCTION = """\
+# Measurements
+
+Each folder holds the records of one study or benchmark, its tables and its figure. A page gives the answer first, then
+the tables that it was computed from. This index is made by `python scripts/studies/_study.py --index`.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Row of the index.
+
+    page: file that the row links to, relative to profiles/. figure: the same of an image; None where none is
+    meaningful or committed.
+    """
+
+    question: str
+    answer: str
+    page: str
+    figure: str | None = None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Benchmark of profiles/ whose answer this module computes.
+
+    script: the file whose docstring opens with the question, or the question itself where there is no script.
+    """
+
+    script: str
+    answer: Callable[[Path], str]
+    page: str
+    figure: str | None = None
+
+
+def table(path: Path, number: int = 0) -> list[dict[str, str]]:
+    """Return the rows of the numbered Markdown table of a page, each by its headings."""
+    blocks: list[list[list[str]]] = [[]]
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("|"):
+            blocks[-1].append([value.strip() for value in line.strip().strip("|").split("|")])
+        elif blocks[-1]:
+            blocks.append([])
+    headings, _, *rows = [block for block in blocks if block][number]
+    return [dict(zip(headings, row, strict=True)) for row in rows]
+
+
+def row_of(rows: Sequence[dict[str, str]], column: str, value: str) -> dict[str, str]:
+    """Return the first row with this value. Raises StopIteration if there is none."""
+    return next(row for row in rows if row[column] == value)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _analyze_speed(folder: Path) -> str:
+    rows = table(folder / "cpu.md")
+    said = " and ".join(
+        f"{row['wall s']} s and {row['peak MB']} MB for {row['recording'].partition(',')[0]}'s {row['kernels']} kernels"
+        for row in rows
+    )
+    return f"On two CPU cores, every table takes {said}."
+
+
+def _annotation_cost(folder: Path) -> str:
+    ranges, steps = table(folder / "h200.md"), table(folder / "h200.md", 1)
+    name, step = "one range", "training step of small"
+    cost = {row[name]: row["cost (µs)"] for row in ranges}
+    times = {row[step]: row["ms"] for row in steps}
+    return (
+        f"On one NVIDIA H200, a range costs {cost['nobody listens']} µs while nothing records it and "
+        f"{cost['NVTX, no profiler attached']} µs with NVTX; hooks take a step of small from "
+        f"{times['without hooks']} ms to {times['with the hooks of all modules and of backward']} ms."
+    )
+
+
+def _attention_h200(folder: Path) -> str:
+    rows = table(folder / "peers" / "table.md")
+    row = row_of(rows, "batch,heads,seq,d_head", "4,16,4096,128 causal")
+    said = ", ".join(f"{row[name].split()[-1]} ms ({name})" for name in row if name != "batch,heads,seq,d_head")
+    return f"On one NVIDIA H200, forward and backward of 4 × 16 heads × 4,096 × 128, causal, bf16, take {said}."
+
+
+def _busbw(folder: Path) -> str:
+    last = _lines(folder / "busbw.jsonl")[-1]
+    return (
+        f"On two NVIDIA H200, at {int(last['size_bytes']) // 2**20:,} MiB the bus bandwidth is "
+        f"{last['ratio_median']:.4f} times that of nccl-tests' method "
+        f"(interval {last['ratio_ci_low']:.4f} … {last['ratio_ci_high']:.4f})."
+    )
+
+
+def _comm(folder: Path) -> str:
+    lines = (folder / "table.txt").read_text(encoding="utf-8").splitlines()
+    values = next(line.split() for line in lines if line.startswith("all_reduce") and " 1 GiB " in line)
+    return (
+        f"On two NVIDIA H200, an all-reduce of 1 GiB in fp32 takes {values[3]} µs: a bus bandwidth of "
+        f"{values[5]} GB/s, {values[6]}% of the link."
+    )
+
+
+def _ddp_variants(folder: Path) -> str:
+    rows = {str(row["variant"]): row for row in _lines(folder / "2.7B_last_bucket.jsonl")}
+    own = min((r for n, r in rows.items() if n.startswith("ddp_")), key=lambda row: float(row["step_s"]))
+    torchs = min((r for n, r in rows.items() if n.startswith("torch_")), key=lambda row: float(row["step_s"]))
+    said = " and ".join(
+        f"{1e3 * float(row['step_s']):.0f} ms with {row['variant']}, {float(row['exposed_share']):.1%} of it exposed"
+        for row in (own, torchs)
+    )
+    alone = 1e3 * float(rows["alone"]["step_s"])
+    return f"On two NVIDIA H200, a step of 2.7B takes {alone:.0f} ms without communication, {said}."
+
+
+def _flash_triton_tune(folder: Path) -> str:
+    rows = [row for row in _lines(folder / "h200.jsonl") if row.get("kernel") == "forward" and row.get("causal")]
+    best = min((row for row in rows if row["d_head"] == 128), key=lambda row: float(row["median_s"]))
+    return (
+        f"On one NVIDIA H200, the fastest causal forward at length {best['seq']:,} and head size 128 takes "
+        f"{1e3 * float(best['median_s']):.3f} ms with tiles of {best['block_m']} × {best['block_n']}, "
+        f"{best['num_warps']} warps and {best['num_stages']} stages."
+    )
+
+
+def _fsdp_launches(folder: Path) -> str:
+    rows = {str(row["variant"]): row for row in _lines(folder / "h200" / "2.7B.jsonl")}
+    said = ", ".join(
+        f"{1e3 * float(row['step_s']):.0f} ms with a peak of {float(row['peak_bytes']) / 2**30:.1f} GiB ({name})"
+        for name, row in rows.items()
+    )
+    return f"On two NVIDIA H200, a step of 2.7B takes {said}."
+
+
+def _memory_prediction(folder: Path) -> str:
+    text = (folder / "table.md").read_text(encoding="utf-8")
+    held_out = re.search(r"^- held out: (\d+ of \d+ cells within \S+),", text, re.MULTILINE)
+    oom = re.search(r"^- (\d+) cells ended in an observed oom, (\d+) of them", text, re.MULTILINE)
+    if not held_out or not oom:
+        raise ValueError(f"{folder / 'table.md'} does not state how many predictions were right")
+    return (
+        f"On one NVIDIA H200, the predicted peak is right for {held_out[1]} that were held out, and "
+        f"{oom[2]} of {oom[1]} cells that ran out of memory were predicted to."
+    )
+
+
+def _overhead(folder: Path) -> str:
+    rows = table(folder / "h200.md") + table(folder / "h200.md", 1)
+    said = ", ".join(f"{row['harness / bare']} ({row['size']}, {row['interval']})" for row in rows)
+    return f"On one NVIDIA H200, a step under the harness takes this multiple of a bare loop's: {said}."
+
+
+def _profile_coverage(folder: Path) -> str:
+    rows = table(folder / "small.md") + table(folder / "xl.md")
+    least = {name: min(float(row[name].rstrip("%")) for row in rows) for name in ("of a phase", "of a layer")}
+    return (
+        f"On one NVIDIA H200, at least {least['of a phase']:.2f}% of the kernel time has a phase and "
+        f"{least['of a layer']:.2f}% a layer, in {len(rows)} profiles by nsys and torch.profiler."
+    )
+
+
+def _profile_page(folder: Path) -> str:
+    row = row_of(table(folder / "speed.md"), "kernels", "10,710")
+    size = f"{row['kernels']} kernels has {row['page MB']} MB"
+    return f"In headless Chromium on a CPU, the page of {size} and is ready in {row['ready ms']} ms."
+
+
+def _snapshot_speed(folder: Path) -> str:
+    rows = {row["what"]: row for row in table(folder / "cpu.md")}
+    whole, page = rows["every table"], rows["the page"]
+    return (
+        f"On two CPU cores, a snapshot of a million events takes {whole['wall s']} s and {whole['peak MB']} MB for "
+        f"every table, {page['wall s']} s for the page."
+    )
+
+
+def _verdicts(folder: Path) -> str:
+    row = table(folder / "h200" / "table.md")[0]
+    return (
+        f"On one NVIDIA H200 with one process a side, equal runs gave no difference in "
+        f"{row['A/A: no difference']} comparisons, and a 5% slowdown was found in {row['A/B: slower']}."
+    )
+
+
+def _zero1(folder: Path) -> str:
+    rows = table(folder / "table.md")
+    said = ", ".join(
+        f"{row['step (ms)']} ms with a peak of {row['peak (GiB)']} GiB ({row['strategy']})" for row in rows
+    )
+    return f"On two NVIDIA H200, and one (single), a step of 2.7B takes {said}."
+
+
+def _precision(folder: Path) -> str:
+    lines = (folder / "table.txt").read_text(encoding="utf-8").splitlines()
+    gains = {}
+    for line in lines:
+        if (values := line.split()) and values[0] in ("bf16", "fp8") and len(values) > 6:
+            gains.setdefault(values[0], (values[6], values[7]))
+    said = ", ".join(f"{name} {gain} as fast as fp32 (95% interval {spread})" for name, (gain, spread) in gains.items())
+    return f"On one NVIDIA H200, a training step of small at context 256 is in {said}."
+
+
+def _checkpoint(folder: Path) -> str:
+    lines = [line for line in (folder / "table.txt").read_text(encoding="utf-8").splitlines() if line]
+    found = re.search(r"--checkpoint (\S+): (.*) by prediction, (.*)$", lines[1])
+    failed = re.search(r"oom: .* Tried to allocate (.*)$", lines[2])
+    if not found or not failed:
+        raise ValueError(f"{folder / 'table.txt'} does not state the checkpoint and how its run ended")
+    return (
+        f"On one NVIDIA H200 with a budget of 40 GiB, {found[1]} is the cheapest checkpoint of xl: {found[2]} "
+        f"predicted, {found[3]}, but the run was out of memory at an allocation of {failed[1]}."
+    )
+
+
+def _counters(folder: Path) -> str:
+    rows = [row for row in table(folder / "table.md") if row["kernel"].startswith("flash_")]
+    named = {row["kernel"]: f"{row['kernel']} {row['occupancy (%)']}% of {row['at most (%)']}%" for row in rows}
+    said = ", ".join(named.values())
+    return f"On one NVIDIA H200, the occupancy, beside the most that a kernel's resources allow, is {said}."
+
+
+_COUNTERS = "How well do the FlashAttention kernels in Triton fill the multiprocessors, by counters of Nsight Compute?"
+_CHECKPOINT = "Which is the cheapest checkpoint of xl at context 2048 under a memory budget, and does it fit?"
+_PRECISION = "What does each precision gain on small, and does it train as well?"
+_ZERO1 = "How does this package's ZeRO stage 1 compare with PyTorch's on two GPUs?"
+_COMM = "What do the collectives of two GPUs take, by size and dtype?"
+# Folder of profiles/ → its benchmark.
+BENCHMARKS = {
+    "analyze_speed": Benchmark("analyze_speed", _analyze_speed, "cpu.md"),
+    "annotation_cost": Benchmark("annotation_cost", _annotation_cost, "h200.md"),
+    "attention_h200": Benchmark("attention_peers", _attention_h200, "peers/table.md", "lengths/d128_causal.svg"),
+    "busbw": Benchmark("busbw", _busbw, "busbw.jsonl"),
+    "comm": Benchmark(_COMM, _comm, "table.txt", "figure.svg"),
+    "counters_flash_triton": Benchmark(_COUNTERS, _counters, "table.md"),
+    "ddp_variants": Benchmark("ddp_variants", _ddp_variants, "2.7B_last_bucket.md"),
+    "flash_triton_tune": Benchmark("flash_triton_tune", _flash_triton_tune, "h200.jsonl"),
+    "fsdp_launches": Benchmark("fsdp_launches", _fsdp_launches, "h200/2.7B.md"),
+    "memory_best_checkpoint": Benchmark(_CHECKPOINT, _checkpoint, "table.txt"),
+    "memory_prediction": Benchmark("memory_prediction", _memory_prediction, "table.md"),
+    "overhead": Benchmark("harness_overhead", _overhead, "h200.md"),
+    "precision": Benchmark(_PRECISION, _precision, "table.txt", "training.svg"),
+    "profile_coverage": Benchmark("profile_coverage", _profile_coverage, "xl.md"),
+    "profile_page": Benchmark("profile_page", _profile_page, "speed.md", "page.png"),
+    "snapshot_speed": Benchmark("snapshot_speed", _snapshot_speed, "cpu.md"),
+    "verdicts": Benchmark("verdicts", _verdicts, "h200/table.md"),
+    "zero1_against_torch": Benchmark(_ZERO1, _zero1, "table.md"),
+}
+
+
+def of_study(name: str, page: str, figure: str) -> Entry:
+    """Return the row of a study, from its committed page. Raises ValueError if the page gives no answer."""
+    title, _, answer, *_ = (PROFILES / name / page).read_text(encoding="utf-8").splitlines()
+    if not title.startswith("# ") or answer.startswith(("|", "*", "!")):
+        raise ValueError(f"profiles/{name}/{page} does not begin with a question and an answer; make it again")
+    drawn = f"{name}/{figure}" if (PROFILES / name / figure).is_file() else None
+    return Entry(title.removeprefix("# "), first_sentence(answer), f"{name}/{page}", drawn)
+
+
+def of_benchmark(name: str, benchmark: Benchmark) -> Entry:
+    """Return the row of a benchmark: its question is the first line of its script, its answer is computed."""
+    question = benchmark.script
+    if not question.endswith("?"):
+        text = (ROOT / "scripts" / "benchmarks" / f"{benchmark.script}.py").read_text(encoding="utf-8")
+        question = str(ast.get_docstring(ast.parse(text))).splitlines()[0]
+    figure = f"{name}/{benchmark.figure}" if benchmark.figure else None
+    return Entry(question, benchmark.answer(PROFILES / name), f"{name}/{benchmark.page}", figure)
+
+
+def first_sentence(text: str) -> str:
+    """Return the text up to the first full stop before a capital letter."""
+    return re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)[0]
+
+
+def index_page(studies: Sequence[str], page: str, figure: str) -> str:
+    """Return profiles/README.md. `studies`: their names, in the order of the table."""
+    of_studies = [of_study(name, page, figure) for name in studies]
+    of_benchmarks = [of_benchmark(name, benchmark) for name, benchmark in BENCHMARKS.items()]
+    sections = [INTRODUCTION, "## Studies\n", _rows(of_studies), "## Benchmarks\n", _rows(of_benchmarks)]
+    return "\n".join(sections)
+
+
+def _rows(entries: Sequence[Entry]) -> str:
+    lines = ["| question | answer | figure |", "| --- | --- | --- |"]
+    for entry in entries:
+        figure = f"[figure]({entry.figure})" if entry.figure else ""
+        question, answer = (text.replace("|", "\\|") for text in (entry.question, entry.answer))
+        lines.append(f"| [{question}]({entry.page}) | {answer} | {figure} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,61 @@
+"""Tests of profiles/README.md and of the committed pages of the studies."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scripts.test_studies import SCRIPTS
+
+ROOT = Path(__file__).parents[2]
+PROFILES = ROOT / "profiles"
+NAMES = sorted(path.stem for path in SCRIPTS.glob("[a-z]*.py"))
+PAGES = sorted(path for name in NAMES for path in (PROFILES / name).rglob("table.md"))
+# An assignment's report, and codes of its questions, as a word of its own: C2, L3, A2, D7.
+FORBIDDEN = re.compile(
+    r"\b[Tt]he report(?:'s)?\b|\bassignment\b|(?<![\w.])[ACDH][1-9]\d?(?=[:,. ])|\bL[3-9]\b|scripts/[a-z]\d+_"
+)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)#\s]+)\)")
+
+
+def test_committed_index_is_what_the_command_makes(skeleton: Any) -> None:
+    index = importlib.import_module("_index")
+    made = index.index_page([*skeleton.ORDER, skeleton.APART], skeleton.PAGE_FILE, skeleton.FIGURE_FILE)
+    assert (PROFILES / "README.md").read_text(encoding="utf-8") == made, "run scripts/studies/_study.py --index"
+
+
+def test_index_lists_every_study_and_folder_with_links_that_resolve() -> None:
+    links = LINK.findall((PROFILES / "README.md").read_text(encoding="utf-8"))
+    assert [link for link in links if not (PROFILES / link).is_file()] == []
+    listed = {link.partition("/")[0] for link in links}
+    assert set(NAMES) <= listed
+    assert {path.name for path in PROFILES.iterdir() if path.is_dir()} == listed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROFILES)))
+def test_page_gives_answer_and_figure_before_its_tables(page: Path) -> None:
+    title, _, answer, _, figure, *_ = page.read_text(encoding="utf-8").splitlines()
+    assert title.startswith("# ")
+    assert title.endswith("?")
+    assert re.match(r"(On .*|By formula, .*|Of the compiled tiles, .*)\d.*\.$", answer)
+    (link,) = LINK.findall(figure)
+    assert (page.parent / link).is_file()
+
+
+def test_no_page_names_an_assignment_or_a_bare_code() -> None:
+    pages = [*PAGES, PROFILES / "README.md", *SCRIPTS.glob("*.py")]
+    found = [(page.name, match[0]) for page in pages for match in FORBIDDEN.finditer(page.read_text(encoding="utf-8"))]
+    assert found == []
+
+
+def test_answers_are_computed_from_the_committed_records(skeleton: Any) -> None:
+    name = "attention_heads"
+    study = importlib.import_module(name).STUDY
+    records, _ = importlib.import_module("cs_systems.record").read_records(PROFILES / name)
+    answer = skeleton.answered(study, skeleton.cells(records))
+    assert answer == (PROFILES / name / "table.md").read_text(encoding="utf-8").splitlines()[2]
+    assert skeleton.answered(study, skeleton.cells(records[:1])) == skeleton.UNANSWERED
