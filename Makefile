@@ -8,7 +8,7 @@ OUT := runs/$(shell date +%Y%m%d-%H%M%S)-bench
 PYTEST_ARGS ?= -n 2 --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test lint types format readme studies stale clean
+.PHONY: help install bench test lint types format docs readme studies stale clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -35,6 +35,12 @@ format: $(INSTALLED)  ## let ruff repair what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+docs: $(INSTALLED)  ## the documentation as pages that need no network, site/index.html
+	@$(BIN)/python -c 'import material' 2>/dev/null || \
+	    $(BIN)/python -m pip install --progress-bar off -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(CURDIR) $(BIN)/python -m mkdocs build --strict --quiet
+	@echo site/index.html
+
 readme: $(INSTALLED)  ## the tables of README.md and docs/results.md, and profiles/README.md, from the committed records
 	$(BIN)/python scripts/readme_table.py
 	$(BIN)/python scripts/studies/_study.py --index
@@ -46,7 +52,7 @@ stale:  ## the quoted figures whose code has changed since they were measured
 	@$(PYTHON) scripts/benchmarks/stale_figures.py
 
 clean:  ## take .venv and the caches away; runs/ stays
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import platform as p, sys; sys.version_info >= (3, 11) or sys.exit(f"cs-systems needs Python 3.11 or newer, $(PYTHON) is {p.python_version()}: install one and say make PYTHON=python3.11")'

@@ -1,0 +1,109 @@
+"""Run the commands that the pages of docs/ show, and write what they print below them.
+
+    python scripts/docs_commands.py [PAGE ...]        # all pages by default
+
+A command is a line that starts with `$ ` in a fenced block of kind `console`; a line that ends with a backslash goes on
+in the next. A block that starts with `# needs ...` (a GPU, Slurm) is left as it is. The commands of one page run in
+order in one temporary folder, which shows the repository's examples, profiles, scripts and tests. What is printed to
+standard error is shown only where nothing else was printed. tests/docs runs the same commands.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+_BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"^\$ (?:.*\\\n)*.*$", re.MULTILINE)
+_PROGRAM = re.compile(
+    r"(?:cs-systems|-m cs_systems|\S+/multi_node\.sbatch \S+|\S+/sweep_array\.sbatch \S+)\s+([a-z].*)"
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Fenced block of commands: its text, and what it needs that not every machine has."""
+
+    text: str
+    needs: str | None
+
+    @property
+    def commands(self) -> list[str]:
+        """Commands of the block, each in one line."""
+        return [re.sub(r"\\\n\s*", "", found[2:]) for found in _COMMAND.findall(self.text)]
+
+
+def blocks(markdown: str) -> list[Block]:
+    """Return the blocks of commands of a page."""
+    found = []
+    for text in _BLOCK.findall(markdown):
+        first = text.partition("\n")[0]
+        found.append(Block(text, first.removeprefix("# needs ") if first.startswith("# needs ") else None))
+    return found
+
+
+def own_words(command: str) -> list[str] | None:
+    """Return the words after cs-systems in a command, up to a pipe or a further command; None for another program."""
+    if not (match := _PROGRAM.search(command)):
+        return None
+    words = shlex.split(match[1], comments=True)
+    ends = [index for index, word in enumerate(words) if word in ("|", "&&", ">", ";")]
+    return words[: min(ends, default=len(words))]
+
+
+def prepare(folder: Path) -> dict[str, str]:
+    """Show the repository's folders in `folder`, and return the environment for commands that run there."""
+    for name in ("examples", "profiles", "scripts", "tests"):
+        (folder / name).symlink_to(ROOT / name)
+    programs = folder / ".programs"
+    programs.mkdir()
+    for name, words in {"cs-systems": "-m cs_systems", "python": ""}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
+        (programs / name).chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
+    return environment | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def run(command: str, folder: Path, environment: dict[str, str]) -> str:
+    """Run a command and return what it printed. Raises RuntimeError where it failed."""
+    line = ["bash", "-o", "pipefail", "-c", command]
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"exit status {done.returncode} of {command}\n{done.stderr}")
+    text = done.stdout if done.stdout.strip() else done.stderr
+    return "".join(f"{line.rstrip()}\n" for line in text.replace(f"{folder}/", "").splitlines())
+
+
+def outputs(markdown: str) -> Iterator[tuple[Block, list[str]]]:
+    """Yield each block of a page that runs here, and the outputs of its commands."""
+    with tempfile.TemporaryDirectory() as name:
+        environment = prepare(Path(name))
+        for block in blocks(markdown):
+            if block.needs is None:
+                yield block, [run(command, Path(name), environment) for command in block.commands]
+
+
+def main(pages: list[str]) -> None:
+    for page in map(Path, pages) if pages else PAGES:
+        text = page.read_text()
+        for block, printed in outputs(text):
+            commands = _COMMAND.findall(block.text)
+            new = "".join(f"{command}\n{out}" for command, out in zip(commands, printed, strict=True))
+            text = text.replace(block.text, new)
+        if text != page.read_text():
+            page.write_text(text)
+            print(page)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

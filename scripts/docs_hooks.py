@@ -1,0 +1,116 @@
+"""Hooks of MkDocs: the options of each command from its parser, links out of docs/, and no page that needs a network.
+
+`<!-- options: time -->` in a page becomes the tables of the options of `cs-systems time`. They are made at each build
+and stored nowhere, so that they always describe the parser.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import warnings
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+_OPTIONS = re.compile(r"<!-- options: (\w+) -->")
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+_FROM_NETWORK = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
+_STYLE_FROM_NETWORK = re.compile(r"""(?:url\(|@import )["']?(?:https?:)?//[^)"']*""")
+
+
+def parser(command: str) -> argparse.ArgumentParser:
+    """Return the parser of a command's options."""
+    import tyro
+
+    arguments = importlib.import_module(f"cs_systems.cli.{command}").ARGS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # tyro has no other way to list its options
+        return tyro.extras.get_parser(arguments, config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff))
+
+
+def options(command: str) -> str:
+    """Return the tables of a command's options in Markdown, one for each group."""
+    parts = []
+    for group in parser(command)._action_groups:
+        actions = [a for a in group._group_actions if a.help != argparse.SUPPRESS and a.dest != "help"]
+        if not actions:
+            continue
+        title = {"options": "This command", "positional arguments": "Files"}.get(str(group.title), str(group.title))
+        title = title.removesuffix(" options").capitalize()
+        head = [f"### {title}", "", *([group.description, ""] if group.description else [])]
+        rows = [f"| {_cell(f'`{_spelled(a)}`')} | {_cell(str(a.help or ''))} |" for a in actions]
+        parts.append("\n".join([*head, "| option | meaning |", "| --- | --- |", *rows]))
+    return "\n\n".join(parts)
+
+
+def _spelled(action: argparse.Action) -> str:
+    names = ", ".join(action.option_strings)
+    metavar = action.metavar if isinstance(action.metavar, str) else ""
+    return " ".join(filter(None, [names, re.sub(r"^(\S+) \[\1 \.\.\.\]$", r"\1 ...", metavar)]))
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", r"\|").replace("<", "&lt;")
+
+
+def link(found: re.Match[str], page: str) -> str:
+    """Return a link that stays inside docs/ unchanged, and one that leaves it as text that names the file."""
+    _, text, target, _ = found.groups()
+    path = _path(target, page)
+    if ":" in target or path.startswith("docs/"):
+        return found[0]
+    if not (ROOT / path).exists():
+        raise ValueError(f"{page} links to {target}, which does not exist")
+    return f"`{path}`" if text.strip("`") in path else f"{text} (`{path}`)"
+
+
+def _path(target: str, page: str) -> str:
+    """Return the path below the repository of a link's target."""
+    return os.path.normpath(PurePosixPath("docs", page).parent / target)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    source = page.file.src_uri
+    markdown = _OPTIONS.sub(lambda found: options(found[1]), markdown)
+
+    def linked(found: re.Match[str]) -> str:
+        return _picture(found, source, config, files) if found[1] else link(found, source)
+
+    parts = _FENCED.split(markdown)
+    parts[::2] = [_LINK.sub(linked, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _picture(found: re.Match[str], page: str, config: Any, files: Any) -> str:
+    """Copy a picture of profiles/ into the site, and return the image that shows it."""
+    from mkdocs.structure.files import File
+
+    path = _path(found[3], page)
+    if path.startswith("docs/"):
+        return found[0]
+    copy = "assets/" + path.removeprefix("profiles/").replace("/", "-")
+    if files.get_file_from_path(copy) is None:
+        files.append(File.generated(config, copy, abs_src_path=str(ROOT / path)))
+    return f"![{found[2]}]({os.path.relpath(copy, PurePosixPath(page).parent)})"
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Raise PluginError where a page would fetch something from a network."""
+    _refuse(_FROM_NETWORK.findall(output), page.file.src_uri)
+    return output
+
+
+def on_post_build(config: Any) -> None:
+    for style in Path(config.site_dir).rglob("*.css"):
+        _refuse(_STYLE_FROM_NETWORK.findall(style.read_text()), style.name)
+
+
+def _refuse(found: list[str], where: str) -> None:
+    from mkdocs.exceptions import PluginError
+
+    if found := [tag for tag in found if 'rel="canonical"' not in tag]:
+        raise PluginError(f"{where} would fetch from a network: {found[0]}")

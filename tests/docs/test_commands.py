@@ -1,0 +1,83 @@
+"""The commands that docs/ and README show: those that a CPU can run are run, and the others name options that exist."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import COMMANDS, _dispatch
+from cs_systems.config import one_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import docs_commands as docs
+
+TEXTS = {str(page.relative_to(docs.ROOT)): page.read_text() for page in docs.PAGES}
+RUN_HERE = [page for page, text in TEXTS.items() if any(block.needs is None for block in docs.blocks(text))]
+README = (docs.ROOT / "README.md").read_text()
+SHOWN = [
+    *((page, command) for page, text in TEXTS.items() for block in docs.blocks(text) for command in block.commands),
+    *(("README.md", line) for line in README.splitlines() if line.startswith("cs-systems ")),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", RUN_HERE)
+def test_commands_of_page_run_on_a_cpu(page: str) -> None:
+    for block, printed in docs.outputs(TEXTS[page]):
+        assert len(printed) == len(block.commands)
+        assert "Traceback" not in "".join(printed)
+
+
+@pytest.mark.parametrize(("page", "command"), SHOWN)
+def test_shown_command_has_only_known_options(page: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (words := docs.own_words(command)) is None:
+        assert "cs-systems" not in command, f"{page}: {command} is not parsed"
+        return
+    name, *rest = words
+    if name.startswith("-"):
+        return
+    module = __import__(f"cs_systems.cli.{one_of('command', name, COMMANDS)}", fromlist=["ARGS"])
+    monkeypatch.setattr(module, "run", lambda args: 0)
+    try:
+        assert _dispatch(name, rest) == 0
+    except SystemExit as stop:
+        pytest.fail(f"{page}: {command}: {stop}")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_page_with_examples_and_options(command: str) -> None:
+    text = TEXTS[f"docs/commands/{command}.md"]
+    shown = [words for block in docs.blocks(text) for c in block.commands if (words := docs.own_words(c))]
+    assert sum(words[0] == command for words in shown) >= 2
+    assert f"<!-- options: {command} -->" in text
+
+
+def test_output_shown_is_real() -> None:
+    """A block that is run shows something below its last command."""
+    silent = [
+        (page, block.commands[-1])
+        for page, text in TEXTS.items()
+        for block in docs.blocks(text)
+        if block.needs is None and block.text.rstrip().splitlines()[-1].startswith(("$ ", "    --"))
+    ]
+    assert silent == []
+
+
+def test_blocks_are_read_with_continued_lines_and_needs() -> None:
+    page = "```console\n# needs a GPU\n$ cs-systems time --size \\\n    small | head\nout\n$ ls\n```\n"
+    (block,) = docs.blocks(page)
+    assert (block.needs, block.commands) == ("a GPU", ["cs-systems time --size small | head", "ls"])
+    assert docs.own_words(block.commands[0]) == ["time", "--size", "small"]
+    assert docs.own_words("ls") is None
+
+
+def test_command_that_fails_is_an_error() -> None:
+    with tempfile.TemporaryDirectory() as folder, pytest.raises(RuntimeError, match="exit status 2 of cs-systems tine"):
+        docs.run("cs-systems tine", Path(folder), docs.prepare(Path(folder)))
+
+
+def test_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _dispatch("time", ["--no-such-option", "3"])
+    assert "--no-such-option" in capsys.readouterr().err

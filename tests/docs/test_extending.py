@@ -1,0 +1,52 @@
+"""The plug-ins that docs/extending.md shows are ones."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cs_systems.attention import AttentionBackend
+from cs_systems.attention.naive import attention
+from cs_systems.config import RunConfig
+from cs_systems.parallel import ParallelStrategy
+from cs_systems.profilers import Profiler
+
+PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+CODE = {match[1]: match[0] for match in re.finditer(r"# cs_systems/(\w+)/mine\.py.*?(?=^```$)", PAGE, re.M | re.S)}
+
+
+def _namespace(kind: str) -> dict[str, Any]:
+    made: dict[str, Any] = {"__name__": f"shown_{kind}"}
+    exec(compile(CODE[kind], kind, "exec"), made)
+    return made
+
+
+def test_page_shows_every_kind_of_plug_in() -> None:
+    assert sorted(CODE) == ["attention", "parallel", "profilers", "workloads"]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_agrees_with_the_reference(causal: bool) -> None:
+    backend = _namespace("attention")["BACKEND"]
+    assert isinstance(backend, AttentionBackend)
+    q, k, v = torch.randn(3, 2, 2, 5, 4, dtype=torch.float64)
+    torch.testing.assert_close(backend(q, k, v, causal=causal), attention(q, k, v, causal=causal))
+
+
+def test_workload_is_measured() -> None:
+    workload = _namespace("workloads")["WORKLOAD"](RunConfig(batch_size=2), SimpleNamespace(torch="cpu"))
+    workload.prepare()
+    assert [name for name, run in workload.step() if run() is None] == ["first", "second"]
+    assert workload.y.shape == (2, 64, 64)
+
+
+def test_strategy_and_profiler_have_their_hooks(tmp_path: Path) -> None:
+    assert isinstance(_namespace("parallel")["STRATEGY"], ParallelStrategy)
+    profiler = _namespace("profilers")["PROFILER"]
+    assert isinstance(profiler, Profiler)
+    with profiler.region(tmp_path / "cell-0", None, None):
+        pass
+    assert profiler.collect(tmp_path / "cell-0", None).results["collections"][0]["collections"] >= 0

@@ -1,0 +1,59 @@
+"""What MkDocs' hooks make of a page: options from the parsers, and links that end in the repository."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from cs_systems.cli import COMMANDS, main
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import docs_hooks as hooks
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_table_lists_every_option_of_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    helped = {*re.findall(r"│ (--[a-z0-9-]+)", capsys.readouterr().out)}
+    listed = {*re.findall(r"--[a-z0-9-]+", " ".join(re.findall(r"^\| (`.*?`) \|", hooks.options(command), re.M)))}
+    assert helped <= listed | {"--help"}
+
+
+def test_options_table_has_groups_values_and_defaults() -> None:
+    table = hooks.options("time")
+    assert "### Steps\n\nHow each cell is measured.\n\n| option | meaning |" in table
+    assert re.search(r"^\| `--steps INT` \| timed steps \(default: 10\) \|$", table, re.M)
+    assert "| `--size STR ...` |" in table
+    assert "--help" not in table
+    assert r"`--causal [false\|true\|both]`" in hooks.options("attention")
+
+
+@pytest.mark.parametrize(
+    ("link", "shown"),
+    [
+        ("[Concepts](../concepts.md#verdicts)", "[Concepts](../concepts.md#verdicts)"),
+        ("[a site](https://example.org/)", "[a site](https://example.org/)"),
+        ("[CONTRIBUTING.md](../../CONTRIBUTING.md)", "`CONTRIBUTING.md`"),
+        ("[the log](../../profiles/attention_h200/log.md)", "the log (`profiles/attention_h200/log.md`)"),
+    ],
+)
+def test_links_out_of_docs_become_paths(link: str, shown: str) -> None:
+    found = hooks._LINK.fullmatch(link)
+    assert found
+    assert hooks.link(found, "commands/time.md") == shown
+
+
+def test_link_to_missing_file_is_an_error() -> None:
+    found = hooks._LINK.fullmatch("[x](../profiles/no_such_file.md)")
+    assert found
+    with pytest.raises(ValueError, match="which does not exist"):
+        hooks.link(found, "results.md")
+
+
+def test_tags_that_fetch_from_a_network_are_found() -> None:
+    assert hooks._FROM_NETWORK.search('<script src="https://cdn.example/x.js"></script>')
+    assert hooks._FROM_NETWORK.search('<link rel="stylesheet" href="//fonts.example/x.css">')
+    assert hooks._STYLE_FROM_NETWORK.search("@import url(https://fonts.example/x.css)")
+    assert not hooks._FROM_NETWORK.search('<script src="assets/x.js"></script><a href="https://example.org/">x</a>')
