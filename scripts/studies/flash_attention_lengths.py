@@ -17,10 +17,10 @@ from itertools import groupby
 from _attention import FLASH2, PYTORCH, QUICK, by_backend, calls, exponent, growth, speed_up
 from _cells import Cell, place
 from _study import Study, index, run
-from cs_systems.report.units import human
 
 from cs_systems.config import AttentionShape, Precision, RunConfig
 from cs_systems.core.statistics import ratio_interval
+from cs_systems.core.units import human
 from cs_systems.report.tables.records import render
 
 OURS = "flash_triton"
