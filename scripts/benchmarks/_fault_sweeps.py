@@ -35,7 +35,7 @@ Expected = Mapping[str, Sequence[Mapping[str, Any]]]  # place → what innocent 
 
 
 def adopt_orphans() -> None:
-    """Have every process that descends from this one become its child when its parent ends, detached ones too.
+    """Make this process the parent of all its descendants whose parents end, detached ones too.
 
     Ctrl-C is for the campaign, which lets its sweeps end.
     """
@@ -55,7 +55,7 @@ class Outcome:
 
 @dataclass
 class Run:
-    """One run of the program: how it ended, and the journal before and after it."""
+    """Run of the program: how it ended, and the journal before and after it."""
 
     status: int | None  # None: it had to be ended
     cut: bool
@@ -65,7 +65,7 @@ class Run:
 
 
 class Stage:
-    """One sweep in a folder of its own: its command, its processes, its files."""
+    """Sweep in a folder of its own: its command, its processes, its files."""
 
     def __init__(self, sweep: Sweep, expected: Expected | None) -> None:
         self.sweep, self.expected = sweep, expected
@@ -107,7 +107,7 @@ class Stage:
         return words
 
     def environment(self) -> dict[str, str]:
-        """A small one: innocent cells record it."""
+        """Return a small environment, because innocent cells record it."""
         own = {"TMPDIR": str(self.temporary), "FAULT_PLAN": str(self.folder / "plan.json")}
         return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | own
 
@@ -175,7 +175,7 @@ class Stage:
         return Run(status, interfere is not None or status is None, before, after, text)
 
     def see_what_is_left(self, quiet: bool) -> None:
-        """Processes and temporary files that outlive a run. All of the former are then ended.
+        """Report processes and temporary files that outlive a run, and end the processes.
 
         quiet: the run was ended here after it hung, which has been told.
         """
@@ -203,7 +203,7 @@ class Stage:
     # ------------------------------------------------------------------ judging
 
     def judge(self, run: Run, *, lenient: bool = False) -> None:
-        """The records that a run has added.
+        """Check the records that a run has added.
 
         lenient: the run had no room for its files, or its worker was killed from outside: an innocent cell may say so.
         """
@@ -226,7 +226,7 @@ class Stage:
             self.judge_end(run, numbers)
 
     def judge_end(self, run: Run, numbers: Sequence[int]) -> None:
-        """A run that nobody ended has a record of every cell, and an exit status that says so."""
+        """Check that a run that was not interrupted has a record of every cell and a matching exit status."""
         missing = list(oracle.lost(oracle.lines(run.after), numbers, self.repeats))
         last = f"exit status {run.status}: {_last_text(run.said)}"
         if run.status not in (0, 3) and (run.before or not missing):
@@ -240,7 +240,7 @@ class Stage:
         return run
 
     def mend(self) -> None:
-        """Run the sweep again, now without faults: it measures what has failed, and nothing else."""
+        """Run the sweep again without faults: it must measure the failed cells only."""
         self.cells = [{**cell, "fault": None, "place": None} for cell in self.cells]
         self.write_plan()
         run = self.run_to_the_end()
@@ -275,7 +275,7 @@ class Stage:
         self.report()
 
     def kill(self, event: Mapping[str, Any]) -> None:
-        """Run the sweep and end it on the way."""
+        """Run the sweep and kill it before its end."""
         how = event["how"]
 
         def interfere(process: subprocess.Popen[bytes]) -> None:
@@ -316,7 +316,7 @@ class Stage:
             process.send_signal(number)
 
     def disk(self, event: Mapping[str, Any]) -> None:
-        """Run the sweep where there is no room for its files, then make room."""
+        """Run the sweep on a full disk, then free space."""
         how, size = event["how"], event["size_kib"] << 10
         options = {"full while it runs": f"size={size}", "full at the start": "size=65536",
                    "no more files": "size=64m,nr_inodes=3"}.get(how)  # fmt: skip
@@ -338,7 +338,7 @@ class Stage:
         return done.returncode == 0
 
     def damage(self, event: Mapping[str, Any]) -> None:
-        """Damage the journal, or put files of somebody's own beside it, and run the same command again."""
+        """Damage the journal, or put a user's files beside it, and run the same command again."""
         how, rng = event["how"], Random(event["seed"])
         self.after = f" after: {how}"
         if " of mine" in how:
@@ -355,7 +355,7 @@ class Stage:
         self.run_to_the_end()
 
     def guest(self, how: str) -> None:
-        """A file, a link or a pipe of the name that the program may use: it stays as it is, and nobody waits for it."""
+        """Check that a user's file, link or pipe with one of the program's names stays unchanged and blocks no run."""
         kind, name = how.split(" of mine: ")
         place, precious = self.out / name, self.folder / "precious"
         had = place.read_bytes() if place.is_file() else None
@@ -397,7 +397,7 @@ def _has_begun(out: Path) -> bool:
 
 
 def damage(journal: bytes, how: str, rng: Random) -> bytes:
-    """The journal as a crash, a bad disk or a bad editor leaves it."""
+    """Return the journal as a crash, a bad disk or a bad editor leaves it."""
     lines = journal.splitlines(keepends=True) or [b"\n"]
     middle = rng.randrange(len(lines))
     garbage = rng.randbytes(rng.randrange(10, 500)).replace(b"\n", b"!")
@@ -431,7 +431,7 @@ def damage(journal: bytes, how: str, rng: Random) -> bytes:
 
 
 def _processes() -> dict[int, tuple[int, str]]:
-    """Process → its parent and its state."""
+    """Return the processes of this machine: pid → (parent, state)."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -442,7 +442,7 @@ def _processes() -> dict[int, tuple[int, str]]:
 
 
 def descendants() -> list[int]:
-    """The living processes that descend from this one: it has adopted those whose parents are gone."""
+    """Return the living descendants of this process, adopted ones included."""
     table = _processes()
     known = {os.getpid()}
     while more := {pid for pid, (parent, _) in table.items() if parent in known} - known:
@@ -451,7 +451,7 @@ def descendants() -> list[int]:
 
 
 def reap() -> None:
-    """Take the exit status of adopted processes."""
+    """Collect the exit status of adopted processes."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -479,7 +479,7 @@ INNOCENT = "innocent"
 
 
 def innocent_sweep(face: str) -> Sweep:
-    """Cells of which none does anything."""
+    """Return a sweep whose cells commit no fault."""
     cells = tuple({"fault": None, "cell": n, "samples": 2} for n in (1, 2, 3))
     return Sweep(-1, INNOCENT, cells, (), face, {} if face == "ranks" else {"warmup": 0, "steps": 2})
 

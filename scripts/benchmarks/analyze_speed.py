@@ -28,7 +28,7 @@ PERIOD_NS = 40_000_000  # the recordings last 30 ms
 
 
 def repeat_nsys(target: Path, kernels: int) -> None:
-    """The export with its events repeated, `copy` periods later and under correlation numbers of its own."""
+    """Write the export with its events repeated, each copy later and with correlation numbers of its own."""
     target.write_bytes(gzip.decompress((DATA / "nsys_h200_step.sqlite.gz").read_bytes()))
     database = sqlite3.connect(target)
     database.execute("PRAGMA synchronous=OFF")
@@ -108,7 +108,7 @@ def measure(path: Path) -> tuple[float, float, float]:
 
 
 def waiting() -> float:
-    """Programs that run or wait for a processor, over the last minute, for each processor."""
+    """Return the load per processor: programs that ran or waited for one over the last minute."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 

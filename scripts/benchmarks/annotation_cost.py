@@ -30,7 +30,7 @@ REPEATS, CALLS = 15, 20_000
 
 
 class Nowhere:
-    """Ranges that cost nothing: what is left is the cost of the hooks."""
+    """Ranges that cost nothing, so that only the cost of the hooks remains."""
 
     def push(self, name: str) -> None:
         return

@@ -78,7 +78,7 @@ def table(records: Sequence[RunRecord], first: str) -> str:
 
 
 def draw(records: Sequence[RunRecord], out: Path) -> None:
-    """One figure a kind of problem, so that a curve is a backend."""
+    """Draw one figure for each kind of problem, with a curve for each backend."""
     kinds: dict[str, list[RunRecord]] = {}
     for record in records:
         if (shape := record.run_config.shape) and record.measurement:

@@ -57,7 +57,7 @@ def bare_loop(workload: Collective, device: Device, calls: int) -> tuple[float, 
 
 
 def ours(workload: Collective, device: Device, samples: int) -> float:
-    """Seconds a call: the median sample, each of the slowest rank."""
+    """Return the seconds per call: the median over the samples, each of which is the straggler's."""
     taken = [s.phases_s["transfer"] for s in measure(workload, device, warmup=1, steps=samples) if not s.warmup]
     slowest = torch.tensor(taken, dtype=torch.float64, device=device.torch)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)

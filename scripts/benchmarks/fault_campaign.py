@@ -38,7 +38,7 @@ def known_names() -> list[str]:
 
 
 def list_faults(sweeps: Sequence[Sweep]) -> None:
-    """Print the plan, a line a fault."""
+    """Print the plan, one line per fault."""
     for sweep in sweeps:
         print(f"sweep {sweep.number} ({sweep.family}, {sweep.face}): {sweep.options}")
         for cell in sweep.cells:
@@ -54,7 +54,7 @@ def repeat_command(args: argparse.Namespace, sweep: Sweep) -> str:
 
 
 def tell(args: argparse.Namespace, outcome: Outcome) -> None:
-    """A line a failure."""
+    """Print one line per failure."""
     sweep = outcome.sweep
     for failure in outcome.failures:
         print(f"{failure.category} · {sweep.family} · {failure.where}: {failure.what} → {repeat_command(args, sweep)}")
@@ -65,7 +65,7 @@ def tell(args: argparse.Namespace, outcome: Outcome) -> None:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Families and counts, as markdown."""
+    """Return the counts by family as a Markdown table."""
     rows = ["| family | faults | " + " | ".join(CATEGORIES) + " |", "|---|" + "---:|" * (len(CATEGORIES) + 1)]
     families = [name for name in (INNOCENT, *FAMILIES, MIXED) if any(o.sweep.family == name for o in outcomes)]
     for name in (*families, "all"):

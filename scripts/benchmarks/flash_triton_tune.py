@@ -67,7 +67,7 @@ class OneLaunch(CallableWorkload):
 
 
 def tensors(candidate: Candidate, device: str) -> dict[str, Tensor]:
-    """Everything that the three kernels read or write; the statistics are those of the inputs only after they ran."""
+    """Return every tensor that the three kernels read or write; the statistics are valid only after they ran."""
     s = candidate.shape
     torch.manual_seed(0)
     like: dict[str, Any] = {"device": device, "dtype": getattr(torch, candidate.dtype)}
@@ -88,7 +88,7 @@ def launch(candidate: Candidate, t: dict[str, Tensor]) -> Launch:
 
 
 def compiled(candidate: Candidate, capability: int) -> KernelResources | None:
-    """In a process of its own: compile into triton's cache on disk, where the launch finds it. None: it cannot be."""
+    """Compile into Triton's cache on disk, where the launch finds it; return None if that fails."""
     one = launch(candidate, tensors(candidate, "meta"))
     try:
         return compile_for(capability, one.kernel, one.arguments, one.options)

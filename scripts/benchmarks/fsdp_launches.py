@@ -88,7 +88,7 @@ TINY = ModelConfig("launches", 64, 128, num_layers=24, num_heads=2, vocab_size=6
 
 
 class Step:
-    """A training step of one variant: a Workload."""
+    """Training step of one variant."""
 
     def __init__(self, variant: Variant, config: ModelConfig, rows: int, attention: str, device: Device) -> None:
         torch.manual_seed(0)
@@ -128,7 +128,7 @@ class Step:
 
 
 def on_thread(step: Step, steps: int) -> list[dict[str, float]]:
-    """Processor time of this thread, by phase, of some steps."""
+    """Return the processor time of this thread by phase, for each of some steps."""
     found = []
     for _ in range(steps):
         step.prepare()
@@ -166,7 +166,7 @@ def operators(step: Step) -> int:
 def launches(
     variants: dict[str, Variant], config: ModelConfig, rows: int, args: argparse.Namespace, device: Device
 ) -> list[dict[str, Any]]:
-    """All variants at once, visited in turn."""
+    """Measure all variants, resident at once and visited in turn."""
     began = time.monotonic()
     steps = {name: Step(variant, config, rows, args.attention, device) for name, variant in variants.items()}
     found: dict[str, list[dict[str, float]]] = {variant: [] for variant in steps}
@@ -202,8 +202,10 @@ def launches(
 
 
 def beside_torchs_best(rows: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
-    """With the step over that of the same round of torch's fastest DDP, and the 95% interval of that, where the steps
-    of several ranks are known. steps: in a round."""
+    """Add the ratio to the step of PyTorch's fastest DDP in the same round, with its 95% interval, to the rows.
+
+    Without steps of PyTorch's DDP, the rows stay as they are. steps: steps of a round.
+    """
     timed = {row["variant"]: row["steps_s"] for row in rows if "steps_s" in row}
     torchs = [name for name in timed if name.startswith("torch_ddp")]
     if not torchs:
@@ -221,7 +223,7 @@ def beside_torchs_best(rows: list[dict[str, Any]], steps: int) -> list[dict[str,
 
 
 def visit(variant: str, config: ModelConfig, args: argparse.Namespace, device: Device) -> dict[str, list[float]]:
-    """Steps of a variant that is built for them alone."""
+    """Measure the steps of a variant that is built for this visit."""
     step = Step(VARIANTS[variant], config, args.batch_size, args.attention, device)
     list(measure(step, device, warmup=3, steps=1))  # type: ignore[arg-type]
     device.reset_peaks()
@@ -291,7 +293,7 @@ def quantile(values: list[float], q: float) -> float:
 
 
 def publish(scale: str, rows: list[dict[str, Any]], args: argparse.Namespace, device: Device) -> None:
-    """Rank 0 writes and prints."""
+    """Write and print the rows, on rank 0."""
     if process_group.rank():
         return
     stamp = {"scale": scale, "ranks": process_group.size(), "device": device.name, "torch": torch.__version__}

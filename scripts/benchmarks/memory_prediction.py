@@ -78,7 +78,7 @@ def predicted_bytes(config: RunConfig) -> int:
 
 
 def rows(records: Sequence[RunRecord]) -> list[Row]:
-    """{size, context, …, predicted_bytes, measured_bytes, error}; an oom has no measured peak and no error."""
+    """Return rows {size, context, …, predicted_bytes, measured_bytes, error}; an oom has neither peak nor error."""
     found = []
     for record in records:
         config, predicted = record.run_config, predicted_bytes(record.run_config)
@@ -147,7 +147,7 @@ def missing(records: Sequence[RunRecord]) -> list[RunConfig]:
 
 
 def measure(out: Path, budget_s: float) -> None:
-    """Add records to those of `out`. Raises ConfigError where these are of another torch or device."""
+    """Add records to those of `out`. Raises ConfigError if these are of another torch or device."""
     known, began = read_records(out)[0] if records_path(out).exists() else [], time.monotonic()
     configs, origins = missing(known), {_origin(record) for record in known}
     print(f"{len(configs)} of {len(cells())} cells are missing", file=sys.stderr)

@@ -31,7 +31,7 @@ DATA = Path(__file__).parents[2] / "tests" / "data" / "snapshot_h200_step.pickle
 
 
 def repeat(target: Path, events: int) -> int:
-    """Write the snapshot with its events repeated; how many there are then."""
+    """Write the snapshot with its events repeated, and return their number."""
     data = pickle.loads(gzip.decompress(DATA.read_bytes()))
     frames: dict[tuple[Any, ...], dict[str, Any]] = {}
     trace = data["device_traces"][0]

@@ -102,12 +102,12 @@ SOURCES: dict[str, tuple[str, ...]] = {
 
 
 class NoHistory(Exception):
-    """Git cannot say when a figure was measured; the message says why, and what to do."""
+    """Error for a Git history that does not show when a figure was measured."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A quoted file, the commit that measured it (None: never committed), and its sources' commits since then."""
+    """Quoted file, the commit that measured it (None: never committed), and the later commits of its sources."""
 
     path: str
     commit: str | None

@@ -26,7 +26,7 @@ PROMISED_HELP_S, PROMISED_CELL_S = 0.2, 0.05
 
 
 def process_s(command: Sequence[str], runs: int) -> list[float]:
-    """Seconds of each of `runs` starts, after one that is not counted: it reads the files into the page cache."""
+    """Return the seconds of each of `runs` starts, after an uncounted one that fills the page cache."""
     durations = []
     for _ in range(runs + 1):
         start = time.perf_counter()

@@ -39,7 +39,7 @@ Pair = tuple[tuple[Rounds, ...], tuple[Rounds, ...]]
 
 
 class Products:
-    """A step of `count` matrix products."""
+    """Step of `count` matrix products."""
 
     def __init__(self, config: RunConfig, device: object, count: int) -> None:
         torch.set_num_threads(1)

@@ -37,7 +37,7 @@ def calls(shapes: Sequence[AttentionShape], backends: Sequence[str] = BACKENDS, 
 
 
 def executed_rows(cells: Sequence[Cell], *names: str) -> list[Row]:
-    """Credited beside executed FLOPs of forward, with the head size that the kernel computes with."""
+    """Return credited and executed FLOPs of forward, with the head size that the kernel computes with."""
     return [
         {
             **{name: cell[name] for name in names},

@@ -1,4 +1,4 @@
-"""What the studies of low precision share."""
+"""Table that the studies of low precision share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the studies of strategies share: their cells, clean and recorded, and the tables of cs-systems parallel."""
+"""Cells and tables that the studies of parallel strategies share."""
 
 from __future__ import annotations
 

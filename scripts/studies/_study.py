@@ -1,6 +1,6 @@
-"""What the studies share: a study is its cells, its tables and an explanation computed from what was measured.
+"""Study: cells to measure, tables of the records, and an explanation that is computed from them.
 
-Each scripts/studies/<name>.py asks one question; its docstring says which, how, and what comes out. Together:
+Each scripts/studies/<name>.py answers one question; its docstring gives question, method and output. All of them:
 
     python scripts/studies/_study.py                          # lists them
     python scripts/studies/_study.py --all --budget-s 540     # runs them, the most telling first; again: the rest
@@ -74,16 +74,23 @@ _MOST_STEPS = ((0.05, 5, 30), (0.2, 3, 10), (0.6, 2, 5), (inf, 1, 3))
 
 @dataclass(frozen=True)
 class Study:
-    """file, doc: the script's own. full: the cells for one H200. small: those for two CPU cores, under 20 s.
+    """Study of one question.
 
-    tables: (cells, format) → the tables as texts. explain: findings as sentences, computed from the records.
-    answer: one or two sentences that answer the question, with a number, its unit and the device, computed from the
-    records; "" where these do not answer it. The page begins with it.
-    figure: a kind of report.plot, of the cells that are `drawn`; of all where none is.
-    fresh_process: each cell in a worker of its own. interleave: the clean cells of a model in turn, round by
-    round, and a profile of each, before the next model's: what a budget cuts short has whole models.
-    drops: tables of a profile that the study does not use: its records, which are committed, go without them.
-    draw: cells → a matplotlib Figure of the study's own, instead of a kind of report.plot.
+    Attributes:
+        file: the script's `__file__`.
+        doc: the script's docstring, which opens with the question.
+        full: returns the cells for one H200.
+        small: returns the cells for two CPU cores, under 20 s.
+        tables: makes the tables from (cells, format).
+        explain: makes the findings, sentences that are computed from the records.
+        answer: makes the answer that the page opens with: one or two sentences with a number, its unit and the device;
+            "" if the records do not answer the question.
+        figure: kind of figure (report/figures), of the cells that are `drawn`, or of all if none is.
+        fresh_process: measure each cell in a worker of its own.
+        interleave: measure the clean cells of a model in turn, round by round, and a profile of each, before the next
+            model, so that a run that is cut short has whole models.
+        drops: tables of a profile that the study does not use; its committed records leave them out.
+        draw: makes a matplotlib Figure from the cells, instead of `figure`.
     """
 
     file: str
@@ -116,7 +123,7 @@ class Study:
         return self.full() if scale == "full" else self.small()
 
     def folder(self, scale: str) -> Path:
-        """Full results are kept in the repository; what a laptop measures is for itself."""
+        """Return the default folder: full results go into the repository, small ones into runs/."""
         return Path("profiles" if scale == "full" else "runs") / self.name
 
 
@@ -191,7 +198,7 @@ def decide(asked: str) -> str:
 
 
 def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadline: float = inf) -> None:
-    """Measure what the folder lacks, until the deadline (of time.monotonic)."""
+    """Measure the cells that the folder lacks, until the deadline (of time.monotonic)."""
     configs, left_out = possible(study.configs(scale))
     for why in left_out:
         print(why, file=sys.stderr)
@@ -316,7 +323,7 @@ def studies() -> list[Study]:
 
 
 def run_all(out_root: Path | None, budget_s: float, scale: str) -> int:
-    """Run every study until the budget is spent; one that fails does not end the others."""
+    """Run every study until the budget is spent; a failed study does not stop the others."""
     began = time.monotonic()
     scale, statuses = decide(scale), {}
     for study in studies():

@@ -36,7 +36,7 @@ def full() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """Few heads that a CPU finishes, under caps as much smaller."""
+    """Return calls with few heads, which a CPU finishes, under proportionally smaller caps."""
     shapes = [AttentionShape(1, 4, seq, 64, causal=True) for seq in (128, 256)]
     return [c for limit in LIMITS for c in calls(shapes, memory_limit_bytes=limit // SMALLER, **QUICK)]
 

@@ -80,7 +80,7 @@ def ratios(cells: list[Cell]) -> list[Row]:
 
 
 def rate(cell: Cell) -> float:
-    """Credited FLOPs of forward and backward over the step's median, FLOP/s."""
+    """Return the credited FLOPs of forward and backward over the step's median, in FLOP/s."""
     return float((cell["forward.model_flops"] + cell["backward.model_flops"]) / cell["median_s"])
 
 

@@ -61,7 +61,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _growth(what: str, line: list[Cell]) -> str:
-    """Exponents over the longer half of the lengths; of memory without what the process holds at any length."""
+    """Return a sentence on the growth exponents over the longer half of the lengths, without the constant memory."""
     long = line[len(line) // 2 :] if len(line) > 5 else line
     seqs = [cell["seq"] for cell in long]
     measured = all(cell["peak_allocated_bytes"] for cell in long)

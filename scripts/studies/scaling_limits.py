@@ -103,12 +103,12 @@ def _is_alone(cell: Cell) -> Any:
 
 
 def computing_s(cell: Cell) -> float:
-    """Forward, loss and backward."""
+    """Return the seconds of forward, loss and backward."""
     return sum(cell[f"{phase}.median_s"] or 0.0 for phase in ("forward", "loss", "backward"))
 
 
 def rate(cell: Cell) -> float:
-    """Model FLOP/s of forward and backward."""
+    """Return the model FLOP/s of forward and backward."""
     config = cell.record.run_config
     return one_gpu_s(config.model, config.batch_size, config.tokens_per_sequence, Cluster(1, 1, 1, 0)) / computing_s(
         cell
@@ -274,7 +274,7 @@ def _indivisible() -> Iterator[str]:
 
 
 def draw(cells: list[Cell]) -> Any:
-    """Efficiency against GPUs, a panel a model; dotted: where the closed form says that communication binds."""
+    """Draw efficiency by number of GPUs, a panel per model; dotted: the closed form's limit of communication."""
     from matplotlib.figure import Figure
 
     from cs_systems.report.figures.drawing import COLORS, MARKERS, WIDTH, with_legend

@@ -164,7 +164,7 @@ def _ratio(cells: list[Cell]) -> list[str]:
 
 
 def _bytes(cells: list[Cell]) -> list[str]:
-    """Softmax beside the two products, in time, in bytes, and in what the ceilings say of both."""
+    """Return sentences on softmax and both products: their times, bytes and ceilings."""
     rows = calls(cells)
     said = []
     for length, precision in dict.fromkeys((row["ctx"], row["precision"]) for row in rows):

@@ -137,12 +137,12 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def ratio(cell: Cell) -> float:
-    """Backward's time over forward's."""
+    """Return backward's time over forward's."""
     return float(cell["backward.median_s"] / cell["forward.median_s"])
 
 
 def why_the_ratio(cell: Cell) -> str:
-    """Backward over forward; and where the host is in it, how: as the ratio itself, or as forward's part of it."""
+    """Return a sentence on backward over forward, and on the host's share in that ratio."""
     said = f"backward takes {ratio(cell):.2f} times as long as forward"
     forward, backward = (human(cell[f"{phase}.submit_median_s"] or 0, "s") for phase in ("forward", "backward"))
     if not is_launch_bound(cell, "forward"):

@@ -54,7 +54,7 @@ def recorded(cells: list[Cell]) -> list[Cell]:
 
 
 def shares(cell: Cell) -> dict[str, float]:
-    """Family → its share of the kernel time."""
+    """Return the share of the kernel time by family."""
     times = family_times(cell)
     return {family: time / sum(times.values()) for family, time in times.items()}
 
