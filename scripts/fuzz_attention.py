@@ -298,8 +298,8 @@ class Fuzz:
             for of, error in zip(("whole", "worst row"), both, strict=True):
                 tally.largest[dtype, what, of] = max(tally.largest.get((dtype, what, of), (0.0, 0)), (error, number))
         if bad := _beyond(found, bound):
-            said = "; ".join(f"{what} {whole:.3g}, worst row {row:.3g}" for what, (whole, row) in bad.items())
-            yield f"relative error beyond {bound:.3g}, of a row {ROW_FACTOR * bound:.3g}: {said}"
+            text = "; ".join(f"{what} {whole:.3g}, worst row {row:.3g}" for what, (whole, row) in bad.items())
+            yield f"relative error beyond {bound:.3g}, of a row {ROW_FACTOR * bound:.3g}: {text}"
         elif self.against and backward and not backends[self.against].unavailable(case.call(self.device.type)):
             try:
                 theirs = computed(backends[self.against], inputs, case, backward)
@@ -357,13 +357,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("backend", help="a name, path.py:function or package.module:function")
-    parser.add_argument("--against", metavar="BACKEND", help="whose errors are the measure")
+    parser.add_argument("--against", metavar="BACKEND", help="backend to compare the errors with")
     parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--case", type=int, metavar="K", help="this one alone")
+    parser.add_argument("--case", type=int, metavar="K", help="run only case K")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", type=int, default=24, help="combinations that a kernel is compiled for")
-    parser.add_argument("--scores", type=int, help="most scores of a case (default: 2**23 on a GPU, else 2**14)")
-    parser.add_argument("--budget-s", type=float, default=math.inf, help="begin no case after so many seconds")
+    parser.add_argument("--kinds", type=int, default=24, help="combinations to compile kernels for")
+    parser.add_argument("--scores", type=int, help="most scores of one case (default: 2**23 on a GPU, else 2**14)")
+    parser.add_argument("--budget-s", type=float, default=math.inf, help="start no new case after this many seconds")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     args = parser.parse_args(argv)
     if min(args.cases, args.kinds, 1 if args.scores is None else args.scores // 64) < 1 or (args.case or 0) < 0:

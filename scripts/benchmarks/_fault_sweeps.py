@@ -61,7 +61,7 @@ class Run:
     cut: bool
     before: bytes
     after: bytes
-    said: str
+    output: str
 
 
 class Stage:
@@ -144,7 +144,7 @@ class Stage:
         """
         before = self.journal()
         self.runs += 1
-        said = self.folder / f"said-{self.runs}.txt"
+        output_file = self.folder / f"said-{self.runs}.txt"
 
         def begin() -> None:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
@@ -152,7 +152,7 @@ class Stage:
             if prepare:
                 prepare()
 
-        with said.open("wb") as stream:
+        with output_file.open("wb") as stream:
             process = subprocess.Popen(
                 command or self.command(), cwd=self.work, env=self.environment(), stdin=subprocess.DEVNULL,
                 stdout=stream, stderr=stream, start_new_session=True, preexec_fn=begin,
@@ -164,11 +164,11 @@ class Stage:
                 status: int | None = process.wait(self.deadline_s)
             except subprocess.TimeoutExpired:
                 status = None
-                self.fail("hung", self.this_run, f"still running after {self.deadline_s:.0f} s: {_last(said)}")
+                self.fail("hung", self.this_run, f"still running after {self.deadline_s:.0f} s: {_last(output_file)}")
                 process.kill()
                 process.wait()
         self.see_what_is_left(quiet=status is None)
-        text = said.read_text(errors="replace")
+        text = output_file.read_text(errors="replace")
         self.failures += oracle.tracebacks(text, self.this_run)
         after = self.journal()
         self.failures += oracle.changed(before, after, self.damaged)
@@ -177,7 +177,7 @@ class Stage:
     def see_what_is_left(self, quiet: bool) -> None:
         """Report processes and temporary files that outlive a run, and end the processes.
 
-        quiet: the run was ended here after it hung, which has been told.
+        quiet: the run was ended here after it hung, which is reported.
         """
         deadline = time.monotonic() + GRACE_S
         while (alive := descendants()) and time.monotonic() < deadline:
@@ -228,7 +228,7 @@ class Stage:
     def judge_end(self, run: Run, numbers: Sequence[int]) -> None:
         """Check that a run that was not interrupted has a record of every cell and a matching exit status."""
         missing = list(oracle.lost(oracle.lines(run.after), numbers, self.repeats))
-        last = f"exit status {run.status}: {_last_text(run.said)}"
+        last = f"exit status {run.status}: {_last_text(run.output)}"
         if run.status not in (0, 3) and (run.before or not missing):
             self.fail("refused", self.this_run, last)
         elif missing:
@@ -244,8 +244,8 @@ class Stage:
         self.cells = [{**cell, "fault": None, "place": None} for cell in self.cells]
         self.write_plan()
         run = self.run_to_the_end()
-        if "torn" in run.said or "skipped" in run.said:
-            self.fail("refused", self.this_run, f"it complains: {_last_text(run.said)}")
+        if "torn" in run.output or "skipped" in run.output:
+            self.fail("refused", self.this_run, f"it complains: {_last_text(run.output)}")
 
     def report(self) -> None:
         command = [sys.executable, "-m", "cs_systems", "report", str(self.out), "--format", self.sweep.format]
@@ -298,7 +298,7 @@ class Stage:
         self.judge(run, lenient=how == "worker")
         ended = {0, 3, None, *(128 + getattr(signal, name) for name in SIGNALS)}
         if run.status not in ended and not (run.status is not None and run.status < 0):
-            self.fail("refused", f"{self.this_run} after {how} {event['signal']}", _last_text(run.said))
+            self.fail("refused", f"{self.this_run} after {how} {event['signal']}", _last_text(run.output))
 
     def send(self, process: subprocess.Popen[bytes], how: str, number: int) -> None:
         """Signal the program, its group, or the process that measures its cells."""
@@ -325,8 +325,8 @@ class Stage:
         run = self.run(prepare=limit)
         run.cut = True
         self.judge(run, lenient=True)
-        if run.status not in (0, 3) and "records.jsonl" not in run.said and str(self.out) not in run.said:
-            self.fail("wrong", f"disk: {how}", f"the message names no file: {_last_text(run.said)}")
+        if run.status not in (0, 3) and "records.jsonl" not in run.output and str(self.out) not in run.output:
+            self.fail("wrong", f"disk: {how}", f"the message names no file: {_last_text(run.output)}")
         if mounted:
             options = "size=512m,nr_inodes=100000"
             subprocess.run(["mount", "-o", f"remount,{options}", str(self.out)], check=True)
@@ -374,10 +374,10 @@ class Stage:
             place.write_bytes(had)
 
     def judge_guest(self, how: str, run: Run, place: Path, precious: Path) -> None:
-        if run.status == 2 and place.name not in run.said:
-            self.fail("refused", how, f"the message does not name the file: {_last_text(run.said)}")
+        if run.status == 2 and place.name not in run.output:
+            self.fail("refused", how, f"the message does not name the file: {_last_text(run.output)}")
         elif run.status not in (0, 2, None):
-            self.fail("refused", how, f"exit status {run.status}: {_last_text(run.said)}")
+            self.fail("refused", how, f"exit status {run.status}: {_last_text(run.output)}")
         if precious.read_bytes() != b"precious":
             self.fail("changed", how, "the file that it points to was written to")
         if how.startswith("file") and (not place.exists() or place.read_bytes() != b"precious"):
@@ -463,13 +463,13 @@ def _describe(pid: int) -> str:
     return str(pid)
 
 
-def _last(said: Path) -> str:
-    return _last_text(said.read_text(errors="replace"))
+def _last(output_file: Path) -> str:
+    return _last_text(output_file.read_text(errors="replace"))
 
 
 def _last_text(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return oracle.shortened(lines[-1], 300) if lines else "it said nothing"
+    return oracle.shortened(lines[-1], 300) if lines else "it printed nothing"
 
 
 # ---------------------------------------------------------------------------------------------- one sweep
@@ -495,7 +495,7 @@ def calibrate(face: str) -> tuple[Expected, Outcome]:
     shutil.rmtree(stage.folder, ignore_errors=True)
     records = [line.record for line in oracle.lines(run.after)]
     if [record["status"] for record in records] != ["ok"] * len(stage.cells):
-        what = [record["reason"] for record in records] or run.said
+        what = [record["reason"] for record in records] or run.output
         raise RuntimeError(f"a sweep of innocent cells fails ({face}): {what}")
     of_cells = [oracle.neutral(oracle.what_it_saw(r)[1], str(stage.folder)) for r in records]
     seen = {place: [of[place] for of in of_cells] for place in of_cells[0]}

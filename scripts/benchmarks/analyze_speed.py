@@ -114,9 +114,9 @@ def waiting() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernels", type=int, default=100_000, help="in the export of nsys")
+    parser.add_argument("--kernels", type=int, default=100_000, help="number of kernels in the export of nsys")
     parser.add_argument("--kineto-megabytes", type=int, default=50)
-    parser.add_argument("--runs", type=int, default=3, help="the middle one by its wall time is shown")
+    parser.add_argument("--runs", type=int, default=3, help="runs; the one with the median wall time is shown")
     args = parser.parse_args()
     print(
         f"Python {platform.python_version()}, {os.cpu_count()} processors. `cs-systems analyze FILE`, every table, in "

@@ -179,10 +179,10 @@ def launches(
         for variant, step in steps.items():
             found[variant] += host(step, args.steps)
         say(f"round {number}")
-    told = []
+    results = []
     for variant, samples in found.items():
         host_s = [s["forward_host_s"] + s["backward_host_s"] for s in samples]
-        told.append(
+        results.append(
             {
                 "variant": variant,
                 "host_s": median(host_s),
@@ -192,13 +192,13 @@ def launches(
             }
         )
         if device.is_cuda:
-            told[-1]["steps_s"] = largest([s["step_s"] for s in samples], device)
-            told[-1]["step_s"] = median(told[-1]["steps_s"])
+            results[-1]["steps_s"] = largest([s["step_s"] for s in samples], device)
+            results[-1]["step_s"] = median(results[-1]["steps_s"])
         if variants is VARIANTS:  # of all strategies this would take a minute
-            told[-1]["operators"] = operators(steps[variant])
-    for row in told:
-        row["of_strategy_s"] = row["host_s"] - told[0]["host_s"]
-    return beside_torchs_best(told, args.steps)
+            results[-1]["operators"] = operators(steps[variant])
+    for row in results:
+        row["of_strategy_s"] = row["host_s"] - results[0]["host_s"]
+    return beside_torchs_best(results, args.steps)
 
 
 def beside_torchs_best(rows: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
@@ -315,13 +315,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=SCALES, default="launches")
     parser.add_argument("--context-length", type=int, default=512)
-    parser.add_argument("--batch-size", type=int, default=4, help="of each rank")
+    parser.add_argument("--batch-size", type=int, default=4, help="batch size of each rank")
     parser.add_argument("--attention", default="naive")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--only", default="", help="a regular expression: strategies of `host` with a match, and alone")
+    parser.add_argument("--only", default="", help="regular expression: strategies of `host` to run beside `alone`")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--budget-s", type=float, default=60.0, help="begin no further visit of a size after so long")
+    parser.add_argument(
+        "--budget-s", type=float, default=60.0, help="start no new round of a size after this many seconds"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/fsdp_launches"))
     args = parser.parse_args()
     device = resolve(args.device)

@@ -336,10 +336,10 @@ def show(row: str, causal: bool, found: dict[str, dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--rows", nargs="+", default=ROWS, help="batch,heads,seq,d_head")
+    parser.add_argument("--rows", nargs="+", default=ROWS, help="shapes: batch,heads,seq,d_head")
     parser.add_argument("--causal", choices=("yes", "no", "both"), default="both")
-    parser.add_argument("--out", type=Path, help="JSON lines")
-    parser.add_argument("--checks", type=int, default=6, help="processes that check at a time")
+    parser.add_argument("--out", type=Path, help="file for the JSON lines")
+    parser.add_argument("--checks", type=int, default=6, help="number of processes that check at the same time")
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -352,8 +352,8 @@ def main() -> None:
     kernels = [one for one in chosen if matters(*one, causal=False)]
     wanted = [(*one, causal, shape) for one in kernels for causal in (False, True) for shape in CHECKED[: 2 + causal]]
     with ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn")) as pool:
-        said = {one: pool.submit(compiled, *one) for one in wanted}
-        for (key, index, causal, _), future in said.items():
+        compiling = {one: pool.submit(compiled, *one) for one in wanted}
+        for (key, index, causal, _), future in compiling.items():
             if problem := future.result():
                 lines.append({"compile": key, "variant": name(VARIANTS[key][index]), "causal": causal, "said": problem})
                 print(f"{key} {name(VARIANTS[key][index])} causal={causal}: {problem}", flush=True)

@@ -142,8 +142,8 @@ def check_history(root: Path) -> None:
     except FileNotFoundError:
         raise NoHistory("git is not installed, and the history says when figures were measured; install git") from None
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or "").strip().partition("\n")[0]
-        raise NoHistory(f"{root} has no git history ({said}); run this in a clone") from None
+        message = (error.stderr or "").strip().partition("\n")[0]
+        raise NoHistory(f"{root} has no git history ({message}); run this in a clone") from None
     if shallow == "true":
         raise NoHistory("this clone is shallow: it lacks the commits that measured; run git fetch --unshallow")
 

@@ -62,7 +62,7 @@ def row(what: str, durations_s: list[float], promised_s: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20, help="of each command")
+    parser.add_argument("--runs", type=int, default=20, help="number of timed starts of each command")
     parser.add_argument("--cells", type=int, default=30)
     args = parser.parse_args()
     program = [sys.executable, "-m", "cs_systems"]

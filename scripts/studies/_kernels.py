@@ -26,7 +26,7 @@ WARMUP, STEPS = 5, 3  # of a profiled cell: kernels of a steady step take the sa
 ALL = "all"
 # Half of a profile's bytes: what a study of phases does not show.
 BY_KERNEL_AND_LAYER = ("kernels", "layers", "parts", "attention", "ranges")
-ON_A_CPU = "which kernels ran and for how long is known on a GPU alone: here there is the clock's part"
+ON_A_CPU = "kernel times require a GPU; on a CPU, only the times by the clock are shown"
 
 
 def profiled(configs: Iterable[RunConfig], profiler: str) -> list[RunConfig]:
@@ -64,18 +64,18 @@ def clean(cells: Iterable[Cell]) -> list[Cell]:
 
 def twins(cells: Iterable[Cell]) -> dict[RunConfig, Cell]:
     """Return a mapping from the measured configuration to its profiled cell, where that has tables of kernels."""
-    return {_what(cell.record.run_config): cell for cell in cells if cell.profiled and _told(cell)}
+    return {_as_clean(cell.record.run_config): cell for cell in cells if cell.profiled and _has_phases(cell)}
 
 
 def twin(cell: Cell, found: Mapping[RunConfig, Cell]) -> Cell | None:
-    return found.get(_what(cell.record.run_config))
+    return found.get(_as_clean(cell.record.run_config))
 
 
-def _told(cell: Cell) -> bool:
+def _has_phases(cell: Cell) -> bool:
     return cell.measured and bool(cell.record.results.get("phases"))
 
 
-def _what(config: RunConfig) -> RunConfig:
+def _as_clean(config: RunConfig) -> RunConfig:
     return replace(config, profiler=CLEAN, profiler_args=(), warmup=0, steps=1, rounds=1)
 
 
