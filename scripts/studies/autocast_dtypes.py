@@ -88,7 +88,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
     return [
         *not_measured(shown, format),
         *(table for cell in shown for table in row_table(dtypes(cell), f"dtypes of the {name(cell)}", format)),
-        *row_table(mistaken(cells), "bf16 autocast without effect, and the warning of each mistake", format),
+        *row_table(mistaken(cells), "bf16 autocast without effect, and the reason that is given", format),
         *row_table(
             normalized(records), "relative error, one step alone in low precision; u: its unit roundoff", format
         ),
