@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core.printable import visible
-from cs_systems.report.files import standard_output
+from cs_systems.report.files import FREE_SPACE, standard_output
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.version import __version__
 
@@ -41,7 +41,7 @@ COMMANDS = {
 }
 REMEDIES = {
     errno.EACCES: "; change its permissions, or give another path",
-    errno.ENOSPC: "; free some space, then run the same command again",
+    errno.ENOSPC: f"; {FREE_SPACE}",
 }
 EXIT_MALFORMED = 2
 EXIT_INTERRUPTED = 130
@@ -124,7 +124,7 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
 
     module = importlib.import_module(f"cs_systems.cli.{command}")
     try:
-        with _printable_parser_errors(words):
+        with _printable_parser_errors(words), standard_output():
             args = tyro.cli(
                 module.ARGS,
                 prog=f"cs-systems {command}",

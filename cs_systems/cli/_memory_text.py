@@ -173,8 +173,8 @@ def spans(names: Sequence[str]) -> str:
     """Join names, with ranges of consecutive blocks: `block 0 … block 3, block 5, lm_head`."""
     blocks = sorted(int(found[1]) for name in names if (found := re.fullmatch(r"block (\d+)", name)))
     runs = [[n for _, n in run] for _, run in groupby(enumerate(blocks), key=lambda pair: pair[1] - pair[0])]
-    said = [f"block {run[0]}" + (f" … block {run[-1]}" if run[1:] else "") for run in runs]
-    return ", ".join([*said, *(name for name in names if not re.fullmatch(r"block \d+", name))])
+    blocks_text = [f"block {run[0]}" + (f" … block {run[-1]}" if run[1:] else "") for run in runs]
+    return ", ".join([*blocks_text, *(name for name in names if not re.fullmatch(r"block \d+", name))])
 
 
 def by_phase(rows: Sequence[Row]) -> list[Row]:
@@ -204,7 +204,11 @@ def say(text: str) -> None:
     """Print a sentence with its line breaks, wrapped between words on a terminal."""
     indent = len(text) - len(text.lstrip())
     width = terminal_width()
-    said = visible(text.rstrip("\n"))
-    shown = said if width is None else fill(said, width, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
+    printable = visible(text.rstrip("\n"))
+    shown = (
+        printable
+        if width is None
+        else fill(printable, width, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
+    )
     with standard_output():
         print(shown + text[len(text.rstrip("\n")) :], flush=True)

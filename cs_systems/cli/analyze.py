@@ -103,15 +103,15 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
     if not args.table:
         made = {n: rows for n, rows in made.items() if has_something(n, rows) or (profile.trace.kernels and not rows)}
     for name, rows in made.items():
-        said = notes(name, profile, rows)
+        remarks = notes(name, profile, rows)
         top = args.top or (len(rows) if args.format == "csv" else 10)
         if name == "kernels" and rows[top:]:
             rest = sum(row["share"] for row in rows[top:])
-            said.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time; --top shows more")
+            remarks.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time; --top shows more")
         if name in ("steps", "ranges") and rows[top:]:
-            said.append(f"{len(rows) - top} more {name}; --top shows more")
+            remarks.append(f"{len(rows) - top} more {name}; --top shows more")
         rows = rows[:top] if name in LONG else rows
-        parts.append((CAPTIONS[name], rows, SHOWN[name], said))
+        parts.append((CAPTIONS[name], rows, SHOWN[name], remarks))
     return document_text(args.format, _heading(profile), parts, args.output)
 
 

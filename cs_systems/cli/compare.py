@@ -76,9 +76,9 @@ def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
 
     found = [(by, difference_of_records(a, b, by)) for by in SPLITS.values()]
     parts = [difference_part(by, rows) for by, rows in found if rows]
-    for _, rows, _, said in parts:
+    for _, rows, _, remarks in parts:
         if more := rows[TOP:-1]:
-            said.append(f"{len(more)} more with smaller differences; the records have all")
+            remarks.append(f"{len(more)} more with smaller differences; the records have all")
             del rows[TOP:-1]
     sides = " · ".join(f"{side}: {describe(r.run_config)}" for side, r in (("A", a), ("B", b)))
     return "\n".join(document_text(args.format, [cell, sides, PROFILED], parts, args.output))

@@ -105,11 +105,11 @@ def print_profile(record: RunRecord, folder: Path) -> None:
             print(table_text(CAPTIONS["ranges"], results["ranges"][:TOP], SHOWN["ranges"], []))
         _print_artifacts(record, folder)
         return
-    said = results["notes"]
-    print(*(visible(note["note"]) for note in said if note["table"] is None), sep="\n")
+    noted = results["notes"]
+    print(*(visible(note["note"]) for note in noted if note["table"] is None), sep="\n")
     for name in PRINTED:
         rows = results[name]
-        notes = [note["note"] for note in said if note["table"] == name]
+        notes = [note["note"] for note in noted if note["table"] == name]
         if name == "kernels" and rows[TOP:]:
             rest = sum(row["share"] for row in rows[TOP:])
             notes.append(f"{len(rows) - TOP} more kernel(s) take {rest:.1%} of the time; the record has all")

@@ -136,12 +136,12 @@ def ranges(records: Sequence[RunRecord]) -> list[Row]:
 
 
 def _breaks(row: Row) -> str | None:
-    said = []
+    sentences = []
     if row["breaks_up_to"] is not None:
-        said.append(f"σ ≤ {row['breaks_up_to']:g}")
+        sentences.append(f"σ ≤ {row['breaks_up_to']:g}")
     if row["breaks_from"] is not None:
-        said.append(f"σ ≥ {row['breaks_from']:g}")
-    return ", ".join(said) + (" (overflow)" if row["overflows"] else "") if said else None
+        sentences.append(f"σ ≥ {row['breaks_from']:g}")
+    return ", ".join(sentences) + (" (overflow)" if row["overflows"] else "") if sentences else None
 
 
 ALL_STEPS, TORCH, WIDE = "all steps, sums ", "as torch does it", "fp32, result rounded"
@@ -165,7 +165,7 @@ def _whole(steps: Steps) -> Steps:
 
 def verdicts(record: RunRecord) -> list[str]:
     """Return sentences on the accuracy without fp32 inside: a summary, then each operation and input."""
-    precision, said = record.config["precision"], _answer(record)
+    precision, sentences = record.config["precision"], _answer(record)
     for (operation, case), steps in _cases(record).items():
         whole = _whole(steps)
         single = {name: row for name, row in steps.items() if not name.startswith((ALL_STEPS, TORCH, WIDE))}
@@ -178,11 +178,11 @@ def verdicts(record: RunRecord) -> list[str]:
             worst = max(possible, key=lambda name: _roundoffs(single[name])).removesuffix(f", {how}")
             parts.append(f"{in_roundoffs(row)} with {how} sums (mostly from {worst})")
         best = f", {in_roundoffs(steps[TORCH])} in torch's implementation" if TORCH in steps else ""
-        said.append(
+        sentences.append(
             f"{precision} {operation}, {case}: {need}; with every step in {precision} the error is "
             f"{', '.join(parts)}{best}"
         )
-    return said + _range_verdicts(record)
+    return sentences + _range_verdicts(record)
 
 
 def _answer(record: RunRecord) -> list[str]:
@@ -201,7 +201,7 @@ def _answer(record: RunRecord) -> list[str]:
 def _range_verdicts(record: RunRecord) -> list[str]:
     """Return, by operation, the steps that overflow the dtype and the input sizes from which they do."""
     precision, rows = record.config["precision"], record.results.get("normalization_range", ())
-    said = []
+    sentences = []
     for operation in dict.fromkeys(row["operation"] for row in rows):
         first: dict[str, float] = {}  # the smaller size of a sum's two orders
         for row in rows:
@@ -209,8 +209,10 @@ def _range_verdicts(record: RunRecord) -> list[str]:
                 step = row["step"].partition(",")[0]
                 first[step] = min(row["breaks_from"], first.get(step, row["breaks_from"]))
         steps = ", ".join(f"σ = {first[step]:g} ({step})" for step in sorted(first, key=lambda step: first[step]))
-        said.append(f"{precision} {operation}: " + (f"overflows from {steps} on" if steps else "does not overflow"))
-    return said
+        sentences.append(
+            f"{precision} {operation}: " + (f"overflows from {steps} on" if steps else "does not overflow")
+        )
+    return sentences
 
 
 def _roundoffs(row: Row) -> float:

@@ -65,24 +65,26 @@ def _marked(layers: Collection[str]) -> bool:
 
 def doubts(a: Profile, b: Profile) -> list[str]:
     """Return the reasons to be careful with the comparison."""
-    said = []
+    sentences = []
     for name, profile in (("A", a), ("B", b)):
-        said.append(f"{name}: {len(profile.steps)} steps; {profile.coverage}")
-        said += [f"{name}: {note}" for note in profile.notes]
+        sentences.append(f"{name}: {len(profile.steps)} steps; {profile.coverage}")
+        sentences += [f"{name}: {note}" for note in profile.notes]
     shares = [p.layer_coverage for p in (a, b)]
     if abs(shares[0] - shares[1]) > UNEQUAL:
-        said.append(
+        sentences.append(
             f"the layer is known for {shares[0]:.0%} of A's kernel time and {shares[1]:.0%} of B's: "
             "part of the difference by layer is a difference in ranges"
         )
     devices = [sorted(set(p.trace.devices.values())) for p in (a, b)]
     if devices[0] != devices[1]:
-        said.append(
+        sentences.append(
             f"device differs: {', '.join(devices[0]) or 'unknown'} in A, {', '.join(devices[1]) or 'unknown'} in B"
         )
     if a.trace.profiler != b.trace.profiler:
-        said.append(f"profiler differs: {a.trace.profiler} in A, {b.trace.profiler} in B, with different overheads")
-    return said
+        sentences.append(
+            f"profiler differs: {a.trace.profiler} in A, {b.trace.profiler} in B, with different overheads"
+        )
+    return sentences
 
 
 def _times(profile: Profile, by: str) -> Counter[str]:

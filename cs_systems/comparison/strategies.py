@@ -128,7 +128,7 @@ def communication(group: Sequence[RunRecord]) -> list[Row]:
     rows = []
     for record in on_ranks(group):
         step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
-        seen = slowest(seen_by("overlap", record, group))
+        seen = straggler(seen_by("overlap", record, group))
         exposed_s = step_s - alone_s if step_s and alone_s else None
         rows.append(
             {
@@ -145,7 +145,7 @@ def communication(group: Sequence[RunRecord]) -> list[Row]:
     return rows
 
 
-def slowest(record: RunRecord | None) -> Row:
+def straggler(record: RunRecord | None) -> Row:
     """Return the row of the rank with the longest step, with the longest waiting of any; empty without a record."""
     rows = record.results.get("overlap", []) if record else []
     if not rows:
@@ -164,7 +164,7 @@ def differences(group: Sequence[RunRecord]) -> list[Row]:
     for record in on_ranks(group):
         alone = baseline(group, record.repeat)
         step_s, alone_s = _step_s(record), _step_s(alone)
-        seen, alone_seen = (slowest(r and seen_by("overlap", r, group)) for r in (record, alone))
+        seen, alone_seen = (straggler(r and seen_by("overlap", r, group)) for r in (record, alone))
         if step_s and alone_s and seen and alone_seen:
             rows.append({**_identity(record, group), **reconcile(seen, alone_seen, step_s, alone_s)})
     return rows

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from cs_systems.record import Row
 
 
-def finding(check: str, found: str, state: str = "ok", remedy: str | None = None) -> Row:
+def diagnostic(check: str, found: str, state: str = "ok", remedy: str | None = None) -> Row:
     """Return a diagnostic as a row: {check, state, found, remedy}.
 
     The state is `ok`, `missing` (an option is not installed) or `problem` (something present gets in the way). The

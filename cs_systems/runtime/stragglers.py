@@ -55,7 +55,7 @@ def merged(records: Sequence[RunRecord]) -> RunRecord:
     assert len(measurements) == len(records)
     together = replace(
         measurements[0],
-        samples=tuple(map(_slowest, zip(*(m.samples for m in measurements), strict=True))),
+        samples=tuple(map(_merged_sample, zip(*(m.samples for m in measurements), strict=True))),
         setup_s=max(m.setup_s for m in measurements),
         peak_allocated_bytes=_largest(m.peak_allocated_bytes for m in measurements),
         peak_reserved_bytes=_largest(m.peak_reserved_bytes for m in measurements),
@@ -94,7 +94,7 @@ def _start_s(sample: Sample, phase: str) -> float:
     return sum(list(sample.phases_s.values())[: list(sample.phases_s).index(phase)])
 
 
-def _slowest(samples: Sequence[Sample]) -> Sample:
+def _merged_sample(samples: Sequence[Sample]) -> Sample:
     slowest = max(samples, key=lambda s: s.wall_s)
     return replace(
         slowest,

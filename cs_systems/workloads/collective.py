@@ -130,7 +130,7 @@ class Collective:
         on_one_machine = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks)) == self.ranks
         peak = peaks.peak_link(self.device.name) if on_one_machine and self.device.is_cuda else None
         link = {"peak_bytes_per_s": peak.per_s if peak else None, "source": peak.source if peak else None}
-        return {"setup": [self._slowest(self.setup)], "link": [link]}
+        return {"setup": [self._longest(self.setup)], "link": [link]}
 
     def _buffers(self) -> tuple[Tensor, Tensor]:
         whole, part = self._zeros(self.shape.elements), self.shape.elements // self.ranks
@@ -160,7 +160,7 @@ class Collective:
                 raise
             raise refusal(backend(), self.shape, f" ({message})") from error
 
-    def _slowest(self, durations: Mapping[str, float | None]) -> Row:
+    def _longest(self, durations: Mapping[str, float | None]) -> Row:
         """Return the longest of each duration over all ranks."""
         known = {name: value for name, value in durations.items() if value is not None}
         longest = torch.tensor([*known.values()], dtype=torch.float64, device=self.device.torch)

@@ -101,7 +101,11 @@ def test_malformed_input_stops_before_any_cell(
     {
         "time --size": "no value; give one, or leave out the option",
         "time --size ,": "no value; give one, or leave out the option",
-        "time --context-length abc": "'abc' is not a whole number",
+        "time --context-length abc": "--context-length: 'abc' is not a whole number; use one such as 8",
+        "time --steps abc": "--steps: 'abc' is not a whole number; use one such as 8",
+        "time --d-model 1.5": "--d-model: '1.5' is not a whole number; use one such as 8",
+        "time --warmup-s abc": "--warmup-s: 'abc' is not a number; use one such as 0.5",
+        "time --timeout-s abc": "--timeout-s: 'abc' is not a number; use one such as 0.5",
         "compare a b --phase": "no value; give one, or leave out the option",
     }.items(),
 )

@@ -105,7 +105,7 @@ def test_names_are_shown_as_they_are(
     named = RunConfig(workload="[red]/own.py:factory")
     record = RunRecord("key", named.to_dict(), "error", reason="install cs-systems[flash-attn]")
     with _sweep._Bar() as bar:
-        bar.tell(Progress(0, 2, named, record, "[red] is :skull: beside it"))
+        bar.update(Progress(0, 2, named, record, "[red] is :skull: beside it"))
     said = " ".join(capsys.readouterr().err.split())
     assert "[red]/own.py:factory: error: install cs-systems[flash-attn]" in said
     assert "[red] is :skull: beside it" in said
@@ -153,7 +153,7 @@ def test_a_reader_that_has_seen_enough_of_the_studies_is_no_error(words: str, tm
 @pytest.mark.parametrize("words", ["--help", "time --help", "memory --size tiny --fits 8GiB"])
 def test_what_cannot_be_written_is_said_once(words: str, tmp_path: Path) -> None:
     done = piped(f"{{cs}} {words} > /dev/full", tmp_path)
-    said = "cs-systems: standard output: No space left on device; make room, then give the same command again\n"
+    said = "cs-systems: standard output: No space left on device; free some space, then run the same command again\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 

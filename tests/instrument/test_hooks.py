@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 
 from cs_systems.config import PRESETS, Phase
 from cs_systems.instrument.annotate import RecordFunctionRanges, annotate
-from cs_systems.instrument.hooks import BackwardToo, annotate_model, annotated, range_name
+from cs_systems.instrument.hooks import BackwardRanges, annotate_model, annotated, range_name
 from cs_systems.model import BasicTransformerLM
 from cs_systems.training.losses import cross_entropy
 
@@ -162,7 +162,7 @@ def test_each_node_runs_in_the_ranges_of_its_block(attention: str, bf16: bool) -
 def test_wrong_label_is_detected() -> None:
     """The test above fails if the open ranges are stored one node too late."""
     journal, net = Journal(), model()
-    ranges = BackwardToo(journal)
+    ranges = BackwardRanges(journal)
     hooks = annotate_model(net, ranges)
     seen: list[tuple[str, ...]] = []
 
@@ -222,7 +222,7 @@ def test_unused_output_and_tied_weights() -> None:
 def test_backward_ranges_open_in_the_thread_that_runs_it() -> None:
     """On CUDA, autograd runs backward in its own thread; on a CPU, in the calling thread: here, another one."""
     journal, net = Journal(), model()
-    ranges = BackwardToo(journal)
+    ranges = BackwardRanges(journal)
     hooks = annotate_model(net, ranges)
     ranges.push(Phase.FORWARD)
     loss = net(TOKENS).sum()

@@ -36,7 +36,7 @@ def invented(builders: Any, config: RunConfig) -> Any:
 
 def test_c17_names_what_lies_between_allocated_and_in_use(skeleton: Any, builders: Any) -> None:
     said = explained(skeleton, "nvidia_smi_memory", [invented(builders, study("nvidia_smi_memory").full()[0])])
-    assert "2.00 GiB more are in use than memory_allocated tells" in said
+    assert "2.00 GiB in use beyond memory_allocated" in said
     assert "cache, whole blocks 1.00 GiB, context and modules 1.00 GiB" in said
 
 
@@ -56,8 +56,8 @@ def test_a2_names_the_best_group_as_predicted_and_as_measured(skeleton: Any, bui
             )
             records.append(record)
     said = explained(skeleton, "activation_checkpointing", records)
-    assert "xl: of equal groups every:2 needs least as measured: 36.0 GiB" in said
-    assert "every:2 saves most, 44% of 64.0 GiB (measured): 36.0 GiB are left, for +30.0% of the time" in said
+    assert "xl: among equal groups, every:2 needs the least memory, measured: 36.0 GiB" in said
+    assert "every:2 saves the most, 44% of 64.0 GiB (measured): 36.0 GiB remain, for +30.0% of the time" in said
 
 
 def test_c9_names_the_largest_allocation(skeleton: Any, builders: Any) -> None:
