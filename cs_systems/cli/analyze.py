@@ -19,6 +19,7 @@ from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, given
 from cs_systems.cli._output import Format, check_outputs, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
+from cs_systems.core.rows import as_tables
 from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
 from cs_systems.traces.range_names import SPLITS
 
@@ -78,7 +79,9 @@ def _text(args: Analyze, tables: Sequence[str]) -> str:
         from cs_systems.report.pages.profile import render
         from cs_systems.traces.timeline import results, view
 
-        return render(view(profiles[0]), results(profiles[0]), f"{args.file.name}, by {profiles[0].trace.profiler}")
+        return render(
+            view(profiles[0]), as_tables(results(profiles[0])), f"{args.file.name}, by {profiles[0].trace.profiler}"
+        )
     return "\n".join(_comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0]))
 
 

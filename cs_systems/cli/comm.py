@@ -135,7 +135,7 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
     from cs_systems.report.tables.rows import render_rows
 
     tables = [render(records, format, width=width, color=width is not None)]
-    parts: list[tuple[str, list[Row], dict[str, str], list[str]]] = [
+    parts: list[tuple[str, Sequence[Row], dict[str, str], list[str]]] = [
         ("fit of time by size: t(n) = α + n/β", collectives.fits(records), FITS, FIT_NOTES),
         ("set-up, before the first sample", collectives.setups(records), SETUPS, SETUP_NOTES),
     ]

@@ -17,8 +17,7 @@ from typing import Annotated
 
 from cs_systems import __version__
 from cs_systems.cli._options import flag
-from cs_systems.core.diagnostic import diagnostic
-from cs_systems.record import Row
+from cs_systems.core.diagnostic import Diagnostic, diagnostic
 
 LITTLE_SPACE_BYTES = 1 << 30
 
@@ -45,7 +44,7 @@ def run(args: Doctor) -> int:
     return 0 if "attention naive" in works else EXIT_NOTHING
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[Diagnostic]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -60,11 +59,11 @@ def _show(rows: list[Row]) -> None:
     Console(highlight=False).print(table)
 
 
-def _python() -> Row:
+def _python() -> Diagnostic:
     return diagnostic("python", f"{platform.python_version()}, cs-systems {__version__}")
 
 
-def _diagnostics_of_worker() -> Iterator[Row]:
+def _diagnostics_of_worker() -> Iterator[Diagnostic]:
     """Yield the diagnostics of the worker process, which has torch; if it cannot run, nothing can be measured."""
     from cs_systems.runtime.channel import Diagnose, Diagnosed
     from cs_systems.runtime.processes import ANSWER_TIMEOUT_S, Worker
@@ -84,7 +83,7 @@ def _diagnostics_of_worker() -> Iterator[Row]:
         worker.close()
 
 
-def _nvtx(found_nsys: Row) -> Row:
+def _nvtx(found_nsys: Diagnostic) -> Diagnostic:
     """Check that nsys records NVTX ranges, which fails for some versions of the package with some of nsys."""
     from cs_systems.profilers import nsys
 
@@ -100,7 +99,7 @@ def _nvtx(found_nsys: Row) -> Row:
     return diagnostic("nvtx", f"{found}, works with nsys")
 
 
-def _folder(folder: Path) -> Row:
+def _folder(folder: Path) -> Diagnostic:
     """Check the default folder of records: the nearest folder that exists must be writable."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):

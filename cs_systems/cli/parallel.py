@@ -211,7 +211,7 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
     trained = [record for record in records if record.config["workload"] == "train_step"]
     for group, own in parallel.groups(trained).items():
         title = describe(group)
-        tables: list[tuple[str, str, list[Row], dict[str, str]]] = [
+        tables: list[tuple[str, str, Sequence[Row], dict[str, str]]] = [
             ("steps", f"{title}: steps", parallel.steps(own), STEPS),
             ("communication", "communication per step", parallel.communication(own), COMMUNICATION),
             ("skew", "transfer and waiting per step", parallel.communication(own), SKEW),

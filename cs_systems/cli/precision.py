@@ -27,7 +27,8 @@ from cs_systems.cli._options import Int, MaybePath, Names, Numbers, Sweep, flag,
 from cs_systems.cli._output import TableFormat, check_outputs, deliver_tables, reads, sources_of, terminal_width
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
 from cs_systems.core.printable import plain, visible
-from cs_systems.record import Row, RunRecord
+from cs_systems.core.rows import Row, as_tables
+from cs_systems.record import RunRecord
 from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
 
 TOY = "toy"
@@ -257,7 +258,7 @@ def numerics_texts(records: Sequence[RunRecord], format: str, width: int | None)
     from cs_systems.report.tables.rows import render_rows
 
     sums = numerics.accumulated(records)
-    parts: list[tuple[str, list[Row], list[str]]] = [
+    parts: list[tuple[str, Sequence[Row], list[str]]] = [
         (
             "sums of 0.01 added many times",
             [{k: v for k, v in row.items() if k != "why"} for row in sums],
@@ -306,7 +307,7 @@ def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None
     for row in shown:
         if str(row["what"]).rpartition(".")[2].isdigit():  # an index in an nn.Sequential needs its type
             row["what"] = f"{row['what']} {row['type']}"
-    notes = [note for name, note in NOTES.items() if any(row[name] for row in rows)]
+    notes = [note for name, note in NOTES.items() if any(row[name] for row in as_tables(record.results)["dtypes"])]
     if low := sum(row["type"] == FP8_LAYER for row in rows):
         notes.append(f"{FP8_LAYER} ({low} modules): multiplies in e4m3; the gradient of its output is in e5m2")
     notes += [f"{record.status}: {record.reason}"] if record.reason else []

@@ -98,7 +98,7 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution) -> li
     return document_text(args.format, heading(found, names), parts, args.output)
 
 
-def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[list[Row], list[str]]:
+def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[Sequence[Row], list[str]]:
     """Return the rows of a table, only the first `top` of a long one, and its notes."""
     from cs_systems.cli._snapshot_text import notes
     from cs_systems.snapshots.tables import TABLES

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
-from cs_systems.core.diagnostic import diagnostic
+from cs_systems.core.diagnostic import Diagnostic, diagnostic
 from cs_systems.profilers import Collected, ProfileLost, Profiler, nsys
-from cs_systems.record import Row, RunRecord
+from cs_systems.record import RunRecord
 from cs_systems.traces import ncu as reports
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
     return tuple(options)
 
 
-def check() -> Row:
+def check() -> Diagnostic:
     """Return a row of `doctor`: whether ncu can count here."""
     path = shutil.which("ncu")
     if path is None:

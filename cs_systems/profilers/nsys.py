@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.core.diagnostic import diagnostic
+from cs_systems.core.diagnostic import Diagnostic, diagnostic
 from cs_systems.profilers import Collected, ProfileLost, Profiler
 from cs_systems.profilers._tables import tables
-from cs_systems.record import Row, RunRecord
+from cs_systems.record import RunRecord
 from cs_systems.traces.nsys import EXPORT, PUSH_POP
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ PAIR_TIMEOUT_S = 30
 _REMEDY = "install Nsight Systems: apt install nsight-systems-cli, from NVIDIA's CUDA repository"
 
 
-def check() -> Row:
+def check() -> Diagnostic:
     """Return a row of `doctor`: whether nsys can record, import and export here."""
     path = shutil.which("nsys")
     if path is None:

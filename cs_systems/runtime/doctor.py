@@ -13,21 +13,20 @@ import torch
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._refusals import cannot_compile
 from cs_systems.core import plugins
-from cs_systems.core.diagnostic import diagnostic
+from cs_systems.core.diagnostic import Diagnostic, diagnostic
 from cs_systems.machine.device import Device, resolve
 from cs_systems.machine.environment import environment
-from cs_systems.record import Row
 
 INSTALL_CUDA_TORCH = "install the CUDA build of torch that pytorch.org/get-started lists for this driver"
 
 
-def checks() -> list[Row]:
+def checks() -> list[Diagnostic]:
     """Return the diagnostics of everything that the device `auto` offers, in reading order."""
     device = resolve("auto")
     return [_torch(), *_gpu(device), *_packages(device), *_backends(device)]
 
 
-def _torch() -> Row:
+def _torch() -> Diagnostic:
     cuda = torch.version.cuda
     found = f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'built for the CPU'}, {torch.get_num_threads()} threads"
     has_driver = Path("/proc/driver/nvidia/version").exists()
@@ -40,7 +39,7 @@ def _torch() -> Row:
     return diagnostic("torch", found)
 
 
-def _gpu(device: Device) -> Iterator[Row]:
+def _gpu(device: Device) -> Iterator[Diagnostic]:
     if not device.is_cuda:
         yield diagnostic("GPU", f"none; everything runs on the CPU ({device.name})", "missing")
         return
@@ -68,7 +67,7 @@ def _gpu(device: Device) -> Iterator[Row]:
         yield diagnostic("GPU's other users", "none")
 
 
-def _clocks(reasons: tuple[str, ...] | None, clock_hz: float | None, highest_hz: float) -> Row:
+def _clocks(reasons: tuple[str, ...] | None, clock_hz: float | None, highest_hz: float) -> Diagnostic:
     now = "unknown" if clock_hz is None else f"{clock_hz / 1e6:.0f}"
     found = f"SM at {now} of {highest_hz / 1e6:.0f} MHz"
     if reasons:
@@ -79,7 +78,7 @@ def _clocks(reasons: tuple[str, ...] | None, clock_hz: float | None, highest_hz:
     return diagnostic("clocks", found)
 
 
-def _packages(device: Device) -> Iterator[Row]:
+def _packages(device: Device) -> Iterator[Diagnostic]:
     triton = _version("triton")
     if triton is None:
         yield diagnostic("triton", "not installed", "missing", "pip install 'cs-systems[triton]'")
@@ -92,7 +91,7 @@ def _packages(device: Device) -> Iterator[Row]:
         yield diagnostic("torch.compile", "can generate code")
 
 
-def _backends(device: Device) -> Iterator[Row]:
+def _backends(device: Device) -> Iterator[Diagnostic]:
     """Check each attention backend with the call of a training step of model `small` in the default precision."""
     dtype = "bfloat16" if device.is_cuda else "float32"
     call = AttentionCall(device.torch.type, dtype, 64, 512, 512, 12, 12, causal=True)
@@ -100,7 +99,7 @@ def _backends(device: Device) -> Iterator[Row]:
         yield _backend(name, call)
 
 
-def _backend(name: str, call: AttentionCall) -> Row:
+def _backend(name: str, call: AttentionCall) -> Diagnostic:
     title = f"attention {name}"
     try:
         backend: AttentionBackend = plugins.get("attention", name)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import ConfigError, Mode, Precision, RunConfig
+from cs_systems.core.rows import Ran
 from cs_systems.machine.device import Device
-from cs_systems.record import Row
 from cs_systems.training import fp8
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import check_precision
@@ -70,7 +70,7 @@ class ModuleStep(Training):
     def cost(self) -> None:
         return None
 
-    def describe(self) -> Row:
+    def describe(self) -> Ran:
         return {
             "tokens": None,
             "precision": self.config.precision.value,

@@ -45,9 +45,9 @@ def test_rounding_is_torchs(format: Format, dtype: torch.dtype, x: float) -> Non
 )
 def test_the_sums_of_the_report_and_others(addend: Format, accumulator: Format, count: int, expected: float) -> None:
     assert total(0.01, addend, accumulator, count) == expected
-    rows = binades(0.01, addend, accumulator, count)
-    assert sum(row["additions"] for row in rows) == count
-    assert all(row["below"] == 2 * row["from"] for row in rows)
+    found = binades(0.01, addend, accumulator, count)
+    assert sum(binade.additions for binade in found) == count
+    assert all(binade.below == 2 * binade.low for binade in found)
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,13 @@ def test_norm_saves_input_and_normalised_input() -> None:
     norm, x = RMSNorm(32), torch.randn(4, 8, 32, requires_grad=True)
     with saved_tensors(norm) as found:
         norm(x).sum().backward()
-    kept = [row for row in found.rows if row["parameter"] is None and not row["again"]]
+    kept = [row for row in found.rows if row.parameter is None and not row.again]
     assert [(row["operation"], row["shape"]) for row in kept] == [
         ("PowBackward0", [4, 8, 32]),  # x
         ("RsqrtBackward0", [4, 8, 1]),
         ("MulBackward0", [4, 8, 32]),  # x / rms
     ]
-    assert [row["parameter"] for row in found.rows if row["parameter"]] == ["weight"]
+    assert [row.parameter for row in found.rows if row.parameter] == ["weight"]
     assert sum(row["bytes"] for row in kept) == 2 * 4 * 8 * 32 * 4 + 4 * 8 * 4
 
 
@@ -104,7 +104,7 @@ def test_custom_autograd_function_is_listed() -> None:
     linear = nn.Linear(8, 8)
     with saved_tensors() as found:
         torch.utils.checkpoint.checkpoint(linear, torch.randn(2, 8), use_reentrant=False).sum().backward()
-    assert [(row["module"], row["operation"]) for row in found.rows] == [("", "checkpoint")]
+    assert [(row.module, row.operation) for row in found.rows] == [("", "checkpoint")]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_checkpoint_input_belongs_to_its_first_module(reentrant: bool, told: tup
     with saved_tensors(model) as found:
         y = torch.utils.checkpoint.checkpoint(model[0], x, use_reentrant=reentrant)
         model[2](model[1](y)).sum().backward()
-    kept = [(row["module"], row["operation"]) for row in found.rows if row["parameter"] is None]
+    kept = [(row.module, row.operation) for row in found.rows if row.parameter is None]
     assert kept == [told, ("1", "TanhBackward0"), ("2", "AddmmBackward0")]
 
 
