@@ -68,7 +68,7 @@ def test_two_recordings_are_held_against_each_other(
     assert analyze(nsys_path, kineto_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [f"A: {nsys_path}", f"B: {kineto_path}"]
-    assert sum(line.startswith("kernel time of a step by ") for line in lines) == 3
+    assert sum(line.startswith("kernel time per step by ") for line in lines) == 3
     assert analyze(nsys_path, kineto_path, "--table", "families", "--format", "csv") == 0
     assert capsys.readouterr().out.startswith("family,a_s,b_s,difference_s,share\n")
 
@@ -92,7 +92,7 @@ def test_names_are_data(export: Callable[..., Path], capsys: pytest.CaptureFixtu
     ("words", "message"),
     [
         (["--table", "kernel"], "unknown table 'kernel': did you mean kernels"),
-        (["--top", "0"], "--top 0: it must be at least 1"),
+        (["--top", "0"], "--top must be at least 1, got 0"),
         (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--range", "epoch"], "no range is named 'epoch'; choose one with --range: "),
         (["--process", "1"], "no kernel of process 1; choose one with --process"),
@@ -129,6 +129,6 @@ def test_the_tables_of_a_step_without_modules_fit_80_columns(capsys: pytest.Capt
     path = Path(__file__).parents[1] / "data" / "kineto_h200_step.json.gz"
     assert analyze(path, "--table", "parts", "ranges") == 0
     shown = capsys.readouterr().out
-    assert "parts of a transformer block, sum over all blocks, per step\nno data\nof the kernel time" in shown
+    assert "parts of a transformer block, sum over all blocks, per step\nno data\n100.0% of the kernel time" in shown
     assert "Optimizer.ze…mW.zero_grad" in shown
     assert max(map(len, shown.splitlines()[1:])) <= 80  # the first names the file

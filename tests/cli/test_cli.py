@@ -153,7 +153,7 @@ def test_a_reader_that_has_seen_enough_of_the_studies_is_no_error(words: str, tm
 @pytest.mark.parametrize("words", ["--help", "time --help", "memory --size tiny --fits 8GiB"])
 def test_what_cannot_be_written_is_said_once(words: str, tmp_path: Path) -> None:
     done = piped(f"{{cs}} {words} > /dev/full", tmp_path)
-    said = "cs-systems: standard output: No space left on device; make room, then give the same command again\n"
+    said = "cs-systems: standard output: No space left on device; free some space, then run the same command again\n"
     assert (done.returncode, done.stderr) == (2, said)
 
 

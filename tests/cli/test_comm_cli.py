@@ -178,4 +178,4 @@ def test_report_shows_calls_and_not_steps(ran: Ran, capsys: pytest.CaptureFixtur
     assert main(["report", str(ran.folder), "--format", "markdown"]) == 0
     heading = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| collective"))
     titles = [title.partition("(")[0].strip() for title in heading.strip("|").split("|")]
-    assert titles == ["collective", "dtype", "size", "a call", "algbw", "busbw", "skew", "note"]
+    assert titles == ["collective", "dtype", "size", "per call", "algbw", "busbw", "skew", "note"]

@@ -95,7 +95,7 @@ def test_a_file_that_does_not_fit_the_disk_leaves_the_earlier_one() -> None:
 
 def test_a_full_device_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "a run", "--output", "/dev/full"]) == 2
-    full = "cannot write /dev/full: No space left on device; free disk space and run the same command again\n"
+    full = "cannot write /dev/full: No space left on device; free some space, then run the same command again\n"
     assert capsys.readouterr().err.endswith(full)
     with Path("/dev/full").open("w") as stdout:
         command = [sys.executable, "-m", "cs_systems", "report", "a run"]

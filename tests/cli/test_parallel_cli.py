@@ -66,8 +66,8 @@ def test_the_tables_fit_80_columns_and_name_what_they_hold(run: Any) -> None:
     said = run[0]
     captions = (
         "steps",
-        "communication, of a step",
-        "transfer and waiting, of a step",
+        "communication per step",
+        "transfer and waiting per step",
         "causes of the longer step, compared with one rank",
         "bytes sent and memory, per rank",
     )
@@ -230,7 +230,10 @@ def test_a_strategy_that_torch_sends_for_has_a_formula_and_no_count() -> None:
             "fsdp --bucket-size-mb 1",
             "--bucket-size-mb requires a strategy with buckets; add one to --strategy, such as ddp_b",
         ),
-        ("ddp_bucketed:comm_dtype=bf16,max_ctas=2", "'max_ctas=2' is not a strategy; join options by colons, ddp_buc"),
+        (
+            "ddp_bucketed:comm_dtype=bf16,max_ctas=2",
+            "'max_ctas=2' is not a strategy; join options by colons, as in ddp",
+        ),
         ("ddp --bucket-size-mb 1", "unknown parallel strategy 'ddp'"),
     ],
 )

@@ -41,7 +41,7 @@ def test_it_prints_every_table_in_80_columns(snapshot_path: Path, capsys: pytest
     assert lines[0] == f"{snapshot_path} · device 0 · 1,356 events in 10.4 ms · 47 segments"
     assert lines[1].startswith("peak 204 MiB (213,795,840 bytes) at event 161")
     assert {*CAPTIONS.values()} <= {*lines}
-    assert any("together 213,795,840 bytes, the peak; 0 of them unknown" in line for line in lines)
+    assert any("total 213,795,840 bytes at the peak; category unknown for 0" in line for line in lines)
 
 
 @pytest.mark.parametrize("table", [*SHOWN])
@@ -56,7 +56,7 @@ def test_csv_holds_one_whole_table(snapshot_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("format", "sign"), [("markdown", "| what"), ("latex", r"\begin{table}"), ("typst", "#figure(")]
+    ("format", "sign"), [("markdown", "| category"), ("latex", r"\begin{table}"), ("typst", "#figure(")]
 )
 def test_documents_hold_the_heading(
     snapshot_path: Path, capsys: pytest.CaptureFixture[str], format: str, sign: str
@@ -90,9 +90,9 @@ def test_the_long_tables_can_be_longer(snapshot_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("peak", "said"),
     [
-        (213_795_840, "max_memory_allocated() said the same, to the byte"),
-        (213_795_841, "said 213,795,841 bytes: 1 more than the events"),
-        (213_795_839, "said 213,795,839 bytes: 1 less than the events"),
+        (213_795_840, "the peak equals torch.cuda.max_memory_allocated(), to the byte"),
+        (213_795_841, "returned 213,795,841 bytes: 1 more than the peak of the events"),
+        (213_795_839, "returned 213,795,839 bytes: 1 less than the peak of the events"),
     ],
 )
 def test_what_pytorch_said_of_the_peak_is_held_against_it(
@@ -175,7 +175,7 @@ def test_the_output_gets_its_folder(snapshot_path: Path, tmp_path: Path, capsys:
     ("words", "message"),
     [
         (["--table", "peak"], "unknown table 'peak': known: composition"),
-        (["--top", "0"], "--top 0: it must be at least 1"),
+        (["--top", "0"], "--top must be at least 1, got 0"),
         (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--size", "huge"], "unknown size 'huge'"),
         (["--size", "large"], "--size large does not fit: the snapshot lacks tensors of that preset"),
