@@ -137,7 +137,7 @@ def test_it_says_what_is_shown_and_what_is_not_known(page: str) -> None:
         "Step 1: the step with the median wall time of steps 0 to 2",
         "Times include the profiler's overhead: use them for shares and causes, not as timings.",
         "980 µs of 1.61 ms of kernel time in this step belong to no layer or named module; these kernels are hatched",
-        "100.0% belongs to a phase and 39.2% to a layer",
+        "100.0% of the kernel time belongs to a phase, and 39.2% to a layer or named module",
     ):
         assert said in text
     assert {CAPTIONS[name].lower() for name in SHOWN if name != "overlap"} <= lines_of(page)

@@ -65,7 +65,7 @@ def test_it_says_what_it_shows(page: str) -> None:
     text = Page(page).text
     for said in (
         "213,795,840 bytes) at event 161",
-        "together 213,795,840 bytes, the peak; 0 of them unknown",
+        "total 213,795,840 bytes at the peak; category unknown for 0",
         "allocated in backward and not freed in it",
         "as many parameters as gradients (26)",
         "a function named forward",
