@@ -21,7 +21,7 @@ def context(device: str, dtype: str = "bfloat16", enabled: bool = True) -> dict[
     return {"device": device, "dtype": dtype, "enabled": enabled}
 
 
-FIX = ': call Net inside torch.autocast("cpu", torch.bfloat16)'
+FIX = '; call Net inside torch.autocast("cpu", torch.bfloat16)'
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ FIX = ': call Net inside torch.autocast("cpu", torch.bfloat16)'
         ("bf16", [module(autocast="cpu bfloat16")], [context("cpu")], None),
         ("fp32", [module()], [], None),
         ("bf16-pure", [module(parameters="bfloat16")], [], None),
-        ("bf16", [module()], [], "asked for bfloat16, but the step enters no autocast, so that Net ran in its" + FIX),
+        ("bf16", [module()], [], "requested bfloat16, but the step enters no autocast, so that Net ran in its" + FIX),
         ("bf16", [module()], [context("cpu")], "autocast was entered for cpu, but Net was called outside of it" + FIX),
         ("bf16", [module()], [context("cpu", enabled=False)], "entered for cpu with enabled=False" + FIX),
         ("bf16", [module()], [context("cuda")], "autocast was entered for cuda, but Net's tensors are on cpu" + FIX),
@@ -38,9 +38,14 @@ FIX = ': call Net inside torch.autocast("cpu", torch.bfloat16)'
         ("bf16", [module(autocast="cuda bfloat16")], [context("cuda")], "on for cuda, but Net's tensors are on" + FIX),
         ("bf16", [module(autocast="cuda bfloat16", devices=["cpu", "cuda"])], [context("cuda")], None),
         ("bf16", [module(autocast="cpu bfloat16", devices=["cpu", "cuda"])], [], "autocast is on for cpu, but Net's"),
-        ("bf16", [module(autocast="cpu float16")], [], "asked for bfloat16, but autocast runs in float16" + FIX),
-        ("fp32", [module(autocast="cpu bfloat16")], [], "but the step ran under autocast (cpu bfloat16): name that"),
-        ("bf16-pure", [module()], [], "there are parameters in float32: use model.bfloat16()"),
+        ("bf16", [module(autocast="cpu float16")], [], "requested bfloat16, but autocast runs in float16" + FIX),
+        (
+            "fp32",
+            [module(autocast="cpu bfloat16")],
+            [],
+            "but the step ran under autocast (cpu bfloat16); use that --precision",
+        ),
+        ("bf16-pure", [module()], [], "there are parameters in float32; use model.bfloat16()"),
     ],
 )
 def test_the_cause_is_named_with_its_remedy(
@@ -50,7 +55,7 @@ def test_the_cause_is_named_with_its_remedy(
     if cause is None:
         assert found is None
     else:
-        what, _, remedy = cause.partition(": call ")
+        what, _, remedy = cause.partition("; call ")
         assert found is not None
         assert what in found
         assert remedy in found

@@ -73,7 +73,7 @@ def test_without_the_clock_a_profile_claims_no_speed_up(small: list[RunRecord]) 
     row = causes(*small)
     assert row["speedup"] is None
     said = sentence(row)
-    assert "kernels 4.22× as fast as fp32's: 90% of the step as recorded under the profiler is launch-bound" in said
+    assert "kernels 4.22× as fast as fp32's: 90% of the step under the profiler is launch-bound" in said
     assert "matrix products and fused attention take 3.6 ms" in said
     assert said.endswith("not only the precision differs, but also: attention")
     assert pairs(small) == [], "they differ in more than the precision"

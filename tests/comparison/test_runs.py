@@ -136,7 +136,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         append_record(tmp_path / name, record(BASE, seconds, noise=1e-5))
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     printed = capsys.readouterr().out
-    assert "the same configuration on both sides" in printed
+    assert "same configuration in A and B" in printed
     assert "1.200" in printed
     assert "slower" in printed
     assert max(map(len, printed.splitlines())) <= 80

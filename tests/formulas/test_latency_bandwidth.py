@@ -72,5 +72,5 @@ def test_two_sizes_are_no_fit() -> None:
 
 @pytest.mark.parametrize("times", [[1e-5, 0.0, 1e-5], [1e-5, 1e-5], [1e-5, float("nan"), 1e-5]])
 def test_a_time_that_is_none_is_refused(times: list[float]) -> None:
-    with pytest.raises(ValueError, match="one time above 0 for each size"):
+    with pytest.raises(ValueError, match="one finite time above 0 for each size"):
         fit([1, 2, 3], times)

@@ -69,7 +69,7 @@ def test_a_mistyped_step_and_tensors_of_a_cpu_are_refused() -> None:
     q = torch.zeros(1, 64, 64)
     with pytest.raises(ConfigError, match="did you mean padded"):
         attend("paded", q, q, q)
-    with pytest.raises(ConfigError, match="run on a CUDA device"):
+    with pytest.raises(ConfigError, match="the tensors are on the CPU; move them to a GPU"):
         attend("padded", q, q, q)
 
 

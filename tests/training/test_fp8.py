@@ -208,10 +208,9 @@ def test_a_step_without_an_fp8_layer_is_not_what_was_asked_for() -> None:
 
     assert said(Precision.FP8) is None
     assert said(Precision.BF16) == (
-        "asked for fp8, but no layer computes in it: use cs_systems.training.fp8.use_fp8(model), "
-        "or name another --precision"
+        "requested fp8, but no layer computes in it; use cs_systems.training.fp8.use_fp8(model), or another --precision"
     )
-    assert "asked for bfloat16, but the step enters no autocast" in str(said(Precision.FP32))
+    assert "requested bfloat16, but the step enters no autocast" in str(said(Precision.FP32))
 
 
 class Old(Device):
