@@ -57,10 +57,11 @@ class SavedTensors:
     def pack(self, tensor: Tensor) -> Tensor:
         if self._done:
             return tensor
-        storage = tensor.untyped_storage()
+        storage, checkpoint = tensor.untyped_storage(), _saved_by_a_checkpoint()
+        if checkpoint and not storage.nbytes():  # PyTorch 2.11 also saves an empty tensor of its own
+            return tensor
         address = storage.data_ptr() if storage.nbytes() else 0
         self._numbers.append(torch.autograd._get_sequence_nr() - 1)  # type: ignore[attr-defined]
-        checkpoint = _saved_by_a_checkpoint()
         row = SavedTensor(
             operation=CHECKPOINT if checkpoint else None,
             module=self._open[-1] if self._open else "",

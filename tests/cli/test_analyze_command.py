@@ -66,7 +66,7 @@ def test_two_traces_are_compared(nsys_path: Path, kineto_path: Path, capsys: pyt
     assert analyze(nsys_path, kineto_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [f"A: {nsys_path}", f"B: {kineto_path}"]
-    assert sum(line.startswith("kernel time of a step by ") for line in lines) == 3
+    assert sum(line.startswith("kernel time per step by ") for line in lines) == 3
     assert analyze(nsys_path, kineto_path, "--table", "families", "--format", "csv") == 0
     assert capsys.readouterr().out.startswith("family,a_s,b_s,difference_s,share\n")
 
@@ -90,7 +90,7 @@ def test_markup_in_names_is_escaped(export: Callable[..., Path], capsys: pytest.
     ("words", "message"),
     [
         (["--table", "kernel"], "unknown table 'kernel': did you mean kernels"),
-        (["--top", "0"], "--top 0: it must be at least 1"),
+        (["--top", "0"], "--top must be at least 1, got 0"),
         (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--range", "epoch"], "no range is named 'epoch'; choose one with --range: "),
         (["--process", "1"], "no kernel of process 1; choose one with --process"),
@@ -127,6 +127,6 @@ def test_tables_of_step_without_modules_fit_80_columns(capsys: pytest.CaptureFix
     path = Path(__file__).parents[1] / "data" / "kineto_h200_step.json.gz"
     assert analyze(path, "--table", "parts", "ranges") == 0
     shown = capsys.readouterr().out
-    assert "parts of a transformer block, sum over all blocks, per step\nno data\nof the kernel time" in shown
+    assert "parts of a transformer block, sum over all blocks, per step\nno data\n100.0% of the kernel time" in shown
     assert "Optimizer.ze…mW.zero_grad" in shown
     assert max(map(len, shown.splitlines()[1:])) <= 80  # the first line holds the path

@@ -59,7 +59,7 @@ def test_memory_prints_phases_within_80_columns(capsys: pytest.CaptureFixture[st
     output, progress = capsys.readouterr()
     assert progress == "[1/1] tiny ctx 64 batch 4 · naive · fp32 · forward · under memory: done\n"
     assert "tiny ctx 64 batch 4 · naive · fp32 · forward" in output
-    assert "process: its resident memory, Python and torch included" in output
+    assert "process: resident memory, Python and torch included" in output
     assert re.search(r"^parameters +449 +449$", output, re.MULTILINE)
     assert re.search(r"^ +predicted +predicted peak +process$", output, re.MULTILINE)  # without measured columns
     assert max(map(len, output.split("records:")[0].splitlines())) <= 80
@@ -96,21 +96,21 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
     assert "change first: --attention flash_triton --checkpoint selective:matmul" in output
     assert "small ctx 2048 batch 4 · naive · fp32 · train-step: 20.8 GiB with the CUDA context, fits 80.0 GiB" in output
     assert main(["memory", "--size", "8B", "--fits", "24GiB"]) == 0
-    assert "nothing of this is enough: shard it over several devices" in capsys.readouterr().out
+    assert "change first: no combination is enough; shard the model over several devices" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--fits", "much"], "'much' is not a size in bytes; use a form such as 8GiB, 24GB or 512B"),
-        (["--fits", "0GiB"], "'0GiB' is nothing: write 8GiB, 24GB or 512B"),
-        (["--fits", "80"], "'80' has no unit: write 80GiB, 80GB, or 80B for bytes"),
+        (["--fits", "0GiB"], "the size must be positive, got '0GiB'; use a form such as 8GiB, 24GB or 512B"),
+        (["--fits", "80"], "'80' has no unit; use 80GiB, 80GB, or 80B for bytes"),
         (["--best-checkpoint", "--budget", "40"], "'40' has no unit"),
         (["--fits", "80GiB", "--compile", "default"], "the compiler decides which tensors a compiled model keeps"),
         (["--no-caching-allocator"], "--no-caching-allocator requires --nsys; add --nsys"),
         (["--budget", "40GiB"], "--best-checkpoint and --budget require each other"),
         (["--best-checkpoint"], "--best-checkpoint and --budget require each other"),
-        (["--best-checkpoint", "--budget", "1MiB"], "no checkpoint makes it fit 1.00 MiB: --fits 1MiB says what would"),
+        (["--best-checkpoint", "--budget", "1MiB"], "--fits 1MiB shows which changes would help"),
         (["--checkpoint", "evry:1"], "unknown checkpoint 'evry:1': did you mean every?"),
         (["--fits", "1GiB", "--attention", "json:loads"], "the memory of json:loads is not declared"),
         (["--show", "d", "--batch-size", "1"], "--show only prints recorded results; leave out --"),
@@ -122,10 +122,16 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
             ["--fits", "1GiB", "--memory-limit", "1GiB"],
             "--fits only predicts, and runs nothing; leave out --memory-limit",
         ),
-        (["--best-checkpoint", "--budget", "4GiB", "--checkpoint", "every:2"], "itself chooses the checkpoint, within"),
+        (
+            ["--best-checkpoint", "--budget", "4GiB", "--checkpoint", "every:2"],
+            "within --budget, for each cell; leave out --checkpoint",
+        ),
         (["--best-checkpoint", "--budget", "4GiB", "--memory-limit", "1GiB"], "each cell; leave out --memory-limit"),
         (["--best-checkpoint", "--budget", "4GiB", "--part", "0/2"], "each cell; leave out --part"),
-        (["--best-checkpoint", "--budget", "4GiB", "--compile", "default"], "leave out --compile with --best-checkp"),
+        (
+            ["--best-checkpoint", "--budget", "4GiB", "--compile", "default"],
+            "--best-checkpoint cannot predict memory with --compile",
+        ),
         (
             ["--keep-graph"],
             "--keep-graph requires mode forward, because the other modes always keep the graph; leave out --keep-graph",
@@ -134,7 +140,10 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
             ["--mode", "forward", "--optimizer", "adamw"],
             "--optimizer requires mode train-step, got forward; leave out --optimizer",
         ),
-        (["--fits", "1GiB", "--workload", "json:loads"], "the memory of json:loads is not known by formula"),
+        (
+            ["--fits", "1GiB", "--workload", "json:loads"],
+            "--fits requires --workload train_step, got json:loads; leave out --fits",
+        ),
     ],
 )
 def test_invalid_options_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

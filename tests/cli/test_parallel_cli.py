@@ -67,8 +67,8 @@ def test_tables_have_captions_and_fit_80_columns(run: Any) -> None:
     output = run[0]
     captions = (
         "steps",
-        "communication, of a step",
-        "transfer and waiting, of a step",
+        "communication per step",
+        "transfer and waiting per step",
         "causes of the longer step, compared with one rank",
         "bytes sent and memory, per rank",
     )
@@ -231,7 +231,10 @@ def test_torch_ddp_has_predicted_but_no_counted_bytes() -> None:
             "fsdp --bucket-size-mb 1",
             "--bucket-size-mb requires a strategy with buckets; add one to --strategy, such as ddp_b",
         ),
-        ("ddp_bucketed:comm_dtype=bf16,max_ctas=2", "'max_ctas=2' is not a strategy; join options by colons, ddp_buc"),
+        (
+            "ddp_bucketed:comm_dtype=bf16,max_ctas=2",
+            "'max_ctas=2' is not a strategy; join options by colons, as in ddp",
+        ),
         ("ddp --bucket-size-mb 1", "unknown parallel strategy 'ddp'"),
     ],
 )

@@ -52,7 +52,7 @@ def test_model_called_outside_autocast_is_an_error_with_its_table(
     out = tmp_path / "out"
     assert main(["precision", "--dtypes", "--model", *models, "--device", "cpu", "--out", str(out)]) == 3
     text = " ".join(capsys.readouterr().out.split())
-    cause = "autocast was entered for cpu, but Sequential was called outside of it, in its parameters' dtype: call"
+    cause = "autocast was entered for cpu, but Sequential was called outside of it, in its parameters' dtype; call"
     assert f'error: {cause} Sequential inside torch.autocast("cpu", torch.bfloat16)' in text
     assert "0 Linear fp32 fp32 fp32 fp32 fp32 1 LayerNorm fp32" in text
     assert "the step called no module; use a workload that calls modules" in text
@@ -118,7 +118,8 @@ def test_precisions_are_compared_with_fp32(
     assert max(map(len, printed.split("relative error")[1].split("figure:")[0].splitlines())) <= 80
     assert re.search(r"^bf16 .*\d× +(\d.*–\d|too noisy)", printed, re.MULTILINE)
     text = " ".join(printed.split())
-    assert "gain: fp32's step over this one's; interval: 95%, from thirds of the steps, of fewer than 3 rounds" in text
+    assert "gain: fp32's step time over this precision's; interval: 95% confidence, from thirds of the steps" in text
+    assert "from thirds of the steps, of fewer than 3 rounds" in text
     assert text.count("tf32: unavailable: tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32") == 3
     assert "relative error against float64 of the same parameters and batch" in text
     records = read_records(tmp_path)[0]

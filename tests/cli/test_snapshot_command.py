@@ -41,7 +41,7 @@ def test_snapshot_prints_every_table_in_80_columns(snapshot_path: Path, capsys: 
     assert lines[0] == f"{snapshot_path} · device 0 · 1,356 events in 10.4 ms · 47 segments"
     assert lines[1].startswith("peak 204 MiB (213,795,840 bytes) at event 161")
     assert {*CAPTIONS.values()} <= {*lines}
-    assert any("together 213,795,840 bytes, the peak; 0 of them unknown" in line for line in lines)
+    assert any("total 213,795,840 bytes at the peak; category unknown for 0" in line for line in lines)
 
 
 @pytest.mark.parametrize("table", [*SHOWN])
@@ -56,7 +56,7 @@ def test_csv_has_all_columns_and_rows(snapshot_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("format", "sign"), [("markdown", "| what"), ("latex", r"\begin{table}"), ("typst", "#figure(")]
+    ("format", "sign"), [("markdown", "| category"), ("latex", r"\begin{table}"), ("typst", "#figure(")]
 )
 def test_document_has_heading_and_total(
     snapshot_path: Path, capsys: pytest.CaptureFixture[str], format: str, sign: str
@@ -90,9 +90,9 @@ def test_top_limits_the_rows(snapshot_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("peak", "message"),
     [
-        (213_795_840, "max_memory_allocated() said the same, to the byte"),
-        (213_795_841, "said 213,795,841 bytes: 1 more than the events"),
-        (213_795_839, "said 213,795,839 bytes: 1 less than the events"),
+        (213_795_840, "the peak equals torch.cuda.max_memory_allocated(), to the byte"),
+        (213_795_841, "returned 213,795,841 bytes: 1 more than the peak of the events"),
+        (213_795_839, "returned 213,795,839 bytes: 1 less than the peak of the events"),
     ],
 )
 def test_peak_is_compared_with_that_of_pytorch(
@@ -175,7 +175,7 @@ def test_output_creates_its_folder(snapshot_path: Path, tmp_path: Path, capsys: 
     ("words", "message"),
     [
         (["--table", "peak"], "unknown table 'peak': known: composition"),
-        (["--top", "0"], "--top 0: it must be at least 1"),
+        (["--top", "0"], "--top must be at least 1, got 0"),
         (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--size", "huge"], "unknown size 'huge'"),
         (["--size", "large"], "--size large does not fit: the snapshot lacks tensors of that preset"),

@@ -184,5 +184,5 @@ def test_bf16_step_matches_torch_autocast() -> None:
 
 
 def test_toy_model_is_unavailable_in_tf32_on_cpu() -> None:
-    with pytest.raises(Unavailable, match=r"tf32 needs an NVIDIA GPU .*: use fp32"):
+    with pytest.raises(Unavailable, match=r"tf32 needs an NVIDIA GPU .*; use fp32"):
         workload("toy", Precision.TF32)

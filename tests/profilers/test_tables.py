@@ -49,7 +49,7 @@ def test_nsys_and_kineto_give_the_same_tables(trace: Path, tmp_path: Path) -> No
     assert found.warnings == ()
     assert found.artifacts == {"page": tmp_path / "cell.page.html"}
     page = found.artifacts["page"].read_text(encoding="utf-8")
-    assert "A step took 2.20 s while recorded and 1.10 s before." in page
+    assert "A step took 2.20 s while profiled and 1.10 s before." in page
     assert f"<h1>{describe(CONFIG)}</h1>" in page
     assert set(results) == {*TABLES, "coverage", "overhead", "notes"}
     (coverage,) = results["coverage"]
@@ -93,7 +93,7 @@ def test_overhead_is_unknown_without_enough_warm_up(capsys: pytest.CaptureFixtur
     cold = record(warmup=(9.0, 1.0))
     assert overhead(cold)[0]["not_recorded_s"] is None
     print_profile(replace(cold, results={"overhead": overhead(cold)}), Path("runs"))
-    assert "without at least 3 warm-up steps, what that cost is unknown" in capsys.readouterr().out
+    assert "the overhead is unknown with fewer than 3 warm-up steps" in capsys.readouterr().out
 
 
 def test_overhead_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -100,7 +102,7 @@ def ok(config: RunConfig, step_s: float, flops: float, peak_bytes: int, **fields
     }[config.mode]
     if config.workload == "attention":
         names = [n for n in names if n != "loss"]
-    whole = sum(_SHARES[n] for n in names)
+    whole = reduce(operator.add, (_SHARES[n] for n in names))  # `sum` rounds differently since Python 3.12
     phases = {n: step_s * _SHARES[n] / whole for n in names}
     credited = {"forward": flops / 3, "backward": flops * 2 / 3, "step": flops}
     tokens = config.batch_size * config.tokens_per_sequence if config.workload == "train_step" else None

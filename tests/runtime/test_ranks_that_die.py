@@ -73,7 +73,7 @@ HANGS = {
     "rank_1_hangs_alone": ("timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
     "rank_1_hangs": (
         "timeout",
-        r"rank 1 on cpu kept the others waiting for 3 s: rank 1 on cpu is in hangs \(workloads_that_die.py:\d+\): "
+        r"rank 1 on cpu kept the others waiting for 3 s: rank 1 on cpu is in hangs \(workloads_that_die.py:\d+\); "
         "raise --timeout-s",
     ),
 }

@@ -98,7 +98,7 @@ def test_two_nodes_are_one_job(tmp_path: Path, network: Network) -> None:
     assert {row["rank"] for row in by_ranks[2].results["ranks"]} == {0, 1}
     assert by_ranks[1].status == "ok"  # started separately, like a baseline
     assert by_ranks[3].status == "unavailable"
-    assert by_ranks[3].reason == "the cell needs 3 ranks, but this job has 2; start torchrun with 3"
+    assert by_ranks[3].reason == "the cell needs 3 ranks, but this job has 2; start torchrun with 3 ranks"
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_missing_flash_attn_names_extra_and_other_backends(tmp_path: Path) -> No
         (("--impl", "flash2"), "unknown impl 'flash2': did you mean Flash2"),
         (("--num_heads", "3"), "emb_dim 2048 is not divisible by num_heads 3: change one of them"),
         (("--repeats", "0"), "argument --repeats: 0 is not a count: it must be at least 1"),
-        (("--memory_limit", "much"), "'much' is not a size in bytes: write 8GiB"),
+        (("--memory_limit", "much"), "'much' is not a size in bytes; use a form such as 8GiB"),
         (("--output", "no/such/folder/x.json"), "there is no folder for --output no/such/folder/x.json: make it first"),
     ],
 )
