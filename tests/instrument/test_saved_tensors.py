@@ -176,7 +176,7 @@ def test_memory_command_prints_five_largest(tmp_path: Path, capsys: pytest.Captu
     assert main(["memory", *words]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "tensors that forward keeps for backward" in said
-    assert "the residual stream is a tensor of 64.0 KiB" in said
+    assert "one tensor of the residual stream takes 64.0 KiB" in said
     assert "block 0 … block 1" in said
     assert said.count("Backward0") == 5
 
