@@ -176,7 +176,7 @@ def test_memory_command_prints_five_largest(tmp_path: Path, capsys: pytest.Captu
     assert main(["memory", *words]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "tensors that forward keeps for backward" in output
-    assert "the residual stream is a tensor of 64.0 KiB" in output
+    assert "one tensor of the residual stream takes 64.0 KiB" in output
     assert "block 0 … block 1" in output
     assert output.count("Backward0") == 5
 
