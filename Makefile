@@ -8,7 +8,7 @@ OUT := runs/$(shell date +%Y%m%d-%H%M%S)-bench
 PYTEST_ARGS ?= -n 2 --dist loadscope
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test lint types format docs readme studies stale clean
+.PHONY: help install bench test lint types format docs readme studies dist stale clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -48,11 +48,17 @@ readme: $(INSTALLED)  ## the tables of README.md and docs/results.md, and profil
 studies: $(INSTALLED)  ## every study at the size that fits this machine; again: goes on with the rest
 	$(BIN)/python scripts/studies/_study.py --all
 
+dist: $(INSTALLED)  ## dist/: sdist and wheel, checked, and run in a clean environment
+	rm -rf dist
+	$(BIN)/python -m build --quiet --no-isolation
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/check_dist.py dist
+
 stale:  ## the quoted figures whose code has changed since they were measured
 	@$(PYTHON) scripts/benchmarks/stale_figures.py
 
 clean:  ## take .venv and the caches away; runs/ stays
-	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import platform as p, sys; sys.version_info >= (3, 11) or sys.exit(f"cs-systems needs Python 3.11 or newer, $(PYTHON) is {p.python_version()}: install one and say make PYTHON=python3.11")'

@@ -321,7 +321,7 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         silent -= {"seq_len"} - {*without}  # None is the model's context length, which is compared separately
     if config.workload in _UNNAMED:
         silent.add("workload")
-    said = {
+    parts = {
         "workload": config.workload,
         "": _words(config, silent),
         "attention": config.attention,
@@ -335,7 +335,7 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         "world_size": "" if config.world_size == 1 else f"{config.world_size} ranks",
         "profiler": "" if config.profiler == "none" else f"under {config.profiler}",
     }
-    return " · ".join(text for name, text in said.items() if text and name not in silent)
+    return " · ".join(text for name, text in parts.items() if text and name not in silent)
 
 
 def _same(a: Any, b: Any) -> set[str]:

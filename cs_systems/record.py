@@ -20,13 +20,14 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.file_types import GZIP_MAGIC, refuse_other, shown
+from cs_systems.core.rows import Results
+from cs_systems.core.rows import Row as Row
 
 SCHEMA_VERSION = 1
 RECORDS_FILE = "records.jsonl"
 DONE = frozenset({"ok", "oom", "unavailable"})  # not tried again by a resumed sweep
 NO_TIMING = frozenset({"nan-loss", "inf-loss"})  # caveat codes: arithmetic on NaN or inf may take a different time
 LONGEST_S = 1e9  # upper limit of a step's duration: 30 years
-Row = dict[str, Any]
 # Types of a record's fields, checked because a file may come from any program.
 _TYPES: dict[str, tuple[Any, str]] = {
     "key": (str, "a text"),
@@ -143,7 +144,7 @@ def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
 class RunRecord:
     """Result of one cell.
 
-    `results` holds small plain tables: name → rows with fixed columns. `artifacts` holds paths relative to the record's
+    `results` holds small plain tables. `artifacts` holds paths relative to the record's
     folder. With `predicted`, the status is a prediction and nothing ran (`--skip-oom`).
     """
 
@@ -155,7 +156,7 @@ class RunRecord:
     environment: Environment | None = None
     measurement: Measurement | None = None
     warnings: tuple[Caveat, ...] = ()
-    results: dict[str, list[Row]] = field(default_factory=dict)
+    results: Results = field(default_factory=Results)
     artifacts: dict[str, str] = field(default_factory=dict)
     predicted: bool = False
     schema_version: int = SCHEMA_VERSION
@@ -230,9 +231,9 @@ def _refuse_other_times(sample: Sample) -> None:
             raise ConfigError(f"{name} of a sample is {shown(time)}; it must be a time from 0 to {LONGEST_S:.0e} s")
 
 
-def _columns(rows: Sequence[Row]) -> Row:
+def _columns(rows: Sequence[Row]) -> dict[str, Any]:
     """Convert rows with equal keys to columns, recursively; a record of many samples shrinks to a third."""
-    columns: Row = {}
+    columns: dict[str, Any] = {}
     for name in rows[0] if rows else ():
         values = [row[name] for row in rows]
         first = values[0]  # an empty mapping stays: as columns it would lose the number of rows
@@ -241,7 +242,7 @@ def _columns(rows: Sequence[Row]) -> Row:
     return columns
 
 
-def _rows(columns: Mapping[str, Any]) -> list[Row]:
+def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Convert the columns of `_columns` back to rows."""
     values = [_rows(c) if isinstance(c, Mapping) else c for c in columns.values()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]

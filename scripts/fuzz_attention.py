@@ -46,8 +46,11 @@ ONE_ROW_LONGEST = 4096
 
 @dataclass(frozen=True)
 class Kind:
-    """What a kernel is compiled for. lengths: of the keys against the queries; layout: of q, k and v in memory;
-    even_q, even_k: whether 16 divides the lengths, which Triton compiles apart, as it does a length or number of 1."""
+    """Combination of properties that a kernel is compiled for.
+
+    lengths: length of the keys compared with that of the queries. layout: memory layout of q, k and v. even_q, even_k:
+    16 divides the length; Triton compiles such lengths separately, as it does a length or number of 1.
+    """
 
     dtype: str
     d_head: int
@@ -93,7 +96,7 @@ class Case:
 
 
 def kinds(seed: int, count: int) -> list[Kind]:
-    """Each dtype with each d_head in turn, the rest at random."""
+    """Return kinds: each dtype with each d_head in turn, the other properties at random."""
     draw = random.Random(f"kinds of {seed}")
     made = []
     for i in range(count):
@@ -119,7 +122,7 @@ def kinds(seed: int, count: int) -> list[Kind]:
 
 
 def drawn(seed: int, number: int, kinds: Sequence[Kind], scores: int) -> Case:
-    """Case `number` of `seed`: at most `scores` scores, batch · heads · seq_q · seq_k."""
+    """Return case `number` of `seed`, with at most `scores` scores (batch · heads · seq_q · seq_k)."""
     draw = random.Random(f"case {number} of {seed}")
     kind = draw.choice(kinds)
     if draw.random() < 0.01 and not (kind.even_q or kind.even_k) and scores >= 64 * (MANY_HEADS + 64):
@@ -142,7 +145,7 @@ def _lengths(draw: random.Random, kind: Kind, longest: int) -> tuple[int, int]:
 
 
 def _length(draw: random.Random, longest: int) -> int:
-    """Short ones as often as long ones; a third at the edge of a tile, or next to it."""
+    """Return a random length: short ones as often as long ones, a third at or next to the edge of a tile."""
     length = round(math.exp(draw.uniform(0, math.log(longest))))
     if draw.random() < 1 / 3:
         length = 64 * max(1, round(length / 64)) + draw.choice((-1, 0, 1))
@@ -150,14 +153,14 @@ def _length(draw: random.Random, longest: int) -> int:
 
 
 def _rounded(length: int, even: bool, longest: int) -> int:
-    """A multiple of 16, where there is room for one, or none."""
+    """Return the length rounded to a multiple of 16 if `even`, else to any other length."""
     if even and longest >= 16:
         return max(16, length // 16 * 16)
     return length - (length % 16 == 0)
 
 
 def tensors(case: Case, seed: int, number: int, device: torch.device) -> tuple[Tensor, ...]:
-    """q, k, v and the gradient of the output, laid out as the case says."""
+    """Return q, k, v and the gradient of the output in the case's memory layout."""
     kind = case.kind
     generator = torch.Generator(device).manual_seed(random.Random(f"numbers {number} of {seed}").getrandbits(63))
 
@@ -178,7 +181,7 @@ def tensors(case: Case, seed: int, number: int, device: torch.device) -> tuple[T
 
 
 def computed(backend: AttentionBackend, inputs: Sequence[Tensor], case: Case, backward: bool) -> list[Tensor]:
-    """[out], or [out, dq, dk, dv]."""
+    """Return [out] or, with backward, [out, dq, dk, dv]."""
     q, k, v, gradient = inputs
     leaves = [x.detach().requires_grad_(backward) for x in (q, k, v)]
     out = backend(*leaves, causal=case.kind.causal, align=case.kind.align, scale=case.kind.scale)
@@ -186,7 +189,7 @@ def computed(backend: AttentionBackend, inputs: Sequence[Tensor], case: Case, ba
 
 
 def exact(inputs: Sequence[Tensor], case: Case, backward: bool) -> list[tuple[Tensor, Tensor]]:
-    """For each result (its value in float64, the size of each row's terms): what an error is held against.
+    """Return (value in float64, size of each row's terms) of each result, the reference of its errors.
 
     A gradient is a sum that may cancel to nothing while its terms keep their rounding: ds = p (dp − δ) with δ = do · o,
     where o was rounded. What that rounding moves a row of dq by is scale ‖do‖ ‖o‖ / √d times the row of p k; of dk, the
@@ -206,8 +209,11 @@ def exact(inputs: Sequence[Tensor], case: Case, backward: bool) -> list[tuple[Te
 
 
 def errors(got: Tensor, reference: Tensor, terms: Tensor) -> tuple[float, float]:
-    """(‖got − reference‖ / ‖terms‖, the largest ratio of a row). Rows below a tenth of the root mean square count as
-    such a tenth. inf where a number is none, or where shapes differ."""
+    """Return (‖got − reference‖ / ‖terms‖, the largest ratio of a row).
+
+    Rows with terms below a tenth of their root mean square count as such a tenth. Both are inf for another shape and
+    for a number that is not finite.
+    """
     if got.shape != reference.shape or not got.isfinite().all():
         return math.inf, math.inf
     rows = (got.double() - reference).norm(dim=-1)
@@ -217,7 +223,7 @@ def errors(got: Tensor, reference: Tensor, terms: Tensor) -> tuple[float, float]
 
 
 def rounding_of_scores(inputs: Sequence[Tensor], case: Case) -> float:
-    """The share of itself by which a weight may move where scores are kept in the dtype."""
+    """Return the relative error of a weight if scores are rounded to the dtype."""
     q, k = inputs[0].double(), inputs[1].double()
     grouped = q.unflatten(1, (case.heads_kv, case.kind.group)).flatten(2, 3)  # query head h is of key head h // group
     scale = abs(case.kind.scale or case.kind.d_head**-0.5)
@@ -226,8 +232,10 @@ def rounding_of_scores(inputs: Sequence[Tensor], case: Case) -> float:
 
 @dataclass
 class Tally:
-    """What was found so far. largest: (dtype, result, whole or row) → (error, case).
-    squares: (who, dtype, result) → sum of squared errors of cases that both serve; others_fail: where the other fails.
+    """Counts and errors so far.
+
+    largest: (dtype, result, whole or row) → (error, case). squares: (backend, dtype, result) → sum of squared errors
+    over the cases that both backends serve. others_fail: cases in which the other backend fails.
     """
 
     served: int = 0
@@ -255,7 +263,7 @@ class Fuzz:
         )
 
     def run(self, numbers: Sequence[int], expired: Callable[[], bool]) -> tuple[Tally, int]:
-        """(what was found, how many of the numbers were drawn)."""
+        """Return (the tally, the number of cases that were drawn)."""
         tally, choice = Tally(), kinds(self.seed, self.kinds)
         backends = {name: _backend(name) for name in (self.name, self.against) if name}
         for done, number in enumerate(numbers):
@@ -268,7 +276,7 @@ class Fuzz:
         return tally, len(numbers)
 
     def _try(self, case: Case, number: int, backends: dict[str, AttentionBackend], tally: Tally) -> Iterator[str]:
-        """Nothing, or what is wrong with the case."""
+        """Return None, or the failure of the case."""
         backend, backward = backends[self.name], True
         if reason := backend.unavailable(case.call(self.device.type)):
             tally.refused[reason] += 1
@@ -290,8 +298,8 @@ class Fuzz:
             for of, error in zip(("whole", "worst row"), both, strict=True):
                 tally.largest[dtype, what, of] = max(tally.largest.get((dtype, what, of), (0.0, 0)), (error, number))
         if bad := _beyond(found, bound):
-            said = "; ".join(f"{what} {whole:.3g}, worst row {row:.3g}" for what, (whole, row) in bad.items())
-            yield f"relative error beyond {bound:.3g}, of a row {ROW_FACTOR * bound:.3g}: {said}"
+            text = "; ".join(f"{what} {whole:.3g}, worst row {row:.3g}" for what, (whole, row) in bad.items())
+            yield f"relative error beyond {bound:.3g}, of a row {ROW_FACTOR * bound:.3g}: {text}"
         elif self.against and backward and not backends[self.against].unavailable(case.call(self.device.type)):
             try:
                 theirs = computed(backends[self.against], inputs, case, backward)
@@ -337,7 +345,7 @@ def summary(fuzz: Fuzz, tally: Tally, drawn_cases: int, asked: int) -> Iterator[
 
 
 def ratios(fuzz: Fuzz, tally: Tally) -> Iterator[tuple[str, str, float]]:
-    """(dtype, result, root mean square of the errors over that of the other backend)."""
+    """Return (dtype, result, root mean square of the errors over that of the other backend)."""
     for name, dtype, what in sorted(tally.squares):
         if name == fuzz.name != fuzz.against:
             theirs = tally.squares[str(fuzz.against), dtype, what]
@@ -349,13 +357,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("backend", help="a name, path.py:function or package.module:function")
-    parser.add_argument("--against", metavar="BACKEND", help="whose errors are the measure")
+    parser.add_argument("--against", metavar="BACKEND", help="backend to compare the errors with")
     parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--case", type=int, metavar="K", help="this one alone")
+    parser.add_argument("--case", type=int, metavar="K", help="run only case K")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kinds", type=int, default=24, help="combinations that a kernel is compiled for")
-    parser.add_argument("--scores", type=int, help="most scores of a case (default: 2**23 on a GPU, else 2**14)")
-    parser.add_argument("--budget-s", type=float, default=math.inf, help="begin no case after so many seconds")
+    parser.add_argument("--kinds", type=int, default=24, help="combinations to compile kernels for")
+    parser.add_argument("--scores", type=int, help="most scores of one case (default: 2**23 on a GPU, else 2**14)")
+    parser.add_argument("--budget-s", type=float, default=math.inf, help="start no new case after this many seconds")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     args = parser.parse_args(argv)
     if min(args.cases, args.kinds, 1 if args.scores is None else args.scores // 64) < 1 or (args.case or 0) < 0:

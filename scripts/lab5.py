@@ -114,7 +114,7 @@ def _config(args: argparse.Namespace) -> RunConfig:
 
 
 def report(record: RunRecord) -> dict[str, Any]:
-    """The file's content but for the inputs. The numbers of a cell that did not fit are null."""
+    """Return the file's content without the inputs; the numbers of a cell that did not fit are null."""
     shape, (memory,), measurement = record.run_config.shape, record.results["memory"], record.measurement
     assert shape is not None
     flops = credited_attention_flops(shape)
@@ -149,7 +149,7 @@ def _mib(amount: int | None) -> float | None:
 
 
 def packed(config: RunConfig, device: Device) -> Attention:
-    """Workload: a backend on q, k and v that are views of one packed tensor."""
+    """Return the workload of a backend on q, k and v that are views of one packed tensor."""
     backend, shape = plugins.get("attention", config.attention), config.shape
 
     def attend(qkv: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ def packed(config: RunConfig, device: Device) -> Attention:
 
 
 def packed_flash2(config: RunConfig, device: Device) -> Attention:
-    """Workload: FLASH2, whose function takes the packed tensor as it is and gives its gradient in one piece."""
+    """Return the workload of FLASH2, which takes the packed tensor and returns its gradient as one tensor."""
     causal = config.shape is not None and config.shape.causal
     return _workload(config, device, partial(FLASH2.function, causal=causal))
 
@@ -176,7 +176,7 @@ def _workload(config: RunConfig, device: Device, attend: Callable[[Tensor], Tens
 
 
 def _preflight(config: RunConfig, device: Device, gathers: bool) -> int | None:
-    """`gathers`: backward makes the packed gradient out of three others."""
+    """Return the predicted bytes; with `gathers`, backward makes the packed gradient out of three others."""
     from cs_systems.workloads.attention import Attention
 
     return Attention.preflight(config, device, packed=gathers)
@@ -187,7 +187,7 @@ packed_flash2.preflight = partial(_preflight, gathers=False)  # type: ignore[att
 
 
 def _flash2_function() -> Callable[..., Tensor]:
-    """AttributeError where flash-attn-4 alone is installed: it leaves an empty package `flash_attn`."""
+    """Return flash-attn's function; AttributeError if only flash-attn-4 is installed, whose `flash_attn` is empty."""
     function: Callable[..., Tensor] = importlib.import_module("flash_attn").flash_attn_qkvpacked_func
     return function
 

@@ -56,7 +56,7 @@ and [profiles/fsdp_launches](profiles/{SHARDED}.md).
 
 
 def headline(folder: Path) -> str:
-    """Introduction and table. Raises ValueError, with the remedy, where the folder holds no such records."""
+    """Return introduction and table. Raises ValueError, with the remedy, if the folder has no such records."""
     records = read_records(folder)[0] if folder.exists() else []
     if not (chosen := [record for record in records if _belongs(record)]):
         raise ValueError(f"no records for the headline in {folder}: run scripts/{STUDY}.py first")
@@ -76,7 +76,7 @@ def _belongs(record: RunRecord) -> bool:
 
 
 def attention(folder: Path) -> str:
-    """Milliseconds of both passes by problem and backend, in the order in which the backends ran."""
+    """Return the table of both passes' milliseconds by problem and backend, in the order of the runs."""
     records = read_records(folder)[0] if folder.exists() else []
     rows: dict[AttentionShape, dict[str, object]] = {}
     for record in records:
@@ -94,7 +94,7 @@ def attention(folder: Path) -> str:
 
 
 def parallel(root: Path) -> str:
-    """What each strategy exposes on two GPUs, beside PyTorch's, and the peak of the sharded ones."""
+    """Return the table of exposed communication on two GPUs, beside PyTorch's, with the peaks of sharded strategies."""
     rows = []
     for run, chosen in ((REPLICATED, ON_TWO), (SHARDED, None)):
         file = root / f"{run}.jsonl"

@@ -15,10 +15,10 @@ import pytest
 
 pytest_plugins = ["tests.recorded"]
 
-# Before anything imports torch, and for the workers that tests start: tiny tensors gain nothing from a second thread,
-# and two test processes on two cores would wait for each other.
+# Set before torch is imported, and inherited by workers: tiny tensors gain nothing from a second thread, and two test
+# processes on two cores would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Collecting imports torch and makes thousands of items, all of which stay: looking for garbage took a third of it.
+# Collection imports torch and creates thousands of lasting objects; garbage collection took a third of its time.
 gc.disable()
 
 
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def alone_with_nsys(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test marked nsys runs the real one, and two of those at a time lose their connections to what they record."""
+    """Run tests marked nsys one at a time: simultaneous nsys sessions lose their connections."""
     if request.node.get_closest_marker("nsys") is None:
         yield
         return
@@ -55,13 +55,13 @@ def _nsys_problem() -> str | None:
 
 
 def _has_cuda() -> bool:
-    import torch  # only where a GPU test was collected: the tests of rooms without torch start in no time
+    import torch  # imported only for GPU tests, so that tests without torch start at once
 
     return torch.cuda.is_available()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """pytest exits 0 when every test was skipped; that proves as little as no test at all, for which it exits 5."""
+    """Exit with status 5 if every test was skipped, as if no test was collected; pytest would exit with 0."""
     terminal: Any = session.config.pluginmanager.get_plugin("terminalreporter")
     is_xdist_worker = hasattr(session.config, "workerinput")
     if terminal is None or is_xdist_worker or session.config.option.collectonly:

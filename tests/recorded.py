@@ -1,4 +1,4 @@
-"""Fixtures: real traces of three training steps on one H200, and small ones built in the formats of the profilers."""
+"""Fixtures: real traces of three training steps on one H200, and small traces in the profilers' formats."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ BLOCKS_NORMS = 2  # norms in a block of the traced model, which ends without a n
 
 @pytest.fixture(scope="session")
 def with_blocks(kineto_events: list[Event]) -> list[Event]:
-    """The real Kineto events with a range around each block's forward, which the trace lacks.
+    """Return the real Kineto events with an added range around each block's forward.
 
     A block begins with every second norm of a forward and lasts to the next block's, or to the end of the layers.
     """
@@ -182,7 +182,7 @@ def snapshot_path() -> Path:
 
 @pytest.fixture(scope="session")
 def snapshot_data(snapshot_path: Path) -> Event:
-    """The real snapshot, unpickled by PyTorch's plain pickle: the file is trusted."""
+    """Return the real snapshot, read with plain pickle because the file is trusted."""
     data: Event = pickle.loads(gzip.decompress(snapshot_path.read_bytes()))
     return data
 

@@ -1,4 +1,4 @@
-"""Configs are frozen, validated JSON; a mistake is named with its remedy."""
+"""Configs: presets, validation, keys, JSON and descriptions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_presets_are_the_published_sizes(name: str) -> None:
     assert (p.d_model, p.d_ff, p.num_layers, p.num_heads) == PUBLISHED[name]
 
 
-def test_preset_vocabulary_and_context() -> None:
+def test_presets_have_published_vocabulary_and_context() -> None:
     assert (PRESETS["small"].vocab_size, PRESETS["small"].context_length) == (10_000, 512)
     assert (PRESETS["8B"].vocab_size, PRESETS["8B"].context_length) == (151_936, 32_768)
     assert PRESETS["xl-2026"] is PRESETS["2.7B"]
@@ -59,14 +59,14 @@ def test_preset_vocabulary_and_context() -> None:
 
 
 @given(configs)
-def test_a_config_survives_json(config: RunConfig) -> None:
+def test_config_round_trips_json(config: RunConfig) -> None:
     again = RunConfig.from_dict(json.loads(json.dumps(config.to_dict())))
     assert again == config
     assert again.key() == config.key()
 
 
 @given(configs, configs)
-def test_keys_tell_configs_apart(a: RunConfig, b: RunConfig) -> None:
+def test_keys_are_equal_only_for_equal_configs(a: RunConfig, b: RunConfig) -> None:
     assert (a.key() == b.key()) == (a == b)
 
 
@@ -81,23 +81,23 @@ def test_keys_tell_configs_apart(a: RunConfig, b: RunConfig) -> None:
         (RunConfig(model=preset("tiny", rope_theta=500_000)), RunConfig(model=preset("tiny", rope_theta=5e5))),
     ],
 )
-def test_a_number_written_without_a_point_has_the_same_key(whole: RunConfig, same: RunConfig) -> None:
+def test_whole_number_and_equal_float_have_the_same_key(whole: RunConfig, same: RunConfig) -> None:
     assert whole == same
     assert whole.key() == same.key()
 
 
-def test_a_key_is_stable() -> None:
+def test_key_of_the_default_config_is_unchanged() -> None:
     """A changed key would make every recorded sweep start over."""
     assert RunConfig().key() == "44136fa355b3678a"
 
 
-def test_label_names_what_was_overridden() -> None:
+def test_label_names_overridden_fields() -> None:
     assert preset("large", num_layers=32).label == "large+num_layers=32"
     assert preset("large", context_length=128).label == "large"
     assert ModelConfig(d_model=64, num_heads=4).label == "custom"
 
 
-def test_grid_spans_runs_models_and_shapes() -> None:
+def test_grid_covers_run_model_and_shape_fields() -> None:
     cells = grid(size=["small", "xl"], context_length=[128, 256], attention=["naive", "flex"])
     assert len(cells) == 8
     assert [c.attention for c in cells[:2]] == ["naive", "flex"]
@@ -107,7 +107,7 @@ def test_grid_spans_runs_models_and_shapes() -> None:
     assert [(c.shape.seq, c.shape.causal) for c in shaped if c.shape] == [(8, True), (16, True)]
 
 
-def test_grid_refuses_an_unknown_axis() -> None:
+def test_grid_refuses_unknown_axis() -> None:
     with pytest.raises(ConfigError, match="unknown axis 'contxt_length': did you mean context_length"):
         grid(contxt_length=[1])
 
@@ -146,14 +146,14 @@ def test_grid_refuses_an_unknown_axis() -> None:
         (lambda: RunConfig.from_dict({"colour": 1}), "no field colour; upgrade cs-systems if a newer version wrote it"),
     ],
 )
-def test_mistakes_name_their_remedy(make: object, text: str) -> None:
+def test_invalid_values_are_refused_with_remedy(make: object, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         make()  # type: ignore[operator]
 
 
 LARGE = RunConfig(model=preset("large", num_layers=32))
 CALL = RunConfig(workload="attention", mode=Mode.FORWARD, shape=AttentionShape(2, 4, 256, 64, causal=True))
-OTHERS = RunConfig(workload="mine:step")
+USER_WORKLOAD = RunConfig(workload="mine:step")
 
 
 @pytest.mark.parametrize(
@@ -178,13 +178,13 @@ OTHERS = RunConfig(workload="mine:step")
         ),
         (CALL, (), "2×4×256×64 causal · naive · fp32 · forward"),
         (CALL, ("shape.seq", "shape.causal"), "2×4×…×64 · naive · fp32 · forward"),
-        (OTHERS, (), "mine:step"),
-        (replace(OTHERS, batch_size=8, precision=Precision.BF16), (), "mine:step · batch 8 · bf16"),
-        (replace(OTHERS, model=preset("tiny")), (), "mine:step · tiny ctx 64"),
-        (replace(OTHERS, model=preset("small", num_layers=3)), (), "mine:step · num_layers=3"),
-        (replace(OTHERS, seq_len=64), (), "mine:step · ctx 64"),
-        (replace(OTHERS, seq_len=64), ("seq_len",), "mine:step"),
-        (replace(OTHERS, attention="flex"), ("workload",), "flex"),
+        (USER_WORKLOAD, (), "mine:step"),
+        (replace(USER_WORKLOAD, batch_size=8, precision=Precision.BF16), (), "mine:step · batch 8 · bf16"),
+        (replace(USER_WORKLOAD, model=preset("tiny")), (), "mine:step · tiny ctx 64"),
+        (replace(USER_WORKLOAD, model=preset("small", num_layers=3)), (), "mine:step · num_layers=3"),
+        (replace(USER_WORKLOAD, seq_len=64), (), "mine:step · ctx 64"),
+        (replace(USER_WORKLOAD, seq_len=64), ("seq_len",), "mine:step"),
+        (replace(USER_WORKLOAD, attention="flex"), ("workload",), "flex"),
     ],
 )
 def test_describe_omits_the_given_fields(config: RunConfig, without: tuple[str, ...], text: str) -> None:
@@ -192,26 +192,26 @@ def test_describe_omits_the_given_fields(config: RunConfig, without: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    ("precision", "told", "computes_in"),
+    ("precision", "strategy_args", "computes_in"),
     [
         ("fp32", ("compute_dtype=bf16",), "bf16"),
         ("bf16-pure", ("compute_dtype=fp16",), "fp16"),
         ("bf16", ("compute_dtype=fp16",), "bf16"),  # autocast decides
         ("fp32", ("comm_dtype=bf16",), "fp32"),
-        ("tf32", ("compute_dtype=fp8",), "tf32"),  # refused where it is wrapped
+        ("tf32", ("compute_dtype=fp8",), "tf32"),  # wrapping the model refuses it
         ("tf32", (), "tf32"),
     ],
 )
 def test_compute_dtype_of_a_strategy_sets_the_precision(
-    precision: str, told: tuple[str, ...], computes_in: str
+    precision: str, strategy_args: tuple[str, ...], computes_in: str
 ) -> None:
-    config = RunConfig(precision=Precision(precision), strategy="fsdp", world_size=2, strategy_args=told)
+    config = RunConfig(precision=Precision(precision), strategy="fsdp", world_size=2, strategy_args=strategy_args)
     assert config.computes_in == computes_in
 
 
 def test_strategy_args_are_parsed_by_type() -> None:
-    told = ("max_ctas=16", "high_priority=true", "comm_dtype=bf16")
-    config = RunConfig(strategy="ddp_bucketed", world_size=2, strategy_args=told)
+    strategy_args = ("max_ctas=16", "high_priority=true", "comm_dtype=bf16")
+    config = RunConfig(strategy="ddp_bucketed", world_size=2, strategy_args=strategy_args)
     assert config.strategy_options == {"max_ctas": 16, "high_priority": True, "comm_dtype": "bf16"}
     assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert "ddp_bucketed:max_ctas=16:high_priority=true:comm_dtype=bf16 · 2 ranks" in describe(config)

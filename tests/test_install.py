@@ -1,4 +1,4 @@
-"""The package installed from a copy of its sources, where neither triton nor flash-attn nor nvtx can be imported."""
+"""Package installed from a copy of its sources, where triton, flash-attn and nvtx cannot be imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cs_systems.record import read_records
 
 ROOT = Path(__file__).parent.parent
 
-# Absent means both: an import fails, and importlib finds no such module.
+# An absent module can neither be imported nor be found by importlib.
 WITHOUT = """
 from importlib.machinery import PathFinder
 find = PathFinder.find_spec
@@ -25,7 +25,7 @@ PathFinder.find_spec = lambda name, *rest: None if name.partition(".")[0] in abs
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the installed package and, first on the path, what hides the three others."""
+    """Return a folder with the installed package and a sitecustomize.py that hides the optional packages."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
     shutil.copytree(ROOT / "cs_systems", source / "cs_systems", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md"):
@@ -52,7 +52,7 @@ def test_every_file_of_the_package_is_installed(installed: Path) -> None:
     assert (installed / "bin" / "cs-systems").is_file()
 
 
-def test_the_main_job_and_its_report_work_without_the_optional_packages(installed: Path, tmp_path: Path) -> None:
+def test_time_and_report_work_without_optional_packages(installed: Path, tmp_path: Path) -> None:
     imports = "import cs_systems, importlib.util as u; print(cs_systems.__file__, u.find_spec('triton'))"
     assert run(installed, tmp_path, "-c", imports).stdout.split() == [f"{installed}/cs_systems/__init__.py", "None"]
 

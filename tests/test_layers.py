@@ -1,5 +1,7 @@
-"""The architecture, where import-linter's contracts in pyproject.toml cannot see it: what is really loaded, what a
-plug-in exports, and that no import circle hides in a function."""
+"""Architecture that import-linter's contracts cannot check.
+
+These are the modules that are really loaded, the constant of each plug-in, and import cycles inside functions.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,8 @@ def imported(file: Path, known: dict[str, Path]) -> Iterator[str]:
                 yield longest
 
 
-def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Return modules that import each other, in order; an empty list where there are none."""
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules of an import cycle, in order, or an empty list."""
     done: set[str] = set()
 
     def follow(name: str, path: list[str]) -> list[str]:
@@ -76,20 +78,20 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", ["cs_systems", "scripts/studies"])
-def test_there_are_no_import_circles(folder: str) -> None:
+def test_there_are_no_import_cycles(folder: str) -> None:
     known = modules(ROOT / folder)
     if folder.startswith("scripts"):  # these import each other by their stems
         known = {name.rpartition(".")[2]: file for name, file in known.items()}
-    assert circle({name: set(imported(file, known)) for name, file in known.items()}) == []
+    assert cycle({name: set(imported(file, known)) for name, file in known.items()}) == []
 
 
-def test_indirect_import_circles_are_found() -> None:
-    assert circle({"a": {"b"}, "b": {"c"}, "c": {"d", "b"}, "d": set()}) == ["b", "c"]
-    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+def test_indirect_import_cycles_are_found() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"d", "b"}, "d": set()}) == ["b", "c"]
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 def test_rooms_without_torch_do_not_import_it() -> None:
-    """Imports inside functions are allowed there, so this can only be seen when the modules are loaded."""
+    """Load the modules, because imports of torch inside functions are allowed."""
     known = modules(ROOT / "cs_systems")
     rooms = tuple(f"cs_systems.{room}" for room in WITHOUT_TORCH)
     names = [name for name in known if name.startswith(tuple(f"{room}." for room in rooms)) or name in rooms]

@@ -1,4 +1,4 @@
-"""The model against its contract: names, shapes, and an independent statement of its mathematics in einx."""
+"""Model: parameter names, shapes, and logits compared with an independent implementation in einx."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def model() -> BasicTransformerLM:
     return BasicTransformerLM(TINY)
 
 
-def test_parameter_names(model: BasicTransformerLM) -> None:
+def test_parameters_have_the_specified_names(model: BasicTransformerLM) -> None:
     expected = {"token_embeddings.weight", "ln_final.weight", "lm_head.weight"}
     for i in range(TINY.num_layers):
         block = {"ln1", "ln2", "ffn.w1", "ffn.w2", "ffn.w3"}
@@ -38,7 +38,7 @@ def test_parameter_count_matches_the_cost_model(size: str) -> None:
 
 
 def reference(model: BasicTransformerLM, tokens: Tensor) -> Tensor:
-    """The whole model in float64, written from the papers with named axes."""
+    """Compute the model in float64, written from the papers with named axes."""
     w = {name: p.double() for name, p in model.named_parameters()}
     c = model.config
     length = tokens.shape[1]
@@ -74,7 +74,7 @@ def reference(model: BasicTransformerLM, tokens: Tensor) -> Tensor:
     return project(norm(x, w["ln_final.weight"]), "lm_head.weight")
 
 
-def test_logits_against_the_papers_in_float64(model: BasicTransformerLM) -> None:
+def test_logits_match_a_float64_reference(model: BasicTransformerLM) -> None:
     tokens = torch.randint(TINY.vocab_size, (2, 37))
     logits = model(tokens)
     assert logits.shape == (2, 37, TINY.vocab_size)
@@ -100,12 +100,12 @@ def test_attention_can_be_any_function() -> None:
     assert seen == [((3, TINY.num_heads, 8, TINY.d_head), True)] * TINY.num_layers
 
 
-def test_a_sequence_beyond_the_context_is_refused(model: BasicTransformerLM) -> None:
+def test_sequence_longer_than_the_context_is_refused(model: BasicTransformerLM) -> None:
     with pytest.raises(ConfigError, match="length 65 exceeds the model's context length 64; use a shorter sequence"):
         model(torch.zeros(1, 65, dtype=torch.int64))
 
 
-def test_an_unknown_backend_is_refused() -> None:
+def test_unknown_backend_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown attention backend 'naiv': did you mean naive"):
         BasicTransformerLM(TINY, "naiv")
 

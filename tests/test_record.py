@@ -1,4 +1,4 @@
-"""One run, one line: written whole or reported torn, read back as it was."""
+"""Records: one line each, read back unchanged, with incomplete and invalid lines reported."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ records = st.builds(
 
 
 @given(records)
-def test_a_record_survives_json(record: RunRecord) -> None:
+def test_record_round_trips_json(record: RunRecord) -> None:
     line = record.to_json()
     assert "\n" not in line
     again = RunRecord.from_dict(json.loads(line))
@@ -89,13 +89,13 @@ def test_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
     found, complaints = read_records(tmp_path)
     assert [r.key for r in found] == ["a"]
     assert "records.jsonl:2 is incomplete" in complaints[0]
-    append_record(tmp_path, some("c"))  # does not grow onto the torn line
+    append_record(tmp_path, some("c"))  # starts a new line
     found, complaints = read_records(tmp_path)
     assert [r.key for r in found] == ["a", "c"]
     assert len(complaints) == 1
 
 
-def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+def test_newer_schema_is_refused(tmp_path: Path) -> None:
     line = json.loads(some("a").to_json()) | {"schema_version": SCHEMA_VERSION + 1}
     (tmp_path / "records.jsonl").write_text(json.dumps(line) + "\n")
     complaint = r"records.jsonl:1: the record has schema 2, newer than 1.*upgrade cs-systems"
@@ -111,7 +111,7 @@ def test_lines_that_are_no_records_are_refused(tmp_path: Path, text: str) -> Non
         read_records(file)
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there are no records at .*nowhere"):
         read_records(tmp_path / "nowhere")
 
@@ -130,7 +130,7 @@ def test_key_depends_on_machine_and_code() -> None:
     assert make_key(config, 0, replace(ENVIRONMENT, power_w=300.0)) == changed[0]
 
 
-def test_key_depends_on_foreign_code(tmp_path: Path) -> None:
+def test_key_depends_on_user_code(tmp_path: Path) -> None:
     source = tmp_path / "mine.py"
     config = RunConfig(attention=f"{source}:attend")
     keys = []
@@ -160,7 +160,7 @@ def test_steps_and_phases_of_a_measurement() -> None:
     ],
     ids=lambda damage: next(iter(damage)),
 )
-def test_a_line_of_another_version_is_named_with_what_to_do(damage: dict[str, object], tmp_path: Path) -> None:
+def test_line_of_another_version_is_refused_with_remedy(damage: dict[str, object], tmp_path: Path) -> None:
     append_record(tmp_path, some("a"))
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write(json.dumps(json.loads(some("b").to_json()) | damage) + "\n")

@@ -26,12 +26,19 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
             before = statement
 
 
+def is_question(text: str) -> bool:
+    """Return whether the first paragraph is one question, as in a study, whose page it titles."""
+    opening = text.split("\n\n")[0].strip()
+    return opening.endswith("?") and not any(end in opening for end in (". ", ".\n"))
+
+
 def fragments(source: str) -> list[int]:
-    """Return the lines of the docstrings that open with a word of FRAGMENTS."""
-    found = []
-    for line, text in docstrings(ast.parse(source)):
+    """Return the lines of the docstrings that open with a word of FRAGMENTS; a module's may be a question."""
+    found, tree = [], ast.parse(source)
+    of_module = ast.get_docstring(tree, clean=False)
+    for line, text in docstrings(tree):
         first = text.split(maxsplit=1)[0].rstrip(",:;.") if text.strip() else ""
-        if first in FRAGMENTS:
+        if first in FRAGMENTS and not (text == of_module and is_question(text)):
             found.append(line)
     return sorted(found)
 
@@ -41,6 +48,12 @@ def test_no_docstring_opens_as_a_fragment() -> None:
     assert len(files) > 100
     found = [f"{file.relative_to(ROOT)}:{line}" for file in files for line in fragments(file.read_text())]
     assert found == [], "start these docstrings with a verb or a noun:\n" + "\n".join(found)
+
+
+def test_only_a_module_may_open_with_a_question() -> None:
+    assert fragments('"""What does a step take?\n\nMethod: a clock."""\n') == []
+    assert fragments('"""What a step takes. Is it long?"""\n') == [1]
+    assert fragments('"""A step."""\ndef f():\n    """What does a step take?"""\n') == [3]
 
 
 def test_fragments_of_every_kind_are_found() -> None:

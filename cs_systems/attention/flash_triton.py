@@ -28,7 +28,7 @@ from cs_systems.kernels.triton.configs import Tiles, padded_d_head, tiles_for
 
 DTYPES = ("float32", "float16", "bfloat16")
 LARGEST_D_HEAD = 256
-MOST_ROWS = 128  # of a tile, within which the kernels count elements with 32 bits
+MOST_ROWS = 128  # rows of a tile, within which the kernels count elements with 32 bits
 
 
 def attention(

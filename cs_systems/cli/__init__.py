@@ -20,7 +20,7 @@ from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core.printable import visible
-from cs_systems.report.files import standard_output
+from cs_systems.report.files import FREE_SPACE, standard_output
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.version import __version__
 
@@ -40,8 +40,9 @@ COMMANDS = {
     "doctor": "check what works on this machine, and show the command that fixes what does not",
 }
 REMEDIES = {
-    errno.EACCES: "; change its permissions, or give another path",
-    errno.ENOSPC: "; free some space, then run the same command again",
+    errno.EACCES: "change its permissions, or give another path",
+    errno.ENOSPC: FREE_SPACE,
+    errno.EDQUOT: FREE_SPACE,
 }
 EXIT_MALFORMED = 2
 EXIT_INTERRUPTED = 130
@@ -111,7 +112,8 @@ def _run_command(words: Sequence[str]) -> int:
     if nul := next((word for word in words if "\0" in word), None):
         raise ConfigError(f"argument {nul!r} contains a NUL character; remove it")
     if not words or words[0] in ("-h", "--help"):
-        print(_overview())
+        with standard_output():
+            print(_overview())
         return 0
     if words[0] == "--version":
         print("cs-systems", __version__)
@@ -124,7 +126,7 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
 
     module = importlib.import_module(f"cs_systems.cli.{command}")
     try:
-        with _printable_parser_errors(words):
+        with standard_output(), _printable_parser_errors(words):
             args = tyro.cli(
                 module.ARGS,
                 prog=f"cs-systems {command}",
@@ -176,7 +178,8 @@ def _failed_file(error: OSError) -> str:
     if error.strerror is None:
         return str(error)
     text = f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else error.strerror
-    return text + REMEDIES.get(error.errno or 0, "")
+    remedy = REMEDIES.get(error.errno or 0)
+    return f"{text}; {remedy}" if remedy else text
 
 
 def _fail(message: str, status: int) -> int:

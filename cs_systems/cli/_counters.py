@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cs_systems.cli._tables import Part, document_text, table_text
-from cs_systems.record import Row
+from cs_systems.core.rows import Row
 
 # Caption → (columns of `analysis.ncu` with their headings, their meaning).
 SHOWN: dict[str, tuple[dict[str, str], str]] = {
@@ -46,6 +46,6 @@ def counters_text(heading: str, rows: Sequence[Row], format: str = "terminal", o
     """Return the rows of `analysis.ncu.read` as tables, with only the innermost range, or as one full CSV table."""
     if format == "csv":
         return [table_text("", rows, {}, (), format)]
-    readable = [row | {"inside": row["ranges"].rpartition(" > ")[2] or None} for row in rows]
+    readable = [{**row, "inside": row["ranges"].rpartition(" > ")[2] or None} for row in rows]
     parts: list[Part] = [(caption, readable, titles, [note]) for caption, (titles, note) in SHOWN.items()]
     return document_text(format, [heading, ALONE], parts, output)

@@ -13,7 +13,8 @@ from cs_systems.cli._output import terminal_width
 from cs_systems.cli._tables import within
 from cs_systems.config import describe
 from cs_systems.core.printable import command_line, visible
-from cs_systems.record import Row, RunRecord
+from cs_systems.core.rows import MemoryComponentRow, MemoryRangeRow, ResidualBlockRow, ResidualRow, Row, as_tables
+from cs_systems.record import RunRecord
 from cs_systems.report.files import standard_output
 
 SHOWN = {
@@ -53,22 +54,23 @@ def print_memory(record: RunRecord, folder: Path) -> None:
         say(f"{title}: {record.status}: {record.reason}\n")
     if record.status == "oom" and record.run_config.profiler == "memory_snapshot" and not record.artifacts:
         say("no snapshot: memory ran out before it began, while building the model or in --warmup; use --warmup 0\n")
-    if rows := results.get("memory_phases"):
+    tables = as_tables(results)
+    if rows := tables.get("memory_phases"):
         shown = [name for name in SHOWN if name in ("step", "phase") or any(row[name] is not None for row in rows)]
         notes = [note for name, note in NOTES.items() if name in shown]
         if record.run_config.compile != "none":
             notes.append(f"no prediction: {COMPILED}")
         titles = SHOWN if "allocated_bytes" in shown else SHOWN | PREDICTED_ALONE
         print_table([{name: row[name] for name in shown} for row in rows], title, notes, titles)
-    if rows := results.get("memory_components"):
-        print_table(by_phase(rows), "predicted memory by component, after each phase of the second step", [], {})
-    if rows := results.get("memory_parts"):
-        parts = [{"part": f"= {row['part']}" if row["total"] else row["part"], "bytes": row["bytes"]} for row in rows]
+    if predicted := results.get("memory_components"):
+        print_table(by_phase(predicted), "predicted memory by component, after each phase of the second step", [], {})
+    if owners := results.get("memory_parts"):
+        parts = [{"part": f"= {row['part']}" if row["total"] else row["part"], "bytes": row["bytes"]} for row in owners]
         print_table(
             parts, "device memory by owner, after the last step", ["=: sum of the rows above"], {"bytes": "size"}
         )
-    if rows := results.get("residuals"):
-        _print_residuals(rows, record, title)
+    if residuals := results.get("residuals"):
+        _print_residuals(residuals, record, title)
     if "memory_ranges" in results:
         print_ranges(results["memory_ranges"], title, results["memory_ranges_of"][0]["sees"])
     for name, file in record.artifacts.items():
@@ -77,14 +79,15 @@ def print_memory(record: RunRecord, folder: Path) -> None:
         print(f"read it: {command_line('cs-systems', 'snapshot', folder / record.artifacts['snapshot'])}\n")
 
 
-def _print_residuals(rows: Sequence[Row], record: RunRecord, title: str) -> None:
+def _print_residuals(rows: Sequence[ResidualRow], record: RunRecord, title: str) -> None:
     """Print the largest tensors that forward keeps for backward, and the bytes that each block keeps."""
     from cs_systems.core.units import human
 
     results = record.results
     of_modules = any(row["module"] for row in rows)  # a compiled model has one operation and no modules
     columns = (*(("module",) if of_modules else ()), "operation", "shape", "dtype", "count", "total_bytes")
-    top = [{name: row[name] for name in columns} | {"of all": f"{row['share']:.1%}"} for row in rows[:TOP]]
+    largest: Sequence[Row] = rows[:TOP]
+    top = [{name: row[name] for name in columns} | {"of all": f"{row['share']:.1%}"} for row in largest]
     taken = sum(2 + max(len(str(row[name])) for row in top) for name in columns if name in ("module", "shape", "dtype"))
     for row in top:
         row["operation"] = within(row["operation"] or "", max(12, (terminal_width() or 80) - taken - ROOM_OF_NUMBERS))
@@ -93,17 +96,17 @@ def _print_residuals(rows: Sequence[Row], record: RunRecord, title: str) -> None
     notes = [
         f"total {human(whole, 'bytes')}; {rest}; parameters and tensors that are kept already are not counted again"
     ]
-    for row in results.get("residual_stream", ()):
-        notes.append(f"one tensor of the residual stream takes {human(row['bytes'], 'bytes')}")
+    for stream in results.get("residual_stream", ()):
+        notes.append(f"one tensor of the residual stream takes {human(stream['bytes'], 'bytes')}")
     print_table(top, f"{title}: tensors that forward keeps for backward", notes, {"total_bytes": "kept"})
     _print_blocks(results["residual_blocks"], record.run_config.checkpoint.startswith("selective"))
-    if rows := results.get("backward_blocks", []):
+    if changes := results.get("backward_blocks", []):
         note = "predicted: gradients that a block's backward allocates, minus the tensors that the block kept"
         titles = {"change_bytes": "allocated", "gradient_bytes": "gradients", "predicted_bytes": "predicted"}
-        _print_beside_prediction(rows, "change of allocated memory during each block's backward", note, titles)
+        _print_beside_prediction(changes, "change of allocated memory during each block's backward", note, titles)
 
 
-def _print_blocks(rows: Sequence[Row], selective: bool) -> None:
+def _print_blocks(rows: Sequence[ResidualBlockRow], selective: bool) -> None:
     """Print the bytes that each block keeps; equal blocks, and checkpoints of equally many blocks, share a row."""
     alike: dict[tuple[Any, ...], list[str]] = {}
     for row in rows:
@@ -139,7 +142,7 @@ def _print_beside_prediction(
     print_table(known, caption, [*notes, *([note] if "predicted_bytes" in names else [])], titles, alike=alike)
 
 
-def print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:
+def print_ranges(rows: Sequence[MemoryRangeRow], title: str, sees: str) -> None:
     """Print CUDA allocations by phase and layer; equal layers of a phase share a row."""
     if not rows:
         say(
@@ -148,9 +151,10 @@ def print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:
         )
         return
     same = ("phase", "allocations", "allocated_bytes", "freed_bytes", "change_bytes", "predicted_bytes")
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], list[MemoryRangeRow]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[name] for name in same), []).append(row)
+        known: Row = row
+        groups.setdefault(tuple(known[name] for name in same), []).append(row)
     shown = [
         {"phase": key[0], "layer": spans([row["layer"] for row in members])}
         | dict(zip(same[1:], key[1:], strict=True))
@@ -164,26 +168,26 @@ def print_ranges(rows: Sequence[Row], title: str, sees: str) -> None:
     ]
     if sees != "tensors":
         notes.append("freed tensors stay in the allocator's cache; add --no-caching-allocator to see each tensor")
-    known = [{name: value for name, value in row.items() if name not in unknown} for row in shown]
+    told = [{name: value for name, value in row.items() if name not in unknown} for row in shown]
     headings = titles | {"allocations": "calls"}
-    print_table(known, f"{title}: device memory of one step, by range", notes, headings, alike=list(titles))
+    print_table(told, f"{title}: device memory of one step, by range", notes, headings, alike=list(titles))
 
 
 def spans(names: Sequence[str]) -> str:
     """Join names, with ranges of consecutive blocks: `block 0 … block 3, block 5, lm_head`."""
     blocks = sorted(int(found[1]) for name in names if (found := re.fullmatch(r"block (\d+)", name)))
     runs = [[n for _, n in run] for _, run in groupby(enumerate(blocks), key=lambda pair: pair[1] - pair[0])]
-    said = [f"block {run[0]}" + (f" … block {run[-1]}" if run[1:] else "") for run in runs]
-    return ", ".join([*said, *(name for name in names if not re.fullmatch(r"block \d+", name))])
+    blocks_text = [f"block {run[0]}" + (f" … block {run[-1]}" if run[1:] else "") for run in runs]
+    return ", ".join([*blocks_text, *(name for name in names if not re.fullmatch(r"block \d+", name))])
 
 
-def by_phase(rows: Sequence[Row]) -> list[Row]:
+def by_phase(rows: Sequence[MemoryComponentRow]) -> list[Row]:
     """Return a row for each component, with a column for each phase of the last step, and the sum."""
     last = max(row["step"] for row in rows)
     phases = list(dict.fromkeys(row["phase"] for row in rows if row["step"] in (0, last)))
     sizes = {(row["phase"], row["component"]): row["bytes"] for row in rows if row["step"] in (0, last)}
     names = list(dict.fromkeys(row["component"] for row in rows if row["bytes"]))
-    made = [
+    made: list[dict[str, Any]] = [
         {"component": name.replace("_", " ")} | {f"{phase}_bytes": sizes.get((phase, name), 0) for phase in phases}
         for name in names
     ]
@@ -204,7 +208,11 @@ def say(text: str) -> None:
     """Print a sentence with its line breaks, wrapped between words on a terminal."""
     indent = len(text) - len(text.lstrip())
     width = terminal_width()
-    said = visible(text.rstrip("\n"))
-    shown = said if width is None else fill(said, width, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
+    printable = visible(text.rstrip("\n"))
+    shown = (
+        printable
+        if width is None
+        else fill(printable, width, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
+    )
     with standard_output():
         print(shown + text[len(text.rstrip("\n")) :], flush=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain, count
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 from tyro.conf import UseAppendAction, arg
@@ -19,8 +20,6 @@ from cs_systems.core.checkpoint_plan import FORMS
 
 # tyro checks the defaults of these without typeguard. For a `tuple[int, ...]` or an `int | None` it imports typeguard,
 # which is a third of the time that `--help` takes.
-MaybeInt = Optional[int]  # noqa: UP045
-MaybeFloat = Optional[float]  # noqa: UP045
 MaybeText = Optional[str]  # noqa: UP045
 MaybePath = Optional[Path]  # noqa: UP045
 T = TypeVar("T")
@@ -30,7 +29,25 @@ def _whole(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise ValueError(f"{word!r} is not a whole number") from None
+        raise ValueError(f"{word!r} is not a whole number; use one such as 8") from None
+
+
+def _decimal(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        raise ValueError(f"{word!r} is not a number; use one such as 0.5") from None
+
+
+def _number(read: Callable[[str], Any], metavar: str, kinds: tuple[type, ...]) -> PrimitiveConstructorSpec[Any]:
+    """Return the tyro spec of an option that takes one number; it replaces Python's `invalid literal for int()`."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: read(words[0]),
+        is_instance=lambda value: isinstance(value, kinds),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 def _several(
@@ -55,12 +72,20 @@ def _several(
 
 
 if TYPE_CHECKING:
+    Int = int
+    Float = float
+    MaybeInt = int | None
+    MaybeFloat = float | None
     Names = tuple[str, ...]
     Numbers = tuple[int, ...]
     Plans = tuple[str, ...]
     MaybeNames = tuple[str, ...]
     Repeated = tuple[str, ...]
 else:
+    Int = Annotated[object, _number(_whole, "INT", (int,))]
+    Float = Annotated[object, _number(_decimal, "FLOAT", (int, float))]
+    MaybeInt = Annotated[object, _number(_whole, "INT", (int, NoneType))]
+    MaybeFloat = Annotated[object, _number(_decimal, "FLOAT", (int, float, NoneType))]
     Names = Annotated[object, _several(str, str, "STR")]
     Numbers = Annotated[object, _several(int, _whole, "INT")]
     Plans = Annotated[object, _several(str, str, "STR", commas=False)]  # a comma is part of blocks:0,2
@@ -160,11 +185,11 @@ class ModelCells:
 class Steps:
     """Measurement of each cell. A cell is one combination of the values above."""
 
-    warmup: Annotated[int, arg(help="untimed steps before the timed ones")] = 5
-    warmup_s: Annotated[float, arg(help="shortest warm-up in seconds, with more steps if needed")] = 0.0
-    steps: Annotated[int, arg(help="timed steps")] = 10
-    rounds: Annotated[int, arg(help="measurement rounds; the steps are divided among them")] = 1
-    seed: Annotated[int, arg(help="random seed of parameters and data")] = 0
+    warmup: Annotated[Int, arg(help="untimed steps before the timed ones")] = 5
+    warmup_s: Annotated[Float, arg(help="shortest warm-up in seconds, with more steps if needed")] = 0.0
+    steps: Annotated[Int, arg(help="timed steps")] = 10
+    rounds: Annotated[Int, arg(help="measurement rounds; the steps are divided among them")] = 1
+    seed: Annotated[Int, arg(help="random seed of parameters and data")] = 0
     device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
     memory_limit: Annotated[MaybeText, optional("SIZE", "emulate a GPU with less memory: 8GiB, 24GB")] = None
 
@@ -189,7 +214,7 @@ class Sweep:
         MaybePath, optional("DIR", "folder for the records; if it has records, the run is resumed", "runs/TIME-COMMAND")
     ] = None
     fresh: Annotated[bool, flag("rename the folder's old records, and measure every cell again")] = False
-    repeats: Annotated[int, arg(help="times that each cell is measured, each in a new process")] = 1
+    repeats: Annotated[Int, arg(help="times that each cell is measured, each in a new process")] = 1
     interleave: Annotated[bool, flag("measure one round of each cell in turn, instead of one cell after the other")] = (
         False
     )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from textwrap import fill
 
 from cs_systems.comparison import precision, precision_causes
+from cs_systems.comparison.precision import ErrorRow, GainRow, LearningRow
 from cs_systems.config import Precision
 from cs_systems.core.printable import plain
 from cs_systems.record import Row, RunRecord
 from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
 
 UNKNOWN = "–"
-Part = tuple[str, list[Row], Callable[[Row], Row], dict[str, str], list[str]]  # rows, and how to show each
+Part = tuple[str, Sequence[Row], Sequence[Row], dict[str, str], list[str]]  # rows, and the same as they are shown
 GAINS = {
     "precision": "precision", "forward_s": "fwd", "loss_s": "loss", "backward_s": "bwd",
     "synchronize_s": "sync", "optimizer_s": "opt", "step_s": "step", "gain": "gain", "interval": "interval",
@@ -44,14 +45,14 @@ def comparison_texts(records: Sequence[RunRecord], format: str, width: int | Non
     from cs_systems.report.tables.rows import render_rows
 
     texts = []
-    for caption, rows, readable, titles, notes in _parts(records):
+    for caption, rows, shown, titles, notes in _parts(records):
         if format == "csv":
             texts.append(render_rows(rows, "csv"))
         elif all(row["status"] != "ok" for row in rows):
             failed = [{name: row[name] for name in ("precision", "status")} for row in rows]
             texts.append(render_rows(failed, format, caption, _reasons(rows), width=width, color=width is not None))
         else:
-            texts.append(_text(caption, list(map(readable, rows)), titles, notes, format, width))
+            texts.append(_text(caption, shown, titles, notes, format, width))
     sentences = [precision_causes.sentence(row) for row in precision_causes.explained(records)]
     texts += ["".join(paragraph(sentence, format) for sentence in sentences)] if sentences and format != "csv" else []
     return [*texts, *_unprofiled(records, format)]
@@ -68,23 +69,22 @@ def _parts(records: Sequence[RunRecord]) -> list[Part]:
         notes += [MIXED] if fp8 else []
         notes += [MIXED_PEAK] if any(row["mfu"] for row in fp8) else []
         notes += _reasons(rows)
-        parts.append((f"{precision.name_of(cell)}: time of a step", rows, _gain, GAINS, notes))
+        parts.append((f"{precision.name_of(cell)}: time of a step", rows, [*map(_gain, rows)], GAINS, notes))
     for cell, found in precision.by_cell(records, precision.ERRORS).items():
-        rows = precision.errors(found)
-        references = ", ".join(dict.fromkeys(row["reference"] for row in rows if row["reference"])) or UNKNOWN
+        of_errors = precision.errors(found)
+        references = ", ".join(dict.fromkeys(row["reference"] for row in of_errors if row["reference"])) or UNKNOWN
         caption = f"{precision.name_of(cell)}: relative error against {references} of the same parameters and batch"
-        parts.append((caption, rows, _error, ERRORS, [UNDERFLOW, *_reasons(rows)]))
+        parts.append((caption, of_errors, [*map(_error, of_errors)], ERRORS, [UNDERFLOW, *_reasons(of_errors)]))
     for cell, found in precision.by_cell(records, precision.CURVES).items():
-        rows = precision.learning(found)
-        scaled = [SCALED] if any(row["loss_scale"] for row in rows) else []
-        parts.append(
-            (f"{precision.name_of(cell)}: training on the same data", rows, _lesson, LEARNING, scaled + _reasons(rows))
-        )
+        curves = precision.learning(found)
+        notes = [SCALED] if any(row["loss_scale"] for row in curves) else []
+        caption = f"{precision.name_of(cell)}: training on the same data"
+        parts.append((caption, curves, [*map(_lesson, curves)], LEARNING, notes + _reasons(curves)))
     return parts
 
 
 def _text(
-    caption: str, rows: list[Row], titles: dict[str, str], notes: list[str], format: str, width: int | None
+    caption: str, rows: Sequence[Row], titles: dict[str, str], notes: list[str], format: str, width: int | None
 ) -> str:
     from cs_systems.report.tables.rows import render_rows
 
@@ -102,12 +102,12 @@ def _reasons(rows: Sequence[Row]) -> list[str]:
     return [f"{', '.join(names)}: {why}" for why, names in found.items()]
 
 
-def _gain(row: Row) -> Row:
+def _gain(row: GainRow) -> Row:
     gain = None if row["speedup"] is None else f"{row['speedup']:.2f}×"
-    return row | {"gain": gain, "interval": precision.interval(row)}
+    return {**row, "gain": gain, "interval": precision.interval(row)}
 
 
-def _error(row: Row) -> Row:
+def _error(row: ErrorRow) -> Row:
     scale = row["loss_scale"]
     name = row["precision"] if scale is None else f"{row['precision']}, loss × {scale:,.0f}"
     lost = row["nonfinite_share"]
@@ -130,10 +130,13 @@ def _share(value: float | None) -> str | None:
     return None if value is None else f"{value:.2%}" if value >= 1e-4 or not value else f"{100 * value:.1g}%"
 
 
-def _lesson(row: Row) -> Row:
+def _lesson(row: LearningRow) -> Row:
     first, last, apart = row["first_loss"], row["last_loss"], row["largest_deviation"]
     return {
-        **{name: row[name] for name in ("precision", "steps", "loss_scale", "skipped")},
+        "precision": row["precision"],
+        "steps": row["steps"],
+        "loss_scale": row["loss_scale"],
+        "skipped": row["skipped"],
         "first": None if first is None else f"{first:.4f}",
         "last": None if last is None else f"{last:.4f}",
         "apart": None if apart is None else f"{apart:.2g} at step {row['at_step']}",

@@ -101,7 +101,7 @@ def measured(configs: Sequence[RunConfig], options: Sweep, command: str, seed: i
                 skip_oom=options.skip_oom,
                 interleave=options.interleave,
                 shuffle_seed=seed if options.shuffle else None,
-                on_progress=shown.tell,
+                on_progress=shown.update,
             ):
                 pass
     except KeyboardInterrupt:
@@ -170,7 +170,7 @@ def _progress() -> _Lines | _Bar:
 class _Lines(AbstractContextManager["_Lines"]):
     """Progress lines for logs and pipes."""
 
-    def tell(self, progress: Progress) -> None:
+    def update(self, progress: Progress) -> None:
         sys.stderr.writelines(progress_lines(progress))
         sys.stderr.flush()
 
@@ -201,7 +201,7 @@ class _Bar(AbstractContextManager["_Bar"]):
         self._bar.refresh()
         return self
 
-    def tell(self, progress: Progress) -> None:
+    def update(self, progress: Progress) -> None:
         if progress.note:
             self._bar.console.print(plain(progress.note))
         if progress.record:

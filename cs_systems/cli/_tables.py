@@ -11,7 +11,7 @@ from cs_systems.config import ConfigError, one_of
 from cs_systems.record import Row
 from cs_systems.report.tables.profile import says_something
 
-Part = tuple[str, list[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
+Part = tuple[str, Sequence[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
 BESIDE = {"kernel": 52, "range": 55}  # width of the other columns of a table with such a column
 
 
@@ -65,10 +65,10 @@ def table_text(
     return render_rows(readable, format, caption, notes, shown, width, color=width is not None)
 
 
-def difference_part(by: str, rows: list[Row]) -> Part:
+def difference_part(by: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Part:
     """Return the rows of `analysis.difference` as a table."""
     titles = {by: by, "a_s": "A", "b_s": "B", "difference_s": "B − A", "share": "of A's time"}
-    return f"kernel time per step by {by}, B compared with A", rows, titles, []
+    return f"kernel time per step by {by}, B compared with A", rows, titles, [*notes]
 
 
 def document_text(format: str, heading: Sequence[str], parts: Sequence[Part], output: Path | None) -> list[str]:

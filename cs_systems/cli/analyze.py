@@ -19,6 +19,7 @@ from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, given
 from cs_systems.cli._output import Format, check_outputs, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
+from cs_systems.core.rows import as_tables
 from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
 from cs_systems.traces.range_names import SPLITS
 
@@ -78,7 +79,9 @@ def _text(args: Analyze, tables: Sequence[str]) -> str:
         from cs_systems.report.pages.profile import render
         from cs_systems.traces.timeline import results, view
 
-        return render(view(profiles[0]), results(profiles[0]), f"{args.file.name}, by {profiles[0].trace.profiler}")
+        return render(
+            view(profiles[0]), as_tables(results(profiles[0])), f"{args.file.name}, by {profiles[0].trace.profiler}"
+        )
     return "\n".join(_comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0]))
 
 
@@ -103,15 +106,15 @@ def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[st
     if not args.table:
         made = {n: rows for n, rows in made.items() if has_something(n, rows) or (profile.trace.kernels and not rows)}
     for name, rows in made.items():
-        said = notes(name, profile, rows)
+        remarks = notes(name, profile, rows)
         top = args.top or (len(rows) if args.format == "csv" else 10)
         if name == "kernels" and rows[top:]:
             rest = sum(row["share"] for row in rows[top:])
-            said.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time; --top shows more")
+            remarks.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time; --top shows more")
         if name in ("steps", "ranges") and rows[top:]:
-            said.append(f"{len(rows) - top} more {name}; --top shows more")
+            remarks.append(f"{len(rows) - top} more {name}; --top shows more")
         rows = rows[:top] if name in LONG else rows
-        parts.append((CAPTIONS[name], rows, SHOWN[name], said))
+        parts.append((CAPTIONS[name], rows, SHOWN[name], remarks))
     return document_text(args.format, _heading(profile), parts, args.output)
 
 

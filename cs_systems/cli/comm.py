@@ -134,16 +134,16 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
     from cs_systems.report.tables.records import render
     from cs_systems.report.tables.rows import render_rows
 
-    said = [render(records, format, width=width, color=width is not None)]
-    parts: list[tuple[str, list[Row], dict[str, str], list[str]]] = [
+    tables = [render(records, format, width=width, color=width is not None)]
+    parts: list[tuple[str, Sequence[Row], dict[str, str], list[str]]] = [
         ("fit of time by size: t(n) = α + n/β", collectives.fits(records), FITS, FIT_NOTES),
         ("set-up, before the first sample", collectives.setups(records), SETUPS, SETUP_NOTES),
     ]
     for caption, rows, titles, notes in parts:
         if rows and format != "csv":
             shown = [{name: _readable(name, row[name]) for name in _telling(rows, [*titles])} for row in rows]
-            said.append(render_rows(shown, format, caption, notes, titles, width, color=width is not None))
-    return said
+            tables.append(render_rows(shown, format, caption, notes, titles, width, color=width is not None))
+    return tables
 
 
 def _telling(rows: Sequence[Row], titles: Sequence[str]) -> list[str]:

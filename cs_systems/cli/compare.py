@@ -7,9 +7,10 @@ traces (.sqlite, .nsys-rep, .json, .json.gz), that difference alone.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -19,6 +20,9 @@ from cs_systems.config import ConfigError, describe, one_of
 from cs_systems.core.file_types import command_for
 from cs_systems.record import Row, RunRecord
 from cs_systems.traces.range_names import SPLITS
+
+if TYPE_CHECKING:
+    from cs_systems.comparison.runs import ComparisonRow
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,13 @@ def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
     from cs_systems.comparison.profiles import difference_of_records
 
     found = [(by, difference_of_records(a, b, by)) for by in SPLITS.values()]
-    parts = [difference_part(by, rows) for by, rows in found if rows]
-    for _, rows, _, said in parts:
-        if more := rows[TOP:-1]:
-            said.append(f"{len(more)} more with smaller differences; the records have all")
-            del rows[TOP:-1]
+    parts = []
+    for by, rows in found:
+        if more := len(rows[TOP:-1]):
+            notes = [f"{more} more with smaller differences; the records have all"]
+            parts.append(difference_part(by, [*rows[:TOP], rows[-1]], notes))
+        elif rows:
+            parts.append(difference_part(by, rows))
     sides = " · ".join(f"{side}: {describe(r.run_config)}" for side, r in (("A", a), ("B", b)))
     return "\n".join(document_text(args.format, [cell, sides, PROFILED], parts, args.output))
 
@@ -100,7 +106,7 @@ def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[s
         blind.setdefault(re.sub(r"[\d.]+%", "%", text), {})[text] = None
     unseen = [f"not measured: {'e.g. ' if len(texts) > 1 else ''}{next(iter(texts))}" for texts in blind.values()]
     legends = ["finds: the smallest slowdown that this comparison can detect"]
-    rows = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
+    rows: Sequence[Row] = comparison.rows if args.format == "csv" else list(map(_readable, comparison.rows))
     if timed:
         rows = [{name: value for name, value in row.items() if name != "phase"} for row in rows]
     if all(row.get("interval") == UNKNOWN for row in rows):
@@ -113,7 +119,7 @@ def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[s
     return render_rows(rows, args.format, caption, notes, width=terminal_width(args.output), alike=alike)
 
 
-def _readable(row: Row) -> Row:
+def _readable(row: ComparisonRow) -> Row:
     """Return the columns to show: the ratio's interval in one, and the least detectable difference."""
     low, high, resolution = row["ratio_low"], row["ratio_high"], row["resolution"]
     noisy = resolution is not None and resolution > HOPELESS

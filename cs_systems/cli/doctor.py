@@ -17,8 +17,7 @@ from typing import Annotated
 
 from cs_systems import __version__
 from cs_systems.cli._options import flag
-from cs_systems.core.diagnostic import finding
-from cs_systems.record import Row
+from cs_systems.core.diagnostic import Diagnostic, diagnostic
 
 LITTLE_SPACE_BYTES = 1 << 30
 
@@ -45,7 +44,7 @@ def run(args: Doctor) -> int:
     return 0 if "attention naive" in works else EXIT_NOTHING
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[Diagnostic]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -60,11 +59,11 @@ def _show(rows: list[Row]) -> None:
     Console(highlight=False).print(table)
 
 
-def _python() -> Row:
-    return finding("python", f"{platform.python_version()}, cs-systems {__version__}")
+def _python() -> Diagnostic:
+    return diagnostic("python", f"{platform.python_version()}, cs-systems {__version__}")
 
 
-def _diagnostics_of_worker() -> Iterator[Row]:
+def _diagnostics_of_worker() -> Iterator[Diagnostic]:
     """Yield the diagnostics of the worker process, which has torch; if it cannot run, nothing can be measured."""
     from cs_systems.runtime.channel import Diagnose, Diagnosed
     from cs_systems.runtime.processes import ANSWER_TIMEOUT_S, Worker
@@ -72,19 +71,19 @@ def _diagnostics_of_worker() -> Iterator[Row]:
     try:
         worker = Worker()
     except RuntimeError as error:
-        yield finding("worker", str(error), "problem", "pip install --force-reinstall 'torch>=2.11'")
+        yield diagnostic("worker", str(error), "problem", "pip install --force-reinstall 'torch>=2.11'")
         return
     try:
         [answer] = worker.request(Diagnose(), ANSWER_TIMEOUT_S)
         assert isinstance(answer, Diagnosed)
         yield from answer.rows
     except RuntimeError as error:
-        yield finding("worker", str(error), "problem", "reinstall the package that the error names")
+        yield diagnostic("worker", str(error), "problem", "reinstall the package that the error names")
     finally:
         worker.close()
 
 
-def _nvtx(found_nsys: Row) -> Row:
+def _nvtx(found_nsys: Diagnostic) -> Diagnostic:
     """Check that nsys records NVTX ranges, which fails for some versions of the package with some of nsys."""
     from cs_systems.profilers import nsys
 
@@ -92,21 +91,23 @@ def _nvtx(found_nsys: Row) -> Row:
     try:
         found = version("nvtx")
     except PackageNotFoundError:
-        return finding("nvtx", "not installed: without a GPU, ranges have no names", "missing", remedy)
+        return diagnostic("nvtx", "not installed: without a GPU, ranges have no names", "missing", remedy)
     if found_nsys["state"] != "ok":
-        return finding("nvtx", found)
+        return diagnostic("nvtx", found)
     if reason := nsys.loses_ranges():
-        return finding("nvtx", f"{found} does not work with nsys {found_nsys['found']}: {reason}", "problem", remedy)
-    return finding("nvtx", f"{found}, works with nsys")
+        return diagnostic("nvtx", f"{found} does not work with nsys {found_nsys['found']}: {reason}", "problem", remedy)
+    return diagnostic("nvtx", f"{found}, works with nsys")
 
 
-def _folder(folder: Path) -> Row:
+def _folder(folder: Path) -> Diagnostic:
     """Check the default folder of records: the nearest folder that exists must be writable."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        return finding(f"{folder}/", f"{there} is not writable", "problem", "cd to another folder, or give --out DIR")
+        return diagnostic(
+            f"{folder}/", f"{there} is not writable", "problem", "cd to another folder, or give --out DIR"
+        )
     free = shutil.disk_usage(there).free
     found = f"writable, {free / 2**30:.1f} GiB free"
     if free < LITTLE_SPACE_BYTES:
-        return finding(f"{folder}/", found, "problem", "free some space: a trace takes hundreds of MiB")
-    return finding(f"{folder}/", found)
+        return diagnostic(f"{folder}/", found, "problem", "free some space: a trace takes hundreds of MiB")
+    return diagnostic(f"{folder}/", found)

@@ -244,10 +244,10 @@ def _result_in_budget(record: RunRecord, budget_bytes: int) -> str:
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES
 
     peak = record.measurement.peak_allocated_bytes if record.measurement else None
-    said = f"{describe(record.run_config)}: {record.status}"
+    outcome = f"{describe(record.run_config)}: {record.status}"
     if peak is not None:
         beside = f"{human(peak, 'bytes')}, plus {human(CONTEXT_BYTES, 'bytes')} of CUDA context"
-        return f"{said} in a budget of {human(budget_bytes, 'bytes')}: measured peak {beside}"
+        return f"{outcome} in a budget of {human(budget_bytes, 'bytes')}: measured peak {beside}"
     if record.status == "ok":
-        return f"{said}, but the memory of a CPU is not limited; run on a GPU to verify that it fits"
-    return f"{said}: {record.reason}"
+        return f"{outcome}, but the memory of a CPU is not limited; run on a GPU to verify that it fits"
+    return f"{outcome}: {record.reason}"

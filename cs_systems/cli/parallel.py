@@ -207,11 +207,11 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
     """Return the tables of each group of cells."""
     from cs_systems.comparison import strategies as parallel
 
-    said = []
+    written = []
     trained = [record for record in records if record.config["workload"] == "train_step"]
     for group, own in parallel.groups(trained).items():
         title = describe(group)
-        tables: list[tuple[str, str, list[Row], dict[str, str]]] = [
+        tables: list[tuple[str, str, Sequence[Row], dict[str, str]]] = [
             ("steps", f"{title}: steps", parallel.steps(own), STEPS),
             ("communication", "communication per step", parallel.communication(own), COMMUNICATION),
             ("skew", "transfer and waiting per step", parallel.communication(own), SKEW),
@@ -224,14 +224,14 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
             ("volumes", "bytes sent and memory, per rank", parallel.volumes(own), VOLUMES),
             ("stages", "memory of a rank after each stage of its first step", parallel.stages(own), STAGES),
         ]
-        said += [
+        written += [
             _table(
                 rows, caption, NOTES[key] + _implausible_efficiency(rows) + _of_a_cpu(key, own), titles, format, width
             )
             for key, caption, rows, titles in tables
             if any(row[name] is not None for row in rows for name in titles if name not in CELL)
         ]
-    return said
+    return written
 
 
 def _implausible_efficiency(rows: Sequence[Row]) -> list[str]:

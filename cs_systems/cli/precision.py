@@ -23,11 +23,12 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import MaybePath, Names, Numbers, Sweep, flag, given, optional, refuse
+from cs_systems.cli._options import Int, MaybePath, Names, Numbers, Sweep, flag, given, optional, refuse
 from cs_systems.cli._output import TableFormat, check_outputs, deliver_tables, reads, sources_of, terminal_width
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
 from cs_systems.core.printable import plain, visible
-from cs_systems.record import Row, RunRecord
+from cs_systems.core.rows import Row, as_tables
+from cs_systems.record import RunRecord
 from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
 
 TOY = "toy"
@@ -77,12 +78,12 @@ class PrecisionOptions:
     context_length: Annotated[
         Numbers, arg(help="tokens per sequence of presets", help_behavior_hint="(default: the preset's)")
     ] = ()
-    batch_size: Annotated[int, arg(help="sequences per step of presets")] = 4
-    train_steps: Annotated[int, arg(help="steps of training on the same data in each precision; 0: none")] = 0
-    warmup: Annotated[int, arg(help="untimed steps before the timed ones")] = 3
-    steps: Annotated[int, arg(help="timed steps")] = 10
-    rounds: Annotated[int, arg(help="measurement rounds; each runs all precisions in turn")] = 5
-    seed: Annotated[int, arg(help="random seed of parameters and data")] = 0
+    batch_size: Annotated[Int, arg(help="sequences per step of presets")] = 4
+    train_steps: Annotated[Int, arg(help="steps of training on the same data in each precision; 0: none")] = 0
+    warmup: Annotated[Int, arg(help="untimed steps before the timed ones")] = 3
+    steps: Annotated[Int, arg(help="timed steps")] = 10
+    rounds: Annotated[Int, arg(help="measurement rounds; each runs all precisions in turn")] = 5
+    seed: Annotated[Int, arg(help="random seed of parameters and data")] = 0
     device: Annotated[str, arg(help="auto, cpu, cuda or cuda:N")] = "auto"
     format: Annotated[TableFormat, arg(help="output format")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the output; CSV: one file per table, FILE, FILE-2, …")] = (
@@ -257,7 +258,7 @@ def numerics_texts(records: Sequence[RunRecord], format: str, width: int | None)
     from cs_systems.report.tables.rows import render_rows
 
     sums = numerics.accumulated(records)
-    parts: list[tuple[str, list[Row], list[str]]] = [
+    parts: list[tuple[str, Sequence[Row], list[str]]] = [
         (
             "sums of 0.01 added many times",
             [{k: v for k, v in row.items() if k != "why"} for row in sums],
@@ -290,8 +291,8 @@ def title(record: RunRecord) -> str:
 
 
 def failed_text(record: RunRecord, format: str) -> str:
-    said = plain(f"{title(record)}: {record.status}: {record.reason}")
-    return paragraph(fill(said, DEFAULT_WIDTH) if format == "terminal" else said, format)
+    message = plain(f"{title(record)}: {record.status}: {record.reason}")
+    return paragraph(fill(message, DEFAULT_WIDTH) if format == "terminal" else message, format)
 
 
 def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None = None) -> str:
@@ -306,7 +307,7 @@ def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None
     for row in shown:
         if str(row["what"]).rpartition(".")[2].isdigit():  # an index in an nn.Sequential needs its type
             row["what"] = f"{row['what']} {row['type']}"
-    notes = [note for name, note in NOTES.items() if any(row[name] for row in rows)]
+    notes = [note for name, note in NOTES.items() if any(row[name] for row in as_tables(record.results)["dtypes"])]
     if low := sum(row["type"] == FP8_LAYER for row in rows):
         notes.append(f"{FP8_LAYER} ({low} modules): multiplies in e4m3; the gradient of its output is in e5m2")
     notes += [f"{record.status}: {record.reason}"] if record.reason else []

@@ -31,7 +31,8 @@ from cs_systems.cli._options import (
 from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
 from cs_systems.core.printable import command_line, visible
-from cs_systems.record import Row, RunRecord
+from cs_systems.core.rows import OverheadRow, as_tables
+from cs_systems.record import RunRecord
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN
 
 PRINTED = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
@@ -116,11 +117,11 @@ def print_profile(record: RunRecord, folder: Path) -> None:
             print(table_text(CAPTIONS["ranges"], results["ranges"][:TOP], SHOWN["ranges"], []))
         _print_artifacts(record, folder)
         return
-    said = results["notes"]
-    print(*(visible(note["note"]) for note in said if note["table"] is None), sep="\n")
+    noted = results["notes"]
+    print(*(visible(note["note"]) for note in noted if note["table"] is None), sep="\n")
     for name in PRINTED:
-        rows = results[name]
-        notes = [note["note"] for note in said if note["table"] == name]
+        rows = as_tables(results)[name]
+        notes = [note["note"] for note in noted if note["table"] == name]
         if name == "kernels" and rows[TOP:]:
             rest = sum(row["share"] for row in rows[TOP:])
             notes.append(f"{len(rows) - TOP} more kernel(s) take {rest:.1%} of the time; the record has all")
@@ -132,12 +133,12 @@ def _print_artifacts(record: RunRecord, folder: Path) -> None:
     print(*(visible(f"{what}: {folder / file}") for what, file in record.artifacts.items()), sep="\n")
 
 
-def overhead(record: RunRecord, row: Row) -> str:
+def overhead(record: RunRecord, row: OverheadRow) -> str:
     """Return one line with the cell and its slowdown under the profiler."""
     from cs_systems.core.units import human
 
     cell, recorded = describe(record.run_config), human(row["recorded_s"], "s")
-    if row["not_recorded_s"] is None:
+    before_s, ratio = row["not_recorded_s"], row["recorded_to_not_recorded"]
+    if before_s is None or ratio is None:
         return f"{cell}: {recorded} per step while profiled; the overhead is unknown with fewer than 3 warm-up steps"
-    before, share = human(row["not_recorded_s"], "s"), row["recorded_to_not_recorded"] - 1
-    return f"{cell}: {recorded} per step while profiled, {before} before: {share:+.1%}"
+    return f"{cell}: {recorded} per step while profiled, {human(before_s, 's')} before: {ratio - 1:+.1%}"

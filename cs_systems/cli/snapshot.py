@@ -93,26 +93,26 @@ def _tables(args: SnapshotArgs, tables: Sequence[str], found: Attribution) -> li
     names = tensor_names(found, args.size)
     parts: list[Part] = []
     for name in tables:
-        rows, said = _table(name, found, names, args.top or (None if args.format == "csv" else 10))
-        parts.append((CAPTIONS[name], rows, SHOWN[name], said))
+        rows, remarks = _table(name, found, names, args.top or (None if args.format == "csv" else 10))
+        parts.append((CAPTIONS[name], rows, SHOWN[name], remarks))
     return document_text(args.format, heading(found, names), parts, args.output)
 
 
-def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[list[Row], list[str]]:
+def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[Sequence[Row], list[str]]:
     """Return the rows of a table, only the first `top` of a long one, and its notes."""
     from cs_systems.cli._snapshot_text import notes
     from cs_systems.snapshots.tables import TABLES
 
     rows = TABLES[name](found, names)
-    said = notes(name, found, rows)
+    remarks = notes(name, found, rows)
     if name not in LONG or top is None or not rows[top:]:
-        return rows, said
+        return rows, remarks
     first, where = 0, ""
     if name == "timeline":
         peak = next((n for n, row in enumerate(rows) if row["is_peak"]), 0)
         first, where = max(0, min(peak - top // 2, len(rows) - top)), ", around the peak"
     more = f"{len(rows) - top:,} more row(s){where}; --top shows more"
-    return rows[first : first + top], [*said, more]
+    return rows[first : first + top], [*remarks, more]
 
 
 def _page(args: SnapshotArgs, found: Attribution) -> str:
@@ -134,13 +134,13 @@ def _comparison(args: SnapshotArgs, tables: Sequence[str], a: Attribution, b: At
     parts: list[Part] = []
     for name in tables:
         rows = differences(a, b, by[name])
-        said = []
+        remarks = []
         top = args.top or (len(rows) if args.format == "csv" else 10)
         if rows[top:]:
-            said.append(f"{len(rows) - top} more row(s); --top shows more")
+            remarks.append(f"{len(rows) - top} more row(s); --top shows more")
         titles = {
             "what": DIFFERENT[name], "a_bytes": "A", "b_bytes": "B", "difference_bytes": "B − A",
             "a_allocations": "count of A", "b_allocations": "count of B",
         }  # fmt: skip
-        parts.append((f"memory at the peak by {name}, B compared with A", rows[:top], titles, said))
+        parts.append((f"memory at the peak by {name}, B compared with A", rows[:top], titles, remarks))
     return document_text(args.format, difference_heading(a, b), parts, args.output)

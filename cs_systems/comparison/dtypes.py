@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from cs_systems.config import Precision
-from cs_systems.record import Row
+from cs_systems.core.rows import AutocastContext, DtypeRow, ModuleDtypes
 
 AUTOCAST = {Precision.BF16: "bfloat16", Precision.FP16: "float16", Precision.FP8: "bfloat16"}
 FP8_LAYER = "Fp8Linear"  # of cs_systems.training.fp8
@@ -15,48 +15,64 @@ COLUMNS = ("parameters", "inputs", "outputs", "output_gradients", "parameter_gra
 LOW = frozenset(AUTOCAST.values())
 
 
-def table(modules: Sequence[Row], loss: Sequence[str]) -> list[Row]:
+def table(modules: Sequence[ModuleDtypes], loss: Sequence[str]) -> list[DtypeRow]:
     """Return a row for each module in the order of the calls, one for the logits, and one for the loss.
 
-    A row has {what, type, calls, parameters, inputs, outputs, output_gradients, parameter_gradients, autocast, cast}.
     The logits are the output of the first module called.
-
-    Dtypes are those of the observed tensors, None where there were none. `cast` describes a leaf module: `down` (fp32
-    in, low precision out), `up`, or None if it kept the dtype. It is None for other modules.
     """
-    rows = [
-        {"what": row["module"], "type": row["type"], "calls": row["calls"]}
-        | {name: _joined(row[name]) for name in COLUMNS}
-        | {"autocast": _joined(row["autocast"]), "cast": _cast(row)}
+    rows: list[DtypeRow] = [
+        {
+            "what": row["module"],
+            "type": row["type"],
+            "calls": row["calls"],
+            "parameters": _joined(row["parameters"]),
+            "inputs": _joined(row["inputs"]),
+            "outputs": _joined(row["outputs"]),
+            "output_gradients": _joined(row["output_gradients"]),
+            "parameter_gradients": _joined(row["parameter_gradients"]),
+            "autocast": _joined(row["autocast"]),
+            "cast": _cast(row),
+        }
         for row in modules
     ]
-    nothing: Row = dict.fromkeys(rows[0]) if rows else {}
-    root = next((row for row, module in zip(rows, modules, strict=True) if module["root"]), nothing)
-    logits = {name: root.get(name) for name in ("outputs", "output_gradients")}
-    return [
-        *rows,
-        nothing | {"what": "logits"} | logits,
-        nothing | {"what": "loss", "outputs": _joined(loss)},
-    ]
+    root = next((row for row, module in zip(rows, modules, strict=True) if module["root"]), None)
+    outputs, gradients = (root["outputs"], root["output_gradients"]) if root else (None, None)
+    return [*rows, _of_tensor("logits", outputs, gradients), _of_tensor("loss", _joined(loss), None)]
+
+
+def _of_tensor(what: str, outputs: str | None, gradients: str | None) -> DtypeRow:
+    """Return the row of a tensor that is not a module's: only its own dtype and its gradient's are known."""
+    return {
+        "what": what,
+        "type": None,
+        "calls": None,
+        "parameters": None,
+        "inputs": None,
+        "outputs": outputs,
+        "output_gradients": gradients,
+        "parameter_gradients": None,
+        "autocast": None,
+        "cast": None,
+    }
 
 
 def _joined(names: Iterable[str]) -> str | None:
     return ", ".join(names) or None
 
 
-def _cast(row: Row) -> str | None:
-    taken, given = ({*row[part]} & {"float32", *LOW} for part in ("inputs", "outputs"))
+def _cast(row: ModuleDtypes) -> str | None:
+    taken, given = ({*names} & {"float32", *LOW} for names in (row["inputs"], row["outputs"]))
     if not row["leaf"] or len(taken) != 1 or len(given) != 1 or taken == given:
         return None
     return "down" if given <= LOW else "up"
 
 
-def collapsed(rows: Sequence[Row]) -> list[Row]:
+def collapsed(rows: Sequence[DtypeRow]) -> list[DtypeRow]:
     """Return the rows with those that differ only in their block's number merged: `layers.0–11.attn`.
 
     A merged row takes the place of its first row.
     """
-    groups: dict[tuple[object, ...], list[Row]] = {}
+    groups: dict[tuple[object, ...], list[DtypeRow]] = {}
     for row in rows:
         alike = tuple(value for name, value in row.items() if name != "what")
         groups.setdefault((*_BLOCK.split(row["what"], maxsplit=1)[::2], *alike), []).append(row)
@@ -69,7 +85,7 @@ def collapsed(rows: Sequence[Row]) -> list[Row]:
 _BLOCK = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
-def _as_one(same: list[Row]) -> list[tuple[Row, Row]]:
+def _as_one(same: list[DtypeRow]) -> list[tuple[DtypeRow, DtypeRow]]:
     """Return (the first row, the merged row with the range of numbers), or each row alone if numbers are missing."""
     found = [_BLOCK.search(row["what"]) for row in same]
     numbers = [int(match[1]) for match in found if match]
@@ -78,10 +94,12 @@ def _as_one(same: list[Row]) -> list[tuple[Row, Row]]:
     assert found[0] is not None
     begin, end = found[0].span(1)
     path = same[0]["what"]
-    return [(same[0], same[0] | {"what": f"{path[:begin]}{numbers[0]}–{numbers[-1]}{path[end:]}"})]
+    return [(same[0], {**same[0], "what": f"{path[:begin]}{numbers[0]}–{numbers[-1]}{path[end:]}"})]
 
 
-def contradiction(precision: Precision, modules: Sequence[Row], contexts: Sequence[Row]) -> str | None:
+def contradiction(
+    precision: Precision, modules: Sequence[ModuleDtypes], contexts: Sequence[AutocastContext]
+) -> str | None:
     """Return why a step did not run in the requested precision, with the remedy; None if it did."""
     in_effect = sorted({name for row in modules for name in row["autocast"] if name != "off"})
     device = max((device for row in modules for device in row["devices"]), default="cpu")  # a mask may be on the CPU
@@ -104,7 +122,7 @@ def contradiction(precision: Precision, modules: Sequence[Row], contexts: Sequen
     return f"{_without_effect(asked, device, name, contexts)}; {fix}"
 
 
-def _without_effect(asked: str, device: str, name: str, contexts: Sequence[Row]) -> str:
+def _without_effect(asked: str, device: str, name: str, contexts: Sequence[AutocastContext]) -> str:
     """Return why no module was called under autocast, although some context may have been entered."""
     own = [context for context in contexts if context["device"] == device]
     if any(context["enabled"] for context in own):
@@ -117,11 +135,11 @@ def _without_effect(asked: str, device: str, name: str, contexts: Sequence[Row])
     return f"requested {asked}, but the step enters no autocast, so that {name} ran in its parameters' dtype"
 
 
-def _first_root(modules: Sequence[Row]) -> str:
+def _first_root(modules: Sequence[ModuleDtypes]) -> str:
     return str(next((row["module"] for row in modules if row["root"]), "the model"))
 
 
-def _not_fp8(modules: Sequence[Row]) -> str | None:
+def _not_fp8(modules: Sequence[ModuleDtypes]) -> str | None:
     if any(row["type"] == FP8_LAYER for row in modules):
         return None
     return (
@@ -129,7 +147,7 @@ def _not_fp8(modules: Sequence[Row]) -> str | None:
     )
 
 
-def _not_pure(modules: Sequence[Row]) -> str | None:
+def _not_pure(modules: Sequence[ModuleDtypes]) -> str | None:
     found = sorted({name for row in modules for name in row["parameters"]} - {"bfloat16"})
     return (
         f"requested bf16-pure, but there are parameters in {', '.join(found)}; use model.bfloat16()" if found else None

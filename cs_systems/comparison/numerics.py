@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cs_systems.config import Precision
+from cs_systems.core.rows import AccumulationRow, NormalizationRangeRow, NormalizationRow, Row, SummationRow
 from cs_systems.formulas import rounding
 from cs_systems.formulas.rounding import FORMATS, Format
-from cs_systems.record import Row, RunRecord
+from cs_systems.record import RunRecord
 
 VALUE = 0.01  # the addend of the workload `accumulation`
 SHOWN_LENGTHS = (16, 256, 4096, 65536)
 
 
-def _formats(row: Row) -> tuple[Format, Format]:
+def _formats(row: AccumulationRow) -> tuple[Format, Format]:
     return FORMATS[Precision(row["addend"])], FORMATS[Precision(row["accumulator"])]
 
 
 def accumulated(records: Sequence[RunRecord]) -> list[Row]:
-    """Return rows for one number added many times: {accumulator + addend, times, sum, error, why}.
+    """Return rows for one number added many times.
 
     `why` is computed by arithmetic alone, without a measurement.
     """
@@ -46,7 +47,7 @@ def reasons(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def unexplained(records: Sequence[RunRecord]) -> list[Row]:
+def unexplained(records: Sequence[RunRecord]) -> list[AccumulationRow]:
     """Return the sums that differ by any bit from the arithmetic of `rounding`; there should be none."""
     rows = [row for record in records for row in record.results.get("accumulation", ())]
     return [row for row in rows if row["sum"] != rounding.total(VALUE, *_formats(row), row["count"])]
@@ -62,22 +63,22 @@ def ulps(records: Sequence[RunRecord], count: int = 1000) -> list[Row]:
     return [
         {
             "dtype": row["accumulator"],
-            "sum between": f"{binade['from']:g} … {binade['below']:g}",
-            "ulp": f"{binade['ulp']:.3g}",
-            "addend in ulps": round(binade["addend_in_ulps"], 3),
-            "added in ulps": round(binade["added_in_ulps"], 3),
-            "additions": binade["additions"],
-            "error": f"{binade['error']:+.2g}",
+            "sum between": f"{binade.low:g} … {binade.below:g}",
+            "ulp": f"{binade.ulp:.3g}",
+            "addend in ulps": round(binade.addend_in_ulps, 3),
+            "added in ulps": round(binade.added_in_ulps, 3),
+            "additions": binade.additions,
+            "error": f"{binade.error:+.2g}",
         }
         for row in same
         for binade in rounding.binades(VALUE, *_formats(row), count)
-        if binade["from"] >= 1
+        if binade.low >= 1
     ]
 
 
 def summed(records: Sequence[RunRecord]) -> list[Row]:
     """Return the median relative error of random sums by dtype and method, with a column per SHOWN_LENGTHS."""
-    made: dict[tuple[str, str], Row] = {}
+    made: dict[tuple[str, str], dict[str, str | None]] = {}
     for record in records:
         precision = record.config["precision"]
         for row in record.results.get("summation", ()):
@@ -88,7 +89,7 @@ def summed(records: Sequence[RunRecord]) -> list[Row]:
     return [*made.values()]
 
 
-def first_bad(rows: Sequence[Row], method: str, roundoffs: float) -> int | None:
+def first_bad(rows: Sequence[SummationRow], method: str, roundoffs: float) -> int | None:
     """Return the shortest sum by that method with a median error above `roundoffs` unit roundoffs; None if none."""
     bad = (
         row["length"]
@@ -99,11 +100,8 @@ def first_bad(rows: Sequence[Row], method: str, roundoffs: float) -> int | None:
 
 
 def normalized(records: Sequence[RunRecord]) -> list[Row]:
-    """Return the error of each single step in low precision, in unit roundoffs, with a column per dtype.
-
-    A row has {operation, input, in low precision, …}.
-    """
-    made: dict[tuple[str, ...], Row] = {}
+    """Return the error of each single step in low precision, in unit roundoffs, with a column per dtype."""
+    made: dict[tuple[str, ...], dict[str, str]] = {}
     for record in records:
         for row in record.results.get("normalization", ()):
             key = (row["operation"], row["case"], row["step"])
@@ -112,7 +110,7 @@ def normalized(records: Sequence[RunRecord]) -> list[Row]:
     return [*made.values()]
 
 
-def in_roundoffs(row: Row) -> str:
+def in_roundoffs(row: NormalizationRow) -> str:
     """Format the error of a row, such as `26.7 u`, with the share of results that are inf or NaN."""
     if row["error"] is None:
         return "inf or NaN"
@@ -125,7 +123,7 @@ def ranges(records: Sequence[RunRecord]) -> list[Row]:
 
     A step that never breaks has no row.
     """
-    made: dict[tuple[str, str], Row] = {}
+    made: dict[tuple[str, str], dict[str, str | None]] = {}
     precisions = [record.config["precision"] for record in records if "normalization_range" in record.results]
     for record in records:
         for row in record.results.get("normalization_range", ()):
@@ -135,20 +133,20 @@ def ranges(records: Sequence[RunRecord]) -> list[Row]:
     return [line for line in made.values() if any(line[p] for p in precisions)]
 
 
-def _breaks(row: Row) -> str | None:
-    said = []
+def _breaks(row: NormalizationRangeRow) -> str | None:
+    sentences = []
     if row["breaks_up_to"] is not None:
-        said.append(f"σ ≤ {row['breaks_up_to']:g}")
+        sentences.append(f"σ ≤ {row['breaks_up_to']:g}")
     if row["breaks_from"] is not None:
-        said.append(f"σ ≥ {row['breaks_from']:g}")
-    return ", ".join(said) + (" (overflow)" if row["overflows"] else "") if said else None
+        sentences.append(f"σ ≥ {row['breaks_from']:g}")
+    return ", ".join(sentences) + (" (overflow)" if row["overflows"] else "") if sentences else None
 
 
 ALL_STEPS, TORCH, WIDE = "all steps, sums ", "as torch does it", "fp32, result rounded"
 GOOD_ENOUGH = 2.0  # unit roundoffs: with fp32 inside, half of one is left, and the difference is negligible
 
 
-Steps = dict[str, Row]  # one operation on one kind of input, by the step in low precision
+Steps = dict[str, NormalizationRow]  # one operation on one kind of input, by the step in low precision
 
 
 def _cases(record: RunRecord) -> dict[tuple[str, str], Steps]:
@@ -165,7 +163,7 @@ def _whole(steps: Steps) -> Steps:
 
 def verdicts(record: RunRecord) -> list[str]:
     """Return sentences on the accuracy without fp32 inside: a summary, then each operation and input."""
-    precision, said = record.config["precision"], _answer(record)
+    precision, sentences = record.config["precision"], _answer(record)
     for (operation, case), steps in _cases(record).items():
         whole = _whole(steps)
         single = {name: row for name, row in steps.items() if not name.startswith((ALL_STEPS, TORCH, WIDE))}
@@ -178,11 +176,11 @@ def verdicts(record: RunRecord) -> list[str]:
             worst = max(possible, key=lambda name: _roundoffs(single[name])).removesuffix(f", {how}")
             parts.append(f"{in_roundoffs(row)} with {how} sums (mostly from {worst})")
         best = f", {in_roundoffs(steps[TORCH])} in torch's implementation" if TORCH in steps else ""
-        said.append(
+        sentences.append(
             f"{precision} {operation}, {case}: {need}; with every step in {precision} the error is "
             f"{', '.join(parts)}{best}"
         )
-    return said + _range_verdicts(record)
+    return sentences + _range_verdicts(record)
 
 
 def _answer(record: RunRecord) -> list[str]:
@@ -201,7 +199,7 @@ def _answer(record: RunRecord) -> list[str]:
 def _range_verdicts(record: RunRecord) -> list[str]:
     """Return, by operation, the steps that overflow the dtype and the input sizes from which they do."""
     precision, rows = record.config["precision"], record.results.get("normalization_range", ())
-    said = []
+    sentences = []
     for operation in dict.fromkeys(row["operation"] for row in rows):
         first: dict[str, float] = {}  # the smaller size of a sum's two orders
         for row in rows:
@@ -209,11 +207,13 @@ def _range_verdicts(record: RunRecord) -> list[str]:
                 step = row["step"].partition(",")[0]
                 first[step] = min(row["breaks_from"], first.get(step, row["breaks_from"]))
         steps = ", ".join(f"σ = {first[step]:g} ({step})" for step in sorted(first, key=lambda step: first[step]))
-        said.append(f"{precision} {operation}: " + (f"overflows from {steps} on" if steps else "does not overflow"))
-    return said
+        sentences.append(
+            f"{precision} {operation}: " + (f"overflows from {steps} on" if steps else "does not overflow")
+        )
+    return sentences
 
 
-def _roundoffs(row: Row) -> float:
+def _roundoffs(row: NormalizationRow) -> float:
     """Return the error of a row in unit roundoffs; infinite if any result is inf or NaN."""
     return float("inf") if row["error"] is None or row["finite"] < 1 else float(row["error"] / row["unit_roundoff"])
 

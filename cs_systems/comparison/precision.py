@@ -6,16 +6,103 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import TypedDict
 
 from cs_systems.comparison.runs import compare
 from cs_systems.config import Precision, RunConfig, describe
+from cs_systems.core.rows import TrainingCurveRow, first_row
 from cs_systems.formulas.rank_layout import data_ranks
-from cs_systems.record import Row, RunRecord
+from cs_systems.record import RunRecord
 
 BASELINE = Precision.FP32
 PHASES = ("forward", "loss", "backward", "synchronize", "optimizer", "step")
-SPEEDUP = ("speedup", "speedup_low", "speedup_high", "verdict", "noise")
-ITSELF: Row = dict.fromkeys(SPEEDUP)  # fp32 is no faster than fp32
+
+
+class Speedup(TypedDict):
+    """Speed-up of a step over fp32's, with its interval (`statistics.ratio_interval`).
+
+    None where one of the two was not timed, or has a loss that is NaN or infinite.
+    """
+
+    speedup: float | None
+    speedup_low: float | None  # None, too, where the times are too noisy to detect a doubling
+    speedup_high: float | None
+    verdict: str | None
+    noise: str | None
+
+
+class GainRow(Speedup):
+    """Step of a cell in one precision: medians of its phases."""
+
+    precision: str
+    forward_s: float | None
+    loss_s: float | None
+    backward_s: float | None
+    synchronize_s: float | None
+    optimizer_s: float | None
+    step_s: float | None
+    tokens_per_s: float | None  # of all ranks
+    peak_allocated_bytes: int | None
+    mfu: float | None  # relative to the peak of the row's own precision
+    status: str
+    reason: str | None
+
+
+class PrecisionErrors(TypedDict):
+    """Columns of the table `precision_error`, all None without a measurement."""
+
+    reference: str | None
+    loss_scale: float | None
+    logits_error: float | None
+    loss_error: float | None
+    gradient_error: float | None
+    worst_parameter: str | None
+    worst_parameter_error: float | None
+    underflow_share: float | None
+    nonfinite_share: float | None
+
+
+class ErrorRow(PrecisionErrors):
+    """Errors of a step in one precision, with the record's status."""
+
+    precision: str
+    status: str
+    reason: str | None
+
+
+class LearningRow(TypedDict):
+    """Training of a cell in one precision."""
+
+    precision: str
+    steps: int | None
+    first_loss: float | None
+    last_loss: float | None  # the mean over the last tenth of the steps, because each step has its own batch
+    largest_deviation: float | None  # from fp32's loss at the same step; None for fp32, and where fp32 is missing
+    at_step: int | None
+    loss_scale: str | None  # its history, in words
+    skipped: int | None
+    status: str
+    reason: str | None
+
+
+ITSELF: Speedup = {
+    "speedup": None,
+    "speedup_low": None,
+    "speedup_high": None,
+    "verdict": None,
+    "noise": None,
+}  # fp32 is no faster than fp32
+NO_ERRORS: PrecisionErrors = {
+    "reference": None,
+    "loss_scale": None,
+    "logits_error": None,
+    "loss_error": None,
+    "gradient_error": None,
+    "worst_parameter": None,
+    "worst_parameter_error": None,
+    "underflow_share": None,
+    "nonfinite_share": None,
+}
 HOPELESS = 1.0  # an interval is useless if even a doubling is below the resolution
 TIMED, ERRORS, CURVES = "train_step", "precision_error", "training_curve"
 
@@ -36,33 +123,31 @@ def name_of(cell: RunConfig) -> str:
     return describe(replace(cell, workload=TIMED), silent)
 
 
-def gains(found: dict[Precision, list[RunRecord]]) -> list[Row]:
-    """Return a row for each precision of one cell.
-
-    A row has {precision, forward_s, loss_s, backward_s, synchronize_s, optimizer_s, step_s (medians), speedup,
-    speedup_low, speedup_high, verdict, noise, tokens_per_s (of all ranks), peak_allocated_bytes, mfu, status, reason}.
-
-    The speed-up is fp32's step over this one's, with its interval (`statistics.ratio_interval`). It is None where one
-    of the two was not timed, or has a loss that is NaN or infinite. MFU is relative to the peak of the row's own
-    precision.
-    """
+def gains(found: dict[Precision, list[RunRecord]]) -> list[GainRow]:
+    """Return a row for each precision of one cell."""
     return [_gain(precision, records, found.get(BASELINE, [])) for precision, records in found.items()]
 
 
-def _gain(precision: Precision, records: Sequence[RunRecord], baseline: Sequence[RunRecord]) -> Row:
+def _gain(precision: Precision, records: Sequence[RunRecord], baseline: Sequence[RunRecord]) -> GainRow:
     timed = [r for r in records if r.is_timing]
     times = {phase: _median(timed, phase) for phase in PHASES}
     last = (timed or records)[-1]
     caveats = "; ".join(w.message for w in last.warnings) if not timed and last.measurement else None
     peaks = [r.measurement.peak_allocated_bytes for r in timed if r.measurement]
-    tokens = _only(last, "ran").get("tokens")  # tokens of one rank
+    peak = first_row(last.results, "ceiling")
+    tokens = first_row(last.results, "ran").get("tokens")  # tokens of one rank
     return {
         "precision": precision.value,
-        **{f"{phase}_s": time for phase, time in times.items()},
+        "forward_s": times["forward"],
+        "loss_s": times["loss"],
+        "backward_s": times["backward"],
+        "synchronize_s": times["synchronize"],
+        "optimizer_s": times["optimizer"],
+        "step_s": times["step"],
         **(speedup([r for r in baseline if r.is_timing], timed) if precision is not BASELINE else ITSELF),
         "tokens_per_s": _over(tokens and tokens * data_ranks(last.config), times["step"]),
         "peak_allocated_bytes": max((p for p in peaks if p is not None), default=None),
-        "mfu": _over(_over(_step_flops(last), times["step"]), _only(last, "ceiling").get("peak_flops_per_s")),
+        "mfu": _over(_over(_step_flops(last), times["step"]), peak.get("peak_flops_per_s")),
         "status": last.status,
         "reason": last.reason or caveats,
     }
@@ -78,11 +163,8 @@ def _median(records: Sequence[RunRecord], phase: str) -> float | None:
     return median(durations) if durations else None
 
 
-def speedup(baseline: Sequence[RunRecord], timed: Sequence[RunRecord]) -> Row:
-    """Return {speedup, speedup_low, speedup_high, verdict, noise} of a step, from clean records of one cell.
-
-    All are None without records; the interval is None where the times are too noisy to detect a doubling.
-    """
+def speedup(baseline: Sequence[RunRecord], timed: Sequence[RunRecord]) -> Speedup:
+    """Return the speed-up of a step, from clean records of one cell."""
     if not timed or not baseline:
         return ITSELF
     (found,) = compare(baseline, timed).rows
@@ -97,14 +179,10 @@ def speedup(baseline: Sequence[RunRecord], timed: Sequence[RunRecord]) -> Row:
     }
 
 
-def interval(row: Row) -> str | None:
+def interval(row: Speedup) -> str | None:
     """Return the interval of the speed-up in words; None without a comparison with fp32."""
     low, high = row["speedup_low"], row["speedup_high"]
     return f"{low:.2f}–{high:.2f}" if low and high else row["verdict"]
-
-
-def _only(record: RunRecord, table: str) -> Row:
-    return next(iter(record.results.get(table, ())), {})
 
 
 def _step_flops(record: RunRecord) -> float | None:
@@ -115,35 +193,25 @@ def _over(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
-def errors(found: dict[Precision, list[RunRecord]]) -> list[Row]:
+def errors(found: dict[Precision, list[RunRecord]]) -> list[ErrorRow]:
     """Return the rows of the table `precision_error` for one cell, with the precision and its status.
 
     The first row of fp16 is without a loss scale.
     """
-    rows = []
+    rows: list[ErrorRow] = []
     for precision, records in found.items():
         last = records[-1]
         for row in last.results.get("precision_error", ()):
             rows.append({"precision": precision.value, **row, "status": last.status, "reason": last.reason})
         if not last.results.get("precision_error"):
-            empty = dict.fromkeys(("reference", "loss_scale", "logits_error", "loss_error", "gradient_error"))
-            empty |= dict.fromkeys(("worst_parameter", "worst_parameter_error", "underflow_share", "nonfinite_share"))
-            rows.append({"precision": precision.value, **empty, "status": last.status, "reason": last.reason})
+            rows.append({"precision": precision.value, **NO_ERRORS, "status": last.status, "reason": last.reason})
     return rows
 
 
-def learning(found: dict[Precision, list[RunRecord]]) -> list[Row]:
-    """Return a row for each precision of one cell.
-
-    A row has {precision, steps, first_loss, last_loss, largest_deviation, at_step, loss_scale, skipped, status,
-    reason}.
-
-    The last loss is the mean over the last tenth of the steps, because each step has its own batch. The deviation is
-    from fp32's loss at the same step; it is None for fp32, and where fp32 is missing. The history of the loss scale is
-    in words.
-    """
+def learning(found: dict[Precision, list[RunRecord]]) -> list[LearningRow]:
+    """Return a row for each precision of one cell."""
     baseline = _losses(found.get(BASELINE, []))
-    rows = []
+    rows: list[LearningRow] = []
     for precision, records in found.items():
         losses, last = _losses(records), records[-1]
         apart = [abs(a - b) for a, b in zip(losses, baseline, strict=False)] if precision is not BASELINE else []
@@ -172,12 +240,12 @@ def _losses(records: Sequence[RunRecord]) -> list[float]:
     return [row["loss"] for record in records[-1:] for row in record.results.get("training_curve", ())]
 
 
-def scale_history(curve: Sequence[Row]) -> str | None:
+def scale_history(curve: Sequence[TrainingCurveRow]) -> str | None:
     """Format the history of the loss scale, as in `65,536; 32,768 from step 3`; None without a loss scale."""
     return "; ".join(_scales(curve)) or None
 
 
-def _scales(curve: Sequence[Row]) -> Iterator[str]:
+def _scales(curve: Sequence[TrainingCurveRow]) -> Iterator[str]:
     before = None
     for row in curve:
         if (scale := row["loss_scale"]) is not None and scale != before:

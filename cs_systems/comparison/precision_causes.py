@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from cs_systems.comparison.precision import BASELINE, interval, speedup
+from cs_systems.comparison.precision import BASELINE, Speedup, interval, speedup
 from cs_systems.config import ConfigError, RunConfig, describe
-from cs_systems.record import Row, RunRecord
+from cs_systems.record import RunRecord
 from cs_systems.traces.gaps import LAUNCH
 
 PRODUCTS = ("matmul", "attention")  # kernel families that run on tensor cores
@@ -17,6 +17,24 @@ CASTS = "copy"  # a cast is a copy into another dtype
 # Fields that may differ besides the precision.
 FIELDS = ("attention", "compile", "optimizer", "checkpoint", "mode", "batch_size", "model")
 UNCHANGED = 0.05  # kernel times that differ by less than this fraction count as equal
+
+
+class CausesRow(Speedup):
+    """Changes that B's precision makes to a step of A, both profiled."""
+
+    cell: str
+    precision: str
+    kernel_speedup: float
+    launch_bound_share: float
+    products: str  # their name, in words
+    a_products_s: float
+    b_products_s: float
+    casts_s: float  # additional time of copies in B
+    a_rest_s: float  # all kernels that are neither products nor copies
+    b_rest_s: float
+    a_kernel_s: float
+    b_kernel_s: float
+    differs: list[str]  # other fields in which the two cells differ
 
 
 def pairs(records: Iterable[RunRecord]) -> list[tuple[RunRecord, RunRecord]]:
@@ -46,14 +64,10 @@ def _what(record: RunRecord) -> tuple[RunConfig, str | None]:
     return replace(config, warmup=0, warmup_s=0.0, steps=1, rounds=1), device
 
 
-def causes(a: RunRecord, b: RunRecord, clean_a: Sequence[RunRecord] = (), clean_b: Sequence[RunRecord] = ()) -> Row:
+def causes(
+    a: RunRecord, b: RunRecord, clean_a: Sequence[RunRecord] = (), clean_b: Sequence[RunRecord] = ()
+) -> CausesRow:
     """Return the changes that B's precision makes to a step of A, both profiled.
-
-    The row has {cell, precision, those of `speedup`, kernel_speedup, launch_bound_share, products (in words),
-    a_products_s, b_products_s, casts_s, a_rest_s, b_rest_s, a_kernel_s, b_kernel_s, differs}.
-
-    `casts_s` is the additional time of copies in B. `rest` is the time of all kernels that are neither products nor
-    copies. `differs` lists other fields in which the two cells differ.
 
     With the clean twins of both, the speed-up is the measured one, and the launch-bound share is relative to B's clean
     step: the time without a kernel, times the launch-bound share of the gaps in the trace. Without them the speed-up is
@@ -114,7 +128,7 @@ def _launch_bound(record: RunRecord, clean_s: float | None) -> float:
     return float(idle_s / clean_s * (launch / idle if idle else 0.0))
 
 
-def sentence(row: Row) -> str:
+def sentence(row: CausesRow) -> str:
     """Format one row of `causes` as text for a report."""
     share = f"{row['launch_bound_share']:.0%} of the step"
     if row["speedup"] is not None:
@@ -142,6 +156,6 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.2g} ms" if seconds < 0.0995 else f"{1e3 * seconds:.0f} ms"
 
 
-def explained(records: Sequence[RunRecord]) -> list[Row]:
+def explained(records: Sequence[RunRecord]) -> list[CausesRow]:
     """Return `causes` of every pair among the records, with measured speed-ups where both were also timed."""
     return [causes(a, b, clean_twins(a, records), clean_twins(b, records)) for a, b in pairs(records)]

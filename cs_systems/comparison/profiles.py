@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from cs_systems.config import ConfigError, Phase
-from cs_systems.record import Row, RunRecord
+from cs_systems.core.rows import Row, as_tables
+from cs_systems.record import RunRecord
 from cs_systems.traces.kernel_families import family
 from cs_systems.traces.profile import Profile
 from cs_systems.traces.range_names import SPLITS, UNATTRIBUTED
@@ -15,10 +16,11 @@ from cs_systems.traces.tables import ALL
 UNEQUAL = 0.05  # share of kernel time; with a larger difference, the sides' layers are not equally well known
 
 
-def difference(a: Profile, b: Profile, by: str) -> list[Row]:
+def difference(a: Profile, b: Profile, by: str) -> Sequence[Row]:
     """Return the difference of the kernel time per step, by `phase`, `family` or `layer`.
 
-    A row has {by, a_s, b_s, difference_s, share}. The largest difference comes first, and `all` last.
+    A row has a column that `by` names, and a_s, b_s, difference_s and share. The largest difference comes first, and
+    `all` last.
 
     The share is relative to all kernel time of A, so that shares add up to the whole change. A family without a kernel
     on one side took 0 s there. A layer without a range on one side is unknown there: None.
@@ -32,10 +34,10 @@ def difference(a: Profile, b: Profile, by: str) -> list[Row]:
     return _rows(_times(a, by), _times(b, by), by)
 
 
-def difference_of_records(a: RunRecord, b: RunRecord, by: str) -> list[Row]:
+def difference_of_records(a: RunRecord, b: RunRecord, by: str) -> Sequence[Row]:
     """Return the `difference` from the tables of two profiled cells' records; empty if a table is missing."""
     name = next(table for table, of in SPLITS.items() if of == by)
-    left, right = (record.results.get(name, []) for record in (a, b))
+    left, right = (as_tables(record.results).get(name, ()) for record in (a, b))
     return _rows(_recorded(left, by), _recorded(right, by), by) if left and right else []
 
 
@@ -43,7 +45,7 @@ def _recorded(rows: Iterable[Row], by: str) -> Counter[str]:
     return Counter({row[by]: row["time_s"] for row in rows if by != "phase" or row["family"] == ALL})
 
 
-def _rows(times_a: Counter[str], times_b: Counter[str], by: str) -> list[Row]:
+def _rows(times_a: Counter[str], times_b: Counter[str], by: str) -> Sequence[Row]:
     whole_a, whole_b = times_a.total(), times_b.total()
     names = sorted({*times_a, *times_b}, key=lambda name: -abs(times_b[name] - times_a[name]))
     rows = []
@@ -65,24 +67,26 @@ def _marked(layers: Collection[str]) -> bool:
 
 def doubts(a: Profile, b: Profile) -> list[str]:
     """Return the reasons to be careful with the comparison."""
-    said = []
+    sentences = []
     for name, profile in (("A", a), ("B", b)):
-        said.append(f"{name}: {len(profile.steps)} steps; {profile.coverage}")
-        said += [f"{name}: {note}" for note in profile.notes]
+        sentences.append(f"{name}: {len(profile.steps)} steps; {profile.coverage}")
+        sentences += [f"{name}: {note}" for note in profile.notes]
     shares = [p.layer_coverage for p in (a, b)]
     if abs(shares[0] - shares[1]) > UNEQUAL:
-        said.append(
+        sentences.append(
             f"the layer is known for {shares[0]:.0%} of A's kernel time and {shares[1]:.0%} of B's: "
             "part of the difference by layer is a difference in ranges"
         )
     devices = [sorted(set(p.trace.devices.values())) for p in (a, b)]
     if devices[0] != devices[1]:
-        said.append(
+        sentences.append(
             f"device differs: {', '.join(devices[0]) or 'unknown'} in A, {', '.join(devices[1]) or 'unknown'} in B"
         )
     if a.trace.profiler != b.trace.profiler:
-        said.append(f"profiler differs: {a.trace.profiler} in A, {b.trace.profiler} in B, with different overheads")
-    return said
+        sentences.append(
+            f"profiler differs: {a.trace.profiler} in A, {b.trace.profiler} in B, with different overheads"
+        )
+    return sentences
 
 
 def _times(profile: Profile, by: str) -> Counter[str]:

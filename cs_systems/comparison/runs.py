@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 from cs_systems.config import ConfigError, describe
 from cs_systems.core import statistics
-from cs_systems.record import Environment, Row, RunRecord
+from cs_systems.record import Environment, RunRecord
 
 # These fields describe the measurement and not the computation: cells match even if they differ.
 _NOT_IDENTITY = {"steps", "warmup", "warmup_s", "rounds", "seed", "profiler", "profiler_args"}
@@ -23,6 +23,22 @@ _MACHINE = (
     *("device_name", "torch", "triton", "cuda", "driver", "python"),
     *("code_version", "git_commit", "float32_matmul"),
 )
+
+
+class ComparisonRow(TypedDict):
+    """Phase of a cell in both runs; the interval and the verdict are those of `statistics.Comparison`."""
+
+    cell: str
+    phase: str
+    a_median_s: float
+    b_median_s: float
+    ratio: float  # B's time over A's
+    ratio_low: float | None
+    ratio_high: float | None
+    verdict: str
+    resolution: float | None
+    unseen: str | None
+    noise: str
 
 
 @dataclass(frozen=True)
@@ -34,15 +50,14 @@ class Comparison:
     """
 
     compared: dict[str, tuple[Any, Any]]
-    rows: list[Row]
+    rows: list[ComparisonRow]
     doubts: list[str]
 
 
 def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], phases: Sequence[str] = ("step",)) -> Comparison:
     """Compare run B with run A, with one row per matched cell and phase.
 
-    A row has {cell, phase, a_median_s, b_median_s, ratio, ratio_low, ratio_high, verdict, resolution, unseen, noise}.
-    The ratio is B's time over A's. Cells timed under a profiler, or with a loss that is NaN or infinite, are left out.
+    Cells timed under a profiler, or with a loss that is NaN or infinite, are left out.
 
     Raises:
         ConfigError: no cell of A matches one of B, or a side has no valid timing.
@@ -149,7 +164,7 @@ def _processes(records: Iterable[RunRecord], phase: str) -> list[list[list[float
     return processes
 
 
-def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Collection[str]) -> Row | None:
+def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Collection[str]) -> ComparisonRow | None:
     if any(phase != "step" and phase not in (r.measurement.phase_names() if r.measurement else ()) for r in (*a, *b)):
         return None
     processes_a, processes_b = _processes(a, phase), _processes(b, phase)

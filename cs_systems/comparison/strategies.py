@@ -4,7 +4,7 @@ Cells belong to one group if they differ only in strategy, its options, and numb
 `single` on one rank with the batch of a rank. Each row is about one repeat of a cell timed without a profiler. The row
 is joined with profiled records of the same cell and repeat, and with the baseline of that repeat.
 
-Each row identifies its cell: {strategy, ranks, repeat}; repeat is None where nothing was repeated.
+Each row identifies its cell by `CellColumns`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,76 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 from cs_systems.config import RunConfig
 from cs_systems.core import statistics
+from cs_systems.core.rows import OverlapRow, Row, first_row
 from cs_systems.formulas.rank_layout import data_ranks
-from cs_systems.record import Row, RunRecord
-from cs_systems.traces.overlap import reconcile
+from cs_systems.record import RunRecord
+from cs_systems.traces.overlap import Reconciled, reconcile
 
 DEFAULT_OPTIONS: Any = {"bucket_size_mb": None, "tp_degree": None, "strategy_args": ()}
 STAGES = ("built", "forward", "backward", "optimizer")
+
+
+class CellColumns(TypedDict):
+    """Columns that identify the cell of a row in its group."""
+
+    strategy: str
+    ranks: int
+    repeat: int | None  # None where nothing was repeated
+
+
+class StepRow(CellColumns):
+    """Step of a cell, all ranks together."""
+
+    step_s: float | None
+    p10_s: float | None
+    p90_s: float | None
+    tokens_per_s: float | None  # of all ranks
+    efficiency: float | None  # that over the throughput of as many baselines; None without a baseline
+    note: str | None
+
+
+class CommunicationRow(CellColumns):
+    """Communication time of a cell on ranks, by two methods.
+
+    The first is the step's time beyond the baseline's step. The other is the straggler's trace.
+    """
+
+    by_difference_s: float | None
+    of_step: float | None  # by_difference_s over the step
+    in_trace_s: float | None  # exposed communication
+    hidden_s: float | None
+    hidden: float | None  # hidden_s over all communication
+    transfer_s: float | None  # of all collectives, mean over the recorded steps
+    waiting_s: float | None  # the longest of any rank, mean over the recorded steps
+
+
+class DifferenceRow(CellColumns, Reconciled):
+    """Reasons why a cell's step is longer than the baseline's."""
+
+
+class VolumeRow(CellColumns):
+    """Bytes of a cell per step and per rank; memory is that of the rank that holds most."""
+
+    collectives: int | None
+    sent_bytes: float | None
+    formula_sent_bytes: float | None
+    peak_allocated_bytes: int | None
+    predicted_peak_bytes: int | None
+
+
+class StageRow(CellColumns):
+    """Bytes of a component at the end of each stage of the first step, on the rank that holds most."""
+
+    component: str
+    built_bytes: int | None
+    forward_bytes: int | None
+    backward_bytes: int | None
+    optimizer_bytes: int | None
+    off: float | None  # the largest deviation from the formula, over the formula's maximum
 
 
 def group_of(config: RunConfig) -> RunConfig:
@@ -65,8 +125,7 @@ def _cell(record: RunRecord) -> tuple[Any, ...]:
     return name(config), config.world_size, record.repeat
 
 
-def _identity(record: RunRecord, group: Iterable[RunRecord]) -> Row:
-    """Return the columns that identify the cell of a row in its group."""
+def _identity(record: RunRecord, group: Iterable[RunRecord]) -> CellColumns:
     several = len({r.repeat for r in group}) > 1
     strategy, ranks, repeat = _cell(record)
     return {"strategy": strategy, "ranks": ranks, "repeat": repeat if several else None}
@@ -78,12 +137,9 @@ def baseline(group: Iterable[RunRecord], repeat: int = 0) -> RunRecord | None:
     return next((r for r in alone if r.repeat == repeat), None)
 
 
-def steps(group: Sequence[RunRecord]) -> list[Row]:
-    """Return {step_s, p10_s, p90_s, tokens_per_s, efficiency, note} of each cell, all ranks together.
-
-    tokens_per_s: of all ranks. efficiency: that over the throughput of as many baselines; None without a baseline.
-    """
-    rows = []
+def steps(group: Sequence[RunRecord]) -> list[StepRow]:
+    """Return the step of each cell."""
+    rows: list[StepRow] = []
     for record in clean(group):
         config, step_s = record.run_config, _step_s(record)
         alone_s = _step_s(baseline(group, record.repeat))
@@ -115,20 +171,12 @@ def _step_s(record: RunRecord | None) -> float | None:
     return median(record.measurement.durations_s("step"))
 
 
-def communication(group: Sequence[RunRecord]) -> list[Row]:
-    """Return the communication time of each cell on ranks, by two methods.
-
-    A row has {by_difference_s, of_step, in_trace_s, hidden_s, hidden, transfer_s, waiting_s}. The first is the step's
-    time beyond the baseline's step. The others, except of_step, come from the trace of the straggler: exposed and
-    hidden communication.
-
-    of_step: by_difference_s over the step. hidden: hidden_s over all communication. transfer_s, waiting_s: of all
-    collectives, means over the recorded steps; the waiting is the longest of any rank.
-    """
-    rows = []
+def communication(group: Sequence[RunRecord]) -> list[CommunicationRow]:
+    """Return the communication time of each cell on ranks."""
+    rows: list[CommunicationRow] = []
     for record in on_ranks(group):
         step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
-        seen = slowest(seen_by("overlap", record, group))
+        seen = straggler(seen_by("overlap", record, group))
         exposed_s = step_s - alone_s if step_s and alone_s else None
         rows.append(
             {
@@ -145,45 +193,39 @@ def communication(group: Sequence[RunRecord]) -> list[Row]:
     return rows
 
 
-def slowest(record: RunRecord | None) -> Row:
+def straggler(record: RunRecord | None) -> OverlapRow:
     """Return the row of the rank with the longest step, with the longest waiting of any; empty without a record."""
     rows = record.results.get("overlap", []) if record else []
     if not rows:
         return {}
     waits = [row["waiting_s"] for row in rows if row["waiting_s"] is not None]
-    return max(rows, key=lambda row: float(row["step_s"])) | {"waiting_s": max(waits, default=None)}
+    return {**max(rows, key=lambda row: float(row["step_s"])), "waiting_s": max(waits, default=None)}
 
 
-def differences(group: Sequence[RunRecord]) -> list[Row]:
-    """Return the reasons why a step on ranks is longer than the baseline's.
-
-    A row has {difference_s, exposed_s, slower_compute_s, waits_longer_s, recorder_s}. Only cells with traces of both
-    have a row.
-    """
-    rows = []
+def differences(group: Sequence[RunRecord]) -> list[DifferenceRow]:
+    """Return the reasons why a step on ranks is longer than the baseline's, of cells with traces of both."""
+    rows: list[DifferenceRow] = []
     for record in on_ranks(group):
         alone = baseline(group, record.repeat)
         step_s, alone_s = _step_s(record), _step_s(alone)
-        seen, alone_seen = (slowest(r and seen_by("overlap", r, group)) for r in (record, alone))
+        seen, alone_seen = (straggler(r and seen_by("overlap", r, group)) for r in (record, alone))
         if step_s and alone_s and seen and alone_seen:
             rows.append({**_identity(record, group), **reconcile(seen, alone_seen, step_s, alone_s)})
     return rows
 
 
-def volumes(group: Sequence[RunRecord]) -> list[Row]:
-    """Return {collectives, sent_bytes, formula_sent_bytes, peak_allocated_bytes, predicted_peak_bytes} of each cell.
-
-    They are per step and per rank; memory is that of the rank that holds most.
-    """
-    rows = []
+def volumes(group: Sequence[RunRecord]) -> list[VolumeRow]:
+    """Return the bytes sent and held by each cell."""
+    rows: list[VolumeRow] = []
     for record in clean(group):
-        sent = next(iter(record.results.get("sent", ())), {})
-        memory = next(iter(record.results.get("memory", ())), {})
+        sent, memory = first_row(record.results, "sent"), first_row(record.results, "memory")
         peaks = [_peak_bytes(r) for r in (record, seen_by("rank_memory", record, group))]
         rows.append(
             {
                 **_identity(record, group),
-                **{k: sent.get(k) for k in ("collectives", "sent_bytes", "formula_sent_bytes")},
+                "collectives": sent.get("collectives"),
+                "sent_bytes": sent.get("sent_bytes"),
+                "formula_sent_bytes": sent.get("formula_sent_bytes"),
                 "peak_allocated_bytes": next((peak for peak in peaks if peak is not None), None),
                 "predicted_peak_bytes": memory.get("predicted_peak_bytes"),
             }
@@ -195,13 +237,9 @@ def _peak_bytes(record: RunRecord | None) -> int | None:
     return record.measurement.peak_allocated_bytes if record and record.measurement else None
 
 
-def stages(group: Sequence[RunRecord]) -> list[Row]:
-    """Return {component, built_bytes, forward_bytes, backward_bytes, optimizer_bytes, off} of each cell.
-
-    They are the bytes at the end of each stage of the first step, on the rank that holds most. off: the largest
-    deviation from the formula, over the formula's maximum.
-    """
-    rows = []
+def stages(group: Sequence[RunRecord]) -> list[StageRow]:
+    """Return each component's bytes by stage, of each cell."""
+    rows: list[StageRow] = []
     for record in group:
         found = [row for row in record.results.get("rank_memory", ()) if row["step"] <= 1]
         for component in dict.fromkeys(row["component"] for row in found):
@@ -209,9 +247,18 @@ def stages(group: Sequence[RunRecord]) -> list[Row]:
                 [_most(found, component, stage, key) for stage in STAGES] for key in ("bytes", "expected_bytes")
             )
             if any(size is not None for size in measured):
-                sizes = {f"{stage}_bytes": size for stage, size in zip(STAGES, measured, strict=True)}
-                cell = {**_identity(record, group), "component": component.replace("_", " ")}
-                rows.append({**cell, **sizes, "off": _off(measured, formula)})
+                built, forward, backward, optimizer = measured  # in the order of STAGES
+                rows.append(
+                    {
+                        **_identity(record, group),
+                        "component": component.replace("_", " "),
+                        "built_bytes": built,
+                        "forward_bytes": forward,
+                        "backward_bytes": backward,
+                        "optimizer_bytes": optimizer,
+                        "off": _off(measured, formula),
+                    }
+                )
     return rows
 
 

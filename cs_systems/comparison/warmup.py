@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import TypedDict
 
 from cs_systems.core import statistics
-from cs_systems.record import Measurement, Row, Sample
+from cs_systems.record import Measurement, Sample
 
 # A step within this share of the steady median, or within the timed steps' own spread, is steady.
 STEADY = 0.05
@@ -13,13 +14,23 @@ STEADY = 0.05
 CLOCK_STEADY = 0.97
 
 
-def warmup_curve(measurement: Measurement) -> list[Row]:
+class WarmupRow(TypedDict):
+    """Step with its time and the known events in it; None is a counter that was not read."""
+
+    step: int
+    warmup: bool
+    wall_s: float
+    excess_s: float  # above the median of the timed steps
+    compile_s: float | None
+    device_mallocs: int | None
+    sm_clock_hz: float | None
+    cause: str | None  # the explanations, in a fixed order; None for a steady step
+
+
+def warmup_curve(measurement: Measurement) -> list[WarmupRow]:
     """Return one row per step, warm-up first.
 
-    A row has {step, warmup, wall_s, excess_s, compile_s, device_mallocs, sm_clock_hz, cause}.
-
-    `excess_s` is the time above the median of the timed steps. `cause` lists the explanations, in a fixed order; None
-    for a steady step. Time that no counter explains is named "first use" in the first step (lazy loading of kernels,
+    Time that no counter explains is named "first use" in the first step (lazy loading of kernels,
     library handles, the autograd thread), and "unexplained" later.
     """
     timed = measurement.timed

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from cs_systems.record import Row
+from typing import TypedDict
 
 
-def finding(check: str, found: str, state: str = "ok", remedy: str | None = None) -> Row:
-    """Return a diagnostic as a row: {check, state, found, remedy}.
+class Diagnostic(TypedDict):
+    """Result of one check."""
 
-    The state is `ok`, `missing` (an option is not installed) or `problem` (something present gets in the way). The
-    remedy is a command where there is one, and None where nothing is wrong.
-    """
+    check: str
+    state: str  # "ok", "missing" (an option is not installed) or "problem" (something present gets in the way)
+    found: str
+    remedy: str | None  # a command where there is one; None where nothing is wrong
+
+
+def diagnostic(check: str, found: str, state: str = "ok", remedy: str | None = None) -> Diagnostic:
+    """Return the result of one check as a row."""
     return {"check": check, "state": state, "found": found, "remedy": remedy}

@@ -22,41 +22,41 @@ Rounds = Sequence[Sequence[float]]
 """The samples of one process, by round, in the order in which they were taken."""
 
 CONFIDENCE = 0.95
-"""Of every interval; so at most one false 'faster' or 'slower' in twenty comparisons of equal things."""
+"""Confidence level of every interval: at most one comparison of equal things in twenty is a false difference."""
 
 FEWEST_ROUNDS = 3
-"""Fewer medians than this have no spread to speak of: samples are then cut into so many blocks in the order of time."""
+"""Smallest number of medians with a usable spread; with fewer, the samples are cut into as many consecutive blocks."""
 
 BETWEEN_PROCESSES_SD = 0.0095
-"""Assumed standard deviation of log medians between processes that run the same thing, beside what repeats show of it.
+"""Assumed standard deviation of log medians between processes that run the same thing.
 
-With one process a side nothing shows it. This value is the largest at which one process a side can both call equal
-things different at most 5 times in 100 and find a slowdown of 5% at least 95 times: log(1.05) / √2 / (1.960 + 1.645).
-With the noise of 5 rounds beside it, simulation says: to reach both, one process a side is enough where processes
-vary by up to 0.75%, 3 processes up to 1%, 5 up to 1.5%.
+One process a side cannot show this variance, so it is assumed; repeats correct it. With one process a side, this value
+is the largest that meets two aims: equal things differ in at most 5 of 100 comparisons, and a slowdown of 5% is found
+in at least 95: log(1.05) / √2 / (1.960 + 1.645). Simulation with the noise of 5 rounds gives the processes a side that
+meet both aims: one if processes vary by up to 0.75%, 3 up to 1%, 5 up to 1.5%.
 """
 
 RESTLESS_SD, RESTLESS = 0.025, 3.0
-"""Where a process's own rounds vary by more than the first, processes are assumed to vary by so many times that.
+"""Limit for the standard deviation of rounds, and the ratio of processes' to rounds' that is assumed above it.
 
-Seen (profiles/verdicts): on one H200 rounds varied by 0.15% and processes by 0.18%; on the CPU of a shared host by 6.5%
-and 18%, where half of all comparisons of equal things, one process a side, had come out as a difference.
+Measured (profiles/verdicts): on one H200 rounds varied by 0.15% and processes by 0.18%; on the CPU of a shared host by
+6.5% and 18%. Without this rule, half of that CPU's comparisons of equal things, one process a side, gave a difference.
 """
 
 CONTRADICTION = 4.0
-"""Where processes vary by so many times what is assumed (twice the standard deviation), they alone are believed."""
+"""Ratio of measured to assumed variance between processes above which the assumption is ignored."""
 
 MINIMUM_EFFECT = 0.01
-"""A smaller ratio is no difference however sure it is: clocks and temperature alone move a device by as much."""
+"""Smallest relative change that counts as a difference: clocks and temperature alone change times by as much."""
 
 OUTLIER_SCORE = 3.5
 """Deviations from the median, in robust standard deviations (Iglewicz & Hoaglin 1993)."""
 
 SPREAD_LIMIT = 0.10
-"""The middle 80% of the samples may span this share of the median: an idle H200 shows 0.5–2%, a busy laptop 10–40%."""
+"""Largest span of the middle 80% of the samples over the median; an idle H200 has 0.5–2%, a busy laptop 10–40%."""
 
 DRIFT_LIMIT = 0.02
-"""From the first half to the second: what warming up, throttling or a filling cache amount to."""
+"""Largest change from the first half of the samples to the second that does not count as a drift."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Comparison(NamedTuple):
 
     resolution: the smallest slowdown that this comparison would have detected (0.03 is 3%).
     unseen: the variance that the samples cannot show, and what would show it.
-    noise: in words, the sources of the variance: processes, rounds, or blocks of steps.
+    noise: the sources of the variance, in words: processes, rounds, or blocks of steps.
     """
 
     ratio: float

@@ -46,7 +46,7 @@ def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]
     Raises:
         ConfigError: the ranks have no such layout. Two dimensions need their sizes; one dimension takes all ranks.
     """
-    _check_degree_is_told(tp_degree, splits)
+    require_tp_degree(tp_degree, splits)
     degree = check_tp_degree(world_size, tp_degree)
     if "features" in splits and "batch" not in splits and degree != world_size:
         raise ConfigError(f"tp alone divides blocks over all {world_size} ranks; leave out tp_degree, or use fsdp+tp")
@@ -78,7 +78,8 @@ def check_division(num_heads: int, d_ff: int, tp_degree: int) -> None:
             )
 
 
-def _check_degree_is_told(tp_degree: int | None, splits: Collection[str]) -> None:
+def require_tp_degree(tp_degree: int | None, splits: Collection[str]) -> None:
+    """Raise ConfigError for two dimensions of ranks without `tp_degree`, which alone gives their sizes."""
     if tp_degree is None and {"batch", "features"} <= set(splits):
         raise ConfigError(
             "tp with another strategy requires tp_degree; set it to the number of ranks that divide each block"

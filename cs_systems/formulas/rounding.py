@@ -7,10 +7,10 @@ nearest multiple of it, ties to even (IEEE 754-2019, 4.3.1). The unit roundoff i
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from cs_systems.config import Precision
-from cs_systems.record import Row
 
 
 @dataclass(frozen=True)
@@ -51,42 +51,52 @@ TELLING = 0.5
 FORMATS = {Precision.FP32: FP32, Precision.BF16: BF16, Precision.FP16: FP16}
 
 
-def binades(value: float, addend: Format, accumulator: Format, count: int) -> list[Row]:
-    """Return one row per binade that the sum passes while `value` is added `count` times to 0.
+@dataclass(frozen=True)
+class Binade:
+    """Additions of one number to a sum that lies in [low, below) when they begin."""
 
-    `value` is stored as `addend`; the sum is stored as `accumulator`. A row has {from, below, ulp, addend_in_ulps,
-    added_in_ulps, additions, error}. An addition that begins in [from, below) adds a whole number of ulps, on average
-    `added_in_ulps`. `error` is the total excess that rounding added in the binade.
+    low: float
+    ulp: float  # of the sum
+    stored: float  # the number as it is added
+    additions: int
+    error: float  # the total excess that rounding added
+
+    @property
+    def below(self) -> float:
+        return 2 * self.low
+
+    @property
+    def addend_in_ulps(self) -> float:
+        return self.stored / self.ulp
+
+    @property
+    def added_in_ulps(self) -> float:
+        """Return the mean change of the sum by an addition, each a whole number of ulps."""
+        return (self.stored + self.error / self.additions) / self.ulp
+
+
+def binades(value: float, addend: Format, accumulator: Format, count: int) -> list[Binade]:
+    """Return the binades that the sum passes while `value` is added `count` times to 0.
+
+    `value` is stored as `addend`; the sum is stored as `accumulator`.
     """
-    stored, total, rows = addend.rounded(value), 0.0, dict[float, Row]()
+    stored, total = addend.rounded(value), 0.0
+    additions, errors = Counter[float](), defaultdict[float, float](float)  # by the smallest number of the binade
     for done in range(count):
         low = 2.0 ** (math.frexp(total or stored)[1] - 1)
-        row = rows.setdefault(low, {"from": low, "additions": 0, "error": 0.0})
         after = accumulator.rounded(total + stored)
         times = count - done if after == total else 1  # a sum that an addition leaves unchanged never changes again
-        row["additions"] += times
-        row["error"] += (after - total - stored) * times
+        additions[low] += times
+        errors[low] += (after - total - stored) * times
         if after == total:
             break
         total = after
-    return [_described(row, stored, accumulator.ulp(row["from"])) for row in rows.values()]
-
-
-def _described(row: Row, stored: float, ulp: float) -> Row:
-    return {
-        "from": row["from"],
-        "below": 2 * row["from"],
-        "ulp": ulp,
-        "addend_in_ulps": stored / ulp,
-        "added_in_ulps": (stored + row["error"] / row["additions"]) / ulp,
-        "additions": row["additions"],
-        "error": row["error"],
-    }
+    return [Binade(low, accumulator.ulp(low), stored, count, errors[low]) for low, count in additions.items()]
 
 
 def total(value: float, addend: Format, accumulator: Format, count: int) -> float:
     """Return the sum that `binades` describes."""
-    rounding: float = sum(row["error"] for row in binades(value, addend, accumulator, count))
+    rounding: float = sum(binade.error for binade in binades(value, addend, accumulator, count))
     return count * addend.rounded(value) + rounding
 
 
@@ -95,19 +105,19 @@ def why(value: float, addend: Format, accumulator: Format, count: int) -> str:
     stored = addend.rounded(value)
     of_addend = count * (stored - value)
     rows = binades(value, addend, accumulator, count)
-    most = max(abs(row["error"]) for row in rows)
+    most = max(abs(binade.error) for binade in rows)
     if abs(of_addend) > most:
         return f"{value} is {stored:.8g} in {addend.name}, {of_addend:+.2g} over all additions"
-    costly = [row for row in rows if abs(row["error"]) >= TELLING * most]
-    return "; ".join(_where(row, stored, accumulator) for row in costly)
+    costly = [binade for binade in rows if abs(binade.error) >= TELLING * most]
+    return "; ".join(_where(binade, accumulator) for binade in costly)
 
 
-def _where(row: Row, stored: float, accumulator: Format) -> str:
-    place = f"from {row['from']:g} on, an ulp of {accumulator.name} is {row['ulp']:.3g}"
-    if row["added_in_ulps"] == 0:
-        return f"{place}, and {stored:.4g} is less than half of it, so that the sum no longer changes"
-    given, added = (_ulps(row[name]) for name in ("addend_in_ulps", "added_in_ulps"))
-    return f"{place}: {given} ulps are rounded to {added}, {row['error']:+.2g} over {row['additions']:,} additions"
+def _where(binade: Binade, accumulator: Format) -> str:
+    place = f"from {binade.low:g} on, an ulp of {accumulator.name} is {binade.ulp:.3g}"
+    if binade.added_in_ulps == 0:
+        return f"{place}, and {binade.stored:.4g} is less than half of it, so that the sum no longer changes"
+    given, added = _ulps(binade.addend_in_ulps), _ulps(binade.added_in_ulps)
+    return f"{place}: {given} ulps are rounded to {added}, {binade.error:+.2g} over {binade.additions:,} additions"
 
 
 def _ulps(number: float) -> str:

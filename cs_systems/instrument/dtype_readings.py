@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from cs_systems.record import Row
+from cs_systems.core.rows import AutocastContext, ModuleDtypes
 
 DEVICES = ("cpu", "cuda")
 PARTS = ("parameters", "inputs", "outputs", "output_gradients", "parameter_gradients")
@@ -26,12 +26,12 @@ class DtypeReadings:
 
     `rows`: one a module in the order of the first calls, dtypes as sorted lists of names. `loss`: those of the tensors
     that backward was called on (with the gradient scaler's factor, where there is one). `contexts`: the autocast
-    contexts that were entered, each {device, dtype, enabled}; `enabled` is torch's own result, not the argument.
+    contexts that were entered.
     """
 
     def __init__(self) -> None:
         self.loss: list[str] = []
-        self.contexts: list[Row] = []
+        self.contexts: list[AutocastContext] = []
         self._rows: dict[int, dict[str, Any]] = {}
         self._modules: list[nn.Module] = []  # kept alive: a new module must not get the id of a dead one
         self._names: dict[int, str] = {}
@@ -39,9 +39,9 @@ class DtypeReadings:
         self._handles: list[Any] = []
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ModuleDtypes]:
         return [
-            {name: sorted(value) if isinstance(value, set) else value for name, value in row.items()}
+            cast(ModuleDtypes, {name: sorted(v) if isinstance(v, set) else v for name, v in row.items()})
             for row in self._rows.values()
         ]
 
@@ -114,7 +114,11 @@ def reading(readings: DtypeReadings) -> Iterator[None]:
     enter, backward = torch.autocast.__enter__, torch.autograd.backward
 
     def recording_enter(self: Any) -> Any:
-        context = {"device": self.device, "dtype": _short(self.fast_dtype), "enabled": bool(self._enabled)}
+        context: AutocastContext = {
+            "device": self.device,
+            "dtype": _short(self.fast_dtype),
+            "enabled": bool(self._enabled),
+        }
         if context not in readings.contexts:
             readings.contexts.append(context)
         return enter(self)

@@ -90,10 +90,10 @@ def annotated(ranges: Ranges, model: nn.Module | None = None) -> Iterator[None]:
 
     Backward opens the ranges of forward again.
     """
-    both = BackwardToo(ranges)
-    hooks = annotate_model(model, both) if model is not None else Annotations([])
+    reopening = BackwardRanges(ranges)
+    hooks = annotate_model(model, reopening) if model is not None else Annotations([])
     try:
-        with listening(both):
+        with listening(reopening):
             yield
     finally:
         hooks.remove()
@@ -118,8 +118,8 @@ def _remember(thread: _OfThread, label: Label) -> None:
     thread.labels.append(label)
 
 
-class BackwardToo:
-    """Ranges that are passed on, and opened again while backward runs the nodes that forward made in them."""
+class BackwardRanges:
+    """Ranges that are passed on and opened again in backward, around the nodes that forward made in them."""
 
     def __init__(self, ranges: Ranges) -> None:
         self._ranges = ranges

@@ -17,19 +17,24 @@ from typing import Any
 
 import torch
 
+from cs_systems.core.rows import (
+    BackwardChange,
+    MemoryPartRow,
+    MemoryReading,
+    NamedTensor,
+    PeaksRow,
+    StateBytes,
+    StateReading,
+)
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import other_processes_bytes
-from cs_systems.record import Row
 
 
 class MemoryReadings:
-    """Memory after each phase, with the phase's peaks, in `rows`: {step, phase, allocated_bytes, …}.
-
-    Step 0 is the memory of what was built before the first step.
-    """
+    """Memory after each phase, with the phase's peaks, in `rows`."""
 
     def __init__(self, device: Device) -> None:
-        self.device, self.rows, self.step = device, list[Row](), 0
+        self.device, self.rows, self.step = device, list[MemoryReading](), 0
         self._open: list[str] = []
         self._thread = threading.get_ident()
         self.read("built")
@@ -37,7 +42,7 @@ class MemoryReadings:
     def read(self, phase: str) -> None:
         self.device.synchronize()
         peak, reserved = self.device.part_peaks() if self.step else (None, None)
-        peaks = {"peak_allocated_bytes": peak, "peak_reserved_bytes": reserved}
+        peaks: PeaksRow = {"peak_allocated_bytes": peak, "peak_reserved_bytes": reserved}
         self.rows.append({"step": self.step, "phase": phase, **self.device.memory(), **peaks})
 
     def push(self, name: str) -> None:
@@ -67,11 +72,12 @@ class StateReadings(MemoryReadings):
 
     def read(self, phase: str) -> None:
         super().read(phase)
-        self.rows[-1] |= state_bytes(self._model, self._optimizers)
+        state: StateReading = {**self.rows[-1], **state_bytes(self._model, self._optimizers)}
+        self.rows[-1] = state
 
 
-def state_bytes(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> Row:
-    """Return {parameters_bytes, gradients_bytes, optimizer_state_bytes}: of their storages, each counted once.
+def state_bytes(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> StateBytes:
+    """Return the bytes of parameters, gradients and optimizer state.
 
     On one of several ranks, these are the bytes of its shards: an optimizer may step shards of parameters, with
     gradients of their own.
@@ -98,13 +104,15 @@ def _optimizers_alive() -> list[torch.optim.Optimizer]:
 
 
 @contextmanager
-def backward_of_blocks(model: torch.nn.Module | None, allocated: Callable[[], int | None]) -> Iterator[list[Row]]:
-    """Record by how much each block's backward changes the allocated bytes, in the first step: {block, change_bytes}.
+def backward_of_blocks(
+    model: torch.nn.Module | None, allocated: Callable[[], int | None]
+) -> Iterator[list[BackwardChange]]:
+    """Record by how much each block's backward changes the allocated bytes, in the first step.
 
-    Its gradients are allocated and the tensors that it kept are freed. `allocated` is called as a block's backward
+    `allocated` is called as a block's backward
     begins and ends.
     """
-    rows: list[Row] = []
+    rows: list[BackwardChange] = []
     handles, before = [], dict[str, int]()
 
     def begins(block: str) -> None:
@@ -127,11 +135,8 @@ def backward_of_blocks(model: torch.nn.Module | None, allocated: Callable[[], in
             handle.remove()
 
 
-def named_tensors(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> list[Row]:
-    """Return the parameters, gradients, buffers and optimizer state that are alive on a GPU; empty without a model.
-
-    Rows: {kind, name, address, bytes, shape, dtype, device}.
-    """
+def named_tensors(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> list[NamedTensor]:
+    """Return the parameters, gradients, buffers and optimizer state that are alive on a GPU; empty without a model."""
     if model is None:
         return []
     names: dict[Any, str] = {parameter: name for name, parameter in model.named_parameters()}
@@ -157,14 +162,8 @@ def named_tensors(model: torch.nn.Module | None, optimizers: Sequence[torch.opti
     ]
 
 
-def parts_of_used_memory(device: Device) -> list[Row]:
-    """Return the memory in use on the device, from tensors up: {part, bytes, total}; a `total` row is the sum so far.
-
-    tensors: as requested. cuBLAS workspaces: measured by freeing them. rounding: the bytes that the allocator counts in
-    addition. cache: reserved and free, in whole blocks and in pieces of blocks that are in use. other processes: by
-    NVML.
-    context: the rest, which no allocator of this process gave out. Empty on a CPU.
-    """
+def parts_of_used_memory(device: Device) -> list[MemoryPartRow]:
+    """Return the memory in use on the device by owner; empty on a CPU."""
     if not device.is_cuda:
         return []
     device.synchronize()

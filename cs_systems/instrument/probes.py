@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import sm_clock_hz
@@ -16,6 +16,15 @@ class Reading:
     device_mallocs: int | None
     compiles: int
     compile_s: float
+
+
+class Since(TypedDict):
+    """Fields of a `Sample` that counters give."""
+
+    device_mallocs: int | None
+    compiles: int
+    compile_s: float
+    sm_clock_hz: float | None
 
 
 class Probes:
@@ -31,8 +40,8 @@ class Probes:
             graphs, seconds = graphs + self.triton.count, seconds + self.triton.seconds
         return Reading(self.device.device_mallocs(), graphs, seconds)
 
-    def since(self, before: Reading) -> dict[str, Any]:
-        """Return the Sample fields that describe the time since `before`: mallocs, compilations, clock."""
+    def since(self, before: Reading) -> Since:
+        """Return the Sample fields that describe the time since `before`."""
         now = self.read()
         mallocs = None
         if now.device_mallocs is not None and before.device_mallocs is not None:

@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,47 +22,55 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
+from cs_systems.core.rows import KeptByBlock, ResidualRow
 from cs_systems.instrument.hooks import BackwardRoots, nodes_below
-from cs_systems.record import Row
 
 CHECKPOINT = "checkpoint"
 _NEAR = 4  # frames between torch's checkpoint and the hook that receives its input
 
 
+@dataclass
+class SavedTensor:
+    """Tensor that forward keeps for backward."""
+
+    operation: str | None  # None until a backward has begun
+    module: str  # its path in the model; "" outside of it
+    shape: list[int]
+    dtype: str
+    bytes: int  # of the whole memory behind the tensor
+    parameter: str | None  # its name; None for a tensor of the step
+    again: bool  # whether the same memory was saved before, so that it costs nothing more
+
+
 class SavedTensors:
-    """List of saved tensors.
-
-    `rows` after a backward has begun: {operation, module, shape, dtype, bytes, parameter, again}.
-
-    bytes: of the whole memory behind the tensor. parameter: its name, None for a tensor of the step. again: whether the
-    same memory was saved before, so that it costs nothing more. module: its path in the model, "" outside of it.
-    """
+    """List of saved tensors, in `rows`, which are complete after a backward has begun."""
 
     def __init__(self, model: nn.Module | None) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[SavedTensor] = []
         self._parameters = {} if model is None else _storages(model)
         self._open: list[str] = []
         self._done = False
         self._numbers: list[int] = []
-        self._inputs: list[Row] = []  # of a checkpoint that has begun, until one of its modules begins
+        self._inputs: list[SavedTensor] = []  # of a checkpoint that has begun, until one of its modules begins
         self._alive: dict[int, Tensor] = {}  # keeps saved tensors alive with the graph, so that no address is reused
 
     def pack(self, tensor: Tensor) -> Tensor:
         if self._done:
             return tensor
-        storage = tensor.untyped_storage()
+        storage, checkpoint = tensor.untyped_storage(), _saved_by_a_checkpoint()
+        if checkpoint and not storage.nbytes():  # PyTorch 2.11 also saves an empty tensor of its own
+            return tensor
         address = storage.data_ptr() if storage.nbytes() else 0
         self._numbers.append(torch.autograd._get_sequence_nr() - 1)  # type: ignore[attr-defined]
-        checkpoint = _saved_by_a_checkpoint()
-        row = {
-            "operation": CHECKPOINT if checkpoint else None,
-            "module": self._open[-1] if self._open else "",
-            "shape": list(tensor.shape),
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "bytes": storage.nbytes(),
-            "parameter": self._parameters.get(address),
-            "again": address in self._alive,
-        }
+        row = SavedTensor(
+            operation=CHECKPOINT if checkpoint else None,
+            module=self._open[-1] if self._open else "",
+            shape=list(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            bytes=storage.nbytes(),
+            parameter=self._parameters.get(address),
+            again=address in self._alive,
+        )
         self.rows.append(row)
         self._inputs = [*self._inputs, row] if checkpoint else []
         self._alive[address] = tensor
@@ -70,7 +79,7 @@ class SavedTensors:
     def name_operations(self, roots: Iterable[Node]) -> list[RemovableHandle]:
         names = {number: node.name() for number, node in nodes_below(roots)}
         for row, number in zip(self.rows, self._numbers, strict=True):
-            row["operation"] = row["operation"] or names.get(number)
+            row.operation = row.operation or names.get(number)
         self._alive.clear()
         self._done = True
         return []
@@ -87,7 +96,7 @@ class SavedTensors:
         def entered(*_: Any) -> None:
             self._open.append(path)
             for row in self._inputs:
-                row["module"] = path
+                row.module = path
             self._inputs = []
 
         return entered
@@ -109,45 +118,45 @@ def saved_tensors(model: nn.Module | None = None) -> Iterator[SavedTensors]:
         yield found
 
 
-def summed(rows: Iterable[Row]) -> list[Row]:
-    """Return the same tensor of every block as one row, the largest first.
-
-    Rows: {module, operation, shape, dtype, bytes, count, total_bytes, share, parameter}. `layers.*` stands for every
-    block.
-    bytes: of one. The total, and the share of all that is kept and no parameter, count each memory once.
-    """
+def summed(rows: Iterable[SavedTensor]) -> list[ResidualRow]:
+    """Return the same tensor of every block as one row, the largest first."""
     groups: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
-        module = re.sub(r"layers\.\d+", "layers.*", row["module"])
-        shape = "×".join(map(str, row["shape"])) or "scalar"
-        key = (module, row["operation"], shape, row["dtype"], row["bytes"], row["parameter"] is not None, row["again"])
+        module = re.sub(r"layers\.\d+", "layers.*", row.module)
+        shape = "×".join(map(str, row.shape)) or "scalar"
+        key = (module, row.operation, shape, row.dtype, row.bytes, row.parameter is not None, row.again)
         groups[key] += 1
-    made = []
-    for (module, operation, shape, dtype, size, parameter, again), count in groups.items():
-        total = 0 if parameter or again else size * count
-        made.append(
-            {"module": module, "operation": operation, "shape": shape, "dtype": dtype, "bytes": size, "count": count,
-             "total_bytes": total, "parameter": parameter}
-        )  # fmt: skip
-    everything = sum(row["total_bytes"] for row in made)
-    shared = [row | {"share": row["total_bytes"] / everything if everything else 0.0} for row in made]
-    return sorted(shared, key=lambda row: -row["total_bytes"])
+    totals = [0 if parameter or again else size * count for (*_, size, parameter, again), count in groups.items()]
+    everything = sum(totals)
+    made: list[ResidualRow] = [
+        {
+            "module": module,
+            "operation": operation,
+            "shape": shape,
+            "dtype": dtype,
+            "bytes": size,
+            "count": count,
+            "total_bytes": total,
+            "parameter": parameter,
+            "share": total / everything if everything else 0.0,
+        }
+        for ((module, operation, shape, dtype, size, parameter, _), count), total in zip(
+            groups.items(), totals, strict=True
+        )
+    ]
+    return sorted(made, key=lambda row: -row["total_bytes"])
 
 
-def by_block(rows: Iterable[Row]) -> list[Row]:
-    """Return {block, bytes, checkpoint}: the bytes that each block keeps; each memory once, no parameters.
-
-    Outside of blocks the rows are by module. checkpoint: whether a checkpoint begins with this block and keeps its
-    input.
-    """
+def by_block(rows: Iterable[SavedTensor]) -> list[KeptByBlock]:
+    """Return the bytes that each block keeps."""
     kept: Counter[str] = Counter()
     checkpointed: dict[str, bool] = {}
     for row in rows:
-        if row["parameter"] is None and (row["operation"] == CHECKPOINT or not row["again"]):
-            found = re.match(r"layers\.(\d+)", row["module"])
-            block = f"block {found[1]}" if found else row["module"] or "outside of modules"
-            kept[block] += 0 if row["again"] else row["bytes"]
-            checkpointed[block] = checkpointed.get(block, True) and row["operation"] == CHECKPOINT
+        if row.parameter is None and (row.operation == CHECKPOINT or not row.again):
+            found = re.match(r"layers\.(\d+)", row.module)
+            block = f"block {found[1]}" if found else row.module or "outside of modules"
+            kept[block] += 0 if row.again else row.bytes
+            checkpointed[block] = checkpointed.get(block, True) and row.operation == CHECKPOINT
     return [{"block": block, "bytes": size, "checkpoint": checkpointed[block]} for block, size in kept.items()]
 
 

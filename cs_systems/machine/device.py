@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from cs_systems.config import Precision
+from cs_systems.core.rows import MemoryInUse
 
 # Faster than the clock of any data-center GPU, so that `occupy` lasts at least as long as requested.
 _SPIN_HZ = 2.2e9
@@ -98,16 +99,15 @@ class Device:
         """Return the bytes that tensors occupy now; 0 on a CPU, whose allocations are not counted."""
         return torch.cuda.memory_allocated(self.torch) if self.is_cuda else 0
 
-    def memory(self) -> dict[str, int | None]:
-        """Return the current memory use in bytes, by counter.
-
-        allocated_bytes: held by tensors. reserved_bytes: held by the allocator. device_used_bytes: used by all
-        processes on the device. resident_bytes: host memory of this process; None on CUDA, where it has no relation to
-        the device.
-        """
+    def memory(self) -> MemoryInUse:
+        """Return the current memory use."""
         if not self.is_cuda:
-            nothing = dict.fromkeys(("allocated_bytes", "reserved_bytes", "device_used_bytes"))
-            return {**nothing, "resident_bytes": _resident_bytes()}
+            return {
+                "allocated_bytes": None,
+                "reserved_bytes": None,
+                "device_used_bytes": None,
+                "resident_bytes": _resident_bytes(),
+            }
         free, total = torch.cuda.mem_get_info(self.torch)
         return {
             "allocated_bytes": torch.cuda.memory_allocated(self.torch),

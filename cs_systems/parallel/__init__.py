@@ -28,10 +28,10 @@ from cs_systems.core import plugins
 from cs_systems.formulas.communication import Payload
 from cs_systems.formulas.rank_layout import (
     Takes,
-    _check_degree_is_told,
     check_division,
     check_layout,
     options_of,
+    require_tp_degree,
     splits_of,
 )
 
@@ -161,7 +161,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
     given = {key for key, value in options.items() if value is not None}
 
     def wrap(model: nn.Module) -> nn.Module:
-        _check_degree_is_told(tp_degree, splits)
+        require_tp_degree(tp_degree, splits)
         for part in inside_out:
             model = part.wrap(model, **{key: value for key, value in options.items() if key in part.options})
         for part in inside_out:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.core.caveats import Caveat
-from cs_systems.record import Row, RunRecord
+from cs_systems.core.rows import Results
+from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
@@ -37,7 +38,7 @@ class Collected:
     """
 
     artifacts: dict[str, Path] = field(default_factory=dict)
-    results: dict[str, list[Row]] = field(default_factory=dict)
+    results: Results = field(default_factory=Results)
     warnings: tuple[Caveat, ...] = ()
     contradiction: str | None = None
 

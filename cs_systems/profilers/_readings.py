@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,17 @@ def _path(out: Path) -> Path:
     return Path(f"{out}.readings.json")
 
 
-def leave(out: Path, found: dict[str, Any]) -> None:
+def leave(out: Path, found: Mapping[str, object]) -> None:
     _path(out).write_text(json.dumps(found))
 
 
-def take(out: Path, lost: str) -> dict[str, Any]:
-    """Return the readings that `leave` wrote, and delete their file.
+def take(out: Path, lost: str) -> Any:
+    """Return the readings that `leave` wrote, as the profiler typed them, and delete their file.
 
     Raises ProfileLost where there is none; `lost` names the missing readings.
     """
     try:
-        found: dict[str, Any] = json.loads(_path(out).read_text())
+        found = json.loads(_path(out).read_text())
     except FileNotFoundError:
         raise ProfileLost(f"{lost}; check the free disk space") from None
     _path(out).unlink()

@@ -10,9 +10,10 @@ from statistics import median
 
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, describe
 from cs_systems.core.caveats import Caveat
+from cs_systems.core.rows import OverheadRow, Results, Row, as_tables
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.profilers import Collected
-from cs_systems.record import Row, RunRecord
+from cs_systems.record import RunRecord
 from cs_systems.traces.kernel_families import family
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.read import read
@@ -34,21 +35,21 @@ FUSED = (
 def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
     """Return every table of `traces.tables`, and `coverage`, `overhead`, `notes`, and the artifact `page`.
 
-    `notes`: {table, note}, the remarks that a table needs. `page`: a page that shows one step and all tables.
+    The page shows one step and all tables.
 
     A trace without kernels (a CPU's) gives `overhead`, `ranges` and the page of the host's ranges alone, and a caveat
     that states this.
     """
-    cost = {"overhead": overhead(record)}
+    cost: Results = {"overhead": overhead(record)}
     remedy = f"open {trace.name} in the profiler's own viewer"
     try:
         seen = profile(read(trace))
     except ConfigError as error:
         return Collected(results=cost, warnings=(Caveat("no-tables", str(error), remedy),))
-    results = analysis_results(seen, costs_of(record, families_by_phase(seen))) | cost
+    results: Results = {**analysis_results(seen, costs_of(record, families_by_phase(seen))), **cost}
     if not seen.trace.kernels:
         lacks = f"{trace.name} holds no kernel: it has times of the ranges on the host, but none of the device"
-        few = {name: results[name] for name in ("overhead", "ranges")}
+        few: Results = {"overhead": results["overhead"], "ranges": results["ranges"]}
         caveat = Caveat("no-tables", lacks, f"profile on a GPU, or {remedy}")
         return Collected(_page(page, seen, results, record), few, (caveat,))
     results["coverage"] = [
@@ -68,17 +69,17 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
     return Collected(_page(page, seen, results, record), results)
 
 
-def _page(file: Path, seen: Profile, results: dict[str, list[Row]], record: RunRecord) -> dict[str, Path]:
+def _page(file: Path, seen: Profile, results: Results, record: RunRecord) -> dict[str, Path]:
     from cs_systems.report.pages.profile import render  # it imports jinja2, which only a page needs
 
-    file.write_text(render(view(seen), results, describe(record.run_config)), encoding="utf-8")
+    file.write_text(render(view(seen), as_tables(results), describe(record.run_config)), encoding="utf-8")
     return {"page": file}
 
 
-def overhead(record: RunRecord) -> list[Row]:
+def overhead(record: RunRecord) -> list[OverheadRow]:
     """Return the cost of profiling: recorded steps against the last steps of the same process before recording.
 
-    Empty where nothing was measured; unknown without enough warm-up. Seconds of wall clock, medians.
+    Empty where nothing was measured.
     """
     if record.measurement is None:
         return []
@@ -106,13 +107,14 @@ def costs_of(record: RunRecord, families: Mapping[str, Set[str]]) -> Costs:
     """Return each phase's cost from the record, the device's ceilings, and the step's time by the device's events."""
     by_phase: dict[tuple[str, str], PhaseCost] = {}
     for row in record.results.get("cost", ()):
-        phase, cost = row["phase"], PhaseCost(**{f.name: row.get(f.name) for f in fields(PhaseCost)})
+        known: Row = row
+        phase, cost = row["phase"], PhaseCost(**{f.name: known.get(f.name) for f in fields(PhaseCost)})
         by_phase[phase, ALL] = cost
         by_phase |= {(phase, name): share for name, share in _by_family(cost, families.get(phase, set())).items()}
     ceilings = None
-    for row in record.results.get("ceiling", ()):
-        if row["peak_bytes_per_s"] is not None:
-            ceilings = Ceilings(row["peak_flops_per_s"], row["peak_bytes_per_s"])
+    for peak in record.results.get("ceiling", ()):
+        if peak["peak_bytes_per_s"] is not None:
+            ceilings = Ceilings(peak["peak_flops_per_s"], peak["peak_bytes_per_s"])
     timed = record.measurement.timed if record.measurement else ()
     on_device = record.measurement is not None and record.measurement.clock == "cuda_event"
     event_s = median(sum(s.phases_s.values()) for s in timed) if timed and on_device else None

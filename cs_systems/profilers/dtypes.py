@@ -9,15 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from cs_systems.comparison.dtypes import contradiction, table
+from cs_systems.core.rows import AutocastContext, ModuleDtypes, Results
 from cs_systems.profilers import Collected, ProfileLost, Profiler
 from cs_systems.profilers._readings import leave, take
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
+
+
+class Readings(TypedDict):
+    """Readings of the recorded steps."""
+
+    modules: list[ModuleDtypes]
+    loss: list[str]
+    contexts: list[AutocastContext]
 
 
 @contextmanager
@@ -27,14 +36,14 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     readings = DtypeReadings()
     with reading(readings):
         yield
-    leave(out, {"modules": readings.rows, "loss": readings.loss, "contexts": readings.contexts})
+    leave(out, Readings(modules=readings.rows, loss=readings.loss, contexts=readings.contexts))
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    found = take(out, "no dtype was read")
+    found: Readings = take(out, "no dtype was read")
     if not found["modules"]:
         raise ProfileLost("the step called no module; use a workload that calls modules, without torch.compile")
-    results = {"dtypes": table(found["modules"], found["loss"]), "autocast_contexts": found["contexts"]}
+    results: Results = {"dtypes": table(found["modules"], found["loss"]), "autocast_contexts": found["contexts"]}
     cause = contradiction(record.run_config.precision, found["modules"], found["contexts"])
     return Collected({}, results, contradiction=cause)
 

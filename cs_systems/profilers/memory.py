@@ -6,18 +6,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core.rows import MemoryComponentRow, MemoryPartRow, MemoryPhaseRow, MemoryReading, Results
 from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.formulas.memory.fit import algorithm_of
 from cs_systems.formulas.memory.model import PhaseMemory, phase_memory
 from cs_systems.profilers import Collected, Profiler
 from cs_systems.profilers._readings import leave, take
-from cs_systems.record import Row, RunRecord
+from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
+
+
+class Readings(TypedDict):
+    """Readings of the recorded steps, and of the device after them."""
+
+    phases: list[MemoryReading]
+    parts: list[MemoryPartRow]
 
 
 @contextmanager
@@ -30,17 +38,19 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
         with listening(readings):
             yield
     finally:
-        leave(out, {"phases": readings.rows, "parts": parts_of_used_memory(device)})
+        leave(out, Readings(phases=readings.rows, parts=parts_of_used_memory(device)))
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    found = take(out, "no memory was read")
+    found: Readings = take(out, "no memory was read")
     predicted = closed_form(record)
-    results = {
+    results: Results = {
         "memory_phases": [_with_prediction(row, predicted, record.run_config.warmup) for row in found["phases"]],
         "memory_components": components(predicted),
     }
-    return Collected({}, results | ({"memory_parts": found["parts"]} if found["parts"] else {}))
+    if found["parts"]:
+        results["memory_parts"] = found["parts"]
+    return Collected({}, results)
 
 
 def closed_form(record: RunRecord) -> list[PhaseMemory]:
@@ -65,8 +75,8 @@ def known_by_formula(record: RunRecord) -> tuple[RunConfig, AttentionAlgorithm] 
         return None
 
 
-def components(predicted: list[PhaseMemory]) -> list[Row]:
-    """Return the closed form's bytes by component after each phase: {step, phase, component, bytes}."""
+def components(predicted: list[PhaseMemory]) -> list[MemoryComponentRow]:
+    """Return the closed form's bytes by component after each phase."""
     return [
         {"step": phase.step, "phase": phase.phase, "component": component, "bytes": size}
         for phase in predicted
@@ -74,13 +84,14 @@ def components(predicted: list[PhaseMemory]) -> list[Row]:
     ]
 
 
-def _with_prediction(row: Row, predicted: list[PhaseMemory], warmup: int) -> Row:
-    """Return the row with the closed form's bytes; residual_bytes is the measured peak less the predicted one."""
+def _with_prediction(row: MemoryReading, predicted: list[PhaseMemory], warmup: int) -> MemoryPhaseRow:
+    """Return the row with the closed form's bytes."""
     step = row["step"] + (warmup if row["step"] else 0)
     like = {(p.step, p.phase): p for p in predicted}.get((min(step, 2), row["phase"]))
     peak = like.peak_bytes if like and row["step"] else None
     measured = row["peak_allocated_bytes"]
-    return row | {
+    return {
+        **row,
         "step": step,
         "predicted_allocated_bytes": like.allocated_bytes if like else None,
         "predicted_peak_bytes": peak,

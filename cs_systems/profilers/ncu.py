@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
-from cs_systems.core.diagnostic import finding
+from cs_systems.core.diagnostic import Diagnostic, diagnostic
 from cs_systems.profilers import Collected, ProfileLost, Profiler, nsys
-from cs_systems.record import Row, RunRecord
+from cs_systems.record import RunRecord
 from cs_systems.traces import ncu as reports
 
 if TYPE_CHECKING:
@@ -67,19 +67,21 @@ def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
     return tuple(options)
 
 
-def check() -> Row:
+def check() -> Diagnostic:
     """Return a row of `doctor`: whether ncu can count here."""
     path = shutil.which("ncu")
     if path is None:
-        return finding("ncu", "not on PATH: hardware counters with Nsight Compute are not possible", "missing", _REMEDY)
+        return diagnostic(
+            "ncu", "not on PATH: hardware counters with Nsight Compute are not possible", "missing", _REMEDY
+        )
     found = nsys.version_of(path)
     if importlib.util.find_spec("ncu_report") is None:
-        return finding("ncu", f"{found}, without ncu-report to read its reports", "missing", reports.INSTALL)
+        return diagnostic("ncu", f"{found}, without ncu-report to read its reports", "missing", reports.INSTALL)
     for_root_alone = _DRIVER_PARAMETERS.exists() and "RmProfilingAdminOnly: 1" in _DRIVER_PARAMETERS.read_text()
     if for_root_alone and os.geteuid() != 0:
         remedy = "run ncu as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
-        return finding("ncu", f"{found}, but the driver permits hardware counters to root only", "problem", remedy)
-    return finding("ncu", found)
+        return diagnostic("ncu", f"{found}, but the driver permits hardware counters to root only", "problem", remedy)
+    return diagnostic("ncu", found)
 
 
 def problem() -> str | None:

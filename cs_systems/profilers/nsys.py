@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.core.diagnostic import finding
+from cs_systems.core.diagnostic import Diagnostic, diagnostic
 from cs_systems.profilers import Collected, ProfileLost, Profiler
 from cs_systems.profilers._tables import tables
-from cs_systems.record import Row, RunRecord
+from cs_systems.record import RunRecord
 from cs_systems.traces.nsys import EXPORT, PUSH_POP
 
 if TYPE_CHECKING:
@@ -46,22 +46,22 @@ PAIR_TIMEOUT_S = 30
 _REMEDY = "install Nsight Systems: apt install nsight-systems-cli, from NVIDIA's CUDA repository"
 
 
-def check() -> Row:
+def check() -> Diagnostic:
     """Return a row of `doctor`: whether nsys can record, import and export here."""
     path = shutil.which("nsys")
     if path is None:
-        return finding("nsys", "not on PATH: profiling with Nsight Systems is not possible", "missing", _REMEDY)
+        return diagnostic("nsys", "not on PATH: profiling with Nsight Systems is not possible", "missing", _REMEDY)
     found = version_of(path)
     release = re.match(r"(\d+)\.(\d+)", found)
     if release and (int(release[1]), int(release[2])) < OLDEST:
-        return finding(
+        return diagnostic(
             "nsys", f"{found}, older than {'.'.join(map(str, OLDEST))}: its exports lack columns", "problem", _REMEDY
         )
     folder = Path(path).resolve().parent.parent
     if not any(folder.glob("host-linux-*/QdstrmImporter")):
         remedy = f"ln -s the host-linux-x64 folder of the same nsys to {folder}/host-linux-x64"
-        return finding("nsys", f"{found}, without its importer: it cannot write a .nsys-rep", "problem", remedy)
-    return finding("nsys", found)
+        return diagnostic("nsys", f"{found}, without its importer: it cannot write a .nsys-rep", "problem", remedy)
+    return diagnostic("nsys", found)
 
 
 def version_of(program: str) -> str:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError, Phase
+from cs_systems.core.rows import MemoryRange, MemoryRangeRow
 from cs_systems.profilers import Collected, ProfileLost, nsys
 from cs_systems.profilers.residuals import gradients_of_a_block, kept_by_eager_block
-from cs_systems.record import Row, RunRecord
+from cs_systems.record import RunRecord
 from cs_systems.traces.memory_ranges import MEMORY_USAGE, memory_ranges
 from cs_systems.traces.read import read
 
@@ -50,19 +51,15 @@ def collect(out: Path, record: RunRecord) -> Collected:
     return Collected(files, {"memory_ranges": with_prediction(rows, record), "memory_ranges_of": [{"sees": sees}]})
 
 
-def with_prediction(rows: Sequence[Row], record: RunRecord) -> list[Row]:
-    """Return the rows with predicted_bytes: a block's bytes kept by forward and changed by backward.
-
-    Kept: by its forward, for backward. Changed: the bytes in use, by its backward. None in other rows, and where the
-    closed form of eager code without checkpoints does not hold.
-    """
+def with_prediction(rows: Sequence[MemoryRange], record: RunRecord) -> list[MemoryRangeRow]:
+    """Return the rows with predicted_bytes."""
     kept = kept_by_eager_block(record)
     if kept is None or UNCACHED not in record.run_config.profiler_args:
-        return [row | {"predicted_bytes": None} for row in rows]
+        return [{**row, "predicted_bytes": None} for row in rows]
     change = {Phase.FORWARD.value: kept, Phase.BACKWARD.value: gradients_of_a_block(record.run_config) - kept}
     blocks = [row["layer"].startswith("block") for row in rows]
     return [
-        row | {"predicted_bytes": change.get(row["phase"]) if block else None}
+        {**row, "predicted_bytes": change.get(row["phase"]) if block else None}
         for row, block in zip(rows, blocks, strict=True)
     ]
 

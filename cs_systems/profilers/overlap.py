@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cs_systems.config import ConfigError
 from cs_systems.core.caveats import Caveat
+from cs_systems.core.rows import OverlapRow, RankOverlapRow, Results, SkewRow, StreamRow
 from cs_systems.profilers import Collected, ProfileLost, Profiler, rank_file
 from cs_systems.profilers._tables import overhead
 from cs_systems.profilers.kineto import record_trace, trace_path
@@ -44,11 +45,13 @@ def collect(out: Path, record: RunRecord) -> Collected:
     try:
         skew = skew_rows(ranks)
     except ConfigError as error:
-        skew = [{"rank": rank, "transfer_s": None, "waiting_s": None} for rank in range(len(ranks))]
+        skew = [SkewRow(rank=rank, transfer_s=None, waiting_s=None) for rank in range(len(ranks))]
         caveats = (Caveat("no-skew", str(error), "profile once more, with fewer --steps"),)
-    rows = [{"rank": row["rank"], **median_row(own), **row} for row, own in zip(skew, ranks, strict=True)]
-    shown = [{"rank": 0, **row} for row in picture(traces[0], ranks[0][median_step(ranks[0])])]
-    results = {"overlap": rows, "streams": shown, "overhead": overhead(record)}
+    rows: list[RankOverlapRow] = [
+        {"rank": row["rank"], **median_row(own), **row} for row, own in zip(skew, ranks, strict=True)
+    ]
+    shown: list[StreamRow] = [{"rank": 0, **row} for row in picture(traces[0], ranks[0][median_step(ranks[0])])]
+    results: Results = {"overlap": cast(list[OverlapRow], rows), "streams": shown, "overhead": overhead(record)}
     names = ["trace", *(f"trace_rank{number}" for number in range(1, len(paths)))]
     return Collected(dict(zip(names, paths, strict=True)), results, caveats)
 

@@ -6,18 +6,19 @@ from the first step on (`warmup=0`), it shows when the optimizer state is alloca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.core.rows import RankMemoryRow, StateReading
 from cs_systems.formulas.communication import payload
 from cs_systems.formulas.cost import PARAMETER_BYTES
 from cs_systems.formulas.memory.ranks import state_by_stage
 from cs_systems.formulas.rank_layout import data_ranks, splits_of
 from cs_systems.profilers import Collected, Profiler, rank_file
 from cs_systems.profilers._readings import leave, take
-from cs_systems.record import Row, RunRecord
+from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
@@ -47,22 +48,31 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    """Return `rank_memory`: {rank, step, stage, component, bytes, expected_bytes} after each stage.
-
-    The component `allocated` has no expected bytes of its own, only its parts have; None where unknown.
-    """
+    """Return `rank_memory`."""
     config = record.run_config
     trained, sharing = _trained_bytes(record), data_ranks(record.config)
-    rows: list[Row] = []
+    rows: list[RankMemoryRow] = []
     for rank in range(config.world_size):
-        phases = take(rank_file(out, rank), f"no memory was read on rank {rank}")["phases"]
-        for read in _last_of_each_stage(phases):
-            expected = expected_of(trained, config.strategy, sharing, read["step"] + config.warmup, read["stage"])
-            of = {"rank": rank, "step": read["step"], "stage": read["stage"]}
-            for name in PARTS:
-                size = read[f"{name}_bytes"]
-                rows.append({**of, "component": name, "bytes": size, "expected_bytes": expected.get(name)})
-            rows.append({**of, "component": "allocated", "bytes": read["allocated_bytes"], "expected_bytes": None})
+        phases: list[StateReading] = take(rank_file(out, rank), f"no memory was read on rank {rank}")["phases"]
+        for stage, read in _last_of_each_stage(phases):
+            expected = expected_of(trained, config.strategy, sharing, read["step"] + config.warmup, stage)
+            sizes = {
+                "parameters": read["parameters_bytes"],
+                "gradients": read["gradients_bytes"],
+                "optimizer_state": read["optimizer_state_bytes"],
+                "allocated": read["allocated_bytes"],
+            }
+            rows += [
+                {
+                    "rank": rank,
+                    "step": read["step"],
+                    "stage": stage,
+                    "component": component,
+                    "bytes": size,
+                    "expected_bytes": expected.get(component),
+                }
+                for component, size in sizes.items()
+            ]
     return Collected(results={"rank_memory": rows})
 
 
@@ -92,8 +102,8 @@ def _trained_bytes(record: RunRecord) -> int | None:
     return None if count is None else int(count * element)
 
 
-def _last_of_each_stage(phases: list[Row]) -> list[Row]:
-    found = {(row["step"], stage): {**row, "stage": stage} for row in phases if (stage := STAGE_OF.get(row["phase"]))}
+def _last_of_each_stage(phases: Sequence[StateReading]) -> list[tuple[str, StateReading]]:
+    found = {(row["step"], stage): (stage, row) for row in phases if (stage := STAGE_OF.get(row["phase"]))}
     return list(found.values())
 
 

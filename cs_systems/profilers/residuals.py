@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import RunConfig
 from cs_systems.core.checkpoint_plan import items, segments
+from cs_systems.core.rows import Results
 from cs_systems.formulas.cost import PARAMETER_BYTES, block_parameter_count
 from cs_systems.formulas.memory.model import kept_by_a_block
 from cs_systems.profilers import Collected, Profiler
@@ -53,17 +54,17 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    results = take(out, "no saved tensor was listed")
+    results: Results = take(out, "no saved tensor was listed")
     if record.config["workload"] == "train_step":
         results["residual_stream"] = [{"bytes": residual_stream_bytes(record.run_config)}]
     by_formula = kept_by_formula(record)
     for row in results["residual_blocks"]:
         row["blocks"], row["predicted_bytes"] = by_formula.get(row["block"], (1, None))
     kept = kept_by_eager_block(record)
-    for row in results["backward_blocks"]:
+    for change in results["backward_blocks"]:
         gradients = gradients_of_a_block(record.run_config)
-        row["gradient_bytes"] = None if kept is None else gradients
-        row["predicted_bytes"] = None if kept is None else gradients - kept
+        change["gradient_bytes"] = None if kept is None else gradients
+        change["predicted_bytes"] = None if kept is None else gradients - kept
     return Collected({}, results)
 
 

@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from cs_systems.config import CONFIGURED, ModelConfig
-from cs_systems.record import Row, RunRecord
+from cs_systems.core.rows import first_row
+from cs_systems.record import RunRecord
 from cs_systems.report import collectives
 from cs_systems.report.series import FLAG, INTEGER, REAL, TEXT
 
@@ -100,11 +101,11 @@ CELL_COLUMNS: dict[str, str] = {
 }
 
 
-def cell_row(index: int, record: RunRecord) -> Row:
+def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
     """Return the CELL_COLUMNS of one record; fields that its workload does not use stay null."""
     config, results, environment, measurement = record.config, record.results, record.environment, record.measurement
-    ran, memory, ceiling = (_only_row(results, table) for table in ("ran", "memory", "ceiling"))
-    cell: Row = {
+    ran, memory, ceiling = (first_row(results, table) for table in ("ran", "memory", "ceiling"))
+    cell: dict[str, Any] = {
         "record": index,
         "key": record.key,
         "repeat": record.repeat,
@@ -145,7 +146,7 @@ def cell_row(index: int, record: RunRecord) -> Row:
     return cell
 
 
-def clear_unused_fields(cells: Sequence[Row]) -> None:
+def clear_unused_fields(cells: Sequence[dict[str, Any]]) -> None:
     """Set to null the fields that a workload outside CONFIGURED is not known to use.
 
     A field is known to be used if the workload reports it, or if it applied or was read. Of older records that is not
@@ -180,7 +181,7 @@ def _columns(uses: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _model(config: Mapping[str, Any]) -> Row:
+def _model(config: Mapping[str, Any]) -> dict[str, Any]:
     model = config["model"]
     return {
         **model,
@@ -192,7 +193,7 @@ def _model(config: Mapping[str, Any]) -> Row:
     }
 
 
-def _shape(shape: Mapping[str, Any]) -> Row:
+def _shape(shape: Mapping[str, Any]) -> dict[str, Any]:
     """Return the call's shape with heads_kv and seq_k, also where the configuration leaves them to heads and seq."""
     return {
         **shape,
@@ -204,11 +205,6 @@ def _shape(shape: Mapping[str, Any]) -> Row:
 @lru_cache(maxsize=1024)
 def _label(model: tuple[tuple[str, Any], ...]) -> str:
     return ModelConfig(**dict(model)).label
-
-
-def _only_row(results: Mapping[str, list[Row]], table: str) -> Row:
-    rows = results.get(table)
-    return rows[0] if rows else {}
 
 
 def _total(values: Iterable[float | None]) -> float | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
+from cs_systems.core.rows import SetupRow, first_row
 from cs_systems.formulas.latency_bandwidth import Fit, fit
-from cs_systems.record import Row, RunRecord
+from cs_systems.record import RunRecord
 
 WORKLOAD = "collective"
 TRANSFER = "transfer"
@@ -40,12 +41,39 @@ class Line(NamedTuple):
     world_size: int
 
 
-def cell(record: RunRecord) -> Row:
+class LineColumns(TypedDict):
+    """Columns that identify a line."""
+
+    collective: str
+    dtype: str
+    world_size: int
+
+
+class FitRow(LineColumns):
+    """Fit of t(n) = α + n/β to the calls of a line."""
+
+    sizes: int
+    latency_s: float  # α
+    algbw_bytes_per_s: float | None  # β
+    busbw_bytes_per_s: float | None  # β, as the rate of the bus
+    half_bandwidth_bytes: float | None  # α β
+    r_squared: float | None
+    worst_residual_share: float | None
+
+
+class LineSetupRow(LineColumns, SetupRow):
+    """Set-up of a line's process, with the first call of the smallest size beside a later one."""
+
+    size_bytes: int
+    call_s: float | None
+
+
+def cell(record: RunRecord) -> dict[str, Any]:
     """Return the CELL_COLUMNS of a record; empty unless it ran a collective."""
     shape = record.config.get("collective")
     if not shape:
         return {}
-    ran, link, setup = (next(iter(record.results.get(name, ())), {}) for name in ("ran", "link", "setup"))
+    ran, link, setup = (first_row(record.results, name) for name in ("ran", "link", "setup"))
     return {
         **{name: shape[name] for name in ("collective", "size_bytes", "dtype", "calls")},
         "backend": ran.get("backend"),
@@ -55,7 +83,7 @@ def cell(record: RunRecord) -> Row:
     }
 
 
-def step(record: RunRecord) -> Row:
+def step(record: RunRecord) -> dict[str, Any]:
     """Return the STEP_COLUMNS of a record; empty unless it ran and measured a collective."""
     shape, seconds = record.config.get("collective"), call_s(record)
     if not shape or not seconds:
@@ -99,9 +127,9 @@ def fitted(records: Sequence[RunRecord]) -> Fit | None:
     return fit([_size(record) for record in records], [call_s(record) or 0.0 for record in records])
 
 
-def fits(records: Iterable[RunRecord]) -> list[Row]:
-    """Return one row per line that has a fit: α, β as algbw and as busbw, α β, and the goodness of fit."""
-    rows = []
+def fits(records: Iterable[RunRecord]) -> list[FitRow]:
+    """Return one row per line that has a fit."""
+    rows: list[FitRow] = []
     for line, found in lines(records).items():
         if (through := fitted(found)) is None:
             continue
@@ -109,7 +137,9 @@ def fits(records: Iterable[RunRecord]) -> list[Row]:
         factor = BUS_FACTORS[line.collective](line.world_size)
         rows.append(
             {
-                **line._asdict(),
+                "collective": line.collective,
+                "dtype": line.dtype,
+                "world_size": line.world_size,
                 "sizes": through.sizes,
                 "latency_s": through.latency_s,
                 "algbw_bytes_per_s": bandwidth,
@@ -122,20 +152,21 @@ def fits(records: Iterable[RunRecord]) -> list[Row]:
     return rows
 
 
-def setups(records: Iterable[RunRecord]) -> list[Row]:
-    """Return one row per line with its set-up times.
-
-    They are the time its process took to start and join the group, the time for a further group, and the first call
-    of the smallest size beside a later one.
-    """
-    rows = []
+def setups(records: Iterable[RunRecord]) -> list[LineSetupRow]:
+    """Return one row per line with its set-up times."""
+    rows: list[LineSetupRow] = []
     for line, found in lines(records).items():
-        first: Mapping[str, object] = cell(found[0])
+        first = cell(found[0])
         rows.append(
             {
-                **line._asdict(),
+                "collective": line.collective,
+                "dtype": line.dtype,
+                "world_size": line.world_size,
                 "size_bytes": first["size_bytes"],
-                **{name: first[name] for name in SET_UP},
+                "start_s": first["start_s"],
+                "init_process_group_s": first["init_process_group_s"],
+                "new_group_s": first["new_group_s"],
+                "first_call_s": first["first_call_s"],
                 "call_s": call_s(found[0]),
             }
         )

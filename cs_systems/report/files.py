@@ -12,9 +12,10 @@ from pathlib import Path
 from cs_systems.config import ConfigError
 
 ELSEWHERE = "choose a file in a folder with write permission"
+FREE_SPACE = "free some space, then run the same command again"
 REMEDIES = {
-    errno.ENOSPC: "free disk space and run the same command again",
-    errno.EDQUOT: "free disk space and run the same command again",
+    errno.ENOSPC: FREE_SPACE,
+    errno.EDQUOT: FREE_SPACE,
     errno.ENXIO: "start the program that reads the FIFO first",
 }
 STREAMS = (Path("/dev"), Path("/dev/fd"))  # links in these lead to open descriptors, whose position must be kept

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
-from cs_systems.record import DONE, Row, RunRecord
+from cs_systems.record import DONE, RunRecord
 from cs_systems.report.cell_columns import CELL_COLUMNS, cell_row, clear_unused_fields
 from cs_systems.report.phase_columns import PHASE_COLUMNS, STEP, phase_rows
 from cs_systems.report.series import typed
@@ -61,7 +61,7 @@ def frame(records: Iterable[RunRecord]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    cells: list[Row] = []
+    cells: list[dict[str, Any]] = []
     rows: list[tuple[Any, ...]] = []
     owners: list[int] = []
     records = list(records)

@@ -11,9 +11,12 @@ from functools import lru_cache
 from typing import Any
 
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core.rows import as_tables
 from cs_systems.record import RunRecord, read_records
 from cs_systems.record import some_records as any_records
 
+# Columns are not checked: those of older versions and of users' own workloads are not in `Results`.
+_TABLES = dict[str, list[dict[str, Any]]]
 STATUSES = ("ok", "oom", "unavailable", "timeout", "killed", "error")
 
 
@@ -45,7 +48,7 @@ def _malformed(record: RunRecord) -> str | None:
     hints = _hints(RunConfig)
     if missing := {"workload", "model"} - record.config.keys():
         return f"config lacks {min(missing)}"
-    cells = ((t, n, v) for t, rows in record.results.items() for row in rows for n, v in row.items())
+    cells = ((t, n, v) for t, rows in as_tables(record.results).items() for row in rows for n, v in row.items())
     if nested := next(((t, n, v) for t, n, v in cells if isinstance(v, list | dict)), None):
         return f"{nested[1]} in table {nested[0]} is {repr(nested[2])[:80]}"
     problems = (_type_problem(v, hints[name], f"config.{name}") for name, v in record.config.items() if name in hints)
@@ -70,6 +73,8 @@ def _type_problem(value: Any, kind: Any, name: str) -> str | None:
         else:
             return problem
         return next(filter(None, (_type_problem(v, hints[n], f"{name}.{n}") for n, v in pairs.items())), None)
+    if typing.is_typeddict(kind):
+        return _type_problem(value, _TABLES, name)
     if origin in (list, tuple):
         if not isinstance(value, list | tuple):
             return problem

@@ -123,7 +123,7 @@ class CellRecord(Message):
 
 @dataclass(frozen=True)
 class Predicted(Message):
-    """Prediction for one cell: a row of `reason`, `predicted_peak_bytes` and `device_memory_bytes`."""
+    """Prediction for one cell: a `PreflightRow`."""
 
     row: dict
 
@@ -151,7 +151,7 @@ class Joined(Message):
 
 @dataclass(frozen=True)
 class Diagnosed(Message):
-    """Diagnostics of the machine: rows of `check`, `state`, `found` and `remedy`."""
+    """Diagnostics of the machine: rows of type `Diagnostic`."""
 
     rows: list
 

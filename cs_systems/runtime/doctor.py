@@ -13,36 +13,35 @@ import torch
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.attention._refusals import cannot_compile
 from cs_systems.core import plugins
-from cs_systems.core.diagnostic import finding
+from cs_systems.core.diagnostic import Diagnostic, diagnostic
 from cs_systems.machine.device import Device, resolve
 from cs_systems.machine.environment import environment
-from cs_systems.record import Row
 
 INSTALL_CUDA_TORCH = "install the CUDA build of torch that pytorch.org/get-started lists for this driver"
 
 
-def checks() -> list[Row]:
+def checks() -> list[Diagnostic]:
     """Return the diagnostics of everything that the device `auto` offers, in reading order."""
     device = resolve("auto")
     return [_torch(), *_gpu(device), *_packages(device), *_backends(device)]
 
 
-def _torch() -> Row:
+def _torch() -> Diagnostic:
     cuda = torch.version.cuda
     found = f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'built for the CPU'}, {torch.get_num_threads()} threads"
     has_driver = Path("/proc/driver/nvidia/version").exists()
     if has_driver and cuda is None:
-        return finding("torch", f"{found}, but an NVIDIA driver is installed", "problem", INSTALL_CUDA_TORCH)
+        return diagnostic("torch", f"{found}, but an NVIDIA driver is installed", "problem", INSTALL_CUDA_TORCH)
     if has_driver and not torch.cuda.is_available():
-        return finding(
+        return diagnostic(
             "torch", f"{found}, finds no GPU although an NVIDIA driver is installed", "problem", INSTALL_CUDA_TORCH
         )
-    return finding("torch", found)
+    return diagnostic("torch", found)
 
 
-def _gpu(device: Device) -> Iterator[Row]:
+def _gpu(device: Device) -> Iterator[Diagnostic]:
     if not device.is_cuda:
-        yield finding("GPU", f"none; everything runs on the CPU ({device.name})", "missing")
+        yield diagnostic("GPU", f"none; everything runs on the CPU ({device.name})", "missing")
         return
     now = environment(device)
     for index in range(torch.cuda.device_count()):
@@ -50,49 +49,49 @@ def _gpu(device: Device) -> Iterator[Row]:
         memory = f"{properties.total_memory / 2**30:.0f} GiB"
         capability = f"compute capability {properties.major}.{properties.minor}"
         driver = f", driver {now.driver}" if now.driver else ""
-        yield finding(f"GPU {index}", f"{properties.name}, {memory}, {capability}{driver}")
+        yield diagnostic(f"GPU {index}", f"{properties.name}, {memory}, {capability}{driver}")
     unread = "clocks, throttling and other processes cannot be read"
     if _version("pynvml", "nvidia-ml-py") is None:
-        yield finding("nvidia-ml-py", f"not installed: {unread}", "missing", "pip install 'cs-systems[gpu]'")
+        yield diagnostic("nvidia-ml-py", f"not installed: {unread}", "missing", "pip install 'cs-systems[gpu]'")
         return
     if now.sm_clock_max_hz is None:
         remedy = "run nvidia-smi to see the driver's error"
-        yield finding("nvidia-ml-py", f"the driver does not answer: {unread}", "problem", remedy)
+        yield diagnostic("nvidia-ml-py", f"the driver does not answer: {unread}", "problem", remedy)
         return
-    yield finding("nvidia-ml-py", "clocks, throttling and other processes can be read")
+    yield diagnostic("nvidia-ml-py", "clocks, throttling and other processes can be read")
     yield _clocks(now.throttle_reasons, now.sm_clock_hz, now.sm_clock_max_hz)
     if now.other_processes:
         remedy = "find them with nvidia-smi and stop them, or choose another --device cuda:N"
-        yield finding("GPU's other users", f"{now.other_processes} other process(es) on it", "problem", remedy)
+        yield diagnostic("GPU's other users", f"{now.other_processes} other process(es) on it", "problem", remedy)
     else:
-        yield finding("GPU's other users", "none")
+        yield diagnostic("GPU's other users", "none")
 
 
-def _clocks(reasons: tuple[str, ...] | None, clock_hz: float | None, highest_hz: float) -> Row:
+def _clocks(reasons: tuple[str, ...] | None, clock_hz: float | None, highest_hz: float) -> Diagnostic:
     now = "unknown" if clock_hz is None else f"{clock_hz / 1e6:.0f}"
     found = f"SM at {now} of {highest_hz / 1e6:.0f} MHz"
     if reasons:
         remedy = (
             "let the GPU cool, check its power limit (nvidia-smi -q -d PERFORMANCE), or split the steps with --rounds"
         )
-        return finding("clocks", f"{found}, throttled by: {', '.join(reasons)}", "problem", remedy)
-    return finding("clocks", found)
+        return diagnostic("clocks", f"{found}, throttled by: {', '.join(reasons)}", "problem", remedy)
+    return diagnostic("clocks", found)
 
 
-def _packages(device: Device) -> Iterator[Row]:
+def _packages(device: Device) -> Iterator[Diagnostic]:
     triton = _version("triton")
     if triton is None:
-        yield finding("triton", "not installed", "missing", "pip install 'cs-systems[triton]'")
+        yield diagnostic("triton", "not installed", "missing", "pip install 'cs-systems[triton]'")
     else:
-        yield finding("triton", triton)
+        yield diagnostic("triton", triton)
     reason, remedy = _split(cannot_compile(device.torch.type))
     if reason:
-        yield finding("torch.compile", reason, "missing", remedy)
+        yield diagnostic("torch.compile", reason, "missing", remedy)
     else:
-        yield finding("torch.compile", "can generate code")
+        yield diagnostic("torch.compile", "can generate code")
 
 
-def _backends(device: Device) -> Iterator[Row]:
+def _backends(device: Device) -> Iterator[Diagnostic]:
     """Check each attention backend with the call of a training step of model `small` in the default precision."""
     dtype = "bfloat16" if device.is_cuda else "float32"
     call = AttentionCall(device.torch.type, dtype, 64, 512, 512, 12, 12, causal=True)
@@ -100,7 +99,7 @@ def _backends(device: Device) -> Iterator[Row]:
         yield _backend(name, call)
 
 
-def _backend(name: str, call: AttentionCall) -> Row:
+def _backend(name: str, call: AttentionCall) -> Diagnostic:
     title = f"attention {name}"
     try:
         backend: AttentionBackend = plugins.get("attention", name)
@@ -109,15 +108,15 @@ def _backend(name: str, call: AttentionCall) -> Row:
             refusal = backend.unavailable(replace(call, dtype="bfloat16")) or refusal
         reason, remedy = _split(refusal)
     except Exception as error:  # doctor must report a broken package, whatever it raises
-        return finding(
+        return diagnostic(
             title,
             f"{type(error).__name__}: {error}",
             "problem",
             "reinstall the package in the error, or choose another backend",
         )
     if reason:
-        return finding(title, reason, "missing", remedy)
-    return finding(title, backend.describe() or f"{call.dtype}, d_head {call.d_head}, on {call.device}")
+        return diagnostic(title, reason, "missing", remedy)
+    return diagnostic(title, backend.describe() or f"{call.dtype}, d_head {call.d_head}, on {call.device}")
 
 
 def _split(refusal: str | None) -> tuple[str, str | None]:

@@ -11,17 +11,19 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.core import caveats, plugins
-from cs_systems.formulas import cost, peaks
+from cs_systems.core.rows import CostRow, MemoryRow, Ran, Results
+from cs_systems.formulas import peaks
+from cs_systems.formulas.cost import PhaseCost
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine import device as devices
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device, DeviceUnavailable
 from cs_systems.machine.environment import environment
-from cs_systems.record import Environment, Measurement, Row, RunRecord, Sample, make_key
+from cs_systems.record import Environment, Measurement, RunRecord, Sample, make_key
 from cs_systems.runtime.channel import CellRecord, Message, Visit
 from cs_systems.runtime.plain_rows import check_phases, plain_row, plain_tables
 from cs_systems.runtime.process_state import ProcessState, seed_all
@@ -33,7 +35,7 @@ Emit = Callable[[Message], object]
 REVISIT_WARMUP = 1
 # Share of the device that residents may fill by prediction; the rest is for allocations that no formula predicts.
 RESIDENT_SHARE = 0.8
-_COSTS = tuple(f.name for f in dataclasses.fields(cost.PhaseCost))
+_COSTS = tuple(f.name for f in dataclasses.fields(PhaseCost))
 
 
 def build(config: RunConfig, device: Device) -> Workload:
@@ -282,6 +284,8 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     after = environment(device)
     is_foreign = plugins.is_foreign(cell.config.workload)
     description = plain_row("describe()", cell.workload.describe(), is_foreign)
+    if isinstance(cell.workload, _foreign.ForeignWorkload):
+        description |= {"uses": cell.workload.uses}
     warnings = caveats.caveats(
         measurement,
         cell.before,
@@ -299,37 +303,37 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
         environment=after,
         measurement=measurement,
         warnings=warnings,
-        results={"ran": [description | rounds | _provenance(cell.config)], **_tables(cell, device)},
+        results={"ran": [cast(Ran, description | rounds | _provenance(cell.config))], **_tables(cell, device)},
     )
 
 
-def _provenance(config: RunConfig) -> Row:
+def _provenance(config: RunConfig) -> dict[str, str]:
     """Return the origin of foreign code, without which a measurement cannot be repeated."""
-    row: Row = {}
+    row: dict[str, str] = {}
     for role in ("attention", "workload"):
         if source := plugins.provenance(getattr(config, role)):
             row |= {f"{role}_path": source["path"], f"{role}_sha256": source["sha256"]}
     return row
 
 
-def _tables(cell: _Cell, device: Device) -> dict[str, list[Row]]:
+def _tables(cell: _Cell, device: Device) -> Results:
     """Return the tables of the record besides its samples: memory, cost, and the workload's own tables."""
     made: Any = getattr(cell.workload, "tables", dict)()
-    own: dict[str, list[Row]] = plain_tables(made) if plugins.is_foreign(cell.config.workload) else made
-    return own | _cost_tables(cell, device)
+    own = cast(Results, plain_tables(made) if plugins.is_foreign(cell.config.workload) else made)
+    return {**own, **_cost_tables(cell, device)}
 
 
-def _cost_tables(cell: _Cell, device: Device) -> dict[str, list[Row]]:
+def _cost_tables(cell: _Cell, device: Device) -> Results:
     assert cell.workload is not None
-    memory = {
+    memory: MemoryRow = {
         "predicted_peak_bytes": cell.predicted_peak_bytes,
         "peak_allocated_bytes": max((p for p, _ in cell.peaks if p is not None), default=None),
         "memory_limit_bytes": cell.config.memory_limit_bytes,
     }
-    tables: dict[str, list[Row]] = {"memory": [memory]}
+    tables: Results = {"memory": [memory]}
     if costs := cell.workload.cost():
-        rows = [{"phase": phase, **dataclasses.asdict(c)} for phase, c in costs.items()]
-        tables["cost"] = [*rows, {"phase": "step", **{name: _sum(row[name] for row in rows) for name in _COSTS}}]
+        step = PhaseCost(*(_sum(getattr(c, name) for c in costs.values()) for name in _COSTS))
+        tables["cost"] = [*(_cost_row(phase, c) for phase, c in costs.items()), _cost_row("step", step)]
     if peak := peaks.peak_flops(device.name, cell.config.computes_in):
         bandwidth = peaks.peak_bandwidth(device.name)
         tables["ceiling"] = [
@@ -343,7 +347,18 @@ def _cost_tables(cell: _Cell, device: Device) -> dict[str, list[Row]]:
     return tables
 
 
-def _sum(values: Iterable[float | None]) -> float | None:
+def _cost_row(phase: str, cost: PhaseCost) -> CostRow:
+    return {
+        "phase": phase,
+        "model_flops": cost.model_flops,
+        "hardware_flops": cost.hardware_flops,
+        "bytes": cost.bytes,
+        "score_flops": cost.score_flops,
+        "score_bytes": cost.score_bytes,
+    }
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
     """Return the sum, or None if any term is unknown."""
     known = list(values)
     return None if None in known else sum(v for v in known if v is not None)
@@ -357,7 +372,7 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
     lost = status == "error" and devices.is_poisoned(error)  # the device may answer nothing after that
     device = devices.resolve_or_cpu("cpu" if lost else cell.config.device)
     surroundings = cell.before or environment(device)
-    memory = {
+    memory: MemoryRow = {
         "predicted_peak_bytes": cell.predicted_peak_bytes,
         "peak_allocated_bytes": _own_peak_bytes(cell, device),
         "memory_limit_bytes": cell.config.memory_limit_bytes,

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cs_systems.config import ConfigError
-from cs_systems.record import Row
 
 # Tables that this package makes and reads by column name.
 OWN_TABLES = frozenset(
@@ -23,7 +22,7 @@ MOST_ROWS, MOST_COLUMNS, LONGEST_TEXT = 100_000, 1_000, 10_000
 _REMEDY = "use None, True, a number or a text (of a tensor its .item())"
 
 
-def plain_tables(tables: Any) -> dict[str, list[Row]]:
+def plain_tables(tables: Any) -> dict[str, list[dict[str, Any]]]:
     """Return the tables of a workload as they are recorded. Raises ConfigError for anything else than tables."""
     if not isinstance(tables, Mapping):
         raise ConfigError(f"tables() returned {_kind(tables)}; return a mapping from a table's name to its rows")
@@ -43,7 +42,7 @@ def plain_tables(tables: Any) -> dict[str, list[Row]]:
     return found
 
 
-def plain_row(what: str, row: Any, is_checked: bool = True) -> Row:
+def plain_row(what: str, row: Any, is_checked: bool = True) -> dict[str, Any]:
     """Return a row as it is recorded. Raises ConfigError unless it is a mapping from names to plain values."""
     if not is_checked:
         return dict(row)

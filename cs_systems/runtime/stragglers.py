@@ -1,7 +1,7 @@
 """Record of a cell that ran on N ranks, merged from one record a rank.
 
 A sample is that of the straggler: of the step, and of each phase. The times of each rank are kept beside it, as medians
-over the timed steps, in the table `ranks`: {rank, phase, median_s, wait_s, peak_allocated_bytes, peak_reserved_bytes}.
+over the timed steps, in the table `ranks`.
 
 Waiting is separated from transfer: the ranks begin a step together, so a rank that reaches a phase `wait_s` before the
 last one waits that long in it for its peers, if the phase needs them all (`synchronize`, a collective); the rest of
@@ -16,7 +16,8 @@ from statistics import median
 from typing import Any, Protocol
 
 from cs_systems.core.caveats import Caveat
-from cs_systems.record import Measurement, Row, RunRecord, Sample
+from cs_systems.core.rows import PeaksRow, RankRow, Results
+from cs_systems.record import Measurement, RunRecord, Sample
 
 
 class Answer(Protocol):
@@ -55,30 +56,33 @@ def merged(records: Sequence[RunRecord]) -> RunRecord:
     assert len(measurements) == len(records)
     together = replace(
         measurements[0],
-        samples=tuple(map(_slowest, zip(*(m.samples for m in measurements), strict=True))),
+        samples=tuple(map(_merged_sample, zip(*(m.samples for m in measurements), strict=True))),
         setup_s=max(m.setup_s for m in measurements),
         peak_allocated_bytes=_largest(m.peak_allocated_bytes for m in measurements),
         peak_reserved_bytes=_largest(m.peak_reserved_bytes for m in measurements),
     )
-    results = {**first.results, "ranks": ranks_table(measurements)}
+    results: Results = {**first.results, "ranks": ranks_table(measurements)}
     if "memory" in first.results:
-        peak = {"peak_allocated_bytes": together.peak_allocated_bytes}
-        results["memory"] = [{**row, **peak} for row in first.results["memory"]]
+        peak = together.peak_allocated_bytes
+        results["memory"] = [{**row, "peak_allocated_bytes": peak} for row in first.results["memory"]]
     return replace(first, measurement=together, warnings=_warnings(records), results=results)
 
 
-def ranks_table(measurements: Sequence[Measurement]) -> list[Row]:
-    """Return one row for each rank and phase, `step` last; the row of the step holds the peaks."""
-    rows: list[Row] = []
+def ranks_table(measurements: Sequence[Measurement]) -> list[RankRow]:
+    """Return one row for each rank and phase, `step` last."""
+    rows: list[RankRow] = []
     for rank, measurement in enumerate(measurements):
-        unknown: Row = {"peak_allocated_bytes": None, "peak_reserved_bytes": None}
+        unknown: PeaksRow = {"peak_allocated_bytes": None, "peak_reserved_bytes": None}
         for phase in measurement.phase_names():
             durations = measurement.durations_s(phase)
             waits = [max(_start_s(s, phase) for s in of) - _start_s(of[rank], phase) for of in _steps(measurements)]
             rows.append(
                 {"rank": rank, "phase": phase, "median_s": median(durations), "wait_s": median(waits), **unknown}
             )
-        peaks = {name: getattr(measurement, name) for name in unknown}
+        peaks: PeaksRow = {
+            "peak_allocated_bytes": measurement.peak_allocated_bytes,
+            "peak_reserved_bytes": measurement.peak_reserved_bytes,
+        }
         whole = median(measurement.durations_s("step"))
         rows.append({"rank": rank, "phase": "step", "median_s": whole, "wait_s": None, **peaks})
     return rows
@@ -94,7 +98,7 @@ def _start_s(sample: Sample, phase: str) -> float:
     return sum(list(sample.phases_s.values())[: list(sample.phases_s).index(phase)])
 
 
-def _slowest(samples: Sequence[Sample]) -> Sample:
+def _merged_sample(samples: Sequence[Sample]) -> Sample:
     slowest = max(samples, key=lambda s: s.wall_s)
     return replace(
         slowest,

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core.rows import MemoryRow, PreflightRow, Results
 from cs_systems.core.units import human
-from cs_systems.record import Environment, Row, RunRecord, make_key
+from cs_systems.record import Environment, RunRecord, make_key
 from cs_systems.runtime import channel, profiled, scheduler
 from cs_systems.runtime.channel import CellRecord, ChannelError, Message, Ready, Visit, run_request
 from cs_systems.runtime.journal import Journal
@@ -157,9 +158,9 @@ class Supervisor:
             self._refusals[kind] = _of_another_job(kind) or counted.reason
         return self._refusals[kind]
 
-    def preflight(self, configs: Sequence[RunConfig]) -> list[Row]:
+    def preflight(self, configs: Sequence[RunConfig]) -> list[PreflightRow]:
         """Return a row for each config; one that kills or hangs the worker gets a reason and fails alone."""
-        rows: list[Row] = []
+        rows: list[PreflightRow] = []
         sources = {source for config in configs for source in config.sources}
         while len(rows) < len(configs):
             kind = Kind(sources=tuple(sorted(sources)))
@@ -167,7 +168,7 @@ class Supervisor:
             try:
                 for reply in self._ready(kind).request(request, self._timeout_s or ANSWER_TIMEOUT_S):
                     assert isinstance(reply, channel.Predicted)
-                    rows.append(reply.row)
+                    rows.append(cast(PreflightRow, reply.row))
                 continue
             except WorkerTimeout as error:
                 lost = f"the memory prediction hung: {error}; raise --timeout-s"
@@ -187,7 +188,9 @@ class Supervisor:
         if skip_oom and configs:
             rows = self.preflight(configs)
             yield from (
-                replace(self._record(c, repeat, "oom", _too_large(row), memory=[row]), predicted=True)
+                replace(
+                    self._record(c, repeat, "oom", _too_large(row), {"memory": [cast(MemoryRow, row)]}), predicted=True
+                )
                 for c, row in zip(configs, rows, strict=True)
                 if _does_not_fit(row)
             )
@@ -255,10 +258,12 @@ class Supervisor:
         lost = str(error) if config.is_distributed else f"the worker was lost: {error}"
         return self._record(config, repeat, status, lost)
 
-    def _record(self, config: RunConfig, repeat: int, status: str, reason: str, **results: list[Row]) -> RunRecord:
+    def _record(
+        self, config: RunConfig, repeat: int, status: str, reason: str, results: Results | None = None
+    ) -> RunRecord:
         environment = self.environment(config.device)
         key = make_key(config, repeat, environment)
-        return RunRecord(key, config.to_dict(), status, repeat, reason, environment, results=results)
+        return RunRecord(key, config.to_dict(), status, repeat, reason, environment, results=results or {})
 
 
 def _checked(reply: CellRecord) -> RunRecord:
@@ -277,13 +282,18 @@ def _of_another_job(kind: Kind) -> str | None:
     )
 
 
-def _does_not_fit(row: Row) -> bool:
+def _does_not_fit(row: PreflightRow) -> bool:
     predicted, memory = row["predicted_peak_bytes"], row["device_memory_bytes"]
     return predicted is not None and memory is not None and predicted > memory
 
 
-def _too_large(row: Row) -> str:
-    predicted, memory = (human(row[name], "bytes") for name in ("predicted_peak_bytes", "device_memory_bytes"))
+def _only_memory(row: PreflightRow) -> Results:
+    return {"memory": [cast(MemoryRow, row)]}
+
+
+def _too_large(row: PreflightRow) -> str:
+    sizes = row["predicted_peak_bytes"], row["device_memory_bytes"]
+    predicted, memory = (human(size, "bytes") for size in sizes if size is not None)
     return f"predicted peak {predicted} exceeds the available {memory}; not run because of --skip-oom"
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from cs_systems import parallel
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.rows import PreflightRow
 from cs_systems.profilers import Profiler
-from cs_systems.record import DONE, Environment, Row, RunRecord, make_key
+from cs_systems.record import DONE, Environment, RunRecord, make_key
 from cs_systems.runtime import profiled, scheduler
 from cs_systems.runtime.channel import CellRecord, Message
 from cs_systems.runtime.journal import Journal
@@ -85,8 +86,8 @@ def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None 
     return next(RunRecord.from_dict(message.record) for message in messages if isinstance(message, CellRecord))
 
 
-def preflight(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -> list[Row]:
-    """Return one row per config: why it cannot run here (`reason`), `predicted_peak_bytes`, `device_memory_bytes`.
+def preflight(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -> list[PreflightRow]:
+    """Return one row per config: the predicted memory, and why it cannot run here.
 
     timeout_s: for each config; two minutes by default.
     """

@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core.rows import PreflightRow
 from cs_systems.machine import device as devices
 from cs_systems.machine import process_group
 from cs_systems.machine.device import DeviceUnavailable
 from cs_systems.machine.environment import environment
 from cs_systems.profilers import rank_file
-from cs_systems.record import Row
 from cs_systems.runtime import channel, doctor
 from cs_systems.runtime.channel import CellRecord, Done, Message, Ready, Visit
 from cs_systems.runtime.execute import preflight, run_cells
@@ -65,7 +65,7 @@ def answer(request: Message, send: Send) -> bool:
         return run_cells(request.configs, repeat=request.repeat, out=out, emit=send)
     if isinstance(request, channel.Preflight):
         for cell in request.cells:
-            send(channel.Predicted(_preflight_row(RunConfig.from_dict(cell))))
+            send(channel.Predicted({**_preflight_row(RunConfig.from_dict(cell))}))
     elif isinstance(request, channel.Describe):
         device = devices.resolve_or_cpu(request.device)
         send(channel.Described(dataclasses.asdict(environment(device))))
@@ -83,8 +83,8 @@ def answer(request: Message, send: Send) -> bool:
 _store: Path | None = None  # for ranks of one machine: the rendezvous file
 
 
-def _preflight_row(config: RunConfig) -> Row:
-    row: Row = {"reason": None, "predicted_peak_bytes": None, "device_memory_bytes": None}
+def _preflight_row(config: RunConfig) -> PreflightRow:
+    row: PreflightRow = {"reason": None, "predicted_peak_bytes": None, "device_memory_bytes": None}
     try:
         device = devices.resolve(config.device)
         of_device = device.total_memory_bytes() or devices.host_memory_bytes()

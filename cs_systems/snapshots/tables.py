@@ -1,4 +1,4 @@
-"""Tables of a memory snapshot: plain rows in bytes and seconds, with every column always present."""
+"""Tables of a memory snapshot: plain rows with every column always present."""
 
 from __future__ import annotations
 
@@ -6,14 +6,103 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby
+from typing import TypedDict
 
-from cs_systems.record import Row
+from cs_systems.core.rows import Row
 from cs_systems.snapshots.allocations import BEFORE
 from cs_systems.snapshots.categories import ACTIVATIONS, CATEGORIES, UNKNOWN, Attributed, Attribution
 from cs_systems.snapshots.tensor_names import TensorNames
 
 
-def composition(found: Attribution, names: TensorNames) -> list[Row]:
+class Sums(TypedDict):
+    """Sum over allocations."""
+
+    allocations: int
+    bytes: int  # as the allocator gave them
+    rounding_bytes: int  # more than requested
+
+
+class CompositionRow(Sums):
+    """Category and phase of the peak's memory."""
+
+    category: str
+    phase: str | None
+    share: float | None  # of the peak
+
+
+class LayerRow(Sums):
+    """Layer of the activations at the peak; a line of code where the layer is not known."""
+
+    layer: str
+    share: float | None  # of the activations
+
+
+class AllocationsRow(TypedDict):
+    """Equal allocations."""
+
+    bytes: int  # of one
+    allocations: int
+    total_bytes: int
+    category: str
+    name: str | None  # of the tensor
+    where: str | None  # line of code; without a stack the phase
+    described: str | None  # name and where
+    layers: str | None  # the first and the last
+
+
+class StretchRow(TypedDict):
+    """Stretch of events in one phase; times are None without a clock."""
+
+    phase: str | None
+    first_event: int
+    events: int
+    start_s: float | None  # from the first event of the snapshot
+    duration_s: float | None
+    before_bytes: int  # allocated
+    peak_bytes: int
+    after_bytes: int
+    is_peak: bool  # whether the peak of the snapshot is in it
+
+
+class PoolRow(TypedDict):
+    """Pool of the allocator at the end of the snapshot."""
+
+    pool: str
+    segments: int
+    reserved_bytes: int
+    allocated_bytes: int
+    pending_free_bytes: int
+    free_segments_bytes: int  # whole segments, which `empty_cache` would return
+    inactive_split_bytes: int  # pieces between blocks
+    inactive_splits: int
+    largest_split_bytes: int
+
+
+class SegmentRow(TypedDict):
+    """Segment of the allocator at the end of the snapshot."""
+
+    address: str
+    pool: str
+    stream: int
+    reserved_bytes: int
+    allocated_bytes: int
+    inactive_split_bytes: int
+    inactive_splits: int
+    largest_split_bytes: int
+
+
+class DifferenceRow(TypedDict):
+    """Group of allocations at the peaks of two snapshots."""
+
+    what: str
+    a_bytes: int
+    b_bytes: int
+    difference_bytes: int  # B's less A's
+    a_allocations: int
+    b_allocations: int
+
+
+def composition(found: Attribution, names: TensorNames) -> list[CompositionRow]:
     """Return the peak's memory by category and phase.
 
     The bytes add up to the peak's; `unknown` is always present.
@@ -22,14 +111,14 @@ def composition(found: Attribution, names: TensorNames) -> list[Row]:
     for a in found.alive_at(found.replay.peak_event):
         groups.setdefault((a.category, a.phase), []).append(a)
     order = list(CATEGORIES)
-    rows = [
+    rows: list[CompositionRow] = [
         {"category": category, "phase": phase, **_sums(group), "share": _share(group, found.replay.peak_bytes)}
         for (category, phase), group in groups.items()
     ]
     return sorted(rows, key=lambda row: (order.index(row["category"]), -row["bytes"]))
 
 
-def _sums(group: Sequence[Attributed]) -> Row:
+def _sums(group: Sequence[Attributed]) -> Sums:
     given = sum(a.allocation.bytes for a in group)
     asked = sum(a.allocation.requested_bytes for a in group)
     return {"allocations": len(group), "bytes": given, "rounding_bytes": given - asked}
@@ -39,7 +128,7 @@ def _share(group: Iterable[Attributed], whole: int) -> float | None:
     return sum(a.allocation.bytes for a in group) / whole if whole else None
 
 
-def layers(found: Attribution, names: TensorNames) -> list[Row]:
+def layers(found: Attribution, names: TensorNames) -> list[LayerRow]:
     """Return the activations at the peak by layer, in the order in which forward made them, else by line of code."""
     groups: dict[str, list[Attributed]] = defaultdict(list)
     for a in found.alive_at(found.replay.peak_event):
@@ -49,21 +138,21 @@ def layers(found: Attribution, names: TensorNames) -> list[Row]:
     return [{"layer": layer, **_sums(group), "share": _share(group, whole)} for layer, group in groups.items()]
 
 
-def at_peak(found: Attribution, names: TensorNames) -> list[Row]:
+def at_peak(found: Attribution, names: TensorNames) -> list[AllocationsRow]:
     """Return the allocations at the peak, equal ones grouped, the largest single allocation first."""
     return _grouped(found, names, found.alive_at(found.replay.peak_event))
 
 
-def at_end(found: Attribution, names: TensorNames) -> list[Row]:
+def at_end(found: Attribution, names: TensorNames) -> list[AllocationsRow]:
     """Return the allocations at the end of the snapshot, grouped as in `at_peak`."""
     return _grouped(found, names, found.alive_at(len(found.replay.snapshot.events) - 1))
 
 
-def _grouped(found: Attribution, names: TensorNames, chosen: Iterable[Attributed]) -> list[Row]:
+def _grouped(found: Attribution, names: TensorNames, chosen: Iterable[Attributed]) -> list[AllocationsRow]:
     groups: dict[tuple[int, str, str | None, str | None], list[Attributed]] = defaultdict(list)
     for a in chosen:
         groups[a.allocation.bytes, a.category, names.name(a), where(found, a)].append(a)
-    rows = [
+    rows: list[AllocationsRow] = [
         {
             "bytes": size,
             "allocations": len(group),
@@ -95,11 +184,11 @@ def where(found: Attribution, a: Attributed) -> str | None:
     return found.sites[a.allocation.stack] or a.phase
 
 
-def timeline(found: Attribution, names: TensorNames) -> list[Row]:
-    """Return one row for each stretch of events in one phase: bytes allocated before it, at most, and after it."""
+def timeline(found: Attribution, names: TensorNames) -> list[StretchRow]:
+    """Return one row for each stretch of events in one phase."""
     replay, events = found.replay, found.replay.snapshot.events
     at, allocated = allocated_over_events(found)
-    rows: list[Row] = []
+    rows: list[StretchRow] = []
     phases = [place.phase for place in found.places]
     index = 0
     for phase, group in groupby(phases):
@@ -137,12 +226,9 @@ def allocated_over_events(found: Attribution) -> tuple[list[int], list[int]]:
     return at, list(accumulate(changes[event] for event in at))
 
 
-def fragmentation(found: Attribution, names: TensorNames) -> list[Row]:
-    """Return reserved and allocated memory at the end, by pool.
-
-    Free memory is divided into whole segments, which `empty_cache` would return, and pieces between blocks.
-    """
-    rows = []
+def fragmentation(found: Attribution, names: TensorNames) -> list[PoolRow]:
+    """Return reserved and allocated memory at the end, by pool."""
+    rows: list[PoolRow] = []
     segments = found.replay.snapshot.segments
     for pool in sorted({s.pool for s in segments}):
         of_pool = [s for s in segments if s.pool == pool]
@@ -169,9 +255,9 @@ def fragmentation(found: Attribution, names: TensorNames) -> list[Row]:
     return rows
 
 
-def segments(found: Attribution, names: TensorNames) -> list[Row]:
+def segments(found: Attribution, names: TensorNames) -> list[SegmentRow]:
     """Return the segments at the end, those first with the most memory that is neither used nor returnable."""
-    rows = []
+    rows: list[SegmentRow] = []
     for s in found.replay.snapshot.segments:
         free = [b.bytes for b in s.blocks if b.state == "inactive"]
         split = sum(free) if sum(free) < s.bytes else 0
@@ -190,11 +276,10 @@ def segments(found: Attribution, names: TensorNames) -> list[Row]:
     return sorted(rows, key=lambda row: (-row["inactive_split_bytes"], -row["reserved_bytes"]))
 
 
-def differences(a: Attribution, b: Attribution, by: Callable[[Attribution, Attributed], str | None]) -> list[Row]:
-    """Compare the peaks of two snapshots, grouped by `by`, the largest difference first.
-
-    The row is {what, a_bytes, b_bytes, difference_bytes, a_allocations, b_allocations}.
-    """
+def differences(
+    a: Attribution, b: Attribution, by: Callable[[Attribution, Attributed], str | None]
+) -> list[DifferenceRow]:
+    """Compare the peaks of two snapshots, grouped by `by`, the largest difference first."""
     sides: list[dict[str, list[int]]] = []
     for found in (a, b):
         groups: dict[str, list[int]] = defaultdict(list)
@@ -202,7 +287,7 @@ def differences(a: Attribution, b: Attribution, by: Callable[[Attribution, Attri
             groups[by(found, each) or "no stack"].append(each.allocation.bytes)
         sides.append(groups)
     left, right = sides
-    rows = [
+    rows: list[DifferenceRow] = [
         {
             "what": what,
             "a_bytes": sum(left.get(what, ())),
@@ -216,7 +301,7 @@ def differences(a: Attribution, b: Attribution, by: Callable[[Attribution, Attri
     return sorted(rows, key=lambda row: -abs(row["difference_bytes"]))
 
 
-Table = Callable[[Attribution, TensorNames], list[Row]]
+Table = Callable[[Attribution, TensorNames], Sequence[Row]]
 TABLES: dict[str, Table] = {
     "composition": composition,
     "layers": layers,

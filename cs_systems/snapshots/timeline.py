@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TypedDict
 
 from cs_systems.config import Phase
 from cs_systems.snapshots.allocations import BEFORE
@@ -25,8 +25,81 @@ MOST_FRAMES = 40  # of a stack, the innermost
 BINS = 2000
 
 
-def view(found: Attribution, names: TensorNames) -> dict[str, Any]:
-    """Return the page's data; times are in ns from the first event."""
+class Peak(TypedDict):
+    """Peak of the allocated memory."""
+
+    at_ns: int
+    bytes: int
+    by: list[int]  # bytes by category, in the order of `categories`
+
+
+class Allocations(TypedDict):
+    """Columns with one entry for each allocation that is drawn alone, by its start."""
+
+    later_ns: list[int]  # since the start of the one before
+    duration_ns: list[int]
+    bytes: list[int]
+    unasked_bytes: list[int]  # more than requested
+    before: list[int]  # indices of those made before the first event
+    category: list[int]  # index in `categories`
+    stack: list[int]  # index in `stacks`; layer, phase and name, too, index the lists of texts
+    layer: list[int]
+    phase: list[int]
+    name: list[int]
+
+
+class Rest(TypedDict):
+    """Allocations that are not drawn alone: [category, from ns, to ns, bytes] of each band."""
+
+    allocations: int
+    bands: list[list[int]]
+
+
+class SegmentView(TypedDict):
+    """Segment at the end, with columns of its blocks."""
+
+    address: str
+    pool: str
+    stream: int
+    private: bool
+    bytes: int
+    size: list[int]  # bytes of each block
+    pending: list[int]  # indices of the blocks that are pending free
+    category: list[int]  # index in `categories`; -1 for a free block
+    stack: list[int]
+    name: list[int]
+    layer: list[int]
+
+
+class StackColumns(TypedDict):
+    """Frames of the stacks as texts, and each stack as indices of frames."""
+
+    frames: list[str | None]
+    stacks: list[list[int]]
+
+
+class View(StackColumns):
+    """Data of the page of a snapshot; times are in ns from the first event. Lists of texts begin with None."""
+
+    end_ns: int
+    timed: bool  # whether the snapshot has a clock
+    events: int
+    peak: Peak
+    categories: list[str]
+    rules: list[tuple[str, str]]
+    phase_rules: list[tuple[str, str]]
+    allocations: Allocations
+    rest: Rest
+    reserved: list[list[int]]  # [ns, bytes] from there on
+    segments: list[SegmentView]
+    hidden_segments: int
+    names: list[str | None]
+    layers: list[str | None]
+    phases: list[str | None]
+
+
+def view(found: Attribution, names: TensorNames) -> View:
+    """Return the page's data."""
     replay = found.replay
     moments = _moments(replay.snapshot.events)
     end_ns = (moments[-1] if moments else 0) + 1000
@@ -58,7 +131,9 @@ def view(found: Attribution, names: TensorNames) -> dict[str, Any]:
         "reserved": [[0 if e == BEFORE else moments[e], reserved] for e, reserved in replay.reserved_bytes],
         "segments": (segments := _segments(found, names, texts, stacks)),
         "hidden_segments": len(replay.snapshot.segments) - len(segments),
-        **{kind: known.texts for kind, known in texts.items()},
+        "names": texts["names"].texts,
+        "layers": texts["layers"].texts,
+        "phases": texts["phases"].texts,
         **stacks.columns(),
     }
 
@@ -123,7 +198,7 @@ class _Stacks:
             self._made.append([self._frames.number(f"{short_file(f.file)}:{f.line} {f.function}") for f in frames])
         return number
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> StackColumns:
         return {"frames": self._frames.texts, "stacks": self._made}
 
 
@@ -147,8 +222,7 @@ def _columns(
     names: TensorNames,
     texts: dict[str, _Texts],
     stacks: _Stacks,
-) -> dict[str, list[int]]:
-    """Return columns with one entry for each allocation; `later_ns` is the time since the start of the one before."""
+) -> Allocations:
     order = {category: number for number, category in enumerate(CATEGORIES)}
     starts = [begins(a) for a in drawn]
     return {
@@ -166,7 +240,7 @@ def _columns(
 
 
 def _bands(rest: Iterable[Attributed], begins: Moment, ends: Moment, end_ns: int) -> list[list[int]]:
-    """Return [category, from ns, to ns, bytes]: the maximum of the rest of a category in each stretch of time."""
+    """Return the maximum of the rest of a category in each stretch of time."""
     changes: dict[str, list[tuple[int, int]]] = {}
     for a in rest:
         of_category = changes.setdefault(a.category, [])
@@ -190,9 +264,7 @@ def _bands(rest: Iterable[Attributed], begins: Moment, ends: Moment, end_ns: int
     return bands
 
 
-def _segments(
-    found: Attribution, names: TensorNames, texts: dict[str, _Texts], stacks: _Stacks
-) -> list[dict[str, Any]]:
+def _segments(found: Attribution, names: TensorNames, texts: dict[str, _Texts], stacks: _Stacks) -> list[SegmentView]:
     """Return the segments by pool and address, with their blocks as columns.
 
     Of too many blocks, those of the largest segments are returned.
@@ -206,7 +278,7 @@ def _segments(
         if blocks > MOST_BLOCKS:
             break
         chosen.append(segment)
-    made = []
+    made: list[SegmentView] = []
     for segment in sorted(chosen, key=lambda s: (s.pool, s.stream, s.address)):
         owners = [alive.get(b.address) if b.state == "active_allocated" else None for b in segment.blocks]
         made.append(

@@ -5,27 +5,35 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from cs_systems.config import ConfigError, Phase
-from cs_systems.record import Row
 from cs_systems.traces.attribution import Place, place_of
 from cs_systems.traces.range_names import UNATTRIBUTED
 from cs_systems.traces.sequence_numbers import SequenceRoute
 from cs_systems.traces.trace import Trace
 
 
+class Disagreement(TypedDict):
+    """Kernels for which the two attributions disagree."""
+
+    attributed: str
+    by_sequence_number: str
+    kernels: int
+    time_s: float
+
+
 @dataclass(frozen=True)
 class Agreement:
     """Result of the comparison.
 
-    `checked_*` covers the kernels that sequence numbers classify; each row of `rows` has {attributed,
-    by_sequence_number, kernels, time_s}.
+    `checked_*` covers the kernels that sequence numbers classify.
     """
 
     checked_kernels: int
     checked_s: float
     wrong_s: float
-    rows: list[Row]
+    rows: list[Disagreement]
 
     @property
     def wrong_share(self) -> float | None:
@@ -57,7 +65,7 @@ def check(trace: Trace, places: Sequence[Place]) -> Agreement:
             wrong_s += duration
             truth = f"backward, {layer}" if backward else "not backward"
             wrong[f"{place.phase}, {place.layer}", truth].append(duration)
-    rows = [
+    rows: list[Disagreement] = [
         {"attributed": attributed, "by_sequence_number": truth, "kernels": len(times), "time_s": sum(times)}
         for (attributed, truth), times in sorted(wrong.items(), key=lambda item: -sum(item[1]))
     ]

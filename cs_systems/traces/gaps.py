@@ -19,7 +19,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from cs_systems.record import Row
+from cs_systems.core.rows import GapRow
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Step, Trace
 
@@ -75,14 +75,11 @@ def _gaps(kernels: Kernels, own: Bools, steps: Sequence[Step]) -> Gaps:
     return Gaps(step, np.maximum(start[gap], begins[step]), np.minimum(end[gap], ends[step]), pending[gap])
 
 
-def gap_rows(trace: Trace, gaps: dict[int, Gaps], steps: Sequence[Step]) -> list[Row]:
-    """Return one row for each device and cause: {device, cause, gaps_per_step, time_s, share, longest_s}.
-
-    Times and counts are per step, except longest_s; the share is of the step's wall time.
-    """
+def gap_rows(trace: Trace, gaps: dict[int, Gaps], steps: Sequence[Step]) -> list[GapRow]:
+    """Return one row for each device and cause."""
     wall_s = sum(step.end_s - step.start_s for step in steps)
     count = len(steps)
-    rows: list[Row] = []
+    rows: list[GapRow] = []
     for device, found in gaps.items():
         times = causes(trace, device, found)
         rows += [

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cs_systems.record import Row
+from cs_systems.core.rows import RangeRow
 from cs_systems.traces.attribution import NOTHING_OPEN, main_timeline, place_of
 from cs_systems.traces.range_names import UNATTRIBUTED
 from cs_systems.traces.trace import Floats, Ints, Ranges, Step, Timeline, distinct, steps_of
@@ -15,13 +15,8 @@ from cs_systems.traces.trace import Floats, Ints, Ranges, Step, Timeline, distin
 Key = tuple[str | None, str]  # (phase, name of the range)
 
 
-def range_rows(ranges: Ranges, steps: Sequence[Step]) -> list[Row]:
-    """Return one row for each range that began in a step, and each phase that it was open in, the longest first.
-
-    The row is {phase, range, calls_per_step, total_s, self_s, share}, per step. Times are the host's wall time, summed
-    over threads; `self_s` excludes the ranges inside; the share is of the steps' wall time. The phase is None outside
-    of every phase.
-    """
+def range_rows(ranges: Ranges, steps: Sequence[Step]) -> list[RangeRow]:
+    """Return one row for each range that began in a step, and each phase that it was open in, the longest first."""
     main = main_timeline(ranges)
     ends = np.array([step.end_s for step in steps])
     calls, total_s, self_s = Counter[Key](), Counter[Key](), Counter[Key]()

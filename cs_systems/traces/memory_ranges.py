@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cs_systems.config import ConfigError
-from cs_systems.record import Row
+from cs_systems.core.rows import MemoryRange
 from cs_systems.traces.attribution import places_at
 from cs_systems.traces.profile import find_steps
 from cs_systems.traces.trace import Categorical, Trace, steps_of
@@ -13,12 +13,11 @@ from cs_systems.traces.trace import Categorical, Trace, steps_of
 MEMORY_USAGE = "--cuda-memory-usage=true"
 
 
-def memory_ranges(trace: Trace) -> list[Row]:
-    """Return {phase, layer, allocations, allocated_bytes, freed_bytes, change_bytes, most_bytes} of a step.
+def memory_ranges(trace: Trace) -> list[MemoryRange]:
+    """Return the memory that each phase and layer of a step allocates and frees.
 
     Rows are in the order in which a step first reaches each phase and layer; the list is empty where no step allocated.
-    Values are means over the steps, except most_bytes: the largest amount in use meanwhile, above that in use when the
-    step began. A call belongs to the ranges open on the thread that made it, like a kernel's launch.
+    A call belongs to the ranges open on the thread that made it, like a kernel's launch.
 
     Raises:
         ConfigError: The trace has no memory events, or no step.
@@ -33,7 +32,7 @@ def memory_ranges(trace: Trace) -> list[Row]:
     above = in_use - np.append(0, in_use)[began][number]
     places = places_at(trace.ranges, found.thread, found.time_s)
     pairs = Categorical.of((place.phase, place.layer) for place in places)
-    rows = []
+    rows: list[MemoryRange] = []
     for code in dict.fromkeys(pairs.codes[inside].tolist()):
         phase, layer = pairs.values[code]
         mine = inside & (pairs.codes == code)

@@ -16,10 +16,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cs_systems.config import ConfigError
-from cs_systems.record import Row
+from cs_systems.core.rows import CounterRow
 
 INSTALL = "pip install 'cs-systems[ncu]', or put the folder extras/python of ncu on PYTHONPATH"
 _PEAK, _ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained_active"
@@ -63,10 +63,8 @@ _WHOLE = ("registers", "shared_bytes", "shared_load_conflicts", "shared_store_co
 _LAUNCH = {"grid": "launch__grid_dim", "block": "launch__block_dim"}
 
 
-def read(path: Path) -> list[Row]:
-    """Return one row for each profiled launch, in order: {kernel, ranges, grid, block, the columns of METRICS}.
-
-    `ranges` holds the NVTX ranges that were open, outermost first.
+def read(path: Path) -> list[CounterRow]:
+    """Return one row for each profiled launch, in order.
 
     Raises:
         ConfigError: The file or the package is missing or unusable.
@@ -81,11 +79,11 @@ def read(path: Path) -> list[Row]:
         raise ConfigError(f"NVIDIA's ncu_report crashed ({crash}) on {path}; install its newest version: {INSTALL}")
     if done.returncode:
         raise ConfigError((done.stderr.strip() or "no message").splitlines()[-1])
-    found: list[Row] = json.loads(done.stdout)
+    found: list[CounterRow] = json.loads(done.stdout)
     return found
 
 
-def rows(path: Path) -> list[Row]:
+def rows(path: Path) -> list[CounterRow]:
     """Return the rows of `read`, read in this process."""
     load = _loader()
     try:
@@ -109,7 +107,7 @@ def _loader() -> Callable[[str], Any]:
     return load
 
 
-def _row(action: Any) -> Row:
+def _row(action: Any) -> CounterRow:
     values = {column: _value(action, metric) for column, metric in METRICS.items()}
     for column, factor in _FACTORS.items():
         if (value := values[column]) is not None:
@@ -118,7 +116,7 @@ def _row(action: Any) -> Row:
         if (value := values[column]) is not None:
             values[column] = round(value)
     shapes = {name: tuple(_value(action, f"{metric}_{axis}") for axis in "xyz") for name, metric in _LAUNCH.items()}
-    return {
+    row = {
         "kernel": action.name(action.NameBase_DEMANGLED),
         "ranges": " > ".join(_ranges(action.nvtx_state())),
         **{
@@ -126,6 +124,7 @@ def _row(action: Any) -> Row:
         },
         **values,
     }
+    return cast(CounterRow, row)
 
 
 def _value(action: Any, metric: str) -> float | None:

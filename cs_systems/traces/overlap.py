@@ -25,12 +25,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
 from cs_systems.config import ConfigError
-from cs_systems.record import Row
+from cs_systems.core.rows import Interval, OverlapRow, SkewRow, StreamTimes
 from cs_systems.traces.attribution import attribute
 from cs_systems.traces.kernel_families import family
 from cs_systems.traces.profile import find_steps
@@ -91,8 +91,7 @@ class Streams:
     def communicating(self) -> Intervals:
         return union(*self.collectives)
 
-    def row(self) -> Row:
-        """Return {step_s, compute_s, communication_s, hidden_s, exposed_s, idle_s, collectives}."""
+    def row(self) -> StreamTimes:
         step_s = self.step.end_s - self.step.start_s
         compute_s, communication_s = self.computing.length_s, self.communicating.length_s
         hidden_s = intersection(self.communicating, self.computing).length_s
@@ -203,8 +202,8 @@ def waiting(durations_s: Sequence[Floats]) -> Waiting:
     return Waiting(transfer_s, table - transfer_s)
 
 
-def skew_rows(ranks: Sequence[Sequence[Streams]]) -> list[Row]:
-    """Return one row for each rank, per step: {rank, transfer_s, waiting_s}, from the streams of all ranks.
+def skew_rows(ranks: Sequence[Sequence[Streams]]) -> list[SkewRow]:
+    """Return one row for each rank, per step, from the streams of all ranks.
 
     Raises:
         ConfigError: The streams are not of the same steps.
@@ -226,18 +225,18 @@ def median_step(found: Sequence[Streams]) -> int:
     return sorted(range(len(found)), key=lambda number: found[number].row()["step_s"])[(len(found) - 1) // 2]
 
 
-def median_row(found: Sequence[Streams]) -> Row:
+def median_row(found: Sequence[Streams]) -> StreamTimes:
     return found[median_step(found)].row()
 
 
-def picture(trace: Trace, step: Streams) -> list[Row]:
-    """Return intervals to draw one step's streams: {stream, phase, start_s, end_s}, in s from the step's start.
+def picture(trace: Trace, step: Streams) -> list[Interval]:
+    """Return intervals to draw one step's streams.
 
-    `stream` is "compute", with the phase that launched it, or "communication". Intervals too close to be seen apart are
+    Intervals too close to be seen apart are
     joined.
     """
     tolerance = (step.step.end_s - step.step.start_s) / FINEST
-    rows = [
+    rows: list[Interval] = [
         {"stream": "communication", "phase": None, "start_s": start, "end_s": end}
         for start, end in _joined(step.collectives, tolerance)
     ]
@@ -279,12 +278,21 @@ def _joined(intervals: Intervals, tolerance: float) -> list[tuple[float, float]]
     return list(zip(start.tolist(), (end - tolerance).tolist(), strict=True))
 
 
-def reconcile(several: Row, alone: Row, several_s: float, alone_s: float) -> Row:
+class Reconciled(TypedDict):
+    """Terms of the difference between two steps; difference_s is the sum of the others."""
+
+    difference_s: float
+    exposed_s: float  # communication without computation
+    slower_compute_s: float
+    waits_longer_s: float
+    recorder_s: float  # the effect of the profiler
+
+
+def reconcile(several: OverlapRow, alone: OverlapRow, several_s: float, alone_s: float) -> Reconciled:
     """Return why a step on several ranks takes `several_s` where the same step on one rank takes `alone_s`.
 
     `several_s` and `alone_s` are times without a profiler; `several` and `alone` are the `median_row` of a traced step
-    of each. All are in s, and the terms add up: difference_s = exposed_s + slower_compute_s + waits_longer_s +
-    recorder_s. The last is the effect of the profiler.
+    of each. All are in s.
     """
     exposed_s = several["exposed_s"] - alone["exposed_s"]
     slower_s = several["compute_s"] - alone["compute_s"]

@@ -1,4 +1,4 @@
-"""Tables of a profile, as plain rows with units in the column names.
+"""Tables of a profile, as rows of `core.rows`.
 
 Times and calls are those of one step: the mean over the steps. A share is of all kernel time unless stated otherwise.
 `TABLES` maps a table's name to its function; `notes` returns what a reader must know about one.
@@ -7,15 +7,31 @@ Times and calls are those of one step: the mean over the steps. A share is of al
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from cs_systems.config import Phase
+from cs_systems.core.rows import (
+    AttentionRow,
+    DeviceOverlapRow,
+    FamilyRow,
+    GapRow,
+    KernelRow,
+    LayerRow,
+    PartRow,
+    PassesRow,
+    PerStep,
+    PhaseRow,
+    RangeRow,
+    RatesRow,
+    RatioRow,
+    Row,
+    StepRow,
+)
 from cs_systems.formulas.cost import PhaseCost
-from cs_systems.record import Row
 from cs_systems.traces.attribution import Place
 from cs_systems.traces.gaps import gap_rows
 from cs_systems.traces.host import range_rows
@@ -63,14 +79,10 @@ def _summed(profile: Profile, key: Callable[[Function, Place], K | None]) -> dic
     return dict(sorted(sums.items(), key=lambda item: -item[1].time_s))
 
 
-def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
-    """Return one row for each step and device, which compares the step's times.
-
-    They are the times by the wall clock, by the device's events and on the GPU. Those on the GPU are from its first
-    kernel to its last, summed over kernels, and busy within the wall time (overlapping kernels counted once).
-    """
+def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[StepRow]:
+    """Return one row for each step and device, which compares the step's times."""
     idle = {device: gaps.idle_s(len(profile.steps)) for device, gaps in profile.gaps.items()}
-    rows = []
+    rows: list[StepRow] = []
     for (number, device), kernels in profile.by_step.items():
         step = profile.steps[number]
         wall_s, span_s = step.end_s - step.start_s, kernels.last_end_s - kernels.first_start_s
@@ -91,15 +103,12 @@ def steps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     return rows
 
 
-def kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
-    """Return one row for each kernel (full name).
-
-    Its launch configuration is the one that took the most time; `shapes` is the number of configurations.
-    """
+def kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[KernelRow]:
+    """Return one row for each kernel (full name)."""
     shapes: dict[str, list[tuple[float, Function]]] = defaultdict(list)
     for function, total in _summed(profile, lambda function, place: function).items():
         shapes[function.name].append((total.time_s, function))
-    rows = []
+    rows: list[KernelRow] = []
     for name, total in _summed(profile, lambda function, place: function.name).items():
         main = max(shapes[name])[1]
         rows.append(
@@ -118,27 +127,28 @@ def kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     return rows
 
 
-def families(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+def families(profile: Profile, costs: Costs = NO_COSTS) -> list[FamilyRow]:
     """Return one row for each family."""
     sums = _summed(profile, lambda function, place: family(function.name))
     return [{"family": name, **_per_step(profile, total)} for name, total in sums.items()]
 
 
-def phases(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+def phases(profile: Profile, costs: Costs = NO_COSTS) -> list[PhaseRow]:
     """Return phase × family, each phase's `all` first; rates and ceilings are None where no cost is known."""
     by_phase = _summed(profile, lambda function, place: place.phase)
     both = _summed(profile, lambda function, place: (place.phase, family(function.name)))
-    rows = []
+    rows: list[PhaseRow] = []
     for phase in (p for p in PHASES if p in by_phase):
         parts = {name: total for name in FAMILIES if (total := both.get((phase, name)))}
         for name, total in [(ALL, by_phase[phase]), *sorted(parts.items(), key=lambda item: -item[1].time_s)]:
             cost = costs.by_phase.get((phase, name))
-            row = {"phase": phase, "family": name, **_per_step(profile, total)}
-            rows.append(row | _rates(row["time_s"], cost, costs.ceilings))
+            per_step = _per_step(profile, total)
+            rates = _rates(per_step["time_s"], cost, costs.ceilings)
+            rows.append({"phase": phase, "family": name, **per_step, **rates})
     return rows
 
 
-def _rates(time_s: float, cost: PhaseCost | None, ceilings: Ceilings | None) -> Row:
+def _rates(time_s: float, cost: PhaseCost | None, ceilings: Ceilings | None) -> RatesRow:
     flops, moved = (cost.hardware_flops, cost.bytes) if cost else (None, None)
     binds = share = None
     if ceilings and flops is not None and moved is not None:
@@ -155,7 +165,7 @@ def _rates(time_s: float, cost: PhaseCost | None, ceilings: Ceilings | None) -> 
     }
 
 
-def layers(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+def layers(profile: Profile, costs: Costs = NO_COSTS) -> list[LayerRow]:
     """Return one row for each layer or named module, in the order of the model."""
     order = [form.split(" {}")[0] for form in (*_EMBEDDING_FIRST, UNATTRIBUTED)]
 
@@ -163,13 +173,14 @@ def layers(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
         layer, _, number = name.rpartition(" ")
         return (order.index(layer), int(number)) if number.isdigit() else (order.index(name), 0)
 
-    return _by_phase(profile, "layer", lambda place: place.layer, position)
+    found = _by_phase(profile, lambda place: place.layer, position)
+    return [{"layer": name, **passes} for name, passes in found]
 
 
 _EMBEDDING_FIRST = sorted(LAYERS, key=lambda form: (form != "embedding", list(LAYERS).index(form)))
 
 
-def parts(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+def parts(profile: Profile, costs: Costs = NO_COSTS) -> list[PartRow]:
     """Return one row for each part of the blocks, summed over blocks.
 
     `attention` and `block` hold the time outside every named part.
@@ -179,29 +190,38 @@ def parts(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
         return place.part or ("block" if place.layer.startswith("block") else None)
 
     order = [*PARTS, "block"]
-    return _by_phase(profile, "part", part, lambda name: (order.index(name), 0))
+    found = _by_phase(profile, part, lambda name: (order.index(name), 0))
+    return [{"part": name, **passes} for name, passes in found]
 
 
 def _by_phase(
-    profile: Profile, title: str, key: Callable[[Place], str | None], order: Callable[[str], tuple[int, int]]
-) -> list[Row]:
+    profile: Profile, key: Callable[[Place], str | None], order: Callable[[str], tuple[int, int]]
+) -> list[tuple[str, PassesRow]]:
+    """Return the kernel time of each name by pass, in the given order."""
+
     def where(place: Place) -> tuple[str, str] | None:
         return None if (name := key(place)) is None else (name, place.phase)
 
     both = _summed(profile, lambda function, place: where(place))
     # If no kernel of a phase is attributed to any name, each name's time in the phase is unknown, not 0.
     split = {phase for name, phase in both if name != UNATTRIBUTED}
-    rows = []
+
+    def time_s(name: str, phase: Phase) -> float | None:
+        taken = both.get((name, phase.value), Sum(0, 0.0)).time_s / len(profile.steps)
+        return taken if taken or phase.value in split else None
+
+    rows: list[tuple[str, PassesRow]] = []
     for name, total in _summed(profile, lambda function, place: key(place)).items():
-        row: Row = {title: name}
-        for phase in (Phase.FORWARD.value, Phase.BACKWARD.value):
-            time_s = both.get((name, phase), Sum(0, 0.0)).time_s / len(profile.steps)
-            row[f"{phase}_s"] = time_s if time_s or phase in split else None
-        rows.append(row | _per_step(profile, total))
-    return sorted(rows, key=lambda row: order(row[title]))
+        passes: PassesRow = {
+            "forward_s": time_s(name, Phase.FORWARD),
+            "backward_s": time_s(name, Phase.BACKWARD),
+            **_per_step(profile, total),
+        }
+        rows.append((name, passes))
+    return sorted(rows, key=lambda row: order(row[0]))
 
 
-def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[AttentionRow]:
     """Return phase × part × family inside attention; the share is of the phase's attention."""
 
     def where(function: Function, place: Place) -> tuple[str, str, str] | None:
@@ -212,7 +232,7 @@ def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     whole: dict[str, float] = defaultdict(float)
     for (phase, *_), total in sums.items():
         whole[phase] += total.time_s
-    rows = [
+    rows: list[AttentionRow] = [
         {
             "phase": phase,
             "part": part,
@@ -225,24 +245,24 @@ def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
     return sorted(rows, key=lambda row: (PHASES.index(row["phase"]), list(PARTS).index(row["part"]), -row["time_s"]))
 
 
-def gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+def gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[GapRow]:
     """Return the time without a kernel by cause; shares are of the steps' wall time."""
     return gap_rows(profile.trace, profile.gaps, profile.steps)
 
 
-def ranges(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+def ranges(profile: Profile, costs: Costs = NO_COSTS) -> list[RangeRow]:
     """Return the host's wall time in each range, not the device's time; shares are of the steps' wall time."""
     return range_rows(profile.trace.ranges, profile.steps)
 
 
-def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[Row]:
+def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[RatioRow]:
     """Return the ratio of backward to forward, by kernel time and by wall time (the host's ranges).
 
     The two differ where the host limits the speed. Rows are missing where one of the two phases is.
     """
     kernel = {phase: total.time_s for phase, total in _summed(profile, lambda function, place: place.phase).items()}
     measures = {"kernel time": kernel, "wall time": _phase_walls(profile)}
-    rows = []
+    rows: list[RatioRow] = []
     for measure, times in measures.items():
         forward, backward = times.get(Phase.FORWARD.value), times.get(Phase.BACKWARD.value)
         if forward and backward:
@@ -272,11 +292,11 @@ def _phase_walls(profile: Profile) -> dict[str, float]:
     return walls
 
 
-def overlap(profile: Profile, costs: Costs) -> list[Row]:
+def overlap(profile: Profile, costs: Costs) -> list[DeviceOverlapRow]:
     """Return one row for each device, per step: its communication, hidden behind computation and exposed."""
     kernels, count = profile.trace.kernels, len(profile.steps)
     communicating = set(kernels.device[is_collective(kernels)].tolist())
-    rows = []
+    rows: list[DeviceOverlapRow] = []
     for device in profile.devices:
         total = Counter[str]()
         if device in communicating:  # otherwise every sum is 0
@@ -296,7 +316,7 @@ def overlap(profile: Profile, costs: Costs) -> list[Row]:
     return rows
 
 
-TABLES: dict[str, Callable[[Profile, Costs], list[Row]]] = {
+TABLES: dict[str, Callable[[Profile, Costs], Sequence[Row]]] = {
     "steps": steps,
     "ratio": ratio,
     "phases": phases,
@@ -340,7 +360,7 @@ def _unsplit_backward(profile: Profile) -> list[str]:
     ]
 
 
-def _split(rows: list[Row]) -> list[str]:
+def _split(rows: Sequence[Row]) -> list[str]:
     found = []
     for phase in dict.fromkeys(row["phase"] for row in rows):
         time: dict[str, float] = defaultdict(float)
@@ -361,7 +381,7 @@ def _split(rows: list[Row]) -> list[str]:
     return found
 
 
-def _reconciled(rows: list[Row]) -> list[str]:
+def _reconciled(rows: Sequence[Row]) -> list[str]:
     """Return warnings where wall clock, events and kernel span disagree; a step has a row for each device."""
     found, steps = [], {row["step"]: row for row in rows}
     apart = [row for row in rows if abs(row["residual_share"]) > DISAGREES]
@@ -383,7 +403,7 @@ def _reconciled(rows: list[Row]) -> list[str]:
     return found
 
 
-def _per_step(profile: Profile, total: Sum) -> Row:
+def _per_step(profile: Profile, total: Sum) -> PerStep:
     count = len(profile.steps)
     return {
         "calls_per_step": total.calls / count,

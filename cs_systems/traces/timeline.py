@@ -7,9 +7,9 @@ a table that the columns index: 10,000 kernels take some 300 kB of JSON.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypedDict, TypeVar, cast
 
-from cs_systems.record import Row
+from cs_systems.core.rows import NoteRow, Results
 from cs_systems.traces.attribution import Place, main_thread
 from cs_systems.traces.kernel_families import FAMILIES, family, short_name
 from cs_systems.traces.profile import Profile
@@ -17,9 +17,110 @@ from cs_systems.traces.range_names import UNATTRIBUTED, meaning
 from cs_systems.traces.tables import NO_COSTS, TABLES, Costs, extent, notes
 from cs_systems.traces.trace import Call, Copy, Function, Kernel, Range, Step, steps_of
 
-View = dict[str, Any]
 T = TypeVar("T")
 K = TypeVar("K")
+
+
+class Times(TypedDict):
+    """Columns of the starts and durations of a row's items."""
+
+    start: list[int]
+    duration: list[int]
+
+
+class StepView(TypedDict):
+    """Step that is drawn."""
+
+    name: str
+    number: int  # from 0
+    steps: int  # of the profile
+    wall_ns: int
+    end_ns: int  # of the step or its last kernel, whichever is later
+    kernels: int
+    kernel_ns: int
+    no_phase_ns: int  # kernel time without a phase
+    no_layer_ns: int
+    graph_kernels: int  # kernels in CUDA graphs
+    graph_launches: int
+
+
+class Names(TypedDict):
+    """Columns of every kernel of the profile."""
+
+    name: list[str]
+    short: list[str]
+    family: list[int]  # index in `families`
+
+
+class Functions(TypedDict):
+    """Columns of a kernel's other properties; `name` is an index in `names`."""
+
+    name: list[int]
+    grid: list[str | None]
+    block: list[str | None]
+    registers: list[int | None]
+    shared_bytes: list[int | None]
+
+
+class RangeNames(TypedDict):
+    """Columns of the ranges' names, with the phase and layer that each means."""
+
+    name: list[str]
+    phase: list[str | None]
+    layer: list[str | None]
+
+
+class StreamView(Times):
+    """Stream of a device with columns of its kernels."""
+
+    device: int
+    stream: int | None
+    function: list[int]  # index in `functions`
+    place: list[int]  # index in `places`
+    launch: list[int | None]  # when the host began to launch the kernel; None if not recorded
+    graph: list[int]  # 1 in a CUDA graph
+
+
+class CopiesView(Times):
+    """Stream of a device with columns of its copies."""
+
+    device: int
+    stream: int | None
+    kind: list[str]
+    bytes: list[int | None]  # None if not recorded
+
+
+class ThreadView(Times):
+    """Thread of the host with columns of its ranges."""
+
+    thread: int
+    main: bool
+    range: list[int]  # index in `ranges`
+
+
+class CallsView(Times):
+    """Thread of the host with columns of its CUDA calls."""
+
+    thread: int
+    name: list[str]
+
+
+class View(TypedDict):
+    """Data of the page of a profile: one row for each stream or thread; `places` has the columns of `Place`."""
+
+    source: str
+    profiler: str
+    devices: dict[str, str]
+    step: StepView
+    families: Sequence[str]
+    names: Names
+    functions: Functions
+    places: dict[str, list[str | None]]
+    ranges: RangeNames
+    streams: list[StreamView]
+    copies: list[CopiesView]
+    threads: list[ThreadView]
+    calls: list[CallsView]
 
 
 class Numbered(dict[T, int]):
@@ -40,18 +141,7 @@ class Within(NamedTuple):
 
 
 def view(profile: Profile) -> View:
-    """Return the step with the median wall time, among those that have a kernel if any has (a CPU's have none).
-
-    The keys are:
-
-    - step: name, number (from 0), steps, wall_ns, end_ns (of the step or its last kernel, whichever is later), kernels,
-      kernel_ns, and its unattributed parts no_phase_ns and no_layer_ns; graph_kernels with their graph_launches
-    - names: every kernel of the profile, with its short name and the number of its family
-    - functions: the other properties of a kernel
-    - places: phase, layer, part
-    - ranges: the names, with the phase and layer that they mean
-    - streams, copies, threads, calls: one row for each stream of a device or thread of the host, with its columns
-    """
+    """Return the step with the median wall time, among those that have a kernel if any has (a CPU's have none)."""
     number = median_step(profile)
     step = profile.steps[number]
     own = within(profile, step)
@@ -61,18 +151,12 @@ def view(profile: Profile) -> View:
         _ = names[function.name]
     main = main_thread(profile.trace.ranges)
     ns = _since(step)
-    drawn = {
-        "streams": _streams(own.kernels, functions, places, ns),
-        "copies": _copies(own.copies, ns),
-        "threads": [
-            {"thread": thread, "main": thread == main, "range": [ranges[r.name] for r in found], **_times(found, ns)}
-            for thread, found in sorted(_by(own.ranges, lambda r: r.thread).items(), key=lambda t: t[0] != main)
-        ],
-        "calls": [
-            {"thread": thread, "name": [call.name for call in found], **_times(found, ns)}
-            for thread, found in _by(own.calls, lambda call: call.thread).items()
-        ],
-    }
+    # Before the tables of names: they are numbered as they are used.
+    streams = _streams(own.kernels, functions, places, ns)
+    threads: list[ThreadView] = [
+        {"thread": thread, "main": thread == main, "range": [ranges[r.name] for r in found], **_times(found, ns)}
+        for thread, found in sorted(_by(own.ranges, lambda r: r.thread).items(), key=lambda t: t[0] != main)
+    ]
     of_functions = [names[function.name] for function in functions]
     trace = profile.trace
     return {
@@ -99,16 +183,22 @@ def view(profile: Profile) -> View:
             "phase": [meaning(name).phase for name in ranges],
             "layer": [meaning(name).layer for name in ranges],
         },
-        **drawn,
+        "streams": streams,
+        "copies": _copies(own.copies, ns),
+        "threads": threads,
+        "calls": [
+            {"thread": thread, "name": [call.name for call in found], **_times(found, ns)}
+            for thread, found in _by(own.calls, lambda call: call.thread).items()
+        ],
     }
 
 
-def results(profile: Profile, costs: Costs = NO_COSTS) -> dict[str, list[Row]]:
-    """Return every table by name, and `notes`: {table, note}; table is None for notes on the whole profile."""
+def results(profile: Profile, costs: Costs = NO_COSTS) -> Results:
+    """Return every table by name, and `notes`."""
     rows = {name: table(profile, costs) for name, table in TABLES.items()}
-    all_notes = [{"table": None, "note": note} for note in profile.notes]
+    all_notes: list[NoteRow] = [{"table": None, "note": note} for note in profile.notes]
     all_notes += [{"table": name, "note": note} for name in TABLES for note in notes(name, profile, rows[name])]
-    return rows | {"notes": all_notes}
+    return cast(Results, rows | {"notes": all_notes})
 
 
 def median_step(profile: Profile) -> int:
@@ -137,7 +227,7 @@ def within(profile: Profile, step: Step) -> Within:
     )
 
 
-def _step(profile: Profile, number: int, own: Within) -> View:
+def _step(profile: Profile, number: int, own: Within) -> StepView:
     step = profile.steps[number]
     ns = _since(step)
     in_graph = [kernel for kernel, _ in own.kernels if kernel.in_graph]
@@ -165,11 +255,7 @@ def _streams(
     functions: Numbered[Function],
     places: Numbered[Place],
     ns: Callable[[float], int],
-) -> list[View]:
-    """Return one row for each stream.
-
-    `launch` is the time at which the host began to launch a kernel, None if not recorded; `graph` is 1 in a CUDA graph.
-    """
+) -> list[StreamView]:
     streams = _by(kernels, lambda one: (one[0].device, -1 if one[0].stream is None else one[0].stream))
     return [
         {
@@ -185,7 +271,7 @@ def _streams(
     ]
 
 
-def _copies(copies: Iterable[Copy], ns: Callable[[float], int]) -> list[View]:
+def _copies(copies: Iterable[Copy], ns: Callable[[float], int]) -> list[CopiesView]:
     return [
         {
             "device": device,
@@ -198,7 +284,7 @@ def _copies(copies: Iterable[Copy], ns: Callable[[float], int]) -> list[View]:
     ]
 
 
-def _times(items: Sequence[Kernel | Copy | Range | Call], ns: Callable[[float], int]) -> View:
+def _times(items: Sequence[Kernel | Copy | Range | Call], ns: Callable[[float], int]) -> Times:
     starts = [ns(item.start_s) for item in items]
     return {"start": starts, "duration": [ns(i.end_s) - start for i, start in zip(items, starts, strict=True)]}
 

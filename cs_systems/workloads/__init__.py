@@ -10,7 +10,7 @@ without building it, and returns the predicted peak of device memory in bytes.
 - `hides_launches = True`: the kernels are shorter than their launches; see `timing`.
 - `judged_phase`: the name of the one phase that caveats are computed for.
 - `model`, an `nn.Module`: its modules are annotated under a profiler; see `instrument`.
-- `tables() -> dict[str, list[Row]]`: small plain tables that join the results of the record.
+- `tables() -> Mapping[str, Sequence[Row]]`: small plain tables that join the results of the record.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from cs_systems.core.rows import Ran, Row
     from cs_systems.formulas.cost import PhaseCost
-    from cs_systems.record import Row
 
 
 class Unavailable(Exception):
@@ -65,5 +65,5 @@ class CallableWorkload:
     def cost(self) -> None:
         return None
 
-    def describe(self) -> Row:
+    def describe(self) -> Ran:
         return {"tokens": None, "takes_config": self.takes_config}

@@ -11,7 +11,6 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.validation import settings
 from cs_systems.machine.device import Device
-from cs_systems.record import Row
 from cs_systems.workloads import CallableWorkload, Unavailable, Workload
 from cs_systems.workloads._module import APPLIED, ModuleStep
 from cs_systems.workloads._observed import observed
@@ -77,16 +76,19 @@ class ForeignWorkload:
         """Fields of the configuration that have an effect, as far as the code has run."""
         return frozenset(self._read) | self._applied
 
+    @property
+    def uses(self) -> str:
+        """Names of `used` as the record lists them."""
+        return " ".join(sorted({name.rpartition(".")[2] for name in self.used}))
+
     def cost(self) -> Any:
         return self.inner.cost()
 
-    def describe(self) -> Row:
-        names = {name.rpartition(".")[2] for name in self.used}
-        return self.inner.describe() | {"uses": " ".join(sorted(names))}
+    def describe(self) -> Any:
+        return self.inner.describe()
 
-    def tables(self) -> dict[str, list[Row]]:
-        made: dict[str, list[Row]] = getattr(self.inner, "tables", dict)()
-        return made
+    def tables(self) -> Any:
+        return getattr(self.inner, "tables", dict)()
 
 
 class FactoryFound(Exception):

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import ConfigError, Mode, Phase, Precision, RunConfig
+from cs_systems.core.rows import Ran
 from cs_systems.machine.device import Device
 from cs_systems.parallel._collectives import counting
-from cs_systems.record import Row
 from cs_systems.training import fp8
 from cs_systems.training.checkpointing import checkpoint_blocks
 from cs_systems.workloads import Unavailable
@@ -175,7 +175,7 @@ class ModuleStep(Training):
     def cost(self) -> None:
         return None
 
-    def describe(self) -> Row:
+    def describe(self) -> Ran:
         tokens = tokens_in(self.batch)
         loss = None if self.loss is None else float(self.loss.detach()) * self.setup.accumulate
         return {

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import Mode, Phase, Precision, RunConfig
+from cs_systems.core.rows import Results, SentRow
 from cs_systems.formulas.communication import NARROW_BYTES, Payload
 from cs_systems.formulas.cost import PARAMETER_BYTES
 from cs_systems.machine.device import Device
 from cs_systems.parallel import ParallelStrategy, compose
 from cs_systems.parallel._collectives import Call, counting
-from cs_systems.record import Row
 from cs_systems.training.optimizers import optimizer_class
 
 
@@ -64,16 +64,12 @@ class Training:
             if self.config.mode is Mode.TRAIN_STEP:
                 yield Phase.OPTIMIZER, self._update
 
-    def tables(self) -> dict[str, list[Row]]:
-        """Return the table `sent` of a step on ranks: {collectives, sent_bytes, formula_sent_bytes}.
-
-        The first two are counted on this rank, where our own strategies start the collectives; they are None where
-        torch starts some itself.
-        """
+    def tables(self) -> Results:
+        """Return the table `sent` of a step on ranks."""
         if not self.config.is_distributed:
             return {}
         own = not any(part.startswith("torch_") for part in self.config.strategy.split("+"))
-        row = {
+        row: SentRow = {
             "collectives": len(self.calls) if own else None,
             "sent_bytes": sum(call.sent_bytes for call in self.calls) if own else None,
             "formula_sent_bytes": self._formula_sent_bytes(),

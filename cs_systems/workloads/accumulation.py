@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import Precision, RunConfig
+from cs_systems.core.rows import AccumulationRow, Ran, Results, SummationRow
 from cs_systems.machine.device import Device
-from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._sums import DTYPES, kahan, pairwise, sequential
 
@@ -36,7 +36,7 @@ class Accumulation:
                 f"accumulation does not support precision {config.precision.value}; use fp32, bf16 or fp16"
             )
         self.config, self.device = config, device
-        self._tables: dict[str, list[Row]] = {}
+        self._tables: Results = {}
 
     def prepare(self) -> None:
         return
@@ -54,10 +54,10 @@ class Accumulation:
     def cost(self) -> None:
         return None
 
-    def tables(self) -> dict[str, list[Row]]:
+    def tables(self) -> Results:
         return self._tables
 
-    def describe(self) -> Row:
+    def describe(self) -> Ran:
         return {"tokens": None, "precision": self.config.precision.value}
 
 
@@ -76,23 +76,32 @@ def variants(precision: Precision) -> list[tuple[str, Precision, Precision, bool
     ]
 
 
-def repeated(precision: Precision, device: torch.device) -> list[Row]:
-    """Add VALUE to 0 repeatedly and return {variant, accumulator, addend, count, exact, sum, error} rows."""
-    rows = []
+def repeated(precision: Precision, device: torch.device) -> list[AccumulationRow]:
+    """Add VALUE to 0 repeatedly and return the sums after COUNTS additions."""
+    rows: list[AccumulationRow] = []
     for name, accumulator, addend, widened in variants(precision):
         total = torch.zeros((), dtype=DTYPES[accumulator], device=device)
         term = torch.tensor(VALUE, dtype=DTYPES[addend], device=device)
         for n in range(1, max(COUNTS) + 1):
             total += term.float() if widened else term
             if n in COUNTS:
-                row = {"variant": name, "accumulator": accumulator.value, "addend": addend.value, "count": n}
                 exact = n * VALUE
-                rows.append(row | {"exact": exact, "sum": float(total), "error": float(total) - exact})
+                rows.append(
+                    {
+                        "variant": name,
+                        "accumulator": accumulator.value,
+                        "addend": addend.value,
+                        "count": n,
+                        "exact": exact,
+                        "sum": float(total),
+                        "error": float(total) - exact,
+                    }
+                )
     return rows
 
 
-def summation(precision: Precision, device: torch.device, seed: int, longest: int) -> list[Row]:
-    """Return {method, length, median_relative_error, largest_relative_error, unit_roundoff} rows, method by method."""
+def summation(precision: Precision, device: torch.device, seed: int, longest: int) -> list[SummationRow]:
+    """Return the errors of random sums, method by method."""
     low = DTYPES[precision]
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(longest, LANES, generator=generator).to(low).to(device)
@@ -106,7 +115,7 @@ def summation(precision: Precision, device: torch.device, seed: int, longest: in
     }
     if precision is not Precision.FP32:
         found["fp32 accumulator"] = {n: s.to(low) for n, s in sequential(x.float(), lengths).items()}
-    rows = []
+    rows: list[SummationRow] = []
     for method, sums in found.items():
         for n in lengths:
             error = ((sums[n].double() - exact[n - 1]) / exact[n - 1]).abs()

@@ -18,11 +18,11 @@ from torch import Tensor
 from cs_systems.attention import AttentionCall
 from cs_systems.config import AttentionShape, ConfigError, Mode, Phase, Precision, RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.rows import Ran
 from cs_systems.formulas import cost
 from cs_systems.formulas.cost import AttentionAlgorithm
 from cs_systems.formulas.memory.attention import attention_memory
 from cs_systems.machine.device import Device
-from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
 
@@ -111,7 +111,7 @@ class Attention:
         element, algorithm = cost.COMPUTE_BYTES[self.config.precision], self.backend.algorithm(self.call)
         return cost.attention_cost(self.shape, self.config.mode, algorithm, element)
 
-    def describe(self) -> Row:
+    def describe(self) -> Ran:
         """Return the record's description of the call.
 
         `graph`: the graph that backward alone ran over. `executed_d_head` and the block sizes: forward's padding and

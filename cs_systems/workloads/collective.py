@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,10 +27,10 @@ from torch import Tensor
 
 from cs_systems.config import RunConfig
 from cs_systems.core.collectives import CollectiveShape
+from cs_systems.core.rows import LinkRow, Ran, Results, SetupRow
 from cs_systems.formulas import peaks
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
-from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 
 DTYPES = {
@@ -110,8 +110,7 @@ class Collective:
         """Return None: a collective is described by link rates, which a phase's bytes of memory cannot express."""
         return
 
-    def describe(self) -> Row:
-        """Return the record's description; `sent_bytes` and `received_bytes` are the sizes of a rank's buffers."""
+    def describe(self) -> Ran:
         return {
             "tokens": None,
             "backend": backend(),
@@ -121,16 +120,12 @@ class Collective:
             "received_bytes": self.received.nbytes,
         }
 
-    def tables(self) -> dict[str, list[Row]]:
-        """Return the tables `setup` and `link`.
-
-        `setup` holds the times of the slowest rank: `first_call_s` is of this cell, the others are of its process.
-        `link` holds the ceiling of the rate between GPUs on one board.
-        """
+    def tables(self) -> Results:
+        """Return the tables `setup` and `link`."""
         on_one_machine = int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks)) == self.ranks
         peak = peaks.peak_link(self.device.name) if on_one_machine and self.device.is_cuda else None
-        link = {"peak_bytes_per_s": peak.per_s if peak else None, "source": peak.source if peak else None}
-        return {"setup": [self._slowest(self.setup)], "link": [link]}
+        link: LinkRow = {"peak_bytes_per_s": peak.per_s if peak else None, "source": peak.source if peak else None}
+        return {"setup": [self._longest(self.setup)], "link": [link]}
 
     def _buffers(self) -> tuple[Tensor, Tensor]:
         whole, part = self._zeros(self.shape.elements), self.shape.elements // self.ranks
@@ -160,12 +155,12 @@ class Collective:
                 raise
             raise refusal(backend(), self.shape, f" ({message})") from error
 
-    def _slowest(self, durations: Mapping[str, float | None]) -> Row:
+    def _longest(self, durations: Mapping[str, float | None]) -> SetupRow:
         """Return the longest of each duration over all ranks."""
         known = {name: value for name, value in durations.items() if value is not None}
         longest = torch.tensor([*known.values()], dtype=torch.float64, device=self.device.torch)
         dist.all_reduce(longest, dist.ReduceOp.MAX)
-        return dict.fromkeys(durations) | dict(zip(known, longest.tolist(), strict=True))
+        return cast(SetupRow, dict.fromkeys(durations) | dict(zip(known, longest.tolist(), strict=True)))
 
 
 def shape_of(config: RunConfig) -> CollectiveShape:

@@ -23,8 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import Precision, RunConfig
+from cs_systems.core.rows import (
+    NormalizationError,
+    NormalizationLimits,
+    NormalizationRangeRow,
+    NormalizationRow,
+    Ran,
+    Results,
+)
 from cs_systems.machine.device import Device
-from cs_systems.record import Row
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._sums import DTYPES, pairwise, sequential
 
@@ -144,7 +151,7 @@ class Normalization:
         self.dtype = DTYPES[config.precision]
         generator = torch.Generator().manual_seed(config.seed)
         self.normal = torch.randn(ROWS, D, generator=generator, dtype=torch.float64).to(device.torch)
-        self._tables: dict[str, list[Row]] = {}
+        self._tables: Results = {}
 
     def prepare(self) -> None:
         return
@@ -154,7 +161,7 @@ class Normalization:
         yield "range", self._range
 
     def _error(self) -> None:
-        rows = [
+        rows: list[NormalizationRow] = [
             {"operation": operation, "case": case, "step": name, **found}
             for operation, cases in CASES.items()
             for case, (mean, std) in cases.items()
@@ -163,7 +170,7 @@ class Normalization:
         self._tables["normalization"] = rows
 
     def _range(self) -> None:
-        rows = []
+        rows: list[NormalizationRangeRow] = []
         for operation in OPERATIONS:
             for name in [*steps_of(operation), TORCH]:
                 if name != TORCH or operation in KERNELS:
@@ -173,8 +180,8 @@ class Normalization:
     def inputs(self, mean: float, std: float, rows: int = ROWS) -> Tensor:
         return (mean + std * self.normal[:rows]).to(self.dtype)
 
-    def errors(self, operation: str, mean: float, std: float) -> Iterator[tuple[str, Row]]:
-        """Yield (name of what is low, {error, finite, unit_roundoff}).
+    def errors(self, operation: str, mean: float, std: float) -> Iterator[tuple[str, NormalizationError]]:
+        """Yield (name of what is low, its error).
 
         First each step is low alone, then all steps are; torch's own versions come last.
         """
@@ -193,7 +200,7 @@ class Normalization:
     def apply(self, operation: str, x: Tensor, low: frozenset[str]) -> Tensor:
         return OPERATIONS[operation](x.double(), Chain(self.dtype, low))
 
-    def limits(self, operation: str, name: str) -> Row:
+    def limits(self, operation: str, name: str) -> NormalizationLimits:
         """Return the sizes from which on, and up to which, the low step `name` alone gives a wrong result.
 
         The first range extends to the largest size, the second starts at the smallest.
@@ -217,7 +224,7 @@ class Normalization:
             "overflows": overflows,
         }
 
-    def _against(self, exact: Tensor, low: Tensor) -> Row:
+    def _against(self, exact: Tensor, low: Tensor) -> NormalizationError:
         errors = _row_errors(exact, low.double())
         finite = errors.isfinite()
         return {
@@ -229,10 +236,10 @@ class Normalization:
     def cost(self) -> None:
         return None
 
-    def tables(self) -> dict[str, list[Row]]:
+    def tables(self) -> Results:
         return self._tables
 
-    def describe(self) -> Row:
+    def describe(self) -> Ran:
         return {"tokens": None, "precision": self.config.precision.value}
 
 

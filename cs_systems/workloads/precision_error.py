@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import Mode, Precision, RunConfig
+from cs_systems.core.rows import PrecisionErrorRow, Ran, Results
 from cs_systems.formulas.cost import parameter_count
 from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
-from cs_systems.record import Row
 from cs_systems.workloads import Unavailable, Workload
 from cs_systems.workloads.train_step import TrainStep
 
@@ -45,7 +45,7 @@ class PrecisionError:
         self.reference_dtype = _reference_dtype(self.config, device)
         self.logits = self.loss = torch.empty(0)
         self.gradients: dict[str, Tensor] = {}
-        self.rows: list[Row] = []
+        self.rows: list[PrecisionErrorRow] = []
         self.tokens = config.batch_size * config.tokens_per_sequence
         self.low_loss: float | None = None
 
@@ -90,7 +90,7 @@ class PrecisionError:
             scale /= 2  # as GradScaler does, a step later
         self.rows.append(row)
 
-    def _errors(self, low: TrainStep, scale: float | None) -> Row:
+    def _errors(self, low: TrainStep, scale: float | None) -> PrecisionErrorRow:
         """Return the table row of one step.
 
         scale: the factor of the loss before backward, by which the gradients are divided afterwards; None for no
@@ -121,7 +121,7 @@ class PrecisionError:
             "loss_error": _known(abs(self.low_loss - float(self.loss)), float(self.loss)),
             "gradient_error": _known(_whole(distances.values()), _whole(norms.values())),
             "worst_parameter": worst,
-            "worst_parameter_error": worst and _known(of_each[worst], 1.0),
+            "worst_parameter_error": _known(of_each[worst], 1.0) if worst else None,
             "underflow_share": lost / exact if exact else None,
             "nonfinite_share": nonfinite / elements,
         }
@@ -129,10 +129,10 @@ class PrecisionError:
     def cost(self) -> None:
         return None
 
-    def tables(self) -> dict[str, list[Row]]:
+    def tables(self) -> Results:
         return {"precision_error": self.rows}
 
-    def describe(self) -> Row:
+    def describe(self) -> Ran:
         return {"tokens": self.tokens, "loss": self.low_loss}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from cs_systems.attention import AttentionBackend, AttentionCall
 from cs_systems.config import Mode, Precision, RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.rows import Ran
 from cs_systems.formulas import cost
 from cs_systems.formulas.communication import Payload, payload, tensor_rank_cost
 from cs_systems.formulas.cost import COMPUTE_BYTES, PARAMETER_BYTES
@@ -20,7 +21,6 @@ from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
 from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.record import Row
 from cs_systems.training import fp8
 from cs_systems.training.checkpointing import apply_checkpointing
 from cs_systems.training.checkpointing import unavailable as checkpointing_unavailable
@@ -108,7 +108,7 @@ class TrainStep(Training):
             return whole
         return tensor_rank_cost(whole, c.model, c.batch_size * tokens, degree)
 
-    def describe(self) -> Row:
+    def describe(self) -> Ran:
         version = self.backend.describe() if isinstance(self.backend, AttentionBackend) else None
         return {
             "attention": self.config.attention,

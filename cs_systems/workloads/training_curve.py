@@ -3,9 +3,6 @@
 The data are the same for every precision, and every step has a new batch. Each token has SUCCESSORS equally likely
 successors, so there is something to learn, and no model gets below a loss of ln SUCCESSORS.
 
-Table `training_curve`: {step, loss, loss_scale, skipped}. loss is taken before the step's update; for fp16, loss_scale
-is the scale of that step's loss, and skipped marks an update that was skipped because a gradient overflowed.
-
 This workload does not measure time, because it reads the loss after every step.
 """
 
@@ -19,8 +16,8 @@ import torch
 from torch import Tensor
 
 from cs_systems.config import Mode, RunConfig
+from cs_systems.core.rows import Ran, Results, TrainingCurveRow
 from cs_systems.machine.device import Device
-from cs_systems.record import Row
 from cs_systems.workloads.train_step import TrainStep
 
 ALPHABET, SUCCESSORS = 64, 4
@@ -36,7 +33,7 @@ class TrainingCurve:
         self.random = torch.Generator().manual_seed(config.seed)
         self.alphabet = min(ALPHABET, config.model.vocab_size)
         self.successors = torch.rand(self.alphabet, self.alphabet, generator=self.random).argsort()[:, :SUCCESSORS]
-        self.rows: list[Row] = []
+        self.rows: list[TrainingCurveRow] = []
 
     @staticmethod
     def preflight(config: RunConfig, device: Device) -> int | None:
@@ -62,16 +59,16 @@ class TrainingCurve:
         scale = scaler.get_scale() if scaler.is_enabled() else None
         yield from self.train.step()
         assert self.train.loss is not None
-        row = {"step": len(self.rows), "loss": float(self.train.loss.detach()), "loss_scale": scale}
-        self.rows.append(row | {"skipped": scale is not None and scaler.get_scale() < scale})
+        loss, skipped = float(self.train.loss.detach()), scale is not None and scaler.get_scale() < scale
+        self.rows.append({"step": len(self.rows), "loss": loss, "loss_scale": scale, "skipped": skipped})
 
     def cost(self) -> None:
         return None
 
-    def tables(self) -> dict[str, list[Row]]:
+    def tables(self) -> Results:
         return {"training_curve": self.rows}
 
-    def describe(self) -> Row:
+    def describe(self) -> Ran:
         loss = self.rows[-1]["loss"] if self.rows else None
         return {"tokens": self.train.tokens.numel(), "loss": loss}
 

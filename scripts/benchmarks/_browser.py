@@ -30,15 +30,18 @@ document.body.append(told);
 
 
 def command(profile: Path) -> list[str]:
-    """Chromium, to which options and a page are added. Ends the program where there is none."""
+    """Return the command of headless Chromium, without a page. Raises SystemExit if none is installed."""
     if CHROMIUM is None:
         raise SystemExit("Chromium is not installed: apt-get install chromium")
     return [CHROMIUM, *FLAGS, f"--user-data-dir={profile}"]
 
 
 def opened(page: Path, *, deepest: float, factor: float, also: str = "{}") -> dict[str, Any]:
-    """What the page says of itself in a browser that never saw it, and `frames`: ms of each zoom from all of the
-    timeline to one part in `deepest` of it, each by `factor`. `also`: an object, in the page's script."""
+    """Return what the page reports in a new browser profile, and `frames`: ms of each zoom.
+
+    The zooms go from the whole timeline to one part in `deepest`, each by `factor`. `also`: an object of the page's
+    script.
+    """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "opened.html"
         probe = PROBE % {"deepest": deepest, "factor": factor, "also": also}

@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Failure:
-    """One thing that went wrong: its category, the cell or the event, and what was seen."""
+    """Failure of a sweep: its category, the cell or the event, and the observation."""
 
     category: str
     where: str
@@ -29,7 +29,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Line:
-    """One record of the campaign's cells, as it stands in the journal."""
+    """Record of one of the campaign's cells, as the journal has it."""
 
     text: bytes
     record: Row
@@ -40,12 +40,12 @@ class Line:
 
     @property
     def slot(self) -> tuple[int, int]:
-        """Cell and repeat: of each the sweep must hold one record that counts."""
+        """Cell and repeat; the sweep must hold one valid record of each."""
         return self.cell, int(self.record.get("repeat", 0))
 
 
 def lines(journal: bytes) -> list[Line]:
-    """The lines that are whole records of the campaign's workload, in order."""
+    """Return the lines that are whole records of the campaign's workload, in order."""
     found = []
     for text in journal.split(b"\n"):
         try:
@@ -58,7 +58,7 @@ def lines(journal: bytes) -> list[Line]:
 
 
 def changed(before: bytes, after: bytes, damaged: bool) -> Iterator[Failure]:
-    """A journal only grows; one that was damaged may be mended, but keeps its whole records in order."""
+    """Check that the journal only grew; a damaged one may be repaired, but keeps its whole records in order."""
     if not damaged:
         if not after.startswith(before):
             yield Failure("changed", "records.jsonl", f"the first {len(before)} bytes are not what they were")
@@ -72,7 +72,7 @@ def changed(before: bytes, after: bytes, damaged: bool) -> Iterator[Failure]:
 
 
 def doubled(before: Sequence[Line], new: Sequence[Line]) -> Iterator[Failure]:
-    """One record a cell and run, and none of a cell that was done before."""
+    """Check that a run added at most one record per cell, and none of a completed cell."""
     status = {line.slot: line.record["status"] for line in before}
     seen: dict[tuple[int, int], str] = {}
     for line in new:
@@ -85,7 +85,7 @@ def doubled(before: Sequence[Line], new: Sequence[Line]) -> Iterator[Failure]:
 
 
 def lost(held: Iterable[Line], cells: Iterable[int], repeats: int) -> Iterator[Failure]:
-    """Every cell has a record for each repeat."""
+    """Check that every cell has a record for each repeat."""
     there = {line.slot for line in held}
     for cell in cells:
         for repeat in range(repeats):
@@ -164,7 +164,7 @@ def contaminated(
 
 
 def what_it_saw(record: Row) -> tuple[set[int], dict[str, dict[str, Any]]]:
-    """The cells that looked, and place → name → value."""
+    """Return the cells that reported, and their observations: place → name → value."""
     seen: dict[str, dict[str, Any]] = {}
     rows = record["results"]["saw"]
     for row in rows:
@@ -186,7 +186,7 @@ def _differences(
 
 
 def _difference(found: Any, known: Any) -> str:
-    """Both values; of two mappings only the entries that differ."""
+    """Return both values as text; of two mappings only the entries that differ."""
     if isinstance(found, dict) and isinstance(known, dict):
         names = [name for name in sorted({*found, *known}) if found.get(name) != known.get(name)]
         return ", ".join(f"{name} {found.get(name)!r} was {known.get(name)!r}" for name in names)
@@ -204,13 +204,13 @@ def tracebacks(text: str, where: str) -> Iterator[Failure]:
 
 
 def _last_line(text: str) -> str:
-    """The line that names the error of the first traceback."""
+    """Return the line that names the error of the first traceback."""
     body = text.splitlines()
     return next((line for line in body[1:] if line and not line.startswith((" ", "\t"))), body[0])
 
 
 def label(plan: Mapping[str, Any]) -> str:
-    """Fault, variant and place of a cell: `forks.child_lingers:SIGKILL@step`."""
+    """Return fault, variant and place of a cell: `forks.child_lingers:SIGKILL@step`."""
     if plan.get("fault") is None:
         return f"cell {plan['cell']}"
     family, variant = CATALOGUE[plan["fault"]].family, plan["variant"]
@@ -219,6 +219,6 @@ def label(plan: Mapping[str, Any]) -> str:
 
 
 def shortened(text: str, length: int = 240) -> str:
-    """One line of printable characters."""
+    """Return the text as one line of printable characters."""
     line = "".join(c if c.isprintable() else " " for c in text)
     return line if len(line) <= length else f"{line[:length]}…"

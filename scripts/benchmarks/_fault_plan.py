@@ -60,14 +60,14 @@ class Sweep:
 
 
 class Decks:
-    """Faults of each family in an order of their own, each as often as it has variants to show."""
+    """Shuffled faults of each family, each as often as it has variants."""
 
     def __init__(self, rng: Random, only: Sequence[str]) -> None:
         self._rng, self._only = rng, only
         self._decks: dict[str, list[Fault]] = {}
 
     def draw(self, family: str) -> dict[str, Any]:
-        """A cell that commits the next fault of that family, without its number."""
+        """Return a cell that commits the next fault of that family, without its number."""
         if not self._decks.get(family):
             known = [f for f in CATALOGUE.values() if f.family == family and self._asked(f)]
             self._decks[family] = [f for f in known for _ in range(min(8, 1 + len(f.variants) // 4))]
@@ -91,7 +91,7 @@ class Decks:
 
 
 def plan(count: int, seed: int, only: Sequence[str] = ()) -> list[Sweep]:
-    """`count` faults in sweeps."""
+    """Return `count` faults, divided into sweeps."""
     rng = Random(f"faults {seed}")
     decks = Decks(rng, only)
     asked = {name.partition(".")[0] for name in only} or set(FAMILIES)
@@ -124,7 +124,7 @@ def _numbered(cells: Sequence[dict[str, Any]], samples: int, **rest: Any) -> tup
 
 
 def _with_innocents(rng: Random, faulty: Sequence[dict[str, Any]], share: float = 0.85) -> list[dict[str, Any]]:
-    """Faulty cells, most of them followed by an innocent one; the last one always."""
+    """Return faulty cells, most of them followed by an innocent one, the last one always."""
     cells: list[dict[str, Any]] = [{}] if rng.random() < 0.4 else []
     for cell in faulty:
         cells.append(cell)
@@ -156,7 +156,7 @@ def _of_cells(rng: Random, number: int, label: str, faulty: Sequence[dict[str, A
 
 
 def _parent(rng: Random, decks: Decks, number: int, left: int) -> Sweep:
-    """A sweep that is killed again and again, half of them with processes that a cell has left."""
+    """Return a sweep that is killed repeatedly, in half of the cases with processes that a cell left behind."""
     ranks = rng.random() < 0.15
     events = []
     for _ in range(min(left, rng.randrange(2, 5))):
@@ -191,7 +191,7 @@ def _disk(rng: Random, decks: Decks, number: int, left: int) -> Sweep:
 
 
 def _journal(rng: Random, decks: Decks, number: int, left: int) -> Sweep:
-    """A sweep whose files are damaged after each run."""
+    """Return a sweep whose files are damaged after each run."""
     names = rng.sample(DAMAGES, min(left, 4))
     events = [{"kind": "damage", "how": name, "seed": rng.randrange(10**9)} for name in names]
     options = {"warmup": 0, "steps": 1}

@@ -35,7 +35,7 @@ Expected = Mapping[str, Sequence[Mapping[str, Any]]]  # place → what innocent 
 
 
 def adopt_orphans() -> None:
-    """Have every process that descends from this one become its child when its parent ends, detached ones too.
+    """Make this process the parent of all its descendants whose parents end, detached ones too.
 
     Ctrl-C is for the campaign, which lets its sweeps end.
     """
@@ -55,17 +55,17 @@ class Outcome:
 
 @dataclass
 class Run:
-    """One run of the program: how it ended, and the journal before and after it."""
+    """Run of the program: how it ended, and the journal before and after it."""
 
     status: int | None  # None: it had to be ended
     cut: bool
     before: bytes
     after: bytes
-    said: str
+    output: str
 
 
 class Stage:
-    """One sweep in a folder of its own: its command, its processes, its files."""
+    """Sweep in a folder of its own: its command, its processes, its files."""
 
     def __init__(self, sweep: Sweep, expected: Expected | None) -> None:
         self.sweep, self.expected = sweep, expected
@@ -107,7 +107,7 @@ class Stage:
         return words
 
     def environment(self) -> dict[str, str]:
-        """A small one: innocent cells record it."""
+        """Return a small environment, because innocent cells record it."""
         own = {"TMPDIR": str(self.temporary), "FAULT_PLAN": str(self.folder / "plan.json")}
         return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ} | own
 
@@ -144,7 +144,7 @@ class Stage:
         """
         before = self.journal()
         self.runs += 1
-        said = self.folder / f"said-{self.runs}.txt"
+        output_file = self.folder / f"said-{self.runs}.txt"
 
         def begin() -> None:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
@@ -152,7 +152,7 @@ class Stage:
             if prepare:
                 prepare()
 
-        with said.open("wb") as stream:
+        with output_file.open("wb") as stream:
             process = subprocess.Popen(
                 command or self.command(), cwd=self.work, env=self.environment(), stdin=subprocess.DEVNULL,
                 stdout=stream, stderr=stream, start_new_session=True, preexec_fn=begin,
@@ -164,20 +164,20 @@ class Stage:
                 status: int | None = process.wait(self.deadline_s)
             except subprocess.TimeoutExpired:
                 status = None
-                self.fail("hung", self.this_run, f"still running after {self.deadline_s:.0f} s: {_last(said)}")
+                self.fail("hung", self.this_run, f"still running after {self.deadline_s:.0f} s: {_last(output_file)}")
                 process.kill()
                 process.wait()
         self.see_what_is_left(quiet=status is None)
-        text = said.read_text(errors="replace")
+        text = output_file.read_text(errors="replace")
         self.failures += oracle.tracebacks(text, self.this_run)
         after = self.journal()
         self.failures += oracle.changed(before, after, self.damaged)
         return Run(status, interfere is not None or status is None, before, after, text)
 
     def see_what_is_left(self, quiet: bool) -> None:
-        """Processes and temporary files that outlive a run. All of the former are then ended.
+        """Report processes and temporary files that outlive a run, and end the processes.
 
-        quiet: the run was ended here after it hung, which has been told.
+        quiet: the run was ended here after it hung, which is reported.
         """
         deadline = time.monotonic() + GRACE_S
         while (alive := descendants()) and time.monotonic() < deadline:
@@ -203,7 +203,7 @@ class Stage:
     # ------------------------------------------------------------------ judging
 
     def judge(self, run: Run, *, lenient: bool = False) -> None:
-        """The records that a run has added.
+        """Check the records that a run has added.
 
         lenient: the run had no room for its files, or its worker was killed from outside: an innocent cell may say so.
         """
@@ -226,9 +226,9 @@ class Stage:
             self.judge_end(run, numbers)
 
     def judge_end(self, run: Run, numbers: Sequence[int]) -> None:
-        """A run that nobody ended has a record of every cell, and an exit status that says so."""
+        """Check that a run that was not interrupted has a record of every cell and a matching exit status."""
         missing = list(oracle.lost(oracle.lines(run.after), numbers, self.repeats))
-        last = f"exit status {run.status}: {_last_text(run.said)}"
+        last = f"exit status {run.status}: {_last_text(run.output)}"
         if run.status not in (0, 3) and (run.before or not missing):
             self.fail("refused", self.this_run, last)
         elif missing:
@@ -240,12 +240,12 @@ class Stage:
         return run
 
     def mend(self) -> None:
-        """Run the sweep again, now without faults: it measures what has failed, and nothing else."""
+        """Run the sweep again without faults: it must measure the failed cells only."""
         self.cells = [{**cell, "fault": None, "place": None} for cell in self.cells]
         self.write_plan()
         run = self.run_to_the_end()
-        if "torn" in run.said or "skipped" in run.said:
-            self.fail("refused", self.this_run, f"it complains: {_last_text(run.said)}")
+        if "torn" in run.output or "skipped" in run.output:
+            self.fail("refused", self.this_run, f"it complains: {_last_text(run.output)}")
 
     def report(self) -> None:
         command = [sys.executable, "-m", "cs_systems", "report", str(self.out), "--format", self.sweep.format]
@@ -275,7 +275,7 @@ class Stage:
         self.report()
 
     def kill(self, event: Mapping[str, Any]) -> None:
-        """Run the sweep and end it on the way."""
+        """Run the sweep and kill it before its end."""
         how = event["how"]
 
         def interfere(process: subprocess.Popen[bytes]) -> None:
@@ -298,7 +298,7 @@ class Stage:
         self.judge(run, lenient=how == "worker")
         ended = {0, 3, None, *(128 + getattr(signal, name) for name in SIGNALS)}
         if run.status not in ended and not (run.status is not None and run.status < 0):
-            self.fail("refused", f"{self.this_run} after {how} {event['signal']}", _last_text(run.said))
+            self.fail("refused", f"{self.this_run} after {how} {event['signal']}", _last_text(run.output))
 
     def send(self, process: subprocess.Popen[bytes], how: str, number: int) -> None:
         """Signal the program, its group, or the process that measures its cells."""
@@ -316,7 +316,7 @@ class Stage:
             process.send_signal(number)
 
     def disk(self, event: Mapping[str, Any]) -> None:
-        """Run the sweep where there is no room for its files, then make room."""
+        """Run the sweep on a full disk, then free space."""
         how, size = event["how"], event["size_kib"] << 10
         options = {"full while it runs": f"size={size}", "full at the start": "size=65536",
                    "no more files": "size=64m,nr_inodes=3"}.get(how)  # fmt: skip
@@ -325,8 +325,8 @@ class Stage:
         run = self.run(prepare=limit)
         run.cut = True
         self.judge(run, lenient=True)
-        if run.status not in (0, 3) and "records.jsonl" not in run.said and str(self.out) not in run.said:
-            self.fail("wrong", f"disk: {how}", f"the message names no file: {_last_text(run.said)}")
+        if run.status not in (0, 3) and "records.jsonl" not in run.output and str(self.out) not in run.output:
+            self.fail("wrong", f"disk: {how}", f"the message names no file: {_last_text(run.output)}")
         if mounted:
             options = "size=512m,nr_inodes=100000"
             subprocess.run(["mount", "-o", f"remount,{options}", str(self.out)], check=True)
@@ -338,7 +338,7 @@ class Stage:
         return done.returncode == 0
 
     def damage(self, event: Mapping[str, Any]) -> None:
-        """Damage the journal, or put files of somebody's own beside it, and run the same command again."""
+        """Damage the journal, or put a user's files beside it, and run the same command again."""
         how, rng = event["how"], Random(event["seed"])
         self.after = f" after: {how}"
         if " of mine" in how:
@@ -355,7 +355,7 @@ class Stage:
         self.run_to_the_end()
 
     def guest(self, how: str) -> None:
-        """A file, a link or a pipe of the name that the program may use: it stays as it is, and nobody waits for it."""
+        """Check that a user's file, link or pipe with one of the program's names stays unchanged and blocks no run."""
         kind, name = how.split(" of mine: ")
         place, precious = self.out / name, self.folder / "precious"
         had = place.read_bytes() if place.is_file() else None
@@ -374,10 +374,10 @@ class Stage:
             place.write_bytes(had)
 
     def judge_guest(self, how: str, run: Run, place: Path, precious: Path) -> None:
-        if run.status == 2 and place.name not in run.said:
-            self.fail("refused", how, f"the message does not name the file: {_last_text(run.said)}")
+        if run.status == 2 and place.name not in run.output:
+            self.fail("refused", how, f"the message does not name the file: {_last_text(run.output)}")
         elif run.status not in (0, 2, None):
-            self.fail("refused", how, f"exit status {run.status}: {_last_text(run.said)}")
+            self.fail("refused", how, f"exit status {run.status}: {_last_text(run.output)}")
         if precious.read_bytes() != b"precious":
             self.fail("changed", how, "the file that it points to was written to")
         if how.startswith("file") and (not place.exists() or place.read_bytes() != b"precious"):
@@ -397,7 +397,7 @@ def _has_begun(out: Path) -> bool:
 
 
 def damage(journal: bytes, how: str, rng: Random) -> bytes:
-    """The journal as a crash, a bad disk or a bad editor leaves it."""
+    """Return the journal as a crash, a bad disk or a bad editor leaves it."""
     lines = journal.splitlines(keepends=True) or [b"\n"]
     middle = rng.randrange(len(lines))
     garbage = rng.randbytes(rng.randrange(10, 500)).replace(b"\n", b"!")
@@ -431,7 +431,7 @@ def damage(journal: bytes, how: str, rng: Random) -> bytes:
 
 
 def _processes() -> dict[int, tuple[int, str]]:
-    """Process → its parent and its state."""
+    """Return the processes of this machine: pid → (parent, state)."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -442,7 +442,7 @@ def _processes() -> dict[int, tuple[int, str]]:
 
 
 def descendants() -> list[int]:
-    """The living processes that descend from this one: it has adopted those whose parents are gone."""
+    """Return the living descendants of this process, adopted ones included."""
     table = _processes()
     known = {os.getpid()}
     while more := {pid for pid, (parent, _) in table.items() if parent in known} - known:
@@ -451,7 +451,7 @@ def descendants() -> list[int]:
 
 
 def reap() -> None:
-    """Take the exit status of adopted processes."""
+    """Collect the exit status of adopted processes."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -463,13 +463,13 @@ def _describe(pid: int) -> str:
     return str(pid)
 
 
-def _last(said: Path) -> str:
-    return _last_text(said.read_text(errors="replace"))
+def _last(output_file: Path) -> str:
+    return _last_text(output_file.read_text(errors="replace"))
 
 
 def _last_text(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return oracle.shortened(lines[-1], 300) if lines else "it said nothing"
+    return oracle.shortened(lines[-1], 300) if lines else "it printed nothing"
 
 
 # ---------------------------------------------------------------------------------------------- one sweep
@@ -479,7 +479,7 @@ INNOCENT = "innocent"
 
 
 def innocent_sweep(face: str) -> Sweep:
-    """Cells of which none does anything."""
+    """Return a sweep whose cells commit no fault."""
     cells = tuple({"fault": None, "cell": n, "samples": 2} for n in (1, 2, 3))
     return Sweep(-1, INNOCENT, cells, (), face, {} if face == "ranks" else {"warmup": 0, "steps": 2})
 
@@ -495,7 +495,7 @@ def calibrate(face: str) -> tuple[Expected, Outcome]:
     shutil.rmtree(stage.folder, ignore_errors=True)
     records = [line.record for line in oracle.lines(run.after)]
     if [record["status"] for record in records] != ["ok"] * len(stage.cells):
-        what = [record["reason"] for record in records] or run.said
+        what = [record["reason"] for record in records] or run.output
         raise RuntimeError(f"a sweep of innocent cells fails ({face}): {what}")
     of_cells = [oracle.neutral(oracle.what_it_saw(r)[1], str(stage.folder)) for r in records]
     seen = {place: [of[place] for of in of_cells] for place in of_cells[0]}

@@ -50,7 +50,7 @@ KNOWN_SEED = 20_240_229  # of the faults that seed: an innocent cell knows it wh
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that a cell does, with what its record may then say.
+    """Fault that a cell commits, with the records that it permits.
 
     variants: name → a regular expression that the reason of a failure must hold.
     """
@@ -64,7 +64,7 @@ class Fault:
     needs_timeout: bool
 
     def allowed(self, place: str) -> frozenset[str]:
-        """The statuses that the record of such a cell may have; one that is deleted has its record already."""
+        """Statuses that the record of such a cell may have; a deleted cell has its record already."""
         return self.statuses | {OK} if place == DELETE else self.statuses
 
 
@@ -78,7 +78,7 @@ def fault(
     places: tuple[str, ...] = CALLS,
     needs_timeout: bool = False,
 ) -> Callable[[Callable[[random.Random, str], Any]], Callable[[random.Random, str], Any]]:
-    """Put a function into the catalogue: `act(rng, variant)`."""
+    """Add a function to the catalogue: `act(rng, variant)`."""
 
     def register(act: Callable[[random.Random, str], Any]) -> Callable[[random.Random, str], Any]:
         name = act.__name__
@@ -113,13 +113,13 @@ def die(how: str) -> None:
 
 
 def linger() -> None:
-    """Live on for as long as a sweep may take, and longer."""
+    """Keep running for longer than a sweep may take."""
     time.sleep(LINGER_S)
     os._exit(0)
 
 
 def fork(act: Callable[[], Any]) -> int:
-    """Do it in a forked child, which then ends."""
+    """Run the function in a forked child, which then ends."""
     if pid := os.fork():
         return pid
     try:
@@ -129,7 +129,7 @@ def fork(act: Callable[[], Any]) -> int:
 
 
 def detach(act: Callable[[], Any]) -> None:
-    """Do it in a grandchild of a session of its own, whose parent is gone."""
+    """Run the function in a grandchild with a session of its own, whose parent has ended."""
 
     def between() -> None:
         os.setsid()
@@ -412,7 +412,7 @@ def shuts_sockets(rng: random.Random, how: str) -> None:
 
 @fault("channel", OK, ERROR, KILLED)
 def child_takes_the_requests(rng: random.Random, variant: str) -> None:
-    """A forked child that reads from all descriptors, so that the next request may be its."""
+    """Fork a child that reads from all descriptors, and so may take the next request."""
 
     def act() -> None:
         readable = descriptors()
@@ -430,7 +430,7 @@ def child_takes_the_requests(rng: random.Random, variant: str) -> None:
 
 @fault("channel", OK, ERROR, KILLED)
 def locks_all(rng: random.Random, variant: str) -> None:
-    """A child that holds a lock on each descriptor, and these open."""
+    """Fork a child that keeps every descriptor open and locked."""
 
     def act() -> None:
         for descriptor in descriptors():
@@ -533,7 +533,7 @@ def detaches_stream(rng: random.Random, which: str) -> None:
 
 @fault("streams", OK)
 def redirects_stream_for_good(rng: random.Random, variant: str) -> None:
-    """A redirection that nobody ends."""
+    """Redirect a stream and never restore it."""
     import io
 
     contextlib.redirect_stdout(io.StringIO()).__enter__()
@@ -557,7 +557,7 @@ def closes_streams_and_dies(rng: random.Random, how: str) -> None:
 
 @fault("streams", KILLED, variants={name: DEATHS[name] for name in ("SIGKILL", "exit 7", "abort")})
 def says_much_and_dies(rng: random.Random, how: str) -> None:
-    """Last words are one line, not pieces of a traceback or a whole file."""
+    """Print much and die: the reason must be one line, not pieces of a traceback or a whole file."""
     try:
         raise ValueError("what was wrong\nin two lines\x1b[31m")
     except ValueError:
@@ -1099,7 +1099,7 @@ def runs_out_of_memory(rng: random.Random, what: str) -> None:
 
 @fault("memory", OOM, variants={"torch": "can't allocate memory", "Python": ""})
 def reaches_a_limit(rng: random.Random, what: str) -> None:
-    """A limit of the process that Python or torch meets, and that stays."""
+    """Reach a resource limit of the process, which stays in force."""
     used = int(re.findall(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())[0]) << 10
     _limit(resource.RLIMIT_AS, used + (64 << 20))
     if what == "torch":
@@ -1133,7 +1133,7 @@ def _sleep_behind_signals() -> None:
 
 
 def _sleep_in_c() -> None:
-    """A library call that keeps Python's lock."""
+    """Sleep in a C function that keeps Python's global lock."""
     ctypes.PyDLL(None).sleep(int(LINGER_S))
 
 
@@ -1270,7 +1270,7 @@ def rank_raises_rudely(rng: random.Random, what: str) -> None:
 
 @fault("parent", OK, variants=dict.fromkeys(("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT"), ""), places=(STEP,))
 def kills_the_parent(rng: random.Random, how: str) -> None:
-    """The process that a person has started, whose number stands in a file."""
+    """Kill the process that the user started, whose pid is in a file."""
     os.kill(int((_FOLDER / "parent.pid").read_text()), getattr(signal, how))
     time.sleep(2.0)
 
@@ -1305,7 +1305,7 @@ def _stream(name: str) -> str:
 
 
 def _children() -> int:
-    """The processes that this one has started and that are alive."""
+    """Return the living children of this process."""
     alive = 0
     for file in Path("/proc/self/task").glob("*/children"):
         for pid in file.read_text().split():
@@ -1377,7 +1377,7 @@ _OF_STEPS = {"gc enabled": gc.isenabled}  # while a step is timed the harness ma
 
 
 def saw(place: str) -> dict[str, Any]:
-    """What can be seen of this process here."""
+    """Return the state of this process that a fault may change."""
     seen: dict[str, Any] = {}
     looks = SEEN if place == STEP else SEEN | _OF_STEPS
     for name, look in looks.items():
@@ -1389,7 +1389,7 @@ def saw(place: str) -> dict[str, Any]:
 
 
 class Cell:
-    """Workload that does what its plan says, or nothing but look."""
+    """Workload that commits the planned fault, or only reports the state of its process."""
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self.plan, self.calls, self.seen = plan, 0, {}
@@ -1399,7 +1399,7 @@ class Cell:
             self.seen[BUILD] = saw(BUILD)
 
     def hit(self, place: str, otherwise: Any = None) -> Any:
-        """Commit the fault, where the plan says here; return what it gives, if it is one of results."""
+        """Commit the fault if this is the planned place; return its result if it is a fault of results."""
         plan = self.plan
         if plan.get("fault") is None or plan["place"] != place or not _is_rank(plan):
             return otherwise
@@ -1429,7 +1429,7 @@ class Cell:
             self._look_around()
 
     def _look_around(self) -> None:
-        """On ranks the record is rank 0's: what the others saw is brought there."""
+        """Send the observations of the other ranks to rank 0, which makes the record."""
         dist = _torch().distributed
         seen: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(seen, self.seen)
@@ -1468,7 +1468,7 @@ def _cell(config: Any) -> dict[str, Any]:
 
 
 def factory(config: Any, device: Any) -> Any:
-    """The cell that the batch size names."""
+    """Return the cell that the batch size selects."""
     cell = Cell(_cell(config))
     cell.hit(BUILD)
     return cell.hit("built", cell)

@@ -28,7 +28,7 @@ PERIOD_NS = 40_000_000  # the recordings last 30 ms
 
 
 def repeat_nsys(target: Path, kernels: int) -> None:
-    """The export with its events repeated, `copy` periods later and under correlation numbers of its own."""
+    """Write the export with its events repeated, each copy later and with correlation numbers of its own."""
     target.write_bytes(gzip.decompress((DATA / "nsys_h200_step.sqlite.gz").read_bytes()))
     database = sqlite3.connect(target)
     database.execute("PRAGMA synchronous=OFF")
@@ -108,15 +108,15 @@ def measure(path: Path) -> tuple[float, float, float]:
 
 
 def waiting() -> float:
-    """Programs that run or wait for a processor, over the last minute, for each processor."""
+    """Return the load per processor: programs that ran or waited for one over the last minute."""
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernels", type=int, default=100_000, help="in the export of nsys")
+    parser.add_argument("--kernels", type=int, default=100_000, help="number of kernels in the export of nsys")
     parser.add_argument("--kineto-megabytes", type=int, default=50)
-    parser.add_argument("--runs", type=int, default=3, help="the middle one by its wall time is shown")
+    parser.add_argument("--runs", type=int, default=3, help="runs; the one with the median wall time is shown")
     args = parser.parse_args()
     print(
         f"Python {platform.python_version()}, {os.cpu_count()} processors. `cs-systems analyze FILE`, every table, in "

@@ -30,7 +30,7 @@ REPEATS, CALLS = 15, 20_000
 
 
 class Nowhere:
-    """Ranges that cost nothing: what is left is the cost of the hooks."""
+    """Ranges that cost nothing, so that only the cost of the hooks remains."""
 
     def push(self, name: str) -> None:
         return
@@ -78,8 +78,8 @@ def step_s(size: str, rounds: int) -> tuple[float, float, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="tiny", help="whose training step is taken")
-    parser.add_argument("--rounds", type=int, default=10, help="visits with and without hooks, in turns")
+    parser.add_argument("--size", default="tiny", help="preset whose training step is timed")
+    parser.add_argument("--rounds", type=int, default=10, help="number of rounds, each with and without hooks")
     args = parser.parse_args()
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
     print(f"python {platform.python_version()}, torch {torch.__version__}, {where}\n")

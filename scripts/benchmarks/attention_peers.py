@@ -67,18 +67,18 @@ def table(records: Sequence[RunRecord], first: str) -> str:
         if found:
             both.setdefault(record.run_config.attention, {})[label] = found[-1]
     caption = "ms of forward, backward, and both; bf16, medians, L2 cache cleared, launches hidden"
-    said = []
+    notes = []
     for other, theirs in both.items():
         shared = [(ms, theirs[row]) for row, ms in both.get(first, {}).items() if row in theirs]
         if other != first and shared:
             won = sum(ours <= peer for ours, peer in shared)
-            said.append(f"{first} is at or below {other} in {won} of {len(shared)} rows")
+            notes.append(f"{first} is at or below {other} in {won} of {len(shared)} rows")
     titles = {name: name for row in rows.values() for name in row}
-    return "\n".join([render_rows(list(rows.values()), "markdown", caption, titles=titles), *said])
+    return "\n".join([render_rows(list(rows.values()), "markdown", caption, titles=titles), *notes])
 
 
 def draw(records: Sequence[RunRecord], out: Path) -> None:
-    """One figure a kind of problem, so that a curve is a backend."""
+    """Draw one figure for each kind of problem, with a curve for each backend."""
     kinds: dict[str, list[RunRecord]] = {}
     for record in records:
         if (shape := record.run_config.shape) and record.measurement:
@@ -91,9 +91,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attention", nargs="+", default=BACKENDS)
     rows = parser.add_mutually_exclusive_group()
-    rows.add_argument("--rows", nargs="+", default=ROWS, help="batch,heads,seq,d_head")
+    rows.add_argument("--rows", nargs="+", default=ROWS, help="shapes: batch,heads,seq,d_head")
     rows.add_argument(
-        "--lengths", dest="rows", action="store_const", const=LENGTHS, help="along the length, with figures"
+        "--lengths", dest="rows", action="store_const", const=LENGTHS, help="vary the length, and draw figures"
     )
     parser.add_argument("--causal", choices=("yes", "no", "both"), default="both")
     parser.add_argument("--out", type=Path, required=True)

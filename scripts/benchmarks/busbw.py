@@ -36,9 +36,9 @@ PATIENCE_S = 60.0
 
 
 def over_ranks(value: float, operation: Any, device: Device) -> float:
-    told = torch.tensor(value, dtype=torch.float64, device=device.torch)
-    dist.all_reduce(told, operation)
-    return float(told)
+    number = torch.tensor(value, dtype=torch.float64, device=device.torch)
+    dist.all_reduce(number, operation)
+    return float(number)
 
 
 def bare_loop(workload: Collective, device: Device, calls: int) -> tuple[float, float]:
@@ -57,7 +57,7 @@ def bare_loop(workload: Collective, device: Device, calls: int) -> tuple[float, 
 
 
 def ours(workload: Collective, device: Device, samples: int) -> float:
-    """Seconds a call: the median sample, each of the slowest rank."""
+    """Return the seconds per call: the median over the samples, each of which is the straggler's."""
     taken = [s.phases_s["transfer"] for s in measure(workload, device, warmup=1, steps=samples) if not s.warmup]
     slowest = torch.tensor(taken, dtype=torch.float64, device=device.torch)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
@@ -114,20 +114,20 @@ def main() -> None:
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--samples", type=int, default=10, help="of ours in a round")
+    parser.add_argument("--samples", type=int, default=10, help="number of samples in a round")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     device = resolve(args.device)
     process_group.join(device, PATIENCE_S)
-    told = process_group.rank() == 0
-    if told and not args.json:
+    is_first = process_group.rank() == 0
+    if is_first and not args.json:
         print("| collective | size | launch µs | nccl-tests µs | ours µs | nccl-tests GB/s | ours GB/s | ratio | |")
         print("|---|---|--:|--:|--:|--:|--:|--:|---|", flush=True)
     for collective in args.collective:
         for size in dict.fromkeys(size for text in args.size for size in parse_sizes(text)):
             shape = CollectiveShape(collective, size, args.dtype, calls_for(size))
             row = compare(shape, device, args.rounds, args.samples)
-            if told:
+            if is_first:
                 print(json.dumps(row) if args.json else line(row), flush=True)
     process_group.leave()
 

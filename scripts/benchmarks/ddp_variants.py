@@ -58,7 +58,10 @@ Wrap = Callable[[nn.Module], nn.Module]
 
 @dataclass(frozen=True)
 class Variant:
-    """carveout: multiprocessors that matrix products leave alone during backward. blas: the library for these."""
+    """Data-parallel strategy with options.
+
+    carveout: multiprocessors that matrix products leave free during backward. blas: library of these products.
+    """
 
     name: str
     wrap: Wrap
@@ -68,7 +71,7 @@ class Variant:
 
 @cache
 def group(max_ctas: int | None, high_priority: bool) -> dist.ProcessGroup | None:
-    """Return one communicator for all variants that want the same."""
+    """Return one communicator for all variants with the same options."""
     return communicator(None, max_ctas, high_priority)
 
 
@@ -140,7 +143,7 @@ def variants(on_gpu: bool) -> list[Variant]:
 
 
 class Step:
-    """A training step of the shared model as one variant wraps it: a Workload."""
+    """Training step of the shared model, wrapped by one variant."""
 
     def __init__(self, args: argparse.Namespace, device: Device) -> None:
         torch.manual_seed(0)
@@ -165,7 +168,7 @@ class Step:
             torch.backends.cuda.preferred_blas_library(variant.blas)
 
     def take_off(self) -> None:
-        """The model as it was, without hooks: PyTorch's DDP takes its own back when it is freed."""
+        """Restore the model without hooks; PyTorch's DDP removes its own when it is freed."""
         for p in self.model.parameters():
             p.grad = None
             if p._post_accumulate_grad_hooks:
@@ -278,7 +281,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def slower(row: dict[str, Any]) -> dict[str, Any]:
-    """Of the rows of all ranks that of the longest step."""
+    """Return the straggler's row: of the rows of all ranks that of the longest step."""
     rows: list[dict[str, Any]] = [{} for _ in range(process_group.size())]
     dist.all_gather_object(rows, row)
     return max(rows, key=lambda row: row["step_s"])
@@ -312,7 +315,7 @@ WHY = ("hidden_s", "exposed_in_trace_s", "slower_compute_s", "waits_longer_s", "
 
 
 def publish(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    """Rank 0 writes what is known by now, and prints it."""
+    """Write and print the results so far, on rank 0."""
     if process_group.rank():
         return
     (args.out / f"{args.size}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -339,15 +342,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="medium")
     parser.add_argument("--context-length", type=int, default=512)
-    parser.add_argument("--batch-size", type=int, default=4, help="of each rank")
+    parser.add_argument("--batch-size", type=int, default=4, help="batch size of each rank")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--attention", default="sdpa_flash")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--only", default="", help="a regular expression: variants whose name has a match, and alone")
-    parser.add_argument("--explain", help="a regular expression: variants of which a step is recorded as well")
-    parser.add_argument("--budget-s", type=float, default=math.inf, help="begin nothing more after so many seconds")
+    parser.add_argument("--only", default="", help="regular expression: run only the variants that match, and `alone`")
+    parser.add_argument("--explain", help="regular expression: also profile a step of the variants that match")
+    parser.add_argument("--budget-s", type=float, default=math.inf, help="start nothing new after this many seconds")
     parser.add_argument("--out", type=Path, default=Path("runs/ddp_variants"))
     run(parser.parse_args())
 

@@ -38,7 +38,7 @@ def known_names() -> list[str]:
 
 
 def list_faults(sweeps: Sequence[Sweep]) -> None:
-    """Print the plan, a line a fault."""
+    """Print the plan, one line per fault."""
     for sweep in sweeps:
         print(f"sweep {sweep.number} ({sweep.family}, {sweep.face}): {sweep.options}")
         for cell in sweep.cells:
@@ -54,7 +54,7 @@ def repeat_command(args: argparse.Namespace, sweep: Sweep) -> str:
 
 
 def tell(args: argparse.Namespace, outcome: Outcome) -> None:
-    """A line a failure."""
+    """Print one line per failure."""
     sweep = outcome.sweep
     for failure in outcome.failures:
         print(f"{failure.category} · {sweep.family} · {failure.where}: {failure.what} → {repeat_command(args, sweep)}")
@@ -65,7 +65,7 @@ def tell(args: argparse.Namespace, outcome: Outcome) -> None:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Families and counts, as markdown."""
+    """Return the counts by family as a Markdown table."""
     rows = ["| family | faults | " + " | ".join(CATEGORIES) + " |", "|---|" + "---:|" * (len(CATEGORIES) + 1)]
     families = [name for name in (INNOCENT, *FAMILIES, MIXED) if any(o.sweep.family == name for o in outcomes)]
     for name in (*families, "all"):
@@ -78,11 +78,17 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("count", type=int, metavar="COUNT", help="faults")
-    parser.add_argument("seed", type=int, metavar="SEED", help="of the plan")
-    parser.add_argument("--only", nargs="+", default=[], metavar="FAMILY", help="families, or FAMILY.FAULT")
-    parser.add_argument("--sweep", nargs="+", type=int, metavar="NUMBER", help="only these sweeps of the plan")
-    parser.add_argument("--jobs", type=int, default=2, help="sweeps at a time (2)")
+    parser.add_argument("count", type=int, metavar="COUNT", help="number of faults")
+    parser.add_argument("seed", type=int, metavar="SEED", help="seed of the plan")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="FAMILY",
+        help="run only these families or faults (FAMILY.FAULT)",
+    )
+    parser.add_argument("--sweep", nargs="+", type=int, metavar="NUMBER", help="run only these sweeps of the plan")
+    parser.add_argument("--jobs", type=int, default=2, help="number of sweeps at the same time (default: 2)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the folders of sweeps that failed")
     parser.add_argument("--list", action="store_true", help="print the plan and run nothing")
     args = parser.parse_args(argv)

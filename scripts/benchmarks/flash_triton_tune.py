@@ -67,7 +67,7 @@ class OneLaunch(CallableWorkload):
 
 
 def tensors(candidate: Candidate, device: str) -> dict[str, Tensor]:
-    """Everything that the three kernels read or write; the statistics are those of the inputs only after they ran."""
+    """Return every tensor that the three kernels read or write; the statistics are valid only after they ran."""
     s = candidate.shape
     torch.manual_seed(0)
     like: dict[str, Any] = {"device": device, "dtype": getattr(torch, candidate.dtype)}
@@ -88,7 +88,7 @@ def launch(candidate: Candidate, t: dict[str, Tensor]) -> Launch:
 
 
 def compiled(candidate: Candidate, capability: int) -> KernelResources | None:
-    """In a process of its own: compile into triton's cache on disk, where the launch finds it. None: it cannot be."""
+    """Compile into Triton's cache on disk, where the launch finds it; return None if that fails."""
     one = launch(candidate, tensors(candidate, "meta"))
     try:
         return compile_for(capability, one.kernel, one.arguments, one.options)
@@ -157,14 +157,14 @@ def best(rows: list[dict[str, Any]], tolerance: float = 0.02) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", action="append", help="batch,heads,seq,d_head; may be given several times")
+    parser.add_argument("--shape", action="append", help="batch,heads,seq,d_head; the option may be repeated")
     parser.add_argument("--kernel", nargs="+", choices=tuple(GRID), default=list(GRID))
     parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="bfloat16")
     parser.add_argument("--causal", action="store_true")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--clear-l2", action="store_true", help="fill the L2 cache with other data before each launch")
-    parser.add_argument("--max-spills", type=int, default=0, help="spilling instructions that a candidate may have")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that compile")
+    parser.add_argument("--max-spills", type=int, default=0, help="largest number of spill instructions of a candidate")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of processes that compile")
     args = parser.parse_args()
     device = resolve("cuda")
     major, minor = device.capability() or (0, 0)

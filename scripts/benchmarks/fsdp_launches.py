@@ -88,7 +88,7 @@ TINY = ModelConfig("launches", 64, 128, num_layers=24, num_heads=2, vocab_size=6
 
 
 class Step:
-    """A training step of one variant: a Workload."""
+    """Training step of one variant."""
 
     def __init__(self, variant: Variant, config: ModelConfig, rows: int, attention: str, device: Device) -> None:
         torch.manual_seed(0)
@@ -128,7 +128,7 @@ class Step:
 
 
 def on_thread(step: Step, steps: int) -> list[dict[str, float]]:
-    """Processor time of this thread, by phase, of some steps."""
+    """Return the processor time of this thread by phase, for each of some steps."""
     found = []
     for _ in range(steps):
         step.prepare()
@@ -166,7 +166,7 @@ def operators(step: Step) -> int:
 def launches(
     variants: dict[str, Variant], config: ModelConfig, rows: int, args: argparse.Namespace, device: Device
 ) -> list[dict[str, Any]]:
-    """All variants at once, visited in turn."""
+    """Measure all variants, resident at once and visited in turn."""
     began = time.monotonic()
     steps = {name: Step(variant, config, rows, args.attention, device) for name, variant in variants.items()}
     found: dict[str, list[dict[str, float]]] = {variant: [] for variant in steps}
@@ -179,10 +179,10 @@ def launches(
         for variant, step in steps.items():
             found[variant] += host(step, args.steps)
         say(f"round {number}")
-    told = []
+    results = []
     for variant, samples in found.items():
         host_s = [s["forward_host_s"] + s["backward_host_s"] for s in samples]
-        told.append(
+        results.append(
             {
                 "variant": variant,
                 "host_s": median(host_s),
@@ -192,18 +192,20 @@ def launches(
             }
         )
         if device.is_cuda:
-            told[-1]["steps_s"] = largest([s["step_s"] for s in samples], device)
-            told[-1]["step_s"] = median(told[-1]["steps_s"])
+            results[-1]["steps_s"] = largest([s["step_s"] for s in samples], device)
+            results[-1]["step_s"] = median(results[-1]["steps_s"])
         if variants is VARIANTS:  # of all strategies this would take a minute
-            told[-1]["operators"] = operators(steps[variant])
-    for row in told:
-        row["of_strategy_s"] = row["host_s"] - told[0]["host_s"]
-    return beside_torchs_best(told, args.steps)
+            results[-1]["operators"] = operators(steps[variant])
+    for row in results:
+        row["of_strategy_s"] = row["host_s"] - results[0]["host_s"]
+    return beside_torchs_best(results, args.steps)
 
 
 def beside_torchs_best(rows: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
-    """With the step over that of the same round of torch's fastest DDP, and the 95% interval of that, where the steps
-    of several ranks are known. steps: in a round."""
+    """Add the ratio to the step of PyTorch's fastest DDP in the same round, with its 95% interval, to the rows.
+
+    Without steps of PyTorch's DDP, the rows stay as they are. steps: steps of a round.
+    """
     timed = {row["variant"]: row["steps_s"] for row in rows if "steps_s" in row}
     torchs = [name for name in timed if name.startswith("torch_ddp")]
     if not torchs:
@@ -221,7 +223,7 @@ def beside_torchs_best(rows: list[dict[str, Any]], steps: int) -> list[dict[str,
 
 
 def visit(variant: str, config: ModelConfig, args: argparse.Namespace, device: Device) -> dict[str, list[float]]:
-    """Steps of a variant that is built for them alone."""
+    """Measure the steps of a variant that is built for this visit."""
     step = Step(VARIANTS[variant], config, args.batch_size, args.attention, device)
     list(measure(step, device, warmup=3, steps=1))  # type: ignore[arg-type]
     device.reset_peaks()
@@ -291,7 +293,7 @@ def quantile(values: list[float], q: float) -> float:
 
 
 def publish(scale: str, rows: list[dict[str, Any]], args: argparse.Namespace, device: Device) -> None:
-    """Rank 0 writes and prints."""
+    """Write and print the rows, on rank 0."""
     if process_group.rank():
         return
     stamp = {"scale": scale, "ranks": process_group.size(), "device": device.name, "torch": torch.__version__}
@@ -313,13 +315,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=SCALES, default="launches")
     parser.add_argument("--context-length", type=int, default=512)
-    parser.add_argument("--batch-size", type=int, default=4, help="of each rank")
+    parser.add_argument("--batch-size", type=int, default=4, help="batch size of each rank")
     parser.add_argument("--attention", default="naive")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--only", default="", help="a regular expression: strategies of `host` with a match, and alone")
+    parser.add_argument("--only", default="", help="regular expression: strategies of `host` to run beside `alone`")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--budget-s", type=float, default=60.0, help="begin no further visit of a size after so long")
+    parser.add_argument(
+        "--budget-s", type=float, default=60.0, help="start no new round of a size after this many seconds"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/fsdp_launches"))
     args = parser.parse_args()
     device = resolve(args.device)

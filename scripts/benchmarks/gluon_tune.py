@@ -83,7 +83,7 @@ CHECKED = [
 
 
 def name(options: Options) -> str:
-    """Short: what differs from the class's defaults, after the tile."""
+    """Return a short name: the tile, then the options that differ from the defaults."""
     if isinstance(options, BackwardOptions):
         return f"m{options.block_m} s{options.stages}{' late' * options.late} l2:{options.l2_bytes >> 20}"
     text = f"{options.consumers}x64 n{options.block_n} s{options.stages}"
@@ -138,7 +138,7 @@ class Call:
 
 
 def compiled(key: str, index: int, causal: bool, shape: Shape) -> str | None:
-    """In a process of its own: compile into triton's cache on disk. What went wrong, or None."""
+    """Compile into Triton's cache on disk; return the error, or None."""
     _, d_head, options = variant(key, index)
     call = Call(shape, d_head, causal, "meta")
     launches = [call.forward(options)] if isinstance(options, ForwardOptions) else call.backward(options)
@@ -150,7 +150,7 @@ def compiled(key: str, index: int, causal: bool, shape: Shape) -> str | None:
 
 
 def reference(call: Call) -> dict[str, Tensor]:
-    """Output, log-sum-exp and gradients in float64, by the formula."""
+    """Return output, log-sum-exp and gradients in float64, by the formula."""
     q, k, v = (x.double().requires_grad_() for x in (call.q, call.k, call.v))
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).mT * call.scale
@@ -166,7 +166,7 @@ def reference(call: Call) -> dict[str, Tensor]:
 
 
 def error(got: Tensor, ref: Tensor) -> float:
-    """‖got − ref‖ / ‖ref‖ of what is finite in the reference; infinite if another element is not finite."""
+    """Return ‖got − ref‖ / ‖ref‖ over the reference's finite elements; inf if another element is not finite."""
     finite = ref.isfinite()
     if not bool((got.isfinite() == finite).all()):
         return math.inf
@@ -197,7 +197,7 @@ def check(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def timed(step: Callable[[], object], budget_s: float = 0.12) -> list[float]:
-    """Seconds of each call by device events, launches hidden, L2 cache overwritten."""
+    """Return the seconds of each call by device events, with hidden launches and an overwritten L2 cache."""
     cache = torch.empty(128 << 20, dtype=torch.int16, device="cuda")
     samples: list[float] = []
     for count in (3, 0):
@@ -247,7 +247,7 @@ def time_it(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve() -> None:
-    """A worker: a JSON task a line in, a JSON answer a line out."""
+    """Serve JSON tasks from standard input, one per line, and print one JSON answer per line."""
     torch.zeros(1, device="cuda")
     print("ready", flush=True)
     for line in sys.stdin:
@@ -264,7 +264,7 @@ def serve() -> None:
 
 
 class Worker:
-    """A process that serves, replaced when it hangs or dies."""
+    """Worker process that is replaced when it hangs or dies."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
@@ -323,7 +323,7 @@ def asked(tasks: list[dict[str, Any]], workers: int) -> Iterator[tuple[dict[str,
 
 
 def show(row: str, causal: bool, found: dict[str, dict[str, Any]]) -> None:
-    """The variants from the fastest, of forward and of backward."""
+    """Print the variants of forward and of backward, the fastest first."""
     batch, heads, seq, d_head = map(int, row.split(","))
     work = batch * heads * seq**2 * d_head / (2 if causal else 1)
     for kind, factor in (("forward", 4), ("backward", 10)):
@@ -336,10 +336,10 @@ def show(row: str, causal: bool, found: dict[str, dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--rows", nargs="+", default=ROWS, help="batch,heads,seq,d_head")
+    parser.add_argument("--rows", nargs="+", default=ROWS, help="shapes: batch,heads,seq,d_head")
     parser.add_argument("--causal", choices=("yes", "no", "both"), default="both")
-    parser.add_argument("--out", type=Path, help="JSON lines")
-    parser.add_argument("--checks", type=int, default=6, help="processes that check at a time")
+    parser.add_argument("--out", type=Path, help="file for the JSON lines")
+    parser.add_argument("--checks", type=int, default=6, help="number of processes that check at the same time")
     parser.add_argument("--compile-only", action="store_true")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -352,8 +352,8 @@ def main() -> None:
     kernels = [one for one in chosen if matters(*one, causal=False)]
     wanted = [(*one, causal, shape) for one in kernels for causal in (False, True) for shape in CHECKED[: 2 + causal]]
     with ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn")) as pool:
-        said = {one: pool.submit(compiled, *one) for one in wanted}
-        for (key, index, causal, _), future in said.items():
+        compiling = {one: pool.submit(compiled, *one) for one in wanted}
+        for (key, index, causal, _), future in compiling.items():
             if problem := future.result():
                 lines.append({"compile": key, "variant": name(VARIANTS[key][index]), "causal": causal, "said": problem})
                 print(f"{key} {name(VARIANTS[key][index])} causal={causal}: {problem}", flush=True)

@@ -27,7 +27,7 @@ from cs_systems.workloads.train_step import TrainStep
 
 
 def bare_loop(workload: TrainStep, device: Device, steps: int) -> list[float]:
-    """What a careful person writes by hand."""
+    """Time steps with the loop that a careful engineer writes by hand."""
     model, optimizer = workload.model, workload.optimizer
     assert optimizer is not None
     durations = []
@@ -44,7 +44,7 @@ def bare_loop(workload: TrainStep, device: Device, steps: int) -> list[float]:
 
 
 def compare(config: RunConfig, rounds: int, steps: int) -> dict[str, object]:
-    """Alternate the two over one model. Every other round the order is swapped."""
+    """Alternate both loops over one model; every other round swaps their order."""
     device = resolve(config.device)
     torch.manual_seed(config.seed)
     workload = TrainStep(config, device)

@@ -78,7 +78,7 @@ def predicted_bytes(config: RunConfig) -> int:
 
 
 def rows(records: Sequence[RunRecord]) -> list[Row]:
-    """{size, context, …, predicted_bytes, measured_bytes, error}; an oom has no measured peak and no error."""
+    """Return rows {size, context, …, predicted_bytes, measured_bytes, error}; an oom has neither peak nor error."""
     found = []
     for record in records:
         config, predicted = record.run_config, predicted_bytes(record.run_config)
@@ -107,7 +107,7 @@ def shown(row: Row) -> Row:
 
 
 def explain(records: Sequence[RunRecord]) -> list[str]:
-    said = [
+    notes = [
         "not held out, for they were looked at one by one while the formulas were written, and corrected after the "
         "first 227 cells: small, medium, and training steps with naive attention of large, xl and 2.7B to context "
         "1024; the others were summed up alone"
@@ -121,19 +121,19 @@ def explain(records: Sequence[RunRecord]) -> list[str]:
             errors = [abs(row["error"]) for row, _ in group]
             worst, record = max(group, key=lambda pair: abs(pair[0]["error"]))
             within = sum(error <= AIM for error in errors)
-            said.append(
+            notes.append(
                 f"{name}: {within} of {len(group)} cells within {AIM:.0%}, half within {median(errors):.2%}; the worst "
                 f"is {describe(record.run_config)}: {worst['error']:+.2%}"
             )
     ended = [record for record in records if record.status == "oom"]
     sure = [record for record in ended if predicted_bytes(record.run_config) > _device_bytes(record)]
     if ended:
-        said.append(f"{len(ended)} cells ended in an observed oom, {len(sure)} of them predicted not to fit")
-        said += [f"not predicted: {describe(r.run_config)} ran out of memory" for r in ended if r not in sure]
+        notes.append(f"{len(ended)} cells ended in an observed oom, {len(sure)} of them predicted not to fit")
+        notes += [f"not predicted: {describe(r.run_config)} ran out of memory" for r in ended if r not in sure]
     wrong = [r for r, record in compared if r["predicted_bytes"] > _device_bytes(record)]
-    said.append(f"{len(wrong)} cells that were predicted not to fit did fit")
+    notes.append(f"{len(wrong)} cells that were predicted not to fit did fit")
     failed = Counter((r.status, r.reason) for r in records if r.status not in ("ok", "oom"))
-    return said + [f"{count} cells: {status}: {reason}" for (status, reason), count in failed.items()]
+    return notes + [f"{count} cells: {status}: {reason}" for (status, reason), count in failed.items()]
 
 
 def _device_bytes(record: RunRecord) -> int:
@@ -147,7 +147,7 @@ def missing(records: Sequence[RunRecord]) -> list[RunConfig]:
 
 
 def measure(out: Path, budget_s: float) -> None:
-    """Add records to those of `out`. Raises ConfigError where these are of another torch or device."""
+    """Add records to those of `out`. Raises ConfigError if these are of another torch or device."""
     known, began = read_records(out)[0] if records_path(out).exists() else [], time.monotonic()
     configs, origins = missing(known), {_origin(record) for record in known}
     print(f"{len(configs)} of {len(cells())} cells are missing", file=sys.stderr)
@@ -157,7 +157,7 @@ def measure(out: Path, budget_s: float) -> None:
         append_record(out, record)
         print(f"[{number}/{len(configs)}] {describe(record.run_config)}: {record.status}", file=sys.stderr, flush=True)
         if time.monotonic() - began > budget_s:
-            print(f"{budget_s:.0f} s are over: the same command goes on with the rest", file=sys.stderr)
+            print(f"stopped after {budget_s:.0f} s; run the same command again to measure the rest", file=sys.stderr)
             return
 
 
@@ -168,8 +168,8 @@ def _origin(record: RunRecord) -> tuple[str, str] | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("profiles/memory_prediction"))
-    parser.add_argument("--budget-s", type=float, default=240.0, help="begin no cell after so many seconds")
-    parser.add_argument("--show", action="store_true", help="make the table of what --out holds: measure nothing")
+    parser.add_argument("--budget-s", type=float, default=240.0, help="start no new cell after this many seconds")
+    parser.add_argument("--show", action="store_true", help="print the table of the records in --out without measuring")
     args = parser.parse_args()
     if not args.show:
         (row,) = preflight([BASE])
@@ -178,10 +178,10 @@ def main() -> int:
             return 3
         measure(Journal.prepare(args.out).folder, args.budget_s)
     records, _ = read_records(args.out)
-    said = "\n".join(f"- {sentence}" for sentence in explain(records))
+    phrase = "\n".join(f"- {sentence}" for sentence in explain(records))
     caption = "peak memory: predicted, measured, and their ratio less 1"
     table = render_rows([shown(row) for row in rows(records)], "markdown", caption)
-    text = f"# {str(__doc__).splitlines()[0]}\n\n{said}\n\n{table.strip()}\n"
+    text = f"# {str(__doc__).splitlines()[0]}\n\n{phrase}\n\n{table.strip()}\n"
     (args.out / "table.md").write_text(text, encoding="utf-8")
     print(text)
     return 0

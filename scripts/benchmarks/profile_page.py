@@ -65,8 +65,8 @@ def photograph(picture: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", type=int, nargs="*", default=[1_000, 10_710, 50_000])
-    parser.add_argument("--runs", type=int, default=7, help="times that each page is opened")
-    parser.add_argument("--picture", type=Path, help="a PNG of the page of the export as it is")
+    parser.add_argument("--runs", type=int, default=7, help="number of times that each page is opened")
+    parser.add_argument("--picture", type=Path, help="file for a PNG of the page of the unrepeated export")
     args = parser.parse_args()
     if args.picture:
         photograph(args.picture)
@@ -79,12 +79,12 @@ def main() -> None:
     for kernels in args.kernels:
         with tempfile.TemporaryDirectory() as folder:
             page, took_s = make(Path(folder), kernels)
-            told = [opened(page, deepest=1000, factor=0.8, also="{ kernels: step.kernels }") for _ in range(args.runs)]
-            ready, build = (median(float(str(t[name])) for t in told) for name in ("readyMs", "buildMs"))
-            frames = [float(f) for t in told for f in t["frames"]]  # type: ignore[attr-defined]
+            views = [opened(page, deepest=1000, factor=0.8, also="{ kernels: step.kernels }") for _ in range(args.runs)]
+            ready, build = (median(float(str(t[name])) for t in views) for name in ("readyMs", "buildMs"))
+            frames = [float(f) for t in views for f in t["frames"]]  # type: ignore[attr-defined]
             numbers = (f"{ready:.0f}", f"{build:.0f}", f"{median(frames):.1f}", f"{max(frames):.1f}", f"{took_s:.1f}")
             size = f"{page.stat().st_size / 1e6:.2f}"
-            print("|", " | ".join((f"{told[0]['kernels']:,}", size, *numbers)), "|", flush=True)
+            print("|", " | ".join((f"{views[0]['kernels']:,}", size, *numbers)), "|", flush=True)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ DATA = Path(__file__).parents[2] / "tests" / "data" / "snapshot_h200_step.pickle
 
 
 def repeat(target: Path, events: int) -> int:
-    """Write the snapshot with its events repeated; how many there are then."""
+    """Write the snapshot with its events repeated, and return their number."""
     data = pickle.loads(gzip.decompress(DATA.read_bytes()))
     frames: dict[tuple[Any, ...], dict[str, Any]] = {}
     trace = data["device_traces"][0]
@@ -70,7 +70,7 @@ def measure(*words: str) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=100_000)
-    parser.add_argument("--runs", type=int, default=5, help="times that each is done; the medians count")
+    parser.add_argument("--runs", type=int, default=5, help="number of repeats; the table has their medians")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path, page = Path(folder) / "large.pickle", Path(folder) / "large.html"
@@ -84,11 +84,11 @@ def main() -> None:
             numbers = zip(*(measure(str(path), *words) for _ in range(args.runs)), strict=True)
             wall, cpu, peak = map(median, numbers)
             print(f"| {name} | {wall:.1f} | {cpu:.1f} | {peak:.0f} |", flush=True)
-        told = [opened(page, deepest=1e6, factor=0.5) for _ in range(args.runs)]
-        frames = [frame for each in told for frame in each["frames"]]
+        views = [opened(page, deepest=1e6, factor=0.5) for _ in range(args.runs)]
+        frames = [frame for each in views for frame in each["frames"]]
         print("\n| page MB | ready ms | of it script ms | frame ms, median | frame ms, worst |")
         print("| ---: | ---: | ---: | ---: | ---: |")
-        ready, build = (median(float(each[name]) for each in told) for name in ("readyMs", "buildMs"))
+        ready, build = (median(float(each[name]) for each in views) for name in ("readyMs", "buildMs"))
         size = page.stat().st_size / 1e6
         print(f"| {size:.1f} | {ready:.0f} | {build:.0f} | {median(frames):.1f} | {max(frames):.1f} |")
 

@@ -102,12 +102,12 @@ SOURCES: dict[str, tuple[str, ...]] = {
 
 
 class NoHistory(Exception):
-    """Git cannot say when a figure was measured; the message says why, and what to do."""
+    """Error for a Git history that does not show when a figure was measured."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A quoted file, the commit that measured it (None: never committed), and its sources' commits since then."""
+    """Quoted file, the commit that measured it (None: never committed), and the later commits of its sources."""
 
     path: str
     commit: str | None
@@ -142,8 +142,8 @@ def check_history(root: Path) -> None:
     except FileNotFoundError:
         raise NoHistory("git is not installed, and the history says when figures were measured; install git") from None
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or "").strip().partition("\n")[0]
-        raise NoHistory(f"{root} has no git history ({said}); run this in a clone") from None
+        message = (error.stderr or "").strip().partition("\n")[0]
+        raise NoHistory(f"{root} has no git history ({message}); run this in a clone") from None
     if shallow == "true":
         raise NoHistory("this clone is shallow: it lacks the commits that measured; run git fetch --unshallow")
 

@@ -26,7 +26,7 @@ PROMISED_HELP_S, PROMISED_CELL_S = 0.2, 0.05
 
 
 def process_s(command: Sequence[str], runs: int) -> list[float]:
-    """Seconds of each of `runs` starts, after one that is not counted: it reads the files into the page cache."""
+    """Return the seconds of each of `runs` starts, after an uncounted one that fills the page cache."""
     durations = []
     for _ in range(runs + 1):
         start = time.perf_counter()
@@ -62,7 +62,7 @@ def row(what: str, durations_s: list[float], promised_s: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=20, help="of each command")
+    parser.add_argument("--runs", type=int, default=20, help="number of timed starts of each command")
     parser.add_argument("--cells", type=int, default=30)
     args = parser.parse_args()
     program = [sys.executable, "-m", "cs_systems"]

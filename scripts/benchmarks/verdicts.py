@@ -39,7 +39,7 @@ Pair = tuple[tuple[Rounds, ...], tuple[Rounds, ...]]
 
 
 class Products:
-    """A step of `count` matrix products."""
+    """Step of `count` matrix products."""
 
     def __init__(self, config: RunConfig, device: object, count: int) -> None:
         torch.set_num_threads(1)
@@ -134,15 +134,15 @@ def load(folder: Path) -> dict[str, list[Rounds]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=100, help="of A; of B half as many")
+    parser.add_argument("--processes", type=int, default=100, help="number of processes of A; B has half as many")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--jobs", type=int, default=1, help="processes that start beside each other")
+    parser.add_argument("--jobs", type=int, default=1, help="number of processes that run at the same time")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--out", type=Path, help="folder to measure into")
-    where.add_argument("--again", type=Path, help="folder to judge without measuring")
+    where.add_argument("--again", type=Path, help="folder of earlier measurements to judge")
     args = parser.parse_args()
     if args.out:
         experiment(args)

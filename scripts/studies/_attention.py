@@ -37,7 +37,7 @@ def calls(shapes: Sequence[AttentionShape], backends: Sequence[str] = BACKENDS, 
 
 
 def executed_rows(cells: Sequence[Cell], *names: str) -> list[Row]:
-    """Credited beside executed FLOPs of forward, with the head size that the kernel computes with."""
+    """Return credited and executed FLOPs of forward, with the head size that the kernel computes with."""
     return [
         {
             **{name: cell[name] for name in names},
@@ -82,7 +82,7 @@ def rate(cell: Cell, kind: str = "model") -> str:
 def speed_up(cells: Sequence[Cell], *names: str) -> list[str]:
     """Return the time of each backend relative to `naive` over the same calls, as a range."""
     by = index(cells, "attention", *names)
-    said = []
+    notes = []
     for name in by_backend(cells):
         ratios = [
             by[PYTORCH, *rest]["median_s"] / cell["median_s"]
@@ -91,8 +91,8 @@ def speed_up(cells: Sequence[Cell], *names: str) -> list[str]:
         ]
         if ratios:
             low, high = 1 / max(ratios), 1 / min(ratios)
-            said.append(f"{name} takes {low:.2f} to {high:.2f} of {PYTORCH}'s time over forward and backward")
-    return said
+            notes.append(f"{name} takes {low:.2f} to {high:.2f} of {PYTORCH}'s time over forward and backward")
+    return notes
 
 
 def one_bad_sample(cell: Cell) -> Row:

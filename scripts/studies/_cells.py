@@ -13,7 +13,7 @@ from cs_systems.record import Row, RunRecord
 @dataclass(frozen=True)
 class Cell:
     """One record under the names of the tables' columns: `cell["size"]`, `cell["median_s"]` of the step,
-    `cell["backward.median_s"]` of a phase, and what is said of what `ran`; `cell["backward.kernel_s"]` where the same
+    `cell["backward.median_s"]` of a phase, and the fields of what `ran`; `cell["backward.kernel_s"]` where the same
     was profiled (see `_kernels`); None where unknown."""
 
     record: RunRecord
@@ -22,7 +22,7 @@ class Cell:
     def __getitem__(self, name: str) -> Any:
         return self.columns.get(name)
 
-    def said(self, *without: str) -> str:
+    def label(self, *without: str) -> str:
         """Return the cell's distinguishing options as part of a sentence, without those that `without` names."""
         return describe(self.record.run_config, without)
 

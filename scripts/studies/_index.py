@@ -75,11 +75,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _analyze_speed(folder: Path) -> str:
     rows = table(folder / "cpu.md")
-    said = " and ".join(
+    text = " and ".join(
         f"{row['wall s']} s and {row['peak MB']} MB for {row['recording'].partition(',')[0]}'s {row['kernels']} kernels"
         for row in rows
     )
-    return f"On two CPU cores, every table takes {said}."
+    return f"On two CPU cores, every table takes {text}."
 
 
 def _annotation_cost(folder: Path) -> str:
@@ -97,8 +97,8 @@ def _annotation_cost(folder: Path) -> str:
 def _attention_h200(folder: Path) -> str:
     rows = table(folder / "peers" / "table.md")
     row = row_of(rows, "batch,heads,seq,d_head", "4,16,4096,128 causal")
-    said = ", ".join(f"{row[name].split()[-1]} ms ({name})" for name in row if name != "batch,heads,seq,d_head")
-    return f"On one NVIDIA H200, forward and backward of 4 × 16 heads × 4,096 × 128, causal, bf16, take {said}."
+    text = ", ".join(f"{row[name].split()[-1]} ms ({name})" for name in row if name != "batch,heads,seq,d_head")
+    return f"On one NVIDIA H200, forward and backward of 4 × 16 heads × 4,096 × 128, causal, bf16, take {text}."
 
 
 def _busbw(folder: Path) -> str:
@@ -123,12 +123,12 @@ def _ddp_variants(folder: Path) -> str:
     rows = {str(row["variant"]): row for row in _lines(folder / "2.7B_last_bucket.jsonl")}
     own = min((r for n, r in rows.items() if n.startswith("ddp_")), key=lambda row: float(row["step_s"]))
     torchs = min((r for n, r in rows.items() if n.startswith("torch_")), key=lambda row: float(row["step_s"]))
-    said = " and ".join(
+    text = " and ".join(
         f"{1e3 * float(row['step_s']):.0f} ms with {row['variant']}, {float(row['exposed_share']):.1%} of it exposed"
         for row in (own, torchs)
     )
     alone = 1e3 * float(rows["alone"]["step_s"])
-    return f"On two NVIDIA H200, a step of 2.7B takes {alone:.0f} ms without communication, {said}."
+    return f"On two NVIDIA H200, a step of 2.7B takes {alone:.0f} ms without communication, {text}."
 
 
 def _flash_triton_tune(folder: Path) -> str:
@@ -143,11 +143,11 @@ def _flash_triton_tune(folder: Path) -> str:
 
 def _fsdp_launches(folder: Path) -> str:
     rows = {str(row["variant"]): row for row in _lines(folder / "h200" / "2.7B.jsonl")}
-    said = ", ".join(
+    text = ", ".join(
         f"{1e3 * float(row['step_s']):.0f} ms with a peak of {float(row['peak_bytes']) / 2**30:.1f} GiB ({name})"
         for name, row in rows.items()
     )
-    return f"On two NVIDIA H200, a step of 2.7B takes {said}."
+    return f"On two NVIDIA H200, a step of 2.7B takes {text}."
 
 
 def _memory_prediction(folder: Path) -> str:
@@ -164,8 +164,8 @@ def _memory_prediction(folder: Path) -> str:
 
 def _overhead(folder: Path) -> str:
     rows = table(folder / "h200.md") + table(folder / "h200.md", 1)
-    said = ", ".join(f"{row['harness / bare']} ({row['size']}, {row['interval']})" for row in rows)
-    return f"On one NVIDIA H200, a step under the harness takes this multiple of a bare loop's: {said}."
+    text = ", ".join(f"{row['harness / bare']} ({row['size']}, {row['interval']})" for row in rows)
+    return f"On one NVIDIA H200, a step under the harness takes this multiple of a bare loop's: {text}."
 
 
 def _profile_coverage(folder: Path) -> str:
@@ -202,10 +202,10 @@ def _verdicts(folder: Path) -> str:
 
 def _zero1(folder: Path) -> str:
     rows = table(folder / "table.md")
-    said = ", ".join(
+    text = ", ".join(
         f"{row['step (ms)']} ms with a peak of {row['peak (GiB)']} GiB ({row['strategy']})" for row in rows
     )
-    return f"On two NVIDIA H200, and one (single), a step of 2.7B takes {said}."
+    return f"On two NVIDIA H200, and one (single), a step of 2.7B takes {text}."
 
 
 def _precision(folder: Path) -> str:
@@ -214,8 +214,8 @@ def _precision(folder: Path) -> str:
     for line in lines:
         if (values := line.split()) and values[0] in ("bf16", "fp8") and len(values) > 6:
             gains.setdefault(values[0], (values[6], values[7]))
-    said = ", ".join(f"{name} {gain} as fast as fp32 (95% interval {spread})" for name, (gain, spread) in gains.items())
-    return f"On one NVIDIA H200, a training step of small at context 256 is in {said}."
+    text = ", ".join(f"{name} {gain} as fast as fp32 (95% interval {spread})" for name, (gain, spread) in gains.items())
+    return f"On one NVIDIA H200, a training step of small at context 256 is in {text}."
 
 
 def _checkpoint(folder: Path) -> str:
@@ -233,8 +233,8 @@ def _checkpoint(folder: Path) -> str:
 def _counters(folder: Path) -> str:
     rows = [row for row in table(folder / "table.md") if row["kernel"].startswith("flash_")]
     named = {row["kernel"]: f"{row['kernel']} {row['occupancy (%)']}% of {row['at most (%)']}%" for row in rows}
-    said = ", ".join(named.values())
-    return f"On one NVIDIA H200, the occupancy, beside the most that a kernel's resources allow, is {said}."
+    text = ", ".join(named.values())
+    return f"On one NVIDIA H200, the occupancy, beside the most that a kernel's resources allow, is {text}."
 
 
 _COUNTERS = "How well do the FlashAttention kernels in Triton fill the multiprocessors, by counters of Nsight Compute?"

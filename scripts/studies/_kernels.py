@@ -1,7 +1,7 @@
-"""What a study says of kernels: cells that are measured again under a profiler, and what that adds to the first time.
+"""Kernel times for studies: cells that are measured a second time, under a profiler.
 
-A profiled cell tells which kernels ran and for how long; how long a step takes is told by its clean twin alone, which
-differs in nothing but the profiler and the number of steps, warm-up and rounds.
+A profiled cell gives the kernels and their times. The time of a step comes only from its clean twin, which differs in
+the profiler and the number of steps, warm-up and rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WARMUP, STEPS = 5, 3  # of a profiled cell: kernels of a steady step take the sa
 ALL = "all"
 # Half of a profile's bytes: what a study of phases does not show.
 BY_KERNEL_AND_LAYER = ("kernels", "layers", "parts", "attention", "ranges")
-ON_A_CPU = "which kernels ran and for how long is known on a GPU alone: here there is the clock's part"
+ON_A_CPU = "kernel times require a GPU; on a CPU, only the times by the clock are shown"
 
 
 def profiled(configs: Iterable[RunConfig], profiler: str) -> list[RunConfig]:
@@ -47,7 +47,7 @@ def possible(configs: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
 
 
 def drop_tables(folder: Path, names: Collection[str]) -> None:
-    """Leave these tables out of the folder's profiles; a file with a torn line, which tells of an accident, stays."""
+    """Remove these tables from the folder's profiles; a file with a torn line stays as it is, for inspection."""
     records, complaints = read_records(folder)
     if complaints or not any(set(names) & set(record.results) for record in records):
         return
@@ -64,23 +64,23 @@ def clean(cells: Iterable[Cell]) -> list[Cell]:
 
 def twins(cells: Iterable[Cell]) -> dict[RunConfig, Cell]:
     """Return a mapping from the measured configuration to its profiled cell, where that has tables of kernels."""
-    return {_what(cell.record.run_config): cell for cell in cells if cell.profiled and _told(cell)}
+    return {_as_clean(cell.record.run_config): cell for cell in cells if cell.profiled and _has_phases(cell)}
 
 
 def twin(cell: Cell, found: Mapping[RunConfig, Cell]) -> Cell | None:
-    return found.get(_what(cell.record.run_config))
+    return found.get(_as_clean(cell.record.run_config))
 
 
-def _told(cell: Cell) -> bool:
+def _has_phases(cell: Cell) -> bool:
     return cell.measured and bool(cell.record.results.get("phases"))
 
 
-def _what(config: RunConfig) -> RunConfig:
+def _as_clean(config: RunConfig) -> RunConfig:
     return replace(config, profiler=CLEAN, profiler_args=(), warmup=0, steps=1, rounds=1)
 
 
 def add_kernel_times(cells: Sequence[Cell]) -> None:
-    """Give each cell that is measured clean and profiled the columns of `kernel_columns`."""
+    """Add the columns of `kernel_columns` to each cell that was measured both clean and profiled."""
     found = twins(cells)
     for cell in clean(cells):
         if cell.measured and (other := twin(cell, found)):
@@ -88,8 +88,10 @@ def add_kernel_times(cells: Sequence[Cell]) -> None:
 
 
 def kernel_columns(cell: Cell, other: Cell) -> Row:
-    """Return columns of one step: `forward.kernel_s` and so on, `kernel_s` of all phases, `kernels` how many,
-    `kernel_ratio` backward's over forward's, and `busy_share`: all kernels' time over the clean step's, by the clock.
+    """Return columns of one step.
+
+    They are `forward.kernel_s` and so on, `kernel_s` of all phases, `kernels` (their number), `kernel_ratio` (backward
+    over forward), and `busy_share` (time of all kernels over that of the clean step).
     """
     times = phase_times(other)
     forward, backward = times.get("forward"), times.get("backward")
@@ -104,12 +106,12 @@ def kernel_columns(cell: Cell, other: Cell) -> Row:
 
 
 def phase_times(cell: Cell) -> dict[str, float]:
-    """Phase → time of its kernels in one step."""
+    """Return the time of the kernels in one step by phase."""
     return {row["phase"]: row["time_s"] for row in cell.record.results["phases"] if row["family"] == ALL}
 
 
 def family_times(cell: Cell) -> dict[str, float]:
-    """Family → time of its kernels in one step, the longest first."""
+    """Return the time of the kernels in one step by family, the longest first."""
     return {row["family"]: row["time_s"] for row in cell.record.results["families"]}
 
 
@@ -119,7 +121,7 @@ def kernel_rows(cell: Cell, family: str | None = None) -> list[Row]:
 
 
 def idle_shares(cell: Cell) -> dict[str, float]:
-    """Cause → the share of the recorded step in which no kernel ran for it, of the first GPU."""
+    """Return the share of the profiled step in which the first GPU ran no kernel, by cause."""
     return {row["cause"]: row["share"] for row in cell.record.results["gaps"] if row["device"] == 0}
 
 
@@ -129,7 +131,7 @@ def step_median(cell: Cell, column: str) -> float:
 
 
 def unknown(cells: Sequence[Cell]) -> Iterator[str]:
-    """Why kernel times are missing, where they are: a CPU's recording has none, and a profiled cell may have failed."""
+    """Yield the reasons for missing kernel times: a CPU's trace has none, and a profiled cell may have failed."""
     ran_on = {cell.record.environment.device for cell in cells if cell.measured and cell.record.environment}
     if ran_on == {"cpu"}:
         yield ON_A_CPU

@@ -1,4 +1,4 @@
-"""What the studies of low precision share."""
+"""Table that the studies of low precision share."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from _study import row_table
 def not_measured(cells: Sequence[Cell], format: str) -> list[str]:
     """Return a table of the cells without a result, none where all have one."""
     missing = [cell for cell in cells if not cell.measured]
-    rows = [{"cell": c.said(), "status": c.record.status, "reason": c.record.reason} for c in missing]
+    rows = [{"cell": c.label(), "status": c.record.status, "reason": c.record.reason} for c in missing]
     return row_table(rows, "not measured", format)

@@ -1,4 +1,4 @@
-"""What the studies of strategies share: their cells, clean and recorded, and the tables of cs-systems parallel."""
+"""Cells and tables that the studies of parallel strategies share."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def best_and_torchs(group: Sequence[RunRecord]) -> list[str]:
     most = max(row["ranks"] for row in rows)
     own = [row for row in rows if row["ranks"] == most and not row["strategy"].startswith("torch_")]
     torchs = [row for row in rows if row["ranks"] == most and row["strategy"].startswith("torch_")]
-    said = [_exposed(min(found, key=_longer)) for found in (own, torchs) if found]
+    notes = [_exposed(min(found, key=_longer)) for found in (own, torchs) if found]
     between = ""
     if own and torchs:
         gained = min(map(_longer, torchs)) - min(map(_longer, own))
         word = "less" if gained >= 0 else "more"
         between = f"; ours {human(abs(gained), 's')} {word}"
-    return [f"on {most} ranks the least longer than alone: {', '.join(said)}{between}"]
+    return [f"on {most} ranks the smallest increase over one rank: {', '.join(notes)}{between}"]
 
 
 def _longer(row: Row) -> float:
@@ -115,20 +115,20 @@ def _exposed(row: Row) -> str:
 
 def waiting(group: Sequence[RunRecord]) -> list[str]:
     """Return sentences on the time in collectives, and the fraction of it spent waiting."""
-    said = []
+    notes = []
     for row in parallel.communication(group):
         if row["waiting_s"] is not None and row["transfer_s"]:
             whole = row["waiting_s"] + row["transfer_s"]
-            said.append(
+            notes.append(
                 f"{row['strategy']}: a rank is in its collectives for {human(whole, 's')} of a step, "
-                f"{row['waiting_s'] / whole:.0%} of that waiting for a rank that comes later"
+                f"{row['waiting_s'] / whole:.0%} of that waiting for a straggler"
             )
-    return said
+    return notes
 
 
 def reconciled(group: Sequence[RunRecord]) -> list[str]:
     """Return sentences that split a step's extra time into causes, for each recorded strategy."""
-    said = []
+    notes = []
     for row in parallel.differences(group):
         parts = {
             "exposed": row["exposed_s"],
@@ -137,8 +137,8 @@ def reconciled(group: Sequence[RunRecord]) -> list[str]:
             "the recorder": row["recorder_s"],
         }
         listed = ", ".join(f"{name} {_signed(part)}" for name, part in parts.items())
-        said.append(f"{row['strategy']}: {_signed(row['difference_s'])} to a rank alone: {listed}")
-    return said
+        notes.append(f"{row['strategy']}: {_signed(row['difference_s'])} over one rank: {listed}")
+    return notes
 
 
 def _signed(seconds: float) -> str:
@@ -148,22 +148,22 @@ def _signed(seconds: float) -> str:
 def off_formula(group: Sequence[RunRecord]) -> list[str]:
     """Return sentences with the largest difference of measured bytes from the formulas."""
     rows = [row for row in parallel.stages(group) if row["off"] is not None]
-    said = []
+    notes = []
     if rows:
         worst = max(rows, key=lambda row: float(row["off"]))
-        said.append(
+        notes.append(
             f"parameters, gradients and state of a rank are within {worst['off']:.2%} of the formula in "
-            f"{len(rows)} components, the farthest {worst['component']} of {worst['strategy']}"
+            f"{len(rows)} components; the largest deviation is that of {worst['component']} of {worst['strategy']}"
         )
     sent = [row for row in parallel.volumes(group) if row.get("sent_bytes") and row.get("formula_sent_bytes")]
     if sent:
         off = max(abs(row["sent_bytes"] / row["formula_sent_bytes"] - 1) for row in sent)
-        said.append(f"bytes sent, counted where ours send, are within {off:.2%} of the formula in {len(sent)} cells")
-    return said
+        notes.append(f"bytes sent, counted where ours send, are within {off:.2%} of the formula in {len(sent)} cells")
+    return notes
 
 
 def on_a_cpu(cells: Sequence[Cell]) -> list[str]:
     ran_on = {cell.record.environment.device for cell in cells if cell.measured and cell.record.environment}
     if ran_on != {"cpu"}:
         return []
-    return ["ranks of gloo share a CPU's cores: what is exposed and hidden is of this machine, and no GPU's"]
+    return ["gloo ranks share a CPU's cores, so the exposed and hidden times do not apply to GPUs"]

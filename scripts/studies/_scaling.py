@@ -1,4 +1,4 @@
-"""How far each strategy goes by formula: which layouts a model allows, and how efficient each of them is."""
+"""Layouts that a model allows under each strategy, and their efficiency by formula."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Point:
 
 @cache
 def points(size: str, strategy: str, network: str, given: Inputs) -> tuple[Point, ...]:
-    """Efficiency by number of GPUs; of several layouts of as many the best."""
+    """Return the efficiency by number of GPUs, each with its most efficient layout."""
     model, cluster = preset(size), given.cluster(NETWORKS[network])
     rows, found = whole_rows(model), {}
     for layout in layouts(model, strategy):
@@ -88,7 +88,7 @@ def whole_rows(model: ModelConfig) -> int:
 
 
 def layouts(model: ModelConfig, strategy: str) -> Iterator[Layout]:
-    """Data-parallel ranks are powers of two, each with a row at least; of 2-D, blocks are divided within a node."""
+    """Yield the layouts: powers of two of data-parallel ranks with a row each; 2-D divides blocks within a node."""
     sharing, _, divides = STRATEGIES[strategy]
     common = math.gcd(model.num_heads, model.d_ff)
     degrees = [n for n in range(1, common + 1) if common % n == 0] if divides else [1]
@@ -116,7 +116,7 @@ def farthest(found: Sequence[Point], efficiency: float) -> Point | None:
 
 
 def binds_at(model: ModelConfig, strategy: str, cluster: Cluster) -> float | None:
-    """GPUs, in closed form: where sending takes as long as computing."""
+    """Return the number of GPUs at which sending takes as long as computing, in closed form."""
     _, sent, divides = STRATEGIES[strategy]
     rows = whole_rows(model)
     if strategy == "tp":

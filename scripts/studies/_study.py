@@ -1,6 +1,6 @@
-"""What the studies share: a study is its cells, its tables and an explanation computed from what was measured.
+"""Study: cells to measure, tables of the records, and an explanation that is computed from them.
 
-Each scripts/studies/<name>.py asks one question; its docstring says which, how, and what comes out. Together:
+Each scripts/studies/<name>.py answers one question; its docstring gives question, method and output. All of them:
 
     python scripts/studies/_study.py                          # lists them
     python scripts/studies/_study.py --all --budget-s 540     # runs them, the most telling first; again: the rest
@@ -74,16 +74,23 @@ _MOST_STEPS = ((0.05, 5, 30), (0.2, 3, 10), (0.6, 2, 5), (inf, 1, 3))
 
 @dataclass(frozen=True)
 class Study:
-    """file, doc: the script's own. full: the cells for one H200. small: those for two CPU cores, under 20 s.
+    """Study of one question.
 
-    tables: (cells, format) → the tables as texts. explain: findings as sentences, computed from the records.
-    answer: one or two sentences that answer the question, with a number, its unit and the device, computed from the
-    records; "" where these do not answer it. The page begins with it.
-    figure: a kind of report.plot, of the cells that are `drawn`; of all where none is.
-    fresh_process: each cell in a worker of its own. interleave: the clean cells of a model in turn, round by
-    round, and a profile of each, before the next model's: what a budget cuts short has whole models.
-    drops: tables of a profile that the study does not use: its records, which are committed, go without them.
-    draw: cells → a matplotlib Figure of the study's own, instead of a kind of report.plot.
+    Attributes:
+        file: the script's `__file__`.
+        doc: the script's docstring, which opens with the question.
+        full: returns the cells for one H200.
+        small: returns the cells for two CPU cores, under 20 s.
+        tables: makes the tables from (cells, format).
+        explain: makes the findings, sentences that are computed from the records.
+        answer: makes the answer that the page opens with: one or two sentences with a number, its unit and the device;
+            "" if the records do not answer the question.
+        figure: kind of figure (report/figures), of the cells that are `drawn`, or of all if none is.
+        fresh_process: measure each cell in a worker of its own.
+        interleave: measure the clean cells of a model in turn, round by round, and a profile of each, before the next
+            model, so that a run that is cut short has whole models.
+        drops: tables of a profile that the study does not use; its committed records leave them out.
+        draw: makes a matplotlib Figure from the cells, instead of `figure`.
     """
 
     file: str
@@ -116,7 +123,7 @@ class Study:
         return self.full() if scale == "full" else self.small()
 
     def folder(self, scale: str) -> Path:
-        """Full results are kept in the repository; what a laptop measures is for itself."""
+        """Return the default folder: full results go into the repository, small ones into runs/."""
         return Path("profiles" if scale == "full" else "runs") / self.name
 
 
@@ -191,7 +198,7 @@ def decide(asked: str) -> str:
 
 
 def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadline: float = inf) -> None:
-    """Measure what the folder lacks, until the deadline (of time.monotonic)."""
+    """Measure the cells that the folder lacks, until the deadline (of time.monotonic)."""
     configs, left_out = possible(study.configs(scale))
     for why in left_out:
         print(why, file=sys.stderr)
@@ -236,7 +243,7 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
         records, complaints = records + read, complaints + torn
     found = cells(records)
     explanation = [*complaints, *study.explain(found), *_missing(study, records)]
-    said = "\n".join(f"- {sentence}" for sentence in explanation)
+    text = "\n".join(f"- {sentence}" for sentence in explanation)
     command = " ".join([study.command, *(["--measured", *map(str, measured)] if measured else [])])
     tables = [table.strip() for table in study.tables(found, "markdown")]
     drawn = [cell.record for cell in found if study.drawn(cell)] or records
@@ -245,10 +252,10 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
     elif fitting := plot.kinds(drawn):  # a study that was cut short may not fill its own figure yet
         plot.save(drawn, out / FIGURE_FILE, study.figure if study.figure in fitting else None)
     picture = [f"![{study.title}]({FIGURE_FILE})"] if (out / FIGURE_FILE).is_file() else []
-    sections = [f"# {study.title}", answered(study, found), *picture, *tables, "## Findings", said, f"    {command}"]
+    sections = [f"# {study.title}", answered(study, found), *picture, *tables, "## Findings", text, f"    {command}"]
     write_file(out / PAGE_FILE, ("\n\n".join(sections) + "\n").encode())
     print("\n".join(study.tables(found, format)))
-    print(said, file=sys.stdout if format == "markdown" else sys.stderr)
+    print(text, file=sys.stdout if format == "markdown" else sys.stderr)
     print(
         f"{out}: {RECORDS_FILE if records_path(out).is_file() else 'no records'}, table.md, figure.svg", file=sys.stderr
     )
@@ -269,7 +276,7 @@ def _missing(study: Study, records: Sequence[RunRecord]) -> Iterator[str]:
     if missing := [config for config in wanted if config not in known]:
         first = describe(missing[0])
         count = "1 cell is" if len(missing) == 1 else f"{len(missing)} cells are"
-        yield f"{count} not measured yet, {first} first: the same command goes on with the rest"
+        yield f"{count} not measured yet, the first is {first}; run the same command again to measure the rest"
 
 
 def run(study: Study, argv: Sequence[str] | None = None) -> int:
@@ -281,13 +288,13 @@ def _answered(study: Study, argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         description=study.doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--out", type=Path, help="folder (default: profiles/NAME; of the small size runs/NAME)")
+    parser.add_argument("--out", type=Path, help="folder of the records (default: profiles/NAME, small: runs/NAME)")
     parser.add_argument("--format", choices=[f for f in FORMATS if f != "terminal"], default="markdown")
-    parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: what this machine can run")
-    parser.add_argument("--fresh", action="store_true", help="put the folder's records aside and start over")
-    parser.add_argument("--show", action="store_true", help="show the records of --out: measure nothing")
+    parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: full on a GPU, else small")
+    parser.add_argument("--fresh", action="store_true", help="rename the old records, and measure every cell again")
+    parser.add_argument("--show", action="store_true", help="show the records of --out without measuring")
     parser.add_argument(
-        "--measured", type=Path, nargs="+", default=[], help="show the records of these folders too: measure nothing"
+        "--measured", type=Path, nargs="+", default=[], help="also show the records of these folders, without measuring"
     )
     parser.add_argument("--dry-run", action="store_true", help="list the cells with their predicted memory")
     args = parser.parse_args(argv)
@@ -306,7 +313,7 @@ def _answered(study: Study, argv: Sequence[str] | None) -> int:
         print(f"{study.name}: {error}", file=sys.stderr)
         return EXIT_MALFORMED
     except KeyboardInterrupt:
-        print("interrupted; what was measured is kept, the same command goes on with the rest", file=sys.stderr)
+        print("interrupted; the records are kept, run the same command again to measure the rest", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -316,13 +323,13 @@ def studies() -> list[Study]:
 
 
 def run_all(out_root: Path | None, budget_s: float, scale: str) -> int:
-    """Run every study until the budget is spent; one that fails does not end the others."""
+    """Run every study until the budget is spent; a failed study does not stop the others."""
     began = time.monotonic()
     scale, statuses = decide(scale), {}
     for study in studies():
         spent = time.monotonic() - began
         if spent > budget_s:
-            print(f"{study.name}: left out after {spent:.0f} of {budget_s:.0f} s: the same command goes on with it")
+            print(f"{study.name}: left out after {spent:.0f} of {budget_s:.0f} s; run this again to measure it")
             continue
         out = out_root / study.name if out_root else study.folder(scale)
         print(f"\n## {study.title}\n", flush=True)
@@ -343,8 +350,8 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="run every study")
     parser.add_argument("--index", action="store_true", help="write profiles/README.md from the committed pages")
     parser.add_argument("--out-root", type=Path, help="folder of the studies' folders (default: profiles, or runs)")
-    parser.add_argument("--budget-s", type=float, default=inf, help="begin no cell after so many seconds")
-    parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: what this machine can run")
+    parser.add_argument("--budget-s", type=float, default=inf, help="start no new cell after this many seconds")
+    parser.add_argument("--scale", choices=SCALES, default="auto", help="auto: full on a GPU, else small")
     args = parser.parse_args()
     if args.index:
         write_file(INDEX, index_page([*ORDER, APART], PAGE_FILE, FIGURE_FILE).encode())

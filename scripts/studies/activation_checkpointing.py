@@ -67,7 +67,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     by = index(cells, "size", "checkpoint")
     for size in dict.fromkeys(size for size, _ in by):
         same = {checkpoint: cell for (s, checkpoint), cell in by.items() if s == size}
@@ -76,14 +76,16 @@ def explain(cells: list[Cell]) -> list[str]:
             known = {name: cell[column] for name, cell in groups.items() if cell[column]}
             if known:
                 best = min(known, key=lambda name: known[name])
-                said.append(f"{size}: of equal groups {best} needs least as {what}: {human(known[best], 'bytes')}")
-        said += _prices(size, same)
+                notes.append(
+                    f"{size}: among equal groups, {best} needs the least memory, {what}: {human(known[best], 'bytes')}"
+                )
+        notes += _prices(size, same)
         if waits := [name for name, cell in same.items() if "launch-bound" in {w.code for w in cell.record.warnings}]:
-            said.append(
-                f"{size}: under {', '.join(waits)} the device waited for the host, so this time is Python's: "
-                "checkpoints cost calls, and a selective one asks Python about every operator"
+            notes.append(
+                f"{size}: launch-bound under {', '.join(waits)}: each checkpoint adds calls, and a selective one runs "
+                "Python code for every operator"
             )
-    return said
+    return notes
 
 
 def _prices(size: str, same: dict[str, Cell]) -> list[str]:
@@ -100,11 +102,11 @@ def _prices(size: str, same: dict[str, Cell]) -> list[str]:
     saved, known = 1 - left[least] / whole, "measured" if column == "peak_allocated_bytes" else "predicted"
     of = f"{human(whole, 'bytes')} ({known})"
     rest = human(left[least], "bytes")
-    return [f"{size}: {least} saves most, {saved:.0%} of {of}: {rest} are left, for {slower:+.1%} of the time"]
+    return [f"{size}: {least} saves the most, {saved:.0%} of {of}: {rest} remain, for {slower:+.1%} of the time"]
 
 
 def answer(cells: list[Cell]) -> str:
-    by, said = index(cells, "size", "checkpoint"), []
+    by, notes = index(cells, "size", "checkpoint"), []
     for size in dict.fromkeys(size for size, _ in by):
         plain, groups = by.get((size, "none")), {g: by[size, g] for g in GROUPS if (size, g) in by}
         column = "peak_allocated_bytes" if plain and plain["peak_allocated_bytes"] else "predicted_peak_bytes"
@@ -113,11 +115,11 @@ def answer(cells: list[Cell]) -> str:
         best = min(groups, key=lambda name: groups[name][column])
         slower = groups[best]["median_s"] / plain["median_s"] - 1
         which = "" if column == "peak_allocated_bytes" else " as predicted"
-        said.append(
-            f"{size} needs least memory with {best}, {human(groups[best][column], 'bytes')} instead of "
+        notes.append(
+            f"{size} needs the least memory with {best}, {human(groups[best][column], 'bytes')} instead of "
             f"{human(plain[column], 'bytes')}{which}, for {slower:+.1%} of the time"
         )
-    return f"{place(cells)}, of equal groups: {'; '.join(said)}." if said else ""
+    return f"{place(cells)}, among equal groups: {'; '.join(notes)}." if notes else ""
 
 
 STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="phases")

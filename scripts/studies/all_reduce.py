@@ -53,7 +53,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
     measured = [cell for cell in cells if cell.measured]
     return [
         *not_measured(cells, format),
-        *row_table(_known([_row(c) for c in measured]), "all-reduce, fp32: what is paid once, and a call", format),
+        *row_table(_known([_row(c) for c in measured]), "all-reduce, fp32: times of the set-up, and per call", format),
         *row_table(collectives.fits(c.record for c in measured), "t(n) = α + n/β, by relative residuals", format),
     ]
 
@@ -86,18 +86,18 @@ def _one_stopwatch_s(cell: Cell) -> float | None:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     by_ranks: dict[int, list[Cell]] = {}
     for cell in cells:
         if cell.measured:
             by_ranks.setdefault(cell["world_size"], []).append(cell)
     for ranks, found in by_ranks.items():
         found.sort(key=lambda cell: cell["size_bytes"])
-        said += _set_up(ranks, found) if len(found) > 1 else []
-    said += [_fit(row) for row in collectives.fits(c.record for c in cells)]
+        notes += _set_up(ranks, found) if len(found) > 1 else []
+    notes += [_fit(row) for row in collectives.fits(c.record for c in cells)]
     if several := [found[-1] for ranks, found in by_ranks.items() if ranks > 1]:
-        said.append(_busbw(several))
-    return said
+        notes.append(_busbw(several))
+    return notes
 
 
 def _set_up(ranks: int, found: Sequence[Cell]) -> list[str]:
@@ -116,10 +116,10 @@ def _set_up(ranks: int, found: Sequence[Cell]) -> list[str]:
 def _fit(row: Row) -> str:
     """Return the fitted line, and whether it holds between the sizes."""
     bandwidth = row["algbw_bytes_per_s"]
-    line = f"α {human(row['latency_s'], 's')}" if row["latency_s"] else "no α that these sizes show"
+    line = f"α {human(row['latency_s'], 's')}" if row["latency_s"] else "α too small for these sizes to show"
     line += f", β {human(bandwidth, 'bytes_per_s')} (algbw)" if bandwidth else ", no growth with the size"
     worst = row["worst_residual_share"]
-    fits = "" if worst <= 0.1 else ": the sizes between are not on one line"
+    fits = "" if worst <= 0.1 else ": one line does not fit all sizes"
     quality = "" if row["r_squared"] is None else f"R² {row['r_squared']:.3f}, "
     return f"{_ranks(row['world_size'])}: {line}; {quality}at worst {worst:.0%} off{fits}"
 
@@ -137,15 +137,15 @@ def _ranks(count: int) -> str:
 
 
 def answer(cells: list[Cell]) -> str:
-    said = []
+    notes = []
     for ranks in dict.fromkeys(cell["world_size"] for cell in cells if cell.measured and cell["world_size"] > 1):
         same = [cell for cell in cells if cell.measured and cell["world_size"] == ranks]
         by_size = sorted(same, key=lambda cell: int(cell["size_bytes"]))
         ends = [by_size[0], by_size[-1]]
         calls = [f"{human(cell['call_s'], 's')} for {readable_bytes(cell['size_bytes'])}" for cell in ends]
         start = f", after {same[0]['start_s']:.2f} s to start the processes" if same[0]["start_s"] else ""
-        said.append(f"on {_ranks(ranks)} an all-reduce takes {' and '.join(dict.fromkeys(calls))}{start}")
-    return f"{place(cells)}: {'; '.join(said)}." if said else ""
+        notes.append(f"on {_ranks(ranks)} an all-reduce takes {' and '.join(dict.fromkeys(calls))}{start}")
+    return f"{place(cells)}: {'; '.join(notes)}." if notes else ""
 
 
 STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="collectives")

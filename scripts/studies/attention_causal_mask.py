@@ -38,7 +38,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 def explain(cells: list[Cell]) -> list[str]:
     by = index(cells, "attention", "seq", "causal")
-    said = []
+    notes = []
     for name in by_backend(cells):
         seq = max(cell["seq"] for cell in by_backend(cells)[name])
         whole, half = by.get((name, seq, False)), by.get((name, seq, True))
@@ -47,13 +47,13 @@ def explain(cells: list[Cell]) -> list[str]:
                 half[f"forward.{column}"] / whole[f"forward.{column}"]
                 for column in ("median_s", "model_flops", "hardware_flops")
             )
-            said.append(
+            notes.append(
                 f"{name} at length {seq}: causal is credited with {credited:.2f} of the FLOPs, executes {executed:.2f} "
                 f"and takes {time:.2f} times as long: by credit {rate(whole)} become {rate(half)}, by execution "
                 f"{rate(whole, 'hardware')} become {rate(half, 'hardware')}"
                 + ("; the mask is one more pass over the whole score matrix" if executed == 1 < time else "")
             )
-    return said
+    return notes
 
 
 def answer(cells: list[Cell]) -> str:
@@ -66,8 +66,8 @@ def answer(cells: list[Cell]) -> str:
     }
     if not ratios:
         return ""
-    said = ", ".join(f"{value:.2f} ({name})" for name, value in ratios.items())
-    return f"{place(cells)}, at length {longest:,} a causal mask multiplies the time of forward by {said}."
+    text = ", ".join(f"{value:.2f} ({name})" for name, value in ratios.items())
+    return f"{place(cells)}, at length {longest:,} a causal mask multiplies the time of forward by {text}."
 
 
 STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time")

@@ -39,22 +39,22 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     for name, same in by_backend(cells).items():
         first, last = same[0], same[-1]
         credited, executed, moved, time = (
             last[f"forward.{column}"] / first[f"forward.{column}"]
             for column in ("model_flops", "hardware_flops", "bytes", "median_s")
         )
-        said.append(
+        notes.append(
             f"{name}: at d_head {last['d_head']} forward takes {time:.1f} times as long as at {first['d_head']}, "
             f"for {credited:.0f} times the credited FLOPs, {executed:.1f} the executed, {moved:.1f} the bytes"
         )
         padded = [cell for cell in same if cell["executed_d_head"] and cell["executed_d_head"] > cell["d_head"]]
         if padded:
             heads = ", ".join(f"{cell['d_head']} as {cell['executed_d_head']}" for cell in padded)
-            said.append(f"{name}: padded heads: {heads}")
-    return [*said, *speed_up(cells, "d_head")]
+            notes.append(f"{name}: padded heads: {heads}")
+    return [*notes, *speed_up(cells, "d_head")]
 
 
 def answer(cells: list[Cell]) -> str:
@@ -63,11 +63,11 @@ def answer(cells: list[Cell]) -> str:
         return ""
     first, *_, last = next(iter(lines.values()))
     times = {name: same[-1]["forward.median_s"] / same[0]["forward.median_s"] for name, same in lines.items()}
-    said = ", ".join(f"{ratio:.1f} ({name})" for name, ratio in times.items())
+    text = ", ".join(f"{ratio:.1f} ({name})" for name, ratio in times.items())
     more = last["forward.model_flops"] / first["forward.model_flops"]
     return (
         f"{place(cells)}, from head size {first['d_head']} to {last['d_head']} the credited FLOPs of forward grow "
-        f"{more:.0f} times and its time {said} times."
+        f"{more:.0f} times and its time {text} times."
     )
 
 

@@ -40,7 +40,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     for name, same in by_backend(cells).items():
         if len(same) < 2:
             continue
@@ -48,7 +48,7 @@ def explain(cells: list[Cell]) -> list[str]:
         heads = [cell["heads"] for cell in same]
         falls = exponent(heads, [cell["forward.model_flops_per_s"] for cell in same])
         executed = last["forward.hardware_flops"] / first["forward.hardware_flops"]
-        said.append(
+        notes.append(
             f"{name}: from {heads[0]} to {heads[-1]} heads the credited rate falls as heads^{falls:.2f} ({rate(first)} "
             f"to {rate(last)}), with {heads[-1] // heads[0]} times the rows of softmax and {executed:.1f} times the "
             f"executed FLOPs, whose rate goes from {rate(first, 'hardware')} to {rate(last, 'hardware')}"
@@ -56,8 +56,8 @@ def explain(cells: list[Cell]) -> list[str]:
         peaks = [cell["peak_allocated_bytes"] or cell["predicted_peak_bytes"] for cell in (first, last)]
         if all(peaks):
             kind = "peak memory" if first["peak_allocated_bytes"] else "predicted peak memory"
-            said.append(f"{name}: {kind} goes from {human(peaks[0], 'bytes')} to {human(peaks[1], 'bytes')}")
-    return said
+            notes.append(f"{name}: {kind} goes from {human(peaks[0], 'bytes')} to {human(peaks[1], 'bytes')}")
+    return notes
 
 
 def answer(cells: list[Cell]) -> str:

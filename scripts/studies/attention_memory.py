@@ -82,14 +82,14 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     by = index(cells, "d_head", "seq")
     for d_head in dict.fromkeys(d for d, _ in by):
         lengths = [seq for d, seq in by if d == d_head]
         last = by[d_head, max(lengths)]
         forward, backward = last["forward.median_s"], last["backward.median_s"]
         if forward and backward:
-            said.append(
+            notes.append(
                 f"d_head {d_head}, length {max(lengths)}: one pass takes {human(forward + backward, 's')}, backward "
                 f"{backward / forward:.2f} times forward; {PASSES} passes would be printed as "
                 f"{human(PASSES * (forward + backward), 's')}"
@@ -99,22 +99,22 @@ def explain(cells: list[Cell]) -> list[str]:
         off = [row["backward_bytes"] / row["measured_bytes"] - 1 for row in rows if row["seq"] >= 1024]
         largest = max(rows, key=lambda row: row["score_matrix_bytes"])
         matrix = largest["score_matrix_bytes"]
-        said.append(
+        notes.append(
             f"at length {largest['seq']} a score matrix takes {human(matrix, 'bytes')}; at the peak "
             f"{largest['measured_bytes'] / matrix:.1f} of them are alive, where forward alone keeps "
             f"{largest['kept_bytes'] / matrix:.1f}"
         )
         if off:
-            said.append(f"from length 1024 on the peak is predicted within {max(map(abs, off)):.1%}")
+            notes.append(f"from length 1024 on the peak is predicted within {max(map(abs, off)):.1%}")
     for cell in cells:
         if cell["status"] == "oom":
             asked, needs = cell["failed_allocation_bytes"], cell["predicted_peak_bytes"]
-            said.append(
+            notes.append(
                 f"d_head {cell['d_head']}, length {cell['seq']} ran out of memory"
                 + (f" at an allocation of {human(asked, 'bytes')}" if asked else "")
                 + (f"; it is predicted to need {human(needs, 'bytes')}" if needs else "")
             )
-    return said
+    return notes
 
 
 def answer(cells: list[Cell]) -> str:

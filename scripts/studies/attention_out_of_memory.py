@@ -36,7 +36,7 @@ def full() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """Few heads that a CPU finishes, under caps as much smaller."""
+    """Return calls with few heads, which a CPU finishes, under proportionally smaller caps."""
     shapes = [AttentionShape(1, 4, seq, 64, causal=True) for seq in (128, 256)]
     return [c for limit in LIMITS for c in calls(shapes, memory_limit_bytes=limit // SMALLER, **QUICK)]
 
@@ -73,7 +73,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     for limit in dict.fromkeys(cell["memory_limit_bytes"] for cell in cells):
         here = [cell for cell in cells if cell["memory_limit_bytes"] == limit]
         for name in dict.fromkeys(cell["attention"] for cell in here if cell["status"] in ("ok", "oom")):
@@ -88,17 +88,17 @@ def explain(cells: list[Cell]) -> list[str]:
                 needed = human(failed[0]["predicted_peak_bytes"], "bytes")
                 sentence += f", not at {failed[0]['seq']}, which is predicted to need {needed}"
                 sentence += f" and failed at an allocation of {human(asked, 'bytes')}" if asked else ""
-            said.append(sentence)
-    return [*said, *_one_matrix_more(cells)]
+            notes.append(sentence)
+    return [*notes, *_one_matrix_more(cells)]
 
 
 def _one_matrix_more(cells: list[Cell]) -> list[str]:
     """Return sentences on the need of an implementation that keeps one more score matrix."""
-    said = []
+    notes = []
     for cell in by_backend(cells).get(PYTORCH, []):
         matrix, predicted, limit = score_matrix_bytes(cell), cell["predicted_peak_bytes"], cell["memory_limit_bytes"]
         if predicted <= limit < predicted + matrix:
-            said.append(
+            notes.append(
                 f"{PYTORCH} fits {human(limit, 'bytes')} at length {cell['seq']} with {human(predicted, 'bytes')}; "
                 f"one that holds one score matrix more ({human(matrix, 'bytes')}) would need "
                 f"{human(predicted + matrix, 'bytes')}"
@@ -107,8 +107,8 @@ def _one_matrix_more(cells: list[Cell]) -> list[str]:
     checked = [c for c in by.values() if c["peak_allocated_bytes"] and c["predicted_peak_bytes"]]
     if checked:
         off = max(abs(c["peak_allocated_bytes"] / c["predicted_peak_bytes"] - 1) for c in checked)
-        said.append(f"where it fits, the measured peak is within {off:.1%} of the predicted one")
-    return said
+        notes.append(f"where it fits, the measured peak is within {off:.1%} of the predicted one")
+    return notes
 
 
 def on_the_larger_card(cell: Cell) -> bool:
@@ -116,7 +116,7 @@ def on_the_larger_card(cell: Cell) -> bool:
 
 
 def answer(cells: list[Cell]) -> str:
-    said = []
+    notes = []
     for limit in dict.fromkeys(cell["memory_limit_bytes"] for cell in cells):
         here = [cell for cell in cells if cell["memory_limit_bytes"] == limit and cell["status"] in ("ok", "oom")]
         longest = {
@@ -125,8 +125,8 @@ def answer(cells: list[Cell]) -> str:
         }
         fits = ", ".join(f"{seq:,} ({name})" if seq else f"none ({name})" for name, seq in longest.items())
         if fits:
-            said.append(f"within {human(limit, 'bytes')} the longest that fits is {fits}")
-    return f"{place(cells)}: of the measured lengths, {'; '.join(said)}." if said else ""
+            notes.append(f"within {human(limit, 'bytes')} the longest that fits is {fits}")
+    return f"{place(cells)}: of the measured lengths, {'; '.join(notes)}." if notes else ""
 
 
 STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory", drawn=on_the_larger_card)

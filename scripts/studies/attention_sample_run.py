@@ -42,13 +42,13 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = [was_it_causal()]
+    notes = [was_it_causal()]
     by = index(cells, "attention", "causal")
     for (name, causal), cell in by.items():
         if not causal and (masked := by.get((name, True))):
             phases = ("forward.median_s", "backward.median_s")
             times = [" and ".join(human(c[phase], "s") for phase in phases) for c in (cell, masked)]
-            said.append(
+            notes.append(
                 f"{name}: forward and backward take {times[0]} without the mask, {times[1]} with it; forward's rate by "
                 f"credit is {rate(cell)} and {rate(masked)}"
             )
@@ -56,8 +56,8 @@ def explain(cells: list[Cell]) -> list[str]:
     if flash and flash.record.config["shape"]["batch"] == SHAPE.batch:
         seconds, _ = PUBLISHED["forward"]
         times = seconds / flash["forward.median_s"]
-        said.append(f"the published forward took {times:.1f} times as long as {FLASH2} does here")
-    return said
+        notes.append(f"the published forward took {times:.1f} times as long as {FLASH2} does here")
+    return notes
 
 
 def was_it_causal() -> str:
@@ -73,14 +73,14 @@ def was_it_causal() -> str:
 
 def answer(cells: list[Cell]) -> str:
     by = index(cells, "attention", "causal")
-    said = []
+    notes = []
     for name in dict.fromkeys(name for name, _ in by):
         if (name, False) in by and (name, True) in by:
             times = [human(by[name, causal]["median_s"], "s") for causal in (False, True)]
-            said.append(f"{name} {times[0]} and {times[1]}")
-    if not said:
+            notes.append(f"{name} {times[0]} and {times[1]}")
+    if not notes:
         return ""
-    return f"{place(cells)}, forward and backward take, without a causal mask and with it: {'; '.join(said)}."
+    return f"{place(cells)}, forward and backward take, without a causal mask and with it: {'; '.join(notes)}."
 
 
 STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="phases")

@@ -65,11 +65,11 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     for name, same in by_backend(cells).items():
         worst = max(same, key=lambda cell: one_bad_sample(cell)["mean_with_it_s"] / cell["mean_s"])
         first, mean = (human(one_bad_sample(worst)[name], "s") for name in ("first_s", "mean_with_it_s"))
-        said.append(
+        notes.append(
             f"{name}: the first step at length {worst['seq']} took {first}; counted as one of {worst['n']} samples it "
             f"would have made the mean {mean} where the median is {human(worst['median_s'], 's')}"
         )
@@ -79,13 +79,13 @@ def explain(cells: list[Cell]) -> list[str]:
             for row in steadiness([cell])
             if row["outliers"]
         ]
-        said.append(f"{name}: outliers among the timed samples: {', '.join(slow) or 'none'}")
+        notes.append(f"{name}: outliers among the timed samples: {', '.join(slow) or 'none'}")
         long = same[len(same) // 2 :]
         if len(long) > 1:
             seqs = [cell["seq"] for cell in long]
             grows = exponent(seqs, [cell["median_s"] for cell in long])
-            said.append(f"{name}: from length {seqs[0]} to {seqs[-1]} the time grows as length^{grows:.2f}")
-    return [*said, *speed_up(cells, "seq")]
+            notes.append(f"{name}: from length {seqs[0]} to {seqs[-1]} the time grows as length^{grows:.2f}")
+    return [*notes, *speed_up(cells, "seq")]
 
 
 def answer(cells: list[Cell]) -> str:

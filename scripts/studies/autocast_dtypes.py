@@ -88,7 +88,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
     return [
         *not_measured(shown, format),
         *(table for cell in shown for table in row_table(dtypes(cell), f"dtypes of the {name(cell)}", format)),
-        *row_table(mistaken(cells), "bf16 autocast that does nothing, and what is said of it", format),
+        *row_table(mistaken(cells), "bf16 autocast without effect, and the reason that is given", format),
         *row_table(
             normalized(records), "relative error, one step alone in low precision; u: its unit roundoff", format
         ),
@@ -97,7 +97,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = where([cell.record for cell in cells])
+    notes = where([cell.record for cell in cells])
     for cell in cells:
         rows = {row["what"]: row for row in cell.record.results.get("dtypes", ())}
         if cell.record.config["workload"] == "toy" and rows and cell.record.config["precision"] in LOW:
@@ -109,8 +109,8 @@ def explain(cells: list[Cell]) -> list[str]:
             }
             parts |= {"gradients of parameters": ("fc1", "parameter_gradients")}
             values = ", ".join(f"{title} {_short(rows[row][part])}" for title, (row, part) in parts.items())
-            said.append(f"under {cell.record.config['precision']} autocast: {values}")
-    return [*said, *(sentence for cell in cells for sentence in verdicts(cell.record))]
+            notes.append(f"under {cell.record.config['precision']} autocast: {values}")
+    return [*notes, *(sentence for cell in cells for sentence in verdicts(cell.record))]
 
 
 def answer(cells: list[Cell]) -> str:

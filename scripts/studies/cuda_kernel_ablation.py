@@ -211,22 +211,22 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     if steps := cumulative(cells):
         most = max(steps, key=lambda row: row["faster than before"])
         slower = [row["step"] for row in steps if row["faster than before"] < 1]
-        said.append(f"{most['step']} brings most where it is added: {most['faster than before']:.3g} times as fast")
-        said += [f"{name} makes it slower where it is added" for name in slower]
+        notes.append(f"{most['step']} brings most where it is added: {most['faster than before']:.3g} times as fast")
+        notes += [f"{name} makes it slower where it is added" for name in slower]
     if parts := left_out(cells)[1:]:
         most = max(parts, key=lambda row: row["times as long"])
         useless = [row["fp32 kernel"] for row in parts if row["times as long"] < 1.02]
-        said.append(f"the whole misses most {most['fp32 kernel']}: {most['times as long']:.3g} times as long")
-        said += [f"{name} it is as fast, within 2%, or faster" for name in useless]
+        notes.append(f"the whole misses most {most['fp32 kernel']}: {most['times as long']:.3g} times as long")
+        notes += [f"{name} it is as fast, within 2%, or faster" for name in useless]
     by = index([c for c in cells if step_of(c) in STREAMS and shape_of(c) == MAIN], "workload")
     if len(by) == len(STREAMS):
         one, four = (c["median_s"] for c in by.values())
-        said.append(f"on four streams the pass with its copies takes {human(four, 's')} instead of {human(one, 's')}")
-    return said
+        notes.append(f"on four streams the pass with its copies takes {human(four, 's')} instead of {human(one, 's')}")
+    return notes
 
 
 def draw(cells: list[Cell]) -> Figure:
@@ -246,8 +246,8 @@ def draw(cells: list[Cell]) -> Figure:
     axes = drawn.subplots()
     axes.barh([name for (name, _, _), _ in bars], [1e3 * s for (_, s, _), _ in bars], color=[c for _, c in bars])
     for height, ((_, time_s, rate), _) in enumerate(bars):
-        said = f" {human(time_s, 's')}, {human(rate, 'flops_per_s')}"
-        axes.annotate(said, (1e3 * time_s, height), va="center", annotation_clip=False)
+        text = f" {human(time_s, 's')}, {human(rate, 'flops_per_s')}"
+        axes.annotate(text, (1e3 * time_s, height), va="center", annotation_clip=False)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.invert_yaxis()
@@ -263,8 +263,8 @@ def answer(cells: list[Cell]) -> str:
     steps = cumulative(cells)
     if len(steps) < 2:
         if core := one_core(cells):
-            said = f"{human(core[-1]['time_s'], 's')} at n {core[-1]['n']}"
-            return f"{place(cells)}, the sequential program takes {said}; no GPU kernel was measured."
+            text = f"{human(core[-1]['time_s'], 's')} at n {core[-1]['n']}"
+            return f"{place(cells)}, the sequential program takes {text}; no GPU kernel was measured."
         return ""
     first, last = steps[0], steps[-1]
     most = max(steps, key=lambda row: row["faster than before"])

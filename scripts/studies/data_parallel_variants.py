@@ -156,19 +156,19 @@ def backward_of(group: Sequence[RunRecord]) -> float | None:
 
 
 def explain(found: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     for group in groups(found):
-        said += [*best_and_torchs(group), *reconciled(group), *waiting(group)]
+        notes += [*best_and_torchs(group), *reconciled(group), *waiting(group)]
         if (line := link(found)) and (backward_s := backward_of(group)):
-            said += _buckets(group, line, backward_s)
-    return [*said, *on_a_cpu(found)]
+            notes += _buckets(group, line, backward_s)
+    return [*notes, *on_a_cpu(found)]
 
 
 def _buckets(group: Sequence[RunRecord], line: Link, backward_s: float) -> list[str]:
     model = group[0].run_config.model
     gradients = sum(parameter_sizes(model))
     best = best_size_bytes(gradients, backward_s, line)
-    said = [
+    notes = [
         f"{human(gradients, 'bytes')} of gradients over α {human(line.latency_s, 's')}, β "
         f"{human(line.algorithm_bytes_per_s, 'bytes_per_s')}{_of_host(line)} against {human(backward_s, 's')} of "
         f"backward: the best of equal buckets is {human(best, 'bytes')}, "
@@ -178,15 +178,15 @@ def _buckets(group: Sequence[RunRecord], line: Link, backward_s: float) -> list[
     if rows:
         predicted = min(rows, key=lambda row: float(row["predicted_longer_s"]))
         measured = min(rows, key=lambda row: float(row["longer_than_alone_s"]))
-        said.append(
-            f"of the sizes that were run, {predicted['bucket']} is the best as predicted, {measured['bucket']} as "
-            "measured; the formula does not know what computing loses beside it"
+        notes.append(
+            f"of the measured sizes, {predicted['bucket']} is the best as predicted, {measured['bucket']} as "
+            "measured; the formula ignores that communication slows computation down"
         )
-    return said
+    return notes
 
 
 def _of_host(line: Link) -> str:
-    return f" and {human(line.start_s, 's')} of the host that binds for each" if line.start_s else ""
+    return f" and {human(line.start_s, 's')} of the host to start each" if line.start_s else ""
 
 
 def study_tables(found: list[Cell], format: str) -> list[str]:
@@ -201,10 +201,10 @@ def study_tables(found: list[Cell], format: str) -> list[str]:
 
 
 def answer(found: list[Cell]) -> str:
-    said = [best for group in groups(found) for best in [fastest(group)] if best]
-    if not said:
+    notes = [best for group in groups(found) for best in [fastest(group)] if best]
+    if not notes:
         return ""
-    return f"{place(found)}: {'; '.join(said)}, in the best of our variants and of PyTorch's on two ranks, and alone."
+    return f"{place(found)}: {'; '.join(notes)}, in the best of our variants and of PyTorch's on two ranks, and alone."
 
 
 STUDY = Study(__file__, __doc__, full, small, study_tables, explain, answer, figure="streams", drawn=has_streams)

@@ -80,7 +80,7 @@ def ratios(cells: list[Cell]) -> list[Row]:
 
 
 def rate(cell: Cell) -> float:
-    """Credited FLOPs of forward and backward over the step's median, FLOP/s."""
+    """Return the credited FLOPs of forward and backward over the step's median, in FLOP/s."""
     return float((cell["forward.model_flops"] + cell["backward.model_flops"]) / cell["median_s"])
 
 
@@ -93,20 +93,20 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    rows, said = ratios(cells), []
+    rows, notes = ratios(cells), []
     for name in by_backend(cells):
         same = [row for row in rows if row["attention"] == name]
         if same:
             times = [row["ratio of times"] for row in same]
             agreeing = sum(row["agree"] for row in same)
-            said.append(
+            notes.append(
                 f"{name} is {min(times):.1f} to {max(times):.1f} times as fast as {PYTORCH}; the ratios of times and "
                 f"of rates agree in {agreeing} of {len(same)} pairs, each at {same[0]['precision']} on both sides"
             )
             best = max(same, key=lambda row: row["ratio of times"])
             where = ", ".join(f"{input} {best[input]}" for input in INPUTS)
-            said.append(f"{name} gains most at {where}, with {best['memory'] or 'an unknown share'} of the memory")
-    return said
+            notes.append(f"{name} gains most at {where}, with {best['memory'] or 'an unknown share'} of the memory")
+    return notes
 
 
 def varies_length_alone(cell: Cell) -> bool:
@@ -119,10 +119,10 @@ def answer(cells: list[Cell]) -> str:
     gains: dict[str, list[float]] = {}
     for row in ratios(cells):
         gains.setdefault(row["attention"], []).append(row["ratio of times"])
-    said = " and ".join(f"{name} is {min(times):.1f} to {max(times):.1f} times" for name, times in gains.items())
-    if not said:
+    text = " and ".join(f"{name} is {min(times):.1f} to {max(times):.1f} times" for name, times in gains.items())
+    if not text:
         return ""
-    return f"{place(cells)}, over forward and backward {said} as fast as {PYTORCH}."
+    return f"{place(cells)}, over forward and backward {text} as fast as {PYTORCH}."
 
 
 STUDY = Study(

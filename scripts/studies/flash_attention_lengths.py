@@ -50,18 +50,18 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     for name, same in by_backend(cells).items():
         for precision in dict.fromkeys(cell["precision"] for cell in same):
             d_head = max(cell["d_head"] for cell in same)
             line = [cell for cell in same if (cell["precision"], cell["d_head"]) == (precision, d_head)]
             if len(line) > 3:
-                said.append(_growth(f"{name} {precision} d_head {d_head}", sorted(line, key=lambda cell: cell["seq"])))
-    return [*said, *_crossover(cells), *speed_up(cells, "precision", "d_head", "seq")]
+                notes.append(_growth(f"{name} {precision} d_head {d_head}", sorted(line, key=lambda cell: cell["seq"])))
+    return [*notes, *_crossover(cells), *speed_up(cells, "precision", "d_head", "seq")]
 
 
 def _growth(what: str, line: list[Cell]) -> str:
-    """Exponents over the longer half of the lengths; of memory without what the process holds at any length."""
+    """Return a sentence on the growth exponents over the longer half of the lengths, without the constant memory."""
     long = line[len(line) // 2 :] if len(line) > 5 else line
     seqs = [cell["seq"] for cell in long]
     measured = all(cell["peak_allocated_bytes"] for cell in long)
@@ -75,15 +75,15 @@ def _growth(what: str, line: list[Cell]) -> str:
 def _crossover(cells: list[Cell]) -> list[str]:
     """Return the lengths at which our kernel is faster or slower than naive, by `compare`'s verdict."""
     by = index(cells, "attention", "precision", "d_head", "seq")
-    said = []
+    notes = []
     for precision, d_head in dict.fromkeys(key[1:3] for key in by if key[0] == OURS):
         ours, naive = (OURS, precision, d_head), (PYTORCH, precision, d_head)
         lengths = sorted(key[3] for key in by if key[:3] == ours and (*naive, key[3]) in by)
         verdicts = {n: _verdict(by[*naive, n], by[*ours, n]) for n in lengths}
         found = "; ".join(f"{v} at length {_ranges(lengths, verdicts, v)}" for v in dict.fromkeys(verdicts.values()))
         if found:
-            said.append(f"{OURS} {precision} d_head {d_head} against {PYTORCH}: {found}")
-    return said
+            notes.append(f"{OURS} {precision} d_head {d_head} against {PYTORCH}: {found}")
+    return notes
 
 
 def _verdict(baseline: Cell, cell: Cell) -> str:
@@ -106,14 +106,14 @@ def answer(cells: list[Cell]) -> str:
     precision, d_head, seq = max(shared, key=lambda key: key[1:])
     ours, naive = by[OURS, precision, d_head, seq], by[PYTORCH, precision, d_head, seq]
     faster = naive["median_s"] / ours["median_s"]
-    said = (
+    text = (
         f"{place(cells)}, at length {seq:,} ({precision}, d_head {d_head}) {OURS} is {faster:.1f} times as fast as "
         f"{PYTORCH} over forward and backward"
     )
     if ours["peak_allocated_bytes"] and naive["peak_allocated_bytes"]:
         peaks = [human(cell["peak_allocated_bytes"], "bytes") for cell in (ours, naive)]
-        said += f", with a peak memory of {peaks[0]} instead of {peaks[1]}"
-    return f"{said}."
+        text += f", with a peak memory of {peaks[0]} instead of {peaks[1]}"
+    return f"{text}."
 
 
 STUDY = Study(

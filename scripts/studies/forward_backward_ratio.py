@@ -88,17 +88,17 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 def explain(cells: list[Cell]) -> list[str]:
     by = index(cells, "size", "precision", "batch_size")
-    said = [NO_LAG] if by and launch_bound_share(next(iter(by.values()))) is None else []
+    notes = [NO_LAG] if by and launch_bound_share(next(iter(by.values()))) is None else []
     for (size, precision, batch), cell in by.items():
         more = by.get((size, precision, BATCHES[-1]))
         beside = ""
         if more and batch != BATCHES[-1]:
             beside = f"; at batch {BATCHES[-1]} it is {ratio(more):.2f} times"
         if not more or batch != BATCHES[-1]:
-            said.append(f"{size} {precision} batch {batch}: {why_the_ratio(cell)}{beside}")
-    said += kernels_say(clean(cells), "batch_size")
+            notes.append(f"{size} {precision} batch {batch}: {why_the_ratio(cell)}{beside}")
+    notes += kernels_say(clean(cells), "batch_size")
     near = [cell for cell in by.values() if NEAR_TWO[0] <= ratio(cell) <= NEAR_TWO[1]]
-    return [*said, f"{len(near)} of {len(by)} cells are within a tenth of 1 : 2 by the clock", *unknown(cells)]
+    return [*notes, f"{len(near)} of {len(by)} cells are within a tenth of 1 : 2 by the clock", *unknown(cells)]
 
 
 def answer(cells: list[Cell]) -> str:
@@ -106,13 +106,13 @@ def answer(cells: list[Cell]) -> str:
     if not measured:
         return ""
     clock = sorted(map(ratio, measured))
-    said = f"By the clock backward takes {clock[0]:.2f} to {clock[-1]:.2f} times as long as forward"
+    text = f"By the clock backward takes {clock[0]:.2f} to {clock[-1]:.2f} times as long as forward"
     if kernels := sorted(cell["kernel_ratio"] for cell in measured if cell["kernel_ratio"]):
-        said = (
+        text = (
             f"The kernels of backward take {kernels[0]:.2f} to {kernels[-1]:.2f} times as long as those of forward, "
             f"over {len(kernels)} profiled cells; by the clock the ratio is {clock[0]:.2f} to {clock[-1]:.2f}"
         )
-    return f"{place(cells)}: {said[0].lower()}{said[1:]}."
+    return f"{place(cells)}: {text[0].lower()}{text[1:]}."
 
 
 STUDY = Study(

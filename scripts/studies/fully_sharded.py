@@ -60,10 +60,10 @@ def study_tables(found: list[Cell], format: str) -> list[str]:
 
 
 def explain(found: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     for group in groups(found):
-        said += [*best_and_torchs(group), *reconciled(group), *_beside_fsdp2(group), *off_formula(group)]
-    return [*said, *on_a_cpu(found)]
+        notes += [*best_and_torchs(group), *reconciled(group), *_beside_fsdp2(group), *off_formula(group)]
+    return [*notes, *on_a_cpu(found)]
 
 
 def _beside_fsdp2(group: Sequence[RunRecord]) -> list[str]:
@@ -71,22 +71,22 @@ def _beside_fsdp2(group: Sequence[RunRecord]) -> list[str]:
     peaks = {row["strategy"]: row["peak_allocated_bytes"] for row in parallel.volumes(group)}
     if not (steps.get("fsdp") and steps.get("torch_fsdp2")):
         return []
-    said = f"fsdp takes {steps['fsdp'] / steps['torch_fsdp2']:.3f} of FSDP2's step"
+    text = f"fsdp takes {steps['fsdp'] / steps['torch_fsdp2']:.3f} of FSDP2's step"
     if peaks.get("fsdp") and peaks.get("torch_fsdp2"):
-        said += f" and {peaks['fsdp'] / peaks['torch_fsdp2']:.3f} of its peak, {human(peaks['fsdp'], 'bytes')}"
-    return [said]
+        text += f" and {peaks['fsdp'] / peaks['torch_fsdp2']:.3f} of its peak, {human(peaks['fsdp'], 'bytes')}"
+    return [text]
 
 
 def answer(found: list[Cell]) -> str:
-    said = []
+    notes = []
     for group in groups(found):
         peaks = {row["strategy"]: row["peak_allocated_bytes"] for row in parallel.volumes(group)}
         steps = {row["strategy"]: row["step_s"] for row in parallel.steps(group)}
         for name in ("single", "ddp_bucketed", "fsdp", "torch_fsdp2"):
             if steps.get(name):
                 peak = f" with a peak of {human(peaks[name], 'bytes')}" if peaks.get(name) else ""
-                said.append(f"{name} {human(steps[name], 's')}{peak}")
-    return f"{place(found)}, a step on two ranks, and on one (single), takes {'; '.join(said)}." if said else ""
+                notes.append(f"{name} {human(steps[name], 's')}{peak}")
+    return f"{place(found)}, a step on two ranks, and on one (single), takes {'; '.join(notes)}." if notes else ""
 
 
 STUDY = Study(__file__, __doc__, full, small, study_tables, explain, answer, figure="streams", drawn=has_streams)

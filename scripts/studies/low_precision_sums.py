@@ -47,30 +47,30 @@ def explain(cells: list[Cell]) -> list[str]:
     rows = [row for cell in cells for row in cell.record.results.get("accumulation", ())]
     short = {row["variant"]: row["sum"] for row in rows if row["count"] == 1000}
     same = [name for name, value in STATED.items() if name in short and abs(short[name] - value) < 1e-4]
-    said = where([cell.record for cell in cells])
+    notes = where([cell.record for cell in cells])
     if short:
-        said.append(f"{len(same)} of the four sums that the question states come out the same here")
+        notes.append(f"{len(same)} of the four sums that the question states come out the same here")
     if rows:
         wrong = len(unexplained([cell.record for cell in cells]))
-        said.append(f"arithmetic on ulps gives {len(rows) - wrong} of {len(rows)} sums to the bit")
-    return said + [sentence for cell in cells for sentence in growth(cell)]
+        notes.append(f"arithmetic on ulps gives {len(rows) - wrong} of {len(rows)} sums to the bit")
+    return notes + [sentence for cell in cells for sentence in growth(cell)]
 
 
 def growth(cell: Cell) -> list[str]:
     """Return sentences on the length from which each way of adding is too inexact."""
     rows = cell.record.results.get("summation", ())
-    said = []
+    notes = []
     for method in dict.fromkeys(row["method"] for row in rows):
         if length := first_bad(rows, method, ROUNDOFFS):
             last = [row for row in rows if row["method"] == method][-1]
-            said.append(
+            notes.append(
                 f"{cell['precision']}, {method}: more than {ROUNDOFFS:g} unit roundoffs off from {length:,} terms on; "
                 f"at {last['length']:,} the sum is {100 * last['median_relative_error']:.2g}% off"
             )
     good = [m for m in dict.fromkeys(row["method"] for row in rows) if first_bad(rows, m, ROUNDOFFS) is None]
     if good:
-        said.append(f"{cell['precision']}: at most {ROUNDOFFS:g} unit roundoffs at any length: {', '.join(good)}")
-    return said
+        notes.append(f"{cell['precision']}: at most {ROUNDOFFS:g} unit roundoffs at any length: {', '.join(good)}")
+    return notes
 
 
 def answer(cells: list[Cell]) -> str:

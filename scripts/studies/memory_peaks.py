@@ -56,7 +56,7 @@ def predicted(cell: Cell) -> MemoryPrediction:
 
 
 def floor_bytes(cell: Cell) -> int:
-    """Parameters; with them, when training, gradients and both moments."""
+    """Return the bytes of the parameters and, in training, of gradients and both moments."""
     config = cell.record.run_config
     times = 4 if config.mode is Mode.TRAIN_STEP else 1
     return times * parameter_count(config.model) * PARAMETER_BYTES[config.precision]
@@ -91,7 +91,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     named: dict[str, list[Cell]] = {}
     for cell in (c for c in cells if c.measured):
         name, size = predicted(cell).largest_allocation
@@ -104,13 +104,15 @@ def explain(cells: list[Cell]) -> list[str]:
             else ""
         )
         others = f" and {len(same) - 1} more" if same[1:] else ""
-        said.append(f"the largest allocation of {first.said('attention')}{others}: {name}{why}")
+        notes.append(f"the largest allocation of {first.label('attention')}{others}: {name}{why}")
     for cell in (c for c in cells if c.measured and c["mode"] == Mode.TRAIN_STEP):
         peak = cell["peak_allocated_bytes"] or predicted(cell).peak_bytes
         share = floor_bytes(cell) / peak
         which = "measured" if cell["peak_allocated_bytes"] else "predicted"
-        said.append(f"{cell.said('attention', 'mode')}: four times the parameters are {share:.0%} of the {which} peak")
-    return said
+        notes.append(
+            f"{cell.label('attention', 'mode')}: four times the parameters are {share:.0%} of the {which} peak"
+        )
+    return notes
 
 
 def answer(cells: list[Cell]) -> str:

@@ -122,7 +122,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
         f"by phase: the clock (n steps) beside {STEPS} steps under nsys, by the same events and by the sum of kernels; "
         f"agree: within {TOLERANCE:.0%} of the clock's median"
     )
-    gaps = "the recorded step: from its first kernel to its last, and why no kernel ran, in shares of its wall time"
+    gaps = "the profiled step, from its first kernel to its last: idle time by cause, in shares of its wall time"
     return [
         render([cell.record for cell in clean(cells)], format),
         *row_table(by_phase(cells), phases, format),
@@ -163,19 +163,19 @@ def _agreement(cells: list[Cell]) -> list[str]:
 
 def _differences(cells: list[Cell]) -> list[str]:
     """Return for each cell its step's time by the clock and under nsys."""
-    said = []
+    notes = []
     for cell, other in pairs(cells):
         if other is None:
             continue
         clock, recorded, kernels = cell["median_s"], other["median_s"], cell["kernel_s"]
         named = ", ".join(f"{cause} {share:.1%}" for cause, share in idle_shares(other).items() if share >= 0.005)
-        said.append(
+        notes.append(
             f"{cell['size']} ctx {cell['seq_len']} {cell['precision']}: a step takes {human(clock, 's')} by the clock "
             f"(n {cell['n']}), {human(recorded, 's')} under nsys (n {other['n']}), {recorded / clock:.2f} of it; its "
-            f"kernels take {human(kernels, 's')}, {kernels / clock:.0%} of the clock; while recorded no kernel ran in "
+            f"kernels take {human(kernels, 's')}, {kernels / clock:.0%} of the clock; under nsys no kernel ran in "
             f"{1 - step_median(other, 'busy_share'):.0%} of the step{f' ({named})' if named else ''}"
         )
-    return said
+    return notes
 
 
 def answer(cells: list[Cell]) -> str:

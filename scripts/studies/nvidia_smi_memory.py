@@ -2,7 +2,7 @@
 
 Question: what lies between the bytes that tensors have and the bytes that nvidia-smi shows?
 Method: two training steps of small, medium, large and xl at context 512, in fp32 and bf16, each in a process of its
-    own; memory is read at each phase's boundary, and at the end what is in use is told apart: tensors, cuBLAS
+    own; memory is read at each phase's boundary, and at the end what is in use is divided into tensors, cuBLAS
     workspaces (found by giving them back), the allocator's rounding, its cache, the CUDA context.
 Output: the parts with their sums, by cell; allocated, reserved and in use after each phase.
 Why: nvidia-smi and torch.cuda.memory_allocated disagree by GiB. Each part of the difference has a name and bytes.
@@ -46,13 +46,13 @@ def small() -> list[RunConfig]:
 
 def parts(cells: Sequence[Cell]) -> list[Row]:
     """Return a row for each part, a column for each cell."""
-    told = [cell for cell in cells if cell.record.results.get("memory_parts")]
-    if not told:
+    with_parts = [cell for cell in cells if cell.record.results.get("memory_parts")]
+    if not with_parts:
         return []
     rows = []
-    for number, first in enumerate(told[0].record.results["memory_parts"]):
+    for number, first in enumerate(with_parts[0].record.results["memory_parts"]):
         row: Row = {"part": f"= {first['part']}" if first["total"] else first["part"]}
-        for cell in told:
+        for cell in with_parts:
             name = f"{cell['size']} {cell['precision']}_bytes"
             row[name] = cell.record.results["memory_parts"][number]["bytes"]
         rows.append(row)
@@ -71,13 +71,13 @@ def phases(cells: Sequence[Cell]) -> list[Row]:
 def tables(cells: list[Cell], format: str) -> list[str]:
     return [
         render([cell.record for cell in cells], format, COLUMNS),
-        *row_table(parts(cells), "whose the device's memory is after two steps; =: the sum so far", format),
+        *row_table(parts(cells), "device memory by owner after two steps; =: subtotal", format),
         *row_table(phases(cells), "allocated, reserved and in use after each phase", format),
     ]
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     for cell in cells:
         found = {row["part"]: row["bytes"] for row in cell.record.results.get("memory_parts", ())}
         used, allocated = found.get("in use by cudaMemGetInfo"), found.get("memory_allocated")
@@ -88,14 +88,14 @@ def explain(cells: list[Cell]) -> list[str]:
             if name.startswith(("cache", "context", "other")) and size
         }  # fmt: skip
         listed = ", ".join(f"{name} {human(size, 'bytes')}" for name, size in between.items())
-        said.append(
-            f"{cell.said('attention', 'profiler')}: {human(used - allocated, 'bytes')} more are in use than "
-            f"memory_allocated tells: {listed}"
+        notes.append(
+            f"{cell.label('attention', 'profiler')}: {human(used - allocated, 'bytes')} in use beyond "
+            f"memory_allocated: {listed}"
         )
     measured = sum(cell.measured for cell in cells)
-    if measured and not said:
-        said.append(f"{measured} cells, none on a GPU: whose a device's memory is, only a GPU tells")
-    return said
+    if measured and not notes:
+        notes.append(f"none of {measured} cells ran on a GPU, so the owners of device memory are unknown")
+    return notes
 
 
 def answer(cells: list[Cell]) -> str:

@@ -124,13 +124,13 @@ def answer(cells: list[Cell]) -> str:
         for row in gains(rows):
             if row["speedup"] and row["verdict"] in ("faster", "slower"):
                 found.setdefault(row["precision"], {})[cell.model.label] = row["speedup"]
-    said = []
+    notes = []
     for precision, by_size in found.items():
         low, high = min(by_size, key=lambda size: by_size[size]), max(by_size, key=lambda size: by_size[size])
-        said.append(f"{precision} is {by_size[low]:.2f} ({low}) to {by_size[high]:.2f} ({high}) times as fast as fp32")
-    if not said:
+        notes.append(f"{precision} is {by_size[low]:.2f} ({low}) to {by_size[high]:.2f} ({high}) times as fast as fp32")
+    if not notes:
         return ""
-    return f"{place(cells)}, where the rounds decide, a training step in {' and in '.join(said)}."
+    return f"{place(cells)}, where the rounds decide, a training step in {' and in '.join(notes)}."
 
 
 STUDY = Study(

@@ -96,28 +96,28 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     rows = sums(cells)
     eager = {(r["size"], r["attention"], r["precision"]): r for r in rows if r["compile"] == "none"}
     for row in rows:
         key = (row["size"], row["attention"], row["precision"])
         if row["compile"] != "none" and key in eager:
             less = 1 - row["all_bytes"] / eager[key]["all_bytes"]
-            said.append(
+            notes.append(
                 f"{' '.join(key)}: compiled, {human(row['all_bytes'], 'bytes')} are kept, {less:.0%} less than eager"
             )
     known = [r for r in rows if r["block_bytes"] and r["predicted_bytes"]]
     if known:
         off = max(abs(r["predicted_bytes"] / r["block_bytes"] - 1) for r in known)
-        said.append(f"the closed form of a block is within {off:.2%} of what the hooks count, in {len(known)} cells")
+        notes.append(f"the closed form of a block is within {off:.2%} of what the hooks count, in {len(known)} cells")
         first = known[0]
         ratio = first["block_bytes"] / first["residual_stream_bytes"]
-        said.append(
+        notes.append(
             f"{first['size']} {first['attention']} {first['precision']}: a block keeps {ratio:.0f} times the residual "
             f"stream's {human(first['residual_stream_bytes'], 'bytes')}"
         )
     unlisted = sum(cell.measured and not cell.record.results.get("residuals") for cell in cells)
-    return said + ([f"{unlisted} cells hold no list of what they keep"] if unlisted else [])
+    return notes + ([f"{unlisted} cells hold no list of what they keep"] if unlisted else [])
 
 
 def answer(cells: list[Cell]) -> str:
@@ -125,7 +125,7 @@ def answer(cells: list[Cell]) -> str:
     eager = [row for row in rows if row["compile"] == "none" and row["block_bytes"] and row["residual_stream_bytes"]]
     if not eager:
         return ""
-    said = ", ".join(f"{human(row['block_bytes'], 'bytes')} ({row['attention']} {row['precision']})" for row in eager)
+    text = ", ".join(f"{human(row['block_bytes'], 'bytes')} ({row['attention']} {row['precision']})" for row in eager)
     stream = ", ".join(dict.fromkeys(human(row["residual_stream_bytes"], "bytes") for row in eager))
     of_eager = [
         f"{row['all_bytes'] / other['all_bytes']:.2f} ({row['attention']} {row['precision']})"
@@ -138,7 +138,7 @@ def answer(cells: list[Cell]) -> str:
         f" Compiled, the whole model keeps this fraction of its eager bytes: {', '.join(of_eager)}." if of_eager else ""
     )
     return (
-        f"{place(cells)}, a block of {eager[0]['size']} keeps {said} for backward; its residual stream is {stream}."
+        f"{place(cells)}, a block of {eager[0]['size']} keeps {text} for backward; its residual stream is {stream}."
         f"{compiled}"
     )
 

@@ -82,7 +82,7 @@ def inputs(cells: Sequence[Cell]) -> Inputs:
     assert peak is not None
     flops_per_s, source = PEAK_SHARE * peak.per_s, f"{PEAK_SHARE:.0%} of the peak ({peak.source})"
     if best is not None:
-        flops_per_s, source = rate(best), f"measured, {best.record.environment.device_name}, {best.said()}"
+        flops_per_s, source = rate(best), f"measured, {best.record.environment.device_name}, {best.label()}"
     rows = [row for row in collectives.fits(c.record for c in cells) if row["collective"] == "all_reduce"]
     rows = [row for row in rows if row["world_size"] == 2 and row["busbw_bytes_per_s"]]
     if not rows:
@@ -103,12 +103,12 @@ def _is_alone(cell: Cell) -> Any:
 
 
 def computing_s(cell: Cell) -> float:
-    """Forward, loss and backward."""
+    """Return the seconds of forward, loss and backward."""
     return sum(cell[f"{phase}.median_s"] or 0.0 for phase in ("forward", "loss", "backward"))
 
 
 def rate(cell: Cell) -> float:
-    """Model FLOP/s of forward and backward."""
+    """Return the model FLOP/s of forward and backward."""
     config = cell.record.run_config
     return one_gpu_s(config.model, config.batch_size, config.tokens_per_sequence, Cluster(1, 1, 1, 0)) / computing_s(
         cell
@@ -126,8 +126,8 @@ def limits(network: str, given: Inputs) -> list[Row]:
                 {
                     "size": size,
                     "strategy": strategy,
-                    "90%": _said(farthest(found, 0.9), most),
-                    "50%": _said(farthest(found, 0.5), most),
+                    "90%": _limit_text(farthest(found, 0.9), most),
+                    "50%": _limit_text(farthest(found, 0.5), most),
                     "sending = computing": "–" if binds is None else f"{binds:,.0f}",
                     "state fits from": fits_from(model, strategy) or "–",
                 }
@@ -135,7 +135,7 @@ def limits(network: str, given: Inputs) -> list[Row]:
     return rows
 
 
-def _said(point: Point | None, most: int | None) -> str:
+def _limit_text(point: Point | None, most: int | None) -> str:
     if point is None:
         return "–"
     layout = point.layout
@@ -224,7 +224,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 def explain(cells: list[Cell]) -> list[str]:
     given = inputs(cells)
-    said = [
+    notes = [
         f"one GPU computes forward and backward at {human(given.flops_per_s, '_flops_per_s')}: {given.rate_source}",
         f"the link carries {human(given.link_bytes_per_s, '_bytes_per_s')} of busbw, a collective of two ranks takes "
         f"{human(given.latency_s, '_s')} at least: {given.link_source}",
@@ -234,23 +234,23 @@ def explain(cells: list[Cell]) -> list[str]:
     for network in NETWORKS:
         ends = {name: farthest(points("2.7B", name, network, given), 0.9) for name in STRATEGIES}
         words = [f"{name} to {point.layout.ranks:,}" if point else f"{name} not at all" for name, point in ends.items()]
-        said.append(f"{network}, 2.7B stays 90% efficient: {', '.join(words)} GPUs")
+        notes.append(f"{network}, 2.7B stays 90% efficient: {', '.join(words)} GPUs")
         alone, divided = (
             binds_at(preset("2.7B"), name, given.cluster(NETWORKS[network])) for name in ("fsdp", "fsdp+tp")
         )
         if alone and divided and math.isclose(alone, divided):
-            said.append(
+            notes.append(
                 f"{network}: dividing blocks within a node does not move where sending binds, because a node sends "
                 "the whole model to the others either way; it goes on where there are no more rows"
             )
-    said += [*_undivided(), *_indivisible()]
+    notes += [*_undivided(), *_indivisible()]
     for row in compared(cells, given):
         if row["measured_s"] and row["simulated_s"]:
-            said.append(
+            notes.append(
                 f"{row['size']}, {row['strategy']} on {row['ranks']}: simulated {human(row['simulated_s'], '_s')}, "
                 f"measured {human(row['measured_s'], '_s')} ({row['off']})"
             )
-    return said
+    return notes
 
 
 def _undivided() -> Iterator[str]:
@@ -274,7 +274,7 @@ def _indivisible() -> Iterator[str]:
 
 
 def draw(cells: list[Cell]) -> Any:
-    """Efficiency against GPUs, a panel a model; dotted: where the closed form says that communication binds."""
+    """Draw efficiency by number of GPUs, a panel per model; dotted: the closed form's limit of communication."""
     from matplotlib.figure import Figure
 
     from cs_systems.report.figures.drawing import COLORS, MARKERS, WIDTH, with_legend

@@ -53,10 +53,10 @@ def study_tables(found: list[Cell], format: str) -> list[str]:
 
 
 def explain(found: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     for group in groups(found):
-        said += [*_saved(group), *off_formula(group)]
-    return [*said, *on_a_cpu(found)]
+        notes += [*_saved(group), *off_formula(group)]
+    return [*notes, *on_a_cpu(found)]
 
 
 def _saved(group: Sequence[RunRecord]) -> list[str]:
@@ -65,7 +65,7 @@ def _saved(group: Sequence[RunRecord]) -> list[str]:
     state = {row["strategy"]: row for row in parallel.stages(group) if row["component"] == "optimizer state"}
     steps = {row["strategy"]: row["step_s"] for row in parallel.steps(group) if row["ranks"] > 1}
     plain = next((name for name in ("ddp_bucketed", "single") if name in state), None)
-    said = []
+    notes = []
     for name, row in state.items():
         if plain is None or name in ("single", plain):
             continue
@@ -73,14 +73,14 @@ def _saved(group: Sequence[RunRecord]) -> list[str]:
         cost = ""
         if steps.get(plain) and steps.get(name):
             cost = f", for {steps[name] / steps[plain] - 1:+.1%} of the step"
-        said.append(f"{title}, {name}: {human(saved, 'bytes')} less state on a rank than {plain}{cost}")
-    return said
+        notes.append(f"{title}, {name}: {human(saved, 'bytes')} less state on a rank than {plain}{cost}")
+    return notes
 
 
 def answer(found: list[Cell]) -> str:
-    said = [sentence for group in groups(found) for sentence in _saved(group) if "zero1_flat" in sentence]
-    said = said or [sentence for group in groups(found) for sentence in _saved(group)]
-    return f"{place(found)}: {'; '.join(said)}." if said else ""
+    notes = [sentence for group in groups(found) for sentence in _saved(group) if "zero1_flat" in sentence]
+    notes = notes or [sentence for group in groups(found) for sentence in _saved(group)]
+    return f"{place(found)}: {'; '.join(notes)}." if notes else ""
 
 
 STUDY = Study(

@@ -164,9 +164,9 @@ def _ratio(cells: list[Cell]) -> list[str]:
 
 
 def _bytes(cells: list[Cell]) -> list[str]:
-    """Softmax beside the two products, in time, in bytes, and in what the ceilings say of both."""
+    """Return sentences on softmax and both products: their times, bytes and ceilings."""
     rows = calls(cells)
-    said = []
+    notes = []
     for length, precision in dict.fromkeys((row["ctx"], row["precision"]) for row in rows):
         by = {row["part"]: row for row in rows if (row["ctx"], row["precision"]) == (length, precision)}
         if not {"scores", "softmax", "value"} <= by.keys():
@@ -183,16 +183,16 @@ def _bytes(cells: list[Cell]) -> list[str]:
                 f"({softmax['bound by']}) and scores {human(max(scores['compute_s'], scores['memory_s']), 's')} "
                 f"({scores['bound by']})"
             )
-        said.append(sentence)
+        notes.append(sentence)
     if rows and {row["bound by"] for row in rows if row["part"] == "softmax"} == {"memory"}:
-        said.append("by the ceilings softmax is bound by its bytes in every cell: its FLOPs do not tell its time")
-    return said
+        notes.append("by the ceilings, softmax is memory-bound in every cell, so its FLOPs do not predict its time")
+    return notes
 
 
 def _between(cells: list[Cell]) -> list[str]:
     """Return sentences on the kernels in forward that are neither a product nor softmax."""
     rows = inside(cells)
-    said = []
+    notes = []
     for length, precision in dict.fromkeys((row["ctx"], row["precision"]) for row in rows):
         same = [r for r in rows if (r["ctx"], r["precision"]) == (length, precision) and r["forward_s"] is not None]
         between = [r for r in same if WORK[f"attention.{r['part']}"] != r["family"]]
@@ -202,16 +202,16 @@ def _between(cells: list[Cell]) -> list[str]:
         named = ", ".join(
             f"{r['part']} {r['family']} {human(r['forward_s'], 's')} in {r['forward_kernels']:.0f}" for r in between
         )
-        said.append(
+        notes.append(
             f"ctx {length} {precision}: scaling, masking and casts take {human(time, 's')} of a forward call, "
             f"{time / whole:.0%} of scores, softmax and value together ({named} kernels)"
         )
-    return said
+    return notes
 
 
 def _slow(cells: list[Cell]) -> list[str]:
     """Return the slow steps by the clock, warm-up too, and what was recorded of them."""
-    said = []
+    notes = []
     for cell in cells:
         curve = warmup_curve(cell.record.measurement) if cell.record.measurement else []
         slow = [
@@ -221,10 +221,10 @@ def _slow(cells: list[Cell]) -> list[str]:
             if row["cause"] and row["wall_s"] > SLOW * cell["median_s"]
         ]
         if slow:
-            said.append(f"{cell.said('attention', 'mode')}: slow steps, by the median step: {', '.join(slow)}")
-    if cells and not said:
-        said.append(f"no step, warm-up too, took over {SLOW} times its cell's median: there is no outlier to explain")
-    return said
+            notes.append(f"{cell.label('attention', 'mode')}: slow steps, by the median step: {', '.join(slow)}")
+    if cells and not notes:
+        notes.append(f"no step, warm-up included, took over {SLOW} times its cell's median")
+    return notes
 
 
 def answer(cells: list[Cell]) -> str:

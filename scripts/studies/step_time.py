@@ -35,6 +35,7 @@ PRECISIONS = (Precision.FP32, Precision.BF16)
 ANSWERED_CONTEXT = 512
 PHASES = ("forward", "backward", "optimizer")
 LARGE_OF_32_LAYERS = preset("large", num_layers=32)
+OF_LAUNCHES = "the ratio of the launch times"  # of phases that are both launch-bound
 NEAR_TWO = (1.8, 2.2)  # what forward's and backward's FLOPs lead to expect, within a tenth
 NO_LAG = "host and device are one here, so that nothing can be launch-bound: that part needs a GPU"
 
@@ -137,47 +138,45 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def ratio(cell: Cell) -> float:
-    """Backward's time over forward's."""
+    """Return backward's time over forward's."""
     return float(cell["backward.median_s"] / cell["forward.median_s"])
 
 
 def why_the_ratio(cell: Cell) -> str:
-    """Backward over forward; and where the host is in it, how: as the ratio itself, or as forward's part of it."""
-    said = f"backward takes {ratio(cell):.2f} times as long as forward"
+    """Return a sentence on backward over forward, and on the host's share in that ratio."""
+    text = f"backward takes {ratio(cell):.2f} times as long as forward"
     forward, backward = (human(cell[f"{phase}.submit_median_s"] or 0, "s") for phase in ("forward", "backward"))
     if not is_launch_bound(cell, "forward"):
-        return said
+        return text
     if is_launch_bound(cell, "backward"):
-        return (
-            f"{said}, which is the host's ratio, for both wait for it: it took {forward} and {backward} to submit them"
-        )
+        return f"{text}, {OF_LAUNCHES}: the host took {forward} and {backward} to submit them"
     if ratio(cell) >= NEAR_TWO[0]:
-        return f"{said}, though forward is launch-bound"
+        return f"{text}, though forward is launch-bound"
     lag = cell["forward.lag_median_s"]
     ended = f"the device ended {human(lag, 's')} later" if lag > 0 else "the device had ended by then"
-    return f"{said}, for forward alone is launch-bound: the host took {forward} to submit it, {ended}"
+    return f"{text}, but only forward is launch-bound: the host took {forward} to submit it, {ended}"
 
 
 def kernels_say(cells: list[Cell], at: str) -> list[str]:
     """Return the ratio by the clock and by the kernels, for each size and precision along `at`, and over all."""
     known = [cell for cell in cells if cell["kernel_ratio"]]
-    said = []
+    notes = []
     for size, precision in dict.fromkeys((cell["size"], cell["precision"]) for cell in known):
         same = [cell for cell in known if (cell["size"], cell["precision"]) == (size, precision)]
-        said.append(f"{size} {precision}: {'; '.join(_kernels_beside(cell, at) for cell in same)}")
+        notes.append(f"{size} {precision}: {'; '.join(_kernels_beside(cell, at) for cell in same)}")
     if len(known) > 1:
         clock, kernels = sorted(map(ratio, known)), sorted(cell["kernel_ratio"] for cell in known)
-        said.append(
+        notes.append(
             f"in the {len(known)} profiled cells backward takes {kernels[0]:.2f} to {kernels[-1]:.2f} times as long as "
             f"forward by the kernels, {clock[0]:.2f} to {clock[-1]:.2f} times by the clock"
         )
-    return said
+    return notes
 
 
 def _kernels_beside(cell: Cell, at: str) -> str:
     whose = ""
     if is_launch_bound(cell, "forward") and is_launch_bound(cell, "backward"):
-        whose = ", which is the host's ratio"
+        whose = f", {OF_LAUNCHES}"
     return (
         f"at {at.removesuffix('_size').replace('seq_len', 'context')} {cell[at]} backward : forward is "
         f"{ratio(cell):.2f} by the clock{whose}, and {cell['kernel_ratio']:.2f} by the kernels, which fill "
@@ -189,7 +188,7 @@ def _launch_bound(cells: list[Cell]) -> list[str]:
     measured = [cell for cell in cells if cell.measured]
     if measured and launch_bound_share(measured[0]) is None:
         return [NO_LAG]
-    said, free = [], []
+    notes, free = [], []
     for size, precision in dict.fromkeys((cell["size"], cell["precision"]) for cell in measured):
         same = [cell for cell in measured if (cell["size"], cell["precision"]) == (size, precision)]
         bound = [cell for cell in same if is_launch_bound(cell, "forward")]
@@ -197,30 +196,30 @@ def _launch_bound(cells: list[Cell]) -> list[str]:
         if bound:
             where, first = ", ".join(str(cell["seq_len"]) for cell in bound), bound[0]
             why = f"at {first['seq_len']} {why_the_ratio(first)}"
-            said.append(f"{size} {precision}: forward is launch-bound at context {where}: {why}")
+            notes.append(f"{size} {precision}: forward is launch-bound at context {where}: {why}")
     if free:
         ratios = [ratio(cell) for cell in free]
-        said.append(
+        notes.append(
             f"in the {len(free)} cells that are not launch-bound in forward, backward takes {min(ratios):.2f} to "
             f"{max(ratios):.2f} times as long as forward"
         )
-    return said
+    return notes
 
 
 def _along_context(cells: list[Cell]) -> list[str]:
     """Return sentences on the growth of forward's time and FLOPs from the shortest to the longest context."""
-    said = []
+    notes = []
     by = index(cells, "size", "precision", "seq_len")
     for size, precision in dict.fromkeys(key[:2] for key in by):
         lengths = sorted(key[2] for key in by if key[:2] == (size, precision))
         a, b = (by[size, precision, n] for n in (lengths[0], lengths[-1]))
         if len(lengths) > 1 and is_launch_bound(a, "forward") is not False:
             work, time = (b[f"forward.{name}"] / a[f"forward.{name}"] for name in ("model_flops", "median_s"))
-            said.append(
+            notes.append(
                 f"{size} {precision}: from context {lengths[0]} to {lengths[-1]} the FLOPs of forward grow {work:.1f} "
                 f"times, its time {time:.1f} times"
             )
-    return said
+    return notes
 
 
 def _layers(cells: list[Cell]) -> list[str]:
@@ -241,30 +240,30 @@ def _layers(cells: list[Cell]) -> list[str]:
 
 def _drift(cells: list[Cell]) -> list[str]:
     """Return a sentence for each cell whose steps rise or fall over time, with the change."""
-    said = []
+    notes = []
     for cell in cells:
         found = statistics.drift(cell.record.measurement.durations_s("step")) if cell.record.measurement else None
         if found and abs(found.change) > statistics.DRIFT_LIMIT and found.p_value < 0.01:
             change = f"{abs(found.change):.1%} {'longer' if found.change > 0 else 'less'}"
-            said.append(f"{cell.said('attention', 'mode')} drifted: its second half of steps took {change}")
-    return said or ["no cell drifted: no steps rise or fall over time by more than chance would have it"]
+            notes.append(f"{cell.label('attention', 'mode')} drifted: its second half of steps took {change}")
+    return notes or ["no cell drifted: no trend of the steps over time is significant"]
 
 
 def answer(cells: list[Cell]) -> str:
     by = index(cells, "precision", "seq_len", "size")
     context = max((key[1] for key in by if key[1] <= ANSWERED_CONTEXT), default=None)
-    said = []
+    notes = []
     for precision in PRECISIONS:
         same = {size: cell for (p, seq, size), cell in by.items() if (p, seq) == (precision.value, context)}
         if same:
             by_time = sorted(same, key=_time(same))
             times = [f"{human(same[size]['median_s'], 's')} ({size})" for size in (by_time[0], by_time[-1])]
-            said.append(f"{' to '.join(dict.fromkeys(times))} in {precision.value}")
+            notes.append(f"{' to '.join(dict.fromkeys(times))} in {precision.value}")
     free = [ratio(cell) for cell in by.values() if is_launch_bound(cell, "forward") is not True]
-    if not said or not free:
+    if not notes or not free:
         return ""
     return (
-        f"{place(cells)}, a training step at context {context} takes {' and '.join(said)}. Where "
+        f"{place(cells)}, a training step at context {context} takes {' and '.join(notes)}. Where "
         f"forward is not launch-bound, backward takes {min(free):.2f} to {max(free):.2f} times as long as forward."
     )
 

@@ -54,7 +54,7 @@ def recorded(cells: list[Cell]) -> list[Cell]:
 
 
 def shares(cell: Cell) -> dict[str, float]:
-    """Family → its share of the kernel time."""
+    """Return the share of the kernel time by family."""
     times = family_times(cell)
     return {family: time / sum(times.values()) for family, time in times.items()}
 
@@ -128,12 +128,12 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     found = recorded(cells)
     for size, precision in dict.fromkeys((cell["size"], cell["precision"]) for cell in found):
         same = [cell for cell in found if (cell["size"], cell["precision"]) == (size, precision)]
-        said += [f"{size} {precision}: {sentence}" for sentence in (*_matmuls(same), *_growth(same))]
-    return [*said, *_fp32_against_bf16(found), *unknown(cells)]
+        notes += [f"{size} {precision}: {sentence}" for sentence in (*_matmuls(same), *_growth(same))]
+    return [*notes, *_fp32_against_bf16(found), *unknown(cells)]
 
 
 def _matmuls(cells: list[Cell]) -> list[str]:
@@ -145,15 +145,15 @@ def _matmuls(cells: list[Cell]) -> list[str]:
         f"{row['pass']} {row['distinct kernels']} kernels, the largest alone {row['largest alone']}, all {row['all']}"
         for row in rows
     )
-    said = [f"matrix products: {counted}"]
+    notes = [f"matrix products: {counted}"]
     first, last = rows[0], rows[-1]
     if len(rows) > 1:
-        said.append(
+        notes.append(
             f"from {first['pass']} to {last['pass']} the largest kernel of matrix products goes from "
             f"{first['largest alone']} to {last['largest alone']} of the kernel time, all of them together from "
             f"{first['all']} to {last['all']}"
         )
-    return said
+    return notes
 
 
 def _growth(cells: list[Cell]) -> list[str]:
@@ -175,7 +175,7 @@ def _growth(cells: list[Cell]) -> list[str]:
 def _fp32_against_bf16(cells: list[Cell]) -> list[str]:
     """Return for the training step the times of kernels that bf16 shortens, leaves or adds."""
     by = {(cell["size"], cell["mode"], cell["precision"]): cell for cell in cells}
-    said = []
+    notes = []
     for (size, mode, precision), cell in by.items():
         other = by.get((size, mode, Precision.BF16.value))
         if precision != Precision.FP32 or mode != Mode.TRAIN_STEP or other is None:
@@ -183,26 +183,26 @@ def _fp32_against_bf16(cells: list[Cell]) -> list[str]:
         full, half = family_times(cell), family_times(other)
         products, rest = full.get(MATMUL, 0), sum(full.values()) - full.get(MATMUL, 0)
         fewer, others = half.get(MATMUL, 0), sum(half.values()) - half.get(MATMUL, 0)
-        said.append(
+        notes.append(
             f"{size} {mode}: from fp32 to bf16 the matrix products go from {human(products, 's')} to "
             f"{human(fewer, 's')}, all other kernels from {human(rest, 's')} to {human(others, 's')} (copies, which "
             f"hold the casts, from {human(full.get('copy', 0), 's')} to {human(half.get('copy', 0), 's')})"
         )
-    return said
+    return notes
 
 
 def answer(cells: list[Cell]) -> str:
-    said = []
+    notes = []
     for precision in PRECISIONS:
         rows = {row["pass"]: row for row in matmuls(cells) if (row["size"], row["precision"]) == ("large", precision)}
         if {Mode.FORWARD, Mode.TRAIN_STEP} <= rows.keys():
             forward, whole = rows[Mode.FORWARD]["all"], rows[Mode.TRAIN_STEP]["all"]
-            said.append(f"{forward} and {whole} in {precision.value}")
-    if not said:
+            notes.append(f"{forward} and {whole} in {precision.value}")
+    if not notes:
         return ""
     return (
         f"{place(cells)}, matrix products take these shares of the kernel time of large, in forward and in a training "
-        f"step: {'; '.join(said)}."
+        f"step: {'; '.join(notes)}."
     )
 
 

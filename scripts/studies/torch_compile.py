@@ -64,7 +64,7 @@ def compile_times(cells: list[Cell]) -> list[Row]:
         if cell.measured and cell["compile_s"] and cell.record.measurement:
             rows.append(
                 {
-                    "cell": cell.said(),
+                    "cell": cell.label(),
                     "compile_s": cell["compile_s"],
                     "first_step_s": cell.record.measurement.samples[0].wall_s,
                     "median_s": cell["median_s"],
@@ -86,45 +86,45 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 def explain(cells: list[Cell]) -> list[str]:
     attention = [cell for cell in cells if cell.record.config["workload"] == "attention"]
-    said = speed_up(attention, "d_head", "seq")
+    notes = speed_up(attention, "d_head", "seq")
     for name, same in by_backend(attention).items():
         if spent := sum(cell["compile_s"] or 0 for cell in same):
             worst = max(same, key=lambda cell: cell["compile_s"] or 0)
             most, steps = human(worst["compile_s"], "s"), worst["compile_s"] / worst["median_s"]
-            said.append(
+            notes.append(
                 f"{name}: compiling took {human(spent, 's')} over {len(same)} shapes, at most {most}, as long as "
                 f"{steps:,.0f} of that cell's steps"
             )
     late = [row["cell"] for row in compile_times(cells) if row["in timed steps"]]
-    return [*said, *_end_to_end(cells), f"compilations in timed steps: {', '.join(late) or 'none'}"]
+    return [*notes, *_end_to_end(cells), f"compilations in timed steps: {', '.join(late) or 'none'}"]
 
 
 def _end_to_end(cells: list[Cell]) -> list[str]:
     by = index([cell for cell in cells if cell.record.config["workload"] == "train_step"], "size", "compile")
-    said = []
+    notes = []
     for (size, mode), cell in by.items():
         eager = by.get((size, "none"))
         if eager and mode != "none":
             gain, spent = eager["median_s"] - cell["median_s"], cell["compile_s"] or 0
             times = f"{human(eager['median_s'], 's')} eager and {human(cell['median_s'], 's')} with compile={mode}"
             paid = f", paid back after {spent / gain:,.0f} steps" if gain > 0 and spent else ""
-            said.append(f"{size}: a step takes {times}; compiling took {human(spent, 's')}{paid}")
-    return said
+            notes.append(f"{size}: a step takes {times}; compiling took {human(spent, 's')}{paid}")
+    return notes
 
 
 def answer(cells: list[Cell]) -> str:
-    said = _end_to_end(cells)
+    notes = _end_to_end(cells)
     by = index([cell for cell in cells if cell.record.config["workload"] == "attention"], "attention", "d_head", "seq")
     shares = [
         cell["median_s"] / by[PYTORCH, *key]["median_s"]
         for (name, *key), cell in by.items()
         if name == COMPILED and (PYTORCH, *key) in by
     ]
-    if not said or not shares:
+    if not notes or not shares:
         return ""
     return (
         f"{place(cells)}, attention through torch.compile takes {min(shares):.2f} to {max(shares):.2f} of the time of "
-        f"{PYTORCH}. For {'; '.join(said)}."
+        f"{PYTORCH}. For {'; '.join(notes)}."
     )
 
 

@@ -137,7 +137,7 @@ def _size(cell: Cell) -> int:
 
 def _memory(cells: list[Cell]) -> list[str]:
     """Return sentences on peak memory by tile and with the whole matrix, at the longest shared length."""
-    by, said = index(cells, "precision", "d_head", "attention", "seq"), []
+    by, notes = index(cells, "precision", "d_head", "attention", "seq"), []
     peaks = {key: cell["peak_allocated_bytes"] for key, cell in by.items() if cell["peak_allocated_bytes"]}
     largest = max((d_head for _, d_head, *_ in peaks), default=0)
     for precision in dict.fromkeys(key[0] for key in peaks):
@@ -151,24 +151,24 @@ def _memory(cells: list[Cell]) -> list[str]:
         matrix, longest = at.pop(PYTORCH), lengths[-1]
         last = [line[longest] for line in at.values()]
         tiles = human(min(last), "bytes") if min(last) == max(last) else f"{human(min(last), 'bytes')} and more"
-        said.append(
+        notes.append(
             f"{precision} d_head {largest}, length {longest}: {tiles} at the peak with any of {len(at)} tiles, "
             f"{human(matrix[longest], 'bytes')} with the whole matrix, {matrix[longest] / max(last):.1f} times as much"
         )
         long, one = lengths[len(lengths) // 2 :], next(iter(at.values()))
         if len(long) > 2:
             tiled, whole = (growth(long, [line[seq] for seq in long]) for line in (one, matrix))
-            said.append(
+            notes.append(
                 f"{precision} d_head {largest}, from length {long[0]} to {longest}: memory grows as length^{tiled:.2f} "
                 f"with tiles of any size, as length^{whole:.2f} with the matrix"
             )
-    return said
+    return notes
 
 
 def _fastest(cells: list[Cell]) -> list[str]:
     """Return the fastest tile at the longest length, for forward and for both, and how much the slowest loses."""
     tiled = [cell for cell in cells if cell.measured and cell["attention"] != PYTORCH]
-    said = []
+    notes = []
     for precision, d_head in dict.fromkeys((cell["precision"], cell["d_head"]) for cell in tiled):
         same = [cell for cell in tiled if (cell["precision"], cell["d_head"]) == (precision, d_head)]
         longest = max(cell["seq"] for cell in same)
@@ -180,12 +180,12 @@ def _fastest(cells: list[Cell]) -> list[str]:
                 (best, size), (worst, slow) = timed[0], timed[-1]
                 words.append(f"{what} {human(best, 's')} with tile {size}, {worst / best:.1f} times that with {slow}")
         if words:
-            said.append(f"{precision} d_head {d_head}, length {longest}: {'; '.join(words)}")
-    return said
+            notes.append(f"{precision} d_head {d_head}, length {longest}: {'; '.join(words)}")
+    return notes
 
 
 def _limits(cells: list[Cell]) -> list[str]:
-    rows, said = taken(cells), []
+    rows, notes = taken(cells), []
     for architecture in dict.fromkeys(row["architecture"] for row in rows):
         same = [row for row in rows if row["architecture"] == architecture]
         over = [row for row in same if not row["fits"]]
@@ -197,18 +197,18 @@ def _limits(cells: list[Cell]) -> list[str]:
         )
         compiled = len(_groups(same))
         head = f"{architecture}, {limit:,} B a block: {compiled - len(largest)} of {compiled} tiles fit"
-        said.append(f"{head}; not {listed}" if listed else head)
+        notes.append(f"{head}; not {listed}" if listed else head)
     if rows:
         found = {row["architecture"]: row["limit_bytes"] for row in rows}
         room = [name for name, limit in found.items() if limit >= EXAMPLE_BYTES]
         none = [name for name, limit in found.items() if limit == EXAMPLE_LIMIT_BYTES]
-        said.append(
+        notes.append(
             f"a block of {EXAMPLE_BYTES:,} B takes more than {EXAMPLE_LIMIT_BYTES:,} B, the limit of "
             f"{' and '.join(none) or 'none of these'}; it fits {' and '.join(room) or 'none of these'}"
         )
         spilling = [row for row in rows if row["spills"]]
-        said.append(f"{len(spilling)} of {len(rows)} kernels spill registers to memory")
-    return said
+        notes.append(f"{len(spilling)} of {len(rows)} kernels spill registers to memory")
+    return notes
 
 
 def _groups(rows: Sequence[Row]) -> dict[tuple[Any, ...], list[Row]]:
@@ -273,7 +273,7 @@ def _draw_limits(figure: Any, rows: Sequence[Row]) -> None:
 def answer(cells: list[Cell]) -> str:
     attended = [cell for cell in cells if cell.measured and cell.record.config["workload"] == "attention"]
     tiled = [cell for cell in attended if cell["attention"] != PYTORCH and cell["precision"] == Precision.BF16]
-    said = []
+    notes = []
     if tiled:
         longest = max(cell["seq"] for cell in tiled)
         best = {}
@@ -281,15 +281,15 @@ def answer(cells: list[Cell]) -> str:
             here = [cell for cell in tiled if (cell["d_head"], cell["seq"]) == (d_head, longest)]
             best[d_head] = _size(min(here, key=lambda cell: float(cell["median_s"])))
         named = ", ".join(f"{size} at d_head {d_head}" for d_head, size in best.items())
-        said.append(f"{place(tiled)}, at length {longest:,} in bf16 the fastest tile is {named}.")
+        notes.append(f"{place(tiled)}, at length {longest:,} in bf16 the fastest tile is {named}.")
     rows, fits = fitting(cells), []
     for architecture in dict.fromkeys(row["architecture"] for row in rows):
         same = [row for row in rows if row["architecture"] == architecture]
         count = sum(not row["does not fit"] for row in same)
         fits.append(f"{count} of {len(same)} on {architecture} ({same[0]['limit (B)']} B)")
     if fits:
-        said.append(f"Of the compiled tiles, these fit the shared memory of a block: {', '.join(fits)}.")
-    return " ".join(said)
+        notes.append(f"Of the compiled tiles, these fit the shared memory of a block: {', '.join(fits)}.")
+    return " ".join(notes)
 
 
 STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time", draw=draw)

@@ -74,7 +74,7 @@ def tables(cells: list[Cell], format: str) -> list[str]:
 
 
 def explain(cells: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     by = index(cells, "size", "warmup")
     for (size, warmup), cell in by.items():
         first = first_timed(cell.record.measurement)  # type: ignore[arg-type]
@@ -82,15 +82,15 @@ def explain(cells: list[Cell]) -> list[str]:
         if first["cause"]:
             excess, times = human(first["excess_s"], "s"), first["wall_s"] / cell["median_s"]
             sentence += f"; the first timed step took {excess} more ({times:.1f} times the median): {first['cause']}"
-        said.append(sentence)
+        notes.append(sentence)
     for size in dict.fromkeys(size for size, _ in by):
         medians = {warmup: cell["median_s"] for (s, warmup), cell in by.items() if s == size}
         if len(medians) > 1:
             spread = max(medians.values()) / min(medians.values()) - 1
-            said.append(
+            notes.append(
                 f"{size}: the medians of warm-up {', '.join(map(str, medians))} lie within {spread:.1%} of each other"
             )
-    return said
+    return notes
 
 
 def answer(cells: list[Cell]) -> str:

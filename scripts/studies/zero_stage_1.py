@@ -47,28 +47,28 @@ def study_tables(found: list[Cell], format: str) -> list[str]:
 
 
 def explain(found: list[Cell]) -> list[str]:
-    said = []
+    notes = []
     for group in groups(found):
-        said += [*_volumes(group), *off_formula(group)]
-    return [*said, *on_a_cpu(found)]
+        notes += [*_volumes(group), *off_formula(group)]
+    return [*notes, *on_a_cpu(found)]
 
 
 def _volumes(group: Sequence[RunRecord]) -> list[str]:
     rows = {(row["strategy"], row["ranks"]): row for row in parallel.volumes(group) if row["sent_bytes"]}
     steps = {(row["strategy"], row["ranks"]): row["step_s"] for row in parallel.steps(group)}
-    said = []
+    notes = []
     for (name, ranks), row in rows.items():
         flat = rows.get(("zero1_flat", ranks))
         if flat is not None and name == "ddp_bucketed+zero1":
             more = row["sent_bytes"] / flat["sent_bytes"]
-            said.append(
+            notes.append(
                 f"on {ranks} ranks owners send {more:.3f} times what flat shards send, by formula "
                 f"{_formula(row) / _formula(flat):.3f}"
             )
             own, other = steps.get((name, ranks)), steps.get(("zero1_flat", ranks))
             if own and other:
-                said[-1] += f"; their step takes {own / other:.3f} times as long"
-    return said
+                notes[-1] += f"; their step takes {own / other:.3f} times as long"
+    return notes
 
 
 def _formula(row: Row) -> float:
@@ -76,8 +76,8 @@ def _formula(row: Row) -> float:
 
 
 def answer(found: list[Cell]) -> str:
-    said = [sentence for group in groups(found) for sentence in _volumes(group)]
-    return f"{place(found)}: {'; '.join(said)}." if said else ""
+    notes = [sentence for group in groups(found) for sentence in _volumes(group)]
+    return f"{place(found)}: {'; '.join(notes)}." if notes else ""
 
 
 STUDY = Study(

@@ -1,4 +1,4 @@
-"""What the attention tests share: the cases of the contract, and the error of a result against float64."""
+"""Helpers shared by the attention tests: cases, results of a backend, and relative errors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cs_systems.attention import AttentionBackend, AttentionCall
 
 @dataclass(frozen=True)
 class Case:
-    """One call. layout: how q, k and v lie in memory; grad: how the gradient of the output does."""
+    """One attention call. layout: memory layout of q, k and v; grad: memory layout of the output's gradient."""
 
     seq_q: int = 130
-    seq_k: int | None = None  # None: as seq_q
+    seq_k: int | None = None  # None: equal to seq_q
     batch: int = 1
     heads_q: int = 2
-    heads_kv: int | None = None  # None: as heads_q
+    heads_kv: int | None = None  # None: equal to heads_q
     d_head: int = 16
     causal: bool = False
     align: str = "upper_left"
@@ -28,7 +28,7 @@ class Case:
     layout: str = (
         "contiguous"  # or "transposed" (batch, seq, heads, d_head), or "packed" (batch, seq, 3, heads, d_head)
     )
-    grad: str = "contiguous"  # or "transposed", or "expanded" (one number, as from out.sum())
+    grad: str = "contiguous"  # or "transposed", or "expanded" (one number, as out.sum() gives)
 
     @property
     def key_length(self) -> int:
@@ -49,7 +49,7 @@ class Case:
         )  # fmt: skip
 
     def inputs(self, device: str, dtype: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k, v and the gradient of the output, seeded, without requires_grad."""
+        """Return seeded q, k, v and output gradient, without requires_grad."""
         torch.manual_seed(0)
         like = {"device": device, "dtype": getattr(torch, dtype)}
         shapes = [(self.seq_q, self.heads_q), (self.key_length, self.kv_heads), (self.key_length, self.kv_heads)]
@@ -69,7 +69,7 @@ class Case:
 
 
 def results(backend: AttentionBackend, inputs: tuple[Tensor, ...], case: Case, *, backward: bool) -> list[Tensor]:
-    """[out], or [out, dq, dk, dv]."""
+    """Return [out], or [out, dq, dk, dv] with backward."""
     *qkv, grad = inputs
     qkv = [x.detach().requires_grad_(backward) for x in qkv]  # detach keeps the layout
     out = backend(*qkv, **case.options)
@@ -77,13 +77,16 @@ def results(backend: AttentionBackend, inputs: tuple[Tensor, ...], case: Case, *
 
 
 def relative_error(got: Tensor, ref: Tensor) -> float:
-    """‖got − ref‖ / ‖ref‖. A reference of nearly 0 (one key: no gradient) counts as a twentieth of unit variance."""
+    """Return ‖got − ref‖ / ‖ref‖, with a floor for references near 0.
+
+    With one key the gradient of q is 0. The floor is a twentieth of the norm that unit variance gives.
+    """
     floor = 0.05 * math.sqrt(ref.numel())
     return float((got.double() - ref).norm()) / max(float(ref.norm()), floor)
 
 
 def available(backend: AttentionBackend, call: AttentionCall) -> AttentionCall:
-    """The call, or its forward alone, as far as the backend takes it; skips with the backend's own reason otherwise."""
+    """Return the call, or only its forward if the backend has no backward; skip the test if it supports neither."""
     reason = backend.unavailable(call)
     if reason and call.needs_backward:
         call = replace(call, needs_backward=False)

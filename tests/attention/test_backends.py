@@ -1,4 +1,4 @@
-"""What single backends promise beyond the common semantics: the kernel that ran, the memory, the words of a refusal."""
+"""Tests of single attention backends: the kernel that runs, memory, and reasons for being unavailable."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ FULL_MATRIX = ["naive", "sdpa_math"]
 TILED = ["sdpa_flash", "flash_torch"]
 
 
-class Parts:
-    """Listens to the ranges: the names of those that were opened, in order."""
+class OpenedRanges:
+    """Range listener that keeps the names of opened ranges, in order."""
 
     def __init__(self) -> None:
         self.opened: list[str] = []
@@ -44,7 +44,7 @@ def backend(name: str) -> AttentionBackend:
 
 
 @pytest.mark.parametrize("name", plugins.names("attention"))
-def test_exports_a_backend_that_declares_itself(name: str) -> None:
+def test_backend_module_exports_backend_with_tolerances_and_algorithm(name: str) -> None:
     b = backend(name)
     assert isinstance(b, AttentionBackend)
     assert all(0 < tolerance < 0.1 for tolerance in b.tolerance.values())
@@ -53,8 +53,8 @@ def test_exports_a_backend_that_declares_itself(name: str) -> None:
     assert algorithm.backward_matmuls == 4 if algorithm.block_q is None else algorithm.backward_matmuls >= 5
 
 
-def attention_in_einx(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
-    """Attention by the formula, in which g query heads share each of h key heads."""
+def einx_attention(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
+    """Return attention computed in einx, where g query heads share each of h key heads."""
     grouped = einx.id("b (h g) i d -> b h g i d", q, h=k.shape[1])
     scores = einx.dot("b h g i [d], b h j [d] -> b h g i j", grouped, k)
     scores = scores * (case.scale or q.shape[-1] ** -0.5)
@@ -73,14 +73,14 @@ def attention_in_einx(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
         Case(9, 7, heads_q=4, heads_kv=1, causal=True),
     ],
 )
-def test_naive_agrees_with_einx(case: Case) -> None:
+def test_naive_matches_einx_formula(case: Case) -> None:
     *inputs, _ = case.inputs("cpu", "float64")
-    assert torch.allclose(backend("naive")(*inputs, **case.options), attention_in_einx(*inputs, case), atol=1e-12)
+    assert torch.allclose(backend("naive")(*inputs, **case.options), einx_attention(*inputs, case), atol=1e-12)
 
 
 @pytest.mark.parametrize("case", [Case(), Case(causal=True), Case(40, 70, heads_q=4, heads_kv=2, scale=0.3)])
-def test_naive_agrees_with_torch(case: Case) -> None:
-    """The reference has a reference: in float64, torch's own unfused path."""
+def test_naive_matches_sdpa_math_in_float64(case: Case) -> None:
+    """Check the reference backend itself against torch's unfused path in float64."""
     inputs = case.inputs("cpu", "float64")
     got = results(backend("naive"), inputs, case, backward=True)
     ref = results(backend("sdpa_math"), inputs, case, backward=True)
@@ -94,14 +94,14 @@ def test_naive_agrees_with_torch(case: Case) -> None:
         ("lower_right", [[1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]]),
     ],
 )
-def test_the_two_readings_of_causal(align: str, weights: list[list[float]]) -> None:
-    """Equal scores and v = identity: the output is the weights themselves."""
+def test_causal_mask_follows_align(align: str, weights: list[list[float]]) -> None:
+    """Use equal scores and v = identity, so that the output equals the weights."""
     q, k, v = torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 3, 3), torch.eye(3)[None, None]
     assert torch.allclose(backend("naive")(q, k, v, causal=True, align=align)[0, 0], torch.tensor(weights))
 
 
 @pytest.mark.parametrize("name", ["naive", "flash_torch", "sdpa_math", "sdpa_flash", "flex"])
-def test_an_unknown_alignment_is_no_upper_left(name: str) -> None:
+def test_unknown_alignment_is_rejected(name: str) -> None:
     q, k, v, _ = Case(2, 3).inputs("cpu", "float32")
     with torch.compiler.set_stance("force_eager"), pytest.raises(ValueError, match="did you mean lower_right"):
         backend(name)(q, k, v, causal=True, align="lower-right")
@@ -109,24 +109,24 @@ def test_an_unknown_alignment_is_no_upper_left(name: str) -> None:
 
 @pytest.mark.parametrize(("heads_q", "heads_kv"), [(1, 2), (3, 2)])
 @pytest.mark.parametrize("name", ["naive", "flash_torch"])
-def test_heads_that_do_not_group_are_refused(name: str, heads_q: int, heads_kv: int) -> None:
+def test_query_heads_not_divisible_by_key_heads_are_rejected(name: str, heads_q: int, heads_kv: int) -> None:
     q, k, v, _ = Case(5, heads_q=heads_q, heads_kv=heads_kv).inputs("cpu", "float32")
     with pytest.raises(ValueError, match=f"{heads_q} query heads are not a multiple of {heads_kv} key heads"):
         backend(name)(q, k, v)
 
 
 @pytest.mark.parametrize("name", ["naive", "flash_torch"])
-def test_parts_are_annotated(name: str) -> None:
-    ranges = Parts()
+def test_attention_ranges_are_annotated(name: str) -> None:
+    ranges = OpenedRanges()
     with annotate.listening(ranges):
         backend(name)(*Case(40).inputs("cpu", "float32")[:3])
     assert ranges.opened == ["scores", "softmax", "value"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it traces
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch warns while it traces
 @pytest.mark.parametrize("name", ["naive", "compiled", "sdpa_math", "sdpa_flash", "flex", "flash_torch"])
-def test_a_compiled_model_takes_the_backend_into_one_graph(name: str) -> None:
-    ranges = Parts()
+def test_compiled_model_traces_backend_into_one_graph(name: str) -> None:
+    ranges = OpenedRanges()
     q, k, v, _ = Case(40).inputs("cpu", "float32")
     attention = backend(name)
     model = torch.compile(lambda *qkv: 2 * attention(*qkv, causal=True), backend="eager", fullgraph=True)
@@ -151,7 +151,7 @@ KERNELS = {
     [pytest.param(*key, marks=[pytest.mark.gpu] if key[1] == "cuda" else []) for key in KERNELS],
 )
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_named_kernel_is_the_one_that_ran(name: str, device: str, causal: bool) -> None:
+def test_sdpa_backend_runs_only_its_own_kernel(name: str, device: str, causal: bool) -> None:
     q, k, v, _ = Case(128, d_head=64).inputs(device, "bfloat16")
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         backend(name)(q, k, v, causal=causal)
@@ -159,7 +159,7 @@ def test_the_named_kernel_is_the_one_that_ran(name: str, device: str, causal: bo
     assert ran == {KERNELS[name, device]}
 
 
-def refusal(name: str, device: str, dtype: str, **case: object) -> str:
+def unavailable_reason(name: str, device: str, dtype: str, **case: object) -> str:
     reason = backend(name).unavailable(Case(40, **case).call(device, dtype))  # type: ignore[arg-type]
     assert reason is not None
     return reason
@@ -188,28 +188,30 @@ def refusal(name: str, device: str, dtype: str, **case: object) -> str:
         ("flash_attn", "cpu", "bfloat16", "runs on CUDA only; use sdpa_flash or flash_torch"),
     ],
 )
-def test_refusals_name_the_remedy(name: str, device: str, dtype: str, words: str) -> None:
-    assert words in refusal(name, device, dtype)
+def test_unavailable_reason_names_alternative(name: str, device: str, dtype: str, words: str) -> None:
+    assert words in unavailable_reason(name, device, dtype)
 
 
 @pytest.mark.parametrize("name", ["sdpa_flash", "flash_attn", "flex", "compiled"])
-def test_without_a_gpu_cuda_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_call_without_gpu_is_unavailable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "run with --device cpu, or install a CUDA build of torch" in refusal(name, "cuda", "bfloat16")
+    assert "run with --device cpu, or install a CUDA build of torch" in unavailable_reason(name, "cuda", "bfloat16")
 
 
 @pytest.mark.parametrize("name", ["compiled", "flex"])
-def test_compiling_needs_a_compiler(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiled_backends_without_cpp_compiler_are_unavailable(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)
-    assert "finds no g++ or gcc or clang; install g++" in refusal(name, "cpu", "float32")
+    assert "finds no g++ or gcc or clang; install g++" in unavailable_reason(name, "cpu", "float32")
 
 
-def test_a_missing_flash_attn_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_flash_attn_names_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(flash_attn, "_installed", lambda: None)
-    reason = refusal("flash_attn", "cuda", "bfloat16")
+    reason = unavailable_reason("flash_attn", "cuda", "bfloat16")
     assert "pip install flash-attn (or cs-systems[flash-attn])" in reason
     assert "use sdpa_flash" in reason
     assert backend("flash_attn").describe() is None
@@ -217,18 +219,18 @@ def test_a_missing_flash_attn_names_the_package(monkeypatch: pytest.MonkeyPatch)
         backend("flash_attn")(*Case(40).inputs("cpu", "bfloat16")[:3])
 
 
-def test_an_empty_flash_attn_package_is_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlashAttention-4's wheel leaves an importable `flash_attn` with nothing in it."""
+def test_empty_flash_attn_package_counts_as_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashAttention-4's wheel installs an empty, importable `flash_attn`."""
     for module in ("flash_attn", "flash_attn.cute", "flash_attn_interface"):
         monkeypatch.setitem(sys.modules, module, type(sys)(module))
     assert flash_attn._installed.__wrapped__() is None
 
 
 @pytest.mark.parametrize(("d_head", "refused"), [(16, True), (80, True), (64, False), (96, False)])
-def test_a_wrong_gradient_of_flash_attention_4_is_refused(
+def test_flash_attention_4_backward_is_refused_when_d_head_is_not_a_multiple_of_32(
     monkeypatch: pytest.MonkeyPatch, d_head: int, refused: bool
 ) -> None:
-    """Seen on one H200: its dq was off by its own size wherever d_head is no multiple of 32, and all else was right."""
+    """On an H200, dq had a relative error of 1 if d_head was not a multiple of 32; all other results were right."""
     generation = flash_attn._GENERATIONS[0]
     monkeypatch.setattr(flash_attn, "no_cuda", lambda: None)
     monkeypatch.setattr(flash_attn, "_installed", lambda: (generation, None))
@@ -241,8 +243,8 @@ def test_a_wrong_gradient_of_flash_attention_4_is_refused(
     assert backend("flash_attn").unavailable(replace(call, needs_backward=False)) is None
 
 
-def test_flash_attn_is_called_in_its_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first generation that has a function is taken; its layout is (batch, seq, heads, d_head)."""
+def test_flash_attn_gets_batch_seq_heads_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also check that the first installed generation that has a function is used."""
 
     def flash_attn_func(q, k, v, softmax_scale=None, causal=False):
         out = backend("naive")(*(x.transpose(1, 2) for x in (q, k, v)), causal=causal, scale=softmax_scale)
@@ -266,7 +268,7 @@ def test_flash_attn_is_called_in_its_own_layout(monkeypatch: pytest.MonkeyPatch)
 
 
 def allocations(step: Callable[[], object]) -> tuple[int, int]:
-    """(bytes that `step` left allocated, bytes at its peak) on the CPU, from the allocator's own events."""
+    """Return the bytes that `step` leaves allocated and its peak bytes, from the CPU allocator's events."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         kept = step()
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -279,7 +281,10 @@ def allocations(step: Callable[[], object]) -> tuple[int, int]:
 
 
 def measured_bytes(name: str, case: Case, dtype: str) -> tuple[int, int, int]:
-    """Peak of forward, kept for backward, peak of backward: what AttentionAlgorithm.score_matrices counts."""
+    """Return the peak of forward, the bytes kept for backward and the peak of backward.
+
+    AttentionAlgorithm.score_matrices declares these three.
+    """
     *qkv, grad = case.inputs("cpu", dtype)
     qkv = [x.requires_grad_() for x in qkv]
     outputs = []
@@ -291,16 +296,16 @@ def measured_bytes(name: str, case: Case, dtype: str) -> tuple[int, int, int]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", FULL_MATRIX)
-def test_score_matrices_are_as_declared(name: str, causal: bool, dtype: str) -> None:
+def test_measured_score_matrices_match_declaration(name: str, causal: bool, dtype: str) -> None:
     case = Case(512, batch=2, heads_q=8, d_head=8, causal=causal)
     matrix_bytes = case.batch * case.heads_q * case.seq_q**2 * getattr(torch, dtype).itemsize
     declared = backend(name).algorithm(case.call("cpu", dtype)).score_matrices
     for measured, count in zip(measured_bytes(name, case, dtype), declared, strict=True):
-        assert count - 0.1 < measured / matrix_bytes < count + 0.8  # besides: q, k, v, out, their copies and one mask
+        assert count - 0.1 < measured / matrix_bytes < count + 0.8  # the rest: q, k, v, out, their copies and one mask
 
 
 @pytest.mark.parametrize("name", TILED)
-def test_memory_of_a_tiled_backend_is_linear(name: str) -> None:
+def test_memory_of_tiled_backend_grows_linearly_with_sequence(name: str) -> None:
     short, long = (measured_bytes(name, Case(s, batch=1, heads_q=1), "float32") for s in (512, 2048))
     assert all(b < 4.2 * a for a, b in zip(short, long, strict=True))
 
@@ -309,7 +314,7 @@ def test_memory_of_a_tiled_backend_is_linear(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 130, 16), (2, 3, 70, 16)])
-def test_flash_torch_saves_one_log_sum_exp(shape: tuple[int, ...]) -> None:
+def test_flash_torch_saves_inputs_output_and_log_sum_exp(shape: tuple[int, ...]) -> None:
     q, k, v = (torch.randn(shape, requires_grad=True) for _ in range(3))
     saved: list[torch.Tensor] = []
     with saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
@@ -321,7 +326,7 @@ def test_flash_torch_saves_one_log_sum_exp(shape: tuple[int, ...]) -> None:
     assert torch.allclose(lse, scores.logsumexp(-1), atol=1e-5)
 
 
-def test_flash_torch_log_sum_exp_without_a_key() -> None:
+def test_flash_torch_log_sum_exp_is_minus_infinity_without_keys() -> None:
     q, k, v = (torch.randn(1, seq, 8, requires_grad=True) for seq in (5, 2, 2))
     saved: list[torch.Tensor] = []
     with saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
@@ -330,22 +335,22 @@ def test_flash_torch_log_sum_exp_without_a_key() -> None:
     assert lse.isneginf().tolist() == [[True, True, True, False, False]]
 
 
-def test_flash_torch_gradients_by_finite_differences() -> None:
+def test_flash_torch_gradients_match_finite_differences() -> None:
     q, k, v = (torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(3))
     assert torch.autograd.gradcheck(lambda *x: FlashAttentionTorch.apply(*x, True), (q, k, v))
 
 
 def test_flash_torch_skips_hidden_tiles() -> None:
-    """Causal, three blocks of queries and keys: of the nine tiles, the six on and under the diagonal are computed."""
-    ranges = Parts()
+    """With three blocks of queries and keys, a causal mask leaves six of nine tiles."""
+    ranges = OpenedRanges()
     q, k, v, _ = Case(3 * B_Q, 3 * B_K, causal=True).inputs("cpu", "float32")
     with annotate.listening(ranges):
         FlashAttentionTorch.apply(q, k, v, True)
     assert ranges.opened.count("scores") == 6
 
 
-def test_flash_torch_is_exact_under_autocast() -> None:
-    """Autocast would round every tile of scores; the specification sums in float32 whatever stands around it."""
+def test_flash_torch_is_bit_identical_under_autocast() -> None:
+    """Autocast would round every tile of scores; the specification sums them in float32."""
     case = Case(40, causal=True)
     inputs = case.inputs("cpu", "bfloat16")
     plain = results(backend("flash_torch"), inputs, case, backward=True)
@@ -363,7 +368,7 @@ def test_flash_torch_is_exact_under_autocast() -> None:
     causal=st.booleans(),
     align=st.sampled_from(["upper_left", "lower_right"]),
 )
-def test_flash_torch_at_any_shape(
+def test_flash_torch_matches_naive_at_any_shape(
     seq_q: int, seq_k: int, d_head: int, heads: tuple[int, int], causal: bool, align: str
 ) -> None:
     case = Case(seq_q, seq_k, 1, *heads, d_head=d_head, causal=causal, align=align)
@@ -373,8 +378,8 @@ def test_flash_torch_at_any_shape(
     assert max(relative_error(g, r) for g, r in zip(got, ref, strict=True)) < 1e-12
 
 
-def test_an_unavailable_call_is_hashable() -> None:
-    """torch's selector is asked once for each call, so a call has to be a key."""
+def test_equal_attention_calls_hash_equal() -> None:
+    """The answer of torch's backend selector is cached by call, so calls must be hashable."""
     assert (
         len({AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1), AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1)}) == 1
     )

@@ -1,7 +1,7 @@
-"""What is special to flash_triton; what it shares with every backend is in test_semantics.py.
+"""Tests special to flash_triton; test_semantics.py holds those shared by all backends.
 
-On a machine without a GPU the kernels run in Triton's interpreter, which must be chosen before triton is imported: a
-test runs this file and the shared suite again in a process that does.
+Without a GPU the kernels run in Triton's interpreter, which must be chosen before triton is imported. One test
+therefore runs this file and the shared suite in a new process.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ DEVICES = pytest.mark.parametrize(
 
 @COMPILED
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
-def test_the_suite_passes_in_the_interpreter() -> None:
-    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
-    # What repeats another case of the shared suite here is left to the GPU: the interpreter takes its time.
+def test_attention_suite_passes_in_triton_interpreter() -> None:
+    """Run in a new process, since Triton reads TRITON_INTERPRET when it is imported."""
+    # Cases of the shared suite that repeat others are left to the GPU, since the interpreter is slow.
     shared = "flash_triton and (cpu-float32 or grouped-cpu-float16) and not (130-cpu or d-head-128)"
     chosen = f"test_semantics and {shared} or test_flash_triton and (cpu or interpreter_refuses)"
     suites = (HERE / "test_semantics.py", HERE / "test_flash_triton.py")
     command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-k", chosen, *suites]
-    interpreted = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=interpreted, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     if "fails with numpy" in done.stdout:
         pytest.skip("the interpreter of this triton does not work with this numpy: pip install 'triton>=3.7'")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed
-    assert int(passed[1]) > 30, "most of it was skipped"
+    assert int(passed[1]) > 30, "most tests were skipped"
 
 
 def log_sum_exp(q: Tensor, k: Tensor, causal: bool) -> Tensor:
@@ -62,7 +62,7 @@ def log_sum_exp(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 @DEVICES
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("leading", [(), (3,), (2, 2), (2, 1, 2)])
-def test_apply_saves_the_log_sum_exp_and_nothing_else_of_its_shape(leading, causal: bool, device: str) -> None:
+def test_apply_saves_only_log_sum_exp_of_its_shape(leading, causal: bool, device: str) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(*leading, 24, 16, device=device).requires_grad_() for _ in range(3))
     out = FlashAttentionTriton.apply(q, k, v, causal)
@@ -73,7 +73,7 @@ def test_apply_saves_the_log_sum_exp_and_nothing_else_of_its_shape(leading, caus
 
 
 @DEVICES
-def test_a_query_without_a_key_has_a_log_sum_exp_of_minus_infinity(device: str) -> None:
+def test_log_sum_exp_is_minus_infinity_for_query_without_keys(device: str) -> None:
     q, k = torch.randn(1, 20, 16, device=device, requires_grad=True), torch.randn(1, 7, 16, device=device)
     out = FlashAttentionTriton.apply(q, k, k, True, None, "lower_right")
     lse = next(t for t in out.grad_fn.saved_tensors if t.shape == (1, 20))
@@ -104,19 +104,19 @@ def test_a_query_without_a_key_has_a_log_sum_exp_of_minus_infinity(device: str) 
 )  # fmt: skip
 @example(case=Case(64, 64, 1, 1, causal=True), tile=Tile(64, 16, 4, 1))
 @example(case=Case(64, 64, 1, 1, causal=True), tile=Tile(16, 64, 4, 1, descriptors=True))
-def test_any_tile_gives_the_same_attention(case: Case, tile: Tile, device: str) -> None:
-    """Tiles that divide the lengths and tiles that do not; pointers and, where the layout allows them, descriptors."""
+def test_attention_is_correct_with_any_tile(case: Case, tile: Tile, device: str) -> None:
+    """Cover tiles that do and do not divide the lengths, pointers, and descriptors if the layout allows them."""
     inputs = case.inputs(device, "float32")
     qkv = [x.requires_grad_() for x in inputs[:3]]
     out = attention(*qkv, **case.options, tiles=Tiles(tile, tile, tile))  # type: ignore[arg-type]
     got = [out.detach(), *torch.autograd.grad(out, qkv, inputs[3])]
     ref = results(naive.BACKEND, tuple(x.double() for x in inputs), case, backward=True)
-    # Twice the suite's tolerance: at these few elements a CUDA exp2's last bit shows.
+    # Twice the suite's tolerance: with so few elements, the last bit of CUDA's exp2 matters.
     assert max(relative_error(g, r) for g, r in zip(got, ref, strict=True)) < 2e-5
 
 
 @DEVICES
-def test_no_keys_and_no_queries(device: str) -> None:
+def test_no_keys_give_zeros_and_no_queries_give_empty_output(device: str) -> None:
     q, k = torch.randn(1, 2, 5, 16, device=device), torch.randn(1, 2, 0, 16, device=device)
     q.requires_grad_()
     out = attention(q, k, k)
@@ -134,13 +134,13 @@ def test_no_keys_and_no_queries(device: str) -> None:
     ("leading_q", "leading_k"),
     [((4,), (2,)), ((1,), (2,)), ((), (2,)), ((2,), ()), ((2, 4), (2,)), ((2, 3, 1), (3, 2, 1))],
 )
-def test_a_batch_that_q_and_k_do_not_share_is_refused(leading_q, leading_k, device: str) -> None:
+def test_different_batches_of_q_and_k_are_rejected(leading_q, leading_k, device: str) -> None:
     q, k = torch.randn(*leading_q, 5, 16, device=device), torch.randn(*leading_k, 5, 16, device=device)
     with pytest.raises(ValueError, match="k and v need one shape, with the batch"):
         FlashAttentionTriton.apply(q, k, k)
 
 
-def test_tiles_that_reach_over_two_to_the_31_elements_are_refused() -> None:
+def test_strides_that_overflow_32_bit_offsets_are_rejected() -> None:
     near, far = (torch.empty_strided((1, 1, 20, 16), (1, 1, apart, 1), device="meta") for apart in (2**26, 2**27))
     assert flash_triton._tiles_are_near(near)
     with pytest.raises(ValueError, match=r"rows of v are 134217728 elements apart, .*; pass v\.contiguous\(\)"):
@@ -148,8 +148,8 @@ def test_tiles_that_reach_over_two_to_the_31_elements_are_refused() -> None:
 
 
 @DEVICES
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, as it traces
-def test_it_stays_in_one_graph_under_torch_compile(device: str) -> None:
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch warns while it traces
+def test_torch_compile_keeps_attention_in_one_graph(device: str) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(1, 2, 20, 16, device=device).transpose(1, 2).requires_grad_() for _ in range(3)]
 
@@ -164,7 +164,7 @@ def test_it_stays_in_one_graph_under_torch_compile(device: str) -> None:
 
 
 @DEVICES
-def test_autocast_casts_and_mixed_dtypes_are_refused(device: str) -> None:
+def test_mixed_dtypes_are_rejected_except_under_autocast(device: str) -> None:
     q = torch.randn(1, 1, 8, 16, device=device)
     with torch.autocast(device, torch.float16):
         assert attention(q, q.half(), q).dtype == torch.float16
@@ -175,7 +175,7 @@ def test_autocast_casts_and_mixed_dtypes_are_refused(device: str) -> None:
 
 
 @INTERPRETED
-def test_the_interpreter_refuses_what_it_would_get_wrong_for_flash_triton() -> None:
+def test_interpreter_refuses_bfloat16_and_cuda() -> None:
     q = torch.randn(1, 1, 8, 16, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="computes wrong bfloat16 products; use float32 or float16"):
         attention(q, q, q)
@@ -191,18 +191,18 @@ def test_the_interpreter_refuses_what_it_would_get_wrong_for_flash_triton() -> N
         (AttentionCall("cpu", "float32", 16, 8, 8, 3, 2), "3 query heads are not a multiple of 2 key heads"),
     ],
 )
-def test_what_it_cannot_take_it_says(call: AttentionCall, text: str) -> None:
+def test_unsupported_call_has_reason(call: AttentionCall, text: str) -> None:
     assert text in (BACKEND.unavailable(call) or "")
 
 
 @COMPILED
-def test_without_a_gpu_or_the_interpreter_it_names_both() -> None:
+def test_call_without_gpu_or_interpreter_names_both_remedies() -> None:
     reason = BACKEND.unavailable(AttentionCall("cpu", "float32", 16, 8, 8, 1, 1))
     assert reason is not None
     assert "TRITON_INTERPRET=1" in reason
 
 
-def test_it_imports_without_triton_and_says_how_to_get_it() -> None:
+def test_module_without_triton_imports_and_names_package_to_install() -> None:
     program = (
         "import sys; sys.modules['triton'] = None\n"
         "from cs_systems.attention import AttentionCall\n"
@@ -214,7 +214,7 @@ def test_it_imports_without_triton_and_says_how_to_get_it() -> None:
     assert done.stdout.strip().endswith("None")
 
 
-def test_the_algorithm_counts_the_padded_head_and_seven_products() -> None:
+def test_algorithm_counts_padded_d_head_and_seven_backward_products() -> None:
     algorithm = BACKEND.algorithm(AttentionCall("cpu", "bfloat16", 80, 8, 8, 1, 1))
     assert (algorithm.d_head, algorithm.backward_matmuls, algorithm.score_matrices) == (128, 7, (0, 0, 0))
 
@@ -230,7 +230,7 @@ def test_every_head_size_and_dtype_has_tiles(capability: tuple[int, int] | None)
 
 @pytest.mark.gpu
 @COMPILED
-def test_more_heads_than_a_grid_dimension_takes() -> None:
+def test_attention_is_correct_with_more_heads_than_a_grid_dimension() -> None:
     q = torch.randn(70_000, 1, 16, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     out = attention(q, q, q, causal=True)
     out.sum().backward()
@@ -240,7 +240,7 @@ def test_more_heads_than_a_grid_dimension_takes() -> None:
 
 @pytest.mark.gpu
 @COMPILED
-def test_offsets_beyond_two_to_the_31_elements() -> None:
+def test_attention_is_correct_with_offsets_beyond_32_bits() -> None:
     packed = torch.zeros(1, 33_000, 1024, 64, device="cuda", dtype=torch.bfloat16)  # 4.3 GB, 2.16e9 elements
     q = packed[:, :, 1000:1001].transpose(1, 2)
     q.copy_(torch.randn_like(q))
@@ -251,7 +251,7 @@ def test_offsets_beyond_two_to_the_31_elements() -> None:
 
 @pytest.mark.gpu
 @COMPILED
-def test_gradients_are_the_same_from_run_to_run() -> None:
+def test_gradients_are_bit_identical_between_runs() -> None:
     q = torch.randn(2, 4, 1000, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     first, second = (torch.autograd.grad((attention(q, q, q, causal=True) ** 2).sum(), q)[0] for _ in range(2))
     assert torch.equal(first, second)
@@ -261,7 +261,7 @@ def test_gradients_are_the_same_from_run_to_run() -> None:
 @COMPILED
 @pytest.mark.parametrize("d_head", [64, 80, 128, 256])
 @pytest.mark.parametrize("descriptors", [False, True])
-def test_pointers_and_descriptors_agree(descriptors: bool, d_head: int) -> None:
+def test_attention_is_correct_with_pointers_and_with_descriptors(descriptors: bool, d_head: int) -> None:
     table = tiles_for(torch.cuda.get_device_capability(), 2, d_head)
     tiles = Tiles(*(Tile(t.block_m, t.block_n, t.num_warps, t.num_stages, descriptors) for t in vars(table).values()))
     case = Case(1000, causal=True, d_head=d_head, layout="packed")
@@ -275,7 +275,7 @@ def test_pointers_and_descriptors_agree(descriptors: bool, d_head: int) -> None:
 
 @pytest.mark.gpu
 @COMPILED
-def test_backward_holds_gradients_and_two_statistics_only() -> None:
+def test_backward_allocates_only_gradients_and_two_statistics() -> None:
     q, k, v = (torch.randn(1, 4, 16_384, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3))
     grad = torch.randn_like(q)
     torch.cuda.reset_peak_memory_stats()

@@ -1,4 +1,4 @@
-"""What the backends for Hopper have of their own; what they share with every backend is in test_semantics.py."""
+"""Tests special to the Hopper backends; test_semantics.py holds those shared by all backends."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from cs_systems.core import plugins
 from tests.attention.conftest import Case, available, relative_error, results
 
 HOPPER = AttentionCall("cuda", "bfloat16", 64, 8, 8, 1, 1)
-AS_IT_TRACES = pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning"
-)  # torch warns itself
+IGNORE_TRACING_WARNING = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 MODULES = {"flash_cuda": flash_cuda, "flash_gluon": flash_gluon}
 
 
@@ -33,7 +31,7 @@ def backend(name: str) -> AttentionBackend:
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as `unavailable` can see."""
+    """Make `unavailable` find a Hopper GPU and all packages."""
     monkeypatch.setattr(_hopper, "no_cuda", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(flash_gluon, "version", lambda package: "3.6.0")
@@ -41,8 +39,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "find_spec", lambda package: package)
 
 
-def test_every_backend_for_hopper_is_here() -> None:
-    """Those that are made of HopperKernels."""
+def test_modules_lists_every_hopper_backend() -> None:
+    # A bound method shows a backend made of HopperKernels.
     found = {
         name for name in plugins.names("attention") if hasattr(plugins.get("attention", name).unavailable, "__self__")
     }
@@ -59,14 +57,14 @@ def test_every_backend_for_hopper_is_here() -> None:
         (AttentionCall("cpu", "bfloat16", 64, 8, 8, 1, 1), "on Hopper GPUs only; use flash_torch on the CPU"),
     ],
 )
-def test_what_it_cannot_take_it_says(call: AttentionCall, text: str, backend: AttentionBackend) -> None:
+def test_unsupported_call_has_reason(call: AttentionCall, text: str, backend: AttentionBackend) -> None:
     assert text in (backend.unavailable(call) or "")
 
 
 @pytest.mark.usefixtures("hopper")
-def test_hopper_with_what_they_need_is_served() -> None:
-    said = {name: plugins.get("attention", name).describe() for name in MODULES}
-    assert said == {
+def test_backends_are_available_on_hopper_with_their_packages() -> None:
+    descriptions = {name: plugins.get("attention", name).describe() for name in MODULES}
+    assert descriptions == {
         "flash_cuda": "FlashAttention-3 in CUDA C++",
         "flash_gluon": "FlashAttention-3 in Gluon, Triton 3.6.0",
     }
@@ -75,7 +73,7 @@ def test_hopper_with_what_they_need_is_served() -> None:
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
-def test_another_gpu_is_refused(
+def test_other_compute_capability_is_unavailable(
     name: str, backend: AttentionBackend, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
@@ -84,7 +82,7 @@ def test_another_gpu_is_refused(
 
 
 @pytest.mark.usefixtures("hopper")
-def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_unsupported_triton_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_gluon, "version", lambda package: "3.8.0")
     gluon = flash_gluon.BACKEND
     reason = gluon.unavailable(HOPPER) or ""
@@ -99,16 +97,16 @@ def test_another_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hopper")
-@pytest.mark.parametrize("there", [(), ("cuda",), ("cuda", "cuda.core")])
-def test_without_a_compiler_of_cuda_it_says_what_to_install(
-    there: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("found_packages", [(), ("cuda",), ("cuda", "cuda.core")])
+def test_missing_cuda_packages_name_what_to_install(
+    found_packages: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flash_cuda, "find_spec", lambda package: package if package in there else None)
+    monkeypatch.setattr(flash_cuda, "find_spec", lambda package: package if package in found_packages else None)
     assert "pip install cuda-core cuda-bindings nvidia-cuda-nvrtc" in (flash_cuda.BACKEND.unavailable(HOPPER) or "")
     assert flash_cuda.BACKEND.describe() is None
 
 
-def test_a_call_that_cannot_be_served_raises_its_reason(backend: AttentionBackend) -> None:
+def test_unsupported_call_raises_value_error_with_reason(backend: AttentionBackend) -> None:
     q = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="on Hopper GPUs only"):
         backend(q, q, q)
@@ -118,9 +116,9 @@ def test_a_call_that_cannot_be_served_raises_its_reason(backend: AttentionBacken
         backend(q, q, q[..., :8])
 
 
-@AS_IT_TRACES
-def test_a_compiled_model_keeps_one_graph_around_it(name: str, backend: AttentionBackend) -> None:
-    """Of which nothing can run here; what dynamo captured can be read."""
+@IGNORE_TRACING_WARNING
+def test_dynamo_captures_forward_and_backward_in_one_graph(name: str, backend: AttentionBackend) -> None:
+    """The kernels need a Hopper GPU, so only the captured graph is checked."""
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, _: object) -> object:
@@ -144,7 +142,7 @@ def deterministic() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hopper", "deterministic")
-def test_a_gradient_that_differs_from_run_to_run_is_refused_where_only_deterministic_ones_are_wanted() -> None:
+def test_flash_gluon_backward_is_refused_under_deterministic_algorithms() -> None:
     gluon = flash_gluon.BACKEND
     assert "is on; use flash_triton, whose gradients are deterministic" in (gluon.unavailable(HOPPER) or "")
     assert gluon.unavailable(replace(HOPPER, needs_backward=False)) is None
@@ -154,7 +152,7 @@ def test_a_gradient_that_differs_from_run_to_run_is_refused_where_only_determini
 
 
 @pytest.mark.usefixtures("hopper", "deterministic")
-def test_where_torch_warns_only_so_does_it() -> None:
+def test_flash_gluon_backward_warns_under_warn_only() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     assert flash_gluon.BACKEND.unavailable(HOPPER) is None
     with pytest.warns(UserWarning, match="the gradient of q is not deterministic"):
@@ -162,14 +160,14 @@ def test_where_torch_warns_only_so_does_it() -> None:
 
 
 @pytest.mark.usefixtures("hopper", "deterministic")
-def test_one_that_can_take_turns_is_served_there() -> None:
+def test_flash_cuda_is_available_under_deterministic_algorithms() -> None:
     assert flash_cuda.BACKEND.unavailable(HOPPER) is None
-    flash_cuda.KERNELS.alert_not_deterministic()  # warns of nothing
+    flash_cuda.KERNELS.alert_not_deterministic()  # must not warn
 
 
 @pytest.fixture
-def served(backend: AttentionBackend) -> AttentionBackend:
-    """Or skipped."""
+def available_backend(backend: AttentionBackend) -> AttentionBackend:
+    """Return the backend, or skip the test if it is unavailable."""
     available(backend, HOPPER)
     return backend
 
@@ -189,19 +187,21 @@ def served(backend: AttentionBackend) -> AttentionBackend:
         Case(130, d_head=8, scale=0.0),
     ],
 )
-def test_tiles_lengths_and_layouts(case: Case, dtype: str, served: AttentionBackend) -> None:
+def test_results_match_naive_for_tiles_lengths_and_layouts(
+    case: Case, dtype: str, available_backend: AttentionBackend
+) -> None:
     inputs = case.inputs("cuda", dtype)
-    got = results(served, inputs, case, backward=True)
+    got = results(available_backend, inputs, case, backward=True)
     ref = results(naive.BACKEND, tuple(x.double() for x in inputs), case, backward=True)
     errors = [relative_error(g, r) for g, r in zip(got, ref, strict=True)]
-    assert max(errors) <= served.tolerance[dtype], errors
+    assert max(errors) <= available_backend.tolerance[dtype], errors
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize("d_head", [64, 128])
 @pytest.mark.parametrize("causal", [False, True])
-def test_under_deterministic_algorithms_gradients_are_the_same_to_the_bit(d_head: int, causal: bool) -> None:
+def test_flash_cuda_gradients_are_bit_identical_under_deterministic_algorithms(d_head: int, causal: bool) -> None:
     available(flash_cuda.BACKEND, HOPPER)
     case = Case(3000, batch=2, heads_q=8, heads_kv=4, d_head=d_head, causal=causal)
     inputs = case.inputs("cuda", "bfloat16")
@@ -213,9 +213,9 @@ def test_under_deterministic_algorithms_gradients_are_the_same_to_the_bit(d_head
 
 
 @pytest.mark.gpu
-def test_it_saves_the_log_sum_exp(served: AttentionBackend) -> None:
+def test_forward_saves_log_sum_exp(available_backend: AttentionBackend) -> None:
     q, k = (torch.randn(1, 2, n, 64, device="cuda", dtype=torch.bfloat16) for n in (20, 7))
-    out = served(q.requires_grad_(), k, k, causal=True, align="lower_right")
+    out = available_backend(q.requires_grad_(), k, k, causal=True, align="lower_right")
     (lse,) = [t for t in out.grad_fn.saved_tensors if t.shape == q.shape[:-1]]
     scores = q.detach().double() @ k.double().mT / 8
     hidden = torch.ones_like(scores, dtype=torch.bool).triu(7 - 20 + 1)
@@ -223,38 +223,38 @@ def test_it_saves_the_log_sum_exp(served: AttentionBackend) -> None:
 
 
 @pytest.mark.gpu
-def test_more_heads_than_a_grid_has_rows(served: AttentionBackend) -> None:
-    """The second dimension of a grid ends at 65,535."""
+def test_results_match_naive_with_more_heads_than_a_grid_dimension(available_backend: AttentionBackend) -> None:
+    """The second dimension of a grid is limited to 65,535."""
     case = Case(8, batch=1100, heads_q=64, d_head=64)
     inputs = case.inputs("cuda", "bfloat16")
-    got = results(served, inputs, case, backward=True)
+    got = results(available_backend, inputs, case, backward=True)
     ref = results(naive.BACKEND, tuple(x.float() for x in inputs), case, backward=True)
-    assert max(relative_error(g, r) for g, r in zip(got, ref, strict=True)) <= served.tolerance["bfloat16"]
+    assert max(relative_error(g, r) for g, r in zip(got, ref, strict=True)) <= available_backend.tolerance["bfloat16"]
 
 
 @pytest.mark.gpu
-def test_no_keys_and_no_queries(served: AttentionBackend) -> None:
+def test_no_keys_give_zeros_and_no_queries_give_empty_output(available_backend: AttentionBackend) -> None:
     q, k = (torch.randn(1, 2, n, 16, device="cuda", dtype=torch.float16, requires_grad=True) for n in (5, 0))
-    out = served(q, k, k)
+    out = available_backend(q, k, k)
     out.sum().backward()
     assert torch.count_nonzero(out) == 0
     assert q.grad is not None
     assert torch.count_nonzero(q.grad) == 0
-    assert served(k, q, q).shape == k.shape
+    assert available_backend(k, q, q).shape == k.shape
 
 
 @pytest.mark.gpu
-@AS_IT_TRACES
-def test_it_stays_in_one_graph_under_torch_compile(served: AttentionBackend) -> None:
+@IGNORE_TRACING_WARNING
+def test_torch_compile_keeps_attention_in_one_graph(available_backend: AttentionBackend) -> None:
     torch.manual_seed(0)
     like = {"device": "cuda", "dtype": torch.bfloat16}
     inputs = [torch.randn(1, 200, 2, 64, **like).transpose(1, 2).requires_grad_() for _ in range(3)]
 
     def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (served(2 * q, k, v, causal=True) ** 2).sum()
+        return (available_backend(2 * q, k, v, causal=True) ** 2).sum()
 
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
     for got, ref in zip(
         torch.autograd.grad(compiled(*inputs), inputs), torch.autograd.grad(loss(*inputs), inputs), strict=True
     ):
-        assert relative_error(got, ref.double()) < 1e-2  # dq is added up in another order each time
+        assert relative_error(got, ref.double()) < 1e-2  # the order of additions to dq varies

@@ -1,7 +1,7 @@
-"""What every attention backend promises: the right output and the right gradients against float64, or a reason why not.
+"""Tests of every attention backend: output and gradients against float64, or a reason for being unavailable.
 
-A new file in cs_systems/attention/ is tested here without a line changed. Backends that compile run these cases through
-torch's eager stance, so that many shapes stay cheap; `test_what_really_runs` takes it off.
+A new file in cs_systems/attention/ is tested here without changes. Backends that compile run most cases under torch's
+eager stance, so that many shapes stay cheap; `test_compiled_output_and_gradients_match_float64` does not use it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CASES = {
     "d-head-128": Case(40, d_head=128),
     "d-head-20": Case(40, d_head=20, causal=True),
 }
-FEW = ("causal-130", "full-127", "grouped")  # for dtypes that add little but time
+FEW = ("causal-130", "full-127", "grouped")  # for dtypes that add time and little coverage
 GPU = pytest.mark.gpu
 SETTINGS = [
     *[pytest.param(n, "cpu", "float32", id=f"{n}-cpu-float32") for n in CASES],
@@ -50,7 +50,7 @@ SETTINGS = [
 
 @pytest.fixture
 def eager():
-    """Functions under torch.compile run uncompiled; torch says of flex_attention, rightly, that this is slow."""
+    """Run functions under torch.compile uncompiled; torch warns that this makes flex_attention slow."""
     with torch.compiler.set_stance("force_eager"):
         yield
 
@@ -71,15 +71,15 @@ def check(name: str, case: Case, device: str, dtype: str) -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(("case", "device", "dtype"), SETTINGS)
 @pytest.mark.parametrize("name", NAMES)
-def test_output_and_gradients(name: str, case: str, device: str, dtype: str) -> None:
+def test_output_and_gradients_match_float64(name: str, case: str, device: str, dtype: str) -> None:
     check(name, CASES[case], device, dtype)
 
 
 @pytest.mark.timeout(300)  # torch.compile takes 20 s when nothing is cached
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # torch calls it
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize("name", NAMES)
-def test_what_really_runs(name: str, device: str) -> None:
+def test_compiled_output_and_gradients_match_float64(name: str, device: str) -> None:
     check(name, Case(130, 70, causal=True, heads_kv=1), device, "float32" if device == "cpu" else "bfloat16")
 
 
@@ -88,7 +88,7 @@ def test_what_really_runs(name: str, device: str) -> None:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("case", [Case(130, 70, causal=True, align="lower_right"), Case(300, d_head=80)])
 @pytest.mark.parametrize("name", NAMES)
-def test_what_really_runs_on_a_gpu(name: str, case: Case) -> None:
+def test_gpu_output_and_gradients_match_float64_without_eager_stance(name: str, case: Case) -> None:
     check(name, case, "cuda", "bfloat16")
 
 
@@ -96,7 +96,7 @@ def test_what_really_runs_on_a_gpu(name: str, case: Case) -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), pytest.param("cuda", "bfloat16", marks=GPU)])
 @pytest.mark.parametrize("name", NAMES)
-def test_queries_without_a_key_give_zero(name: str, device: str, dtype: str) -> None:
+def test_queries_without_keys_give_zeros(name: str, device: str, dtype: str) -> None:
     case = Case(20, 7, batch=2, causal=True, align="lower_right")
     backend = plugins.get("attention", name)
     call = available(backend, case.call(device, dtype))
@@ -120,11 +120,11 @@ def test_queries_without_a_key_give_zero(name: str, device: str, dtype: str) -> 
 )
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_scores_of_ten_thousand(name: str, causal: bool, device: str, dtype: str) -> None:
-    """Scores of −2¹⁴, 0 and 2¹⁴, exact in every dtype: the weights are equal shares among the keys that tie.
+def test_results_match_float64_with_scores_above_10_000(name: str, causal: bool, device: str, dtype: str) -> None:
+    """Use scores of −2¹⁴, 0 and 2¹⁴, exact in every dtype, so that keys with equal scores get equal weights.
 
-    Where q is 0, the keys differ, so that the gradient of q does not cancel; fp16 holds the gradients since that of the
-    output is small.
+    Elements of k differ where q is 0, so that the gradient of q does not cancel. The output's gradient is small, so
+    that fp16 can hold the others.
     """
     case = Case(130, causal=causal, scale=2.0**14)
     backend = plugins.get("attention", name)
@@ -137,7 +137,7 @@ def test_scores_of_ten_thousand(name: str, causal: bool, device: str, dtype: str
     exact = tuple(x.double() for x in (q, k, v, grad))
     ref = results(plugins.get("attention", "naive"), exact, case, backward=call.needs_backward)
     assert (exact[0] @ exact[1].mT).abs().max() * 2**14 > 10_000
-    # A tiled backward reads the weights from the log-sum-exp, and float32 numbers above 2¹⁴ are 2⁻⁹ apart.
+    # A tiled backward computes the weights from the log-sum-exp, and float32 numbers above 2¹⁴ are 2⁻⁹ apart.
     tolerance = backend.tolerance[dtype] + 2**-9
     for g, r in zip(got, ref, strict=True):
         assert g.isfinite().all()
@@ -156,7 +156,7 @@ HARD = {
 
 @pytest.mark.parametrize("call", HARD.values(), ids=HARD)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_refusal_names_a_remedy(name: str, call) -> None:
+def test_unavailable_reason_names_remedy(name: str, call) -> None:
     reason = plugins.get("attention", name).unavailable(call)
     if reason is not None:
         assert len(reason.split()) > 5

@@ -1,4 +1,4 @@
-"""`cs-systems analyze` as a user meets it: what it prints, in which formats, and how it refuses."""
+"""`cs-systems analyze`: its tables, formats and error messages."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def analyze(*words: object) -> int:
     return main(["analyze", *map(str, words)])
 
 
-def test_it_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyze_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(nsys_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines[1:])) <= 80
     assert lines[0] == f"{nsys_path} · nsys · NVIDIA H200 · 3 steps of 238 kernels"
     assert "not as timings" in lines[1]
-    assert {*CAPTIONS.values()} - {*lines} == {CAPTIONS["overlap"]}  # of one GPU there is no communication
+    assert {*CAPTIONS.values()} - {*lines} == {CAPTIONS["overlap"]}  # one GPU does not communicate
     assert any(line.startswith("elementwise direct_copy ") for line in lines)
     assert "30 more kernel(s) take 30.8% of the time; --top shows more" in lines
 
 
-def test_tables_and_their_length_can_be_chosen(kineto_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_choose_tables_and_number_of_rows(kineto_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(kineto_path, "--table", "families", "kernels", "--top", "3") == 0
     out = capsys.readouterr().out
     assert CAPTIONS["families"] in out
@@ -40,7 +40,7 @@ def test_tables_and_their_length_can_be_chosen(kineto_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("table", sorted(SHOWN))
-def test_csv_holds_one_whole_table(nsys_path: Path, capsys: pytest.CaptureFixture[str], table: str) -> None:
+def test_csv_has_all_columns_and_rows(nsys_path: Path, capsys: pytest.CaptureFixture[str], table: str) -> None:
     assert analyze(nsys_path, "--table", table, "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {*SHOWN[table]} <= {*rows[0]}
@@ -52,7 +52,7 @@ def test_csv_holds_one_whole_table(nsys_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("format", "sign"), [("markdown", "| kernel"), ("latex", r"\begin{table}"), ("typst", "#figure(")]
 )
-def test_documents_hold_nothing_outside_their_syntax(
+def test_document_starts_with_the_syntax_of_its_format(
     nsys_path: Path, capsys: pytest.CaptureFixture[str], format: str, sign: str
 ) -> None:
     assert analyze(nsys_path, "--table", "kernels", "--format", format) == 0
@@ -62,19 +62,17 @@ def test_documents_hold_nothing_outside_their_syntax(
     assert "not as timings" in out
 
 
-def test_two_recordings_are_held_against_each_other(
-    nsys_path: Path, kineto_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_traces_are_compared(nsys_path: Path, kineto_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(nsys_path, kineto_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [f"A: {nsys_path}", f"B: {kineto_path}"]
-    assert sum(line.startswith("kernel time of a step by ") for line in lines) == 3
+    assert sum(line.startswith("kernel time per step by ") for line in lines) == 3
     assert analyze(nsys_path, kineto_path, "--table", "families", "--format", "csv") == 0
     assert capsys.readouterr().out.startswith("family,a_s,b_s,difference_s,share\n")
 
 
-def test_names_are_data(export: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    """HTML, control characters and line breaks in names reach no output as such."""
+def test_markup_in_names_is_escaped(export: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Escape HTML, control characters and line breaks in names."""
     evil = "<script>alert('x')</script>\x1b[31m\n| fake | row |"
     path = export(
         ranges=[("step", 0, 1000, MAIN), (evil, 0, 900, MAIN), (evil, 10, None, MAIN)], kernels=[(evil, 200, 300, 1)]
@@ -92,13 +90,13 @@ def test_names_are_data(export: Callable[..., Path], capsys: pytest.CaptureFixtu
     ("words", "message"),
     [
         (["--table", "kernel"], "unknown table 'kernel': did you mean kernels"),
-        (["--top", "0"], "--top 0: it must be at least 1"),
+        (["--top", "0"], "--top must be at least 1, got 0"),
         (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--range", "epoch"], "no range is named 'epoch'; choose one with --range: "),
         (["--process", "1"], "no kernel of process 1; choose one with --process"),
     ],
 )
-def test_a_malformed_request_exits_2(
+def test_invalid_options_exit_2(
     nsys_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert analyze(nsys_path, *words) == 2
@@ -107,14 +105,14 @@ def test_a_malformed_request_exits_2(
     assert message in captured.err
 
 
-def test_a_malformed_comparison_exits_2(nsys_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_comparison_exits_2(nsys_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert analyze(nsys_path, nsys_path, "--table", "gaps") == 2
     assert "unknown table of a comparison 'gaps': known: phases, families, layers" in capsys.readouterr().err
     assert analyze(nsys_path, tmp_path / "b.sqlite") == 2
     assert "b.sqlite does not exist" in capsys.readouterr().err
 
 
-def test_it_needs_neither_torch_nor_pandas(nsys_path: Path) -> None:
+def test_tables_import_neither_torch_nor_pandas(nsys_path: Path) -> None:
     program = (
         "import sys; from cs_systems.traces import tables, profile, read; "
         "made = profile.profile(read.read(__import__('pathlib').Path(sys.argv[1]))); "
@@ -125,10 +123,10 @@ def test_it_needs_neither_torch_nor_pandas(nsys_path: Path) -> None:
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-def test_the_tables_of_a_step_without_modules_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_of_step_without_modules_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     path = Path(__file__).parents[1] / "data" / "kineto_h200_step.json.gz"
     assert analyze(path, "--table", "parts", "ranges") == 0
     shown = capsys.readouterr().out
-    assert "parts of a transformer block, sum over all blocks, per step\nno data\nof the kernel time" in shown
+    assert "parts of a transformer block, sum over all blocks, per step\nno data\n100.0% of the kernel time" in shown
     assert "Optimizer.ze…mW.zero_grad" in shown
-    assert max(map(len, shown.splitlines()[1:])) <= 80  # the first names the file
+    assert max(map(len, shown.splitlines()[1:])) <= 80  # the first line holds the path

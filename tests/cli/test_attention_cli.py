@@ -1,4 +1,4 @@
-"""`cs-systems attention`: words to cells, cells to records and a table, and what it says of wrong words."""
+"""`cs-systems attention`: its cells, records, table and error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cells(**given: object) -> list[RunConfig]:
     return AttentionCells(**given).configs(Steps())  # type: ignore[arg-type]
 
 
-def test_the_defaults_are_one_shape_by_two_backends_in_three_modes() -> None:
+def test_defaults_are_one_shape_two_backends_and_three_modes() -> None:
     configs = cells()
     assert [(c.attention, c.mode) for c in configs] == [(a, m) for a in ("naive", "sdpa_flash") for m in MODES]
     assert {(c.workload, c.precision, c.l2) for c in configs} == {("attention", Precision.BF16, "warm")}
@@ -34,7 +34,7 @@ def test_the_defaults_are_one_shape_by_two_backends_in_three_modes() -> None:
 MODES = (Mode.FORWARD, Mode.BACKWARD, Mode.FORWARD_BACKWARD)
 
 
-def test_every_axis_multiplies() -> None:
+def test_cells_are_the_product_of_all_options() -> None:
     configs = cells(
         attention=("naive",), batch=(1, 2), heads=(4,), heads_kv=(2, 4), seq=(8, 16), seq_k=(32,), d_head=(16, 32),
         precision=("fp32", "fp16"), causal=("both",), align="lower_right", mode=("forward",), l2="clear",
@@ -78,19 +78,19 @@ def test_causal_is_a_flag_or_takes_values(words: tuple[str, ...], expected: list
         ({"align": "upper_right"}, "unknown alignment 'upper_right': did you mean"),
     ],
 )
-def test_wrong_words_name_the_remedy(given: dict[str, object], message: str) -> None:
+def test_invalid_value_is_refused_with_remedy(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         cells(**given)
     assert message in str(error.value)
 
 
-def test_an_unknown_backend_ends_with_status_2_before_any_cell(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_unknown_backend_exits_2_before_any_cell(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["attention", *SMALL, "--attention", "naiv", "--out", str(tmp_path / "runs")]) == 2
     assert "unknown attention backend 'naiv': did you mean naive" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_program_measures_and_shows_a_table(tmp_path: Path) -> None:
+def test_attention_records_cells_and_prints_a_table(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     command = [sys.executable, "-m", "cs_systems", "attention", *SMALL, "--seq", "16", "--causal", "--dtype", "fp32"]
     done = subprocess.run(

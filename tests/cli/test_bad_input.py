@@ -1,4 +1,4 @@
-"""Bad input gets an error that names the remedy: malformed before any cell (exit 2), impossible here as a row."""
+"""Invalid input exits with status 2 before any cell; a cell that this machine cannot run is recorded as unavailable."""
 
 from __future__ import annotations
 
@@ -86,53 +86,57 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize(("line", "said"), MALFORMED.items(), ids=MALFORMED)
-def test_malformed_input_stops_before_any_cell(
-    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("line", "message"), MALFORMED.items(), ids=MALFORMED)
+def test_malformed_input_exits_2_before_any_cell(
+    line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(line.split()) == 2
-    assert said in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []  # no folder, so no worker and no cell
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []  # without a folder no worker was started
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     {
         "time --size": "no value; give one, or leave out the option",
         "time --size ,": "no value; give one, or leave out the option",
-        "time --context-length abc": "'abc' is not a whole number",
+        "time --context-length abc": "--context-length: 'abc' is not a whole number; use one such as 8",
+        "time --steps abc": "--steps: 'abc' is not a whole number; use one such as 8",
+        "time --d-model 1.5": "--d-model: '1.5' is not a whole number; use one such as 8",
+        "time --warmup-s abc": "--warmup-s: 'abc' is not a number; use one such as 0.5",
+        "time --timeout-s abc": "--timeout-s: 'abc' is not a number; use one such as 0.5",
         "compare a b --phase": "no value; give one, or leave out the option",
     }.items(),
 )
-def test_an_option_without_a_value_of_its_kind_stops_before_any_cell(
-    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_option_without_valid_value_exits_2_before_any_cell(
+    line: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stopped:
         main(line.split())
     assert stopped.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("line", ["--size tiny,small --batch-size 1,2", "--size tiny small --batch-size 1 2"])
-def test_values_stand_between_spaces_or_commas(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_values_are_separated_by_spaces_or_commas(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     plans = "none blocks:0,1"
     assert main(["memory", *line.split(), "--checkpoint", *plans.split(), "--fits", "80GiB"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("tiny ctx 64") == said.count("small ctx 512") == 4
-    assert said.count("blocks:0,1") == 4
+    output = capsys.readouterr().out
+    assert output.count("tiny ctx 64") == output.count("small ctx 512") == 4
+    assert output.count("blocks:0,1") == 4
 
 
-def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_option_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["time", "--atention", "naive"])
     assert stopped.value.code == 2
     assert "--attention" in capsys.readouterr().err
 
 
-def test_a_sequence_beyond_the_models_context_is_refused() -> None:
+def test_sequence_longer_than_the_context_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="sequence length 65 is beyond the model's context length 64; give --context-length 65"
     ):
@@ -148,15 +152,15 @@ IMPOSSIBLE = {
         {"attention": "flash_triton", "precision": "bf16"},
         "flash_triton: Triton's interpreter computes wrong bfloat16 products; use float32 or float16",
     ),
-    "d_head that the backend does not take": (
+    "d_head that the backend does not support": (
         {"attention": "flash_triton", "model": replace(PRESETS["tiny"], d_model=1032, num_heads=4)},
         "flash_triton: flash_triton supports d_head 1 to 256, got 258; use naive or sdpa_math",
     ),
-    "precision that the CPU does not have": (
+    "precision that the CPU does not support": (
         {"precision": "tf32"},
         "tf32 needs an NVIDIA GPU of compute capability 8.0",
     ),
-    "GPU that is not there": ({"device": "cuda:99"}, ""),
+    "GPU that does not exist": ({"device": "cuda:99"}, ""),
 }
 
 
@@ -169,18 +173,18 @@ def impossible(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunRecord]
     return dict(zip(IMPOSSIBLE, records, strict=True))
 
 
-@pytest.mark.parametrize("what", IMPOSSIBLE)
-def test_what_this_machine_cannot_run_is_a_row(impossible: dict[str, RunRecord], what: str) -> None:
-    record = impossible[what]
+@pytest.mark.parametrize("cause", IMPOSSIBLE)
+def test_cell_that_this_machine_cannot_run_is_unavailable(impossible: dict[str, RunRecord], cause: str) -> None:
+    record = impossible[cause]
     assert record.status == "unavailable"
     assert record.measurement is None
-    assert IMPOSSIBLE[what][1] in (record.reason or "")
+    assert IMPOSSIBLE[cause][1] in (record.reason or "")
 
 
-def test_without_cuda_the_reason_names_the_remedy(impossible: dict[str, RunRecord]) -> None:
+def test_missing_gpu_is_reported_with_remedy(impossible: dict[str, RunRecord]) -> None:
     import torch
 
-    reason = impossible["GPU that is not there"].reason or ""
+    reason = impossible["GPU that does not exist"].reason or ""
     if torch.cuda.is_available():
         assert reason == f"cuda:99 does not exist: torch sees {torch.cuda.device_count()} GPU(s); use another --device"
     else:
@@ -188,19 +192,17 @@ def test_without_cuda_the_reason_names_the_remedy(impossible: dict[str, RunRecor
         assert reason.endswith("run with --device cpu, or see what `cs-systems doctor` reports")
 
 
-def test_when_no_cell_gives_a_result_the_exit_status_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sweep_without_any_result_exits_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--size", "tiny", "--attention", "sdpa_cudnn", "--device", "cpu", "--steps", "3", "--out", str(tmp_path)]
     assert main(["time", *words]) == 3
     assert "unavailable" in capsys.readouterr().out
     assert [r.status for r in read_records(tmp_path)[0]] == ["unavailable"]
 
 
-def test_the_exit_status_is_of_the_cells_that_were_asked_for(tmp_path: Path) -> None:
+def test_exit_status_depends_on_requested_cells_only(tmp_path: Path) -> None:
     words = ["time", "--size", "tiny", "--context-length", "8", "--steps", "3", "--out", str(tmp_path)]
     works, fails = ["--attention", "naive"], ["--attention", "sdpa_cudnn", "--device", "cpu"]
     assert main([*words, *works]) == 0
-    assert main([*words, *fails]) == 3, "the folder's older cell gave a result, this one none"
-    assert main([*words, *works]) == 0, "recorded already: the result that was asked for is there"
+    assert main([*words, *fails]) == 3, "only the older cell in the folder has a result"
+    assert main([*words, *works]) == 0, "the requested result is already recorded"
     assert [r.status for r in read_records(tmp_path)[0]] == ["ok", "unavailable"]

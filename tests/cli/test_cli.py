@@ -1,4 +1,4 @@
-"""The command line as a person meets it: help in 80 columns and without torch, progress, a table, an exit status."""
+"""The command line as a whole: help, progress, output streams, exit statuses and errors of the operating system."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ def test_help_fits_the_terminal_and_imports_nothing_heavy(words: list[str]) -> N
     done = subprocess.run(program, capture_output=True, text=True, env=os.environ | {"COLUMNS": "80"})
     assert (done.returncode, done.stderr) == (0, "")
     assert "usage: cs-systems" in done.stdout
-    usage_and_others = done.stdout.splitlines()  # tyro does not break its usage line
-    assert [line for line in usage_and_others[1:] if len(line) > 80] == []
+    lines = done.stdout.splitlines()
+    assert [line for line in lines[1:] if len(line) > 80] == []  # tyro does not break its usage line
 
 
-def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
     assert all(f"  {name} " in shown for name in COMMANDS)
-    assert all(what in " ".join(shown.split()) for what in COMMANDS.values())
+    assert all(summary in " ".join(shown.split()) for summary in COMMANDS.values())
 
 
-def test_every_command_is_a_file_and_every_file_a_command() -> None:
+def test_commands_and_their_modules_match() -> None:
     folder = Path(cs_systems.__file__).parent / "cli"
     assert {p.stem for p in folder.glob("*.py") if not p.stem.startswith("_")} == set(COMMANDS)
 
 
-def test_the_main_job_shows_progress_a_table_and_where_everything_is(tmp_path: Path) -> None:
+def test_time_prints_progress_table_and_paths(tmp_path: Path) -> None:
     done = run(*TINY, "--mode", "forward", "train-step", "--attention", "naive", "sdpa_flash", cwd=tmp_path)
     assert done.returncode == 0
     lines = done.stderr.splitlines()
@@ -78,7 +78,7 @@ def test_the_main_job_shows_progress_a_table_and_where_everything_is(tmp_path: P
     assert report.startswith(f"report:  cs-systems report {file.parent.relative_to(tmp_path)} --format html")
 
 
-def test_on_a_terminal_a_bar_tells_what_is_measured_and_the_time_left(tmp_path: Path) -> None:
+def test_progress_bar_on_a_terminal_shows_cell_and_time_left(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     program = [sys.executable, "-m", "cs_systems", *TINY, "--mode", "forward", "train-step", "--out", str(tmp_path)]
     environment = os.environ | {"COLUMNS": "100", "TERM": "xterm"}
@@ -88,7 +88,7 @@ def test_on_a_terminal_a_bar_tells_what_is_measured_and_the_time_left(tmp_path: 
     try:
         while chunk := os.read(master, 1 << 16):
             shown += chunk
-    except OSError:  # how Linux says that the other end of a terminal was closed
+    except OSError:  # Linux reports a closed terminal as an error
         pass
     os.close(master)
     assert process.wait() == 0
@@ -98,77 +98,77 @@ def test_on_a_terminal_a_bar_tells_what_is_measured_and_the_time_left(tmp_path: 
     assert "train-step" in text
 
 
-def test_names_are_shown_as_they_are(
+def test_names_with_rich_markup_are_printed_literally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """rich takes brackets for a style and a word between colons for a picture."""
+    """Print brackets and colons in names, which rich would read as styles and emoji."""
     named = RunConfig(workload="[red]/own.py:factory")
     record = RunRecord("key", named.to_dict(), "error", reason="install cs-systems[flash-attn]")
     with _sweep._Bar() as bar:
-        bar.tell(Progress(0, 2, named, record, "[red] is :skull: beside it"))
-    said = " ".join(capsys.readouterr().err.split())
-    assert "[red]/own.py:factory: error: install cs-systems[flash-attn]" in said
-    assert "[red] is :skull: beside it" in said
+        bar.update(Progress(0, 2, named, record, "[red] is :skull: beside it"))
+    error = " ".join(capsys.readouterr().err.split())
+    assert "[red]/own.py:factory: error: install cs-systems[flash-attn]" in error
+    assert "[red] is :skull: beside it" in error
     (tmp_path / "[red]").mkdir()
     (tmp_path / "[red]" / "own.py").write_text("nothing = 0\n")
     monkeypatch.chdir(tmp_path)
     assert main([*TINY, "--attention", "[red]/own.py:factory", "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "[red]/own.py:factory ·" in said
-    assert "'[red]/own.py:factory'" in said
+    output = capsys.readouterr().out
+    assert "[red]/own.py:factory ·" in output
+    assert "'[red]/own.py:factory'" in output
 
 
-def test_a_dry_run_lists_the_cells_with_their_memory_and_measures_nothing(tmp_path: Path) -> None:
+def test_dry_run_lists_cells_with_memory_and_measures_nothing(tmp_path: Path) -> None:
     done = run(*TINY, "--attention", "naive", "sdpa_cudnn", "--dry-run", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 cells" in done.stdout
-    assert re.search(r"\d MiB", done.stdout), "a tiny model takes no share of a GiB that could be read"
+    assert re.search(r"\d MiB", done.stdout), "the memory of a tiny model is given in MiB"
     assert "sdpa_cudnn: " in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
 def piped(line: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`{cs}` in a line of bash is the program, buffered as Python does unless it is told otherwise."""
-    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | environment
+    """Run a line of bash in which `{cs}` stands for the program, with Python's default buffering of its output."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | environment
     script = line.format(cs=f"{sys.executable} -m cs_systems") + "; exit ${PIPESTATUS[0]}"
-    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=cwd, env=surroundings)
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=cwd, env=inherited)
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "time --help", "memory --size tiny --fits 8GiB"])
 @pytest.mark.parametrize("reader", ["head -1", "true"])
-def test_a_reader_that_has_seen_enough_is_no_error(words: str, reader: str, tmp_path: Path) -> None:
+def test_closed_pipe_is_no_error(words: str, reader: str, tmp_path: Path) -> None:
     done = piped(f"{{cs}} {words} | {reader}", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("words", ["_study.py", "step_time.py --out {out} --measured {c2}"])
-def test_a_reader_that_has_seen_enough_of_the_studies_is_no_error(words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["_study.py", "step_time.py --out {out} --measured {run}"])
+def test_closed_pipe_of_a_study_is_no_error(words: str, tmp_path: Path) -> None:
     root = Path(cs_systems.__file__).parent.parent
-    script = words.format(out=tmp_path, c2=root / "profiles/step_time")
+    script = words.format(out=tmp_path, run=root / "profiles/step_time")
     done = piped(f"{sys.executable} {root}/scripts/studies/{script} | true", tmp_path, PYTHONUNBUFFERED="1")
     assert done.returncode == 0
     assert [line for line in done.stderr.splitlines() if not line.startswith(f"{tmp_path}: ")] == []
 
 
 @pytest.mark.parametrize("words", ["--help", "time --help", "memory --size tiny --fits 8GiB"])
-def test_what_cannot_be_written_is_said_once(words: str, tmp_path: Path) -> None:
+def test_full_standard_output_gives_one_error(words: str, tmp_path: Path) -> None:
     done = piped(f"{{cs}} {words} > /dev/full", tmp_path)
-    said = "cs-systems: standard output: No space left on device; make room, then give the same command again\n"
-    assert (done.returncode, done.stderr) == (2, said)
+    output = "cs-systems: standard output: No space left on device; free some space, then run the same command again\n"
+    assert (done.returncode, done.stderr) == (2, output)
 
 
-def test_a_closed_stream_takes_everything_and_shows_nothing(tmp_path: Path) -> None:
+def test_closed_output_streams_keep_the_exit_status(tmp_path: Path) -> None:
     assert piped("{cs} memory --size tiny --fits 8GiB >&-", tmp_path).returncode == 0
     assert piped("{cs} report nowhere 2>&-", tmp_path).returncode == 2
 
 
-def test_what_the_encoding_has_no_sign_for_is_escaped(tmp_path: Path) -> None:
+def test_characters_outside_the_encoding_are_escaped(tmp_path: Path) -> None:
     done = piped("{cs} memory --size tiny --fits 8GiB", tmp_path, PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert "tiny ctx 64 batch 4 \\xb7 naive" in done.stdout
 
 
-def test_an_interrupt_before_anything_was_measured_promises_nothing(
+def test_interrupt_of_a_reader_mentions_no_records(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -179,10 +179,10 @@ def test_an_interrupt_before_anything_was_measured_promises_nothing(
     assert capsys.readouterr().err == "cs-systems: interrupted\n"
 
 
-def test_a_file_that_may_not_be_read_is_named_with_what_to_do(
+def test_unreadable_file_is_named_with_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Root may read everything, so the system's own error stands in for a file that is closed."""
+    """Raise the error in place of the system, because root may read every file."""
     closed = tmp_path / "trace.json"
     closed.touch()
 
@@ -191,13 +191,11 @@ def test_a_file_that_may_not_be_read_is_named_with_what_to_do(
 
     monkeypatch.setattr(Path, "open", refused)
     assert main(["analyze", str(closed)]) == 2
-    told = f"cs-systems: {closed}: Permission denied; change its permissions, or give another path\n"
-    assert capsys.readouterr().err == told
+    message = f"cs-systems: {closed}: Permission denied; change its permissions, or give another path\n"
+    assert capsys.readouterr().err == message
 
 
-def test_on_a_terminal_an_error_is_as_wide_as_that(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_wraps_at_terminal_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["memory", "--size", "tinny"]) == 2
@@ -206,6 +204,6 @@ def test_on_a_terminal_an_error_is_as_wide_as_that(
     assert rest == ["large, xl, 2.7B, 10B, 8B, xl-2026"]
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("cs-systems 0.")

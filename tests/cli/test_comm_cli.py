@@ -1,4 +1,4 @@
-"""`cs-systems comm`: words to calls, calls of two gloo ranks to tables and a figure, and what wrong words are told."""
+"""`cs-systems comm`: its calls, the tables and figure of two gloo ranks, and its error messages."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def shapes(**given: object) -> list[CollectiveShape]:
     return [config.collective for config in cells(**given) if config.collective]
 
 
-def test_the_defaults_are_all_collectives_from_1_kib_to_1_gib_on_two_ranks() -> None:
+def test_defaults_are_all_collectives_from_1_kib_to_1_gib_on_two_ranks() -> None:
     configs = cells()
     assert {(c.workload, c.world_size) for c in configs} == {("collective", 2)}
     expected = [(name, 2**k) for name in COLLECTIVES for k in range(10, 31, 2)]
     assert [(shape.collective, shape.size_bytes) for shape in shapes()] == expected
 
 
-def test_every_axis_multiplies_and_large_calls_come_alone() -> None:
+def test_cells_are_the_product_of_options_with_one_call_if_large() -> None:
     found = cells(collective=("broadcast",), size=("1KiB", "1GiB"), dtype=("bf16", "int8"), world_size=(1, 2, 4))
     assert len({config.key() for config in found}) == 2 * 2 * 3
     assert {(s.size_bytes, s.calls) for s in (c.collective for c in found) if s} == {(1024, 20), (2**30, 1)}
     assert {shape.calls for shape in shapes(calls=3)} == {3}
 
 
-def test_a_range_is_rounded_to_what_the_ranks_can_share_and_a_size_is_not() -> None:
+def test_range_is_rounded_to_multiples_that_ranks_can_divide() -> None:
     three = shapes(collective=("all_reduce", "all_to_all"), size=("1KiB:4KiB",), world_size=(3,))
     assert [shape.size_bytes for shape in three] == [1024, 4096, 1020, 4092]
 
@@ -53,7 +53,7 @@ def test_a_range_is_rounded_to_what_the_ranks_can_share_and_a_size_is_not() -> N
     ("text", "sizes"),
     [("4KiB", [4096]), ("1KiB:16KiB", [1024, 4096, 16384]), ("1MiB:5MiB:2", [MIB, 2 * MIB, 4 * MIB]), ("7B:7B", [7])],
 )
-def test_sizes_are_one_or_a_range(text: str, sizes: list[int]) -> None:
+def test_size_is_one_value_or_a_range(text: str, sizes: list[int]) -> None:
     assert parse_sizes(text) == sizes
 
 
@@ -76,7 +76,7 @@ def test_sizes_are_one_or_a_range(text: str, sizes: list[int]) -> None:
         (("--device", "cuda:1"), "cuda:1 is a single device, but each rank needs its own; use --device cuda"),
     ],
 )
-def test_wrong_words_end_before_any_process_starts(
+def test_invalid_options_exit_2_before_any_process_starts(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main(["comm", *words, "--out", str(tmp_path / "run")]) == 2
@@ -113,7 +113,7 @@ def test_each_call_is_a_row_within_80_columns(ran: Ran) -> None:
         assert [row[2] for row in measured] == ["1", "4", "16"]
 
 
-def test_what_gloo_lacks_is_a_row_with_its_reason(ran: Ran) -> None:
+def test_call_that_gloo_lacks_is_unavailable_with_reason(ran: Ran) -> None:
     refused = [record for record in ran.records if record.status != "ok"]
     assert {(r.status, r.config["collective"]["dtype"]) for r in refused} == {("unavailable", "fp8")}
     assert len(refused) == 3 * len(COLLECTIVES)
@@ -122,7 +122,7 @@ def test_what_gloo_lacks_is_a_row_with_its_reason(ran: Ran) -> None:
         assert record.reason == f"gloo does not support {name} of fp8; choose another --dtype"
 
 
-def test_the_record_holds_set_up_skew_and_transfer_apart(ran: Ran) -> None:
+def test_record_separates_set_up_skew_and_transfer(ran: Ran) -> None:
     for record in ran.records:
         if record.measurement is None:
             continue
@@ -131,14 +131,14 @@ def test_the_record_holds_set_up_skew_and_transfer_apart(ran: Ran) -> None:
         assert all(value > 0 for value in record.results["setup"][0].values())
         ranks = {(row["rank"], row["phase"]) for row in record.results["ranks"]}
         assert {(rank, phase) for rank in (0, 1) for phase in ("skew", "transfer")} <= ranks
-        (told,) = record.results["ran"]
+        (call,) = record.results["ran"]
         shape = record.run_config.collective
         assert shape is not None
-        assert max(told["sent_bytes"], told["received_bytes"]) == shape.size_bytes
-        assert (told["backend"], told["world_size"], told["calls"]) == ("gloo", 2, 20)
+        assert max(call["sent_bytes"], call["received_bytes"]) == shape.size_bytes
+        assert (call["backend"], call["world_size"], call["calls"]) == ("gloo", 2, 20)
 
 
-def test_the_frame_has_the_rates_of_one_call(ran: Ran) -> None:
+def test_frame_has_rates_of_one_call(ran: Ran) -> None:
     data = frame.frame(ran.records)
     steps = data[data["phase"] == "step"]
     assert len(steps) == 3 * len(COLLECTIVES)
@@ -148,10 +148,10 @@ def test_the_frame_has_the_rates_of_one_call(ran: Ran) -> None:
         assert row["call_s"] == pytest.approx(transfer / 20)
         assert row["algbw_bytes_per_s"] == pytest.approx(row["size_bytes"] / row["call_s"])
         assert row["busbw_bytes_per_s"] == pytest.approx(factor * row["algbw_bytes_per_s"])
-        assert row["link_share"] != row["link_share"], "the link of a CPU is not known"
+        assert row["link_share"] != row["link_share"], "the bandwidth of a CPU's link is unknown"
 
 
-def test_each_line_has_a_fit_and_its_set_up(ran: Ran) -> None:
+def test_each_collective_has_a_fit_and_set_up_times(ran: Ran) -> None:
     fits, setups = collectives.fits(ran.records), collectives.setups(ran.records)
     assert [(r["collective"], r["dtype"], r["world_size"]) for r in fits] == [(n, "fp32", 2) for n in COLLECTIVES]
     assert all(r["sizes"] == 3 for r in fits)
@@ -160,12 +160,12 @@ def test_each_line_has_a_fit_and_its_set_up(ran: Ran) -> None:
     assert "set-up, before the first sample" in ran.out
 
 
-def test_the_figure_stands_beside_the_records(ran: Ran) -> None:
+def test_figure_is_written_beside_the_records(ran: Ran) -> None:
     assert (ran.folder / "figure.svg").read_text().startswith("<?xml")
     assert f"figure:  {ran.folder / 'figure.svg'}" in ran.out
 
 
-def test_it_is_resumed_and_written_in_other_formats(ran: Ran) -> None:
+def test_rerun_resumes_and_writes_csv(ran: Ran) -> None:
     file = ran.folder / "calls.csv"
     again = command(*WORDS, "--out", str(ran.folder), "--format", "csv", "--output", str(file))
     assert again.returncode == 0, again.stderr
@@ -178,4 +178,4 @@ def test_report_shows_calls_and_not_steps(ran: Ran, capsys: pytest.CaptureFixtur
     assert main(["report", str(ran.folder), "--format", "markdown"]) == 0
     heading = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("| collective"))
     titles = [title.partition("(")[0].strip() for title in heading.strip("|").split("|")]
-    assert titles == ["collective", "dtype", "size", "a call", "algbw", "busbw", "skew", "note"]
+    assert titles == ["collective", "dtype", "size", "per call", "algbw", "busbw", "skew", "note"]

@@ -1,4 +1,4 @@
-"""The doctor: every check has a state, whatever is not well has a remedy, and tools are judged by what they answer."""
+"""`cs-systems doctor`: every check has a state, and every problem a remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
     return {row["check"]: row for row in json.loads(shown.getvalue())}
 
 
-def test_every_backend_is_available_or_says_why_not(rows: dict[str, Row]) -> None:
+def test_every_backend_is_available_or_has_a_reason(rows: dict[str, Row]) -> None:
     backends = {name: rows[f"attention {name}"] for name in plugins.names("attention")}
     assert backends["naive"]["state"] == "ok"
     assert all(row["state"] == "ok" or (row["found"] and row["remedy"]) for row in backends.values())
@@ -33,17 +33,17 @@ def test_every_backend_is_available_or_says_why_not(rows: dict[str, Row]) -> Non
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize("name", ["flash_cuda", "flash_gluon"])
-def test_a_kernel_for_gpus_lacks_the_gpu_not_the_cpus_dtype(rows: dict[str, Row], name: str) -> None:
+def test_gpu_backend_without_gpu_names_the_gpu_as_reason(rows: dict[str, Row], name: str) -> None:
     assert rows[f"attention {name}"]["found"] == f"{name} runs on Hopper GPUs only"
 
 
-def test_what_is_not_well_names_its_remedy(rows: dict[str, Row]) -> None:
+def test_every_problem_has_a_remedy(rows: dict[str, Row]) -> None:
     assert {"python", "torch", "triton", "torch.compile", "nvtx", "nsys", "ncu", "runs/"} <= set(rows)
     assert {row["state"] for row in rows.values()} <= {"ok", "missing", "problem"}
     assert [name for name, row in rows.items() if row["state"] == "problem" and not row["remedy"]] == []
 
 
-def test_the_table_fits_80_columns(
+def test_table_fits_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rows: dict[str, Row]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -53,64 +53,61 @@ def test_the_table_fits_80_columns(
     assert all(any(line.startswith(name) for line in lines) for name in rows)
 
 
-def tool(folder: Path, name: str, says: str) -> Path:
+def fake_tool(folder: Path, name: str, output: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / name
-    file.write_text(f"#!/bin/sh\necho '{says}'\n")
+    file.write_text(f"#!/bin/sh\necho '{output}'\n")
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
     return file
 
 
-def test_nsys_needs_its_importer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nsys_without_importer_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "target-linux-x64"
-    tool(target, "nsys", "NVIDIA Nsight Systems version 2024.2.3.38-242334140272v0")
+    fake_tool(target, "nsys", "NVIDIA Nsight Systems version 2024.2.3.38-242334140272v0")
     monkeypatch.setenv("PATH", str(target), prepend=":")
     row = nsys.check()
     assert row["state"] == "problem"
     assert row["found"] == "2024.2.3.38, without its importer: it cannot write a .nsys-rep"
     assert "host-linux-x64" in row["remedy"]
 
-    tool(tmp_path / "host-linux-x64", "QdstrmImporter", "")
+    fake_tool(tmp_path / "host-linux-x64", "QdstrmImporter", "")
     assert nsys.check() == {"check": "nsys", "state": "ok", "found": "2024.2.3.38", "remedy": None}
 
 
 @pytest.mark.nsys
-def test_a_range_is_recorded_to_see_whether_nvtx_and_nsys_work_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nvtx_that_loses_ranges_under_nsys_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("nvtx")
-    there = nsys.check()
-    assert doctor._nvtx(there)["found"].endswith(", works with nsys")
+    installed = nsys.check()
+    assert doctor._nvtx(installed)["found"].endswith(", works with nsys")
 
-    (tmp_path / "nvtx.py").write_text(
-        "push_range = pop_range = lambda *_: None\n"
-    )  # as good as 0.2.16 under nsys 2022.4
+    # This module records no range, like nvtx 0.2.16 under nsys 2022.4.
+    (tmp_path / "nvtx.py").write_text("push_range = pop_range = lambda *_: None\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    row = doctor._nvtx(there)
+    row = doctor._nvtx(installed)
     assert row["state"] == "problem"
-    assert row["found"].endswith(f"does not work with nsys {there['found']}: the emitted range is not in the trace")
+    assert row["found"].endswith(f"does not work with nsys {installed['found']}: the emitted range is not in the trace")
     assert row["remedy"] == "pip install nvtx==0.2.11"
 
 
 @pytest.mark.parametrize(
-    ("does", "said"),
+    ("script", "message"),
     [
         ("echo no room >&2; exit 1", "nsys profile failed: no room"),
         ("exec sleep 60", "nsys profile did not end within 0.2 s"),
     ],
 )
-def test_an_nsys_that_fails_or_hangs_is_told(
-    does: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_nsys_that_fails_or_hangs_is_reported(
+    script: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "nsys").write_text(f"#!/bin/sh\n{does}\n")
+    (tmp_path / "nsys").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "nsys").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(nsys, "PAIR_TIMEOUT_S", 0.2 if "sleep" in does else 30)
-    assert nsys.loses_ranges() == said
+    monkeypatch.setattr(nsys, "PAIR_TIMEOUT_S", 0.2 if "sleep" in script else 30)
+    assert nsys.loses_ranges() == message
 
 
-def test_ncu_may_be_for_root_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool(tmp_path, "ncu", "Version 2025.3.1.0 (build 36398880) (public-release)")
+def test_ncu_restricted_to_root_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_tool(tmp_path, "ncu", "Version 2025.3.1.0 (build 36398880) (public-release)")
     (tmp_path / "ncu_report.py").touch()
     (tmp_path / "params").write_text("RmProfilingAdminOnly: 1\n")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -128,14 +125,14 @@ def test_ncu_may_be_for_root_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ncu.check()["state"] == "ok"
 
 
-def test_a_folder_below_a_file_is_a_problem(tmp_path: Path) -> None:
+def test_folder_below_a_file_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert doctor._folder(tmp_path / "runs")["state"] == "ok"
     row = doctor._folder(tmp_path / "file" / "runs")
     assert (row["state"], row["remedy"]) == ("problem", "cd to another folder, or give --out DIR")
 
 
-def test_without_torch_it_says_so_and_that_nothing_can_be_measured(
+def test_broken_torch_is_a_problem_of_the_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so is broken')\n")

@@ -1,4 +1,4 @@
-"""Names that hold HTML, escapes, formulas, LaTeX and Typst are text in every command and format."""
+"""Names with HTML, escape sequences, formulas, LaTeX or Typst are escaped in every command and format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COMMANDS = ("report", "report --columns attention reason device_name note", "com
 
 
 def records(name: str) -> list[RunRecord]:
-    """Return records of every status in which all that is free text is the name."""
+    """Return records of every status with the name in every free-text field."""
     machine = replace(H200, device_name=name, platform=name, cpu=name, driver=name)
     caveat = Caveat(name, name, name)
     configs = [
@@ -53,13 +53,13 @@ def records(name: str) -> list[RunRecord]:
     made.append(failed(replace(configs[0], batch_size=8), "oom", name, 10**12))
     made.append(failed(RunConfig(profiler="dtypes", attention=f"{name}:f"), "error", name))
     made.append(failed(RunConfig(workload="precision_error", attention=f"{name}:f"), "error", name))
-    watched = ok(RunConfig(profiler="memory", attention=f"{name}:f"), 0.01, 1e12, 10**9)
-    watched.results["memory_parts"] = [{"part": name, "bytes": 5, "total": False}]
-    watched.artifacts["snapshot"] = f"{name}.pickle"
-    return [replace(record, environment=machine) for record in (*made, watched)]
+    profiled = ok(RunConfig(profiler="memory", attention=f"{name}:f"), 0.01, 1e12, 10**9)
+    profiled.results["memory_parts"] = [{"part": name, "bytes": 5, "total": False}]
+    profiled.artifacts["snapshot"] = f"{name}.pickle"
+    return [replace(record, environment=machine) for record in (*made, profiled)]
 
 
-def words_of(command: str, folder: Path) -> list[str]:
+def arguments(command: str, folder: Path) -> list[str]:
     first, *rest = command.split()
     places = {"compare": [str(folder)] * 2, "precision": ["--show", str(folder)], "memory": ["--show", str(folder)]}
     return [first, *places.get(first, [str(folder)]), *rest]
@@ -67,7 +67,7 @@ def words_of(command: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("format", [*FORMATS, "html"])
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_name_is_text_in_every_command_and_format(
+def test_hostile_names_are_escaped_in_every_command_and_format(
     kind: str, format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "a run"
@@ -77,15 +77,15 @@ def test_a_name_is_text_in_every_command_and_format(
     for command in COMMANDS:
         if (format == "html" and command != "report") or (format != "terminal" and command == "memory"):
             continue
-        asked = [] if command == "memory" else ["--format", format]
-        assert main([*words_of(command, folder), *asked]) == 0, capsys.readouterr().err
+        chosen = [] if command == "memory" else ["--format", format]
+        assert main([*arguments(command, folder), *chosen]) == 0, capsys.readouterr().err
         out, err = capsys.readouterr()
         assert not [c for c in out + err if not c.isprintable() and c != "\n"]
         check(format, kind, out)
 
 
 def check(format: str, kind: str, text: str) -> None:
-    """Assert that a format's own commands are not in the text."""
+    """Assert that the text holds no command of its format."""
     if format == "csv":
         cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
         assert not [cell for cell in cells if re.match(r"[=@\t\r]|[+-](?!\d)", cell)]
@@ -109,45 +109,45 @@ def check(format: str, kind: str, text: str) -> None:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_name_in_a_figure_is_drawn_as_it_is(kind: str, tmp_path: Path) -> None:
+def test_hostile_names_are_drawn_literally_in_figures(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     for record in records(NAMES[kind])[:2]:
         append_record(folder, record)
-    for drawn in ("phases", "time", "warmup", "families", "memory"):
-        file = tmp_path / f"{drawn}.svg"
-        assert main(["report", str(folder), "--figure", str(file), "--figure-kind", drawn]) == 0
+    for figure_kind in ("phases", "time", "warmup", "families", "memory"):
+        file = tmp_path / f"{figure_kind}.svg"
+        assert main(["report", str(folder), "--figure", str(file), "--figure-kind", figure_kind]) == 0
         text = file.read_text()
         assert "<script" not in text
         assert not [c for c in text if not c.isprintable() and c != "\n"]
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_line_of_progress_is_one_printable_line(kind: str) -> None:
+def test_progress_with_hostile_names_is_printable_lines(kind: str) -> None:
     for record in records(NAMES[kind]):
-        said = Progress(1, 2, record=record, note=NAMES[kind])
-        for line in progress.progress_lines(said):
+        update = Progress(1, 2, record=record, note=NAMES[kind])
+        for line in progress.progress_lines(update):
             assert line.endswith("\n")
             assert line[:-1].isprintable()
 
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_table_and_a_sentence_of_names_are_escaped(kind: str, format: str) -> None:
+def test_hostile_names_in_tables_and_paragraphs_are_escaped(kind: str, format: str) -> None:
     name = NAMES[kind]
     rows = [{name: name, "kernel": name, "time_s": -1.5}, {name: name, "kernel": name, "time_s": 2.5}]
     text = render_rows(rows, format, name, [name], {"kernel": name} if format != "csv" else {})
-    for said in (text, paragraph(name, format)):
-        assert not [c for c in said if not c.isprintable() and c != "\n"]
-        check(format, kind, said)
+    for shown in (text, paragraph(name, format)):
+        assert not [c for c in shown if not c.isprintable() and c != "\n"]
+        check(format, kind, shown)
     if format == "csv":
         assert "-1.5" in next(csv.reader([text.splitlines()[1]]))
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_name_in_a_complaint_is_visible(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_hostile_names_in_errors_are_printable(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     name = NAMES[kind]
     for words in (["report", name], [name], ["time", f"--size={name}"], ["time", f"--steps={name}"], ["analyze", name]):
-        with contextlib.suppress(SystemExit):  # as the parser leaves
+        with contextlib.suppress(SystemExit):  # raised by the parser of options
             assert main(words) == 2
         assert not [c for c in capsys.readouterr().err if not c.isprintable() and c != "\n"]

@@ -1,4 +1,4 @@
-"""`cs-systems memory`: what it says of phases and components, what fits, the cheapest plan, and what it refuses."""
+"""`cs-systems memory`: its phases and components, --fits, --best-checkpoint and its error messages."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
     return read_records(folder)[0]
 
 
-def test_every_phase_of_two_steps_is_read(measured: list[RunRecord]) -> None:
+def test_two_steps_have_rows_of_every_phase(measured: list[RunRecord]) -> None:
     forward, whole = (record.results["memory_phases"] for record in measured)
     assert [(row["step"], row["phase"]) for row in forward] == [(0, "built"), (1, "forward"), (2, "forward")]
     names = ["forward", "loss", "backward", "optimizer"]
     assert [(row["step"], row["phase"]) for row in whole] == [(0, "built"), *((n, p) for n in (1, 2) for p in names)]
-    for row in whole:  # on a CPU the process's memory is known, and what CUDA's allocator would tell is not
+    for row in whole:  # a CPU has the memory of the process only, not that of CUDA's allocator
         assert row["resident_bytes"] > 50 * 2**20
         assert row["predicted_allocated_bytes"] > 0
         unknown = ("allocated_bytes", "reserved_bytes", "device_used_bytes", "peak_allocated_bytes", "residual_bytes")
@@ -38,7 +38,7 @@ def test_every_phase_of_two_steps_is_read(measured: list[RunRecord]) -> None:
     assert "memory_parts" not in measured[1].results
 
 
-def test_the_components_add_up_to_what_is_predicted(measured: list[RunRecord]) -> None:
+def test_components_add_up_to_predicted_bytes(measured: list[RunRecord]) -> None:
     record = measured[1]
     predicted = {(r["step"], r["phase"]): r["predicted_allocated_bytes"] for r in record.results["memory_phases"]}
     for key, expected in predicted.items():
@@ -49,68 +49,68 @@ def test_the_components_add_up_to_what_is_predicted(measured: list[RunRecord]) -
     assert peak == step_memory(config, algorithm_of(config)).peak_bytes
 
 
-def test_nothing_of_it_is_a_timing(measured: list[RunRecord]) -> None:
+def test_memory_records_are_marked_as_profiled(measured: list[RunRecord]) -> None:
     assert all("profiled" in [w.code for w in record.warnings] for record in measured)
     assert {record.run_config.profiler for record in measured} == {"memory"}
 
 
-def test_what_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_memory_prints_phases_within_80_columns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([*TINY, "--mode", "forward", "--out", str(tmp_path)]) == 0
-    said, progress = capsys.readouterr()
+    output, progress = capsys.readouterr()
     assert progress == "[1/1] tiny ctx 64 batch 4 · naive · fp32 · forward · under memory: done\n"
-    assert "tiny ctx 64 batch 4 · naive · fp32 · forward" in said
-    assert "process: its resident memory, Python and torch included" in said
-    assert re.search(r"^parameters +449 +449$", said, re.MULTILINE)
-    assert re.search(r"^ +predicted +predicted peak +process$", said, re.MULTILINE)  # of what, where nothing is beside
-    assert max(map(len, said.split("records:")[0].splitlines())) <= 80
+    assert "tiny ctx 64 batch 4 · naive · fp32 · forward" in output
+    assert "process: resident memory, Python and torch included" in output
+    assert re.search(r"^parameters +449 +449$", output, re.MULTILINE)
+    assert re.search(r"^ +predicted +predicted peak +process$", output, re.MULTILINE)  # without measured columns
+    assert max(map(len, output.split("records:")[0].splitlines())) <= 80
 
 
-def test_what_was_measured_is_shown_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_show_prints_recorded_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     profiles = Path(__file__).parents[2] / "profiles"
     assert main(["memory", "--show", str(profiles / "nvidia_smi_memory")]) == 0
-    said = capsys.readouterr().out
-    assert "small ctx 512 batch 4 · naive · fp32 · train-step · under memory" in said
-    assert "context and modules" in said
-    assert "off: measured peak minus predicted peak" in said
-    assert max(map(len, said.splitlines())) <= 80
+    output = capsys.readouterr().out
+    assert "small ctx 512 batch 4 · naive · fp32 · train-step · under memory" in output
+    assert "context and modules" in output
+    assert "off: measured peak minus predicted peak" in output
+    assert max(map(len, output.splitlines())) <= 80
     assert main(["memory", "--show", str(profiles / "attention_memory")]) == 2
     assert "has no memory results; measure them with cs-systems memory --out DIR" in capsys.readouterr().err
 
 
-def test_a_report_of_memory_shows_peaks_and_no_times(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_memory_run_shows_peaks_and_no_times(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(Path(__file__).parents[2] / "profiles" / "nvidia_smi_memory")]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"^ +peak +reserved +predicted$", said, re.MULTILINE)
-    assert "under memory, not timed" in " ".join(said.split())
-    assert not re.search(r"few-samples|launch-bound| ms", said)
+    output = capsys.readouterr().out
+    assert re.search(r"^ +peak +reserved +predicted$", output, re.MULTILINE)
+    assert "under memory, not timed" in " ".join(output.split())
+    assert not re.search(r"few-samples|launch-bound| ms", output)
 
 
-def test_what_fits_is_said_without_running_anything(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", "--size", "2.7B", "small", "--context-length", "2048", "--fits", "80GiB"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
         "2.7B ctx 2048 batch 4 · naive · fp32 · train-step: 173 GiB with the CUDA context, does not fit 80.0 GiB"
-        in said
+        in output
     )
-    assert "largest that fits: batch 1, or context 884" in said
-    assert "change first: --attention flash_triton --checkpoint selective:matmul" in said
-    assert "small ctx 2048 batch 4 · naive · fp32 · train-step: 20.8 GiB with the CUDA context, fits 80.0 GiB" in said
+    assert "largest that fits: batch 1, or context 884" in output
+    assert "change first: --attention flash_triton --checkpoint selective:matmul" in output
+    assert "small ctx 2048 batch 4 · naive · fp32 · train-step: 20.8 GiB with the CUDA context, fits 80.0 GiB" in output
     assert main(["memory", "--size", "8B", "--fits", "24GiB"]) == 0
-    assert "nothing of this is enough: shard it over several devices" in capsys.readouterr().out
+    assert "change first: no combination is enough; shard the model over several devices" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--fits", "much"], "'much' is not a size in bytes; use a form such as 8GiB, 24GB or 512B"),
-        (["--fits", "0GiB"], "'0GiB' is nothing: write 8GiB, 24GB or 512B"),
-        (["--fits", "80"], "'80' has no unit: write 80GiB, 80GB, or 80B for bytes"),
+        (["--fits", "0GiB"], "the size must be positive, got '0GiB'; use a form such as 8GiB, 24GB or 512B"),
+        (["--fits", "80"], "'80' has no unit; use 80GiB, 80GB, or 80B for bytes"),
         (["--best-checkpoint", "--budget", "40"], "'40' has no unit"),
         (["--fits", "80GiB", "--compile", "default"], "the compiler decides which tensors a compiled model keeps"),
         (["--no-caching-allocator"], "--no-caching-allocator requires --nsys; add --nsys"),
         (["--budget", "40GiB"], "--best-checkpoint and --budget require each other"),
         (["--best-checkpoint"], "--best-checkpoint and --budget require each other"),
-        (["--best-checkpoint", "--budget", "1MiB"], "no checkpoint makes it fit 1.00 MiB: --fits 1MiB says what would"),
+        (["--best-checkpoint", "--budget", "1MiB"], "--fits 1MiB shows which changes would help"),
         (["--checkpoint", "evry:1"], "unknown checkpoint 'evry:1': did you mean every?"),
         (["--fits", "1GiB", "--attention", "json:loads"], "the memory of json:loads is not declared"),
         (["--show", "d", "--batch-size", "1"], "--show only prints recorded results; leave out --"),
@@ -122,10 +122,16 @@ def test_what_fits_is_said_without_running_anything(capsys: pytest.CaptureFixtur
             ["--fits", "1GiB", "--memory-limit", "1GiB"],
             "--fits only predicts, and runs nothing; leave out --memory-limit",
         ),
-        (["--best-checkpoint", "--budget", "4GiB", "--checkpoint", "every:2"], "itself chooses the checkpoint, within"),
+        (
+            ["--best-checkpoint", "--budget", "4GiB", "--checkpoint", "every:2"],
+            "within --budget, for each cell; leave out --checkpoint",
+        ),
         (["--best-checkpoint", "--budget", "4GiB", "--memory-limit", "1GiB"], "each cell; leave out --memory-limit"),
         (["--best-checkpoint", "--budget", "4GiB", "--part", "0/2"], "each cell; leave out --part"),
-        (["--best-checkpoint", "--budget", "4GiB", "--compile", "default"], "leave out --compile with --best-checkp"),
+        (
+            ["--best-checkpoint", "--budget", "4GiB", "--compile", "default"],
+            "--best-checkpoint cannot predict memory with --compile",
+        ),
         (
             ["--keep-graph"],
             "--keep-graph requires mode forward, because the other modes always keep the graph; leave out --keep-graph",
@@ -134,36 +140,37 @@ def test_what_fits_is_said_without_running_anything(capsys: pytest.CaptureFixtur
             ["--mode", "forward", "--optimizer", "adamw"],
             "--optimizer requires mode train-step, got forward; leave out --optimizer",
         ),
-        (["--fits", "1GiB", "--workload", "json:loads"], "the memory of json:loads is not known by formula"),
+        (
+            ["--fits", "1GiB", "--workload", "json:loads"],
+            "--fits requires --workload train_step, got json:loads; leave out --fits",
+        ),
     ],
 )
-def test_what_it_refuses(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_of_what_nobody_knows_there_is_no_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compiled_model_has_no_predicted_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--mode", "forward-backward", "--compile", "aot_eager", "--context-length", "8", "--residuals"]
     assert main([*TINY, *words, "--steps", "1", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    kept = said.split("tensors that forward keeps for backward")[1]
+    output = capsys.readouterr().out
+    kept = output.split("tensors that forward keeps for backward")[1]
     assert re.search(r"^operation +shape +dtype +count +(B|KiB) +of all$", kept, re.MULTILINE)
     assert re.search(r"^outside of modules +\d+$", kept, re.MULTILINE)
     assert "predicted" not in kept
     assert "–" not in kept
 
 
-def test_on_a_terminal_sentences_are_as_wide_as_that(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sentences_wrap_at_terminal_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(_memory_text, "terminal_width", lambda: 80)
     assert main(["memory", "--size", "2.7B", "--context-length", "2048", "--fits", "80GiB"]) == 0
-    said = capsys.readouterr().out
-    assert max(map(len, said.splitlines())) <= 80
-    assert "\n  context, does not fit 80.0 GiB\n  largest that fits: batch 1, or context 884\n  change first:" in said
+    output = capsys.readouterr().out
+    assert max(map(len, output.splitlines())) <= 80
+    assert "\n  context, does not fit 80.0 GiB\n  largest that fits: batch 1, or context 884\n  change first:" in output
 
 
-def test_a_snapshot_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_snapshot_without_gpu_is_unavailable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TINY, "--snapshot", "--mode", "forward", "--out", str(tmp_path)]) == 0
     memory, snapshot = read_records(tmp_path)[0]
     assert (memory.status, snapshot.status) == ("ok", "unavailable")
@@ -171,26 +178,29 @@ def test_a_snapshot_needs_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "unavailable: --snapshot requires a CUDA device" in capsys.readouterr().out
 
 
-def test_each_cell_is_proven_by_its_own_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_checkpoint_verifies_each_cell_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--batch-size", "1", "2", "--mode", "forward", "--best-checkpoint", "--budget", "40GiB", "--steps", "1"]
     assert main([*TINY, *words, "--fresh", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    proofs = [line for line in said.splitlines() if "run on a GPU to verify" in line]
+    output = capsys.readouterr().out
+    proofs = [line for line in output.splitlines() if "run on a GPU to verify" in line]
     assert [re.findall(r"batch \d", line) for line in proofs] == [["batch 1"], ["batch 2"]]
-    assert said.endswith(f"records: {tmp_path}/records.jsonl\n")
-    assert [record.config["batch_size"] for record in read_records(tmp_path)[0]] == [1, 2]  # none was put aside
+    assert output.endswith(f"records: {tmp_path}/records.jsonl\n")
+    assert [record.config["batch_size"] for record in read_records(tmp_path)[0]] == [
+        1,
+        2,
+    ]  # both are in one file
 
 
-def test_the_cheapest_checkpoint_is_found_and_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_best_checkpoint_is_found_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = RunConfig(model=PRESETS["tiny"], batch_size=64, attention="sdpa_flash", device="cpu")
     needed = step_memory(plain, algorithm_of(plain)).peak_bytes
     budget = CONTEXT_BYTES + needed * 3 // 4
     words = ["--batch-size", "64", "--attention", "sdpa_flash", "--best-checkpoint", "--budget", f"{budget}B"]
     assert main([*TINY, *words, "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     (record,) = read_records(tmp_path)[0]
     assert record.status == "ok"
     assert record.config["checkpoint"] != "none"
-    assert re.search(rf"--checkpoint {record.config['checkpoint']}: \d+ MiB predicted, \d+\.\d% more FLOPs", said)
-    assert "more FLOPs" in said
-    assert "the memory of a CPU is not limited; run on a GPU to verify that it fits" in said
+    assert re.search(rf"--checkpoint {record.config['checkpoint']}: \d+ MiB predicted, \d+\.\d% more FLOPs", output)
+    assert "more FLOPs" in output
+    assert "the memory of a CPU is not limited; run on a GPU to verify that it fits" in output

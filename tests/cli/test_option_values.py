@@ -1,4 +1,4 @@
-"""Options with values that no one means, and options beside each other: a sentence or a result, never a traceback."""
+"""Absurd option values and pairs of options give a result or an error message, never a traceback."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REQUIRED = {
     "snapshot": ("RUN/records.jsonl",),
     "doctor": (),
 }
-MEANT = {
+VALID = {
     "attention": "naive", "mode": "forward", "precision": "bf16", "compile": "default", "checkpoint": "every:1",
     "optimizer": "adamw", "memory_limit": "8GiB", "part": "0/2", "workload": "train_step", "device": "cpu",
     "causal": "true", "align": "lower_right", "l2": "clear", "collective": "broadcast", "size": "tiny", "dtype": "bf16",
@@ -71,20 +71,20 @@ def of_command(command: str) -> list[tuple[str, Any]]:
 
 
 def status(words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> int:
-    """Return the exit status of a command that must say what it does in printable characters."""
+    """Return a command's exit status; check that its output is printable and that an error has a message."""
     try:
         code = main(words)
-    except SystemExit as left:  # as the parser leaves
+    except SystemExit as left:  # raised by the parser of options
         code = int(left.code or 0)
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err
     assert code in (0, 2, 3), words
-    assert code != 2 or err.strip(), f"{words} is refused without a sentence"
+    assert code != 2 or err.strip(), f"{words} is refused without a message"
     return code
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c != "doctor"])
-def test_absurd_values_are_refused_in_a_sentence(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absurd_values_never_end_in_a_traceback(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     for number, (name, default) in enumerate(of_command(command)):
         if isinstance(default, bool):
             continue
@@ -94,29 +94,29 @@ def test_absurd_values_are_refused_in_a_sentence(command: str, capsys: pytest.Ca
 
 @pytest.mark.parametrize("option", ["batch-size", "context-length", "num-layers", "steps", "memory-limit", "timeout-s"])
 @pytest.mark.parametrize("value", ABSURD)
-def test_an_absurd_number_never_breaks_a_dry_run(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_absurd_numbers_never_break_a_dry_run(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = {("steps", "0"), ("batch-size", "0"), ("num-layers", "0"), ("timeout-s", "nan"), ("timeout-s", "1e308")}
     code = status(["time", *TINY, f"--{option}={value}"], capsys)
     assert code == 2 or (option, value) not in expected
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c != "doctor"])
-def test_every_pair_of_options_is_applied_or_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_of_options_are_applied_or_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     def words(name: str, default: Any) -> list[str]:
         option = f"--{name.replace('_', '-')}"
         if isinstance(default, bool):
             return [option]
-        return [f"{option}={FILES.get(name) or MEANT.get(name, '2')}"]
+        return [f"{option}={FILES.get(name) or VALID.get(name, '2')}"]
 
     pairs = [*combinations(of_command(command), 2)]
     for left, right in random.Random(0).sample(pairs, min(25, len(pairs))):
-        if "best_checkpoint" in (left[0], right[0]):  # asks a worker which device there is
+        if "best_checkpoint" in (left[0], right[0]):  # this option starts a worker
             continue
         status([command, *REQUIRED[command], *words(*left), *words(*right)], capsys)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("report RUN --columns size --pivot size:attention:median_ms", "leave out --columns or --pivot"),
         ("report RUN --figure-kind phases", "--figure-kind requires --figure"),
@@ -127,7 +127,7 @@ def test_every_pair_of_options_is_applied_or_refused(command: str, capsys: pytes
         ("analyze x --table phases --top 3", "--top only cuts the tables kernels, steps, ranges, not phases"),
         ("snapshot x --table composition --top 3", "--top only cuts the tables top, timeline, segments, alive, not"),
         ("snapshot x y --size=", "a comparison of two snapshots does not name tensors; leave out --size"),
-        ("time --size tiny --d-model 63 --num-heads 10", "63 is not divisible by num_heads 10: choose an even d_model"),
+        ("time --size tiny --d-model 63 --num-heads 10", "63 is not divisible by num_heads 10; choose an even d_model"),
         (f"time --d-model {10**18} --num-heads 3", "choose num_heads among 1, 2, 4"),
         (f"attention --heads {3 * 10**17} --heads-kv 7", "choose heads_kv among 2, 3, 4, 5, 6, 8, 10, 12"),
         ("time --num-layers 99999", "num_layers is 99999; it must be at most 10,000"),
@@ -135,6 +135,6 @@ def test_every_pair_of_options_is_applied_or_refused(command: str, capsys: pytes
         (f"time --memory-limit {'9' * 400}GiB", "is not a size in bytes"),
     ],
 )
-def test_an_option_that_would_be_ignored_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_option_without_effect_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split(" ")) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A table in a file is the same wherever the command was started: no colours and no terminal's width."""
+"""A table written to a file does not depend on the terminal: it has no colours and no terminal width."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("command", SOURCES)
-def test_a_file_holds_the_same_from_a_terminal_as_from_a_pipe(command: str, tmp_path: Path) -> None:
+def test_output_file_is_equal_from_terminal_and_pipe(command: str, tmp_path: Path) -> None:
     source = SOURCES[command]
     if source.suffix == ".gz":
         (tmp_path / source.stem).write_bytes(gzip.decompress(source.read_bytes()))
         source = tmp_path / source.stem
     argv = [sys.executable, "-m", "cs_systems", command, str(source), "--output"]
-    ours, theirs = pty.openpty()
-    for output, stdout in (("terminal", theirs), ("pipe", subprocess.DEVNULL)):
+    master, slave = pty.openpty()
+    for output, stdout in (("terminal", slave), ("pipe", subprocess.DEVNULL)):
         environment = os.environ | {"COLUMNS": "60", "TERM": "xterm-256color"}
         done = subprocess.run(
             [*argv, str(tmp_path / output)], stdout=stdout, stderr=subprocess.PIPE, env=environment, text=True
         )
         assert (done.returncode, done.stderr) == (0, f"terminal: {tmp_path / output}\n")
-    os.close(theirs)
-    os.close(ours)
+    os.close(slave)
+    os.close(master)
     assert (tmp_path / "terminal").read_text() == (tmp_path / "pipe").read_text()

@@ -1,4 +1,4 @@
-"""Files that a person names: never what is read, whole or not at all, and no two commands in one folder."""
+"""Output files never overwrite an input, are written whole or not at all, and each run has its own folder."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-OWN = ("a run/records.jsonl", "a run/../a run/records.jsonl", "link", "hard link", "a run/cell.trace.json",
+PROTECTED = ("a run/records.jsonl", "a run/../a run/records.jsonl", "link", "hard link", "a run/cell.trace.json",
        "a run/worker.log", "a run/worker-rank3.log", "a run/.lock", "a run/records-until-x.jsonl")  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        *(["report", "a run", "--output", file] for file in OWN),
+        *(["report", "a run", "--output", file] for file in PROTECTED),
         ["report", "a run/records.jsonl", "--format", "html", "--output", "link"],
         ["report", "link", "--output", "a run/records.jsonl"],
         ["compare", "a run", "a run", "--output", "link"],
@@ -65,16 +65,16 @@ OWN = ("a run/records.jsonl", "a run/../a run/records.jsonl", "link", "hard link
     ],
     ids=" ".join,
 )
-def test_what_is_read_is_never_written_over(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_never_overwrites_an_input(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
     assert main(words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("cs-systems: --output ")
-    assert said.endswith("; name another file\n")
+    error = capsys.readouterr().err
+    assert error.startswith("cs-systems: --output ")
+    assert error.endswith("; name another file\n")
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_a_figure_is_not_written_over_its_records_or_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_figure_overwrites_neither_records_nor_table(capsys: pytest.CaptureFixture[str]) -> None:
     Path("link.svg").symlink_to("a run/records.jsonl")
     assert main(["report", "a run", "--figure", "link.svg"]) == 2
     assert "--figure link.svg would overwrite the records of a run; name another file" in capsys.readouterr().err
@@ -82,7 +82,7 @@ def test_a_figure_is_not_written_over_its_records_or_the_table(capsys: pytest.Ca
     assert "--output and --figure name the same file, x.svg; give each a different file" in capsys.readouterr().err
 
 
-def test_a_file_that_does_not_fit_the_disk_leaves_the_earlier_one() -> None:
+def test_full_disk_keeps_the_earlier_file() -> None:
     Path("page.html").write_text("earlier")
     command = [sys.executable, "-m", "cs_systems", "report", "a run", "--format", "html", "--output", "page.html"]
     limited = ["bash", "-c", 'ulimit -f 1; exec "$@"', "bash", *command]
@@ -93,9 +93,9 @@ def test_a_file_that_does_not_fit_the_disk_leaves_the_earlier_one() -> None:
     assert not [*Path().glob("*.part"), *Path().glob(".*.part")]
 
 
-def test_a_full_device_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_device_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "a run", "--output", "/dev/full"]) == 2
-    full = "cannot write /dev/full: No space left on device; free disk space and run the same command again\n"
+    full = "cannot write /dev/full: No space left on device; free some space, then run the same command again\n"
     assert capsys.readouterr().err.endswith(full)
     with Path("/dev/full").open("w") as stdout:
         command = [sys.executable, "-m", "cs_systems", "report", "a run"]
@@ -104,7 +104,7 @@ def test_a_full_device_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "standard output: No space left on device" in done.stderr
 
 
-def test_a_file_keeps_its_links_and_permissions() -> None:
+def test_overwritten_file_keeps_links_and_permissions() -> None:
     Path("kept").write_text("earlier")
     Path("kept").chmod(0o640)
     Path("to it").symlink_to("kept")
@@ -114,7 +114,7 @@ def test_a_file_keeps_its_links_and_permissions() -> None:
     assert Path("kept").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_fifo_is_written_where_it_is_read_and_refused_where_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fifo_is_written_with_a_reader_and_refused_without(capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo("pipe")
     assert main(["report", "a run", "--output", "pipe"]) == 2
     assert "cannot write pipe: No such device or address; start the program that reads the FIFO first" in (
@@ -131,13 +131,13 @@ def test_a_fifo_is_written_where_it_is_read_and_refused_where_not(capsys: pytest
 
 
 @pytest.mark.parametrize("file", ["a run", "/", ".", ""])
-def test_a_folder_is_no_output(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_as_output_is_refused(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "a run", "a run", "--output", file]) == 2
     remedy = "name another file" if file == "a run" else "choose a file in"
     assert remedy in capsys.readouterr().err
 
 
-def test_commands_that_start_at_once_get_folders_of_their_own() -> None:
+def test_simultaneous_commands_get_separate_folders() -> None:
     with ThreadPoolExecutor(8) as pool:
         folders = [*pool.map(lambda _: Sweep().claim("time"), range(24))]
     assert len({*folders}) == 24
@@ -145,17 +145,17 @@ def test_commands_that_start_at_once_get_folders_of_their_own() -> None:
     assert any(folder.name.endswith("-time-2") for folder in folders)
 
 
-def test_a_command_that_is_refused_leaves_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_command_leaves_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["time", "--size", "tiny", "--attention", "nobody"]) == 2
     assert [*Path("runs").glob("*")] == []
 
 
-def test_a_command_line_to_copy_is_quoted() -> None:
+def test_printed_command_line_is_quoted() -> None:
     assert command_line("cs-systems", "report", Path("a run/it's")) == "cs-systems report 'a run/it'\"'\"'s'"
-    odd = command_line("cat", "a\x1b[31m'\\b\n")
-    assert odd == "cat $'a\\x1b[31m\\'\\\\b\\n'"
-    said = subprocess.run(["bash", "-c", odd.replace("cat", "printf %s")], capture_output=True, text=True)
-    assert said.stdout == "a\x1b[31m'\\b\n"
+    quoted = command_line("cat", "a\x1b[31m'\\b\n")
+    assert quoted == "cat $'a\\x1b[31m\\'\\\\b\\n'"
+    done = subprocess.run(["bash", "-c", quoted.replace("cat", "printf %s")], capture_output=True, text=True)
+    assert done.stdout == "a\x1b[31m'\\b\n"
 
 
 @pytest.mark.parametrize(
@@ -166,5 +166,5 @@ def test_a_command_line_to_copy_is_quoted() -> None:
         ("+12.5%", "+12.5%"), ("small", "small"), ("-2+3", "'-2+3"), ("a=b", "a=b"), ("\x1b[31mred", "[31mred"),
     ],
 )  # fmt: skip
-def test_a_formula_in_csv_is_text_and_a_number_stays_one(text: str, cell: str) -> None:
+def test_csv_cell_escapes_formulas_and_keeps_numbers(text: str, cell: str) -> None:
     assert text_cell(text) == cell

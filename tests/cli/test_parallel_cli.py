@@ -1,4 +1,4 @@
-"""`cs-systems parallel` as a person meets it. Ranks take seconds to start, so assertions share one run."""
+"""`cs-systems parallel`: its records, tables and error messages. All tests share one run: ranks start slowly."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ LINE = (
     "parallel --size tiny --batch-size 1 --strategy zero1_flat --bucket-size-mb 0.1 --device cpu --warmup 1 --steps 2"
 )
 
-NAMED = {"step_s", "in_trace_s", "waiting_s", "recorder_s", "sent_bytes", "component"}  # of each table one column
+# one column of each table
+NAMED = {"step_s", "in_trace_s", "waiting_s", "recorder_s", "sent_bytes", "component"}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
-    """(what was printed, the records, the folder)."""
+    """Return the printed tables, the records and the folder of one run."""
     folder = tmp_path_factory.mktemp("parallel")
     assert (
         main(
@@ -51,7 +52,7 @@ def records(run: Any) -> list[RunRecord]:
     return run[1]  # type: ignore[no-any-return]
 
 
-def test_each_cell_is_timed_cleanly_and_recorded_apart(records: list[RunRecord]) -> None:
+def test_each_cell_is_timed_without_a_profiler_and_traced_separately(records: list[RunRecord]) -> None:
     cells = [(r.config["strategy"], r.config["world_size"], r.config["profiler"], r.status) for r in records]
     assert sorted(cells) == sorted(
         (*cell, profiler, "ok")
@@ -62,38 +63,38 @@ def test_each_cell_is_timed_cleanly_and_recorded_apart(records: list[RunRecord])
     assert not any(w.code == "profiled" for r in clean for w in r.warnings)
 
 
-def test_the_tables_fit_80_columns_and_name_what_they_hold(run: Any) -> None:
-    said = run[0]
+def test_tables_have_captions_and_fit_80_columns(run: Any) -> None:
+    output = run[0]
     captions = (
         "steps",
-        "communication, of a step",
-        "transfer and waiting, of a step",
+        "communication per step",
+        "transfer and waiting per step",
         "causes of the longer step, compared with one rank",
         "bytes sent and memory, per rank",
     )
     for caption in (*captions, "memory of a rank after each stage of its first step"):
-        assert caption in said
-    assert re.search(r"^single +[\d.,]+ +.* 100.0%", said, re.MULTILINE)
-    assert len(re.findall(r"^zero1_flat 0.1 MB ", said, re.MULTILINE)) == 8
-    assert "on a CPU, communication inside a phase counts as hidden" in said
-    assert max(map(len, said.splitlines())) <= 80
+        assert caption in output
+    assert re.search(r"^single +[\d.,]+ +.* 100.0%", output, re.MULTILINE)
+    assert len(re.findall(r"^zero1_flat 0.1 MB ", output, re.MULTILINE)) == 8
+    assert "on a CPU, communication inside a phase counts as hidden" in output
+    assert max(map(len, output.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(("alone_s", "told"), [(0.1, False), (0.21, True)])
-def test_ranks_that_do_more_than_so_many_alone_are_told(records: list[RunRecord], alone_s: float, told: bool) -> None:
+@pytest.mark.parametrize(("alone_s", "noted"), [(0.1, False), (0.21, True)])
+def test_efficiency_over_100_percent_is_noted(records: list[RunRecord], alone_s: float, noted: bool) -> None:
     def taking(record: RunRecord, wall_s: float) -> RunRecord:
         assert record.measurement is not None
         samples = tuple(replace(sample, wall_s=wall_s) for sample in record.measurement.samples)
         return replace(record, measurement=replace(record.measurement, samples=samples))
 
     made = [taking(r, alone_s if r.config["world_size"] == 1 else 0.1) for r in records]
-    said = " ".join("".join(parallel_command.texts(made, "markdown", None)).split())
-    assert ("efficiency over 100%: the baseline was probably disturbed" in said) is told
+    output = " ".join("".join(parallel_command.texts(made, "markdown", None)).split())
+    assert ("efficiency over 100%: the baseline was probably disturbed" in output) is noted
 
 
-def test_each_repeat_has_its_rows_beside_the_baseline_of_its_own_process(records: list[RunRecord]) -> None:
+def test_each_repeat_is_compared_with_its_own_baseline(records: list[RunRecord]) -> None:
     def slower(record: RunRecord) -> RunRecord:
-        """The same, measured again: every step takes twice as long."""
+        """Return a repeat of the record in which every step takes twice as long."""
         measured = record.measurement
         assert measured is not None
         samples = tuple(replace(sample, wall_s=2 * sample.wall_s) for sample in measured.samples)
@@ -107,26 +108,26 @@ def test_each_repeat_has_its_rows_beside_the_baseline_of_its_own_process(records
     longer = [row["by_difference_s"] for row in parallel.communication(group)]
     assert longer[1] == pytest.approx(2 * longer[0])
     assert [row["repeat"] for row in parallel.differences(group)] == [0, 1]
-    said = re.sub(r"\x1b\[\d*m", "", "".join(parallel_command.texts(group, "terminal", 80)))
-    assert len(re.findall(r"^strategy +repeat ", said, re.MULTILINE)) == 6
-    assert max(map(len, said.splitlines())) <= 80
+    output = re.sub(r"\x1b\[\d*m", "", "".join(parallel_command.texts(group, "terminal", 80)))
+    assert len(re.findall(r"^strategy +repeat ", output, re.MULTILINE)) == 6
+    assert max(map(len, output.splitlines())) <= 80
     assert {row["repeat"] for row in parallel.steps(records)} == {None}  # nothing was repeated
 
 
-def test_numbers_of_ranks_beside_a_long_name_fit_80_columns_as_well(records: list[RunRecord]) -> None:
-    told: Any = {"strategy": "fsdp", "strategy_args": ("compute_dtype=bf16",), "bucket_size_mb": None}
+def test_long_strategy_names_on_several_world_sizes_fit_80_columns(records: list[RunRecord]) -> None:
+    options: Any = {"strategy": "fsdp", "strategy_args": ("compute_dtype=bf16",), "bucket_size_mb": None}
 
     def as_fsdp(record: RunRecord, ranks: int) -> RunRecord:
-        return replace(record, config=replace(record.run_config, world_size=ranks, **told).to_dict())
+        return replace(record, config=replace(record.run_config, world_size=ranks, **options).to_dict())
 
     alone = [r for r in records if r.config["world_size"] == 1]
     several = [as_fsdp(r, ranks) for ranks in (2, 4) for r in records if r.config["world_size"] == 2]
-    said = re.sub(r"\x1b\[\d*m", "", "".join(parallel_command.texts([*alone, *several], "terminal", 80)))
-    assert len(re.findall(r"^fsdp:compute_dtype=bf16 +[24] ", said, re.MULTILINE)) == 16
-    assert max(map(len, said.splitlines())) <= 80
+    output = re.sub(r"\x1b\[\d*m", "", "".join(parallel_command.texts([*alone, *several], "terminal", 80)))
+    assert len(re.findall(r"^fsdp:compute_dtype=bf16 +[24] ", output, re.MULTILINE)) == 16
+    assert max(map(len, output.splitlines())) <= 80
 
 
-def test_each_table_is_a_csv_file_of_its_own(
+def test_csv_writes_one_file_per_table(
     records: list[RunRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = parallel_command.texts(records, "csv", None)
@@ -140,15 +141,17 @@ def test_each_table_is_a_csv_file_of_its_own(
     assert all({"single", "zero1_flat 0.1 MB"} & {*table["strategy"]} for table in tables)
 
 
-def test_what_was_sent_is_what_the_formula_says(records: list[RunRecord]) -> None:
+def test_sent_bytes_match_the_formula(records: list[RunRecord]) -> None:
     (row,) = [row for row in parallel.volumes(records) if row["strategy"] != "single"]
     assert row["formula_sent_bytes"] <= row["sent_bytes"] <= 1.01 * row["formula_sent_bytes"]
-    assert row["collectives"] > 2  # a reduce-scatter and an all-gather a bucket
+    assert row["collectives"] > 2  # a reduce-scatter and an all-gather per bucket
 
 
-def test_a_rank_holds_what_the_formula_says(records: list[RunRecord]) -> None:
-    """Of two ranks with the optimizer split each has half of the state, and of the averaged gradients; in the second
-    step's forward no gradient is left, of the part that the optimizer steps either."""
+def test_memory_of_a_rank_matches_the_formula(records: list[RunRecord]) -> None:
+    """Each of two ranks holds half of the optimizer state and half of the averaged gradients.
+
+    The second step's forward holds no gradients.
+    """
     rows = parallel.stages(records)
     assert {row["strategy"] for row in rows} == {"single", "zero1_flat 0.1 MB"}
     assert all(row["off"] < 1e-3 for row in rows)
@@ -164,17 +167,17 @@ def test_a_rank_holds_what_the_formula_says(records: list[RunRecord]) -> None:
     assert [row["bytes"] for row in second if row["component"] == "gradients"] == [0, 0]
 
 
-def test_the_difference_to_one_rank_is_explained_without_a_rest(records: list[RunRecord]) -> None:
+def test_causes_of_the_longer_step_add_up(records: list[RunRecord]) -> None:
     (row,) = parallel.differences(records)
     parts = ("exposed_s", "slower_compute_s", "waits_longer_s", "recorder_s")
     assert sum(row[part] for part in parts) == pytest.approx(row["difference_s"])
-    (told,) = parallel.communication(records)
-    assert told["by_difference_s"] == row["difference_s"]
-    assert told["in_trace_s"] == row["exposed_s"]  # the baseline communicates nothing
-    assert told["hidden_s"] >= 0
+    (communication,) = parallel.communication(records)
+    assert communication["by_difference_s"] == row["difference_s"]
+    assert communication["in_trace_s"] == row["exposed_s"]  # the baseline does not communicate
+    assert communication["hidden_s"] >= 0
 
 
-def test_each_rank_has_its_row_and_one_of_them_waits_for_nobody(records: list[RunRecord]) -> None:
+def test_each_rank_has_a_row_with_equal_transfer_time(records: list[RunRecord]) -> None:
     (record,) = [r for r in records if r.results.get("overlap") and r.config["world_size"] == 2]
     rows = record.results["overlap"]
     assert [row["rank"] for row in rows] == [0, 1]
@@ -185,33 +188,31 @@ def test_each_rank_has_its_row_and_one_of_them_waits_for_nobody(records: list[Ru
     assert set(record.artifacts) == {"trace", "trace_rank1"}
 
 
-def test_analyze_says_of_each_recording_in_the_folder_which_cell_it_is_of(
-    run: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_analyze_of_a_run_names_the_cell_of_each_trace(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(run[2])]) == 2
-    said = capsys.readouterr().err
+    error = capsys.readouterr().err
     cell = "tiny ctx 64 batch 1 · naive · fp32 · train-step"
-    assert len(re.findall(rf"-0\.trace\.json\.gz \({cell} · under overlap\)$", said, re.MULTILINE)) == 1
+    assert len(re.findall(rf"-0\.trace\.json\.gz \({cell} · under overlap\)$", error, re.MULTILINE)) == 1
     on_ranks = rf"-0(-rank1)?\.trace\.json\.gz \({cell} · zero1_flat · buckets of 0.1 MB · 2 ranks · under overlap\)$"
-    assert len(re.findall(on_ranks, said, re.MULTILINE)) == 2
+    assert len(re.findall(on_ranks, error, re.MULTILINE)) == 2
 
 
-def test_every_collective_is_recorded_on_whichever_thread_it_was_started(records: list[RunRecord]) -> None:
+def test_trace_has_every_collective_of_all_threads(records: list[RunRecord]) -> None:
     (record,) = [r for r in records if r.results.get("overlap") and r.config["world_size"] == 2]
     (sent,) = [row for row in parallel.volumes(records) if row["strategy"] != "single"]
     assert [row["collectives"] for row in record.results["overlap"]] == [sent["collectives"]] * 2
 
 
-def test_the_streams_are_drawn(run: Any) -> None:
+def test_streams_figure_is_drawn(run: Any) -> None:
     drawing = (run[2] / "streams.svg").read_text()
     assert drawing.count("<path") > 10
 
 
-def test_a_group_is_what_differs_in_strategy_and_ranks_alone(records: list[RunRecord]) -> None:
+def test_cells_that_differ_only_in_strategy_and_ranks_are_one_group(records: list[RunRecord]) -> None:
     assert len(parallel.groups(records)) == 1
 
 
-def test_a_strategy_that_torch_sends_for_has_a_formula_and_no_count() -> None:
+def test_torch_ddp_has_predicted_but_no_counted_bytes() -> None:
     row = {"collectives": None, "sent_bytes": None, "formula_sent_bytes": 1.0}
     record = RunRecord("key", {"strategy": "torch_ddp", "world_size": 2}, "ok", results={"sent": [row]})
     (found,) = parallel.volumes([record])
@@ -219,7 +220,7 @@ def test_a_strategy_that_torch_sends_for_has_a_formula_and_no_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("tp --tp-degree 2", "--tp-degree requires --strategy fsdp+tp or ddp_*+tp; add one, or leave out"),
         (
@@ -230,17 +231,22 @@ def test_a_strategy_that_torch_sends_for_has_a_formula_and_no_count() -> None:
             "fsdp --bucket-size-mb 1",
             "--bucket-size-mb requires a strategy with buckets; add one to --strategy, such as ddp_b",
         ),
-        ("ddp_bucketed:comm_dtype=bf16,max_ctas=2", "'max_ctas=2' is not a strategy; join options by colons, ddp_buc"),
+        (
+            "ddp_bucketed:comm_dtype=bf16,max_ctas=2",
+            "'max_ctas=2' is not a strategy; join options by colons, as in ddp",
+        ),
         ("ddp --bucket-size-mb 1", "unknown parallel strategy 'ddp'"),
     ],
 )
-def test_what_no_strategy_takes_is_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_option_without_a_strategy_for_it_is_refused(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["parallel", "--size", "tiny", "--strategy", *words.split(), "--dry-run"]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_a_dry_run_lists_the_cells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_lists_the_cells(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*LINE.split(), "--dry-run"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "6 cells" in said
-    assert "buckets of 0.1 MB · 2 ranks · under rank_memory" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert "6 cells" in output
+    assert "buckets of 0.1 MB · 2 ranks · under rank_memory" in output

@@ -1,4 +1,4 @@
-"""A sweep that several jobs share, each with its part of the cells; the array job of Slurm, run without Slurm."""
+"""--part divides a sweep among jobs; the Slurm array job is run here without Slurm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLURM = Path(__file__).parents[2] / "scripts" / "slurm"
 
 
 @given(st.integers(1, 40), st.integers(1, 9))
-def test_the_parts_are_the_sweep(count: int, jobs: int) -> None:
+def test_parts_divide_all_cells_evenly(count: int, jobs: int) -> None:
     cells = list(range(count))
     parts = [list(Sweep(part=f"{k}/{jobs}").of_part(cells)) for k in range(min(jobs, count))]
     assert sorted(cell for part in parts for cell in part) == cells
@@ -35,12 +35,12 @@ def test_the_parts_are_the_sweep(count: int, jobs: int) -> None:
         ("3/4", "--part 3/4 selects no cell, because the sweep has only 2"),
     ],
 )
-def test_what_is_no_part_is_told(part: str, text: str) -> None:
+def test_invalid_part_is_refused(part: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Sweep(part=part).of_part([0, 1])
 
 
-def test_a_task_of_the_array_measures_its_part(tmp_path: Path) -> None:
+def test_array_task_measures_its_part(tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     task = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "2", "PATH": path}
     words = [str(tmp_path / "out"), "time", "--size", "tiny", "--attention", "naive", "sdpa_math", "--device", "cpu"]
@@ -48,11 +48,11 @@ def test_a_task_of_the_array_measures_its_part(tmp_path: Path) -> None:
     done = subprocess.run(job, env=os.environ | task, capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stderr
     assert "[1/1]" in done.stderr
-    assert (tmp_path / "out/part-1/records.jsonl").read_text().count("sdpa_math") == 2  # in its config, and what ran
+    assert (tmp_path / "out/part-1/records.jsonl").read_text().count("sdpa_math") == 2  # in config and results
 
 
 @pytest.mark.parametrize("script", sorted(SLURM.iterdir()), ids=lambda path: path.name)
-def test_a_job_file_is_a_script_that_asks_for_what_it_needs(script: Path) -> None:
+def test_job_script_without_arguments_names_them(script: Path) -> None:
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
     assert done.returncode != 0
     assert "give " in done.stderr

@@ -1,4 +1,4 @@
-"""`cs-systems precision` as a person meets it. A cell has a worker of its own, so assertions share one run."""
+"""`cs-systems precision`: its tables, records and error messages. Cells start workers, so tests check much at once."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ def nothing():
 """
 
 
-def test_the_dtypes_of_the_toy_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dtypes_of_the_toy_model_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["precision", "--dtypes", "--device", "cpu", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("toy · bf16 on ")
-    assert re.search(r"^fc1 +fp32 +fp32 +bf16 +bf16 +fp32 +down$", said, re.MULTILINE)
-    assert re.search(r"^loss +– +– +fp32 ", said, re.MULTILINE)
-    assert max(map(len, said.split("records:")[0].splitlines())) <= 80
+    text = capsys.readouterr().out
+    assert text.startswith("toy · bf16 on ")
+    assert re.search(r"^fc1 +fp32 +fp32 +bf16 +bf16 +fp32 +down$", text, re.MULTILINE)
+    assert re.search(r"^loss +– +– +fp32 ", text, re.MULTILINE)
+    assert max(map(len, text.split("records:")[0].splitlines())) <= 80
     (record,) = read_records(tmp_path)[0]
     assert [row["what"] for row in record.results["dtypes"]][-2:] == ["logits", "loss"]
     assert "profiled" in {w.code for w in record.warnings}
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".json") == []
 
 
-def test_a_step_that_is_not_what_was_asked_for_is_an_error_with_its_table(
+def test_model_called_outside_autocast_is_an_error_with_its_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "steps.py").write_text(STEPS)
     models = [f"{tmp_path}/steps.py:{name}" for name in ("outside", "nothing")]
     out = tmp_path / "out"
     assert main(["precision", "--dtypes", "--model", *models, "--device", "cpu", "--out", str(out)]) == 3
-    said = " ".join(capsys.readouterr().out.split())
-    cause = "autocast was entered for cpu, but Sequential was called outside of it, in its parameters' dtype: call"
-    assert f'error: {cause} Sequential inside torch.autocast("cpu", torch.bfloat16)' in said
-    assert "0 Linear fp32 fp32 fp32 fp32 fp32 1 LayerNorm fp32" in said
-    assert "the step called no module; use a workload that calls modules" in said
+    text = " ".join(capsys.readouterr().out.split())
+    cause = "autocast was entered for cpu, but Sequential was called outside of it, in its parameters' dtype; call"
+    assert f'error: {cause} Sequential inside torch.autocast("cpu", torch.bfloat16)' in text
+    assert "0 Linear fp32 fp32 fp32 fp32 fp32 1 LayerNorm fp32" in text
+    assert "the step called no module; use a workload that calls modules" in text
     outside, nothing = read_records(out)[0]
     assert (outside.status, outside.measurement) == ("error", None)
     assert {row["outputs"] for row in outside.results["dtypes"]} == {"float32"}
@@ -63,7 +63,7 @@ def test_a_step_that_is_not_what_was_asked_for_is_an_error_with_its_table(
     assert "dtypes" not in nothing.results
 
 
-def test_what_failed_before_and_works_now_is_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_cell_replaces_its_earlier_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps, out = tmp_path / "steps.py", tmp_path / "out"
     words = ["precision", "--dtypes", "--model", f"{steps}:step", "--device", "cpu", "--out", str(out)]
     steps.write_text("def step():\n    raise ValueError('no data')\n")
@@ -75,38 +75,38 @@ def test_what_failed_before_and_works_now_is_no_failure(tmp_path: Path, capsys: 
     assert [record.status for record in read_records(out)[0]] == ["error", "ok"]
 
 
-def test_what_sums_and_normalisations_lose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_accumulation_and_normalization_errors_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--accumulation", "--normalization", "--precision", "fp16", "fp32", "--device", "cpu"]
     assert main(["precision", *words, "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"^fp16 \+ fp16 +1000 +9\.9531 +-0\.047$", printed, re.MULTILINE)
-    said = " ".join(printed.split())
+    text = " ".join(printed.split())
     same = "fp32 + fp16 and fp32 + (fp16 → fp32), 1,000 times: 0.01 is 0.010002136 in fp16"
-    assert said.count(same) == 1
-    assert "fp16 RMSNorm: overflows from σ = 8 (sum of squares)" in said
-    assert "unavailable: normalization requires a low precision, got fp32; use bf16 or fp16" in said
+    assert text.count(same) == 1
+    assert "fp16 RMSNorm: overflows from σ = 8 (sum of squares)" in text
+    assert "unavailable: normalization requires a low precision, got fp32; use bf16 or fp16" in text
     assert max(map(len, printed.split("records:")[0].splitlines())) <= 80
     assert [r.status for r in read_records(tmp_path)[0]].count("ok") == 3
 
 
-def test_the_tables_of_two_precisions_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_of_two_precisions_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--normalization", "--precision", "fp16", "bf16", "--device", "cpu", "--out", str(tmp_path)]
     assert main(["precision", *words]) == 0
-    said = capsys.readouterr().out.split("records:")[0]
-    assert max(map(len, said.splitlines())) <= 80
-    assert "input sizes at which one step in low precision fails" in said
+    text = capsys.readouterr().out.split("records:")[0]
+    assert max(map(len, text.splitlines())) <= 80
+    assert "input sizes at which one step in low precision fails" in text
 
 
-def test_precisions_against_fp32(
+def test_precisions_are_compared_with_fp32(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweeps, sweep = [], _sweep.sweep
 
-    def noted(configs: Sequence[RunConfig], **options: Any) -> Iterator[RunRecord]:
+    def spy(configs: Sequence[RunConfig], **options: Any) -> Iterator[RunRecord]:
         sweeps.append(({config.workload for config in configs}, options["interleave"]))
         return sweep(configs, **options)
 
-    monkeypatch.setattr(_sweep, "sweep", noted)
+    monkeypatch.setattr(_sweep, "sweep", spy)
     words = ["--size", "tiny", "--context-length", "8", "--precision", "tf32", "bf16", "fp8", "--device", "cpu"]
     steps = ["--warmup", "1", "--steps", "4", "--rounds", "2", "--train-steps", "3"]
     assert main(["precision", *words, *steps, "--out", str(tmp_path)]) == 0
@@ -114,13 +114,14 @@ def test_precisions_against_fp32(
     assert f"{tmp_path} has no records yet; measuring 12 cells (--show DIR prints an earlier run)" in progress
     assert re.search(r"^fp8 .*\d× +", printed, re.MULTILINE)
     assert "fp8: the linear layers of the blocks run in fp8, attention and lm_head in bf16" in " ".join(printed.split())
-    assert "MFU" not in printed, "a CPU's peak is not known"
+    assert "MFU" not in printed, "the peak of a CPU is unknown"
     assert max(map(len, printed.split("relative error")[1].split("figure:")[0].splitlines())) <= 80
     assert re.search(r"^bf16 .*\d× +(\d.*–\d|too noisy)", printed, re.MULTILINE)
-    said = " ".join(printed.split())
-    assert "gain: fp32's step over this one's; interval: 95%, from thirds of the steps, of fewer than 3 rounds" in said
-    assert said.count("tf32: unavailable: tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32") == 3
-    assert "relative error against float64 of the same parameters and batch" in said
+    text = " ".join(printed.split())
+    assert "gain: fp32's step time over this precision's; interval: 95% confidence, from thirds of the steps" in text
+    assert "from thirds of the steps, of fewer than 3 rounds" in text
+    assert text.count("tf32: unavailable: tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32") == 3
+    assert "relative error against float64 of the same parameters and batch" in text
     records = read_records(tmp_path)[0]
     timed = [r for r in records if r.config["workload"] == "train_step"]
     assert sorted(r.config["precision"] for r in timed) == ["bf16", "fp32", "fp8", "tf32"]
@@ -128,8 +129,10 @@ def test_precisions_against_fp32(
     assert rounds == [[0, 0, 1, 1]] * 3
     assert sweeps == [({"train_step"}, True), ({"precision_error", "training_curve"}, False)]
     assert "<svg" in (tmp_path / "training.svg").read_text()
-    told_apart = [line for line in progress.splitlines() if re.search("precision_error|training_curve", line)]
-    assert {re.split("[:;] ", line)[-1] for line in told_apart} == {"done", "use fp32"}, "nobody asked how long it took"
+    quality_lines = [line for line in progress.splitlines() if re.search("precision_error|training_curve", line)]
+    assert {re.split("[:;] ", line)[-1] for line in quality_lines} == {"done", "use fp32"}, (
+        "cells that are not timed show no time"
+    )
     assert main(["report", str(tmp_path)]) == 0
     clean, errors, curves = capsys.readouterr().out.split("\n\n")
     assert "not timed" not in clean
@@ -141,24 +144,24 @@ def test_precisions_against_fp32(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device that must be missing")
-def test_without_the_device_each_table_says_why_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_device_is_reported_once_per_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--size", "tiny", "--precision", "bf16", "--device", "cuda", "--explain", "--out", str(tmp_path)]
     assert main(["precision", *words]) == 3
-    said = capsys.readouterr().out
-    assert said.count("not explained: only traces of a GPU contain kernels; profile on a GPU\n") == 1
-    assert len(re.findall(r"^(?:fp32|bf16) +unavailable$", said, re.MULTILINE)) == 4
-    assert len(re.findall(r"^fp32, bf16: unavailable: no CUDA: .*; run with --device$", said, re.MULTILINE)) == 2
-    assert "gain:" not in said
+    text = capsys.readouterr().out
+    assert text.count("not explained: only traces of a GPU contain kernels; profile on a GPU\n") == 1
+    assert len(re.findall(r"^(?:fp32|bf16) +unavailable$", text, re.MULTILINE)) == 4
+    assert len(re.findall(r"^fp32, bf16: unavailable: no CUDA: .*; run with --device$", text, re.MULTILINE)) == 2
+    assert "gain:" not in text
 
 
-def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_gpu_profiles_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Path(__file__).parents[2] / "profiles" / "top_kernels"
     before = (folder / "records.jsonl").read_bytes()
     assert main(["precision", "--show", str(folder)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
     assert (
         "train-step, bf16: 1.26× fp32's speed (0.75–2.12): 67% of the step is launch-bound; matrix products take 12 ms"
-        in said
+        in text
     )
     assert (folder / "records.jsonl").read_bytes() == before
     assert main(["precision", "--show", str(folder), "--format", "csv", "--output", f"{tmp_path}/t.csv"]) == 0
@@ -169,7 +172,7 @@ def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--size", "smal"], "unknown size 'smal': did you mean small?"),
         (["--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
@@ -204,14 +207,12 @@ def test_profiles_of_a_gpu_are_shown_without_measuring(tmp_path: Path, capsys: p
         (["--dtypes", "--mode", "backward"], "mode backward requires workload attention"),
     ],
 )
-def test_what_it_refuses(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["precision", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_records_of_a_precision_that_is_not_known_are_refused_with_those_that_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_records_of_unknown_precision_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded = Path(__file__).parents[2] / "profiles" / "precision" / "records.jsonl"
     (tmp_path / "records.jsonl").write_text(recorded.read_text().replace('"precision":"bf16"', '"precision":"fp4"'))
     assert main(["precision", "--show", str(tmp_path)]) == 2

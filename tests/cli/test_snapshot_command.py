@@ -1,4 +1,4 @@
-"""`cs-systems snapshot` as a user meets it: what it prints, in which formats, and how it refuses."""
+"""`cs-systems snapshot`: its tables, formats and error messages."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def snapshot(*words: object) -> int:
     return main(["snapshot", *map(str, words)])
 
 
-def test_the_tables_are_known_everywhere() -> None:
+def test_every_table_has_columns_and_a_caption() -> None:
     assert [*TABLES] == [*SHOWN] == [*CAPTIONS]
 
 
-def test_it_prints_every_table_in_80_columns(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_snapshot_prints_every_table_in_80_columns(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert snapshot(snapshot_path) == 0
     lines = capsys.readouterr().out.splitlines()
     wide = [line for line in lines[1:] if len(line) > 80]
@@ -41,11 +41,11 @@ def test_it_prints_every_table_in_80_columns(snapshot_path: Path, capsys: pytest
     assert lines[0] == f"{snapshot_path} · device 0 · 1,356 events in 10.4 ms · 47 segments"
     assert lines[1].startswith("peak 204 MiB (213,795,840 bytes) at event 161")
     assert {*CAPTIONS.values()} <= {*lines}
-    assert any("together 213,795,840 bytes, the peak; 0 of them unknown" in line for line in lines)
+    assert any("total 213,795,840 bytes at the peak; category unknown for 0" in line for line in lines)
 
 
 @pytest.mark.parametrize("table", [*SHOWN])
-def test_csv_holds_one_whole_table(snapshot_path: Path, capsys: pytest.CaptureFixture[str], table: str) -> None:
+def test_csv_has_all_columns_and_rows(snapshot_path: Path, capsys: pytest.CaptureFixture[str], table: str) -> None:
     assert snapshot(snapshot_path, "--table", table, "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert {*SHOWN[table]} <= {*rows[0]}
@@ -56,9 +56,9 @@ def test_csv_holds_one_whole_table(snapshot_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("format", "sign"), [("markdown", "| what"), ("latex", r"\begin{table}"), ("typst", "#figure(")]
+    ("format", "sign"), [("markdown", "| category"), ("latex", r"\begin{table}"), ("typst", "#figure(")]
 )
-def test_documents_hold_the_heading(
+def test_document_has_heading_and_total(
     snapshot_path: Path, capsys: pytest.CaptureFixture[str], format: str, sign: str
 ) -> None:
     assert snapshot(snapshot_path, "--table", "composition", "--format", format) == 0
@@ -67,7 +67,7 @@ def test_documents_hold_the_heading(
     assert "213,795,840" in out
 
 
-def test_names_fit_80_columns_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_tensor_names_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "large.pickle"
     allocator = CachingAllocator(recording=True)
     caller = {"filename": "src/model.py", "line": 109, "name": "__init__"}
@@ -78,42 +78,42 @@ def test_names_fit_80_columns_too(tmp_path: Path, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines()[1:])) <= 80
     assert snapshot(path, "--table", "top", "--format", "markdown") == 0
-    said = capsys.readouterr().out.replace("\\", "")
-    assert "token_embeddings or lm_head, 10,000 × 1280 × 4; model.py:26 __init__" in said
+    output = capsys.readouterr().out.replace("\\", "")
+    assert "token_embeddings or lm_head, 10,000 × 1280 × 4; model.py:26 __init__" in output
 
 
-def test_the_long_tables_can_be_longer(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_limits_the_rows(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert snapshot(snapshot_path, "--table", "segments", "--top", "3") == 0
     assert "44 more row(s); --top shows more" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("peak", "said"),
+    ("peak", "message"),
     [
-        (213_795_840, "max_memory_allocated() said the same, to the byte"),
-        (213_795_841, "said 213,795,841 bytes: 1 more than the events"),
-        (213_795_839, "said 213,795,839 bytes: 1 less than the events"),
+        (213_795_840, "the peak equals torch.cuda.max_memory_allocated(), to the byte"),
+        (213_795_841, "returned 213,795,841 bytes: 1 more than the peak of the events"),
+        (213_795_839, "returned 213,795,839 bytes: 1 less than the peak of the events"),
     ],
 )
-def test_what_pytorch_said_of_the_peak_is_held_against_it(
-    peak: int, said: str, snapshot_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_peak_is_compared_with_that_of_pytorch(
+    peak: int, message: str, snapshot_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.pickle"
     path.write_bytes(snapshot_path.read_bytes())
     known = {"schema_version": 1, "config": None, "max_allocated_bytes": peak, "tensors": []}
     (tmp_path / "run.pickle.json").write_text(json.dumps(known))
     assert snapshot(path, "--table", "composition") == 0
-    assert said in " ".join(capsys.readouterr().out.split())
+    assert message in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_phases_are_shown_around_the_peak(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_phases_around_the_peak_are_shown(snapshot_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert snapshot(snapshot_path, "--table", "timeline", "--top", "2") == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("backward") and line.endswith("yes") for line in lines)
     assert "8 more row(s), around the peak; --top shows more" in lines
 
 
-def test_two_are_held_against_each_other(
+def test_two_snapshots_are_compared(
     snapshot_path: Path, write_snapshot: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     allocator = CachingAllocator(recording=True)
@@ -121,12 +121,12 @@ def test_two_are_held_against_each_other(
     other = write_snapshot(allocator.snapshot())
     assert snapshot(snapshot_path, other) == 0
     out = capsys.readouterr().out
-    said = [
+    heading = [
         f"A: {snapshot_path} · peak 213,795,840 bytes",
         f"B: {other} · peak 1,024 bytes",
         "B − A: −204 MiB (-213,794,816 bytes)",
     ]
-    assert "".join(out.split()).startswith("".join(" ".join(said).split()))  # a long path is broken over lines
+    assert "".join(out.split()).startswith("".join(" ".join(heading).split()))  # a long path wraps
     assert [line for line in out.splitlines() if line.startswith("memory at the peak by")] == [
         f"memory at the peak by {name}, B compared with A" for name in DIFFERENT
     ]
@@ -135,7 +135,7 @@ def test_two_are_held_against_each_other(
     assert "unknown table of a comparison 'top': known: category, layer, site" in capsys.readouterr().err
 
 
-def test_what_a_stack_says_is_data(write_snapshot: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markup_in_stack_frames_is_escaped(write_snapshot: Write, capsys: pytest.CaptureFixture[str]) -> None:
     evil = {"filename": "<script>\x1b[31m\n| fake | row |.py", "line": 1, "name": "<b>\x1b[2J"}
     allocator = CachingAllocator(recording=True)
     allocator.alloc(1024, (evil,))
@@ -148,7 +148,7 @@ def test_what_a_stack_says_is_data(write_snapshot: Write, capsys: pytest.Capture
         assert "<script>" not in out or format != "markdown"
 
 
-def test_a_running_out_of_memory_and_what_is_missing_are_told(
+def test_out_of_memory_and_missing_segments_are_reported(
     write_snapshot: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = {"filename": "src/train.py", "line": 7, "name": "step"}
@@ -163,7 +163,7 @@ def test_a_running_out_of_memory_and_what_is_missing_are_told(
     assert "missing: no segments" in out
 
 
-def test_the_output_gets_its_folder(snapshot_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_creates_its_folder(snapshot_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a" / "b.csv"
     assert snapshot(snapshot_path, "--table", "layers", "--format", "csv", "--output", file) == 0
     assert file.read_text().startswith("layer,allocations,bytes")
@@ -175,14 +175,14 @@ def test_the_output_gets_its_folder(snapshot_path: Path, tmp_path: Path, capsys:
     ("words", "message"),
     [
         (["--table", "peak"], "unknown table 'peak': known: composition"),
-        (["--top", "0"], "--top 0: it must be at least 1"),
+        (["--top", "0"], "--top must be at least 1, got 0"),
         (["--format", "csv"], "--format csv writes one table; choose it with --table:"),
         (["--size", "huge"], "unknown size 'huge'"),
         (["--size", "large"], "--size large does not fit: the snapshot lacks tensors of that preset"),
         (["--device", "3"], "holds no device 3; choose --device 0"),
     ],
 )
-def test_a_malformed_request_exits_2(
+def test_invalid_options_exit_2(
     snapshot_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert snapshot(snapshot_path, *words) == 2
@@ -191,14 +191,14 @@ def test_a_malformed_request_exits_2(
     assert message in captured.err
 
 
-def test_a_file_that_is_none_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_without_device_memory_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "file.pickle"
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": []}))
     assert snapshot(path) == 2
     assert "holds no memory of a CUDA device" in capsys.readouterr().err
 
 
-def test_it_needs_neither_torch_nor_pandas(snapshot_path: Path) -> None:
+def test_tables_import_neither_torch_nor_pandas(snapshot_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from cs_systems.snapshots import allocations, snapshot, tensor_names; "
         "from cs_systems.snapshots import categories as memory_categories, tables as memory_tables; "

@@ -1,4 +1,4 @@
-"""Why a step did not run in the precision that was asked for, and how its dtypes are shown. Pure functions."""
+"""Tests of the dtype table and of the reasons for a step that ran in another precision than requested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def context(device: str, dtype: str = "bfloat16", enabled: bool = True) -> dict[
     return {"device": device, "dtype": dtype, "enabled": enabled}
 
 
-FIX = ': call Net inside torch.autocast("cpu", torch.bfloat16)'
+FIX = '; call Net inside torch.autocast("cpu", torch.bfloat16)'
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ FIX = ': call Net inside torch.autocast("cpu", torch.bfloat16)'
         ("bf16", [module(autocast="cpu bfloat16")], [context("cpu")], None),
         ("fp32", [module()], [], None),
         ("bf16-pure", [module(parameters="bfloat16")], [], None),
-        ("bf16", [module()], [], "asked for bfloat16, but the step enters no autocast, so that Net ran in its" + FIX),
+        ("bf16", [module()], [], "requested bfloat16, but the step enters no autocast, so that Net ran in its" + FIX),
         ("bf16", [module()], [context("cpu")], "autocast was entered for cpu, but Net was called outside of it" + FIX),
         ("bf16", [module()], [context("cpu", enabled=False)], "entered for cpu with enabled=False" + FIX),
         ("bf16", [module()], [context("cuda")], "autocast was entered for cuda, but Net's tensors are on cpu" + FIX),
@@ -38,40 +38,45 @@ FIX = ': call Net inside torch.autocast("cpu", torch.bfloat16)'
         ("bf16", [module(autocast="cuda bfloat16")], [context("cuda")], "on for cuda, but Net's tensors are on" + FIX),
         ("bf16", [module(autocast="cuda bfloat16", devices=["cpu", "cuda"])], [context("cuda")], None),
         ("bf16", [module(autocast="cpu bfloat16", devices=["cpu", "cuda"])], [], "autocast is on for cpu, but Net's"),
-        ("bf16", [module(autocast="cpu float16")], [], "asked for bfloat16, but autocast runs in float16" + FIX),
-        ("fp32", [module(autocast="cpu bfloat16")], [], "but the step ran under autocast (cpu bfloat16): name that"),
-        ("bf16-pure", [module()], [], "there are parameters in float32: use model.bfloat16()"),
+        ("bf16", [module(autocast="cpu float16")], [], "requested bfloat16, but autocast runs in float16" + FIX),
+        (
+            "fp32",
+            [module(autocast="cpu bfloat16")],
+            [],
+            "but the step ran under autocast (cpu bfloat16); use that --precision",
+        ),
+        ("bf16-pure", [module()], [], "there are parameters in float32; use model.bfloat16()"),
     ],
 )
-def test_the_cause_is_named_with_its_remedy(
+def test_contradiction_names_cause_and_remedy(
     precision: str, modules: list[dict[str, Any]], contexts: list[dict[str, Any]], cause: str | None
 ) -> None:
     found = contradiction(Precision(precision), modules, contexts)
     if cause is None:
         assert found is None
     else:
-        what, _, remedy = cause.partition(": call ")
+        problem, _, remedy = cause.partition("; call ")
         assert found is not None
-        assert what in found
+        assert problem in found
         assert remedy in found
 
 
-def test_autocast_decorated_inside_the_model_is_no_contradiction() -> None:
-    """A forward that enters autocast by itself is called outside of it; what it calls is inside."""
+def test_autocast_inside_forward_is_no_contradiction() -> None:
+    """The forward that enters autocast is itself called outside of it; the modules that it calls run inside."""
     inner = module("fc1", "cpu bfloat16", root=False)
     assert contradiction(Precision.BF16, [module(), inner], [context("cpu")]) is None
 
 
-def test_alike_blocks_are_one_row_and_others_keep_their_place() -> None:
+def test_collapsed_merges_equal_blocks_and_keeps_order() -> None:
     paths = ["Net", *(f"layers.{n}.{part}" for n in range(3) for part in ("q", "k")), "head.0", "head.1", "head.2"]
     rows = table([module(path) for path in paths], ["float32"])
     rows[7]["inputs"] = "int64"
-    rows[8]["outputs"] = "bfloat16"  # head.0 and head.2 are alike, and what stands between them is not
+    rows[8]["outputs"] = "bfloat16"  # head.0 and head.2 are equal, but head.1 between them is not
     shown = [row["what"] for row in collapsed(rows)]
     assert shown == ["Net", "layers.0–2.q", "layers.0–2.k", "head.0", "head.1", "head.2", "logits", "loss"]
 
 
-def test_a_cast_is_that_of_a_leaf_whose_output_has_another_width() -> None:
+def test_cast_is_reported_for_leaf_with_other_output_width() -> None:
     low, both = ["bfloat16"], ["bfloat16", "float32"]
     modules = [
         module("net", outputs=low, leaf=False),

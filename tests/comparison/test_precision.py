@@ -1,4 +1,4 @@
-"""Precisions held against fp32: times, errors, curves, and the sentence that says why, from recordings of one H200."""
+"""Tests of precisions compared with fp32: times, training curves and explanations, on records of an H200."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def small() -> list[RunRecord]:
     return [r for r in records if r.config["profiler"] == "kineto" and r.config["compile"] == "none"]
 
 
-def test_the_sentence_of_a_step_that_was_timed_and_profiled(large: list[RunRecord]) -> None:
+def test_sentence_explains_timed_and_profiled_step(large: list[RunRecord]) -> None:
     assert sentence(explained(large)[-1]) == (
         "large ctx 256 batch 4 · naive · train-step, bf16: 1.26× fp32's speed (0.75–2.12): 67% of the step is "
         "launch-bound; matrix products take 12 ms instead of 149 ms (12.3×); casts and other copies add 8.7 ms; "
@@ -36,7 +36,7 @@ def test_the_sentence_of_a_step_that_was_timed_and_profiled(large: list[RunRecor
     assert [row["cell"].rpartition(" ")[2] for row in explained(large)] == ["forward", "forward-backward", "train-step"]
 
 
-def test_the_clean_twin_is_found_where_one_of_both_names_the_device(large: list[RunRecord]) -> None:
+def test_timed_record_is_matched_when_one_record_names_device(large: list[RunRecord]) -> None:
     def on(record: RunRecord, device: str) -> RunRecord:
         return replace(record, config=replace(record.run_config, device=device).to_dict())
 
@@ -46,7 +46,7 @@ def test_the_clean_twin_is_found_where_one_of_both_names_the_device(large: list[
     assert None not in [row["speedup"] for row in explained(named)]
 
 
-def test_a_step_on_ranks_has_the_tokens_of_all_and_its_synchronizing() -> None:
+def test_gains_count_tokens_of_all_ranks_and_synchronize_time() -> None:
     records = [r for r in read_records(PROFILES / "data_parallel_variants")[0] if r.config["strategy"] == "ddp_naive"]
     (cell,) = precision.by_cell(records, precision.TIMED).values()
     (row,) = precision.gains(cell)
@@ -56,12 +56,12 @@ def test_a_step_on_ranks_has_the_tokens_of_all_and_its_synchronizing() -> None:
     assert row["synchronize_s"] > 0
 
 
-def test_of_fp8_it_is_said_where_its_scales_are_found(large: list[RunRecord]) -> None:
+def test_sentence_counts_fp8_scale_kernels_among_other_kernels(large: list[RunRecord]) -> None:
     row = explained(large)[-1] | {"precision": "fp8"}
     assert "all other kernels (those for fp8's scales included) take 22 ms as in fp32" in sentence(row)
 
 
-def test_families_add_up_to_the_kernel_time(large: list[RunRecord]) -> None:
+def test_kernel_families_sum_to_kernel_time(large: list[RunRecord]) -> None:
     a, b = pairs(large)[-1]
     row = causes(a, b)
     copies = {r["family"]: r["time_s"] for r in b.results["families"]}["copy"]
@@ -69,17 +69,17 @@ def test_families_add_up_to_the_kernel_time(large: list[RunRecord]) -> None:
     assert row["b_kernel_s"] == pytest.approx(sum(r["time_s"] for r in b.results["phases"] if r["family"] == "all"))
 
 
-def test_without_the_clock_a_profile_claims_no_speed_up(small: list[RunRecord]) -> None:
+def test_profile_without_timed_record_has_no_speedup(small: list[RunRecord]) -> None:
     row = causes(*small)
     assert row["speedup"] is None
-    said = sentence(row)
-    assert "kernels 4.22× as fast as fp32's: 90% of the step as recorded under the profiler is launch-bound" in said
-    assert "matrix products and fused attention take 3.6 ms" in said
-    assert said.endswith("not only the precision differs, but also: attention")
-    assert pairs(small) == [], "they differ in more than the precision"
+    text = sentence(row)
+    assert "kernels 4.22× as fast as fp32's: 90% of the step under the profiler is launch-bound" in text
+    assert "matrix products and fused attention take 3.6 ms" in text
+    assert text.endswith("not only the precision differs, but also: attention")
+    assert pairs(small) == [], "the records also differ in attention"
 
 
-def test_a_record_without_kernels_is_told_apart(large: list[RunRecord]) -> None:
+def test_record_without_kernel_table_is_rejected(large: list[RunRecord]) -> None:
     a, b = pairs(large)[-1]
     with pytest.raises(ConfigError, match="has no table of kernels; profile it on a GPU"):
         causes(a, replace(b, results={}))
@@ -90,16 +90,16 @@ def timed(large: list[RunRecord]) -> dict[Precision, list[RunRecord]]:
     return next(found for cell, found in cells.items() if cell.model.num_layers == 36)
 
 
-def test_gains_over_fp32(large: list[RunRecord]) -> None:
+def test_gains_compare_bf16_with_fp32(large: list[RunRecord]) -> None:
     fp32, bf16 = precision.gains(timed(large))
     assert (fp32["precision"], fp32["speedup"], bf16["precision"]) == ("fp32", None, "bf16")
     assert bf16["speedup_low"] < bf16["speedup"] < bf16["speedup_high"]
     assert bf16["speedup"] == pytest.approx(fp32["step_s"] / bf16["step_s"], rel=0.05)
     assert bf16["tokens_per_s"] == pytest.approx(1024 / bf16["step_s"])
-    assert bf16["mfu"] < fp32["mfu"] < 1, "each of its own peak"
+    assert bf16["mfu"] < fp32["mfu"] < 1, "each precision has its own peak"
 
 
-def test_a_loss_that_is_no_number_has_no_speed_up_and_says_so(large: list[RunRecord]) -> None:
+def test_nan_loss_or_failed_cell_has_reason_and_no_speedup(large: list[RunRecord]) -> None:
     found = timed(large)
     (bf16,) = found[Precision.BF16]
     broken = replace(bf16, warnings=(Caveat("nan-loss", "the loss is NaN", "use another precision"),))
@@ -118,7 +118,7 @@ def curve(record: RunRecord, losses: list[float], scales: list[float | None]) ->
     return [replace(record, results={"training_curve": rows})]
 
 
-def test_what_is_said_of_curves(large: list[RunRecord]) -> None:
+def test_learning_reports_deviation_loss_scale_and_nan(large: list[RunRecord]) -> None:
     none: list[float | None] = [None] * 4
     found = {
         Precision.FP32: curve(large[0], [4.0, 3.0, 2.0, 1.0], none),
@@ -133,7 +133,7 @@ def test_what_is_said_of_curves(large: list[RunRecord]) -> None:
     assert bf16["last_loss"] is None
 
 
-def test_times_that_cannot_tell_a_doubling_are_too_noisy_for_an_interval(large: list[RunRecord]) -> None:
+def test_interval_is_too_noisy_when_samples_vary_30_fold(large: list[RunRecord]) -> None:
     found = timed(large)
     (bf16,) = found[Precision.BF16]
     assert bf16.measurement is not None

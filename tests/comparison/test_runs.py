@@ -1,4 +1,4 @@
-"""Comparison: what is compared is found, cells are matched, and the verdict is right on planted differences."""
+"""Tests of run comparison: the differing fields, matched cells and verdicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASE = RunConfig(model=PRESETS["tiny"], rounds=4, steps=20)
 
 
 def record(config: RunConfig, seconds: float, repeat: int = 0, noise: float = 0.002) -> RunRecord:
-    """A run whose steps take `seconds` with a relative noise of its own."""
+    """Return a record whose steps take `seconds`, with relative noise that depends on the arguments."""
     dice = random.Random(f"{config.key()} {repeat} {seconds}")
     samples = tuple(
         Sample(i // 5, False, t := seconds * dice.lognormvariate(0, noise), {"forward": t / 3}, {"forward": t / 9})
@@ -32,7 +32,7 @@ def record(config: RunConfig, seconds: float, repeat: int = 0, noise: float = 0.
     )
 
 
-def test_the_compared_field_is_found_and_the_rest_is_matched() -> None:
+def test_compare_finds_differing_field_and_matches_cells() -> None:
     modes = (Mode.FORWARD, Mode.TRAIN_STEP)
     a = [record(replace(BASE, mode=m), 1.0 + i) for i, m in enumerate(modes)]
     b = [record(replace(BASE, mode=m, attention="flex"), (1.0 + i) / 2) for i, m in enumerate(reversed(modes))]
@@ -48,7 +48,7 @@ def test_the_compared_field_is_found_and_the_rest_is_matched() -> None:
     assert [row["verdict"] for row in found.rows] == ["no difference", "faster"]
 
 
-def test_a_recording_from_before_a_field_was_known_is_compared_all_the_same() -> None:
+def test_old_record_without_a_field_is_comparable() -> None:
     old = record(BASE, 1.0)
     del old.config["checkpoint"]
     assert compare([old], [record(BASE, 1.0)]).compared == {}
@@ -57,7 +57,7 @@ def test_a_recording_from_before_a_field_was_known_is_compared_all_the_same() ->
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "no difference"), (1.1, "slower"), (0.9, "faster")])
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_verdicts_on_planted_differences(factor: float, verdict: str, repeats: int) -> None:
+def test_verdict_matches_planted_difference(factor: float, verdict: str, repeats: int) -> None:
     a = [record(BASE, 1.0, r) for r in range(repeats)]
     b = [record(BASE, factor, 100 + r) for r in range(repeats)]
     (row,) = compare(a, b).rows
@@ -66,27 +66,27 @@ def test_verdicts_on_planted_differences(factor: float, verdict: str, repeats: i
     assert ("one process a side" in (row["unseen"] or "")) == (repeats == 1)
 
 
-def test_a_cells_label_leaves_out_what_is_compared() -> None:
+def test_cell_label_omits_compared_fields() -> None:
     a, b = (replace(BASE, model=preset("tiny", context_length=n), batch_size=n) for n in (32, 64))
     found = compare([record(a, 1.0)], [record(b, 2.0, 1)])
     assert found.compared == {"model.context_length": (32, 64), "batch_size": (32, 64)}
     assert [row["cell"] for row in found.rows] == ["tiny · naive · fp32 · train-step"]
 
 
-def test_sizes_are_held_against_each_other() -> None:
+def test_compare_matches_cells_of_different_sizes() -> None:
     b = replace(BASE, model=preset("small", context_length=64))
     found = compare([record(BASE, 1.0)], [record(b, 2.0, 1)])
     assert found.compared["model.name"] == ("tiny", "small")
     assert [row["cell"] for row in found.rows] == ["ctx 64 batch 4 · naive · fp32 · train-step"]
 
 
-def test_phases_are_compared_apart() -> None:
+def test_each_chosen_phase_has_a_row() -> None:
     rows = compare([record(BASE, 1.0)], [record(BASE, 2.0, 1)], ["step", "forward", "optimizer"]).rows
     assert [row["phase"] for row in rows] == ["step", "forward"]  # neither has an optimizer phase
     assert rows[1]["a_median_s"] == pytest.approx(1 / 3, rel=0.01)
 
 
-def test_what_makes_a_comparison_doubtful_is_said() -> None:
+def test_doubts_list_unmatched_cells_other_versions_and_caveats() -> None:
     elsewhere = replace(ENVIRONMENT, torch="2.11")
     b = replace(record(BASE, 1.0, 1), environment=elsewhere, warnings=(Caveat("unstable", "m", "r"),))
     alone = record(replace(BASE, batch_size=8), 1.0)
@@ -94,14 +94,14 @@ def test_what_makes_a_comparison_doubtful_is_said() -> None:
     assert doubts == ["1 cell(s) only in A", "torch differs: 2.13 in A, 2.11 in B", "caveats of B: unstable"]
 
 
-def test_nothing_in_common_is_an_error() -> None:
+def test_runs_without_matching_cells_are_rejected() -> None:
     a = [record(replace(BASE, batch_size=1), 1.0), record(replace(BASE, batch_size=2), 1.0)]
     b = [record(replace(BASE, batch_size=3), 1.0), record(replace(BASE, batch_size=4), 1.0)]
     with pytest.raises(ConfigError, match="no cell of A matches"):
         compare(a, b)
 
 
-def test_noise_leaves_a_table_of_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_of_noisy_cells_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = [replace(BASE, model=preset(name, context_length=64)) for name in ("tiny", "small")]
     for name, factor in (("a", 1.0), ("b", 246.0)):
         (tmp_path / name).mkdir()
@@ -115,28 +115,28 @@ def test_noise_leaves_a_table_of_80_columns(tmp_path: Path, capsys: pytest.Captu
     assert max(map(len, printed.splitlines())) <= 80
 
 
-def test_both_sides_are_in_one_unit_and_may_go_into_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_file_shows_both_sides_in_one_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, seconds in (("a", 0.9), ("b", 1.2)):
         (tmp_path / name).mkdir()
         append_record(tmp_path / name, record(BASE, seconds, noise=1e-5))
     page = tmp_path / "new" / "ratio.md"
     sides = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert main(["compare", *sides, "--format", "markdown", "--output", str(page)]) == 0
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", f"markdown: {page}\n")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"markdown: {page}\n")
     assert "interval: 95% confidence interval of B/A, from rounds" in page.read_text()
     heading = page.read_text().splitlines()[2]
     assert ("A (s)" in heading) == ("B (s)" in heading)
     assert ("A (ms)" in heading) == ("B (ms)" in heading)
 
 
-def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_command_prints_table_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, seconds in (("a", 1.0), ("b", 1.2)):
         (tmp_path / name).mkdir()
         append_record(tmp_path / name, record(BASE, seconds, noise=1e-5))
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     printed = capsys.readouterr().out
-    assert "the same configuration on both sides" in printed
+    assert "same configuration in A and B" in printed
     assert "1.200" in printed
     assert "slower" in printed
     assert max(map(len, printed.splitlines())) <= 80
@@ -156,7 +156,7 @@ def profiled() -> dict[str, list[RunRecord]]:
     return {name: [r for r in chosen if r.config["precision"] == name] for name in ("fp32", "bf16")}
 
 
-def test_profiled_cells_are_split_by_phase_family_and_layer(
+def test_compare_splits_profiled_cells_by_phase_family_and_layer(
     profiled: dict[str, list[RunRecord]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, records in profiled.items():
@@ -164,17 +164,17 @@ def test_profiled_cells_are_split_by_phase_family_and_layer(
         for record in records:
             append_record(tmp_path / name, record)
     assert main(["compare", str(tmp_path / "fp32"), str(tmp_path / "bf16")]) == 0
-    said = capsys.readouterr().out
-    assert "large ctx 256 batch 4 · naive · train-step" in said
-    assert [said.count(f"kernel time per step by {by}, B compared with A") for by in ("phase", "family", "layer")] == [
-        3
-    ] * 3
-    assert "29 more with smaller differences" in said.replace("\n", " ")
-    assert max(map(len, said.splitlines())) <= 80
+    printed = capsys.readouterr().out
+    assert "large ctx 256 batch 4 · naive · train-step" in printed
+    assert [
+        printed.count(f"kernel time per step by {by}, B compared with A") for by in ("phase", "family", "layer")
+    ] == [3] * 3
+    assert "29 more with smaller differences" in printed.replace("\n", " ")
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("by", ["phase", "family", "layer"])
-def test_parts_of_a_difference_add_up_to_the_whole(profiled: dict[str, list[RunRecord]], by: str) -> None:
+def test_difference_rows_sum_to_total(profiled: dict[str, list[RunRecord]], by: str) -> None:
     for a, b in zip(profiled["fp32"], profiled["bf16"], strict=True):
         *rows, whole = difference_of_records(a, b, by)
         assert sum(row["difference_s"] for row in rows) == pytest.approx(whole["difference_s"])
@@ -182,7 +182,7 @@ def test_parts_of_a_difference_add_up_to_the_whole(profiled: dict[str, list[RunR
         assert whole["a_s"] == pytest.approx(a.results["coverage"][0]["kernel_s"] / a.results["coverage"][0]["steps"])
 
 
-def test_two_recordings_of_profilers_are_compared_as_analyze_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_of_two_traces_prints_the_same_as_analyze(capsys: pytest.CaptureFixture[str]) -> None:
     trace = str(Path(__file__).parents[1] / "data" / "kineto_h200_small2.json.gz")
     assert main(["compare", trace, trace]) == 0
     compared = capsys.readouterr().out
@@ -190,18 +190,18 @@ def test_two_recordings_of_profilers_are_compared_as_analyze_does(capsys: pytest
     assert compared == capsys.readouterr().out
 
 
-def test_the_table_of_one_phase_fits_80_columns(
+def test_table_of_one_phase_fits_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("cs_systems.cli.compare.terminal_width", lambda output: 80)
     recorded = str(Path(__file__).parents[2] / "profiles" / "step_time")
     assert main(["compare", recorded, recorded]) == 0
-    said = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    assert said.startswith("B over A of step; ")
-    assert max(map(len, said.splitlines())) <= 80
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert printed.startswith("B over A of step; ")
+    assert max(map(len, printed.splitlines())) <= 80
 
 
-def test_a_side_on_which_nothing_was_measured_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_side_without_measured_cells_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     timed = record(BASE, 1.0)
     append_record(tmp_path / "a.jsonl", timed)
     append_record(tmp_path / "b.jsonl", replace(timed, status="error", reason="it broke", measurement=None))
@@ -209,11 +209,11 @@ def test_a_side_on_which_nothing_was_measured_is_named(tmp_path: Path, capsys: p
     assert "no cell of B was measured; cs-systems report DIR shows the reasons" in capsys.readouterr().err
 
 
-def test_csv_of_two_recordings_names_the_command_that_writes_one_table(capsys: pytest.CaptureFixture[str]) -> None:
-    recording = str(Path(__file__).parents[1] / "data" / "kineto_h200_step.json.gz")
-    assert main(["compare", recording, recording, "--format", "csv"]) == 2
+def test_csv_of_two_traces_is_rejected_and_names_analyze(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(Path(__file__).parents[1] / "data" / "kineto_h200_step.json.gz")
+    assert main(["compare", trace, trace, "--format", "csv"]) == 2
     assert (
         "--format csv writes one table; use cs-systems analyze A B --format csv --table phases"
         in capsys.readouterr().err
     )
-    assert main(["analyze", recording, recording, "--format", "csv", "--table", "phases"]) == 0
+    assert main(["analyze", trace, trace, "--format", "csv", "--table", "phases"]) == 0

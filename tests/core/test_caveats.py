@@ -1,4 +1,4 @@
-"""Each caveat on samples that show exactly what it is about, and none on clean ones."""
+"""Caveats: each appears for samples with its problem, and none for clean samples."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def codes(measurement: Measurement, before: Any = CLEAN, after: Any = CLEAN) -> 
     return [c.code for c in found]
 
 
-def test_clean_samples_have_none() -> None:
+def test_clean_samples_have_no_caveats() -> None:
     assert codes(samples()) == []
 
 
@@ -69,7 +69,7 @@ def test_launch_bound_names_the_phase() -> None:
 
 
 def test_only_the_judged_phase_gets_caveats() -> None:
-    doubtful = samples(spread=0.5, lag=0.01)  # of the step, and of backward
+    doubtful = samples(spread=0.5, lag=0.01)  # the step is unstable, backward is launch-bound
     assert caveats(doubtful, CLEAN, CLEAN, phase="forward") == ()
     assert [c.code for c in caveats(doubtful, CLEAN, CLEAN, phase="backward")] == ["launch-bound"]
 
@@ -88,7 +88,7 @@ def test_throttling_needs_a_reason_and_a_low_clock() -> None:
 
 
 def test_throttling_uses_clocks_measured_during_steps() -> None:
-    """After the last step the clock of a card that was held back recovers, and that of an idle one falls."""
+    """After the last step, the clock of a throttled card recovers and that of an idle card falls."""
     capped = replace(CLEAN, throttle_reasons=("power cap",))
     slow, quick = samples(sm_clock_hz=1.4e9), samples(sm_clock_hz=1.97e9)
     assert codes(slow, after=capped) == ["throttled"]
@@ -96,7 +96,7 @@ def test_throttling_uses_clocks_measured_during_steps() -> None:
     assert codes(quick, after=replace(capped, sm_clock_hz=0.3e9)) == []
 
 
-def test_other_processes_on_the_gpu() -> None:
+def test_other_processes_on_the_gpu_are_a_caveat() -> None:
     assert codes(samples(), before=replace(CLEAN, other_processes=2)) == ["shared-gpu"]
 
 

@@ -27,7 +27,7 @@ def test_busbw_follows_nccl_tests(collective: str, factor: float) -> None:
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_with_one_rank_nothing_crosses_a_link(collective: str) -> None:
+def test_one_rank_has_no_bus_bandwidth(collective: str) -> None:
     assert busbw(collective, 10**9, 1, 0.01) is None
 
 
@@ -41,14 +41,14 @@ def test_with_one_rank_nothing_crosses_a_link(collective: str) -> None:
         ({"calls": 0}, "calls is 0; it must be at least 1"),
     ],
 )
-def test_wrong_shapes_name_the_remedy(given: dict[str, object], message: str) -> None:
+def test_invalid_shape_is_refused_with_remedy(given: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         CollectiveShape(**given)  # type: ignore[arg-type]
     assert message in str(error.value)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_a_size_that_the_ranks_cannot_share_names_the_nearest(collective: str) -> None:
+def test_size_that_ranks_cannot_divide_names_the_nearest(collective: str) -> None:
     shape = CollectiveShape(collective, 1024)
     shape.check(2)
     if collective not in DIVIDED:
@@ -61,7 +61,7 @@ def test_a_size_that_the_ranks_cannot_share_names_the_nearest(collective: str) -
     return None
 
 
-def test_a_size_is_of_whole_elements() -> None:
+def test_size_of_partial_elements_is_refused() -> None:
     with pytest.raises(ConfigError) as error:
         CollectiveShape("all_reduce", 3).check(1)
     assert str(error.value) == "all_reduce of 3 bytes is not a whole number of fp32; give 4 bytes"
@@ -69,7 +69,7 @@ def test_a_size_is_of_whole_elements() -> None:
 
 @pytest.mark.parametrize("dtype", ELEMENT_BYTES)
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_a_rank_holds_what_it_gives_and_gets(collective: str, dtype: str) -> None:
+def test_held_bytes_count_sent_and_received_tensors(collective: str, dtype: str) -> None:
     held = {"all_gather": 1024 + 256, "reduce_scatter": 1024 + 256, "all_to_all": 2048}
     assert CollectiveShape(collective, 1024, dtype).held_bytes(4) == held.get(collective, 1024)
 
@@ -79,14 +79,14 @@ def test_calls_per_sample_decrease_with_size(size: int, calls: int) -> None:
     assert calls_for(size) == calls
 
 
-def test_a_shape_travels_as_json_and_has_a_key_of_its_own() -> None:
+def test_shape_round_trips_json_and_changes_the_key() -> None:
     config = RunConfig(workload="collective", collective=CollectiveShape("broadcast", 4096, "bf16", 20))
     assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert RunConfig(workload="collective").collective == CollectiveShape()
     assert config.key() != RunConfig(workload="collective").key()
 
 
-def test_another_workload_calls_no_collective() -> None:
+def test_collective_with_another_workload_is_refused() -> None:
     with pytest.raises(ConfigError, match="workload train_step does not run broadcast; use workload collective"):
         RunConfig(collective=CollectiveShape("broadcast"))
 
@@ -97,8 +97,8 @@ def test_collective_in_process_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "said"), [(2**30, "1 GiB"), (3 * 2**20, "3 MiB"), (1536, "1,536 B"), (2048, "2 KiB"), (4, "4 B")]
+    ("size", "message"), [(2**30, "1 GiB"), (3 * 2**20, "3 MiB"), (1536, "1,536 B"), (2048, "2 KiB"), (4, "4 B")]
 )
-def test_describe_names_the_collective_call(size: int, said: str) -> None:
+def test_describe_names_the_collective_call(size: int, message: str) -> None:
     config = RunConfig(workload="collective", collective=CollectiveShape("all_to_all", size, "int8"))
-    assert f"all_to_all {said} int8" in describe(config)
+    assert f"all_to_all {message} int8" in describe(config)

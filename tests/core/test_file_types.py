@@ -1,4 +1,4 @@
-"""A file that is given to the wrong command: what is in it says, whatever its name, which command reads it."""
+"""Detection of a file's command by its content, whatever its name."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "reader"), WRONG)
-def test_the_wrong_command_names_the_right_one(
+def test_wrong_command_names_the_right_one(
     name: str, reader: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([word.format(file=files[name]) for word in READERS[reader].split()]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"read it with cs-systems {KINDS[name]} '{files[name]}'" in said.err
-    assert said.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"read it with cs-systems {KINDS[name]} '{files[name]}'" in captured.err
+    assert captured.err.count("\n") == 1
 
 
 UNREADABLE = {
@@ -93,12 +93,12 @@ def test_readers_of_records_refuse_files_without_records(
     name: str, reader: str, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([word.format(file=files[name]) for word in READERS[reader].split()]) == 2
-    said = capsys.readouterr().err
-    assert str(files[name]) in said
-    assert UNREADABLE[name] in said
+    error = capsys.readouterr().err
+    assert str(files[name]) in error
+    assert UNREADABLE[name] in error
 
 
-def test_a_zipped_file_that_holds_no_pickle_is_not_called_a_damaged_one(
+def test_compressed_file_without_pickle_is_not_called_damaged(
     files: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["snapshot", str(files["zipped noise"])]) == 2
@@ -106,18 +106,18 @@ def test_a_zipped_file_that_holds_no_pickle_is_not_called_a_damaged_one(
 
 
 @pytest.mark.parametrize("suffix", [".ncu-rep", ".nsys-rep"])
-def test_an_empty_report_of_a_profiler_is_told_before_its_reader_is_asked_for(
+def test_empty_profiler_report_is_refused_without_its_reader(
     suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / f"run{suffix}").touch()
     assert main(["analyze", str(tmp_path / f"run{suffix}")]) == 2
-    said = capsys.readouterr().err
-    assert "is empty: the " in said
-    assert "was never written" in said
+    error = capsys.readouterr().err
+    assert "is empty: the " in error
+    assert "was never written" in error
 
 
 @pytest.mark.parametrize("command", ["analyze", "snapshot"])
-def test_a_folder_names_what_is_in_it(
+def test_folder_is_refused_with_the_files_in_it(
     command: str, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inside = tmp_path / {"analyze": "a.trace.json", "snapshot": "a.pickle"}[command]
@@ -127,7 +127,7 @@ def test_a_folder_names_what_is_in_it(
     assert f"{tmp_path} is a folder; give one of\n  {inside}\n" in capsys.readouterr().err
 
 
-def test_a_folder_of_records_alone_is_for_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_of_records_names_the_report_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(RECORDS, tmp_path / "records.jsonl")
     assert main(["analyze", str(tmp_path)]) == 2
     assert f"contains records of runs; read it with cs-systems report {tmp_path}" in capsys.readouterr().err
@@ -136,9 +136,7 @@ def test_a_folder_of_records_alone_is_for_report(tmp_path: Path, capsys: pytest.
     assert f"{folder} is a folder; give a .ncu-rep" in capsys.readouterr().err
 
 
-def test_recordings_are_compared_whatever_they_are_called(
-    files: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_traces_with_any_names_are_compared(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     two = [str(files["nsys"]), str(files["kineto"])]
     assert main(["compare", *two]) == 0
     assert "kernel time per step by phase, B compared with A" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Statistics held against numpy, against tables, and against simulated machines whose truth is known."""
+"""Statistics compared with numpy, with published tables and with simulated machines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DURATIONS = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=50)
 
 
 @given(DURATIONS, st.floats(0, 1))
-def test_quantile_is_numpys(samples: list[float], q: float) -> None:
+def test_quantile_matches_numpy(samples: list[float], q: float) -> None:
     assert stats.quantile(samples, q) == pytest.approx(float(np.quantile(samples, q)), rel=1e-12)
 
 
 @given(DURATIONS)
-def test_summary_is_numpys(samples: list[float]) -> None:
+def test_summary_matches_numpy(samples: list[float]) -> None:
     got = stats.summary(samples)
     assert got.n == len(samples)
     assert got.median == pytest.approx(float(np.median(samples)))
@@ -40,7 +40,7 @@ def test_summary_is_numpys(samples: list[float]) -> None:
         assert got.low <= got.median <= got.high
 
 
-def test_no_samples_is_an_error() -> None:
+def test_summary_of_no_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="no samples"):
         stats.summary([])
 
@@ -48,12 +48,12 @@ def test_no_samples_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("n", "ranks"), [(5, None), (6, (1, 6)), (10, (2, 9)), (20, (6, 15)), (30, (10, 21)), (100, (40, 61))]
 )
-def test_median_interval_is_the_tables(n: int, ranks: tuple[int, int] | None) -> None:
+def test_median_interval_matches_the_table(n: int, ranks: tuple[int, int] | None) -> None:
     """Conover, Practical Nonparametric Statistics, table A3 (p = ½, 95%)."""
     assert stats.median_interval(range(1, n + 1)) == ranks
 
 
-def test_median_interval_covers() -> None:
+def test_median_interval_covers_the_median() -> None:
     rng = random.Random(1)
     hits = 0
     for _ in range(1000):
@@ -75,19 +75,19 @@ def test_median_interval_covers() -> None:
         (0.975, float("inf"), 1.95996398),
     ],
 )
-def test_student_t_is_the_tables(p: float, dof: float, expected: float) -> None:
+def test_student_t_matches_the_table(p: float, dof: float, expected: float) -> None:
     assert stats.student_t(p, dof) == pytest.approx(expected, rel=1e-7)
 
 
 @given(st.floats(1, 1e7), st.floats(1, 1e7))
-def test_student_t_falls_with_the_degrees_of_freedom(a: float, b: float) -> None:
+def test_student_t_decreases_with_degrees_of_freedom(a: float, b: float) -> None:
     few, many = sorted((a, b))
     assert stats.student_t(0.975, few) >= stats.student_t(0.975, many) - 1e-6
     assert 1.9599 < stats.student_t(0.975, many) < 12.7063
 
 
-def test_interval_of_rounds_covers_what_that_of_correlated_samples_does_not() -> None:
-    """20 samples of a round share 2% of noise: taken as independent they claim far too much."""
+def test_interval_by_rounds_covers_correlated_samples() -> None:
+    """Give the 20 samples of a round 2% of common noise; as independent samples their interval is too narrow."""
     rng = random.Random(2)
     by_rounds = as_independent = 0
     for _ in range(300):
@@ -114,7 +114,7 @@ def rng_normals(rng: random.Random, n: int, sd: float) -> list[float]:
 def process(
     rng: random.Random, scale: float, between: float, rounds: int = 5, steps: int = 10, noise: float = 0.01
 ) -> list[list[float]]:
-    """Samples of a simulated process: its own level, shifts between rounds, AR(1) noise within, 3% Pareto outliers."""
+    """Return samples of a simulated process: its level, shifts of rounds, AR(1) noise in rounds, 3% Pareto outliers."""
     level, found = scale * np.exp(rng.gauss(0, between)), []
     for _ in range(rounds):
         shift, error, samples = rng.gauss(0, noise / 3), 0.0, []
@@ -136,19 +136,19 @@ def verdicts(processes: int, between: float, slowdown: float, trials: int = 200)
 
 
 @pytest.mark.parametrize(("processes", "between"), [(1, 0.002), (1, 0.005), (2, 0.005), (3, 0.01), (5, 0.01)])
-def test_equal_things_do_not_differ_and_five_percent_is_found(processes: int, between: float) -> None:
+def test_verdict_finds_five_percent_and_no_false_difference(processes: int, between: float) -> None:
     assert verdicts(processes, between, 1.0).count("no difference") >= 0.95 * 200
     assert verdicts(processes, between, 1.05).count("slower") >= 0.95 * 200
     assert verdicts(processes, between, 1 / 1.05).count("faster") >= 0.95 * 200
 
 
-def test_repeats_that_contradict_the_assumption_are_believed() -> None:
-    """On a machine that varies by 3% between processes, repeats keep false alarms rare: they cost power instead."""
+def test_repeats_replace_the_assumed_variance_between_processes() -> None:
+    """On a machine that varies by 3% between processes, repeats keep false alarms rare at the cost of power."""
     assert verdicts(3, 0.03, 1.0).count("no difference") >= 0.9 * 200
-    assert verdicts(1, 0.03, 1.0).count("no difference") < 0.7 * 200, "which is what one process a side cannot see"
+    assert verdicts(1, 0.03, 1.0).count("no difference") < 0.7 * 200, "one process a side cannot detect it"
 
 
-def test_one_process_a_side_says_what_it_cannot_see() -> None:
+def test_one_process_a_side_names_the_unseen_variance() -> None:
     rng = random.Random(3)
     one, other = process(rng, 1, 0.0), process(rng, 1, 0.0)
     single = stats.ratio_interval([one], [other])
@@ -160,14 +160,14 @@ def test_one_process_a_side_says_what_it_cannot_see() -> None:
     assert stats.ratio_interval([one, other], [one, other]).unseen is None
 
 
-def test_an_interval_says_what_was_seen_to_differ() -> None:
+def test_interval_names_its_source_of_noise() -> None:
     one_round, three = [[1.0, 1.1, 1.2]], [[1.0], [1.1], [1.2]]
     assert stats.ratio_interval([three], [three]).noise == "rounds"
     assert stats.ratio_interval([three], [one_round]).noise == "thirds of the steps, of fewer than 3 rounds"
     assert stats.ratio_interval([three] * 2, [three] * 2).noise == "processes and rounds"
 
 
-def test_direction_and_symmetry_of_a_ratio() -> None:
+def test_ratio_is_symmetric() -> None:
     rng = random.Random(4)
     fast, slow = [process(rng, 1, 0.001)], [process(rng, 1.2, 0.001)]
     forth, back = stats.ratio_interval(fast, slow), stats.ratio_interval(slow, fast)
@@ -179,8 +179,8 @@ def test_direction_and_symmetry_of_a_ratio() -> None:
     assert forth.low * back.high == pytest.approx(1)
 
 
-def test_a_difference_below_the_minimum_is_none() -> None:
-    """0.5% without any noise, in 20 processes a side: sure, and still nothing that clocks would not do."""
+def test_difference_below_the_minimum_is_no_difference() -> None:
+    """Use 0.5% without noise in 20 processes a side: certain, but no more than clocks vary."""
     found = stats.ratio_interval([[[1.0] * 3] * 3] * 20, [[[1.005] * 3] * 3] * 20)
     assert found.low is not None
     assert found.low > 1
@@ -199,14 +199,14 @@ def test_identical_samples_have_an_interval() -> None:
 
 
 @pytest.mark.parametrize("bad", [[[[]]], [[[0.0, 1.0, 1.0]]], [[[-1.0, -1.0, 1.0]]]])
-def test_a_ratio_needs_positive_durations(bad: list[list[list[float]]]) -> None:
+def test_ratio_of_invalid_durations_is_refused(bad: list[list[list[float]]]) -> None:
     with pytest.raises(ValueError, match="durations, all above 0"):
         stats.ratio_interval(bad, [[[1.0, 1.0, 1.0]]])
 
 
 def test_outliers_are_named_by_index() -> None:
     assert stats.outliers([1.00, 1.01, 0.99, 7.6, 1.0, 1.02]) == [3]
-    assert stats.outliers([1.0, 1.0, 1.0, 1.0, 1.0001]) == [], "a device that repeats itself has no outliers"
+    assert stats.outliers([1.0, 1.0, 1.0, 1.0, 1.0001]) == [], "equal samples have no outliers"
     assert stats.outliers([1.0]) == []
 
 
@@ -216,7 +216,7 @@ def test_outliers_do_not_depend_on_the_unit(samples: list[float], unit: float) -
     assert len(stats.outliers(samples)) <= len(samples) / 2
 
 
-def test_drift_tells_a_trend_from_noise() -> None:
+def test_drift_separates_a_trend_from_noise() -> None:
     rng = random.Random(5)
     steady = [1 + rng.gauss(0, 0.01) for _ in range(40)]
     rising = [s * (1 + 0.002 * i) for i, s in enumerate(steady)]
@@ -230,8 +230,8 @@ def test_drift_tells_a_trend_from_noise() -> None:
 
 
 @given(st.lists(st.integers(0, 9), min_size=8, max_size=60))
-def test_the_order_of_all_pairs_is_counted(samples: list[int]) -> None:
-    """Against the definition: Kendall's score over every pair, ties counting nothing."""
+def test_drift_matches_kendalls_score(samples: list[int]) -> None:
+    """Compare with the definition: Kendall's score over all pairs, where ties count 0."""
     n = len(samples)
     score = sum((b > a) - (b < a) for a, b in itertools.combinations(samples, 2))
     z = max(abs(score) - 1, 0) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
@@ -240,8 +240,8 @@ def test_the_order_of_all_pairs_is_counted(samples: list[int]) -> None:
     assert found.p_value == pytest.approx(2 * (1 - statistics.NormalDist().cdf(z)), abs=1e-12)
 
 
-def test_a_hundred_thousand_samples_are_judged() -> None:
-    """All pairs of them are 5,000,000,000: what looked at each would not end."""
+def test_hundred_thousand_samples_are_judged_quickly() -> None:
+    """Use too many samples for an algorithm over their 5,000,000,000 pairs."""
     rng = random.Random(7)
     many = [1 + rng.gauss(0, 0.005) for _ in range(100_000)]
     assert stats.unstable(many) == []
@@ -252,14 +252,14 @@ def test_a_hundred_thousand_samples_are_judged() -> None:
 
 
 @given(st.integers(1, 400), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
-def test_the_interval_of_the_median_is_the_binomials(n: int, confidence: float) -> None:
-    """The highest rank under which the median falls in at most (1 - confidence) / 2 of the 2ⁿ equally likely ways."""
+def test_median_interval_matches_the_binomial_distribution(n: int, confidence: float) -> None:
+    """Compare with the highest rank that the median is below with a probability of at most (1 - confidence) / 2."""
     ranks = [r for r in range(1, n // 2 + 1) if sum(math.comb(n, k) for k in range(r)) <= (1 - confidence) / 2 * 2**n]
     expected = (float(ranks[-1]), float(n + 1 - ranks[-1])) if ranks else None
     assert stats.median_interval([float(i) for i in range(1, n + 1)], confidence) == expected
 
 
-def test_unstable_says_why() -> None:
+def test_unstable_gives_the_reason() -> None:
     rng = random.Random(6)
     steady = [1 + rng.gauss(0, 0.005) for _ in range(40)]
     assert stats.unstable(steady) == []
@@ -270,8 +270,8 @@ def test_unstable_says_why() -> None:
     assert reason.startswith("the middle 80% of the steps span 27%")
 
 
-def test_one_late_round_in_five_hides_no_difference() -> None:
-    """Something disturbs a round as a whole now and then: seen on one H200 as 13% in one round of fifty."""
+def test_one_slow_round_in_five_hides_no_difference() -> None:
+    """A whole round is sometimes disturbed: on one H200 by 13% in one round of fifty."""
     quiet, slow = [[1.0], [1.001], [0.999], [1.002], [1.13]], [[1.05], [1.051], [1.049], [1.18], [1.052]]
     found = stats.ratio_interval([quiet], [slow])
     assert found.verdict == "slower"
@@ -290,7 +290,7 @@ def test_equal_samples_have_no_spread(sample: float, n: int) -> None:
 
 
 def test_importing_the_module_imports_neither_numpy_nor_scipy() -> None:
-    """Both take longer to import than a command may take to print its help."""
+    """Importing either takes longer than a command may take to print its help."""
     code = "import sys, cs_systems.core.statistics; print({'numpy', 'scipy'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

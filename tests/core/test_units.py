@@ -20,19 +20,19 @@ from cs_systems.core import units
         (-2.5, "-2.50"),
     ],
 )
-def test_three_digits(value: float, shown: str) -> None:
+def test_numbers_have_three_significant_digits(value: float, shown: str) -> None:
     assert units.significant(value) == shown
 
 
 @given(st.floats(1e-6, 1e12))
-def test_what_is_shown_is_within_half_a_percent(value: float) -> None:
+def test_shown_number_is_within_half_a_percent(value: float) -> None:
     shown = units.significant(value)
     assert "e" not in shown
     assert math.isclose(float(shown.replace(",", "")), value, rel_tol=5.1e-3)
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
-def test_every_float_can_be_shown(value: float) -> None:
+def test_every_float_is_formatted(value: float) -> None:
     assert isinstance(units.significant(value), str)
 
 
@@ -40,7 +40,7 @@ def test_every_float_can_be_shown(value: float) -> None:
     ("values", "label"),
     [([0.012, 0.4, 3.0], "ms"), ([3e-6, 4e-6], "µs"), ([2e-9], "ns"), ([0.0, math.nan, 5.0], "s"), ([], "ns")],
 )
-def test_the_unit_is_the_one_of_the_median(values: list[float], label: str) -> None:
+def test_best_unit_fits_the_median(values: list[float], label: str) -> None:
     assert units.best_unit(units.SCALES["_s"], values).label == label
 
 
@@ -53,7 +53,7 @@ def test_the_unit_is_the_one_of_the_median(values: list[float], label: str) -> N
         (1.1e9, "flops_per_s", "1.10 GFLOP/s"),
     ],
 )
-def test_a_tiny_models_flops_have_a_unit(value: float, quantity: str, shown: str) -> None:
+def test_small_flop_counts_have_a_unit(value: float, quantity: str, shown: str) -> None:
     assert units.human(value, quantity) == shown
 
 
@@ -66,12 +66,12 @@ def test_a_tiny_models_flops_have_a_unit(value: float, quantity: str, shown: str
         ("model_tflops_per_s", "model_flops_per_s", "TFLOP/s"),
     ],
 )
-def test_a_name_may_ask_for_a_unit(name: str, column: str, label: str | None) -> None:
+def test_column_name_can_select_a_unit(name: str, column: str, label: str | None) -> None:
     found, unit = units.resolve(name, ["median_s", "peak_bytes", "model_flops_per_s"])
     assert (found, unit and unit.label) == (column, label)
 
 
-def test_an_unknown_column_names_the_nearest() -> None:
+def test_unknown_column_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown column 'medain_s': did you mean median_s"):
         units.resolve("medain_s", ["median_s", "mean_s", "phase"])
 
@@ -86,5 +86,5 @@ def test_an_unknown_column_names_the_nearest() -> None:
         (7, "warmup", "7.00"),
     ],
 )
-def test_one_number_by_itself(value: float, column: str, shown: str) -> None:
+def test_single_number_has_the_unit_of_its_column(value: float, column: str, shown: str) -> None:
     assert units.human(value, column) == shown

@@ -23,7 +23,8 @@ def test_options_table_lists_every_option_of_help(command: str, capsys: pytest.C
 
 def test_options_table_has_groups_values_and_defaults() -> None:
     table = hooks.options("time")
-    assert "### Steps\n\nHow each cell is measured.\n\n| option | meaning |" in table
+    about = "Measurement of each cell. A cell is one combination of the values above."
+    assert f"### Steps\n\n{about}\n\n| option | meaning |" in table
     assert re.search(r"^\| `--steps INT` \| timed steps \(default: 10\) \|$", table, re.M)
     assert "| `--size STR ...` |" in table
     assert "--help" not in table

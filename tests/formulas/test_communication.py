@@ -1,4 +1,4 @@
-"""Formulas of what ranks send and compute, against each other; their volumes are held against what strategies send."""
+"""Tests of the formulas for bytes that ranks send and FLOPs that they execute."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ VOLUMES = (averaging_bytes, owners_bytes, fully_sharded_bytes, tensor_parallel_b
     st.builds(Payload, st.integers(10**6, 10**9), st.integers(0, 10**6), st.integers(1, 50), st.integers(1, 10**6)),
     st.integers(1, 1000),
 )
-def test_one_rank_sends_nothing_and_more_ranks_never_less(it: Payload, ranks: int) -> None:
+def test_volume_is_zero_for_one_rank_and_grows_with_ranks(it: Payload, ranks: int) -> None:
     for volume in VOLUMES:
         assert volume(it, 1) == 0
         assert volume(it, ranks) < volume(it, ranks + 1)
 
 
 @pytest.mark.parametrize("size", ["tiny", "2.7B"])
-def test_a_payload_is_of_all_parameters_and_its_parts_make_the_whole(size: str) -> None:
+def test_payload_counts_all_parameters_and_divides_over_tensor_ranks(size: str) -> None:
     model = preset(size)
     whole = payload(model, tokens=2048, parameter_bytes=4, activation_bytes=2)
     assert whole.parameter_bytes == 4 * parameter_count(model)
@@ -43,13 +43,13 @@ def test_a_payload_is_of_all_parameters_and_its_parts_make_the_whole(size: str) 
 
 
 @pytest.mark.parametrize("checkpoint", ["none", "every:1"])
-def test_ranks_that_divide_blocks_execute_the_whole_and_the_head_each(checkpoint: str) -> None:
+def test_tensor_ranks_divide_blocks_and_each_run_the_head(checkpoint: str) -> None:
     model, tokens, ranks = preset("tiny"), 2 * 64, 2
     whole = step_cost(model, 2, 64, Mode.TRAIN_STEP, FULL_MATRIX, Precision.FP32, checkpoint)
     part = tensor_rank_cost(whole, model, tokens, ranks)
     head = 2 * tokens * model.d_model * model.vocab_size
     for phase, times in (("forward", 1), ("backward", 2), ("loss", 0), ("optimizer", 0)):
-        mine, all_of_it = part[phase], whole[phase]
-        assert ranks * mine.model_flops == all_of_it.model_flops  # type: ignore[operator]
-        assert ranks * mine.hardware_flops == all_of_it.hardware_flops + times * (ranks - 1) * head  # type: ignore[operator]
+        mine, total = part[phase], whole[phase]
+        assert ranks * mine.model_flops == total.model_flops  # type: ignore[operator]
+        assert ranks * mine.hardware_flops == total.hardware_flops + times * (ranks - 1) * head  # type: ignore[operator]
     assert (part["forward"].bytes, part["loss"].bytes) == (None, whole["loss"].bytes)

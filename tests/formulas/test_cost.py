@@ -1,4 +1,4 @@
-"""FLOPs, bytes and memory by formula, held against counting them one by one and against torch's own counters."""
+"""Tests of the formulas for FLOPs and bytes, against direct counts and torch's counters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODES = (Mode.FORWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP)
 
 
 @pytest.mark.parametrize("name", ["tiny", "small", "2.7B", "8B"])
-def test_parameter_count_is_the_models(name: str) -> None:
+def test_parameter_count_matches_model(name: str) -> None:
     torch = pytest.importorskip("torch")
     from cs_systems.model import BasicTransformerLM
 
@@ -30,7 +30,7 @@ def test_parameter_count_is_the_models(name: str) -> None:
     assert cost.block_parameter_count(config) == sum(p.numel() for p in model.layers[0].parameters())
 
 
-def test_components_are_all_of_the_parameters() -> None:
+def test_parameters_by_component_sum_to_parameter_count() -> None:
     parts = cost.parameters_by_component(ODD)
     assert sum(parts.values()) == cost.parameter_count(ODD)
     assert parts["token_embeddings"] == parts["lm_head"] == 77 * 48
@@ -39,15 +39,17 @@ def test_components_are_all_of_the_parameters() -> None:
     assert parts["norms"] == 7 * 48
 
 
-def test_flash_attentions_convention_for_attention() -> None:
-    """The sample run of the studies: 4·B·S²·H·d, backward 2.5×, halved when causal."""
+def test_attention_flops_follow_flash_attention_convention() -> None:
+    """The convention is 4·B·S²·H·d, 2.5 times that for backward, and half of it when causal."""
     shape = AttentionShape(batch=32, heads=32, seq=1024, d_head=64)
     full = cost.attention_cost(shape, Mode.FORWARD_BACKWARD, FULL_MATRIX, 2)
     assert full["forward"].model_flops == 4 * 32 * 1024**2 * 32 * 64
     assert full["backward"].model_flops == 2.5 * 4 * 32 * 1024**2 * 32 * 64
     causal = cost.attention_cost(replace(shape, causal=True), Mode.FORWARD_BACKWARD, FULL_MATRIX, 2)
     assert causal["forward"].model_flops == 4 * 32 * 1024**2 * 32 * 64 // 2
-    assert causal["forward"].hardware_flops == full["forward"].hardware_flops, "a mask saves a full matrix nothing"
+    assert causal["forward"].hardware_flops == full["forward"].hardware_flops, (
+        "a full matrix computes masked scores too"
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,12 +60,12 @@ def test_flash_attentions_convention_for_attention() -> None:
         (Mode.TRAIN_STEP, ["forward", "loss", "backward", "optimizer"]),
     ],
 )
-def test_step_phases(mode: Mode, phases: list[str]) -> None:
+def test_step_cost_has_phases_of_mode(mode: Mode, phases: list[str]) -> None:
     assert list(cost.step_cost(ODD, 2, 32, mode, FULL_MATRIX, Precision.FP32)) == phases
 
 
-def test_model_flops_are_six_per_weight_and_token() -> None:
-    """The rule of thumb 6·N·T, plus attention's 6·L·B·H·S²·d (causal)."""
+def test_model_flops_are_six_per_weight_and_token_plus_attention() -> None:
+    """The rule of thumb is 6·N·T, plus 6·L·B·H·S²·d for causal attention."""
     config, batch, seq = preset("small"), 4, 512
     step = cost.step_cost(config, batch, seq, Mode.TRAIN_STEP, FULL_MATRIX, Precision.BF16)
     total = sum(phase.model_flops or 0 for phase in step.values())
@@ -79,7 +81,7 @@ def test_model_flops_are_six_per_weight_and_token() -> None:
     st.booleans(),
     st.sampled_from(["upper_left", "lower_right"]),
 )
-def test_tiles_are_those_in_which_a_query_sees_a_key(
+def test_computed_scores_count_tiles_with_visible_keys(
     seq: int, seq_k: int, block_q: int | None, block_k: int | None, causal: bool, align: str
 ) -> None:
     shape = AttentionShape(1, 1, seq, 8, causal=causal, seq_k=seq_k, align=align)
@@ -90,7 +92,7 @@ def test_tiles_are_those_in_which_a_query_sees_a_key(
     assert cost.computed_scores(shape, algorithm) == len(visited) * rows * columns
 
 
-def test_executed_flops_name_padding_and_skipping() -> None:
+def test_hardware_flops_include_padding_and_skip_masked_tiles() -> None:
     shape = AttentionShape(batch=2, heads=4, seq=4096, d_head=80, causal=True)
     algorithm = AttentionAlgorithm(block_q=64, block_k=64, d_head=128, backward_matmuls=5)
     phases = cost.attention_cost(shape, Mode.FORWARD_BACKWARD, algorithm, 2)
@@ -99,7 +101,7 @@ def test_executed_flops_name_padding_and_skipping() -> None:
     assert phases["backward"].hardware_flops == 5 * 2 * 2 * 4 * scores * 128
 
 
-def test_bytes_count_each_operand_once() -> None:
+def test_bytes_count_each_operand_once_per_phase() -> None:
     shape = AttentionShape(batch=2, heads=8, seq=100, d_head=16, heads_kv=2, seq_k=50)
     q, k, scores = 2 * 8 * 100 * 16, 2 * 2 * 50 * 16, 2 * 8 * 100 * 50
     assert cost.attention_cost(shape, Mode.FORWARD, TILED, 2)["forward"].bytes == 2 * (2 * q + 2 * k)
@@ -111,7 +113,7 @@ def test_bytes_count_each_operand_once() -> None:
 
 @pytest.mark.parametrize("checkpoint", ["none", "every:1", "selective:attention", "selective:matmul"])
 @pytest.mark.parametrize("algorithm", [FULL_MATRIX, TILED], ids=["full", "tiled"])
-def test_the_products_over_the_score_matrix_are_told_apart(algorithm: AttentionAlgorithm, checkpoint: str) -> None:
+def test_score_flops_count_only_score_matrix_products(algorithm: AttentionAlgorithm, checkpoint: str) -> None:
     flat = replace(algorithm, block_q=32, block_k=32) if algorithm.block_q else algorithm  # one tile at either length
     args = (Mode.TRAIN_STEP, flat, Precision.FP32, checkpoint)
     once, twice = cost.step_cost(ODD, 2, 32, *args), cost.step_cost(ODD, 4, 32, *args)
@@ -130,8 +132,8 @@ def test_the_products_over_the_score_matrix_are_told_apart(algorithm: AttentionA
 
 
 @pytest.mark.parametrize("config", [PRESETS["tiny"], ODD, PRESETS["8B"]], ids=["tiny", "odd", "8B"])
-def test_executed_flops_are_torchs_count(config: ModelConfig) -> None:
-    """torch's FlopCounterMode counts the matrix products that run; on the meta device none has to be computed."""
+def test_hardware_flops_match_torch_flop_counter(config: ModelConfig) -> None:
+    """FlopCounterMode counts the matrix products on the meta device, where nothing is computed."""
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -167,7 +169,7 @@ def _full_matrix_attention(q, k, v, **_):  # type: ignore[no-untyped-def]
         ("Tesla T4", Precision.FP16, 65),
     ],
 )
-def test_peaks_are_the_data_sheets_dense_rates(name: str, precision: Precision, tflops: float) -> None:
+def test_peak_flops_are_dense_rates_of_data_sheets(name: str, precision: Precision, tflops: float) -> None:
     peak = peak_flops(name, precision)
     assert peak is not None
     assert peak.per_s == pytest.approx(tflops * 1e12)
@@ -178,7 +180,7 @@ def test_peaks_are_the_data_sheets_dense_rates(name: str, precision: Precision, 
     ("name", "gb_per_s"),
     [("NVIDIA H200", 450), ("NVIDIA H100 80GB HBM3", 450), ("NVIDIA A100-SXM4-80GB", 300), ("NVIDIA B200", 900)],
 )
-def test_a_link_carries_in_one_direction_half_of_what_data_sheets_print(name: str, gb_per_s: float) -> None:
+def test_peak_link_is_half_of_bidirectional_data_sheet_rate(name: str, gb_per_s: float) -> None:
     link = peak_link(name)
     assert link is not None
     assert link.per_s == pytest.approx(gb_per_s * 1e9)
@@ -186,11 +188,11 @@ def test_a_link_carries_in_one_direction_half_of_what_data_sheets_print(name: st
 
 
 @pytest.mark.parametrize("name", ["NVIDIA H200 NVL", "NVIDIA A100 80GB PCIe", "NVIDIA GeForce RTX 4090", "AMD EPYC"])
-def test_a_link_that_may_be_absent_is_not_known(name: str) -> None:
+def test_peak_link_is_unknown_without_certain_nvlink(name: str) -> None:
     assert peak_link(name) is None
 
 
-def test_a_peak_is_never_guessed() -> None:
+def test_peak_of_unlisted_device_or_precision_is_unknown() -> None:
     for name in ("AMD EPYC 7B13", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA A10G", "NVIDIA H200 MIG 1g.18gb", ""):
         assert peak_flops(name, Precision.FP32) is None
         assert peak_bandwidth(name) is None
@@ -198,7 +200,7 @@ def test_a_peak_is_never_guessed() -> None:
     assert peak_flops("NVIDIA A100-SXM4-80GB", "fp8") is None
 
 
-def test_every_device_is_known_once_and_faster_in_narrower_types() -> None:
+def test_data_sheets_list_devices_once_with_faster_narrow_types() -> None:
     names = [name for sheet in DATA_SHEETS for name in sheet.names]
     assert len(names) == len(set(names))
     for name in names:

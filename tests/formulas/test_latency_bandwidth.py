@@ -1,4 +1,4 @@
-"""t(n) = α + n/β from what was measured: found again from synthetic times, and honest where no line fits."""
+"""Tests of fitting t(n) = α + n/β to measured times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ betas = st.floats(1e8, 1e12)
 
 
 @given(alpha=alphas, beta=betas)
-def test_a_line_is_found_again(alpha: float, beta: float) -> None:
+def test_fit_recovers_latency_and_bandwidth_of_exact_times(alpha: float, beta: float) -> None:
     found = fit(SIZES, [alpha + n / beta for n in SIZES])
     assert found is not None
     assert found.bandwidth_bytes_per_s is not None
@@ -28,8 +28,8 @@ def test_a_line_is_found_again(alpha: float, beta: float) -> None:
 
 @given(alpha=alphas, beta=betas, noise=st.lists(st.floats(0.95, 1.05), min_size=len(SIZES), max_size=len(SIZES)))
 @settings(max_examples=50)
-def test_with_noise_of_5_percent_no_residual_is_far_from_it(alpha: float, beta: float, noise: list[float]) -> None:
-    """The true line has residuals of at most 0.05/0.95, and the best has no larger sum of squares."""
+def test_fit_residual_is_bounded_with_5_percent_noise(alpha: float, beta: float, noise: list[float]) -> None:
+    """The true line has residuals of at most 0.05/0.95, and the fitted line has no larger sum of squares."""
     times = [f * (alpha + n / beta) for f, n in zip(noise, SIZES, strict=True)]
     found = fit(SIZES, times)
     assert found is not None
@@ -37,20 +37,20 @@ def test_with_noise_of_5_percent_no_residual_is_far_from_it(alpha: float, beta: 
 
 
 @given(times=st.lists(st.floats(1e-6, 10), min_size=3, max_size=10))
-def test_whatever_was_measured_the_line_is_possible(times: list[float]) -> None:
+def test_fit_of_any_times_is_physical(times: list[float]) -> None:
     found = fit(SIZES[: len(times)], times)
     assert found is not None
     assert found.latency_s >= 0
     assert found.bandwidth_bytes_per_s is None or found.bandwidth_bytes_per_s > 0
     assert found.r_squared is None or found.r_squared <= 1 + 1e-9
-    said = [found.time_s(n) for n in SIZES[: len(times)]]
-    assert max(abs(t - s) / t for t, s in zip(times, said, strict=True)) == pytest.approx(
+    predicted = [found.time_s(n) for n in SIZES[: len(times)]]
+    assert max(abs(t - s) / t for t, s in zip(times, predicted, strict=True)) == pytest.approx(
         found.worst_relative_residual, abs=1e-9
     )
 
 
-def test_small_messages_count_as_much_as_large_ones() -> None:
-    """A large message that is 10% off leaves the latency where it is; without weights it moved it by 100 times α."""
+def test_fit_weights_small_messages_as_much_as_large_ones() -> None:
+    """Without weights, a large message that is 10% off would change the latency by 100 times α."""
     times = [10e-6 + n / 1e11 for n in SIZES]
     times[-1] *= 1.1
     found = fit(SIZES, times)
@@ -58,19 +58,19 @@ def test_small_messages_count_as_much_as_large_ones() -> None:
     assert found.latency_s == pytest.approx(10e-6, rel=0.05)
 
 
-def test_times_without_a_bandwidth_have_none() -> None:
+def test_fit_of_constant_times_has_no_bandwidth() -> None:
     found = fit(SIZES, [1e-3] * len(SIZES))
     assert found is not None
     assert (found.bandwidth_bytes_per_s, found.r_squared, found.half_bandwidth_bytes) == (None, None, None)
     assert found.time_s(10**12) == pytest.approx(1e-3)
 
 
-def test_two_sizes_are_no_fit() -> None:
+def test_fit_requires_three_sizes() -> None:
     assert fit([1024, 4096], [1e-5, 2e-5]) is None
     assert fit([1024, 1024, 4096], [1e-5, 1e-5, 2e-5]) is None
 
 
 @pytest.mark.parametrize("times", [[1e-5, 0.0, 1e-5], [1e-5, 1e-5], [1e-5, float("nan"), 1e-5]])
-def test_a_time_that_is_none_is_refused(times: list[float]) -> None:
-    with pytest.raises(ValueError, match="one time above 0 for each size"):
+def test_fit_rejects_times_that_are_zero_missing_or_nan(times: list[float]) -> None:
+    with pytest.raises(ValueError, match="one finite time above 0 for each size"):
         fit([1, 2, 3], times)

@@ -1,4 +1,4 @@
-"""What fits, by prediction: the allocator's rounding, what was measured on a GPU, the largest, and what to change."""
+"""Tests of memory prediction: allocator rounding, committed GPU records, largest sizes and suggested changes."""
 
 from __future__ import annotations
 
@@ -27,33 +27,32 @@ PROFILES = Path(__file__).parents[2] / "profiles"
 
 @cache
 def measured() -> list[RunRecord]:
-    """The committed records."""
+    """Return all committed records."""
     return [record for file in sorted(PROFILES.glob("*/records.jsonl")) for record in read_records(file)[0]]
 
 
 @pytest.mark.parametrize(
-    ("size", "count", "beside"),
+    ("size", "count", "extra_bytes"),
     [
-        (100, 3, 3 * 412),  # to 512 bytes
-        (9 * MIB, 4, 0),  # two to a block of 20 MiB, of which 2 MiB are split off
-        (1600 * 1600 * 4, 4, 2 * (20 * MIB - 2 * 1600 * 1600 * 4)),  # two to a block: 0.47 MiB are left
-        (25 * MIB, 10, 10 * MIB),  # in a block of 26 MiB
+        (100, 3, 3 * 412),  # rounded up to 512 bytes
+        (9 * MIB, 4, 0),  # two in a block of 20 MiB, with 2 MiB split off
+        (1600 * 1600 * 4, 4, 2 * (20 * MIB - 2 * 1600 * 1600 * 4)),  # two in a block, with 0.47 MiB unused
+        (25 * MIB, 10, 10 * MIB),  # each in a block of 26 MiB
         (1600 * 6400 * 4, 2, 2 * 15 * MIB // 16),
-        (24 * MIB + MIB // 2, 1, 0),  # of 26 MiB, 1.5 are split off
+        (24 * MIB + MIB // 2, 1, 0),  # in a block of 26 MiB, with 1.5 MiB split off
     ],
 )
-def test_what_the_allocator_counts_beside_a_tensor(size: int, count: int, beside: int) -> None:
-    assert rounding(size, count) == beside
+def test_rounding_matches_allocator_blocks(size: int, count: int, extra_bytes: int) -> None:
+    assert rounding(size, count) == extra_bytes
 
 
 @given(size=st.integers(1, 200 * MIB))
-def test_it_counts_less_than_a_mebibyte_a_tensor(size: int) -> None:
+def test_rounding_of_one_tensor_is_at_most_a_mebibyte(size: int) -> None:
     assert 0 <= rounding(size, 1) <= MIB
 
 
-def test_the_prediction_holds_on_everything_that_was_measured() -> None:
-    """The committed records of one H200: eager steps of every size, precision and context within 5%, half of them
-    within 0.1%."""
+def test_predicted_peaks_match_committed_records() -> None:
+    """Eager steps of every size, precision and context on an H200 are within 5%, half of them within 0.1%."""
     checked, off = 0, {}
     for record in measured():
         config = record.run_config
@@ -70,8 +69,8 @@ def test_the_prediction_holds_on_everything_that_was_measured() -> None:
     assert off[worst] < 0.05, worst
 
 
-def test_an_attention_over_the_whole_matrix_was_measured_as_predicted() -> None:
-    """Its tensors are few and large: the committed records of one H200 differ by less than 1 MiB."""
+def test_predicted_naive_attention_peaks_match_committed_records() -> None:
+    """The tensors are few and large, so the records of an H200 differ by less than 1 MiB."""
     checked = 0
     for record in measured():
         config = record.run_config
@@ -84,9 +83,11 @@ def test_an_attention_over_the_whole_matrix_was_measured_as_predicted() -> None:
     assert checked >= 60
 
 
-def test_flash_attention_2_was_measured_as_predicted() -> None:
-    """sdpa_flash on one H200, from 8 queries on, which it pads to 128, and from a d_head of 8 on, which it pads to 32:
-    what is less is padded by copies of its inputs. A few small cells took up to 6 MiB more, in blocks not split.
+def test_predicted_sdpa_flash_peaks_match_committed_records() -> None:
+    """sdpa_flash pads queries to 128 and d_head to 32.
+
+    Below a d_head of 8 it pads copies of its inputs, so those records are left out. A few small cells on an H200 took
+    up to 6 MiB more, in blocks that were not split.
     """
     off = {}
     for record in measured():
@@ -106,8 +107,8 @@ def test_flash_attention_2_was_measured_as_predicted() -> None:
 @pytest.mark.parametrize(
     ("d_head", "seq", "rows"), [(64, 100, (128, 128)), (128, 100, (128, 160)), (128, 80, (128, 80))]
 )
-def test_the_gradient_of_queries_is_summed_in_whole_tiles(d_head: int, seq: int, rows: tuple[int, int]) -> None:
-    """d_head: as it is padded. rows: of what flash_gluon and flash_cuda sum in fp32."""
+def test_attention_workspace_pads_query_gradient_to_whole_tiles(d_head: int, seq: int, rows: tuple[int, int]) -> None:
+    """`d_head` is padded; `rows` are those that flash_gluon and flash_cuda sum in fp32."""
     shape = AttentionShape(batch=2, heads=3, seq=seq, d_head=d_head - 8)
     for name, padded in zip(("flash_gluon", "flash_cuda"), rows, strict=True):
         call = AttentionCall("cuda", "bfloat16", shape.d_head, seq, seq, 3, 3)
@@ -116,8 +117,8 @@ def test_the_gradient_of_queries_is_summed_in_whole_tiles(d_head: int, seq: int,
         assert moments["backward"]["workspace"] == 2 * 3 * padded * (4 + 4 * d_head)
 
 
-def test_a_steps_gradient_of_queries_is_summed_in_whole_tiles_too() -> None:
-    """100 queries of d_head 80 in 160 rows of 128."""
+def test_step_workspace_pads_query_gradient_to_whole_tiles() -> None:
+    """The backend pads 100 queries of d_head 80 to 160 rows of 128."""
     model = ModelConfig("odd", 160, 256, num_layers=2, num_heads=2, vocab_size=64, context_length=100)
     config = RunConfig(model=model, batch_size=3, precision=Precision.BF16, device="cuda", mode=Mode.FORWARD_BACKWARD)
     algorithm = plugins.get("attention", "flash_cuda").algorithm(AttentionCall("cuda", "bfloat16", 80, 100, 100, 2, 2))
@@ -131,7 +132,7 @@ def test_a_steps_gradient_of_queries_is_summed_in_whole_tiles_too() -> None:
 @pytest.mark.parametrize("precision", list(Precision))
 @pytest.mark.parametrize("name", plugins.names("attention"))
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_what_backends_keep_is_known_without_loading_them(name: str, device: str, precision: Precision) -> None:
+def test_declared_memory_of_backends_matches_their_modules(name: str, device: str, precision: Precision) -> None:
     from cs_systems.workloads._calls import COMPUTE_DTYPES
 
     call = AttentionCall(device, COMPUTE_DTYPES[precision], 64, 512, 512, 8, 8, causal=True)
@@ -143,14 +144,14 @@ def test_what_backends_keep_is_known_without_loading_them(name: str, device: str
     assert (known.block_q is None) == (declared.block_q is None)
 
 
-def test_somebodys_attention_is_unknown() -> None:
+def test_memory_of_custom_attention_is_rejected() -> None:
     with pytest.raises(
         ConfigError, match=r"the memory of json:loads is not declared; use a built-in attention backend"
     ):
         algorithm_of(RunConfig(attention="json:loads"))
 
 
-def test_what_fits_is_left_alone() -> None:
+def test_fitting_config_has_no_changes_and_exact_largest_sizes() -> None:
     fit = fits(RunConfig(model=preset("small"), device="cuda"), 24 * GIB)
     assert fit.fits
     assert (fit.changes, fit.first) == ((), ())
@@ -165,7 +166,7 @@ def test_what_fits_is_left_alone() -> None:
             assert (needed_bytes(changed) <= 24 * GIB) is expected, (field, n)
 
 
-def test_what_does_not_fit_is_told_what_to_change_first() -> None:
+def test_config_that_does_not_fit_lists_changes_in_order() -> None:
     config = RunConfig(model=preset("medium"), precision=Precision.BF16, device="cuda")
     fit = fits(config, 8 * GIB)
     assert not fit.fits
@@ -177,7 +178,7 @@ def test_what_does_not_fit_is_told_what_to_change_first() -> None:
     assert needed_bytes(fit.first[-1].config) <= 8 * GIB
 
 
-def test_a_shorter_context_is_the_last_thing_to_change() -> None:
+def test_shorter_context_is_the_last_suggested_change() -> None:
     config = RunConfig(model=preset("small", context_length=8192), batch_size=16, device="cuda")
     fit = fits(config, 8 * GIB)
     assert [c.what for c in fit.changes if c.fits] == ["--context-length 297"]
@@ -186,12 +187,12 @@ def test_a_shorter_context_is_the_last_thing_to_change() -> None:
     assert not any(change.fits for change in fit.first[:-1])
 
 
-def test_what_parameters_alone_exceed_cannot_be_made_to_fit() -> None:
+def test_parameters_larger_than_memory_have_no_fitting_change() -> None:
     fit = fits(RunConfig(model=preset("8B"), device="cuda"), 24 * GIB)
     assert (fit.fits, fit.first, fit.largest_batch, fit.largest_context) == (False, (), 0, 0)
 
 
-def test_the_cheapest_plan_is_the_cheapest_that_fits() -> None:
+def test_cheapest_plan_recomputes_least_of_fitting_plans() -> None:
     config = RunConfig(model=preset("medium", context_length=1024), attention="sdpa_flash", precision=Precision.BF16)
     best = cheapest_plan(config, 10 * GIB)
     assert best is not None
@@ -210,7 +211,7 @@ def test_the_cheapest_plan_is_the_cheapest_that_fits() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP])
-def test_phases_of_the_first_steps(mode: Mode) -> None:
+def test_phase_memory_lists_phases_of_first_two_steps(mode: Mode) -> None:
     config = RunConfig(model=preset("small"), mode=mode, device="cuda")
     rows = phase_memory(config, algorithm_of(config))
     phases = [(row.step, row.phase) for row in rows]

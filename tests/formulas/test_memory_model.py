@@ -1,4 +1,4 @@
-"""Predicted memory, held against the bytes that PyTorch really keeps alive, operation by operation, on the CPU."""
+"""Tests of predicted memory against the bytes that PyTorch keeps alive after each operation on the CPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 2**20
 TILED = AttentionAlgorithm(block_q=32, block_k=32, backward_matmuls=5)
 ALGORITHMS = {"naive": FULL_MATRIX, "sdpa_flash": TILED}
 BACKENDS = {"naive": naive.BACKEND, "sdpa_flash": sdpa_flash.BACKEND}
-# The last has more gradients than activations, the one before it more scores than all else.
+# "short" has more gradients than activations, and "long" has more attention scores than everything else.
 SIZES = {
     "wide": (ModelConfig("wide", 64, 192, 3, 4, 500, 64), 4, 48),
     "long": (ModelConfig("long", 60, 160, 4, 2, 300, 200), 2, 199),
@@ -39,13 +39,13 @@ SIZES = {
 
 
 class LiveBytes(TorchDispatchMode):
-    """The bytes of all storages made under it that are still alive after each operation, and their peak."""
+    """Dispatch mode that counts the live bytes of storages made under it, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
         self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
-        self.at_most = 0  # what was alive when last counted, and all that was made since
+        self.at_most = 0  # live bytes when last counted, plus all bytes made since
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -68,7 +68,7 @@ class LiveBytes(TorchDispatchMode):
 def measured_step(
     config: RunConfig, attention: Callable[..., Tensor], loss_of: Callable[[Tensor, Tensor], Tensor] = cross_entropy
 ) -> int:
-    """The peak of one step (for train-step the second, when the optimizer's state exists), as `train_step` runs it."""
+    """Return the peak of one step; a train-step is the second one, when the optimizer has state."""
     with LiveBytes() as live:
         model = BasicTransformerLM(config.model, attention)
         apply_checkpointing(model, config.checkpoint)
@@ -101,7 +101,7 @@ def measured_step(
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16, Precision.BF16_PURE])
 @pytest.mark.parametrize("attention", ALGORITHMS)
 @pytest.mark.parametrize("size", SIZES)
-def test_peak_of_a_step(size: str, attention: str, precision: Precision, mode: Mode) -> None:
+def test_predicted_step_peak_matches_live_bytes(size: str, attention: str, precision: Precision, mode: Mode) -> None:
     model, batch, seq = SIZES[size]
     config = RunConfig(
         model=model, batch_size=batch, seq_len=seq, precision=precision, mode=mode, attention=attention, device="cpu"
@@ -127,7 +127,9 @@ DEEP = {
     ],
 )
 @pytest.mark.parametrize(("size", "precision"), [*((size, Precision.FP32) for size in DEEP), ("wide", Precision.BF16)])
-def test_peak_of_a_step_under_checkpoints(size: str, attention: str, checkpoint: str, precision: Precision) -> None:
+def test_predicted_step_peak_matches_live_bytes_under_checkpoints(
+    size: str, attention: str, checkpoint: str, precision: Precision
+) -> None:
     model, batch, seq = DEEP[size]
     config = RunConfig(
         model=model, batch_size=batch, seq_len=seq, precision=precision, checkpoint=checkpoint, device="cpu"
@@ -139,7 +141,7 @@ def test_peak_of_a_step_under_checkpoints(size: str, attention: str, checkpoint:
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 @pytest.mark.parametrize("checkpoint", ["none", "every:2"])
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.TRAIN_STEP])
-def test_what_is_alive_after_each_phase_and_at_its_peak(mode: Mode, checkpoint: str, precision: Precision) -> None:
+def test_predicted_phase_memory_matches_live_bytes(mode: Mode, checkpoint: str, precision: Precision) -> None:
     model, batch, seq = DEEP["wide"]
     config = RunConfig(
         model=model, batch_size=batch, seq_len=seq, mode=mode, precision=precision, checkpoint=checkpoint, device="cpu"
@@ -158,7 +160,7 @@ def test_what_is_alive_after_each_phase_and_at_its_peak(mode: Mode, checkpoint: 
         assert phase.peak_bytes == pytest.approx(peak, rel=0.03), (phase.step, phase.phase)
 
 
-def test_peak_of_a_forward_that_keeps_its_graph() -> None:
+def test_predicted_forward_peak_matches_live_bytes_with_kept_graph() -> None:
     model, batch, seq = SIZES["long"]
     config = RunConfig(model=model, batch_size=batch, seq_len=seq, mode=Mode.FORWARD, keep_graph=True, device="cpu")
     assert step_memory(config, FULL_MATRIX).peak_bytes == pytest.approx(measured_step(config, naive.BACKEND), rel=0.02)
@@ -166,9 +168,11 @@ def test_peak_of_a_forward_that_keeps_its_graph() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.FORWARD, Mode.FORWARD_BACKWARD])
 @pytest.mark.parametrize("size", SIZES)
-def test_autocast_on_cuda_widens_the_softmax(size: str, mode: Mode) -> None:
-    """CUDA's autocast runs softmax in fp32, and of the loss nll_loss alone; the CPU's does the opposite: written out
-    here, the CPU keeps what CUDA would."""
+def test_predicted_peak_includes_fp32_softmax_of_cuda_autocast(size: str, mode: Mode) -> None:
+    """CUDA's autocast runs softmax and nll_loss in fp32, and log_softmax in bf16; the CPU's does the opposite.
+
+    The casts are explicit here, so that the CPU keeps the same tensors as CUDA.
+    """
 
     def attention(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
         scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
@@ -187,19 +191,18 @@ def test_autocast_on_cuda_widens_the_softmax(size: str, mode: Mode) -> None:
     assert tensors == pytest.approx(measured_step(config, attention, loss_of), rel=0.02)
 
 
-def test_what_backward_keeps() -> None:
-    """All that autograd saved when forward ends, but for parameters: activations, scores, weight copies,
-    log-softmax."""
+def test_predicted_activations_match_tensors_saved_for_backward() -> None:
+    """At the end of forward, autograd holds activations, scores, weight copies and log-softmax."""
     model, batch, seq = SIZES["wide"]
     for precision in (Precision.FP32, Precision.BF16):
         config = RunConfig(model=model, batch_size=batch, seq_len=seq, precision=precision, device="cpu")
         net = BasicTransformerLM(model, naive.BACKEND)
-        theirs = {t.untyped_storage()._cdata for t in (*net.parameters(), *net.buffers())}
+        model_storages = {t.untyped_storage()._cdata for t in (*net.parameters(), *net.buffers())}
         saved: dict[int, Any] = {}
 
-        def keep(tensor: Tensor, saved: dict[int, Any] = saved, theirs: set[int] = theirs) -> Tensor:
+        def keep(tensor: Tensor, saved: dict[int, Any] = saved, model_storages: set[int] = model_storages) -> Tensor:
             storage = tensor.untyped_storage()
-            if storage._cdata not in theirs:
+            if storage._cdata not in model_storages:
                 saved[storage._cdata] = storage
             return tensor
 
@@ -211,7 +214,7 @@ def test_what_backward_keeps() -> None:
         assert sum(s.nbytes() for s in saved.values()) == pytest.approx(expected, rel=0.02)
 
 
-def test_parameters_gradients_and_both_moments_are_the_floor() -> None:
+def test_predicted_peak_is_just_above_parameters_gradients_and_moments() -> None:
     config = RunConfig(model=preset("large"), batch_size=1, seq_len=16, device="cuda")
     predicted = step_memory(config, FULL_MATRIX)
     floor = 4 * 4 * sum(p.numel() for p in _meta_model(config.model).parameters())
@@ -220,7 +223,7 @@ def test_parameters_gradients_and_both_moments_are_the_floor() -> None:
 
 
 @pytest.mark.parametrize(("precision", "element"), [(Precision.FP32, 4), (Precision.BF16, 4), (Precision.BF16_PURE, 2)])
-def test_long_contexts_allocate_the_scores(precision: Precision, element: int) -> None:
+def test_largest_allocation_of_long_context_is_attention_scores(precision: Precision, element: int) -> None:
     config = RunConfig(model=preset("small", context_length=4096), precision=precision, device="cuda")
     assert step_memory(config, FULL_MATRIX).largest_allocation == ("attention scores", 4 * 12 * 4096**2 * element)
     assert step_memory(config, TILED).largest_allocation[0] == "logits"
@@ -263,12 +266,14 @@ def measured_attention(shape: AttentionShape, mode: Mode, attention: Callable[..
         ("sdpa_flash", AttentionShape(2, 3, 199, 16, causal=True)),
     ],
 )
-def test_peak_of_an_attention_call(attention: str, shape: AttentionShape, mode: Mode, packed: bool) -> None:
+def test_predicted_attention_peak_matches_live_bytes(
+    attention: str, shape: AttentionShape, mode: Mode, packed: bool
+) -> None:
     predicted = attention_memory(shape, mode, 2, ALGORITHMS[attention], packed=packed)
     assert predicted.peak_bytes == pytest.approx(measured_attention(shape, mode, BACKENDS[attention], packed), rel=0.02)
 
 
-def test_the_workspaces_of_cublas_are_there_for_who_calls_it() -> None:
+def test_cublas_workspaces_count_only_for_full_matrix_on_cuda() -> None:
     shape = AttentionShape(8, 1, 1024, 16)
 
     def peak(algorithm: AttentionAlgorithm, mode: Mode, *, cuda: bool) -> int:
@@ -281,16 +286,15 @@ def test_the_workspaces_of_cublas_are_there_for_who_calls_it() -> None:
 
 
 @pytest.mark.parametrize("shape", [AttentionShape(2, 4, 100, 16, seq_k=60), AttentionShape(2, 4, 200, 16, heads_kv=2)])
-def test_peak_with_other_keys(shape: AttentionShape) -> None:
+def test_predicted_attention_peak_matches_live_bytes_with_other_keys(shape: AttentionShape) -> None:
     predicted = attention_memory(shape, Mode.FORWARD_BACKWARD, 2, FULL_MATRIX)
     assert predicted.peak_bytes == pytest.approx(
         measured_attention(shape, Mode.FORWARD_BACKWARD, naive.BACKEND, packed=False), rel=0.02
     )
 
 
-def test_the_sample_runs_of_the_studies() -> None:
-    """B32 S1024 H32 E2048 fp16: 1288.0 MB for FlashAttention-2; a full matrix is 2 GiB and three of them do not fit 8
-    GB."""
+def test_attention_peak_matches_published_sample_run() -> None:
+    """B32 S1024 H32 E2048 fp16 took 1288.0 MB with FlashAttention-2; a full matrix takes 2 GiB."""
     shape = AttentionShape(32, 32, 1024, 64)
     flash = AttentionAlgorithm(128, 128, backward_matmuls=5, dq_accumulator_bytes=4)
     assert attention_memory(shape, Mode.FORWARD_BACKWARD, 2, flash).peak_bytes == 1288 * MIB
@@ -299,7 +303,7 @@ def test_the_sample_runs_of_the_studies() -> None:
     assert full.largest_allocation == ("attention scores", 2048 * MIB)
 
 
-def test_flash_memory_grows_linearly_and_the_full_matrix_does_not() -> None:
+def test_flash_peak_grows_linearly_and_full_matrix_peak_quadratically() -> None:
     def peak(seq: int, algorithm: AttentionAlgorithm) -> int:
         return attention_memory(AttentionShape(1, 16, seq, 64), Mode.FORWARD_BACKWARD, 2, algorithm).peak_bytes
 

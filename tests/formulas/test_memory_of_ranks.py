@@ -1,4 +1,4 @@
-"""What a rank holds, by formula: the published multiples of Ψ, and nothing lost between the ranks."""
+"""Tests of the memory formulas of a rank, against the published multiples of Ψ."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ EVERYTHING = {"batch", "optimizer", "gradients", "parameters"}
         (EVERYTHING, (0.5, 0.5, 1, 2)),
     ],
 )
-def test_two_ranks_hold_these_multiples_of_the_parameters(splits: set[str], multiples: tuple[float, ...]) -> None:
+def test_state_of_two_ranks_is_published_multiple_of_parameters(splits: set[str], multiples: tuple[float, ...]) -> None:
     found = state_by_stage(1000, splits, 2)
     assert tuple(sum(found[stage].values()) / 1000 for stage in STAGES) == multiples
 
 
 @given(st.integers(1, 10**9), st.integers(1, 8), st.sets(st.sampled_from(sorted(EVERYTHING))))
-def test_the_ranks_have_everything_between_them(size: int, world_size: int, splits: set[str]) -> None:
+def test_shards_of_all_ranks_sum_to_whole_state(size: int, world_size: int, splits: set[str]) -> None:
     components = dict.fromkeys(("parameters", "gradients", "optimizer_state", "activations"), size)
     for name, part in of_a_rank(components, splits, world_size).items():
         assert size <= part * world_size < size + world_size or part == size, name
     assert of_a_rank(components, splits, 1) == components
 
 
-def test_the_peak_of_a_rank_lacks_what_others_hold() -> None:
+def test_rank_peak_excludes_optimizer_state_of_other_ranks() -> None:
     config = replace(RunConfig(model=preset("tiny")), device="cpu")
     whole = step_memory(config, FULL_MATRIX)
     part = step_memory_of_a_rank(whole, {"batch", "optimizer"}, 2)
@@ -49,13 +49,13 @@ def test_the_peak_of_a_rank_lacks_what_others_hold() -> None:
     assert step_memory_of_a_rank(whole, EVERYTHING, 1).peak_bytes == whole.peak_bytes
 
 
-def test_gradients_that_lie_in_buckets_take_no_memory_of_their_own() -> None:
-    """DDP on gloo held Ψ more when backward had ended than between steps, with views of its buckets nothing more."""
+def test_gradients_in_buckets_take_no_extra_memory() -> None:
+    """DDP on gloo held Ψ more after backward than between steps; with bucket views it held no more."""
     config = replace(RunConfig(model=preset("tiny")), device="cpu")
     whole = step_memory(config, FULL_MATRIX)
     parameters = 4 * parameter_count(config.model)
-    for in_buckets, beside in ((False, parameters), (True, 0)):
+    for in_buckets, expected_extra in ((False, parameters), (True, 0)):
         part = step_memory_of_a_rank(whole, {"batch"}, 2, 1.0, gradients_in_buckets=in_buckets)
         more = {name: sum(part.moments[name].values()) - sum(whole.moments[name].values()) for name in part.moments}
         assert more["loss"] == parameters
-        assert more["optimizer"] == beside
+        assert more["optimizer"] == expected_extra

@@ -1,4 +1,4 @@
-"""Units in the last place by arithmetic, against torch's own dtypes, and the sums that they explain."""
+"""Tests of units in the last place against torch's dtypes, and of sums that they explain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BOTH = [pytest.param(FORMATS[p], DTYPES[p], id=p) for p in FORMATS]
 
 
 @pytest.mark.parametrize(("format", "dtype"), BOTH)
-def test_a_format_is_what_torch_says_of_its_dtype(format: Format, dtype: torch.dtype) -> None:
+def test_format_limits_match_torch_finfo(format: Format, dtype: torch.dtype) -> None:
     known = torch.finfo(dtype)
     assert (format.largest, format.ulp(1.0), 2.0**format.emin) == (known.max, known.eps, known.tiny)
     assert format.unit_roundoff == known.eps / 2
@@ -26,8 +26,8 @@ def test_a_format_is_what_torch_says_of_its_dtype(format: Format, dtype: torch.d
 
 @pytest.mark.parametrize(("format", "dtype"), BOTH)
 @given(x=st.floats(allow_nan=False, width=64))
-def test_rounding_is_torchs(format: Format, dtype: torch.dtype, x: float) -> None:
-    """Of fp32 values for the 16-bit dtypes: from float64 torch rounds them twice."""
+def test_rounding_matches_torch(format: Format, dtype: torch.dtype, x: float) -> None:
+    """For 16-bit dtypes use fp32 values, since torch rounds twice from float64."""
     x = x if format is FP32 else float(torch.tensor(x, dtype=torch.float32))
     assert format.rounded(x) == float(torch.tensor(x, dtype=torch.float64).float().to(dtype))
 
@@ -43,26 +43,28 @@ def test_rounding_is_torchs(format: Format, dtype: torch.dtype, x: float) -> Non
         (BF16, FP32, 1000, 10.009765625),
     ],
 )
-def test_the_sums_of_the_report_and_others(addend: Format, accumulator: Format, count: int, expected: float) -> None:
+def test_total_and_binades_of_repeated_additions(
+    addend: Format, accumulator: Format, count: int, expected: float
+) -> None:
     assert total(0.01, addend, accumulator, count) == expected
-    rows = binades(0.01, addend, accumulator, count)
-    assert sum(row["additions"] for row in rows) == count
-    assert all(row["below"] == 2 * row["from"] for row in rows)
+    found = binades(0.01, addend, accumulator, count)
+    assert sum(binade.additions for binade in found) == count
+    assert all(binade.below == 2 * binade.low for binade in found)
 
 
 @pytest.mark.parametrize(
-    ("addend", "accumulator", "count", "said"),
+    ("addend", "accumulator", "count", "expected_text"),
     [
         (FP16, FP32, 1000, "0.01 is 0.010002136 in fp16, +0.0021 over all additions"),
         (FP16, FP16, 1000, "from 8 on, an ulp of fp16 is 0.00781: 1.28 ulps are rounded to 1, -0.55 over 250"),
         (BF16, BF16, 1000, "is 0.0312, and 0.01001 is less than half of it, so that the sum no longer changes"),
     ],
 )  # fmt: skip
-def test_why(addend: Format, accumulator: Format, count: int, said: str) -> None:
-    assert said in why(0.01, addend, accumulator, count)
+def test_why_explains_rounding_of_sum(addend: Format, accumulator: Format, count: int, expected_text: str) -> None:
+    assert expected_text in why(0.01, addend, accumulator, count)
 
 
-def test_beyond_the_largest_is_infinity() -> None:
+def test_rounding_beyond_largest_value_gives_infinity() -> None:
     assert FP16.rounded(65519.0) == 65504.0
     assert FP16.rounded(-65520.0) == -math.inf
     assert math.isnan(FP16.rounded(math.nan))

@@ -1,4 +1,4 @@
-"""The simulation of streams: what any order of tasks must obey."""
+"""Tests of the stream simulation: invariants for any order of tasks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def timelines(draw: Any) -> Timeline:
 
 
 @given(timelines())
-def test_the_makespan_lies_between_the_busiest_stream_and_all_work_in_a_row(line: Timeline) -> None:
+def test_makespan_is_between_busiest_stream_and_sum_of_tasks(line: Timeline) -> None:
     busiest = max(map(line.busy_s, line.streams), default=0.0)
     in_a_row = sum(task.seconds for task in line.tasks)
     assert busiest * (1 - 1e-12) <= line.makespan_s <= in_a_row * (1 + 1e-12)
 
 
 @given(timelines())
-def test_a_stream_does_one_thing_at_a_time_in_order_and_what_is_awaited_has_ended(line: Timeline) -> None:
+def test_stream_runs_tasks_in_order_after_their_dependencies(line: Timeline) -> None:
     ends: dict[str, float] = {}
     for number, task in enumerate(line.tasks):
         assert line.starts_s[number] >= max([ends.get(task.stream, 0.0), *(line.ends_s[i] for i in task.after)])
@@ -39,15 +39,15 @@ def test_a_stream_does_one_thing_at_a_time_in_order_and_what_is_awaited_has_ende
 
 
 @given(timelines(), seconds)
-def test_no_task_begins_later_than_it_must(line: Timeline, more: float) -> None:
-    """Each starts at 0 or as something ends on which it waits."""
+def test_task_starts_as_soon_as_it_can(line: Timeline, more: float) -> None:
+    """Each task starts at 0 or when the last task that it waits for ends."""
     for number, task in enumerate(line.tasks):
         before = [line.ends_s[i] for i in range(number) if line.tasks[i].stream == task.stream or i in task.after]
         assert line.starts_s[number] == max(before, default=0.0)
 
 
 @pytest.mark.parametrize("call", [("a", "late", -1.0), ("a", "late", float("nan")), ("a", "late", 1.0, 1)])
-def test_a_task_that_cannot_be_is_refused(call: tuple[Any, ...]) -> None:
+def test_invalid_task_is_rejected(call: tuple[Any, ...]) -> None:
     line = Timeline()
     line.add("a", "first", 1.0)
     with pytest.raises(ValueError, match=r"task late must take 0 s or more, got .*, after earlier tasks, got "):

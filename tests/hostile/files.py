@@ -1,4 +1,4 @@
-"""Hostile and damaged files, made when a test asks for them: none is stored."""
+"""Hostile and damaged files, made by each test; none is stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 CANARY = "owned"
-# What a name may carry into a terminal, a page, a sheet, and into LaTeX, Typst and Markdown.
+# Names with markup or commands for terminals, HTML, spreadsheets, LaTeX, Typst and Markdown.
 NAMES = (
     "<script>alert(1)</script>", "\x1b]0;title\x07\x1b[2J", "=cmd|' /C calc'!A1", "@SUM(1)", "\\input{/etc/passwd}",
     "#read(\"/etc/passwd\")", "$x^2$ `code` | cell |", "\u202egnp.exe", "line\r\nbreak\ttab\0nul",
@@ -20,10 +20,10 @@ NAMES = (
 
 
 def small_trace(name: str = "gemm", range_name: str = "forward") -> dict[str, Any]:
-    """A trace of torch.profiler with one kernel in one step."""
+    """Return a trace of torch.profiler with one kernel in one step."""
 
-    def event(cat: str, called: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
-        return {"ph": "X", "cat": cat, "name": called, "pid": 7, "tid": 1, "ts": ts, "dur": dur, "args": args}
+    def event(cat: str, label: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+        return {"ph": "X", "cat": cat, "name": label, "pid": 7, "tid": 1, "ts": ts, "dur": dur, "args": args}
 
     where = {"device": 0, "stream": 7, "correlation": 1, "grid": [1, 1, 1], "block": [32, 1, 1]}
     return {
@@ -38,7 +38,7 @@ def small_trace(name: str = "gemm", range_name: str = "forward") -> dict[str, An
 
 
 def small_snapshot(name: str = "train") -> dict[str, Any]:
-    """A snapshot with one allocation that lives on."""
+    """Return a snapshot with one allocation that is never freed."""
     frames = [{"filename": f"{name}.py", "line": 3, "name": name}]
     block = {"size": 512, "requested_size": 500, "state": "active_allocated", "address": 4096, "frames": frames}
     segment = {"address": 4096, "total_size": 512, "device": 0, "segment_type": "small", "blocks": [block]}
@@ -48,7 +48,7 @@ def small_snapshot(name: str = "train") -> dict[str, Any]:
 
 
 def small_export(path: Path, *statements: str) -> Path:
-    """An export of nsys with one kernel in one step, after which `statements` run."""
+    """Write an export of nsys with one kernel in one step, and run `statements` on it."""
     path.unlink(missing_ok=True)
     database = sqlite3.connect(path)
     database.executescript(
@@ -107,7 +107,7 @@ def _text(value: str) -> bytes:
 
 _COMMAND = f"touch {CANARY}"
 _SYSTEM = _text("os") + _text("system") + b"\x93"
-CALLING = {  # opcode → a pickle that would make a file, or ask for an object, by it
+CALLING = {  # opcode → a pickle that uses it to create a file or to request an object
     "GLOBAL": b"\x80\x02cos\nsystem\n.",
     "STACK_GLOBAL": b"\x80\x04" + _SYSTEM + b".",
     "REDUCE": b"\x80\x04" + _SYSTEM + _text(_COMMAND) + b"\x85R.",
@@ -125,8 +125,8 @@ CALLING = {  # opcode → a pickle that would make a file, or ask for an object,
 }
 
 
-def laughs(levels: int = 60) -> Any:
-    """Return a list that is short in memory and endless to write out."""
+def endless_list(levels: int = 60) -> Any:
+    """Return a nested list that is small in memory and endless when printed."""
     nested: Any = [0]
     for _ in range(levels):
         nested = [nested] * 10
@@ -146,10 +146,10 @@ PICKLE_BOMBS = {
     "a number of 2³¹ bytes": b"\x80\x04\x8b" + struct.pack("<i", (1 << 31) - 1) + b"x.",
     "many sets": b"\x80\x04(" + b"\x8f" * 4_000_000 + b"t.",
     "deep lists": b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".",
-    "an endless address": _segment(address=laughs()),
-    "an endless text": _segment(segment_type=laughs()),
-    "an endless state": _segment(blocks=[{"size": 512, "state": laughs()}]),
-    "an endless persistent id": pickle.dumps(laughs())[:-1] + b"Q.",
+    "an endless address": _segment(address=endless_list()),
+    "an endless text": _segment(segment_type=endless_list()),
+    "an endless state": _segment(blocks=[{"size": 512, "state": endless_list()}]),
+    "an endless persistent id": pickle.dumps(endless_list())[:-1] + b"Q.",
     "blocks of many segments": pickle.dumps(
         {"segments": [{"address": n, "total_size": 512, "blocks": _SHARED_BLOCKS} for n in range(20_000)]}
     ),

@@ -1,4 +1,4 @@
-"""Files that want to run code, to take all time or memory, or to end a command in a traceback: each is answered."""
+"""Hostile files: none runs code, exhausts time or memory, or ends a command in a traceback."""
 
 from __future__ import annotations
 
@@ -21,85 +21,89 @@ from tests.hostile import files
 
 RECORDS = Path(__file__).parents[2] / "profiles" / "step_time" / "records.jsonl"
 MOST_MEMORY = 1 << 30
-PATIENCE_S = 50  # a bomb would take minutes, or for ever
-# Runs a command for each file in one process that has no more memory, and says its status and message.
-ANSWER = f"""
+PATIENCE_S = 50  # reading a bomb would take minutes or never end
+# Run a command on each file in one process with limited memory, and print its exit status and error message.
+READ_FILES = f"""
 import contextlib, io, json, resource, sys
 from cs_systems.cli import main
 import cs_systems.traces.profile, cs_systems.snapshots.snapshot
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + {MOST_MEMORY}, resource.RLIM_INFINITY))
 for path in sys.argv[2:]:
-    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stderr(io.StringIO()) as error, contextlib.redirect_stdout(io.StringIO()):
         status = main([sys.argv[1], path])
-    print(json.dumps([path, status, said.getvalue()]), flush=True)
+    print(json.dumps([path, status, error.getvalue()]), flush=True)
 """
 FUZZED = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
-def answers(command: str, paths: Sequence[Path], folder: Path) -> list[tuple[str, int, str]]:
-    words = [sys.executable, "-c", ANSWER, command, *map(str, paths)]
+def results(command: str, paths: Sequence[Path], folder: Path) -> list[tuple[str, int, str]]:
+    words = [sys.executable, "-c", READ_FILES, command, *map(str, paths)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]  # type: ignore[misc]
 
 
-def written(folder: Path, contents: dict[str, bytes]) -> list[Path]:
+def write_pickles(folder: Path, contents: dict[str, bytes]) -> list[Path]:
     for name, content in contents.items():
         (folder / f"{name}.pickle").write_bytes(content)
     return [folder / f"{name}.pickle" for name in contents]
 
 
-def test_no_opcode_of_a_pickle_calls_anything(tmp_path: Path) -> None:
-    found = answers("snapshot", written(tmp_path, files.CALLING), tmp_path)
+def test_pickle_opcodes_call_nothing(tmp_path: Path) -> None:
+    found = results("snapshot", write_pickles(tmp_path, files.CALLING), tmp_path)
     assert len(found) == len(files.CALLING)
-    for path, status, said in found:
+    for path, status, message in found:
         assert status == 2, path
-        assert said.startswith(f"cs-systems: {path} "), said
-        assert "was refused before anything in it ran: it requests" in said or "is a damaged pickle" in said, said
+        assert message.startswith(f"cs-systems: {path} "), message
+        assert "was refused before anything in it ran: it requests" in message or "is a damaged pickle" in message, (
+            message
+        )
     assert not (tmp_path / files.CANARY).exists()
 
 
 @pytest.mark.parametrize("opcode", ["REDUCE", "REDUCE of protocol 0", "INST", "OBJ"])
-def test_the_planted_call_would_run_without_care(opcode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_call_runs_with_plain_pickle(opcode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     pickle.loads(files.CALLING[opcode])
     assert (tmp_path / files.CANARY).exists()
 
 
 def test_pickle_bombs_are_refused(tmp_path: Path) -> None:
-    found = answers("snapshot", written(tmp_path, files.PICKLE_BOMBS), tmp_path)
+    found = results("snapshot", write_pickles(tmp_path, files.PICKLE_BOMBS), tmp_path)
     assert len(found) == len(files.PICKLE_BOMBS)
-    for path, status, said in found:
+    for path, status, message in found:
         assert status == 2, path
-        assert said.startswith(f"cs-systems: {path} "), said
+        assert message.startswith(f"cs-systems: {path} "), message
 
 
 def test_trace_bombs_are_refused(tmp_path: Path) -> None:
     paths = [files.trace_bomb(tmp_path / f"{name}.json.gz", name) for name in files.TRACE_BOMBS]
-    found = answers("analyze", paths, tmp_path)
+    found = results("analyze", paths, tmp_path)
     assert len(found) == len(paths)
-    for path, status, said in found:
+    for path, status, message in found:
         assert status == 2, path
-        assert said.startswith(f"cs-systems: {path} "), said
+        assert message.startswith(f"cs-systems: {path} "), message
         assert any(
-            wrong in said for wrong in ("decompresses to", "million characters", "nested hundreds of levels deep")
-        ), said
+            wrong in message for wrong in ("decompresses to", "million characters", "nested hundreds of levels deep")
+        ), message
 
 
-def test_hostile_exports_of_nsys_are_answered(tmp_path: Path) -> None:
+def test_hostile_nsys_exports_are_read_or_refused(tmp_path: Path) -> None:
     paths = [files.small_export(tmp_path / f"{name}.sqlite", *sql) for name, sql in files.HOSTILE_SQL.items()]
-    found = answers("analyze", [files.small_export(tmp_path / "none.sqlite"), *paths], tmp_path)
+    found = results("analyze", [files.small_export(tmp_path / "none.sqlite"), *paths], tmp_path)
     assert found[0][1] == 0, found[0]
     assert [path for path, *_ in found[1:]] == [str(path) for path in paths]
     assert {status for _, status, _ in found} <= {0, 2}
 
 
 @pytest.mark.parametrize("format", get_args(Format))
-def test_names_reach_every_format(format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a name holds ends no command; how each format escapes it is for the tests of the formats."""
+def test_hostile_names_are_printed_in_every_format(
+    format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Check only that no name makes a command fail; other tests check how each format escapes it."""
     trace, snapshot = tmp_path / "trace.json", tmp_path / "made.pickle"
     for name in files.NAMES:
         trace.write_text(json.dumps(files.small_trace(name)))
@@ -111,7 +115,7 @@ def test_names_reach_every_format(format: str, tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    "told",
+    "properties",
     [
         None,
         5,
@@ -125,15 +129,17 @@ def test_names_reach_every_format(format: str, tmp_path: Path, capsys: pytest.Ca
         [{"id": 0, "name": []}],
     ],
 )
-def test_odd_properties_of_devices_name_none(told: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_device_properties_are_ignored(
+    properties: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "trace.json"
-    path.write_text(json.dumps({**files.small_trace(), "deviceProperties": told}))
+    path.write_text(json.dumps({**files.small_trace(), "deviceProperties": properties}))
     assert main(["analyze", str(path)]) == 0
     assert "kineto" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("where", ["deviceProperties", "event"])
-def test_a_number_of_thousands_of_digits_is_named(
+def test_number_of_thousands_of_digits_is_refused(
     where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = files.small_trace()
@@ -142,13 +148,13 @@ def test_a_number_of_thousands_of_digits_is_named(
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace).replace("77777", "7" * 5000))
     assert main(["analyze", str(path)]) == 2
-    said = capsys.readouterr().err
-    assert str(path) in said
-    assert "digits" in said
+    error = capsys.readouterr().err
+    assert str(path) in error
+    assert "digits" in error
 
 
 @pytest.mark.parametrize("time", [float("nan"), float("inf"), 1e300, "late", None])
-def test_a_time_that_is_none_is_not_a_missing_kernel(
+def test_kernels_with_invalid_times_are_refused_as_damage(
     time: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = files.small_trace()
@@ -156,12 +162,12 @@ def test_a_time_that_is_none_is_not_a_missing_kernel(
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace))
     assert main(["analyze", str(path)]) == 2
-    said = capsys.readouterr().err
-    assert "is damaged: each of its 1 kernels lacks a valid time or number" in said
-    assert f"a kernel with name 'gemm', ts {time!r}" in said
+    error = capsys.readouterr().err
+    assert "is damaged: each of its 1 kernels lacks a valid time or number" in error
+    assert f"a kernel with name 'gemm', ts {time!r}" in error
 
 
-def test_a_first_time_that_is_none_costs_its_event_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_event_with_invalid_time_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = files.small_trace()
     trace["traceEvents"].insert(0, trace["traceEvents"][1] | {"ts": float("nan")})
     path = tmp_path / "trace.json"
@@ -171,7 +177,9 @@ def test_a_first_time_that_is_none_costs_its_event_alone(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_a_snapshot_of_any_protocol_is_read(protocol: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_snapshot_of_any_pickle_protocol_is_read(
+    protocol: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "made.pickle"
     path.write_bytes(pickle.dumps(files.small_snapshot(), protocol))
     assert main(["snapshot", str(path)]) == 0
@@ -194,7 +202,7 @@ SIDECAR = {
         {"tensors": [SIDECAR["tensors"][0] | {"kind": ["buffer"]}]}, {"max_allocated_bytes": -1},
     ],
 )  # fmt: skip
-def test_a_sidecar_of_other_types_is_refused(
+def test_sidecar_with_wrong_types_is_refused(
     changed: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "made.pickle"
@@ -215,7 +223,7 @@ def record() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("wall_s", 1e308, "wall_s of a sample is 1e+308; it must be a time from 0 to 1e+09 s"),
         ("wall_s", -1.0, "wall_s of a sample is -1.0; it must be a time"),
@@ -227,8 +235,8 @@ def record() -> dict[str, Any]:
         ("results", {"cost": 5}, "results 'cost' is 5; it must be a list of rows"),
     ],
 )
-def test_a_record_of_other_types_is_refused(
-    field: str, value: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_record_with_wrong_types_is_refused(
+    field: str, value: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = record()
     samples = data["measurement"]["samples"]
@@ -236,7 +244,7 @@ def test_a_record_of_other_types_is_refused(
     path = tmp_path / "records.jsonl"
     path.write_text(json.dumps(data) + "\n")
     assert main(["report", str(path)]) == 2
-    assert f"{path}:1: {said}" in capsys.readouterr().err
+    assert f"{path}:1: {message}" in capsys.readouterr().err
 
 
 SMALL = {
@@ -249,7 +257,7 @@ SMALL = {
 @pytest.mark.parametrize("command", SMALL)
 @FUZZED
 @given(data=st.data())
-def test_damaged_bytes_end_in_an_answer(
+def test_damaged_bytes_are_read_or_refused(
     command: str, data: st.DataObject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = bytearray(SMALL[command])
@@ -282,7 +290,7 @@ def swapped(value: Any, path: tuple[Any, ...], other: Any) -> Any:
 @pytest.mark.parametrize("command", ["analyze", "snapshot"])
 @FUZZED
 @given(data=st.data())
-def test_swapped_types_end_in_an_answer(
+def test_swapped_types_are_read_or_refused(
     command: str, data: st.DataObject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = files.small_trace() if command == "analyze" else files.small_snapshot()

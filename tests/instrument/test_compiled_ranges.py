@@ -135,11 +135,11 @@ def test_matmul_runs_in_the_layer_of_its_weight(compiled: Compiled, monkeypatch:
     journal, mm = Journal(), extern_kernels.mm
     ran: list[tuple[tuple[str, ...], set[int], Tensor]] = []  # ranges, addresses of the inputs, the output's values
 
-    def watched(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+    def recording(a: Tensor, b: Tensor, *, out: Tensor) -> None:
         mm(a, b, out=out)
         ran.append((journal.here(), {t.untyped_storage().data_ptr() for t in (a, b)}, out.clone()))
 
-    monkeypatch.setattr(extern_kernels, "mm", watched)
+    monkeypatch.setattr(extern_kernels, "mm", recording)
     compiled.model.zero_grad(set_to_none=True)
     with annotated(journal):
         train_step(compiled.run)
@@ -246,7 +246,7 @@ def test_fused_range_has_no_other_meaning() -> None:
 
 def test_operator_has_its_annotated_name() -> None:
     made = graph(("a", add, ("x", "y"), "layers.0.attn"))
-    made["a"].meta["custom"] = {TRACED: "softmax", "somebody's": 1}
+    made["a"].meta["custom"] = {TRACED: "softmax", "another tool's": 1}
     assert LabelledGraph(made["a"].graph).label([made["a"]]) == ("block 0", "attention", "softmax")
 
 

@@ -98,9 +98,9 @@ def test_autocast_context_disabled_by_torch_is_recorded() -> None:
 
     readings = read(step)
     assert readings.contexts == [{"device": "cuda", "dtype": "bfloat16", "enabled": False}]
-    said = contradiction(Precision.BF16, readings.rows, readings.contexts)
-    assert said is not None
-    assert said.startswith("autocast was entered for cuda (and switched off by torch, with a warning), but Linear's")
+    error = contradiction(Precision.BF16, readings.rows, readings.contexts)
+    assert error is not None
+    assert error.startswith("autocast was entered for cuda (and switched off by torch, with a warning), but Linear's")
 
 
 def test_keyword_arguments_several_models_and_repeated_calls_are_read() -> None:
@@ -184,5 +184,5 @@ def test_bf16_step_matches_torch_autocast() -> None:
 
 
 def test_toy_model_is_unavailable_in_tf32_on_cpu() -> None:
-    with pytest.raises(Unavailable, match=r"tf32 needs an NVIDIA GPU .*: use fp32"):
+    with pytest.raises(Unavailable, match=r"tf32 needs an NVIDIA GPU .*; use fp32"):
         workload("toy", Precision.TF32)

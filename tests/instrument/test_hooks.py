@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 
 from cs_systems.config import PRESETS, Phase
 from cs_systems.instrument.annotate import RecordFunctionRanges, annotate
-from cs_systems.instrument.hooks import BackwardToo, annotate_model, annotated, range_name
+from cs_systems.instrument.hooks import BackwardRanges, annotate_model, annotated, range_name
 from cs_systems.model import BasicTransformerLM
 from cs_systems.training.losses import cross_entropy
 
@@ -73,7 +73,7 @@ def train_step(model: Callable[..., Tensor], bf16: bool = False) -> None:
         ("lm_head", "lm_head"), ("", None), ("layers", None), ("layers.0.ffn.w1", None),
     ],
 )  # fmt: skip
-def test_range_names_of_modules(path: str, name: str | None) -> None:
+def test_modules_have_expected_range_names(path: str, name: str | None) -> None:
     assert range_name(path) == name
 
 
@@ -162,7 +162,7 @@ def test_each_node_runs_in_the_ranges_of_its_block(attention: str, bf16: bool) -
 def test_wrong_label_is_detected() -> None:
     """The test above fails if the open ranges are stored one node too late."""
     journal, net = Journal(), model()
-    ranges = BackwardToo(journal)
+    ranges = BackwardRanges(journal)
     hooks = annotate_model(net, ranges)
     seen: list[tuple[str, ...]] = []
 
@@ -183,7 +183,7 @@ def test_wrong_label_is_detected() -> None:
     assert "block 1" not in seen[0]
 
 
-def test_backward_ranges_without_graph_and_with_retained_graph() -> None:
+def test_retained_graph_reopens_ranges_in_each_backward() -> None:
     journal = Journal()
     x = torch.ones(3, requires_grad=True)
     with annotated(journal):
@@ -196,7 +196,7 @@ def test_backward_ranges_without_graph_and_with_retained_graph() -> None:
     assert journal.events == ["forward", "scores", "/scores", "/forward", *once, *once]
 
 
-def test_unused_output_and_tied_weights() -> None:
+def test_backward_skips_unused_module_and_opens_both_tied_ones() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -222,7 +222,7 @@ def test_unused_output_and_tied_weights() -> None:
 def test_backward_ranges_open_in_the_thread_that_runs_it() -> None:
     """On CUDA, autograd runs backward in its own thread; on a CPU, in the calling thread: here, another one."""
     journal, net = Journal(), model()
-    ranges = BackwardToo(journal)
+    ranges = BackwardRanges(journal)
     hooks = annotate_model(net, ranges)
     ranges.push(Phase.FORWARD)
     loss = net(TOKENS).sum()

@@ -1,5 +1,6 @@
-"""The flash_cuda kernels compile for Hopper without a GPU: no value leaves its register in a loop, no product waits for
-another for want of one. Needs cuda-core with NVRTC, and triton for NVIDIA's disassembler.
+"""Tests that the flash_cuda kernels compile for Hopper without spills in loops or serialized products.
+
+They need no GPU, but cuda-core with NVRTC, and triton for NVIDIA's disassembler.
 """
 
 from __future__ import annotations
@@ -20,49 +21,51 @@ pytestmark = [
     pytest.mark.skipif(_missing() is not None, reason=_missing() or ""),
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton: pip install triton"),
 ]
-A_FEW_WORDS = 6
-"""Loads and stores of what is needed between tiles only; more of them would be in the loop."""
+MAX_FORWARD_SPILLS = 6
+"""Limit of local loads and stores; values needed only between tiles take this many, and more would be in the loop."""
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("depth", [64, 128])
-def test_forward_stays_in_registers(depth: int, causal: bool) -> None:
+def test_forward_does_not_spill_in_its_loop(depth: int, causal: bool) -> None:
     macros = flash_cuda_forward.OPTIONS[depth].macros(depth, causal, 4096, fp16=False)
     _, opcodes = read_machine_code(hopper.machine_code("forward", macros))
-    assert opcodes["STL"] + opcodes["LDL"] <= A_FEW_WORDS
+    assert opcodes["STL"] + opcodes["LDL"] <= MAX_FORWARD_SPILLS
     assert min(opcodes[name] for name in ("HGMMA", "UTMALDG", "UTMASTG")) > 0
 
 
-# Every mask by default; deterministic and in fp16, which changes the products' type alone, the one with most code.
+# Every mask by default; the variants with most code for deterministic and fp16, which changes only the products' type.
 BACKWARDS = [*((causal, 0, tail, 0) for causal in (0, 1) for tail in (0, 1)), (0, 1, 1, 0), (1, 1, 1, 0), (1, 1, 1, 1)]
 
 
-SPILLS = {64: 0, 128: 16}
-"""Of the backward. At 128 without any, by statistics that are loaded later, it was 3 to 4% slower on one H200."""
+MAX_BACKWARD_SPILLS = {64: 0, 128: 16}
+"""Limit by d_head. Loading statistics later avoids the spills at 128, but was 3 to 4% slower on an H200."""
 
 
 @pytest.mark.parametrize(("causal", "deterministic", "tail", "fp16"), BACKWARDS)
 @pytest.mark.parametrize("depth", [64, 128])
-def test_backward_stays_in_registers(depth: int, causal: int, deterministic: int, tail: int, fp16: int) -> None:
+def test_backward_spills_at_most_known_number(
+    depth: int, causal: int, deterministic: int, tail: int, fp16: int
+) -> None:
     flags = {"D": depth, "FP16": fp16, "CAUSAL": causal, "TAIL": tail, "DETERMINISTIC": deterministic}
     macros = (*flags.items(), *BACKWARD_TILES[depth].macros)
     _, opcodes = read_machine_code(hopper.machine_code("backward", macros))
-    assert opcodes["STL"] + opcodes["LDL"] <= SPILLS[depth]
-    # ptxas that cannot follow a product in flight waits for each instruction of it.
+    assert opcodes["STL"] + opcodes["LDL"] <= MAX_BACKWARD_SPILLS[depth]
+    # If ptxas cannot track a product in flight, it waits for each of its instructions.
     assert opcodes["WARPGROUP"] < opcodes["HGMMA"]
     assert min(opcodes[name] for name in ("HGMMA", "UTMALDG", "UBLKRED")) > 0
 
 
 @pytest.mark.parametrize("depth", [64, 128])
-def test_the_kernels_around_the_backward_do_not_spill(depth: int) -> None:
+def test_kernels_around_backward_do_not_spill(depth: int) -> None:
     _, opcodes = read_machine_code(
         hopper.machine_code("rows", (("D", depth), ("FP16", 0), *BACKWARD_TILES[depth].macros))
     )
     assert opcodes["STL"] + opcodes["LDL"] == 0
 
 
-def test_a_description_lies_where_the_copy_engine_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a multiple of 64 bytes, which Python's objects are not; with strides in bytes, innermost first."""
+def test_tensor_map_is_aligned_and_has_byte_strides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy engine needs addresses that are multiples of 64 bytes, and strides in bytes, innermost first."""
     seen: dict[str, object] = {}
 
     class Driver:

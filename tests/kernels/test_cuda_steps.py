@@ -1,4 +1,4 @@
-"""The ladder of CUDA C++ kernels: each step compiles as its head says, and computes attention."""
+"""Tests of the CUDA C++ kernel steps: each compiles without spills and computes attention."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ D_HEADS = (32, 64, 128)
 ALL = [pytest.param(step, id=name) for name, step in (STEPS | LEFT_OUT).items()]
 
 
-def test_every_file_is_a_step() -> None:
+def test_every_source_file_is_a_step() -> None:
     assert {path.stem for path in FOLDER.glob("*.cu")} == {step.source for step in STEPS.values()}
 
 
 @pytest.mark.parametrize("step", ALL)
-def test_nvcc_takes_each_step_without_spills_and_its_shared_memory_fits(step, tmp_path: Path) -> None:
+def test_nvcc_compiles_step_without_spills_within_shared_memory(step, tmp_path: Path) -> None:
     if not shutil.which("nvcc"):
-        pytest.skip("there is no nvcc here")
+        pytest.skip("nvcc is not installed")
     assert all(step.launch(d)[2] <= SHARED_LIMIT_BYTES[90] for d in D_HEADS)
-    d = max(D_HEADS)  # which takes the most registers; what runs is NVRTC's, below, for each of them
+    d = max(D_HEADS)  # takes the most registers; the NVRTC test below covers each d_head
     macros = [f"-D{macro}={value}" for macro, value in step.macros(d).items()]
     source, made = FOLDER / f"{step.source}.cu", tmp_path / f"{d}.cubin"
     command = ["nvcc", "-arch=sm_90a", "-cubin", "-Werror=all-warnings", "-Xptxas=-v", *macros, "-o", made, source]
@@ -46,7 +46,7 @@ def test_nvcc_takes_each_step_without_spills_and_its_shared_memory_fits(step, tm
 
 
 @pytest.mark.parametrize("step", ALL)
-def test_nvrtc_takes_each_step_without_spills(step) -> None:
+def test_nvrtc_compiles_step_without_spills(step) -> None:
     pytest.importorskip("cuda.bindings", reason="no cuda-core: pip install cuda-core cuda-bindings nvidia-cuda-nvrtc")
     for d in D_HEADS if step in STEPS.values() else [max(D_HEADS)]:
         _, opcodes = read_machine_code(bytes(compile_step(step, d, "sm_90a").code))
@@ -54,43 +54,43 @@ def test_nvrtc_takes_each_step_without_spills(step) -> None:
 
 
 @pytest.mark.parametrize(("batch", "n", "d"), [(1, 64, 32), (3, 5, 7), (2, 128, 64)])
-def test_the_sequential_program_is_attention(batch: int, n: int, d: int) -> None:
+def test_sequential_program_matches_sdpa(batch: int, n: int, d: int) -> None:
     q, k, v = torch.randn(3, batch, n, d).unbind()
-    right = scaled_dot_product_attention(q.double(), k.double(), v.double())
-    torch.testing.assert_close(attend_reference(q, k, v).double(), right, rtol=1e-5, atol=1e-5)
+    expected = scaled_dot_product_attention(q.double(), k.double(), v.double())
+    torch.testing.assert_close(attend_reference(q, k, v).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_sequential_program_leaves_the_process_its_subnormals() -> None:
+def test_sequential_program_keeps_subnormals_enabled() -> None:
     attend_reference(*torch.randn(3, 1, 4, 4).unbind())
     assert sys.float_info.min / 2 > 0
 
 
-def test_a_mistyped_step_and_tensors_of_a_cpu_are_refused() -> None:
+def test_unknown_step_and_cpu_tensors_are_rejected() -> None:
     q = torch.zeros(1, 64, 64)
     with pytest.raises(ConfigError, match="did you mean padded"):
         attend("paded", q, q, q)
-    with pytest.raises(ConfigError, match="run on a CUDA device"):
+    with pytest.raises(ConfigError, match="the tensors are on the CPU; move them to a GPU"):
         attend("padded", q, q, q)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*STEPS, *LEFT_OUT])
-def test_each_step_is_attention(name: str) -> None:
+def test_step_matches_sdpa(name: str) -> None:
     step = (STEPS | LEFT_OUT)[name]
     for d in D_HEADS:
         q, k, v = torch.randn(3, 2, 512, d, device="cuda").to(step.dtype).unbind()
-        right = scaled_dot_product_attention(q.double(), k.double(), v.double())
+        expected = scaled_dot_product_attention(q.double(), k.double(), v.double())
         bound = 2e-3 if step.dtype == torch.float16 else 1e-5
-        torch.testing.assert_close(attend(name, q, k, v).double(), right, rtol=0, atol=bound)
+        torch.testing.assert_close(attend(name, q, k, v).double(), expected, rtol=0, atol=bound)
         with pytest.raises(ConfigError, match="multiple of 64"):
             attend(name, *(tensor[:, :100].contiguous() for tensor in (q, k, v)))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("streams", [1, 4])
-def test_copies_beside_kernels_bring_every_batch_home(streams: int) -> None:
+def test_overlapped_copies_return_every_batch(streams: int) -> None:
     q, k, v = (torch.randn(6, 256, 64, dtype=torch.float16).pin_memory() for _ in range(3))
     out = torch.empty(6, 256, 64).pin_memory()
     attend_from_host("tensor_cores", q, k, v, out, streams)
-    right = scaled_dot_product_attention(q.double(), k.double(), v.double())
-    torch.testing.assert_close(out.double(), right, rtol=0, atol=2e-3)
+    expected = scaled_dot_product_attention(q.double(), k.double(), v.double())
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=2e-3)

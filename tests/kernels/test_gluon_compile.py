@@ -1,7 +1,7 @@
-"""The flash_gluon kernels compile for Hopper without a GPU, fit a multiprocessor and use its own instructions.
+"""Tests that the flash_gluon kernels compile for Hopper without a GPU and fit a multiprocessor.
 
-Compiling needs a triton that they are written for, and a process without TRITON_INTERPRET: this file is its program;
-it prints a JSON object, kernel → resources.
+Compiling needs a supported triton and a process without TRITON_INTERPRET. That process runs this file, which prints a
+JSON object, kernel → resources.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from cs_systems.kernels.compile import SHARED_LIMIT_BYTES, compile_for
 
 pytestmark = [
     pytest.mark.skipif(_wrong_triton() is not None, reason=_wrong_triton() or ""),
-    pytest.mark.timeout(300),  # a kernel takes a few seconds, on a busy machine twenty
+    pytest.mark.timeout(300),  # a kernel takes a few seconds, or twenty on a busy machine
 ]
 
 CASES = [(d_head, causal, kernel) for d_head in (64, 128) for causal in (False, True) for kernel in ("forward", "main")]
 KNOWN_SPILLS = {(64, "main"): 89, (128, "main"): 56}
-"""Local-memory instructions that may not grow, the larger number of triton 3.6 and 3.7: loop-invariant addresses, read
-again in the loop."""
+"""Limits of local-memory instructions, the larger of triton 3.6 and 3.7; they reload loop-invariant addresses."""
 
 
 def compile_all() -> dict[str, dict[str, Any]]:
@@ -65,21 +64,21 @@ def compiled() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("d_head", "causal", "kernel"), CASES)
-def test_it_fits_a_multiprocessor_and_runs_on_its_units(d_head: int, causal: bool, kernel: str) -> None:
+def test_kernel_fits_multiprocessor_and_uses_hopper_instructions(d_head: int, causal: bool, kernel: str) -> None:
     resources = compiled()[f"{d_head} {causal} {kernel}"]
     assert 0 < resources["shared_bytes"] <= SHARED_LIMIT_BYTES[90]
     assert resources["spills"] <= KNOWN_SPILLS.get((d_head, kernel), 0)
     opcodes = resources["instructions"]
     assert opcodes["HGMMA"] > 0
     assert opcodes["UTMALDG"] > 0
-    # A compiler that cannot follow a product in flight waits for each instruction of it.
+    # If the compiler cannot track a product in flight, it waits for each of its instructions.
     assert opcodes["WARPGROUP"] < opcodes["HGMMA"]
     if kernel == "main":
         assert opcodes["UTMAREDG"] > 0
 
 
 @pytest.mark.parametrize("kernel", ["prepare", "finish"])
-def test_the_kernels_around_the_backward_do_not_spill(kernel: str) -> None:
+def test_kernels_around_backward_do_not_spill(kernel: str) -> None:
     assert compiled()[f"128 True {kernel}"]["spills"] == 0
 
 

@@ -1,4 +1,4 @@
-"""The plain Triton kernels around the Gluon backward, in Triton's interpreter: this file is its program too."""
+"""Test of the Triton kernels around the Gluon backward; a process with Triton's interpreter runs this file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CASES = ((200, 64, 64), (130, 128, 128), (64, 96, 128), (5, 32, 64))
 HEADS, SCALE, BLOCK, PADDING = 2, 0.5, 64, 128
 
 
-def test_they_compute_row_sums_and_put_dq_back_in_order() -> None:
+def test_row_kernels_sum_rows_and_reorder_dq() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
 
 
-def prepares(seq: int, d_head: int, depth: int) -> None:
+def check_prepare(seq: int, d_head: int, depth: int) -> None:
     from cs_systems.kernels.gluon.rows import prepare_kernel
 
     padded = -(-seq // PADDING) * PADDING
@@ -37,12 +37,12 @@ def prepares(seq: int, d_head: int, depth: int) -> None:
     )
     torch.testing.assert_close(delta[:, :seq], (o * do).sum(-1)[0], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(lse_log2[:, 1:seq], lse[0, :, 1:] / torch.tensor(2.0).log())
-    assert lse_log2[0, 0] == torch.inf  # a row that sees nothing: its weights are 0
+    assert lse_log2[0, 0] == torch.inf  # a row without visible keys has weights of 0
     assert (lse_log2[:, seq:] == torch.inf).all()
     assert not dq.any()
 
 
-def finishes(seq: int, d_head: int, depth: int) -> None:
+def check_finish(seq: int, d_head: int, depth: int) -> None:
     from cs_systems.kernels.gluon.rows import ORDER, finish_kernel
 
     padded = -(-seq // PADDING) * PADDING
@@ -61,5 +61,5 @@ def finishes(seq: int, d_head: int, depth: int) -> None:
 
 if __name__ == "__main__":
     for case in CASES:
-        prepares(*case)
-        finishes(*case)
+        check_prepare(*case)
+        check_finish(*case)

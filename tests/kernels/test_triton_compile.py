@@ -1,7 +1,7 @@
-"""The flash_triton kernels compile, without a GPU, for the architectures they are meant for, and fit a multiprocessor.
+"""Tests that the flash_triton kernels compile for their architectures without a GPU and fit a multiprocessor.
 
-Compiling needs a process without TRITON_INTERPRET: each architecture's kernels are compiled in one of their own, in
-which this file is the program; it prints a JSON object, kernel → resources.
+Compiling needs a process without TRITON_INTERPRET. One process for each architecture runs this file, which prints a
+JSON object, kernel → resources.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cs_systems.kernels.triton.configs import tiles_for
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
 
-# capability → (dtype, d_head): the sizes of the presets, a padded one, the largest.
+# capability → (dtype, d_head): the sizes of the presets, a padded size and the largest.
 SIZES = {
     80: [("bfloat16", 64), ("bfloat16", 128), ("float32", 64)],
     90: [("bfloat16", 64), ("bfloat16", 80), ("bfloat16", 128), ("bfloat16", 256), ("float32", 64)],
@@ -32,10 +32,10 @@ KERNELS = ("forward", "dq", "dkdv")
 CASES = [(c, dtype, d, kernel) for c, sizes in SIZES.items() for dtype, d in sizes for kernel in KERNELS]
 KNOWN_SPILLS = {
     (90, "bfloat16", 256, "dkdv"): 10,  # 2 × 64 × 256 accumulators on 256 threads take half of the registers
-    (100, "bfloat16", 64, "forward"): 6,  # triton 3.6 holds it to 128 registers; 3.7 does not spill
+    (100, "bfloat16", 64, "forward"): 6,  # triton 3.6 limits it to 128 registers; 3.7 does not spill
 }
-"""Local-memory instructions that may not grow, the larger number of triton 3.6 and 3.7. All others have none."""
-MINUTES = pytest.mark.timeout(300)  # a kernel takes a second or two, on a busy machine ten
+"""Limits of local-memory instructions, the larger of triton 3.6 and 3.7. Kernels not listed may have none."""
+LONG_TIMEOUT = pytest.mark.timeout(300)  # a kernel takes a second or two, or ten on a busy machine
 
 
 def compile_all(capability: int) -> dict[str, dict[str, Any]]:
@@ -47,7 +47,7 @@ def compile_all(capability: int) -> dict[str, dict[str, Any]]:
 
 
 def compile_few_keys(capability: int) -> dict[str, dict[str, Any]]:
-    """One key and three, neither of them a number that the kernel may know."""
+    """Return the resources for one key and for three; both must give the same kernel."""
     return {
         str(keys): resources(capability, launches(capability, "bfloat16", 64, 5, keys)["forward"]) for keys in (1, 3)
     }
@@ -60,10 +60,10 @@ def resources(capability: int, launch: Any) -> dict[str, Any]:
 def launches(capability: int, dtype: str, d_head: int, seq_q: int, seq_k: int) -> dict[str, Any]:
     from cs_systems.kernels.triton.launch import Problem
 
-    def made(seq: int) -> torch.Tensor:
+    def tensor(seq: int) -> torch.Tensor:
         return torch.empty(4, 16, seq, d_head, dtype=getattr(torch, dtype), device="meta")
 
-    (q, o, do, dq), (k, v, dk, dv) = (tuple(made(seq) for _ in range(4)) for seq in (seq_q, seq_k))
+    (q, o, do, dq), (k, v, dk, dv) = (tuple(tensor(seq) for _ in range(4)) for seq in (seq_q, seq_k))
     lse, lse_log2, delta = (torch.empty(4, 16, seq_q, device="meta") for _ in range(3))
     tiles = tiles_for((capability // 10, capability % 10), q.element_size(), d_head)
     problem = Problem(q, k, v, True, 0, d_head**-0.5, tiles)
@@ -84,40 +84,40 @@ def compiled(capability: int, what: str = "all") -> dict[str, dict[str, Any]]:
     return found
 
 
-@MINUTES
+@LONG_TIMEOUT
 @pytest.mark.parametrize(("capability", "dtype", "d_head", "kernel"), CASES)
-def test_it_fits_the_multiprocessor(capability: int, dtype: str, d_head: int, kernel: str) -> None:
+def test_kernel_fits_multiprocessor_without_new_spills(capability: int, dtype: str, d_head: int, kernel: str) -> None:
     resources = compiled(capability)[f"{dtype} {d_head} {kernel}"]
     assert 0 < resources["shared_bytes"] <= SHARED_LIMIT_BYTES[capability]
     assert resources["registers"] * 32 * resources["num_warps"] <= 65_536
     assert resources["spills"] <= KNOWN_SPILLS.get((capability, dtype, d_head, kernel), 0)
 
 
-@MINUTES
+@LONG_TIMEOUT
 @pytest.mark.parametrize(
     ("capability", "product"), [(80, "HMMA"), (90, "HGMMA"), (100, "UTCHMMA")], ids=["mma", "wgmma", "tcgen05"]
 )
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_bf16_runs_on_the_tensor_cores_of_its_generation(capability: int, product: str, kernel: str) -> None:
+def test_bf16_products_use_tensor_cores_of_architecture(capability: int, product: str, kernel: str) -> None:
     assert compiled(capability)[f"bfloat16 64 {kernel}"]["instructions"].get(product, 0) > 0
 
 
-@MINUTES
+@LONG_TIMEOUT
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_float32_is_not_rounded_to_tf32(kernel: str) -> None:
+def test_float32_products_are_not_rounded_to_tf32(kernel: str) -> None:
     instructions = compiled(90)[f"float32 64 {kernel}"]["instructions"]
     assert instructions["FFMA"] > 0
     assert not {"HMMA", "HGMMA"} & instructions.keys()
 
 
-@MINUTES
-def test_one_key_is_no_constant_to_the_compiler() -> None:
-    """It made ptxas crash: 10 of 363 random calls could not be compiled with triton 3.6."""
+@LONG_TIMEOUT
+def test_one_key_is_not_specialized_as_a_constant() -> None:
+    """With that constant, ptxas of triton 3.6 crashed on 10 of 363 random calls."""
     found = compiled(90, "few_keys")
     assert found["1"] == found["3"]
 
 
-def test_an_interpreted_kernel_cannot_be_compiled() -> None:
+def test_compiling_interpreted_kernel_is_rejected() -> None:
     program = (
         "from cs_systems.kernels.compile import compile_for\n"
         "from cs_systems.kernels.triton.forward import flash_forward_kernel\n"

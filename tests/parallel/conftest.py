@@ -1,4 +1,4 @@
-"""The processes of each world size are started once; the tests read what they did."""
+"""Fixtures that start the ranks of each world size once; the tests read their results."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Ranks:
 
 
 @pytest.fixture(scope="session")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """world size → its Ranks, started when first asked for."""
+def ranks_by_size(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function from a world size to its Ranks, which it starts at the first call."""
 
     @cache
     def start(world_size: int) -> Ranks:
@@ -43,8 +43,8 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
-def gpu_worlds(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """world size → the training by its Ranks, with NCCL and a GPU each."""
+def gpu_ranks_by_size(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return a function from a world size to its Ranks, which train with NCCL on one GPU each."""
 
     @cache
     def start(world_size: int) -> Ranks:

@@ -1,4 +1,4 @@
-"""Scenarios of a rank with sharded models, the same on a CPU and on a GPU."""
+"""Scenarios of a rank with sharded models, equal on CPU and GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ D, VOCABULARY = 16, 40
 
 
 class StrictLayerNorm(nn.LayerNorm):
-    """On a CPU as on CUDA: without autocast, no mixed dtypes."""
+    """LayerNorm that refuses mixed dtypes without autocast on a CPU, as CUDA does."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype is not self.weight.dtype and not torch.is_autocast_enabled(x.device.type):
@@ -51,14 +51,14 @@ class OpaqueBlock(Block):
 
 
 class Model(nn.Module):
-    """An embedding, a layer, three blocks, a head; `use` says what is unusual about it."""
+    """Model of an embedding, a layer, three blocks and a head; `use` names its unusual property."""
 
     def __init__(self, use: str = "") -> None:
         super().__init__()
         torch.manual_seed(0)
         self.use = use
         self.embedding, self.mix = nn.Embedding(VOCABULARY, D), nn.Linear(D, D)
-        kind = OpaqueBlock if use == "an output that torch cannot look into" else Block
+        kind = OpaqueBlock if use == "an opaque output" else Block
         self.blocks = nn.ModuleList(kind() for _ in range(3))
         self.head = nn.Linear(D, VOCABULARY, bias=False)
         first, second, third = self.blocks
@@ -96,7 +96,7 @@ class Model(nn.Module):
             elif self.use == "a list in a list":
                 for inner in block:
                     x = inner(x)
-            elif self.use == "an output that torch cannot look into":
+            elif self.use == "an opaque output":
                 x = block(x).x
             elif self.use == "parallel blocks":
                 x = block(x) + self.blocks[0](x)
@@ -115,7 +115,7 @@ USES = [
     "a block twice",
     "a list in a list",
     "parallel blocks",
-    "an output that torch cannot look into",
+    "an opaque output",
     "checkpoint",
     "reentrant checkpoint",
     "checkpoint around all blocks",
@@ -159,30 +159,30 @@ def backward(model: nn.Module, tokens: Tensor, use: str) -> None:
 
 
 def fail_once(model: nn.Module, tokens: Tensor, in_backward: bool) -> None:
-    """Within the second block; what backward had done until then is thrown away."""
+    """Fail once within the second block, then drop the gradients."""
 
     def fail(*_: Any) -> None:
-        raise ValueError("out of luck")
+        raise ValueError("planted failure")
 
-    def watch(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    def fail_in_backward(module: nn.Module, inputs: Any, output: Tensor) -> None:
         output.register_hook(fail)
 
     up: nn.Module = getattr(model, "module", model).blocks[1].up
-    hook = up.register_forward_hook(watch if in_backward else fail)
-    assert message(lambda: loss_of(model, tokens).backward()) == "out of luck"
+    hook = up.register_forward_hook(fail_in_backward if in_backward else fail)
+    assert message(lambda: loss_of(model, tokens).backward()) == "planted failure"
     hook.remove()
     model.zero_grad()
 
 
 def batches(rank: int, world_size: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """(whole batch, this rank's rows)"""
+    """Yield the whole batch and this rank's rows, for each step."""
     for step in range(3):
         tokens = torch.randint(0, VOCABULARY, (2 * world_size, 6), generator=torch.Generator().manual_seed(step))
         yield tokens.to(device), tokens.chunk(world_size)[rank].to(device)
 
 
 def sharded_uses(rank: int, world_size: int, device: str) -> dict[str, tuple[float, int]]:
-    """Use → how far parameters are from those of one process, and the bytes that stay gathered after a step."""
+    """Return by use the largest difference from the parameters of one process, and the bytes gathered after a step."""
     found = {}
     for use in USES:
         alone = Model(use).to(device)
@@ -204,7 +204,7 @@ def sharded_uses(rank: int, world_size: int, device: str) -> dict[str, tuple[flo
 
 
 def low_precision(rank: int, world_size: int, device: str) -> dict[str, float]:
-    """Compute dtype → how far the fp32 parameters are, by norm, from those of one process that casts the weights."""
+    """Return by compute dtype the relative difference from the parameters of one process that casts the weights."""
     return {str(dtype): _low_precision(dtype, rank, world_size, device) for dtype in (torch.float16, torch.bfloat16)}
 
 
@@ -238,8 +238,7 @@ def _low_precision(dtype: torch.dtype, rank: int, world_size: int, device: str) 
 
 
 class Casting(nn.Module):
-    """Runs `module` with the weights of its linear layers and embeddings, and what those are given, cast; its norms in
-    fp32, but for what they take and give."""
+    """Wrapper that casts the weights and inputs of linear layers and embeddings, and computes norms in fp32."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -279,8 +278,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 
 
 def norms(rank: int, world_size: int, device: str) -> dict[str, dict[str, Any]]:
-    """Norm beside a layer that computes in bf16, and the dtype it is given → what it computes in, answers in, and how
-    far that is from float64."""
+    """Return, by norm and input dtype, the dtypes of computation and output, and the difference from float64."""
     return {
         f"{name} given {dtype}": _norm(make, dtype, device)
         for name, make in NORMS.items()
@@ -294,14 +292,14 @@ def _norm(make: Callable[[], nn.Module], dtype: torch.dtype, device: str) -> dic
     seen: list[torch.dtype] = []
     norm.register_forward_pre_hook(lambda m, inputs: seen.append(inputs[0].dtype))
     x = torch.linspace(-1, 3, 4 * D, device=device).view(4, D).to(dtype).requires_grad_()
-    answer = norm(x)
-    answer.sum().backward()
-    off = (answer - make().to(device).double()(x.double())).abs().max().item()
-    return {"computes in": str(seen[0]), "answers in": str(answer.dtype), "off": off}
+    output = norm(x)
+    output.sum().backward()
+    off = (output - make().to(device).double()(x.double())).abs().max().item()
+    return {"computes in": str(seen[0]), "returns": str(output.dtype), "off": off}
 
 
 def gathered_over_time(rank: int, world_size: int, device: str) -> dict[str, list[dict[str, Any]]]:
-    """Use → per step: which units are whole, or on their way, as each block runs forward and backward; what is sent."""
+    """Return, by use and step, the units gathered during each block's forward and backward, and the collectives."""
     return {use: _gathered_over_time(use, rank, world_size, device) for use in ("", "a frozen block")}
 
 
@@ -309,8 +307,8 @@ def _gathered_over_time(use: str, rank: int, world_size: int, device: str) -> li
     model = FullyShardedDataParallel(Model(use).to(device))
     seen: list[tuple[str, list[int]]] = []
 
-    def note(what: str) -> None:
-        seen.append((what, [i for i, unit in enumerate(model._units) if unit.gathered_bytes()]))
+    def note(event: str) -> None:
+        seen.append((event, [i for i, unit in enumerate(model._units) if unit.gathered_bytes()]))
 
     for number, block in enumerate(model.module.blocks):  # type: ignore[arg-type]
         block.up.register_forward_hook(lambda *_, n=number: note(f"forward {n}"))

@@ -1,4 +1,4 @@
-"""Starts N processes and never leaves one behind: what hangs or dies ends all of them. No torch in here."""
+"""Launcher of test ranks: if one hangs or dies, it ends all of them. It does not import torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def launch(target: Callable[..., None], world_size: int, folder: Path, *, limit_
 
 
 def _run(module: str, target: str, *arguments: Any) -> None:
-    """In the new process, which has no torch yet: importing it makes no garbage, and looking for it takes as long."""
+    """Import the module without garbage collection, which doubles the time to import torch, and call the target."""
     gc.disable()
     loaded = importlib.import_module(module)
     gc.freeze()

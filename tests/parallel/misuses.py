@@ -35,7 +35,7 @@ def mismatches(rank: int, world_size: int) -> dict[str, str]:
         "dtype": lambda: nn.Linear(2, 2).to(torch.bfloat16 if last else torch.float32),
         "frozen": lambda: nn.Linear(2, 2).requires_grad_(not last),
     }
-    return {what: message(lambda build=build: compose("ddp_flat").wrap(build())) for what, build in models.items()}
+    return {kind: message(lambda build=build: compose("ddp_flat").wrap(build())) for kind, build in models.items()}
 
 
 def misuses(rank: int, world_size: int) -> dict[str, str]:
@@ -87,8 +87,8 @@ def assigned(rank: int, world_size: int) -> dict[str, str]:
     return found
 
 
-class _OutOfLuck(torch.autograd.Function):
-    """Backward fails where the numbers are below zero."""
+class _FailsBelowZero(torch.autograd.Function):
+    """Identity whose backward fails if an input was negative."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -98,11 +98,11 @@ class _OutOfLuck(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         if ctx.fails:
-            raise RuntimeError("out of luck")
+            raise RuntimeError("planted failure")
         return gradient
 
 
-class Unlucky(nn.Module):
+class FailingModel(nn.Module):
     """Two layers of positive weights; backward fails between them where the input is negative."""
 
     def __init__(self) -> None:
@@ -112,19 +112,19 @@ class Unlucky(nn.Module):
             nn.init.ones_(p)
 
     def forward(self, x: Tensor) -> Any:
-        return self.last(_OutOfLuck.apply(self.first(x)))
+        return self.last(_FailsBelowZero.apply(self.first(x)))
 
 
 def after_a_failed_backward(rank: int, world_size: int) -> dict[str, tuple[list[str], list[Tensor], list[Tensor]]]:
-    """Name → what each backward says, the parameters after a step that follows them, and those without a failure."""
+    """Return by strategy the errors of each backward, and the parameters with and without a failure before."""
     found = {}
     for name in ("ddp_overlap", "ddp_bucketed", "zero1_flat"):
         strategy, x = compose(name), torch.full((1, 2), rank + 1.0)
-        trained, said = [], []
+        trained, errors = [], []
         for inputs in ([-x, x], []):
-            model: Any = strategy.wrap(Unlucky())
+            model: Any = strategy.wrap(FailingModel())
             optimizer = strategy.make_optimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-            said += [message(lambda m=model, x=x: m(x).sum().backward()) for x in inputs]
+            errors += [message(lambda m=model, x=x: m(x).sum().backward()) for x in inputs]
             if inputs:
                 model.finish_gradient_synchronization()
             optimizer.zero_grad()
@@ -132,7 +132,7 @@ def after_a_failed_backward(rank: int, world_size: int) -> dict[str, tuple[list[
             strategy.finish_gradients(model)
             optimizer.step()
             trained.append([p.detach().clone() for p in model.parameters()])
-        found[name] = (said, *trained)
+        found[name] = (errors, *trained)
     return found
 
 

@@ -24,7 +24,7 @@ from tests.parallel.training import Case, train_rank, train_scaled
 
 COLLECTIVE_LIMIT_S = 20
 
-# How gradients may be told to travel on GPUs, each with what it gives exactly.
+# Options of sending gradients with NCCL, by the name of their result.
 ON_NCCL: dict[str, dict[str, Any]] = {
     "narrowed": {"comm_dtype": "bf16"},
     "prioritised": {"max_ctas": 4, "high_priority": True},
@@ -32,7 +32,7 @@ ON_NCCL: dict[str, dict[str, Any]] = {
 
 
 def cases(name: str, world_size: int) -> list[Case]:
-    """Compositions have fewer: their parts are tried alone too; and three ranks, which are the slowest to run here."""
+    """Return the cases of a strategy: fewer for compositions, whose parts are tested alone, and for three ranks."""
     each = Case("fp32", micro_batches=2, finishes_each=True)
     exact = Case("fp32", micro_batches=2)
     low = Case("bf16" if composed(name).one_dtype else "mixed", micro_batches=2)
@@ -45,10 +45,14 @@ TP_DEGREE = 2
 
 
 def strategies(world_size: int) -> list[str]:
-    """Every strategy that trains by itself, and with each that needs another; of 4 ranks, those in two dimensions."""
+    """Return the strategies that train alone and the compositions; for 4 ranks, those with two dimensions."""
     if world_size == 2 * TP_DEGREE:
         found = {name: plugins.get("parallel", name) for name in plugins.names("parallel")}
-        return [f"{name}+tp" for name, it in found.items() if "tp_degree" in it.options and "batch" in it.splits]
+        return [
+            f"{name}+tp"
+            for name, strategy in found.items()
+            if "tp_degree" in strategy.options and "batch" in strategy.splits
+        ]
     parts = {name: plugins.get("parallel", name).splits for name in plugins.names("parallel")}
     alone = [name for name, splits in parts.items() if {"batch", "features"} & splits]
     joined = [
@@ -67,7 +71,7 @@ def scaled() -> list[str]:
 
 
 def composed(name: str) -> ParallelStrategy:
-    """With several small buckets, of which some are ready in the midst of backward; and what unused parameters need."""
+    """Compose a strategy with small buckets, some ready during backward, and the options for unused parameters."""
     mesh = {"tp_degree": TP_DEGREE} if "+tp" in name else {}
     strategy = compose(name, **mesh)
     size = {"bucket_size_mb": 0.002} if "bucket_size_mb" in strategy.options else {}
@@ -81,20 +85,20 @@ def attempt(work: Callable[[], Any]) -> Any:
         return traceback.format_exc()
 
 
-# Collectives whose names gloo's threads may free twice (see `torch_fsdp2`): one process that keeps 16 of the first in
-# flight aborts within seconds; one that waits for each did once in some 3 million. With a short name none ever did.
+# Gloo's threads may free the names of these collectives twice (see `torch_fsdp2`): a process that keeps 16 of the first
+# in flight aborts within seconds, and one that waits for each aborted once in some 3 million. Short names are safe.
 NAMED_ON_THE_HEAP = ("allgather_coalesced_", "allgather_into_tensor_coalesced_")
 
 
 def refuse(*_: Any) -> None:
-    raise RuntimeError("gloo's threads may crash on the name of this collective: take one that is not coalesced")
+    raise RuntimeError("gloo's threads may crash on the name of this collective; use one that is not coalesced")
 
 
 def run_rank(rank: int, world_size: int, folder: Path) -> None:
-    """On CPUs, everything."""
+    """Run training and all scenarios of a rank on a CPU."""
     _join("gloo", rank, world_size, folder)
     refusals = torch.library.Library("c10d", "IMPL")
-    with warnings.catch_warnings(action="ignore"):  # that these kernels are replaced
+    with warnings.catch_warnings(action="ignore"):  # it warns that these kernels are replaced
         for name in NAMED_ON_THE_HEAP:
             refusals.impl(name, refuse, "CPU")
     results = _train(rank, world_size, "cpu")
@@ -109,20 +113,20 @@ def run_rank(rank: int, world_size: int, folder: Path) -> None:
 
 
 def run_gpu_rank(rank: int, world_size: int, folder: Path) -> None:
-    """On a GPU each, the training, and what is sharded."""
+    """Run training and the sharded scenarios of a rank on its GPU."""
     torch.cuda.set_device(rank)
     _join("nccl", rank, world_size, folder)
     results = _train(rank, world_size, f"cuda:{rank}")
     if world_size == 2:
         results |= _shard(rank, world_size, f"cuda:{rank}")
-        for name, told in ON_NCCL.items():
-            results[name] = attempt(lambda told=told: narrowed(rank, world_size, f"cuda:{rank}", **told))
+        for name, options in ON_NCCL.items():
+            results[name] = attempt(lambda options=options: narrowed(rank, world_size, f"cuda:{rank}", **options))
     _leave(results, rank, folder)
 
 
 def _join(backend: str, rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
-    faulthandler.enable()  # where a rank was when native code killed it
+    faulthandler.enable()  # prints a rank's position when native code kills it
     dist.init_process_group(
         backend,
         init_method=f"file://{folder}/store",

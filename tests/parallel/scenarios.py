@@ -1,4 +1,4 @@
-"""Scenarios of a rank beside training; each returns the values that the tests compare."""
+"""Scenarios of a rank besides training; each returns the values that the tests compare."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.parallel.training import CONFIG
 
 
 class Backwards(nn.Module):
-    """Layers that run in the reverse order of their registration."""
+    """Model whose layers run in the reverse order of their registration."""
 
     def __init__(self, layers: int = 3) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Backwards(nn.Module):
 
 
 def learned_order(rank: int, world_size: int) -> list[list[int]]:
-    """Per step: how many buckets were sent before each layer's gradient was ready, in the order of backward."""
+    """Return, for each step, the buckets sent before each layer's gradient was ready, in the order of backward."""
     model: Any = compose("ddp_overlap", send_thread=False).wrap(Backwards())
     seen: list[list[int]] = []
     for layer in model.module.layers:
@@ -50,8 +50,10 @@ def learned_order(rank: int, world_size: int) -> list[list[int]]:
 
 
 def kept_alive(rank: int, world_size: int) -> list[str]:
-    """The strategies of which something lives on when all who knew it have dropped it: it would stand in the peak of
-    what is measured next."""
+    """Return the strategies whose objects stay alive after their last reference is dropped.
+
+    Their memory would count in the peak of the next cell.
+    """
     kept = []
     for name in ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed+zero1", "zero1_flat", "fsdp"):
         strategy = compose(name)
@@ -60,15 +62,15 @@ def kept_alive(rank: int, world_size: int) -> list[str]:
         model(torch.ones(1, 4)).sum().backward()
         strategy.finish_gradients(model)
         optimizer.step()
-        known = [weakref.ref(x) for x in (model, optimizer, *model.parameters())]
+        references = [weakref.ref(x) for x in (model, optimizer, *model.parameters())]
         del model, optimizer
         resolve("cpu").release_memory()
-        kept += [name] if any(ref() is not None for ref in known) else []
+        kept += [name] if any(ref() is not None for ref in references) else []
     return kept
 
 
 class MeanOverRanks(torch.autograd.Function):
-    """Sends in forward and in backward, as synchronised batch norm does."""
+    """Mean over the ranks, which communicates in forward and in backward, as synchronised batch norm does."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -83,8 +85,8 @@ class MeanOverRanks(torch.autograd.Function):
         return gradient / dist.get_world_size()
 
 
-def a_model_that_sends(rank: int, world_size: int) -> dict[str, list[Tensor]]:
-    """The parameters after two steps, by strategy; what ddp_naive sends comes after backward."""
+def model_that_communicates(rank: int, world_size: int) -> dict[str, list[Tensor]]:
+    """Return by strategy the parameters after two steps; ddp_naive, the reference, sends after backward."""
 
     class Model(Backwards):
         def forward(self, x: Tensor) -> Tensor:
@@ -106,9 +108,11 @@ def a_model_that_sends(rank: int, world_size: int) -> dict[str, list[Tensor]]:
     return trained
 
 
-def others_collectives(rank: int, world_size: int) -> dict[str, Any]:
-    """Two models with one loss, which the caller averages before the gradients are: on the last rank the thread that
-    starts their collectives is late."""
+def collectives_of_two_models(rank: int, world_size: int) -> dict[str, Any]:
+    """Train two models with one loss, which the caller averages before the gradients.
+
+    On the last rank the thread that starts the collectives is late.
+    """
     torch.manual_seed(0)
     towers: list[Any] = [compose("ddp_overlap").wrap(nn.Linear(4, 4, bias=False)) for _ in range(2)]
 
@@ -132,7 +136,7 @@ def others_collectives(rank: int, world_size: int) -> dict[str, Any]:
 
 
 class Added(nn.Module):
-    """Two parameters to whose gradients autograd gives the same memory."""
+    """Model of two parameters whose gradients share memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,10 +147,10 @@ class Added(nn.Module):
 
 
 def one_gradient_for_two(rank: int, world_size: int) -> dict[str, list[float]]:
-    """Strategy → what two such parameters are after a step along the mean of 1, 2, …"""
+    """Return by strategy the values of two such parameters after a step with the mean of 1, 2, … as gradient."""
     found = {}
     for name in ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "zero1_flat"):
-        size = {"bucket_size_mb": 2**-20} if name == "zero1_flat" else {}  # a bucket a parameter
+        size = {"bucket_size_mb": 2**-20} if name == "zero1_flat" else {}  # one bucket per parameter
         strategy = compose(name, **size)
         model: Any = strategy.wrap(Added())
         optimizer = strategy.make_optimizer(model.parameters(), torch.optim.SGD, lr=1.0)
@@ -174,7 +178,7 @@ def _python_calls(layers: int) -> int:
         sys.setprofile(None)
         counts.append(events.count("call"))
 
-    for _ in range(2):  # the first teaches the order of sending
+    for _ in range(2):  # the first step learns the order of sending
         backward()
         model.finish_gradient_synchronization()
     with model.no_sync():
@@ -183,10 +187,10 @@ def _python_calls(layers: int) -> int:
 
 
 def narrowed(rank: int, world_size: int, device: str = "cpu", **options: Any) -> dict[str, Any]:
-    """Gradients that travel as bf16, or as the options say, in two buckets, and what they would be as one mean."""
+    """Return the rank's own gradients and those averaged in two buckets, in bf16 or with the given options."""
     torch.manual_seed(0)
-    told = options or {"comm_dtype": "bf16"}
-    model: Any = compose("ddp_bucketed", bucket_size_mb=1e-4, **told).wrap(Backwards().to(device))
+    options = options or {"comm_dtype": "bf16"}
+    model: Any = compose("ddp_bucketed", bucket_size_mb=1e-4, **options).wrap(Backwards().to(device))
     torch.manual_seed(rank)
     x = torch.randn(5, 4).to(device)
     with model.no_sync():
@@ -204,7 +208,7 @@ def narrowed(rank: int, world_size: int, device: str = "cpu", **options: Any) ->
 
 
 def sharding(rank: int, world_size: int) -> dict[str, Any]:
-    """A ShardedOptimizer that is stepped with a closure, follows a scheduler and is given a group later."""
+    """Step a ShardedOptimizer with a closure, a scheduler and a parameter group added later."""
     torch.manual_seed(0)
     params = [nn.Parameter(torch.randn(n)) for n in (30, 10, 10, 10, 7)]
     twins = [nn.Parameter(p.detach().clone()) for p in params]
@@ -263,7 +267,7 @@ def indivisible(rank: int, world_size: int) -> dict[str, str]:
 
 
 def tensor_parallel(rank: int, world_size: int) -> dict[str, Any]:
-    """A model whose two layers share w1, under autocast, beside the same on one process; saved, spoiled and loaded."""
+    """Train a model whose layers share w1 under autocast, on all ranks and on one; save, zero and load it."""
 
     def build() -> Any:
         model = _small()
@@ -307,7 +311,7 @@ class Gain(nn.Linear):
 
 
 def without_dimensions(rank: int, world_size: int) -> dict[str, Any]:
-    """Strategy → what two steps make of such a parameter beside others, all saved and loaded between them."""
+    """Return by strategy the parameters after two steps, with the state saved and loaded between them."""
     found = {}
     for name in ("ddp_flat+zero1", "zero1_flat", "fsdp") if world_size > 1 else ("single",):
         torch.manual_seed(0)
@@ -315,8 +319,8 @@ def without_dimensions(rank: int, world_size: int) -> dict[str, Any]:
         model = strategy.wrap(nn.Sequential(Gain(), nn.Linear(1, 2)))
         for _ in range(2):
             optimizer = strategy.make_optimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
-            for what, state in saved.items():
-                {"model": model, "optimizer": optimizer}[what].load_state_dict(state)
+            for name_of_state, state in saved.items():
+                {"model": model, "optimizer": optimizer}[name_of_state].load_state_dict(state)
             model.zero_grad()
             model(torch.ones(1, 3)).square().sum().backward()
             strategy.finish_gradients(model)
@@ -331,8 +335,8 @@ SCENARIOS = [
     learned_order,
     kept_alive,
     one_gradient_for_two,
-    a_model_that_sends,
-    others_collectives,
+    model_that_communicates,
+    collectives_of_two_models,
     python_calls,
     narrowed,
     sharding,

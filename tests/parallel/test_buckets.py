@@ -12,7 +12,7 @@ from cs_systems.parallel._data_parallel import by_size
 PARAMETERS = st.lists(st.tuples(st.integers(1, 50), st.sampled_from([torch.float32, torch.bfloat16])), min_size=1)
 
 
-def made(sizes: list[tuple[int, torch.dtype]]) -> list[nn.Parameter]:
+def parameters(sizes: list[tuple[int, torch.dtype]]) -> list[nn.Parameter]:
     return [nn.Parameter(torch.zeros(count, dtype=dtype)) for count, dtype in sizes]
 
 
@@ -21,10 +21,10 @@ def size_of(bucket: list[nn.Parameter]) -> int:
 
 
 @given(PARAMETERS, st.floats(1, 1000), st.none() | st.floats(1, 1000))
-def test_every_parameter_is_in_one_bucket_of_its_dtype_the_last_registered_first(
+def test_buckets_hold_each_parameter_once_in_reverse_order(
     sizes: list[tuple[int, torch.dtype]], size_bytes: float, last_bytes: float | None
 ) -> None:
-    params = made(sizes)
+    params = parameters(sizes)
     buckets = by_size(params, size_bytes, last_bytes)
     assert all(len({p.dtype for p in bucket}) == 1 for bucket in buckets)
     for dtype in (torch.float32, torch.bfloat16):
@@ -33,12 +33,12 @@ def test_every_parameter_is_in_one_bucket_of_its_dtype_the_last_registered_first
 
 
 @given(PARAMETERS, st.floats(1, 1000), st.floats(1, 1000))
-def test_a_bucket_may_be_twice_as_large_as_the_one_after_it(
+def test_bucket_sizes_double_from_the_last_to_the_first(
     sizes: list[tuple[int, torch.dtype]], size_bytes: float, last_bytes: float
 ) -> None:
-    params = made([(count, torch.float32) for count, _ in sizes])
+    params = parameters([(count, torch.float32) for count, _ in sizes])
     buckets = by_size(params, size_bytes, last_bytes)[::-1]
     for place, bucket in enumerate(buckets):
         limit = min(size_bytes, last_bytes * 2**place)
-        assert size_of(bucket[1:]) < limit, "the parameter that fills it closes it: the one registered last"
+        assert size_of(bucket[1:]) < limit, "a bucket closes with the parameter that fills it"
         assert size_of(bucket) >= limit or place == len(buckets) - 1

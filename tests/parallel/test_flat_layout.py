@@ -1,4 +1,4 @@
-"""A layout gives every element to one rank, aligned, with as little padding as that takes."""
+"""Flat layout: every element belongs to one rank, aligned and with little padding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ layouts = st.tuples(
 
 
 @given(layouts)
-def test_every_element_is_in_one_part(case: tuple[list[int], int, torch.dtype]) -> None:
+def test_every_element_belongs_to_one_rank(case: tuple[list[int], int, torch.dtype]) -> None:
     counts, world_size, dtype = case
     layout = FlatLayout.of(counts, world_size, dtype)
     numbers = torch.arange(1, sum(counts) + 1, dtype=torch.float64).split(counts)

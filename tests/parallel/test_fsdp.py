@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism beside the training of every strategy: unusual models, memory over time, misuse."""
+"""Fully sharded data parallelism: unusual models, gathered memory over time, and misuse."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ import torch
 
 from tests.parallel.fsdp_scenarios import NORMS, USES, Model
 
-pytestmark = pytest.mark.parametrize("where", ["worlds", pytest.param("gpu_worlds", marks=pytest.mark.gpu)])
+pytestmark = pytest.mark.parametrize(
+    "where", ["ranks_by_size", pytest.param("gpu_ranks_by_size", marks=pytest.mark.gpu)]
+)
 
 
 @pytest.fixture
 def ranks(where: str, request: pytest.FixtureRequest) -> Any:
-    """Two, on CPUs with gloo or on GPUs with NCCL."""
+    """Return the results of two ranks, on CPUs with gloo or on GPUs with NCCL."""
     return request.getfixturevalue(where)(2)
 
 
 @pytest.mark.parametrize("use", USES)
-def test_it_trains_as_one_process(ranks: Any, use: str) -> None:
-    """And leaves nothing gathered, but for the root unit of a forward whose backward may still come."""
+def test_fsdp_trains_unusual_models_as_one_process(ranks: Any, use: str) -> None:
+    """Also check that nothing stays gathered, except the root unit of a forward without backward."""
     for found in ranks.of("sharded_uses"):
         off, gathered_bytes = found[use]
         assert off <= (1e-3 if use == "autocast" else 5e-6)
         assert (gathered_bytes > 0) == (use == "a forward without backward")
 
 
-def test_it_computes_and_sends_in_the_compute_dtype(ranks: Any) -> None:
-    """Against one process that casts weights and inputs: by norm of what training moved."""
+def test_fsdp_computes_and_sends_in_the_compute_dtype(ranks: Any) -> None:
+    """Compare with one process that casts weights and inputs, by the norm of the change in training."""
     for found in ranks.of("low_precision"):
         assert found["torch.float16"] <= 1e-2
         assert found["torch.bfloat16"] <= 5e-2
@@ -36,18 +38,18 @@ def test_it_computes_and_sends_in_the_compute_dtype(ranks: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["torch.bfloat16", "torch.float32"])
 @pytest.mark.parametrize("norm", NORMS)
-def test_norms_take_what_other_modules_answer(ranks: Any, norm: str, dtype: str) -> None:
-    """Torch's compute in the dtype of their weights, which on CUDA they insist on; ours does by itself."""
+def test_norms_accept_and_return_the_compute_dtype(ranks: Any, norm: str, dtype: str) -> None:
+    """Torch's norms compute in the dtype of their weights; this package's norm computes in fp32 internally."""
     for found in ranks.of("norms"):
-        it = found[f"{norm} given {dtype}"]
-        assert it["computes in"] == (dtype if norm == "ours" else "torch.float32")
-        assert it["answers in"] == dtype
-        assert it["off"] <= (1e-2 if dtype == "torch.bfloat16" else 1e-5)
+        result = found[f"{norm} given {dtype}"]
+        assert result["computes in"] == (dtype if norm == "ours" else "torch.float32")
+        assert result["returns"] == dtype
+        assert result["off"] <= (1e-2 if dtype == "torch.bfloat16" else 1e-5)
 
 
 @pytest.mark.parametrize("use", ["", "a frozen block"])
-def test_two_blocks_and_the_root_are_whole_at_most(ranks: Any, use: str) -> None:
-    """Units: 0 the root, 1 to 3 the blocks. The first forward teaches the order; then the next unit is on its way."""
+def test_at_most_two_blocks_and_the_root_are_gathered(ranks: Any, use: str) -> None:
+    """Unit 0 is the root, units 1 to 3 are the blocks; after the first forward the next unit is prefetched."""
     for found in ranks.of("gathered_over_time"):
         first, *later = found[use]
         backward = [("backward 2", [0, 2, 3]), ("backward 1", [0, 1, 2]), ("backward 0", [0, 1])]
@@ -58,9 +60,11 @@ def test_two_blocks_and_the_root_are_whole_at_most(ranks: Any, use: str) -> None
         assert all(step["after"] == 0 for step in (first, *later))
 
 
-def test_a_unit_is_one_collective(ranks: Any) -> None:
-    """The root once and each block twice gathered, each reduce-scattered once; norms in one all-reduce, and who had
-    gradients in another."""
+def test_each_unit_is_sent_in_one_collective(ranks: Any) -> None:
+    """Gather the root once and each block twice, and reduce-scatter each once.
+
+    One all-reduce sends the norms, another the flags of parameters with gradients.
+    """
     order = ["gather"] * 4 + ["gather", "gather", "scatter", "gather", "scatter", "scatter", "scatter"]
     short = {"all_gather": "gather", "reduce_scatter": "scatter", "all_reduce": "all_reduce"}
     for found in ranks.of("gathered_over_time"):
@@ -68,7 +72,7 @@ def test_a_unit_is_one_collective(ranks: Any) -> None:
             assert [short[call.collective] for call in step["calls"]] == [*order, "all_reduce", "all_reduce"]
 
 
-def test_a_rank_keeps_its_part_alone(ranks: Any) -> None:
+def test_rank_keeps_only_its_shards(ranks: Any) -> None:
     both = ranks.of("kept_parts")
     alone = Model("tied")
     for name, p in alone.named_parameters(remove_duplicate=False):
@@ -85,7 +89,7 @@ def test_a_rank_keeps_its_part_alone(ranks: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "answer"),
+    ("misuse", "message"),
     [
         ("unknown_dtype", "unknown compute_dtype 'fp8': did you mean fp"),
         ("outside", "Linear was called before Model gathered its weights; call the FullyShardedDataParallel wrapper"),
@@ -95,6 +99,6 @@ def test_a_rank_keeps_its_part_alone(ranks: Any) -> None:
         ("backward_that_failed", "backward has not ended, or has failed; run forward and backward again"),
     ],
 )
-def test_misuse_of_a_sharded_model_raises_a_named_error(ranks: Any, what: str, answer: str) -> None:
-    for answers in ranks.of("sharded_misuses"):
-        assert answers[what].startswith(answer)
+def test_misuse_of_a_sharded_model_raises_a_named_error(ranks: Any, misuse: str, message: str) -> None:
+    for messages in ranks.of("sharded_misuses"):
+        assert messages[misuse].startswith(message)

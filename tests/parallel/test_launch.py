@@ -27,13 +27,13 @@ def die(rank: int, world_size: int, folder: Path) -> None:
     time.sleep(3600)
 
 
-def test_ranks_that_hang_are_ended(tmp_path: Path) -> None:
+def test_hanging_ranks_are_ended(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"ranks \[0, 1\] still ran after 0.5 s"):
         launch(hang, 2, tmp_path, limit_s=0.5)
     assert multiprocessing.active_children() == []
 
 
-def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
+def test_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"exit codes by rank: \{1: 7\}"):
         launch(die, 2, tmp_path, limit_s=50)
     assert multiprocessing.active_children() == []
@@ -62,24 +62,24 @@ def test_invalid_composition_is_refused(name: str, complaint: str) -> None:
     assert complaint in str(caught.value)
 
 
-def test_an_option_that_no_part_knows_is_refused() -> None:
+def test_option_unknown_to_a_composition_is_refused() -> None:
     with pytest.raises(ConfigError, match="ddp_bucketed\\+zero1 has no option 'bucket'; its options: bucket_size_mb"):
         compose("ddp_bucketed+zero1", bucket=3)
 
 
 @pytest.mark.parametrize("name", plugins.names("parallel"))
-def test_what_is_read_from_a_file_is_what_it_exports(name: str) -> None:
+def test_declaration_read_from_file_matches_its_export(name: str) -> None:
     declared, strategy = plugins.declared("parallel", name), plugins.get("parallel", name)
     assert frozenset(declared.get("splits", {"batch"})) == strategy.splits
     assert declared.get("options", {}) == strategy.options
 
 
-def test_a_degree_needs_tensor_parallelism() -> None:
+def test_tp_degree_without_tp_is_refused() -> None:
     with pytest.raises(ConfigError, match="which ddp_flat does not include; use ddp_flat\\+tp"):
         compose("ddp_flat", tp_degree=2)
 
 
-def test_two_dimensions_of_ranks_need_their_sizes() -> None:
+def test_two_dimensional_strategy_requires_tp_degree() -> None:
     strategy = compose("ddp_flat+tp")
     for use in (lambda: strategy.wrap(nn.Linear(2, 2)), lambda: strategy.part_of_batch(0, 4)):
         with pytest.raises(
@@ -90,7 +90,7 @@ def test_two_dimensions_of_ranks_need_their_sizes() -> None:
         compose("tp", tp_degree=2).part_of_batch(0, 4)
 
 
-def test_neighbours_take_the_same_rows() -> None:
+def test_ranks_of_one_tp_group_take_the_same_rows() -> None:
     strategy = compose("ddp_flat+tp", tp_degree=2)
     assert [strategy.part_of_batch(rank, 4) for rank in range(4)] == [(0, 2), (0, 2), (1, 2), (1, 2)]
     assert [compose("tp").part_of_batch(rank, 2) for rank in range(2)] == [(0, 1), (0, 1)]
@@ -118,15 +118,15 @@ def test_names_are_checked_without_torch() -> None:
     ("strategy", "world_size", "tp_degree", "ranks"),
     [("single", 1, None, 1), ("ddp_flat+zero1", 4, None, 4), ("tp", 4, None, 1), ("ddp_flat+tp", 4, 2, 2)],
 )
-def test_ranks_that_divide_blocks_share_their_rows(
+def test_data_ranks_exclude_tensor_parallel_ranks(
     strategy: str, world_size: int, tp_degree: int | None, ranks: int
 ) -> None:
     config = {"strategy": strategy, "world_size": world_size, "tp_degree": tp_degree}
     assert data_ranks(config) == ranks
-    assert data_ranks({}) == 1  # of a record from before there were ranks
+    assert data_ranks({}) == 1  # an old record without world size
 
 
-def test_what_a_composition_splits_and_knows_is_told_without_torch() -> None:
+def test_splits_and_options_of_a_composition_are_read_without_torch() -> None:
     assert splits_of("ddp_flat+zero1") == {"batch", "optimizer"}
     assert "bucket_size_mb" in options_of("ddp_bucketed+zero1")
     assert "bucket_size_mb" not in options_of("ddp_flat+zero1")

@@ -1,4 +1,4 @@
-"""The thread that starts collectives: in order, its errors raised where they are waited for, gone with its owner."""
+"""Sender thread: starts collectives in order, raises errors at the wait and ends with its owner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cs_systems.parallel._sender import Sender
 CPU = torch.device("cpu")
 
 
-def test_it_runs_all_in_order_on_one_thread_without_gradients() -> None:
+def test_jobs_run_in_order_on_one_thread_without_gradients() -> None:
     sender, ran = Sender(CPU), []
     for number in range(100):
         sender.put(lambda n: ran.append((n, threading.get_ident(), torch.is_grad_enabled())), number)
@@ -28,7 +28,7 @@ def test_it_runs_all_in_order_on_one_thread_without_gradients() -> None:
     assert not any(with_gradients for _, _, with_gradients in ran)
 
 
-def test_an_error_is_raised_where_it_is_waited_for_and_what_follows_is_left_out() -> None:
+def test_error_is_raised_at_the_wait_and_skips_later_jobs() -> None:
     sender, ran = Sender(CPU), []
     sender.put(ran.append, 1)
     sender.put(partial(int, "no number"))
@@ -40,7 +40,7 @@ def test_an_error_is_raised_where_it_is_waited_for_and_what_follows_is_left_out(
     assert ran == [1, 3]
 
 
-def test_backward_ends_when_what_it_put_has_run_and_raises_what_that_raised() -> None:
+def test_backward_waits_for_its_jobs_and_raises_their_errors() -> None:
     sender, p, ran = Sender(CPU), torch.ones(1, requires_grad=True), []
 
     def hook(_: torch.Tensor) -> None:
@@ -55,7 +55,7 @@ def test_backward_ends_when_what_it_put_has_run_and_raises_what_that_raised() ->
     assert not sender.in_backward
 
 
-def test_all_of_a_device_share_a_thread_in_order_and_none_sees_the_others_errors() -> None:
+def test_senders_of_a_device_share_a_thread_but_not_errors() -> None:
     (one, other), ran = (Sender(CPU), Sender(CPU)), []
     for number, sender in enumerate([one, other] * 3):
         sender.put(lambda n: ran.append((n, threading.get_ident())), number)
@@ -68,25 +68,25 @@ def test_all_of_a_device_share_a_thread_in_order_and_none_sees_the_others_errors
         one.finish()
 
 
-def test_an_interrupt_ends_the_wait() -> None:
-    sender, goes_on = Sender(CPU), threading.Event()
-    sender.put(goes_on.wait)
+def test_interrupt_ends_the_wait() -> None:
+    sender, released = Sender(CPU), threading.Event()
+    sender.put(released.wait)
 
     def wait() -> None:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
         sender.finish()
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     try:
         with pytest.raises(KeyboardInterrupt):
             wait()
     finally:
         signal.signal(signal.SIGINT, before)
-        goes_on.set()
+        released.set()
 
 
-def test_its_thread_ends_with_it_and_keeps_nothing_alive() -> None:
-    sender, threads = Sender(torch.device("meta")), []  # a device that no other test's is on
+def test_thread_ends_with_its_sender_and_keeps_no_tensor() -> None:
+    sender, threads = Sender(torch.device("meta")), []  # no other test uses this device
     sender.put(lambda: threads.append(threading.current_thread()))
     kept = weakref.ref(given := torch.zeros(1))
     sender.put(len, [given])

@@ -1,4 +1,4 @@
-"""Every strategy, by being a file, against one process: parameters, optimizer state; and the bytes that it sends."""
+"""Every strategy compared with one process: parameters, optimizer state, sent bytes and errors."""
 
 from __future__ import annotations
 
@@ -29,29 +29,32 @@ from tests.parallel.training import (
 
 
 def runs(*world_sizes: int) -> Any:
-    """Every strategy and case of these worlds."""
+    """Parametrize a test by every strategy and case of these world sizes."""
     found = [(name, case, n) for n in world_sizes for name in strategies(n) for case in cases(name, n)]
     return pytest.mark.parametrize(("name", "case", "world_size"), found, ids=str)
 
 
-every_world = pytest.mark.parametrize("world_size", [2, 3])
+every_world_size = pytest.mark.parametrize("world_size", [2, 3])
 
 whole, in_parts = cache(train_whole), cache(train_in_parts)
 
 
-def same(got: Any, expected: Any, what: str, **tolerance: float) -> None:
-    torch.testing.assert_close(got, expected, msg=lambda text: f"{what}: {text}", **tolerance)
+def same(got: Any, expected: Any, name: str, **tolerance: float) -> None:
+    torch.testing.assert_close(got, expected, msg=lambda text: f"{name}: {text}", **tolerance)
 
 
-def close(got: dict[str, Any], expected: dict[str, Any], precision: str, what: str, low: float = 1e-2) -> None:
-    """The sums of the same numbers in another order. In bf16, where single elements may round to another step, each
-    tensor is within `low` of its norm: matrices move by a tenth of theirs."""
+def close(got: dict[str, Any], expected: dict[str, Any], precision: str, title: str, low: float = 1e-2) -> None:
+    """Assert that tensors differ only by the order of summation.
+
+    In bf16 single elements may round differently, so each tensor must be within `low` of the norm; matrices move by a
+    tenth of theirs.
+    """
     if precision == "fp32":
-        same(got, expected, what, rtol=1e-4, atol=1e-6)
+        same(got, expected, title, rtol=1e-4, atol=1e-6)
     assert got.keys() == expected.keys()
     for name, x in expected.items():
         off = (got[name].double() - x.double()).norm() / x.double().norm().clamp(min=1e-12)
-        assert off <= low, f"{what}: {name} is off by {off:.1%}"
+        assert off <= low, f"{title}: {name} is off by {off:.1%}"
 
 
 def is_exact(name: str, case: Case) -> bool:
@@ -66,8 +69,10 @@ def is_exact(name: str, case: Case) -> bool:
 
 
 @runs(1, 2, 3, 4)
-def test_it_trains_to_the_parameters_of_one_process(worlds: Any, name: str, case: Case, world_size: int) -> None:
-    first, *others = worlds(world_size).of(f"{name}-{case}")
+def test_strategy_trains_to_the_parameters_of_one_process(
+    ranks_by_size: Any, name: str, case: Case, world_size: int
+) -> None:
+    first, *others = ranks_by_size(world_size).of(f"{name}-{case}")
     for other in others:
         same(other["tensors"], first["tensors"], "ranks differ", rtol=0, atol=0)
     reference, _ = whole(Case(case.precision), world_size)
@@ -78,16 +83,16 @@ def test_it_trains_to_the_parameters_of_one_process(worlds: Any, name: str, case
 
 @pytest.mark.parametrize("optimizer", ["scaled", "scaled-fused"])
 @pytest.mark.parametrize("name", scaled())
-def test_what_overflows_on_one_rank_is_skipped_by_all(worlds: Any, name: str, optimizer: str) -> None:
-    """And the next step, by a scale of half as much, is the one that is made without a scaler."""
-    for rank in worlds(2).of(f"{name}-{optimizer}"):
+def test_overflow_on_one_rank_skips_the_step_on_all(ranks_by_size: Any, name: str, optimizer: str) -> None:
+    """Also check that the next step, with half the scale, equals a step without a scaler."""
+    for rank in ranks_by_size(2).of(f"{name}-{optimizer}"):
         same(rank["skipped"], rank["before"], "not skipped", rtol=0, atol=0)
         assert rank["scales"] == [2.0**15, 2.0**15, 1.0]
         same(rank["scaled"], rank["plain"], "scaled", rtol=1e-5, atol=1e-7)
         assert any(not torch.equal(x, rank["before"][name]) for name, x in rank["scaled"].items())
 
 
-def test_single_is_one_process() -> None:
+def test_single_equals_one_process() -> None:
     case = Case(micro_batches=2)
     alone = train_rank(compose("single"), case, 0, 1)
     same(alone["tensors"], dict(tensors(in_parts(case, 1)[0])), "alone", rtol=0, atol=0)
@@ -96,38 +101,38 @@ def test_single_is_one_process() -> None:
 
 @pytest.mark.gpu
 @runs(2, 4)
-def test_on_gpus_it_trains_to_the_parameters_of_one_process(
-    gpu_worlds: Any, name: str, case: Case, world_size: int
+def test_strategy_trains_to_the_parameters_of_one_process_on_gpus(
+    gpu_ranks_by_size: Any, name: str, case: Case, world_size: int
 ) -> None:
-    """Against one process on a CPU, whose sums have another order too."""
+    """Compare with one process on a CPU, whose sums have another order."""
     reference, _ = whole(Case(case.precision), world_size)
-    ranks = gpu_worlds(world_size).of(f"{name}-{case}")
+    ranks = gpu_ranks_by_size(world_size).of(f"{name}-{case}")
     for rank in ranks:
         same(rank["tensors"], ranks[0]["tensors"], "ranks differ", rtol=0, atol=0)
         close(rank["tensors"], dict(tensors(reference)), case.precision, "against the whole batch")
 
 
 @runs(2, 4)
-def test_its_optimizer_is_saved_as_that_of_one_process(worlds: Any, name: str, case: Case, world_size: int) -> None:
-    """Loaded into one process it is the state that one process reached, and steps go on from it."""
-    first, *_ = worlds(world_size).of(f"{name}-{case}")
+def test_optimizer_state_equals_that_of_one_process(ranks_by_size: Any, name: str, case: Case, world_size: int) -> None:
+    """Load the state into one process and compare it with the state that one process reached."""
+    first, *_ = ranks_by_size(world_size).of(f"{name}-{case}")
     model = Model(case.precision)
     model.load_state_dict(first["tensors"])
     loaded = OPTIMIZER(groups(model), **OPTIONS)
     loaded.load_state_dict(first["state"])
     _, reference = in_parts(case, world_size)
-    mine, expected = loaded.state_dict(), reference.state_dict()
-    assert mine["state"].keys() == expected["state"].keys()
+    restored, expected = loaded.state_dict(), reference.state_dict()
+    assert restored["state"].keys() == expected["state"].keys()
     if is_exact(name, case):
-        same(mine["state"], expected["state"], "state", rtol=0, atol=0)
-    for number, state in mine["state"].items():
+        same(restored["state"], expected["state"], "state", rtol=0, atol=0)
+    for number, state in restored["state"].items():
         close(state, expected["state"][number], case.precision, f"state of {number}", low=0.1)
-    for group, expected_group in zip(mine["param_groups"], expected["param_groups"], strict=True):
+    for group, expected_group in zip(restored["param_groups"], expected["param_groups"], strict=True):
         assert {key: group[key] for key in expected_group} == expected_group
 
 
 def test_training_covers_frozen_rare_unused_and_tied_parameters() -> None:
-    """The proof is empty unless parameters move, one is frozen, one is rare, one is never used and two are one."""
+    """Check the premises of these tests: parameters move; one is frozen, one rare, one unused, and two are tied."""
     before, after = Model(), whole(Case(), 2)[0]
     moved = {name for name, x in after.named_parameters() if not torch.equal(x, before.get_parameter(name))}
     still = {name for name, _ in after.named_parameters()} - moved
@@ -137,7 +142,7 @@ def test_training_covers_frozen_rare_unused_and_tied_parameters() -> None:
 
 
 def payload(case: Case, rows: int) -> Payload:
-    """Return the payload of a rank that takes so many rows."""
+    """Return the payload of a rank with this number of rows."""
     trained = {name: p for name, p in Model(case.precision).named_parameters() if p.requires_grad}
     divided = [p.nbytes for name, p in trained.items() if ".attn." in name or ".ffn." in name]
     stream = rows * CONFIG.context_length * CONFIG.d_model * trained["lm.layers.0.ffn.w1.weight"].element_size()
@@ -147,15 +152,17 @@ def payload(case: Case, rows: int) -> Payload:
 @pytest.mark.parametrize(
     ("name", "world_size"), [(name, n) for n in (2, 3, 4) for name in strategies(n) if "torch_" not in name]
 )
-def test_it_sends_the_bytes_of_its_formula(worlds: Any, name: str, world_size: int) -> None:
-    """Counted as ours are sent. Beside the formula a byte a parameter, for who had a gradient, and padding."""
+def test_sent_bytes_match_the_formula(ranks_by_size: Any, name: str, world_size: int) -> None:
+    """Allow for one byte per parameter, which flags its gradient, and for padding."""
     strategy = composed(name)
     assert strategy.sent_bytes is not None
     _, parts = strategy.part_of_batch(0, world_size)
     case = cases(name, world_size)[-1]
-    each = "parameters" in strategy.splits  # sends gradients of each micro-batch, but for norms, which are not sharded
+    each = (
+        "parameters" in strategy.splits
+    )  # sends the gradients of each micro-batch, except of norms, which are not sharded
     times, least = (case.micro_batches, 0.98) if each else (1, 1.0)
-    for rank in worlds(world_size).of(f"{name}-{case}"):
+    for rank in ranks_by_size(world_size).of(f"{name}-{case}"):
         sent = sum(call.sent_bytes for call in rank["calls"])
         formula = times * strategy.sent_bytes(payload(case, ROWS * world_size // parts // times), world_size)
         assert least * formula <= sent <= 1.05 * formula
@@ -165,15 +172,15 @@ def test_it_sends_the_bytes_of_its_formula(worlds: Any, name: str, world_size: i
     ("name", "some"),
     [("ddp_naive", False), ("ddp_flat", False), ("ddp_overlap", True), ("ddp_bucketed", True), ("fsdp", True)],
 )
-def test_overlapping_strategies_send_during_backward(worlds: Any, name: str, some: bool) -> None:
-    """In the last step, with `never` unused: what waits for it, waits until backward is finished."""
-    for rank in worlds(2).of(f"{name}-{cases(name, 2)[0]}"):
+def test_overlapping_strategies_send_during_backward(ranks_by_size: Any, name: str, some: bool) -> None:
+    """Check the last step; a bucket with the unused `never` waits for the end of backward."""
+    for rank in ranks_by_size(2).of(f"{name}-{cases(name, 2)[0]}"):
         assert (rank["during_backward"] > 0) == some
 
 
-@every_world
+@every_world_size
 @pytest.mark.parametrize(
-    ("what", "answer"),
+    ("kind", "message"),
     [
         ("shape", "parameter 1.weight (5, 3) float32 (4 tensors) where rank 0 has parameter 1.weight (4, 3) float32"),
         ("count", "nothing (2 tensors) where rank 0 has parameter 1.weight (2, 2) float32 (4 tensors)"),
@@ -185,14 +192,14 @@ def test_overlapping_strategies_send_during_backward(worlds: Any, name: str, som
         ),
     ],
 )
-def test_different_models_on_ranks_are_refused(worlds: Any, world_size: int, what: str, answer: str) -> None:
-    for answers in worlds(world_size).of("mismatches"):
-        assert answers[what].startswith(f"rank {world_size - 1} has a different model from rank 0: {answer}")
-        assert answers[what].endswith("build the same model, in the same order, on every rank")
+def test_different_models_on_ranks_are_refused(ranks_by_size: Any, world_size: int, kind: str, message: str) -> None:
+    for messages in ranks_by_size(world_size).of("mismatches"):
+        assert messages[kind].startswith(f"rank {world_size - 1} has a different model from rank 0: {message}")
+        assert messages[kind].endswith("build the same model, in the same order, on every rank")
 
 
 @pytest.mark.parametrize(
-    ("what", "answer"),
+    ("kind", "message"),
     [
         (
             "single",
@@ -212,79 +219,79 @@ def test_different_models_on_ranks_are_refused(worlds: Any, world_size: int, wha
         ("not NCCL", "max_ctas and high_priority require NCCL; drop them on a CPU"),
     ],
 )
-def test_misuse_raises_a_named_error(worlds: Any, what: str, answer: str) -> None:
-    for answers in worlds(2).of("misuses"):
-        assert answers[what].startswith(answer)
+def test_misuse_raises_a_named_error(ranks_by_size: Any, kind: str, message: str) -> None:
+    for messages in ranks_by_size(2).of("misuses"):
+        assert messages[kind].startswith(message)
 
 
-def test_parameters_that_would_be_put_in_the_place_of_wrapped_ones_are_refused(worlds: Any) -> None:
-    """They would train unaveraged, on each rank to something else."""
-    for answers in worlds(2).of("assigned"):
-        assert len(answers) == 2 * len(STRATEGIES)
-        for answer in answers.values():
-            assert answer.startswith("load_state_dict(assign=True) would replace the wrapped parameters")
+def test_load_with_assign_into_wrapped_model_is_refused(ranks_by_size: Any) -> None:
+    """Replaced parameters would train without averaging, differently on each rank."""
+    for messages in ranks_by_size(2).of("assigned"):
+        assert len(messages) == 2 * len(STRATEGIES)
+        for message in messages.values():
+            assert message.startswith("load_state_dict(assign=True) would replace the wrapped parameters")
 
 
-def test_after_a_backward_that_failed_the_next_one_says_how_to_go_on(worlds: Any) -> None:
-    for found in worlds(2).of("after_a_failed_backward"):
+def test_backward_after_a_failed_one_names_the_remedy(ranks_by_size: Any) -> None:
+    for found in ranks_by_size(2).of("after_a_failed_backward"):
         for name, ((failed, following), trained, expected) in found.items():
-            assert failed == "out of luck"
+            assert failed == "planted failure"
             assert following.endswith("call finish_gradient_synchronization() and zero_grad() first")
             same(trained, expected, name, rtol=0, atol=0)
 
 
-def test_buckets_are_sent_in_the_order_in_which_backward_fills_them(worlds: Any) -> None:
-    """Layers that run in the reverse of their registration: the first step waits for the last, the second for none."""
-    for first, second in worlds(2).of("learned_order"):
+def test_buckets_are_sent_in_the_order_of_backward(ranks_by_size: Any) -> None:
+    """Run layers in the reverse of their registration: only the first step waits for the last gradient."""
+    for first, second in ranks_by_size(2).of("learned_order"):
         assert first == [0, 0, 3]
         assert second == [1, 2, 3]
 
 
-@every_world
-def test_one_gradient_for_two_parameters_is_averaged_once(worlds: Any, world_size: int) -> None:
-    """Each rank's is its number, their mean (N + 1) / 2."""
-    for found in worlds(world_size).of("one_gradient_for_two"):
+@every_world_size
+def test_shared_gradient_memory_is_averaged_once(ranks_by_size: Any, world_size: int) -> None:
+    """Use rank + 1 as each rank's gradient; their mean is (N + 1) / 2."""
+    for found in ranks_by_size(world_size).of("one_gradient_for_two"):
         assert found == {name: [1 - (world_size + 1) / 2] for name in found}
 
 
-@every_world
-def test_what_was_wrapped_is_freed_with_its_memory(worlds: Any, world_size: int) -> None:
-    """Hooks that knew the wrapper kept parameters and gradients for ever: the garbage collector does not see through
-    a tensor's hooks."""
-    assert worlds(world_size).of("kept_alive") == [[]] * world_size
+@every_world_size
+def test_wrapped_model_is_freed_with_its_memory(ranks_by_size: Any, world_size: int) -> None:
+    """A hook with a reference to the wrapper would leak: the garbage collector does not follow a tensor's hooks."""
+    assert ranks_by_size(world_size).of("kept_alive") == [[]] * world_size
 
 
-@every_world
-def test_a_parameter_without_dimensions_is_trained_and_loaded_as_any(worlds: Any, world_size: int) -> None:
+@every_world_size
+def test_parameter_without_dimensions_is_trained_and_loaded(ranks_by_size: Any, world_size: int) -> None:
     alone = without_dimensions(0, 1)["single"]
-    for rank in worlds(world_size).of("without_dimensions"):
+    for rank in ranks_by_size(world_size).of("without_dimensions"):
         for name, got in rank.items():
             same(got, alone, name, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_other_collectives_keep_their_order(worlds: Any, world_size: int) -> None:
-    """A second model's gradients in the same backward, and what the caller sends after it: else the ranks take each
-    other's numbers, or wait for ever."""
-    ranks = worlds(world_size).of("others_collectives")
+def test_other_collectives_keep_their_order(ranks_by_size: Any, world_size: int) -> None:
+    """Send a second model's gradients and the caller's tensor; in another order the ranks would mix them up or hang."""
+    ranks = ranks_by_size(world_size).of("collectives_of_two_models")
     exact = [torch.stack(own).mean(0) for own in zip(*(rank["own"] for rank in ranks), strict=True)]
     for rank in ranks:
         same(rank["mean"], exact, "mean")
 
 
-def test_beside_a_model_that_sends_in_backward_too_it_sends_from_backwards_thread(worlds: Any) -> None:
-    for trained in worlds(2).of("a_model_that_sends"):
+def test_model_that_communicates_in_backward_trains_as_ddp_naive(ranks_by_size: Any) -> None:
+    for trained in ranks_by_size(2).of("model_that_communicates"):
         for name, parameters in trained.items():
             same(parameters, trained["ddp_naive"], name)
 
 
-def test_to_send_a_gradient_takes_backward_one_call_of_python(worlds: Any) -> None:
-    """Beside the hook: it is handed to another thread. A step has one for each parameter, and lasts as long as the host
-    takes for them where that binds: three of them took 48, and 3 on the same thread."""
-    assert worlds(2).of("python_calls") == [1] * 2
+def test_sending_a_gradient_takes_one_python_call_in_backward(ranks_by_size: Any) -> None:
+    """Allow one Python call besides the hook, because another thread sends the gradient.
+
+    These calls bound the step when the host is the bottleneck. Three layers once took 48, and 3 on the same thread.
+    """
+    assert ranks_by_size(2).of("python_calls") == [1] * 2
 
 
-def off_the_mean(ranks: list[dict[str, Any]], roundoff: float) -> bool:
+def differs_from_the_mean(ranks: list[dict[str, Any]], roundoff: float) -> bool:
     """Return whether gradients differ from the exact mean; assert that they do by at most two roundings."""
     exact = [torch.stack(own).mean(0) for own in zip(*(rank["own"] for rank in ranks), strict=True)]
     largest = max(float(x.abs().max()) for rank in ranks for x in rank["own"])
@@ -295,25 +302,27 @@ def off_the_mean(ranks: list[dict[str, Any]], roundoff: float) -> bool:
     return any(not torch.equal(mean, x) for rank in ranks for mean, x in zip(rank["mean"], exact, strict=True))
 
 
-@every_world
-def test_gradients_that_travel_narrowed_are_rounded_means(worlds: Any, world_size: int) -> None:
-    """In their own dtype at the end, off the exact mean by bf16's rounding, not to the bit, and half as many bytes."""
-    ranks = worlds(world_size).of("narrowed")
-    assert off_the_mean(ranks, 2**-8)
+@every_world_size
+def test_gradients_sent_in_bf16_are_rounded_means(ranks_by_size: Any, world_size: int) -> None:
+    """Check that they keep their dtype, differ from the exact mean by bf16's rounding and take half the bytes."""
+    ranks = ranks_by_size(world_size).of("narrowed")
+    assert differs_from_the_mean(ranks, 2**-8)
     for rank in ranks:
-        assert rank["sent"] == 2 * 3 * 16 + 3  # and a byte a parameter, for who had a gradient
+        assert rank["sent"] == 2 * 3 * 16 + 3  # and one byte per parameter, which flags its gradient
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("told", "roundoff"), [("narrowed", 2**-8), ("prioritised", 2**-23)])
-def test_on_two_gpus_gradients_travel_as_told(gpu_worlds: Any, told: str, roundoff: float) -> None:
-    """Cast on streams of their own, or by NCCL on fewer thread blocks and a stream that goes first."""
-    off_the_mean(gpu_worlds(2).of(told), roundoff)
+@pytest.mark.parametrize(("options", "roundoff"), [("narrowed", 2**-8), ("prioritised", 2**-23)])
+def test_nccl_options_keep_the_mean_of_gradients_on_two_gpus(
+    gpu_ranks_by_size: Any, options: str, roundoff: float
+) -> None:
+    """Cast on separate streams, or let NCCL use fewer thread blocks and a high-priority stream."""
+    differs_from_the_mean(gpu_ranks_by_size(2).of(options), roundoff)
 
 
-@every_world
+@every_world_size
 @pytest.mark.parametrize(
-    ("what", "answer"),
+    ("kind", "message"),
     [
         (
             "foreign",
@@ -329,15 +338,15 @@ def test_on_two_gpus_gradients_travel_as_told(gpu_worlds: Any, told: str, roundo
         ("degree", "tp_degree 7 does not divide {0} ranks; choose one of 1, {0}"),
     ],
 )
-def test_indivisible_model_is_refused(worlds: Any, world_size: int, what: str, answer: str) -> None:
-    for answers in worlds(world_size).of("indivisible"):
-        assert answers[what].startswith(answer.format(world_size))
+def test_indivisible_model_is_refused(ranks_by_size: Any, world_size: int, kind: str, message: str) -> None:
+    for messages in ranks_by_size(world_size).of("indivisible"):
+        assert messages[kind].startswith(message.format(world_size))
 
 
-@every_world
-def test_blocks_are_divided_and_made_whole(worlds: Any, world_size: int) -> None:
-    """Check the parts that a rank keeps, its gradients under autocast and its state, in a model with tied layers."""
-    for rank in worlds(world_size).of("tensor_parallel"):
+@every_world_size
+def test_tensor_parallel_blocks_are_divided_and_gathered(ranks_by_size: Any, world_size: int) -> None:
+    """Check a rank's shards, its gradients under autocast and its state, in a model with tied layers."""
+    for rank in ranks_by_size(world_size).of("tensor_parallel"):
         assert rank["kept"] == {"q_proj": (24 // world_size, 24), "w2": (24, 24 // world_size), "lm_head": (24, 24)}
         assert rank["tied"]
         assert {call.whole_bytes for call in rank["calls"]} == {2 * 8 * 24 * 2}  # rows, context, d_model, bf16
@@ -348,11 +357,11 @@ def test_blocks_are_divided_and_made_whole(worlds: Any, world_size: int) -> None
         same(rank["loaded"], rank["saved"], "loaded", rtol=0, atol=0)
 
 
-@every_world
-def test_a_sharded_optimizer_takes_closures_schedules_and_groups(worlds: Any, world_size: int) -> None:
-    ranks = worlds(world_size).of("sharding")
+@every_world_size
+def test_sharded_optimizer_supports_closures_schedules_and_groups(ranks_by_size: Any, world_size: int) -> None:
+    ranks = ranks_by_size(world_size).of("sharding")
     for rank in ranks:
         same(rank["mine"], rank["expected"], "parameters", rtol=0, atol=0)
         assert rank["losses"][:3] == rank["losses"][3:]
-    # 30 | 10 + 10 + 10, then 7 to either; of three ranks 30 | 10 + 10 | 10 + 7: in fp32, a momentum each
+    # Two ranks hold 30 and 10 + 10 + 10, and either gets 7; three hold 30, 10 + 10 and 10 + 7: momenta in fp32.
     assert sorted(rank["state_bytes"] for rank in ranks) == {2: [120, 148], 3: [68, 80, 120]}[world_size]

@@ -1,4 +1,4 @@
-"""One small training, by one process or by N ranks, and what is compared: the parameters after a few steps."""
+"""Small training by one process or by N ranks, whose parameters after a few steps are compared."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ CONFIG = ModelConfig("test", d_model=24, d_ff=24, num_layers=2, num_heads=6, voc
 
 @dataclass(frozen=True)
 class Case:
-    """precision: fp32; bf16; or mixed, bf16 with the norms in fp32. micro_batches: of each rank's part. finishes_each:
-    gradients are averaged after each of them, not after the last alone."""
+    """Variant of the training.
+
+    precision: fp32, bf16, or mixed, which is bf16 with the norms in fp32. micro_batches: number in each rank's rows.
+    finishes_each: average gradients after each micro-batch, not only after the last.
+    """
 
     precision: str = "fp32"
     micro_batches: int = 1
@@ -34,7 +37,7 @@ class Case:
 
 
 class Model(nn.Module):
-    """A language model with tied embeddings, a frozen norm, `rare` used by some rows only, and `never` used by none."""
+    """Language model with tied embeddings, a frozen norm, `rare`, used by some rows only, and the unused `never`."""
 
     def __init__(self, precision: str = "fp32", seed: int = 0) -> None:
         super().__init__()
@@ -61,7 +64,7 @@ class Model(nn.Module):
 
 
 def batch(step: int, rows: int) -> Tensor:
-    """(rows, 9) token ids. In step 0 no row begins with token 0, in step 1 every one, later the first row alone."""
+    """Return (rows, 9) token IDs; token 0 begins no row in step 0, every row in step 1, later only the first."""
     generator = torch.Generator().manual_seed(step)
     tokens = torch.randint(1, VOCABULARY, (rows, 9), generator=generator)
     if step == 1:
@@ -72,7 +75,7 @@ def batch(step: int, rows: int) -> Tensor:
 
 
 def groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Matrices decay; the rest does not, and has another learning rate. The frozen parameter is in the second."""
+    """Return two groups: matrices with weight decay, and the rest, frozen ones too, with another learning rate."""
     params = list(model.parameters())
     return [
         {"params": [p for p in params if p.ndim > 1], "weight_decay": 0.1},
@@ -90,8 +93,10 @@ def nothing(model: nn.Module) -> None:
 
 
 def backward(model: nn.Module, tokens: Tensor, case: Case, finish: Callable[[nn.Module], None] = nothing) -> None:
-    """The gradients of the mean loss over these rows: of micro-batches, finished after each but the last where the case
-    says so, else synchronised with the last alone."""
+    """Compute the gradients of the mean loss over micro-batches.
+
+    They are finished after each micro-batch but the last if the case says so, otherwise synchronised with the last.
+    """
     parts = tokens.chunk(case.micro_batches)
     for i, part in enumerate(parts):
         if i and case.finishes_each:
@@ -115,17 +120,17 @@ def gathered(optimizer: Any) -> dict[str, Any]:
     if not hasattr(optimizer, "consolidate_state_dict"):
         return optimizer.state_dict()  # type: ignore[no-any-return]
     optimizer.consolidate_state_dict(to=0)
-    told = [optimizer.state_dict() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(told, 0)
-    return told[0]  # type: ignore[return-value]
+    states = [optimizer.state_dict() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(states, 0)
+    return states[0]  # type: ignore[return-value]
 
 
 def train_rank(
     strategy: ParallelStrategy, case: Case, rank: int, world_size: int, device: str = "cpu"
 ) -> dict[str, Any]:
-    """The steps of one rank. Ranks begin with different parameters; halfway the optimizer is saved and loaded.
+    """Train one rank from its own parameters; halfway, save and load the optimizer.
 
-    Returns tensors, the optimizer's state, and what was sent in the last step, before it was finished and in all.
+    Return tensors, the optimizer's state, and the collectives of the last step, during backward and in all.
     """
     part, parts = strategy.part_of_batch(rank, world_size)
     model = strategy.wrap(Model(case.precision, seed=rank).to(device))
@@ -133,7 +138,7 @@ def train_rank(
     for step in range(STEPS):
         if step == STEPS // 2:
             saved = gathered(optimizer)
-            optimizer = strategy.make_optimizer(groups(model), OPTIMIZER, lr=0.5)  # what is loaded must replace this
+            optimizer = strategy.make_optimizer(groups(model), OPTIMIZER, lr=0.5)  # the loaded state must replace this
             optimizer.load_state_dict(saved)
         optimizer.zero_grad()
         with counting() as calls:
@@ -150,9 +155,9 @@ def train_rank(
 
 
 def train_scaled(strategy: ParallelStrategy, rank: int, world_size: int, fused: bool) -> dict[str, Any]:
-    """Two steps with a gradient scaler, in the first of which the last rank alone overflows; and one step without.
+    """Take two steps with a gradient scaler, where the first overflows on the last rank only, and one step without.
 
-    fused: the optimizer looks at what the scaler found in its own kernel, and unscales there.
+    fused: the optimizer checks for overflow and unscales in its own kernel.
     """
     part, parts = strategy.part_of_batch(rank, world_size)
     rows = rows_of(part, parts, world_size, 1)
@@ -183,14 +188,14 @@ def has_parts(strategy: ParallelStrategy) -> bool:
 
 
 def overflow(optimizer: Any) -> None:
-    """In one element of what this rank has of the gradients."""
+    """Make one element of this rank's gradients infinite."""
     found = (p.grad for group in getattr(optimizer, "of_parts", optimizer).param_groups for p in group["params"])
     grads = (getattr(grad, "_local_tensor", grad) for grad in found if grad is not None)
     next(grad for grad in grads if grad.numel()).view(-1)[0] = torch.inf
 
 
 def train_whole(case: Case, world_size: int) -> tuple[Model, torch.optim.Optimizer]:
-    """One process, the whole batch at once."""
+    """Train one process with the whole batch at once."""
     model = Model(case.precision)
     optimizer = OPTIMIZER(groups(model), **OPTIONS)
     for step in range(STEPS):
@@ -201,7 +206,7 @@ def train_whole(case: Case, world_size: int) -> tuple[Model, torch.optim.Optimiz
 
 
 def train_in_parts(case: Case, world_size: int) -> tuple[Model, torch.optim.Optimizer]:
-    """One process that takes the ranks' rows one after the other and averages: the arithmetic of two ranks exactly."""
+    """Train one process that averages over the ranks' rows in turn, with exactly the arithmetic of two ranks."""
     model = Model(case.precision)
     optimizer = OPTIMIZER(groups(model), **OPTIONS)
     for step in range(STEPS):
@@ -220,6 +225,6 @@ def train_in_parts(case: Case, world_size: int) -> tuple[Model, torch.optim.Opti
 
 
 def tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers, by the names that they have without any wrapper."""
+    """Yield parameters and buffers by their names without a wrapper."""
     inner = getattr(model, "module", model)
     return ((name, x.detach().cpu().clone()) for name, x in inner.state_dict().items())

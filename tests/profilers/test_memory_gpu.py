@@ -1,4 +1,4 @@
-"""Memory on a GPU: by phase beside the prediction, by owner, snapshots (after an OOM too), nsys, and checkpointing."""
+"""Memory on a GPU: by phase and owner, compared with the prediction; snapshots, nsys and checkpoint plans."""
 
 from __future__ import annotations
 
@@ -120,6 +120,6 @@ def test_oom_names_the_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file = tmp_path / record.artifacts["snapshot"]
     assert f"read it: cs-systems snapshot {file}" in capsys.readouterr().out
     assert main(["snapshot", str(file)]) == 0
-    said = capsys.readouterr().out
-    assert "out of memory at event" in said
-    assert "memory at the peak, by category" in said
+    output = capsys.readouterr().out
+    assert "out of memory at event" in output
+    assert "memory at the peak, by category" in output

@@ -61,7 +61,7 @@ def test_kernel_or_range_is_required() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--with", "ncu"], "--with ncu requires --kernel REGEX"),
         (["--with", "nsys", "--kernel", "gemm"], "--kernel requires --with ncu, got --with nsys"),
@@ -74,11 +74,11 @@ def test_kernel_or_range_is_required() -> None:
     ],
 )
 def test_invalid_options_are_refused_before_running(
-    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", "/bin")
     assert main(["profile", *words, "--size", "tiny", "--out", str(tmp_path / "out")]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -112,7 +112,7 @@ def test_forbidden_counters_make_cell_unavailable(tmp_path: Path, status: str) -
 
 
 @pytest.mark.parametrize(
-    ("log", "said"),
+    ("log", "message"),
     [
         (
             "==WARNING== No kernels were profiled.\n",
@@ -122,12 +122,12 @@ def test_forbidden_counters_make_cell_unavailable(tmp_path: Path, status: str) -
         (None, "ncu left no report: no message"),
     ],
 )
-def test_missing_report_is_an_error_with_ncu_message(tmp_path: Path, log: str | None, said: str) -> None:
+def test_missing_report_is_an_error_with_ncu_message(tmp_path: Path, log: str | None, message: str) -> None:
     if log is not None:
         (tmp_path / "a.ncu.log").write_text(log)
     found = profiled.with_profile(record(), tmp_path / "a", keep=True)
     assert found.status == "error"
-    assert (found.reason or "").startswith(said)
+    assert (found.reason or "").startswith(message)
 
 
 def test_counters_are_recorded_and_printed(

@@ -105,7 +105,7 @@ def test_show_command_runs_nothing(
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "expected"),
     [
         ("nothing", "nsys: not on PATH: profiling with Nsight Systems is not possible; install Nsight Systems"),
         ("old", "nsys: 2021.1.3.14, older than 2022.4: its exports lack columns; install"),
@@ -113,7 +113,7 @@ def test_show_command_runs_nothing(
     ],
 )
 def test_unusable_nsys_is_refused_before_running(
-    make: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "target-linux-x64"
     target.mkdir()
@@ -126,13 +126,13 @@ def test_unusable_nsys_is_refused_before_running(
     out = tmp_path / "out"
     assert main(["profile", "--with", "nsys", "--size", "tiny", "--out", str(out)]) == 2
     message = capsys.readouterr().err
-    assert said in message
+    assert expected in message
     assert "or use --with kineto" in message
     assert not out.exists()
 
 
 def test_missing_report_is_an_error(fake: Path, tmp_path: Path) -> None:
-    """The worker runs and answers, but the wrapper writes no report."""
+    """Run a worker that replies, under a wrapper that writes no report."""
     tool(
         fake / "target-linux-x64",
         "nsys",
@@ -206,9 +206,9 @@ def test_shown_command_runs_in_a_shell(tmp_path: Path, capfd: pytest.CaptureFixt
 def test_unknown_nsys_option_is_an_error_with_nsys_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--size", "tiny", "--device", "cpu", "--nsys-arg=--nonsense", "--out", str(tmp_path)]
     assert main(["profile", "--with", "nsys", *words]) == 2
-    said = capsys.readouterr().err
-    assert "the worker process did not start: exited with status 1; its last output: unrecognised option" in said
-    assert "--nonsense" in said
+    error = capsys.readouterr().err
+    assert "the worker process did not start: exited with status 1; its last output: unrecognised option" in error
+    assert "--nonsense" in error
 
 
 @pytest.mark.nsys

@@ -28,7 +28,7 @@ PHASES = ["forward", "loss", "backward", "optimizer"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clean cell and the same cell under Kineto, measured together."""
+    """Measure a cell without a profiler and the same cell under Kineto."""
     folder = tmp_path_factory.mktemp("profile")
     for _ in cs_systems.sweep([TINY, replace(TINY, profiler="kineto")], out=folder, interleave=True):
         pass
@@ -41,7 +41,7 @@ def records(folder: Path) -> list[RunRecord]:
 
 
 @pytest.mark.parametrize("name", plugins.names("profilers"))
-def test_a_profiler_exports_its_parts_without_torch(name: str) -> None:
+def test_profiler_exports_its_parts_without_torch(name: str) -> None:
     assert isinstance(plugins.get("profilers", name), Profiler)
     program = (
         f"import sys; from cs_systems.core import plugins; p = plugins.get('profilers', {name!r}); p.problem(); "
@@ -136,13 +136,13 @@ def test_unprofilable_request_is_refused_before_running(capsys: pytest.CaptureFi
     assert "--nsys-arg requires --with nsys, got --with kineto" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("precision", "said", "status"), [("fp32", "ok", 0), ("tf32", "unavailable: ", 1)])
-def test_show_command_output_measures_the_cell(precision: str, said: str, status: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("precision", "message", "status"), [("fp32", "ok", 0), ("tf32", "unavailable: ", 1)])
+def test_show_command_output_measures_the_cell(precision: str, message: str, status: int, tmp_path: Path) -> None:
     """--show-command prints a command with one request as an argument, for use under the user's own profiler."""
     config = replace(TINY, profiler="kineto", precision=Precision(precision))
     argv = profiling.command(config, tmp_path / "mine", on_cuda=False)
     done = subprocess.run(argv, capture_output=True, text=True)
-    assert (done.stdout.startswith(said), done.returncode) == (True, status), done.stderr
+    assert (done.stdout.startswith(message), done.returncode) == (True, status), done.stderr
     assert [file.name for file in tmp_path.iterdir()] == (["mine.trace.json.gz"] if status == 0 else [])
 
 

@@ -37,7 +37,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def heard(config: RunConfig, library: Path, folder: Path) -> list[Span]:
+def ranges_of(config: RunConfig, library: Path, folder: Path) -> list[Span]:
     """Return each range that measuring the cell opened, in order; each is closed in its own thread."""
     log = folder / "nvtx.log"
     surroundings = os.environ | {"NVTX_INJECTION64_PATH": str(library), "NVTX_LOG": str(log)}
@@ -47,9 +47,9 @@ def heard(config: RunConfig, library: Path, folder: Path) -> list[Span]:
     spans: list[Span] = []
     open_in: dict[str, list[str]] = {}
     for line in log.read_text().splitlines() if log.exists() else ():
-        what, thread, *name = line.split(" ", 2)
+        action, thread, *name = line.split(" ", 2)
         stack = open_in.setdefault(thread, [])
-        if what == "-":
+        if action == "-":
             stack.pop()
             continue
         stack += name
@@ -72,7 +72,7 @@ def below(spans: list[Span], *outer: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def spans(library: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Span]:
-    return heard(TINY, library, tmp_path_factory.mktemp("step"))
+    return ranges_of(TINY, library, tmp_path_factory.mktemp("step"))
 
 
 def test_warm_up_emits_no_range(spans: list[Span]) -> None:
@@ -108,9 +108,9 @@ def test_backward_reopens_forward_ranges_in_reverse(spans: list[Span]) -> None:
 
 def test_fused_attention_has_no_inner_ranges(library: Path, tmp_path: Path) -> None:
     config = replace(TINY, attention="sdpa_math", mode=Mode.FORWARD, steps=1, warmup=0)
-    inside = below(heard(config, library, tmp_path), CAPTURE, "step", "forward", "block 0", "attention")
+    inside = below(ranges_of(config, library, tmp_path), CAPTURE, "step", "forward", "block 0", "attention")
     assert inside == ["projections", "projections", "projections", "rope", "rope", "output"]
 
 
 def test_no_range_is_emitted_without_a_profiler(library: Path, tmp_path: Path) -> None:
-    assert heard(replace(TINY, profiler="none"), library, tmp_path) == []
+    assert ranges_of(replace(TINY, profiler="none"), library, tmp_path) == []

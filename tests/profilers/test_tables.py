@@ -49,7 +49,7 @@ def test_nsys_and_kineto_give_the_same_tables(trace: Path, tmp_path: Path) -> No
     assert found.warnings == ()
     assert found.artifacts == {"page": tmp_path / "cell.page.html"}
     page = found.artifacts["page"].read_text(encoding="utf-8")
-    assert "A step took 2.20 s while recorded and 1.10 s before." in page
+    assert "A step took 2.20 s while profiled and 1.10 s before." in page
     assert f"<h1>{describe(CONFIG)}</h1>" in page
     assert set(results) == {*TABLES, "coverage", "overhead", "notes"}
     (coverage,) = results["coverage"]
@@ -70,8 +70,8 @@ def test_nsys_and_kineto_give_the_same_tables(trace: Path, tmp_path: Path) -> No
     ],
 )
 def test_compiled_model_has_note_on_layers(compile: str, words: str, trace: Path, tmp_path: Path) -> None:
-    said = tables(trace, record(replace(CONFIG, compile=compile)), tmp_path / "page.html").results["notes"]
-    assert any(words in note["note"] for note in said if note["table"] == "layers")
+    notes = tables(trace, record(replace(CONFIG, compile=compile)), tmp_path / "page.html").results["notes"]
+    assert any(words in note["note"] for note in notes if note["table"] == "layers")
 
 
 def test_record_with_tables_round_trips_json_and_prints(
@@ -82,8 +82,8 @@ def test_record_with_tables_round_trips_json_and_prints(
     print_profile(RunRecord.from_dict(json.loads(full.to_json())), tmp_path)
     shown = capsys.readouterr().out
     assert "under nsys: 2.20 s per step while profiled, 1.10 s before: +100.0%" in shown
-    for what in ("phases by kernel family", "kernels by time", "inside attention", "GPU idle time by cause", "TFLOP/s"):
-        assert what in shown
+    for text in ("phases by kernel family", "kernels by time", "inside attention", "GPU idle time by cause", "TFLOP/s"):
+        assert text in shown
     assert "belongs to a phase" in shown
     assert shown.endswith(f"sqlite: {tmp_path / 'a.sqlite'}\n")
 
@@ -93,7 +93,7 @@ def test_overhead_is_unknown_without_enough_warm_up(capsys: pytest.CaptureFixtur
     cold = record(warmup=(9.0, 1.0))
     assert overhead(cold)[0]["not_recorded_s"] is None
     print_profile(replace(cold, results={"overhead": overhead(cold)}), Path("runs"))
-    assert "without at least 3 warm-up steps, what that cost is unknown" in capsys.readouterr().out
+    assert "the overhead is unknown with fewer than 3 warm-up steps" in capsys.readouterr().out
 
 
 def test_overhead_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

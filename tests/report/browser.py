@@ -1,4 +1,4 @@
-"""A page as a person sees it: in headless Chromium, after its scripts ran."""
+"""Helpers that load a page in headless Chromium and read it after its scripts ran."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ function answer(seen) {
   top.document.body.append(probe);
 }
 """
-# What a hand does on a canvas of a page, and what it is told.
-HAND = """
+# Functions that send pointer and key events to a canvas, and read its tooltip.
+POINTER = """
 const byName = (id) => document.getElementById(id);
 const event = (canvas, kind, x, y, more = {}) => {
   const box = canvas.getBoundingClientRect(), Kind = kind === "wheel" ? WheelEvent : PointerEvent;
   canvas.dispatchEvent(new Kind(kind, { clientX: box.left + x, clientY: box.top + y, cancelable: true, ...more }));
 };
 const key = (canvas, name) => canvas.dispatchEvent(new KeyboardEvent("keydown", { key: name, cancelable: true }));
-const told = () => (byName("tip").hidden ? null : [...byName("tip").children].map((line) => line.textContent));
+const tipLines = () => (byName("tip").hidden ? null : [...byName("tip").children].map((line) => line.textContent));
 const range = (canvas) => [Number(canvas.dataset.from), Number(canvas.dataset.to)];
 """
-MEASURED = """
+PHONE_PROBE = """
 const tip = byName("tip").getBoundingClientRect();
 answer({
-  page: document.documentElement.scrollWidth, canvas: line.clientWidth, tip: [tip.left, tip.right], lines: told(),
+  page: document.documentElement.scrollWidth, canvas: line.clientWidth, tip: [tip.left, tip.right], lines: tipLines(),
   background: getComputedStyle(document.body).backgroundColor,
 });
 """
 
 
 class Page(HTMLParser):
-    """Every tag with its attributes, and the text outside of scripts and styles."""
+    """Parsed page: its tags with attributes, and its text outside of scripts and styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Page(HTMLParser):
 
 
 def data_of(page: str, name: str) -> Any:
-    """The data that a page draws. Holds the page to needing nothing else, and to showing names as data."""
+    """Return the data that a page draws; check that the page loads nothing else and runs no other script."""
     read = Page(page)
     assert [tag for tag, _ in read.tags if tag in ("link", "iframe", "img", "object", "embed", "base")] == []
     for _, attributes in read.tags:
@@ -82,22 +82,22 @@ def data_of(page: str, name: str) -> Any:
     return json.loads(data)
 
 
-def lines_of(page: str) -> set[str]:
-    """What stands between two tags, in lower case."""
+def texts_between_tags(page: str) -> set[str]:
+    """Return the texts between tags, in lower case."""
     return {line.strip().lower() for line in re.sub(r"<[^>]*>", "\n", unescape(page)).splitlines()}
 
 
 def browse(
     folder: Path, text: str, probe: str, fragment: str = "", width: int | None = None, dark: bool = False
 ) -> Any:
-    """What `probe`, a script that runs after the page's own, gives to `answer(…)`. The page must complain of nothing.
+    """Return the argument of `answer(…)` in `probe`, a script that runs after the page's own.
 
-    `width`: of a frame, in pixels, as a phone has; else the window is 1280 wide.
+    The page must log nothing to the console. `width` is the frame's in pixels, as on a phone; the window has 1280.
     """
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     text = text.replace("</body>", f"<script>{ANSWER}{{{probe}}}</script></body>")
-    if width is not None:  # a window is never narrower than 500 pixels, a frame is
+    if width is not None:  # a frame, since a window is at least 500 pixels wide
         text = f'<iframe width="{width}" height="844" frameborder="0" srcdoc="{escape(text)}"></iframe>'
     file = folder / "page.html"
     file.write_text(text, encoding="utf-8")
@@ -112,9 +112,9 @@ def browse(
     return json.loads(Page(found[1]).text)
 
 
-def on_a_phone(folder: Path, page: str, tap: str, dark: bool) -> list[str]:
-    """What is told after `tap` on the canvas `line`, on a screen as narrow as a phone's, of which no part is wider."""
-    seen = browse(folder, page, tap + MEASURED, width=390, dark=dark)
+def phone_tooltip(folder: Path, page: str, tap: str, dark: bool) -> list[str]:
+    """Return the tooltip after `tap` on the canvas `line`, and check that all fits a phone's width."""
+    seen = browse(folder, page, tap + PHONE_PROBE, width=390, dark=dark)
     assert seen["page"] <= 390
     assert 300 < seen["canvas"] <= 390
     left, right = seen["tip"]

@@ -1,11 +1,13 @@
-"""Records like those of a real sweep, made through the dataclasses that a run makes them with."""
+"""Records like those of a real sweep, built from the package's dataclasses."""
 
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from cs_systems.record import Environment, Measurement, RunRecord, Sample
 
 @pytest.fixture(params=["page", "evil_page"])
 def any_page(request: pytest.FixtureRequest) -> str:
-    """Of a module that has both: a page, and one whose names are HTML."""
+    """Return a module's page, and its page whose names are HTML."""
     text: str = request.getfixturevalue(request.param)
     return text
 
@@ -65,7 +67,7 @@ _SHARES = {"forward": 0.30, "loss": 0.01, "backward": 0.60, "optimizer": 0.09}
 
 
 def samples(phases_s: dict[str, float], config: RunConfig) -> tuple[Sample, ...]:
-    """Steps with 1% noise; of the warm-up, the first compiled and allocated, and its clock was low."""
+    """Return steps with 1% noise; in warm-up the first one compiles and allocates, and the clock is low."""
     steps, rounds, warmup = config.steps, config.rounds, config.warmup
     rng = random.Random(repr((config.key(), phases_s)))
     made = []
@@ -91,7 +93,7 @@ def samples(phases_s: dict[str, float], config: RunConfig) -> tuple[Sample, ...]
 
 
 def ok(config: RunConfig, step_s: float, flops: float, peak_bytes: int, **fields: Any) -> RunRecord:
-    """A measured record; its phases share `step_s` and its cost as those of a training step do."""
+    """Return a measured record whose phases divide `step_s` and the cost as in a training step."""
     names = {
         Mode.FORWARD: ["forward"],
         Mode.BACKWARD: ["backward"],
@@ -100,7 +102,7 @@ def ok(config: RunConfig, step_s: float, flops: float, peak_bytes: int, **fields
     }[config.mode]
     if config.workload == "attention":
         names = [n for n in names if n != "loss"]
-    whole = sum(_SHARES[n] for n in names)
+    whole = reduce(operator.add, (_SHARES[n] for n in names))  # `sum` rounds differently since Python 3.12
     phases = {n: step_s * _SHARES[n] / whole for n in names}
     credited = {"forward": flops / 3, "backward": flops * 2 / 3, "step": flops}
     tokens = config.batch_size * config.tokens_per_sequence if config.workload == "train_step" else None
@@ -151,7 +153,7 @@ def attention_config(attention: str, seq: int, **fields: Any) -> RunConfig:
 
 @pytest.fixture(scope="session")
 def train_records() -> list[RunRecord]:
-    """Sizes × contexts × backends of a training step; the largest does not fit."""
+    """Return records of sizes × contexts × backends of a training step; the largest does not fit."""
     made = []
     scale = {"small": 1.0, "medium": 3.2, "large": 7.5}
     for size, times in scale.items():
@@ -171,7 +173,7 @@ def train_records() -> list[RunRecord]:
 
 @pytest.fixture(scope="session")
 def attention_records() -> list[RunRecord]:
-    """Two backends over sequence lengths; naive is quadratic in memory and ends in oom, one backend is not there."""
+    """Return records of backends over sequence lengths; naive runs out of memory and flash_attn is unavailable."""
     made = []
     for seq in (256, 1024, 4096, 16384):
         flops = 2 * 4 * 16 * seq * seq * 64
@@ -196,7 +198,7 @@ def attention_records() -> list[RunRecord]:
 
 @pytest.fixture(scope="session")
 def broken_records() -> list[RunRecord]:
-    """Every way in which a cell can give no number, and a sample that is not a number."""
+    """Return records of cells that failed in different ways, and one with a NaN sample."""
     config = train_config("small")
     poisoned = ok(train_config("medium"), 0.05, 1e13, 10**9)
     assert poisoned.measurement is not None
@@ -213,5 +215,5 @@ def broken_records() -> list[RunRecord]:
 
 @pytest.fixture(scope="session")
 def build() -> Build:
-    """`build(config, step_s, flops, peak_bytes)`: one measured record."""
+    """Return `build(config, step_s, flops, peak_bytes)`, which makes one measured record."""
     return ok

@@ -1,4 +1,4 @@
-"""Records of collectives between GPUs: rates of one call under the link's ceiling, as table, frame and figure."""
+"""Tests of collective records as frame, table and figure, with rates against the link's ceiling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETUP = {"start_s": 4.0, "init_process_group_s": 0.9, "new_group_s": 0.2, "first
 
 
 def record(shape: CollectiveShape, ranks: int = 2, device: str = "NVIDIA H200") -> RunRecord:
-    """Of calls that take exactly α + n/β, after a late rank was waited for."""
+    """Return a record of calls that take exactly α + n/β, after waiting for a late rank."""
     transfer = shape.calls * (ALPHA_S + shape.size_bytes / BETA)
     phases = {"skew": 5e-3, "queue": 2e-3, "transfer": transfer}
     sample = Sample(0, False, sum(phases.values()), phases, phases)
@@ -39,7 +39,7 @@ SIZES = [2**k for k in range(10, 31, 4)]
 RECORDS = [record(CollectiveShape(name, n, calls=20)) for name in ("all_reduce", "all_to_all") for n in SIZES]
 
 
-def test_a_call_is_one_of_the_samples_and_waiting_is_not_in_it() -> None:
+def test_call_time_is_per_call_without_waiting() -> None:
     data = frame.frame(RECORDS)
     steps = data[data["phase"] == "step"].to_dict("records")
     for row in steps:
@@ -51,7 +51,7 @@ def test_a_call_is_one_of_the_samples_and_waiting_is_not_in_it() -> None:
     assert len(steps) == len(RECORDS)
 
 
-def test_the_fit_of_each_line_is_that_of_its_calls() -> None:
+def test_fit_recovers_latency_and_bandwidth_of_each_line() -> None:
     rows = collectives.fits(RECORDS)
     assert [row["collective"] for row in rows] == ["all_reduce", "all_to_all"]
     for row, bus in zip(rows, (BETA, BETA / 2), strict=True):
@@ -62,8 +62,8 @@ def test_the_fit_of_each_line_is_that_of_its_calls() -> None:
         assert row["worst_residual_share"] < 1e-9
 
 
-def test_lines_do_not_mix() -> None:
-    """Other ranks, dtypes and profiled calls are no points of a line."""
+def test_lines_separate_ranks_dtypes_and_profiled_calls() -> None:
+    """Calls with other ranks, other dtypes or a profiler are not points of a line."""
     others = [record(CollectiveShape("all_reduce", n), ranks=4) for n in SIZES[:2]]
     others += [record(CollectiveShape("all_reduce", n, "bf16")) for n in SIZES[:2]]
     profiled = record(CollectiveShape("all_reduce", SIZES[0]))
@@ -75,10 +75,10 @@ def test_lines_do_not_mix() -> None:
         ("all_reduce", "bf16", 2): SIZES[:2],
         ("all_reduce", "fp32", 2): SIZES,
     }
-    assert len(collectives.fits([*others, *RECORDS[: len(SIZES)]])) == 1, "two sizes are no fit"
+    assert len(collectives.fits([*others, *RECORDS[: len(SIZES)]])) == 1, "a fit needs three sizes"
 
 
-def test_with_one_rank_nothing_is_moved() -> None:
+def test_one_rank_has_no_bandwidth_and_no_fit() -> None:
     alone = [record(CollectiveShape("all_reduce", n), ranks=1) for n in SIZES]
     for r in alone:
         assert (collectives.step(r)["algbw_bytes_per_s"], collectives.step(r)["busbw_bytes_per_s"]) == (None, None)
@@ -87,19 +87,19 @@ def test_with_one_rank_nothing_is_moved() -> None:
     plot.figure(alone, "collectives")
 
 
-def test_the_table_says_each_size_in_its_unit_and_names_the_ceiling() -> None:
+def test_table_shows_sizes_with_units_and_link_ceiling() -> None:
     text = table.render(RECORDS, "markdown")
     assert all(f" {size} |" in text for size in ("1 KiB", "16 KiB", "256 KiB", "4 MiB", "64 MiB", "1 GiB"))
     (shown,) = table.tables(RECORDS)
     (sizes,) = (column for column in shown.columns if column.name == "size_bytes")
-    assert sizes.values == (*SIZES, *SIZES), "a page sorts by these"
+    assert sizes.values == (*SIZES, *SIZES), "a page sorts by these values"
     assert "of the link (%)" in text
     assert "- skew: longest time that a rank waited for the others before the calls" in text
     assert "450 GB/s (NVIDIA H200 data sheet, SXM: NVLink, one direction)" in text
     assert "constant: dtype fp32, ranks 2, calls 20" in text
 
 
-def test_the_figure_draws_calls_fits_and_the_ceiling() -> None:
+def test_figure_draws_calls_fits_and_link_ceiling() -> None:
     assert plot.kinds(RECORDS)[0] == "collectives"
     times, rates = plot.figure(RECORDS).axes
     assert [line.get_linestyle() for line in times.lines] == ["-", ":"] * 2
@@ -107,7 +107,7 @@ def test_the_figure_draws_calls_fits_and_the_ceiling() -> None:
     assert [text.get_text() for text in rates.texts] == ["450 GB/s\nNVIDIA H200 data sheet, SXM\nNVLink, one direction"]
 
 
-def test_a_record_of_something_else_has_none_of_it() -> None:
+def test_record_of_other_workload_has_no_collective_columns() -> None:
     other = replace(RECORDS[0], config=RunConfig().to_dict())
     assert collectives.cell(other) == collectives.step(other) == {}
     assert collectives.call_s(other) is None

@@ -13,14 +13,14 @@ def folder(tmp_path: Path, train_records: list[RunRecord]) -> Path:
     return tmp_path
 
 
-def test_a_table_is_printed_at_80_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_prints_table_of_80_columns(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("train_step on NVIDIA H200")
     assert max(map(len, lines)) <= 80
 
 
-def test_options_reach_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_applies_columns_phase_and_pivot(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(folder), "--columns", "size,mfu", "--phase", "forward,backward", "--format", "csv"]) == 0
     commas = capsys.readouterr().out
     assert commas.splitlines()[0] == "size,mfu"
@@ -31,14 +31,14 @@ def test_options_reach_the_table(folder: Path, capsys: pytest.CaptureFixture[str
     assert "sdpa_flash" in capsys.readouterr().out
 
 
-def test_a_page_and_a_figure_are_written(folder: Path) -> None:
+def test_report_writes_page_and_figure(folder: Path) -> None:
     page, figure = folder / "report.html", folder / "figure.svg"
     assert main(["report", str(folder), "--format", "html", "--output", str(page), "--figure", str(figure)]) == 0
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert "<svg" in figure.read_text(encoding="utf-8")
 
 
-def test_the_folder_of_what_is_written_is_made(folder: Path) -> None:
+def test_report_creates_folders_of_output_files(folder: Path) -> None:
     page, figure = folder / "new" / "pages" / "report.html", folder / "drawn" / "figure.svg"
     assert main(["report", str(folder), "--format", "html", "--output", str(page), "--figure", str(figure)]) == 0
     assert page.is_file()
@@ -46,16 +46,16 @@ def test_the_folder_of_what_is_written_is_made(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--output", "--figure"])
-def test_what_cannot_be_written_exits_2(folder: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+def test_unwritable_output_exits_with_2(folder: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
     for file in (folder / "records.jsonl" / "x.svg", folder / "figure.svg"):
         (folder / "figure.svg").mkdir(exist_ok=True)
         assert main(["report", str(folder), option, str(file)]) == 2
-        said = capsys.readouterr().err
-        assert said.startswith(f"cs-systems: cannot write {file}: ")
-        assert said.endswith("choose a file in a folder with write permission\n")
+        error = capsys.readouterr().err
+        assert error.startswith(f"cs-systems: cannot write {file}: ")
+        assert error.endswith("choose a file in a folder with write permission\n")
 
 
-def test_a_figure_says_which_workload_it_leaves_out(
+def test_figure_of_two_workloads_names_the_omitted_one(
     folder: Path, attention_records: list[RunRecord], capsys: pytest.CaptureFixture[str]
 ) -> None:
     append_record(folder, attention_records[0])
@@ -63,7 +63,7 @@ def test_a_figure_says_which_workload_it_leaves_out(
     assert "only the first workload; --format html draws attention too" in capsys.readouterr().err
 
 
-def test_a_torn_line_is_named_and_the_rest_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_record_line_is_named_and_others_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (folder / "records.jsonl").open("a") as stream:
         stream.write('{"schema_version": 1, "key"')
     assert main(["report", str(folder)]) == 0
@@ -80,14 +80,14 @@ def test_a_torn_line_is_named_and_the_rest_shown(folder: Path, capsys: pytest.Ca
         (["--figure", "figure.bmp"], "its name must end in .svg, .png, .pdf"),
     ],
 )
-def test_a_malformed_request_exits_2(
+def test_malformed_option_exits_with_2_and_remedy(
     folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert main(["report", str(folder), *options]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_no_records_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_without_records_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
     assert "there are no records at" in capsys.readouterr().err
     (tmp_path / "records.jsonl").touch()
@@ -95,7 +95,7 @@ def test_no_records_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "has no record yet; run the sweep again" in capsys.readouterr().err
 
 
-def test_a_figure_beside_a_table_that_is_asked_for_leaves_neither_out(
+def test_figure_option_prints_table_only_when_requested(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = ["report", str(folder), "--figure", str(tmp_path / "figure.svg")]

@@ -11,7 +11,7 @@ from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS, frame, load
 from tests.report.conftest import OVERHEAD_S, Build
 
 
-def test_one_row_for_each_phase_and_the_step(train_records: list[RunRecord]) -> None:
+def test_frame_has_row_for_each_phase_and_the_step(train_records: list[RunRecord]) -> None:
     data = frame(train_records)
     assert list(data.columns) == [*CELL_COLUMNS, *PHASE_COLUMNS]
     assert list(data[data["record"] == 0]["phase"]) == ["forward", "loss", "backward", "optimizer", "step"]
@@ -25,11 +25,11 @@ def test_one_row_for_each_phase_and_the_step(train_records: list[RunRecord]) -> 
         (Mode.FORWARD_BACKWARD, ["forward", "loss", "backward", "step"]),
     ],
 )
-def test_a_shorter_step_has_fewer_rows(build: Build, mode: Mode, phases: list[str]) -> None:
+def test_frame_has_only_phases_of_mode(build: Build, mode: Mode, phases: list[str]) -> None:
     assert list(frame([build(RunConfig(mode=mode), 0.01, 1e12, 10**9)])["phase"]) == phases
 
 
-def test_medians_are_those_of_the_timed_samples(build: Build) -> None:
+def test_medians_exclude_warmup_samples(build: Build) -> None:
     record = build(RunConfig(steps=9, rounds=3), 0.01, 1e12, 10**9)
     data = frame([record]).set_index("phase")
     assert record.measurement is not None
@@ -44,7 +44,7 @@ def test_medians_are_those_of_the_timed_samples(build: Build) -> None:
     assert step["lag_median_s"] == data.loc["optimizer", "lag_median_s"]
 
 
-def test_rates_are_cost_over_the_median_and_the_ceiling(build: Build) -> None:
+def test_rates_divide_cost_by_median_and_ceiling(build: Build) -> None:
     step = frame([build(RunConfig(precision="bf16"), 0.01, 3e12, 10**9)]).set_index("phase").loc["step"]
     assert step["model_flops_per_s"] == pytest.approx(3e12 / step["median_s"])
     assert step["mfu"] == pytest.approx(3e12 / step["median_s"] / 989.5e12)
@@ -52,7 +52,7 @@ def test_rates_are_cost_over_the_median_and_the_ceiling(build: Build) -> None:
     assert step["tokens_per_s"] == pytest.approx(4 * 512 / step["median_s"])
 
 
-def test_what_is_not_known_is_null_not_zero(build: Build) -> None:
+def test_unknown_values_are_null(build: Build) -> None:
     known = build(RunConfig(), 0.01, 1e12, 10**9)
     bare = replace(known, results={}, environment=None)
     assert bare.measurement is not None
@@ -64,7 +64,7 @@ def test_what_is_not_known_is_null_not_zero(build: Build) -> None:
     assert data["median_s"].notna().all()
 
 
-def test_a_record_without_a_measurement_is_one_row_with_its_reason(broken_records: list[RunRecord]) -> None:
+def test_failed_record_is_one_row_with_reason(broken_records: list[RunRecord]) -> None:
     rows = frame(broken_records)
     failed = rows[rows["status"] != "ok"]
     assert list(failed["status"]) == ["error", "timeout", "killed", "unavailable"]
@@ -73,14 +73,14 @@ def test_a_record_without_a_measurement_is_one_row_with_its_reason(broken_record
     assert failed["reason"].notna().all()
 
 
-def test_samples_that_are_no_number_are_left_out(broken_records: list[RunRecord]) -> None:
+def test_nan_samples_are_excluded(broken_records: list[RunRecord]) -> None:
     rows = frame(broken_records)
     step = rows[rows["phase"] == "step"].iloc[0]
     assert step["n"] == 9
     assert step["median_s"] > 0
 
 
-def test_each_workload_fills_its_own_columns(
+def test_columns_of_other_workloads_are_null(
     train_records: list[RunRecord], attention_records: list[RunRecord]
 ) -> None:
     train, attention = frame(train_records), frame(attention_records)
@@ -91,21 +91,19 @@ def test_each_workload_fills_its_own_columns(
     assert attention[["size", "batch_size", "context_length", "optimizer"]].isna().all(axis=None)
 
 
-def test_an_override_shows_in_the_size(build: Build) -> None:
+def test_size_includes_model_overrides(build: Build) -> None:
     data = frame([build(RunConfig(model=preset("large", num_layers=32), seq_len=128), 0.01, 1e12, 10**9)])
     assert data["size"].iloc[0] == "large+num_layers=32"
     assert (data["context_length"].iloc[0], data["seq_len"].iloc[0]) == (512, 128)
 
 
-def test_no_records_is_an_empty_frame_with_all_columns() -> None:
+def test_frame_without_records_is_empty_with_all_columns() -> None:
     data = frame([])
     assert len(data) == 0
     assert list(data.columns) == [*CELL_COLUMNS, *PHASE_COLUMNS]
 
 
-def test_load_reads_what_was_appended_and_drops_attempts_that_were_repeated(
-    tmp_path: Path, train_records: list[RunRecord]
-) -> None:
+def test_load_drops_failed_attempts_that_were_repeated(tmp_path: Path, train_records: list[RunRecord]) -> None:
     done = train_records[0]
     failed = replace(done, status="error", reason="RuntimeError: once", measurement=None)
     for record in (failed, done, replace(failed, repeat=1)):
@@ -116,13 +114,13 @@ def test_load_reads_what_was_appended_and_drops_attempts_that_were_repeated(
     assert data[data["repeat"] == 0]["median_s"].tolist() == expected["median_s"].tolist()
 
 
-def test_a_malformed_record_is_named(train_records: list[RunRecord]) -> None:
+def test_malformed_record_is_named_by_number_and_key(train_records: list[RunRecord]) -> None:
     broken = replace(train_records[1], results={"cost": [{"flops": 1}]})
     with pytest.raises(ConfigError, match=rf"record 2 \(key {broken.key}\) is malformed: KeyError"):
         frame([train_records[0], broken])
 
 
-def test_reports_do_not_need_torch() -> None:
+def test_report_imports_neither_torch_nor_heavy_libraries() -> None:
     code = """
 import sys
 sys.modules["torch"] = None  # importing it raises
@@ -138,29 +136,34 @@ assert not heavy, f"imported before they are needed: {heavy}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def somebodys(build: Build, said: dict[str, object], **fields: object) -> RunRecord:
+def custom_workload_record(build: Build, stated: dict[str, object], **fields: object) -> RunRecord:
     record = build(RunConfig(workload="mine.py:step", **fields), 0.01, 1e12, 10**9)  # type: ignore[arg-type]
-    return replace(record, results={**record.results, "ran": [{"tokens": None, **said}]})
+    return replace(record, results={**record.results, "ran": [{"tokens": None, **stated}]})
 
 
-def test_a_step_without_a_config_is_named_by_nothing_in_it(build: Build) -> None:
-    data = frame([somebodys(build, {"takes_config": False}), somebodys(build, {"takes_config": False}, batch_size=8)])
+def test_workload_without_config_has_no_config_columns(build: Build) -> None:
+    data = frame(
+        [
+            custom_workload_record(build, {"takes_config": False}),
+            custom_workload_record(build, {"takes_config": False}, batch_size=8),
+        ]
+    )
     named = ["size", "d_head", "context_length", "batch_size", "attention", "precision", "mode", "optimizer"]
     assert data[[*named, "mfu", "ceiling_flops_per_s"]].isna().all().all()
-    assert (data["steps"] == 10).all(), "how it was measured is known all the same"
+    assert (data["steps"] == 10).all(), "the number of steps is known"
 
 
-def test_somebodys_workload_is_named_by_what_it_says_and_by_what_varies(build: Build) -> None:
-    said = {"attention": "flex", "precision": "fp32", "batch_size": "many"}
-    data = frame([somebodys(build, said, seq_len=n) for n in (64, 128)])
-    assert set(data["attention"]) == {"flex"}, "the config's, naive, did not run"
+def test_custom_workload_has_stated_and_varied_columns(build: Build) -> None:
+    stated = {"attention": "flex", "precision": "fp32", "batch_size": "many"}
+    data = frame([custom_workload_record(build, stated, seq_len=n) for n in (64, 128)])
+    assert set(data["attention"]) == {"flex"}, "the config's backend, naive, did not run"
     assert set(data["seq_len"]) == {64, 128}
     assert data[["size", "mode"]].isna().all().all()
-    assert data["mfu"].notna().any(), "the precision is known, and so is its ceiling"
-    other = frame([somebodys(build, {"precision": "bf16"})])
-    assert other["mfu"].isna().all(), "the ceiling is fp32's"
+    assert data["mfu"].notna().any(), "the ceiling of a stated precision is known"
+    other = frame([custom_workload_record(build, {"precision": "bf16"})])
+    assert other["mfu"].isna().all(), "the recorded ceiling is for fp32"
 
 
-def test_a_profiled_record_is_told_from_a_clean_one(build: Build) -> None:
+def test_frame_has_profiler_of_each_record(build: Build) -> None:
     records = [build(RunConfig(profiler=name), 0.01, 1e12, 10**9) for name in ("none", "nsys")]
     assert list(frame(records).drop_duplicates("record")["profiler"]) == ["none", "nsys"]

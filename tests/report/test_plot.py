@@ -12,7 +12,7 @@ from cs_systems.report.figures.warmup import causes
 from tests.report.conftest import Build, attention_config, failed
 
 
-def test_the_workload_chooses_the_figures(
+def test_figure_kinds_depend_on_workload(
     train_records: list[RunRecord], attention_records: list[RunRecord], broken_records: list[RunRecord]
 ) -> None:
     assert plot.kinds(train_records) == ["phases", "rate", "time", "memory", "warmup"]
@@ -20,7 +20,7 @@ def test_the_workload_chooses_the_figures(
     assert plot.kinds(broken_records[:4]) == []
 
 
-def test_the_same_records_give_the_same_bytes(tmp_path: Path, attention_records: list[RunRecord]) -> None:
+def test_same_records_give_identical_files(tmp_path: Path, attention_records: list[RunRecord]) -> None:
     for name in ("a.svg", "b.svg", "a.png", "b.png"):
         plot.save(attention_records, tmp_path / name)
     for ending in ("svg", "png"):
@@ -28,7 +28,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path, attention_records:
 
 
 @pytest.mark.parametrize("kind", ["phases", "rate", "time", "memory", "warmup"])
-def test_every_figure_says_what_it_shows(kind: str, train_records: list[RunRecord]) -> None:
+def test_figure_has_title_axis_label_and_annotations(kind: str, train_records: list[RunRecord]) -> None:
     drawn = plot.figure(train_records, kind)
     (axes,) = drawn.axes
     assert drawn.get_suptitle().endswith("train_step on NVIDIA H200")
@@ -42,7 +42,7 @@ def test_every_figure_says_what_it_shows(kind: str, train_records: list[RunRecor
     assert expected.get(kind, "") in words
 
 
-def test_a_figure_of_clean_records_has_no_profiled_one(build: Build) -> None:
+def test_figure_omits_profiled_records_when_clean_ones_exist(build: Build) -> None:
     configs = [RunConfig(profiler=name, batch_size=n) for name in ("nsys", "none") for n in (1, 2)]
     records = [build(c, 0.01 * c.batch_size, 1e12, 10**9) for c in configs]
     assert plot.left_out(records) == ["train_step under nsys"]
@@ -50,23 +50,23 @@ def test_a_figure_of_clean_records_has_no_profiled_one(build: Build) -> None:
     assert len(axes.get_yticklabels()) == 2
 
 
-def test_a_profile_is_drawn_as_shares_of_its_kernel_time(build: Build) -> None:
+def test_families_figure_shows_shares_of_kernel_time(build: Build) -> None:
     times = ({"matmul": 3e-3, "copy": 1e-3}, {"matmul": 1e-3, "copy": 0.96e-3, "optimizer": 0.04e-3})
     records = [build(RunConfig(profiler="kineto", batch_size=n), 0.01, 1e12, 10**9) for n in (1, 2, 4)]
-    told = [
+    with_families = [
         replace(r, results=r.results | {"families": [{"family": name, "time_s": t} for name, t in one.items()]})
         for r, one in zip(records, times, strict=False)
     ]
-    assert plot.kinds(records)[0] == "phases", "without the table there is nothing to draw"
-    assert plot.kinds(told)[0] == "families"
-    (axes,) = plot.figure([*told, records[2]], "families").axes
+    assert plot.kinds(records)[0] == "phases", "families need the table of families"
+    assert plot.kinds(with_families)[0] == "families"
+    (axes,) = plot.figure([*with_families, records[2]], "families").axes
     assert [text.get_text() for text in axes.texts] == ["75%", "50%", "25%", "48%", "4.00 ms", "2.00 ms"]
     assert axes.get_legend_handles_labels()[1] == ["matmul", "copy", "optimizer"]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["batch 1", "batch 2"]
 
 
-def test_curves_of_sizes_run_along_the_sizes(build: Build) -> None:
-    """Not along d_head, which only follows from the size, nor along a context that each preset has of its own."""
+def test_curves_use_size_as_x_axis_when_sizes_vary(build: Build) -> None:
+    """d_head and the presets' contexts follow from the size, so neither is the x axis."""
     for lengths in ((64, 64, 64), (64, 512, 512)):
         cells = zip(("tiny", "small", "medium"), lengths, (1e-3, 0.02, 0.06), strict=True)
         records = [
@@ -82,7 +82,7 @@ def test_curves_of_sizes_run_along_the_sizes(build: Build) -> None:
             assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["naive", "sdpa_flash"]
 
 
-def test_curves_run_along_the_length_that_varies_within_a_size(build: Build) -> None:
+def test_curves_use_field_that_varies_within_a_size_as_x_axis(build: Build) -> None:
     sizes = ("small", "medium")
     configs = [RunConfig(model=preset(size), batch_size=n) for size in sizes for n in (1, 2, 4)]
     records = [build(config, 0.01 * config.batch_size, 1e12, 10**9) for config in configs]
@@ -91,7 +91,7 @@ def test_curves_run_along_the_length_that_varies_within_a_size(build: Build) -> 
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == list(sizes)
 
 
-def test_modes_have_panels_of_one_scale(build: Build) -> None:
+def test_each_mode_has_panel_with_shared_scale(build: Build) -> None:
     modes = ("forward", "forward-backward")
     records = [build(attention_config("naive", s, mode=m), s * 1e-6, 1e9, 10**8) for s in (128, 256) for m in modes]
     panels = plot.figure(records, "time").axes
@@ -99,8 +99,8 @@ def test_modes_have_panels_of_one_scale(build: Build) -> None:
     assert panels[0].get_ylim() == panels[1].get_ylim()
 
 
-def test_a_size_that_changes_with_the_length_tells_no_curves_apart(build: Build) -> None:
-    """heads × d_head is constant; the head size that a kernel pads to follows from d_head."""
+def test_dependent_field_does_not_split_curves(build: Build) -> None:
+    """heads × d_head is constant, and the padded d_head of a kernel follows from d_head."""
     records = []
     for name in ("naive", "sdpa_flash"):
         for heads in (1, 2, 4):
@@ -114,7 +114,7 @@ def test_a_size_that_changes_with_the_length_tells_no_curves_apart(build: Build)
     assert axes.get_xlabel() == "heads (d_head varies too)"
 
 
-def test_attention_has_parts_where_no_mode_measures_them_alone(build: Build) -> None:
+def test_attention_phases_are_drawn_only_without_separate_modes(build: Build) -> None:
     both, forward = (
         build(attention_config("naive", 128, mode=mode), 1e-4, 1e9, 10**8) for mode in ("forward-backward", "forward")
     )
@@ -122,7 +122,7 @@ def test_attention_has_parts_where_no_mode_measures_them_alone(build: Build) -> 
     assert "phases" not in plot.kinds([both, forward])
 
 
-def test_memory_of_a_cell_that_did_not_fit_is_predicted_not_measured(build: Build) -> None:
+def test_memory_figure_shows_prediction_for_oom_cell(build: Build) -> None:
     fits, long = (attention_config("naive", seq) for seq in (128, 256))
     died = failed(long, "oom", "CUDA out of memory", predicted=4 * 2**30)
     memory = {"predicted_peak_bytes": 4 * 2**30, "peak_allocated_bytes": 2**20}
@@ -134,14 +134,12 @@ def test_memory_of_a_cell_that_did_not_fit_is_predicted_not_measured(build: Buil
     assert isnan(missing[0])
 
 
-def test_a_figure_is_of_one_workload_and_names_the_others(
-    train_records: list[RunRecord], attention_records: list[RunRecord]
-) -> None:
+def test_left_out_names_other_workloads(train_records: list[RunRecord], attention_records: list[RunRecord]) -> None:
     assert plot.left_out([*train_records, *attention_records]) == ["attention"]
     assert plot.left_out(train_records) == []
 
 
-def test_nothing_is_drawn_outside_the_figure(train_records: list[RunRecord]) -> None:
+def test_text_stays_inside_the_figure(train_records: list[RunRecord]) -> None:
     drawn = plot.figure(train_records, "phases")
     drawn.draw_without_rendering()
     for text in (*drawn.axes[0].texts, *drawn.axes[0].get_yticklabels()):
@@ -150,7 +148,7 @@ def test_nothing_is_drawn_outside_the_figure(train_records: list[RunRecord]) -> 
         assert box.x1 <= drawn.bbox.width
 
 
-def test_a_step_is_called_slow_for_what_was_recorded_only(build: Build) -> None:
+def test_warmup_causes_come_only_from_sample_fields(build: Build) -> None:
     measurement = build(RunConfig(), 0.1, 1e12, 10**9).measurement
     assert measurement is not None
     first, *_, last = measurement.samples
@@ -159,7 +157,7 @@ def test_a_step_is_called_slow_for_what_was_recorded_only(build: Build) -> None:
     assert causes(replace(last, sm_clock_hz=None), None) == []
 
 
-def test_svg_for_a_page_takes_its_colour_and_keeps_its_ids(train_records: list[RunRecord]) -> None:
+def test_page_svg_uses_current_color_and_unique_ids(train_records: list[RunRecord]) -> None:
     one, two = plot.svg(train_records, "time", "a-"), plot.svg(train_records, "time", "b-")
     assert "currentColor" in one
     ids = [set(re.findall(r'\bid="([^"]+)"', text)) for text in (one, two)]
@@ -167,19 +165,19 @@ def test_svg_for_a_page_takes_its_colour_and_keeps_its_ids(train_records: list[R
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', one)) <= ids[0]
 
 
-def test_a_name_with_markup_is_only_a_name(build: Build) -> None:
+def test_svg_escapes_markup_in_names(build: Build) -> None:
     config = RunConfig(attention="my--><script>alert(1)</script>$x_1$.py:f", rounds=5)
     slow = [build(replace(config, batch_size=n), 0.01 * n, 1e12, 10**9) for n in (1, 2)]
     fast = [replace(r, key=r.key + "x", config={**r.config, "attention": "naive"}) for r in slow]
     assert "<script" not in plot.svg([*slow, *fast], "time")
 
 
-def test_more_cells_than_fit_are_counted(build: Build) -> None:
+def test_phases_figure_counts_cells_that_do_not_fit(build: Build) -> None:
     records = [build(RunConfig(batch_size=n), 0.01, 1e12, 10**9) for n in range(1, 41)]
     assert "8 more cells are in the table" in plot.figure(records, "phases").axes[0].get_xlabel()
 
 
-def test_what_cannot_be_drawn_names_the_remedy(
+def test_undrawable_figure_is_rejected_with_remedy(
     tmp_path: Path, attention_records: list[RunRecord], broken_records: list[RunRecord]
 ) -> None:
     with pytest.raises(ConfigError, match=r"its name must end in \.svg, \.png, \.pdf"):

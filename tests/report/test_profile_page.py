@@ -1,4 +1,4 @@
-"""The page of a profile, as a person sees and uses it: real recordings, in a real browser."""
+"""Tests of the page of a profile: real traces in a real browser."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cs_systems.report.tables.profile import CAPTIONS, SHOWN
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.read import read
 from cs_systems.traces.timeline import results, view
-from tests.report.browser import HAND, Page, browse, data_of, lines_of, on_a_phone
+from tests.report.browser import POINTER, Page, browse, data_of, phone_tooltip, texts_between_tags
 
 DATA = Path(__file__).parents[1] / "data"
 EVIL = "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\"><!-- {} & gemm"
 # `find` moves the pointer over a chart until the tooltip begins with a text.
-HAND += """function find(canvas, begin, has = "") {
+POINTER += """function find(canvas, begin, has = "") {
   for (let y = 33; y < canvas.clientHeight; y += 6) {
     for (let x = 2; x < canvas.clientWidth; x += 2) {
       event(canvas, "pointermove", x, y);
-      const lines = told();
+      const lines = tipLines();
       if (lines && lines[0].startsWith(begin) && lines.some((line) => line.includes(has))) return { x, y, lines };
     }
   }
@@ -52,7 +52,7 @@ seen.build = document.documentElement.dataset.buildMs;
 seen.step = find(line, "step").lines;
 seen.kernel = find(line, "", "family: matmul").lines;
 event(line, "pointerleave", 0, 0);
-seen.left = told();
+seen.left = tipLines();
 const middle = line.clientWidth / 2;
 event(line, "wheel", middle, 50, { deltaY: -400 });
 seen.wheel = range(line);
@@ -101,7 +101,7 @@ def page(nsys_path: Path) -> str:
 
 
 def changed(path: Path, target: Path, *statements: tuple[str, tuple[object, ...]]) -> Profile:
-    """The profile of the export with SQL statements run on it."""
+    """Return the profile of the export after running SQL statements on it."""
     target.write_bytes(path.read_bytes())
     database = sqlite3.connect(target)
     for statement, values in statements:
@@ -113,7 +113,7 @@ def changed(path: Path, target: Path, *statements: tuple[str, tuple[object, ...]
 
 @pytest.fixture(scope="module")
 def evil_page(nsys_path: Path) -> str:
-    """The real step with HTML for the names of kernels, of a range, of the device and of the file."""
+    """Return the page of the real step with HTML as names of kernels, a range, the device and the file."""
     names = "SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL"
     seen = changed(
         nsys_path,
@@ -125,39 +125,39 @@ def evil_page(nsys_path: Path) -> str:
     return page_of(seen, EVIL)
 
 
-def test_the_page_fetches_nothing_and_names_are_data(any_page: str) -> None:
+def test_page_is_self_contained(any_page: str) -> None:
     assert data_of(any_page, "profile")["step"]["kernels"] == 238
 
 
-def test_it_says_what_is_shown_and_what_is_not_known(page: str) -> None:
+def test_page_states_step_coverage_and_captions(page: str) -> None:
     text = Page(page).text
-    for said in (
+    for expected in (
         "NVIDIA H200",
         "GPU busy27.3%",
         "Step 1: the step with the median wall time of steps 0 to 2",
         "Times include the profiler's overhead: use them for shares and causes, not as timings.",
         "980 µs of 1.61 ms of kernel time in this step belong to no layer or named module; these kernels are hatched",
-        "100.0% belongs to a phase and 39.2% to a layer",
+        "100.0% of the kernel time belongs to a phase, and 39.2% to a layer or named module",
     ):
-        assert said in text
-    assert {CAPTIONS[name].lower() for name in SHOWN if name != "overlap"} <= lines_of(page)
-    assert 'title="void at::native::' in page  # the whole name, where a table has the short one
+        assert expected in text
+    assert {CAPTIONS[name].lower() for name in SHOWN if name != "overlap"} <= texts_between_tags(page)
+    assert 'title="void at::native::' in page  # the full name, while the table shows the short one
 
 
-def test_sort_keys_are_numbers(page: str) -> None:
+def test_table_sort_keys_are_finite_numbers(page: str) -> None:
     keys = [attributes["data-v"] for _, attributes in Page(page).tags if "data-v" in attributes]
     assert keys
     assert all(math.isfinite(float(key)) for key in keys if key)
 
 
-def test_kernels_of_a_graph_are_said_to_share_its_launch(nsys_path: Path, tmp_path: Path) -> None:
+def test_page_counts_kernels_of_cuda_graphs(nsys_path: Path, tmp_path: Path) -> None:
     graph = ("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET graphNodeId = 5 WHERE registersPerThread > 100", ())
     text = Page(page_of(changed(nsys_path, tmp_path / "graph.sqlite", graph))).text
     assert re.search(r"\d+ kernels of this step ran in CUDA graphs, from \d+ launch\(es\)", text)
 
 
-def test_ranges_that_overlap_without_nesting_take_few_rows(nsys_path: Path, tmp_path: Path) -> None:
-    """A range that begins before the one before it ends: were each below the other, there would be no end of rows."""
+def test_overlapping_ranges_share_two_rows(nsys_path: Path, tmp_path: Path) -> None:
+    """Each range begins before the previous one ends; one row for each would give 100 rows."""
     start = "(SELECT start FROM NVTX_EVENTS WHERE text = 'backward' ORDER BY start LIMIT 1 OFFSET 1)"
     thread = "(SELECT max(globalTid) + 1 FROM NVTX_EVENTS WHERE text = 'backward')"
     loads = [
@@ -170,26 +170,27 @@ def test_ranges_that_overlap_without_nesting_take_few_rows(nsys_path: Path, tmp_
     ]
     plain = page_of(profile_of(nsys_path))
     page = page_of(changed(nsys_path, tmp_path / "loads.sqlite", *loads))
-    probe = HAND + "answer({ height: line.clientHeight, load: find(line, 'load') });"
+    probe = POINTER + "answer({ height: line.clientHeight, load: find(line, 'load') });"
     before, after = (browse(tmp_path, text, probe) for text in (plain, page))
     assert after["height"] - before["height"] == 22 + 2 * 18  # a title and two rows
     assert after["load"]["lines"][0] == "load"
 
 
-def test_a_recording_of_a_cpu_shows_the_host(nsys_path: Path, tmp_path: Path) -> None:
+def test_trace_without_kernels_shows_host_ranges(nsys_path: Path, tmp_path: Path) -> None:
     drop = [(f"DROP TABLE CUPTI_ACTIVITY_KIND_{name}", ()) for name in ("KERNEL", "RUNTIME", "MEMCPY")]
     page = page_of(changed(nsys_path, tmp_path / "cpu.sqlite", *drop))
     assert "no kernels: the times are those of the ranges on the host" in Page(page).text
     probe = (
-        HAND + "answer({ block: find(line, 'block 3').lines, canvases: document.querySelectorAll('canvas').length });"
+        POINTER
+        + "answer({ block: find(line, 'block 3').lines, canvases: document.querySelectorAll('canvas').length });"
     )
     seen = browse(tmp_path, page, probe)
     assert seen["block"][-1] == "host range"
-    assert seen["canvases"] == 1  # no icicle of kernel time
+    assert seen["canvases"] == 1  # there is no icicle chart without kernels
 
 
-def test_hover_zoom_pan_keys_and_double_click(page: str, tmp_path: Path) -> None:
-    seen: dict[str, Any] = browse(tmp_path, page, HAND + MOVES)
+def test_timeline_supports_hover_zoom_pan_keys_and_double_click(page: str, tmp_path: Path) -> None:
+    seen: dict[str, Any] = browse(tmp_path, page, POINTER + MOVES)
     wall = 5_910_726
     assert seen["start"] == seen["key 0"] == seen["whole"] == [0, wall]
     assert seen["shown"] == "0 ns … 5.91 ms of the step."
@@ -201,7 +202,7 @@ def test_hover_zoom_pan_keys_and_double_click(page: str, tmp_path: Path) -> None
     assert any(re.fullmatch(r"phase: forward · layer: \w.*", line) for line in kernel)
     assert any(re.fullmatch(r"launch began [\d.]+ .s before the kernel", line) for line in kernel)
     from_, to = seen["wheel"]
-    assert (from_ + to) / 2 == pytest.approx(wall / 2, rel=1e-3)  # what was under the pointer stays there
+    assert (from_ + to) / 2 == pytest.approx(wall / 2, rel=1e-3)  # zooming keeps the point under the pointer
     assert to - from_ == pytest.approx(wall * 0.449, rel=1e-2)
     span = to - from_
     assert seen["sideways"][0] > from_
@@ -217,11 +218,11 @@ def test_hover_zoom_pan_keys_and_double_click(page: str, tmp_path: Path) -> None
     assert seen["pinched"][1] - seen["pinched"][0] == pytest.approx(wall / 2, rel=0.01)
 
 
-def test_search_and_families_highlight(page: str, tmp_path: Path) -> None:
+def test_search_and_family_buttons_highlight_kernels(page: str, tmp_path: Path) -> None:
     seen: dict[str, Any] = browse(
         tmp_path,
         page,
-        HAND
+        POINTER
         + """
 const seen = { before: hues(line), icicle: hues(ice) }, search = byName("search");
 const families = [...byName("families").children];
@@ -261,14 +262,14 @@ answer(seen);
     assert re.fullmatch(r"[\d.]+ µs in 1 kernel", seen["leaf"][1])
     assert seen["leaf"][3] == "100.0% of attention.softmax"
     assert re.fullmatch(r"[\d.]+ µs in 142 kernels", seen["backward"][1])
-    assert len(seen["icicle"]) > 10  # the families' colours, the phases', the layers'
+    assert len(seen["icicle"]) > 10  # colours of families, phases and layers
 
 
-def test_html_in_names_is_shown_and_does_not_run(evil_page: str, tmp_path: Path) -> None:
+def test_html_in_names_is_shown_as_text(evil_page: str, tmp_path: Path) -> None:
     seen: dict[str, Any] = browse(
         tmp_path,
         evil_page,
-        HAND
+        POINTER
         + """
 const tags = () => byName("tip").querySelectorAll("b *, span *").length;
 const seen = { kernel: find(line, "", "family: matmul").lines, tags: tags() };
@@ -281,19 +282,19 @@ answer(seen);
 """,
     )
     assert seen["title"] == seen["heading"] == EVIL
-    assert seen["kernel"].count(EVIL) == 2  # as its short name and as its full one
-    assert seen["tags"] == 0  # an image's onerror would run later than the test looks
+    assert seen["kernel"].count(EVIL) == 2  # its short and its full name
+    assert seen["tags"] == 0  # an image's onerror would run only after this check
     assert seen["range"][0] == EVIL
-    assert (seen["images"], seen["scripts"]) == (0, 3)  # the data, the page's, and this one
+    assert (seen["images"], seen["scripts"]) == (0, 3)  # the data, the page's script and the probe
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_phone_shows_all_of_its_width_and_no_more(page: str, tmp_path: Path, dark: bool) -> None:
-    tap = HAND + """const tapped = find(line, "backward"); event(line, "click", tapped.x, tapped.y);"""
-    assert on_a_phone(tmp_path, page, tap, dark)[0] == "backward"
+def test_page_fits_width_of_phone(page: str, tmp_path: Path, dark: bool) -> None:
+    tap = POINTER + """const tapped = find(line, "backward"); event(line, "click", tapped.x, tapped.y);"""
+    assert phone_tooltip(tmp_path, page, tap, dark)[0] == "backward"
 
 
-def test_analyze_writes_the_page(nsys_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyze_writes_html_page(nsys_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
     assert main(["analyze", str(nsys_path), "--format", "html", "--output", str(page)]) == 0
     captured = capsys.readouterr()

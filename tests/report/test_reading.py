@@ -1,4 +1,4 @@
-"""Records whose values are not what their fields hold: a sentence that names the line, in every command and format."""
+"""Tests of records with extreme or malformed values, in every format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LARGE = 258_000_000_000_000_000_000_000_000  # bytes
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_prediction_beyond_64_bits_is_shown(format: str) -> None:
+def test_prediction_beyond_64_bits_is_shown(format: str) -> None:
     records = [failed(train_config("tiny", context=10**12), "oom", "out of memory", LARGE)]
     records.append(ok(train_config("tiny"), 0.01, 1e9, 10**6))
     assert "oom" in render(records, format)
@@ -33,7 +33,7 @@ def test_a_prediction_beyond_64_bits_is_shown(format: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "said"),
+    ("path", "value", "message"),
     [
         (("repeat",), "1", r"records.jsonl:1: repeat is '1'; it must be a whole number"),
         (("status",), "fine", "status is 'fine'"),
@@ -47,19 +47,21 @@ def test_a_prediction_beyond_64_bits_is_shown(format: str) -> None:
         (("artifacts",), {"trace": 5}, "record.artifacts.trace is 5"),
     ],
 )
-def test_a_malformed_value_is_named(tmp_path: Path, path: tuple[Any, ...], value: object, said: str) -> None:
+def test_malformed_value_is_named_with_line_or_field(
+    tmp_path: Path, path: tuple[Any, ...], value: object, message: str
+) -> None:
     data = json.loads(ok(train_config("small"), 0.01, 1e12, 10**9).to_json())
-    place = data
+    parent = data
     for name in path[:-1]:
-        place = place[name]
-    place[path[-1]] = value
+        parent = parent[name]
+    parent[path[-1]] = value
     (tmp_path / "records.jsonl").write_text(json.dumps(data) + "\n")
-    whole = said if "; it must be" in said else f"malformed: {said}; delete its line, or measure again"
+    whole = message if "; it must be" in message else f"malformed: {message}; delete its line, or measure again"
     with pytest.raises(ValueError, match=whole):
         some_records(tmp_path)
 
 
-def test_times_beyond_all_bounds_are_shown_or_refused(tmp_path: Path, train_records: list[RunRecord]) -> None:
+def test_extreme_times_are_shown_or_rejected(tmp_path: Path, train_records: list[RunRecord]) -> None:
     for record in train_records[:2]:
         append_record(tmp_path, record)
     text = (tmp_path / "records.jsonl").read_text()

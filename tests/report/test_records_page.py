@@ -9,7 +9,7 @@ from cs_systems.report.pages import records as html
 from tests.report.browser import Page, browse
 from tests.report.conftest import Build
 
-# What a person does, and what they then see, left in the page as JSON.
+# Sorts and filters the table as a user would, and answers with the rows shown.
 PROBE = """
 const order = () => [...document.querySelectorAll("#results-0 tbody tr")].filter((row) => !row.hidden)
   .map((row) => [...row.cells].map((cell) => cell.textContent));
@@ -35,7 +35,7 @@ def page(train_records: list[RunRecord], attention_records: list[RunRecord]) -> 
     return html.render([*train_records, *attention_records], command="cs-systems time --size small")
 
 
-def test_the_page_fetches_nothing(page: str) -> None:
+def test_page_is_self_contained(page: str) -> None:
     for tag, attributes in Page(page).tags:
         assert tag not in ("link", "iframe", "img", "object", "embed", "base")
         for name, value in attributes.items():
@@ -46,13 +46,13 @@ def test_the_page_fetches_nothing(page: str) -> None:
     assert not re.findall(r"url\((?!#)", page)
 
 
-def test_ids_are_unique(page: str) -> None:
+def test_page_ids_are_unique(page: str) -> None:
     tags = Page(page).tags
     ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
     assert len(ids) == len(set(ids))
 
 
-def test_what_a_record_says_is_escaped(broken_records: list[RunRecord]) -> None:
+def test_html_in_records_is_escaped(broken_records: list[RunRecord]) -> None:
     read = Page(html.render(broken_records, command="cs-systems time --out '<script>evil()</script>'"))
     assert sum(tag == "script" for tag, _ in read.tags) == 1
     assert "<script>alert(1)</script>" in read.text
@@ -60,9 +60,9 @@ def test_what_a_record_says_is_escaped(broken_records: list[RunRecord]) -> None:
     assert "\x1b" not in read.text
 
 
-def test_the_page_tells_what_where_and_how_again(page: str) -> None:
+def test_page_states_device_versions_caveats_and_command(page: str) -> None:
     text = Page(page).text
-    for said in (
+    for expected in (
         "train_step and attention on NVIDIA H200",
         "2.11.0+cu130",
         "use a larger batch, --compile or CUDA graphs",
@@ -71,10 +71,10 @@ def test_the_page_tells_what_where_and_how_again(page: str) -> None:
         "cs-systems time --size small",
         '"context_length": 1024',
     ):
-        assert said in text
+        assert expected in text
 
 
-def test_the_page_opens_sorts_and_filters(page: str, tmp_path: Path) -> None:
+def test_page_sorts_and_filters_table(page: str, tmp_path: Path) -> None:
     seen = browse(tmp_path, page, PROBE, "#sort=results-0,2,descending")
     rows = {name: seen[name] for name in ("addressed", "ascending", "descending", "filtered")}
     steps = {name: [row[6] for row in found] for name, found in rows.items()}
@@ -90,13 +90,13 @@ def test_the_page_opens_sorts_and_filters(page: str, tmp_path: Path) -> None:
     ]
 
 
-def test_a_phone_scrolls_tables_not_the_page(page: str, tmp_path: Path) -> None:
+def test_page_fits_width_of_phone(page: str, tmp_path: Path) -> None:
     seen = browse(tmp_path, page, PROBE, width=390)
     assert seen["room"] == 390
     assert seen["width"] <= 390
 
 
-def test_profiled_records_have_a_section_of_their_own_and_no_part_in_the_headline(build: Build) -> None:
+def test_profiled_records_have_own_section_and_are_not_in_headline(build: Build) -> None:
     clean = build(RunConfig(), 0.02, 1e12, 10**9)
     page = html.render([build(RunConfig(profiler="nsys"), 0.001, 1e12, 10**9), clean])
     assert "<h2>train_step</h2>" in page

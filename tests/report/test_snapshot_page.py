@@ -1,4 +1,4 @@
-"""The page of a memory snapshot, as a person sees and uses it: a real recording, in a real browser."""
+"""Tests of the page of a memory snapshot: a real snapshot in a real browser."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest
 from cs_systems.cli import main
 from cs_systems.report.tables.snapshot import CAPTIONS
 from cs_systems.snapshots import timeline as memory_view
-from tests.report.browser import HAND, Page, browse, data_of, lines_of, on_a_phone
+from tests.report.browser import POINTER, Page, browse, data_of, phone_tooltip, texts_between_tags
 
 SNAPSHOT = Path(__file__).parents[1] / "data" / "snapshot_h200_step.pickle.gz"
 EVIL = "</script><script>document.title = 'ran'</script><img src=x onerror=\"document.title = 'ran'\"><!-- forward"
-HAND += """const line = byName("timeline"), blocks = byName("segments");
-// What is told from the bottom to the top of a column of the timeline, each allocation once.
+POINTER += """const line = byName("timeline"), blocks = byName("segments");
+// The tooltips of a column of the timeline, from bottom to top, each allocation once.
 function column(canvas, x) {
   const seen = [];
   for (let y = canvas.clientHeight - 5; y > 24; y--) {
     event(canvas, "pointermove", x, y);
-    const lines = told();
+    const lines = tipLines();
     if (lines && lines.join() !== seen.at(-1)?.join()) seen.push(lines);
   }
   return seen;
@@ -44,7 +44,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def evil_page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The real snapshot with HTML for its functions, files and ranges."""
+    """Return the page of the real snapshot with HTML as names of functions, files and ranges."""
     data: dict[str, Any] = pickle.loads(gzip.decompress(SNAPSHOT.read_bytes()))
     for event in data["device_traces"][0]:
         for frame in event["frames"]:
@@ -57,36 +57,36 @@ def evil_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return page_of(folder / "evil.pickle", folder)
 
 
-def test_the_page_fetches_nothing_and_names_are_data(any_page: str) -> None:
+def test_page_is_self_contained(any_page: str) -> None:
     assert data_of(any_page, "snapshot")["peak"]["bytes"] == 213_795_840
 
 
-def test_it_says_what_it_shows(page: str) -> None:
+def test_page_states_peak_categories_and_captions(page: str) -> None:
     text = Page(page).text
-    for said in (
+    for expected in (
         "213,795,840 bytes) at event 161",
-        "together 213,795,840 bytes, the peak; 0 of them unknown",
+        "total 213,795,840 bytes at the peak; category unknown for 0",
         "allocated in backward and not freed in it",
         "as many parameters as gradients (26)",
         "a function named forward",
         "from autograd's own thread",
     ):
-        assert said in text
-    assert {caption.lower() for caption in CAPTIONS.values()} <= lines_of(page)
+        assert expected in text
+    assert {caption.lower() for caption in CAPTIONS.values()} <= texts_between_tags(page)
 
 
-def test_hover_shows_the_stack_and_the_bands_add_up(page: str, tmp_path: Path) -> None:
+def test_hover_shows_stack_and_categories_at_peak(page: str, tmp_path: Path) -> None:
     seen: dict[str, Any] = browse(
         tmp_path,
         page,
-        HAND
+        POINTER
         + """
 byName("to-peak").click();
 timeline.draw();
 const at = Math.round(((data.peak.at_ns - timeline.from) / (timeline.to - timeline.from)) * line.clientWidth);
 const seen = { peak: column(line, at), before: range(line) };
 event(line, "pointerleave", 0, 0);
-seen.left = told();
+seen.left = tipLines();
 for (const name of ["0", "+", "ArrowRight", "-"]) { key(line, name); seen["key " + name] = range(line); }
 event(line, "wheel", 400, 200, { deltaY: -400 });
 seen.wheel = range(line);
@@ -119,12 +119,12 @@ answer(seen);
     assert float(seen["build"]) > 0
 
 
-def test_the_picture_is_of_the_data(page: str, tmp_path: Path) -> None:
-    """The levels from which it is drawn, and one category alone; the segments' blocks."""
+def test_timeline_levels_categories_and_segments_match_data(page: str, tmp_path: Path) -> None:
+    """Check the drawn levels, one category alone, and the blocks of segments."""
     seen: dict[str, Any] = browse(
         tmp_path,
         page,
-        HAND
+        POINTER
         + """
 const buttons = [...byName("categories").children];
 const seen = { legend: buttons.map((button) => button.textContent), highest: Math.max(...levels.total) };
@@ -138,7 +138,7 @@ seen.blocks = [];
 for (let y = 30; y < blocks.clientHeight; y += 9) {
   for (let x = 3; x < blocks.clientWidth; x += 5) {
     event(blocks, "pointermove", x, y);
-    if (told()) seen.blocks.push(told()[0]);
+    if (tipLines()) seen.blocks.push(tipLines()[0]);
   }
 }
 answer(seen);
@@ -151,45 +151,45 @@ answer(seen);
     assert seen["pressed"] == ["false"] * 5 + ["true", "false", "false"]
     assert seen["alone"] == ["activations"]
     assert {"segment of 32.0 MiB", "workspaces: 32.0 MiB", "free: 20.0 MiB"} <= {*seen["blocks"]}
-    assert any(said.startswith("parameters: ") for said in seen["blocks"])
+    assert any(line.startswith("parameters: ") for line in seen["blocks"])
 
 
-def test_html_in_names_is_shown_and_does_not_run(evil_page: str, tmp_path: Path) -> None:
+def test_html_in_names_is_shown_as_text(evil_page: str, tmp_path: Path) -> None:
     seen: dict[str, Any] = browse(
         tmp_path,
         evil_page,
-        HAND
+        POINTER
         + """
 answer({
-  told: column(line, 300).flat().join(" "), title: document.title, images: document.images.length,
+  tooltips: column(line, 300).flat().join(" "), title: document.title, images: document.images.length,
   scripts: document.scripts.length,
 });
 """,
     )
-    assert EVIL in seen["told"]
+    assert EVIL in seen["tooltips"]
     assert seen["title"] == "Memory of evil.pickle"
-    assert (seen["images"], seen["scripts"]) == (0, 3)  # the data, the page's, and this one
+    assert (seen["images"], seen["scripts"]) == (0, 3)  # the data, the page's script and the probe
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_phone_shows_all_of_its_width_and_no_more(page: str, tmp_path: Path, dark: bool) -> None:
-    tap = HAND + """event(line, "click", 100, line.clientHeight - 20);"""
-    assert on_a_phone(tmp_path, page, tap, dark)[0].startswith("parameters: ")
+def test_page_fits_width_of_phone(page: str, tmp_path: Path, dark: bool) -> None:
+    tap = POINTER + """event(line, "click", 100, line.clientHeight - 20);"""
+    assert phone_tooltip(tmp_path, page, tap, dark)[0].startswith("parameters: ")
 
 
-def test_what_is_not_drawn_one_by_one_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_states_limits_of_drawn_allocations_and_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_view, "MOST_ALLOCATIONS", 100)
     monkeypatch.setattr(memory_view, "MOST_BLOCKS", 20)
     page = page_of(SNAPSHOT, tmp_path)
     text = Page(page).text
     assert "the 100 allocations with the most bytes × time are drawn one by one; the other 433 form one band" in text
     assert re.search(r"the \d+ smallest segments are not drawn: they have too many blocks", text)
-    seen = browse(tmp_path, page, HAND + 'answer(column(line, 300).flat().join(" "));')
+    seen = browse(tmp_path, page, POINTER + 'answer(column(line, 300).flat().join(" "));')
     assert "several allocations in one band: their maximum" in seen
 
 
-def test_a_snapshot_with_nothing_to_draw_has_a_page(tmp_path: Path) -> None:
-    """No segments, no times, nothing allocated."""
+def test_empty_snapshot_has_a_page(tmp_path: Path) -> None:
+    """The snapshot has no segments, timestamps or allocations."""
     path = tmp_path / "bare.pickle"
     path.write_bytes(pickle.dumps({"device_traces": [[{"action": "oom", "size": 1}]]}))
     text = page_of(path, tmp_path)
@@ -197,7 +197,7 @@ def test_a_snapshot_with_nothing_to_draw_has_a_page(tmp_path: Path) -> None:
     assert browse(tmp_path, text, "answer(document.documentElement.dataset.readyMs);")
 
 
-def test_a_page_is_of_one_whole_snapshot(capsys: pytest.CaptureFixture[str]) -> None:
+def test_html_format_rejects_second_file_and_table_option(capsys: pytest.CaptureFixture[str]) -> None:
     for more in (["--table", "layers"], [str(SNAPSHOT)]):
         assert main(["snapshot", str(SNAPSHOT), *more, "--format", "html"]) == 2
         assert "--format html shows every table of one snapshot; leave out FILE2 and --table" in capsys.readouterr().err

@@ -18,11 +18,11 @@ from cs_systems.report.tables.rows import render_rows
 from tests.report.conftest import Build, attention_config, train_config
 
 PROFILES = Path(__file__).parents[2] / "profiles"
-MIXED = [("none", 4, 0.01), ("nsys", 4, 0.03), ("none", 8, 0.02)]  # profiler, batch, seconds
-NASTY = 'a|b & 50% $x_1^2$ #set {y} ~z \\end <b>*c* `d` [e](f) @g "h"\n\x1b[31mred'
+CLEAN_AND_PROFILED = [("none", 4, 0.01), ("nsys", 4, 0.03), ("none", 8, 0.02)]  # profiler, batch, seconds
+SPECIAL_CHARACTERS = 'a|b & 50% $x_1^2$ #set {y} ~z \\end <b>*c* `d` [e](f) @g "h"\n\x1b[31mred'
 
 
-def test_a_training_table_reads_at_80_columns(train_records: list[RunRecord]) -> None:
+def test_training_table_fits_80_columns(train_records: list[RunRecord]) -> None:
     text = render(train_records, width=80)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
@@ -35,7 +35,7 @@ def test_a_training_table_reads_at_80_columns(train_records: list[RunRecord]) ->
     assert "widen the terminal or choose columns with cs-systems report DIR --columns" in text.replace("\n", " ")
 
 
-def test_a_table_of_ranks_reads_at_80_columns_and_says_whose_rates_these_are() -> None:
+def test_table_of_ranks_fits_80_columns_and_explains_rates() -> None:
     profiled = [r for r in read_records(PROFILES / "data_parallel_variants")[0] if r.config["workload"] == "train_step"]
     records = [r for r in profiled if r.config["profiler"] == "none" and r.config["bucket_size_mb"] is None]
     divided = {"strategy": "fsdp+tp", "tp_degree": 2, "world_size": 4}
@@ -46,52 +46,52 @@ def test_a_table_of_ranks_reads_at_80_columns_and_says_whose_rates_these_are() -
     assert "\nmodel FLOP/s: FLOPs by formula / time; causal attention counts half; for one rank\n" in wide
 
 
-def test_an_attention_table_reads_at_80_columns(attention_records: list[RunRecord]) -> None:
+def test_attention_table_fits_80_columns(attention_records: list[RunRecord]) -> None:
     text = render(attention_records, width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert "(device clock, launches queued ahead)" in text.replace("\n", " ")
     assert "unavailable (4 cells): flash_attn: the package is not installed" in text
 
 
-def test_a_wide_terminal_shows_every_default_column(train_records: list[RunRecord]) -> None:
+def test_wide_terminal_shows_every_default_column(train_records: list[RunRecord]) -> None:
     text = render(train_records, width=200)
     assert "hidden columns" not in text
     assert "MFU: model FLOP/s as a share of the device's peak at that precision, 67.0 TFLOP/s (NVIDIA H200" in text
 
 
-def test_colour_only_when_asked_for(train_records: list[RunRecord]) -> None:
+def test_color_appears_only_when_requested(train_records: list[RunRecord]) -> None:
     assert "\x1b[" not in render(train_records)
     assert "\x1b[33m" in render(train_records, color=True)
 
 
-def test_rows_go_from_small_to_large_whatever_the_order_of_the_run(train_records: list[RunRecord]) -> None:
+def test_rows_are_sorted_by_size_and_context(train_records: list[RunRecord]) -> None:
     (table,) = tables(train_records[::-1])
     keys = list(zip(*(table.columns[i].values for i in (0, 1)), strict=True))
     assert [k for k, _ in keys] == ["small"] * 4 + ["medium"] * 4 + ["large"] * 4
     assert [v for _, v in keys] == [256, 256, 1024, 1024] * 3
 
 
-def test_a_record_without_a_size_comes_last() -> None:
-    """An unavailable cell of somebody's own workload ran nothing that could state one."""
+def test_record_without_size_sorts_last() -> None:
+    """An unavailable cell of a custom workload has no size."""
     sizes = pd.Series([float("nan"), "xl", "small+num_layers=2", "small"], name="size")
     assert table._sort_key(sizes).tolist() == [3, 2, 1, 0]
 
 
-def test_caveats_follow_once_with_count_and_remedy(train_records: list[RunRecord]) -> None:
+def test_caveat_is_noted_once_with_count_and_remedy(train_records: list[RunRecord]) -> None:
     (table,) = tables(train_records)
     caveat = f"launch-bound (2 cells): the device waited for the host in: forward → {REMEDIES['launch-bound']}"
     assert caveat in table.notes
     assert sum(note.startswith("unstable (4 cells)") for note in table.notes) == 1
 
 
-def test_caveats_that_differ_in_their_numbers_are_one(train_records: list[RunRecord]) -> None:
+def test_caveats_with_different_messages_are_merged(train_records: list[RunRecord]) -> None:
     doubt = train_records[0].warnings[0]
     other = replace(train_records[1], warnings=(replace(doubt, message="another message"),))
     (table,) = tables([train_records[0], other])
     assert table.notes == (f"launch-bound (2 cells): e.g. {doubt.message} → {REMEDIES[doubt.code]}",)
 
 
-def test_reasons_of_one_status_are_numbered(broken_records: list[RunRecord]) -> None:
+def test_different_reasons_of_one_status_are_numbered(broken_records: list[RunRecord]) -> None:
     error = broken_records[0]
     other = replace(error, key="other", reason="ValueError: another")
     (table,) = tables([error, other])
@@ -99,7 +99,7 @@ def test_reasons_of_one_status_are_numbered(broken_records: list[RunRecord]) -> 
     assert table.notes[1] == "error [2] (1 cell): ValueError: another"
 
 
-def test_columns_of_any_phase_and_unit(train_records: list[RunRecord]) -> None:
+def test_columns_option_selects_phase_and_unit(train_records: list[RunRecord]) -> None:
     names = ["size", "backward.median_us", "median_s", "range_s", "peak_allocated_mib"]
     (table,) = tables(train_records, columns=names)
     assert [c.heading for c in table.columns] == ["size", "backward (µs)", "step (ms)", "p10 … p90 (ms)", "peak (MiB)"]
@@ -107,20 +107,20 @@ def test_columns_of_any_phase_and_unit(train_records: list[RunRecord]) -> None:
     assert 0.5 < backward / 1e6 / step < 0.7
 
 
-def test_one_quantity_shares_a_unit_unless_it_would_vanish(build: Build) -> None:
+def test_columns_share_a_unit_unless_a_value_would_vanish(build: Build) -> None:
     names = ["median_s", "loss.median_s", "wall_minus_phases_s"]
     (table,) = tables([build(RunConfig(), 0.01, 1e12, 10**9)], columns=names[:2])
     assert [c.unit for c in table.columns] == ["ms", "ms"]
-    (table,) = tables([build(RunConfig(), 1.0, 1e12, 10**9)], columns=names[::2])
+    (table,) = tables([build(RunConfig(), 2.0, 1e12, 10**9)], columns=names[::2])
     assert [c.unit for c in table.columns] == ["s", "µs"]
 
 
-def test_several_phases_are_rows(train_records: list[RunRecord]) -> None:
+def test_several_phases_become_rows(train_records: list[RunRecord]) -> None:
     (table,) = tables(train_records[:2], phases=["forward", "backward"])
     assert next(c for c in table.columns if c.name == "phase").cells == ("forward", "backward") * 2
 
 
-def test_a_pivot_has_a_column_for_each_value(train_records: list[RunRecord]) -> None:
+def test_pivot_has_column_for_each_value(train_records: list[RunRecord]) -> None:
     (table,) = tables(train_records, pivot="size,context_length:attention:median_ms")
     assert [c.heading for c in table.columns] == ["size", "ctx", "naive (ms)", "sdpa_flash (ms)"]
     assert table.columns[2].cells[-1] == "oom"
@@ -128,7 +128,7 @@ def test_a_pivot_has_a_column_for_each_value(train_records: list[RunRecord]) -> 
     assert table.caption.startswith("step median of train_step")
 
 
-def test_a_table_wider_than_the_terminal_is_not_cut(train_records: list[RunRecord]) -> None:
+def test_table_wider_than_terminal_is_not_truncated(train_records: list[RunRecord]) -> None:
     lines = render(train_records, pivot="size:context_length,attention:median_ms", width=40).splitlines()
     heading = next(line for line in lines if "sdpa_flash" in line)
     assert heading.split("  ")[-1].strip() == "1024, sdpa_flash"
@@ -137,7 +137,7 @@ def test_a_table_wider_than_the_terminal_is_not_cut(train_records: list[RunRecor
     assert row == [column.cells[0] for column in table.columns]
 
 
-def test_phases_leave_an_attention_table_before_its_rate(build: Build) -> None:
+def test_narrow_attention_table_hides_phases_before_rate(build: Build) -> None:
     modes = ("forward", "backward", "forward-backward")
     records = [build(attention_config("sdpa_flash", 256, mode=m), 1e-4, 1e9, 10**8) for m in modes]
     text = render(records, width=80)
@@ -146,24 +146,24 @@ def test_phases_leave_an_attention_table_before_its_rate(build: Build) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_plain_rows_tell_a_rate_from_a_count() -> None:
-    said = render_rows([{"tokens": 512, "tokens_per_s": 17123.0, "sent_bytes_per_s": 2e9}], "markdown")
-    assert said.splitlines()[2] == "|   tokens |   tokens/s |   sent (GB/s) |"
+def test_plain_rows_label_rates_and_counts() -> None:
+    output = render_rows([{"tokens": 512, "tokens_per_s": 17123.0, "sent_bytes_per_s": 2e9}], "markdown")
+    assert output.splitlines()[2] == "|   tokens |   tokens/s |   sent (GB/s) |"
 
 
-def test_a_pivot_says_what_its_value_means(train_records: list[RunRecord]) -> None:
-    said = render(train_records, "markdown", pivot="size,context_length:attention:model_tflops_per_s")
-    assert said.startswith("**step model FLOP/s of train_step on NVIDIA H200")
-    assert said.count("- model FLOP/s: FLOPs by formula / time; causal attention counts half\n") == 1
+def test_pivot_caption_and_note_explain_value(train_records: list[RunRecord]) -> None:
+    output = render(train_records, "markdown", pivot="size,context_length:attention:model_tflops_per_s")
+    assert output.startswith("**step model FLOP/s of train_step on NVIDIA H200")
+    assert output.count("- model FLOP/s: FLOPs by formula / time; causal attention counts half\n") == 1
 
 
-def test_a_pivot_takes_the_median_of_repeats(build: Build) -> None:
+def test_pivot_takes_median_of_repeats(build: Build) -> None:
     records = [build(train_config("small"), s, 1e12, 10**9, repeat=i) for i, s in enumerate((0.01, 0.9, 0.02))]
     (table,) = tables(records, pivot="size:attention:median_ms")
     assert table.columns[1].values[0] == pytest.approx(0.02, rel=0.05)
 
 
-def test_a_pivot_refuses_to_merge_different_cells(train_records: list[RunRecord]) -> None:
+def test_pivot_that_would_merge_different_cells_is_rejected(train_records: list[RunRecord]) -> None:
     with pytest.raises(
         ConfigError, match="would merge cells that differ in context_length; add context_length to ROWS or COLUMNS"
     ):
@@ -183,7 +183,7 @@ def test_a_pivot_refuses_to_merge_different_cells(train_records: list[RunRecord]
         ),
     ],
 )
-def test_a_malformed_request_names_the_remedy(
+def test_malformed_table_option_is_rejected_with_remedy(
     train_records: list[RunRecord], request_: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -203,8 +203,10 @@ def test_every_format_shows_all_kinds_of_records(
     assert "\x1b" not in text
 
 
-def test_markdown_escapes_and_keeps_names_readable(broken_records: list[RunRecord]) -> None:
-    text = render([replace(broken_records[0], reason=NASTY)], "markdown", columns=["size", "reason", "attention"])
+def test_markdown_escapes_markup_but_not_names(broken_records: list[RunRecord]) -> None:
+    text = render(
+        [replace(broken_records[0], reason=SPECIAL_CHARACTERS)], "markdown", columns=["size", "reason", "attention"]
+    )
     row = next(line for line in text.splitlines() if line.startswith("| small"))
     assert row.count("|") - row.count(r"\|") == 4
     assert r"a\|b &amp; 50% \$x_1^2\$ \#set" in row
@@ -212,23 +214,23 @@ def test_markdown_escapes_and_keeps_names_readable(broken_records: list[RunRecor
     assert "sdpa_flash" in render([broken_records[3]], "markdown")
 
 
-def test_latex_escapes(broken_records: list[RunRecord]) -> None:
-    text = render([replace(broken_records[0], reason=NASTY)], "latex", columns=["size", "reason"])
+def test_latex_escapes_special_characters(broken_records: list[RunRecord]) -> None:
+    text = render([replace(broken_records[0], reason=SPECIAL_CHARACTERS)], "latex", columns=["size", "reason"])
     assert r"\toprule" in text
     assert r"50\% \$x\_1\textasciicircum{}2\$ \#set \{y\} \textasciitilde{}z \textbackslash{}end" in text
     body = text[text.index(r"\midrule") : text.index(r"\bottomrule")]
     assert body.count(" & ") == 1
 
 
-def test_typst_holds_text_in_string_literals(broken_records: list[RunRecord]) -> None:
-    text = render([replace(broken_records[0], reason=NASTY)], "typst", columns=["size", "reason"])
+def test_typst_writes_text_as_string_literals(broken_records: list[RunRecord]) -> None:
+    text = render([replace(broken_records[0], reason=SPECIAL_CHARACTERS)], "typst", columns=["size", "reason"])
     row = next(line.strip() for line in text.splitlines() if line.strip().startswith('"small"'))
-    first, second = json.loads(f"[{row.rstrip(',')}]")  # the escapes of such a literal are JSON's
+    first, second = json.loads(f"[{row.rstrip(',')}]")  # such a literal has the escapes of JSON
     assert (first, second[:14]) == ("small", "a|b & 50% $x_1")
     assert second.endswith('"h" [31mred')
 
 
-def test_csv_is_the_frame_in_base_units(train_records: list[RunRecord]) -> None:
+def test_csv_has_frame_rows_in_base_units(train_records: list[RunRecord]) -> None:
     rows = list(csv.DictReader(io.StringIO(render(train_records, "csv"))))
     assert len(rows) == 11 * 5 + 1
     assert rows[0]["phase"] == "forward"
@@ -237,7 +239,7 @@ def test_csv_is_the_frame_in_base_units(train_records: list[RunRecord]) -> None:
     assert rows[-6]["median_s"] == ""
 
 
-def test_csv_columns_are_in_the_unit_of_their_name(train_records: list[RunRecord]) -> None:
+def test_csv_columns_use_unit_of_their_name(train_records: list[RunRecord]) -> None:
     text = render(train_records, "csv", columns=["size", "median_s", "median_ms", "range_s"])
     first = next(csv.DictReader(io.StringIO(text)))
     assert list(first) == ["size", "median_s", "median_ms", "p10_s", "p90_s"]
@@ -254,21 +256,21 @@ def test_csv_ranges_keep_both_ends_in_their_unit_and_phase(train_records: list[R
     assert float(first["backward.p90_ms"]) == pytest.approx(1e3 * float(first["backward.p90_s"]))
 
 
-def test_a_changed_preset_stands_beside_the_one_it_was_made_from(build: Build) -> None:
+def test_changed_preset_sorts_after_its_preset(build: Build) -> None:
     models = [preset("xl"), preset("large", num_layers=32), preset("large"), preset("small")]
     (table,) = tables([build(RunConfig(model=model), 0.1, 1e12, 10**9) for model in models], columns=["size"])
     assert table.columns[0].cells == ("small", "large", "large+num_layers=32", "xl")
 
 
 @pytest.mark.parametrize("width", [None, 40])
-def test_plain_rows_lose_no_column_in_a_narrow_terminal(width: int | None) -> None:
+def test_plain_rows_keep_all_columns_in_narrow_terminal(width: int | None) -> None:
     names = [f"column_number_{i}_s" for i in range(12)]
     text = render_rows([dict.fromkeys(names, 1.0), dict.fromkeys(names, 2.5)], width=width)
     assert all(f"column number {i}" in text for i in range(12))
     assert text.count("2.50") == 12
 
 
-def test_a_caption_names_nothing_that_somebodys_workload_did_not_use(build: Build) -> None:
+def test_caption_of_custom_workload_omits_unused_fields(build: Build) -> None:
     record = build(RunConfig(workload="mine.py:step"), 0.01, 1e12, 10**9)
     plain = replace(record, results={"ran": [{"tokens": None, "takes_config": False}]})
     (table,) = tables([plain])
@@ -278,14 +280,14 @@ def test_a_caption_names_nothing_that_somebodys_workload_did_not_use(build: Buil
     assert table.columns[0].cells == ("mine.py:step",)
 
 
-def test_rows_of_a_step_that_takes_no_configuration_are_said_to_be_the_same(build: Build) -> None:
+def test_cells_of_workload_without_config_are_noted_as_same_step(build: Build) -> None:
     def made(takes_config: bool, **fields: int) -> RunRecord:
         record = build(RunConfig(workload="mine.py:step", **fields), 0.01, 1e12, 10**9)
         return replace(record, results={"ran": [{"tokens": None, "takes_config": takes_config}]})
 
-    said = "mine.py:step takes no configuration, so 2 cells ran the same step; to vary sizes, pass a"
+    output = "mine.py:step takes no configuration, so 2 cells ran the same step; to vary sizes, pass a"
     twice = [made(False, batch_size=n) for n in (4, 8)]
-    assert said in " ".join(tables(twice)[0].notes)
+    assert output in " ".join(tables(twice)[0].notes)
     others = [
         [made(True, batch_size=n) for n in (4, 8)],
         [made(False, seed=n) for n in (0, 1)],
@@ -296,8 +298,8 @@ def test_rows_of_a_step_that_takes_no_configuration_are_said_to_be_the_same(buil
 
 
 @pytest.mark.parametrize("format", ["terminal", "markdown", "csv"])
-def test_profiled_times_stand_apart_from_clean_ones(build: Build, format: str) -> None:
-    records = [build(RunConfig(profiler=name, batch_size=n), s, 1e12, 10**9) for name, n, s in MIXED]
+def test_profiled_records_have_a_separate_table(build: Build, format: str) -> None:
+    records = [build(RunConfig(profiler=name, batch_size=n), s, 1e12, 10**9) for name, n, s in CLEAN_AND_PROFILED]
     if format == "csv":
         assert "profiler" in render(records, format).splitlines()[0].split(",")
         return
@@ -308,7 +310,7 @@ def test_profiled_times_stand_apart_from_clean_ones(build: Build, format: str) -
     assert "under nsys" in render(records, format)
 
 
-def test_phases_stand_in_the_order_of_a_step_whichever_record_has_them() -> None:
+def test_phases_keep_order_of_a_step() -> None:
     found = pd.DataFrame({"phase": ["forward", "optimizer", "step", "forward", "synchronize", "optimizer", "step"]})
     assert columns.phases_of(found) == ["forward", "synchronize", "optimizer", "step"]
     assert columns.phases_of(pd.DataFrame({"phase": ["skew", "transfer", "step"]})) == ["skew", "transfer", "step"]

@@ -1,4 +1,4 @@
-"""Somebody else's workloads, brought by `path.py:name`: each does to its process what must not reach another cell."""
+"""User workloads, named as `path.py:name`: each disturbs its process in a way that must not affect another cell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import torch
 
 
 class ReportsState:
-    """A workload that computes nothing and reports the process that it finds."""
+    """Workload that computes nothing and reports the state of its process."""
 
     def __init__(self, config: Any, device: Any) -> None:
         pass
@@ -31,7 +31,7 @@ class ReportsState:
         pass
 
     def step(self) -> tuple[tuple[str, Callable[[], None]], ...]:
-        return (("look", lambda: print("seen")),)
+        return (("report", lambda: print("reported")),)
 
     def cost(self) -> None:
         return None
@@ -71,7 +71,7 @@ def _umask() -> int:
     return mask
 
 
-def changes_what_can_be_restored() -> None:
+def changes_restorable_state() -> None:
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     torch.set_grad_enabled(False)
@@ -170,7 +170,7 @@ def puts_a_file_in_every_descriptor() -> None:
         os.dup2(file, descriptor)
 
 
-def raises_what_cannot_be_printed() -> None:
+def raises_unprintable_exception() -> None:
     class Silent(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -178,35 +178,35 @@ def raises_what_cannot_be_printed() -> None:
     raise Silent
 
 
-class HasAnotherTable(ReportsState):
-    """Returns a set where a value belongs."""
+class HasInvalidTable(ReportsState):
+    """Workload whose table holds a set instead of a value."""
 
     def tables(self) -> Any:
         return {"mine": [{"x": {1, 2}}]}
 
 
-class HasOurTable(ReportsState):
-    """Uses the name of a table that the package reads by its columns."""
+class HasReservedTable(ReportsState):
+    """Workload whose table has the name of one of the package's tables."""
 
     def tables(self) -> Any:
         return {"kernels": [{"x": 1}]}
 
 
 class DescribesATensor(ReportsState):
-    """Returns a tensor where a number belongs."""
+    """Workload that describes itself with a tensor instead of a number."""
 
     def describe(self) -> Any:
         return {"tokens": torch.ones(1)}
 
 
 class DescribesTooMuch(ReportsState):
-    """Returns a number that no table can hold."""
+    """Workload that describes itself with a number that no table can hold."""
 
     def describe(self) -> Any:
         return {"tokens": 10**400}
 
 
-def says_that_a_peer_was_lost() -> None:
+def raises_lost_peer_error() -> None:
     if os.environ["RANK"] == "0":
         raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1")
     torch.distributed.barrier()
@@ -227,15 +227,15 @@ predicts_too_much.preflight = lambda config, device: 10**400  # type: ignore[att
 
 
 def prints_like_nccl_and_dies() -> None:
-    """Rank 0; its peer waits for it."""
+    """Print a line of NCCL's watchdog on rank 0 and abort, while the other rank waits."""
     if os.environ["RANK"] == "0":
         print("[E] [Rank 0] Watchdog caught collective operation timeout", file=sys.stderr, flush=True)
         os.abort()
     torch.distributed.barrier()
 
 
-def prints_like_nccl_and_goes_on() -> None:
-    """A line as NCCL's, long before a rank could have waited in vain; its peer waits meanwhile."""
+def prints_like_nccl_and_continues() -> None:
+    """Print a line of NCCL's watchdog on rank 0 and continue, while the other rank waits."""
     if os.environ["RANK"] == "0":
         print("[E] [Rank 0] Watchdog caught collective operation timeout", file=sys.stderr, flush=True)
         time.sleep(2.5)
@@ -243,7 +243,7 @@ def prints_like_nccl_and_goes_on() -> None:
 
 
 def listens(config: Any, device: Any) -> Callable[[], None]:
-    """Write which sockets of this process listen, so that a test may see them all while ranks run."""
+    """Write the addresses at which this rank listens to a file, while all ranks run."""
 
     def step() -> None:
         torch.distributed.all_reduce(torch.ones(8, device=device.torch))

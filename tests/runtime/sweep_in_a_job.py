@@ -1,4 +1,4 @@
-"""A script that torchrun starts: sweeps over workloads that die, by their names, on all ranks of the job.
+"""Script for torchrun: sweep over the named workloads of workloads_that_die.py on all ranks of the job.
 
 torchrun --nproc-per-node 2 tests/runtime/sweep_in_a_job.py FOLDER NAME…
 """

@@ -1,4 +1,4 @@
-"""Channel: frames of one writer, in order and whole, and nothing else."""
+"""Channel: accepts only complete frames of one writer, in order."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def pipe() -> Iterator[tuple[Receiver, int]]:
     os.close(write)
 
 
-def frames(*told: Message, pid: int = PID) -> bytes:
-    return b"".join(channel.encode(message, pid, number) for number, message in enumerate(told))
+def frames(*sent: Message, pid: int = PID) -> bytes:
+    return b"".join(channel.encode(message, pid, number) for number, message in enumerate(sent))
 
 
 @given(messages, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
-def test_a_message_survives_its_frame(message: Message, pid: int, number: int) -> None:
+def test_message_round_trips_through_a_frame(message: Message, pid: int, number: int) -> None:
     assert channel.decode(channel.encode(message, pid, number), pid, number) == message
 
 
@@ -53,7 +53,7 @@ def test_foreign_bytes_are_never_a_message(noise: bytes, at: int, message: Messa
 
 
 @given(messages, st.data())
-def test_a_changed_byte_is_seen(message: Message, data: st.DataObject) -> None:
+def test_changed_byte_is_refused(message: Message, data: st.DataObject) -> None:
     frame = bytearray(channel.encode(message, PID, 0))
     at = data.draw(st.integers(0, len(frame) - 1))
     frame[at] ^= data.draw(st.integers(1, 255))
@@ -64,16 +64,16 @@ def test_a_changed_byte_is_seen(message: Message, data: st.DataObject) -> None:
 @pytest.mark.parametrize("size", [1, 7, 64, 100_000])
 def test_messages_arrive_in_any_pieces(pipe: tuple[Receiver, int], size: int) -> None:
     receiver, write = pipe
-    told = [Ready(PID, "cpu"), Visit(0), CellRecord(0, {"status": "ok"}), Done(True)]
-    data, found = frames(*told), []
+    sent = [Ready(PID, "cpu"), Visit(0), CellRecord(0, {"status": "ok"}), Done(True)]
+    data, found = frames(*sent), []
     for start in range(0, len(data), size):
         os.write(write, data[start : start + size])
         found += receiver.messages()
-    assert found == told
+    assert found == sent
 
 
 @pytest.mark.parametrize(
-    ("noise", "said"),
+    ("noise", "message"),
     [
         (b'{"event": "done"}\n', "the step wrote to the worker's pipe"),
         (b"\0", "the step wrote to the worker's pipe"),
@@ -84,10 +84,10 @@ def test_messages_arrive_in_any_pieces(pipe: tuple[Receiver, int], size: int) ->
     ],
     ids=["JSON", "NUL", "a torn header", "a child", "an old message", "a later message"],
 )
-def test_foreign_message_is_refused_with_the_reason(pipe: tuple[Receiver, int], noise: bytes, said: str) -> None:
+def test_foreign_message_is_refused_with_the_reason(pipe: tuple[Receiver, int], noise: bytes, message: str) -> None:
     receiver, write = pipe
     os.write(write, frames(Ready(PID, "cpu")) + noise)
-    with pytest.raises(ChannelError, match=said):
+    with pytest.raises(ChannelError, match=message):
         receiver.messages()
 
 
@@ -107,7 +107,7 @@ def test_json_that_is_no_message_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("replies", "said"),
+    ("replies", "message"),
     [
         ([Done(True)], "a worker sent the unexpected reply Done"),
         ([Visit(1)], "a worker replied for cell 1, which was not requested or is finished"),
@@ -115,16 +115,16 @@ def test_json_that_is_no_message_is_refused(text: str) -> None:
         ([CellRecord(0, {}), Visit(0)], "a worker replied for cell 0, which was not requested or is finished"),
     ],
 )
-def test_replies_for_unrequested_cells_are_refused(replies: list[Message], said: str) -> None:
+def test_replies_for_unrequested_cells_are_refused(replies: list[Message], message: str) -> None:
     expected = Expected(channel.run_request([RunConfig()]))
     *before, last = replies
     for reply in before:
         expected.check(reply)
-    with pytest.raises(ChannelError, match=said):
+    with pytest.raises(ChannelError, match=message):
         expected.check(last)
 
 
-SENDS_FROM_A_FORK = """
+SENDS_FROM_FORK = """
 import os, sys
 from cs_systems.runtime.channel import Done, Ready, Sender
 sender = Sender(int(sys.argv[1]))
@@ -136,9 +136,9 @@ sender.send(Done(True))
 """
 
 
-def test_a_forked_child_sends_nothing_and_holds_nothing() -> None:
+def test_forked_child_neither_sends_nor_keeps_the_pipe_open() -> None:
     read, write = os.pipe()
-    subprocess.run([sys.executable, "-c", SENDS_FROM_A_FORK, str(write)], pass_fds=[write], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", SENDS_FROM_FORK, str(write)], pass_fds=[write], check=True, timeout=30)
     os.close(write)
     receiver = Receiver(read)
     hello, done = receiver.messages()

@@ -1,4 +1,4 @@
-"""Cells become records in this process: real training steps of the tiny model on the CPU."""
+"""Measurement of cells in this process: real training steps of the tiny model on the CPU."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def run(config: RunConfig) -> RunRecord:
     return cs_systems.run(config, in_process=True)
 
 
-def together(*configs: RunConfig) -> tuple[list[RunRecord], list[int]]:
-    """The records in the order of the cells, and the order of the visits."""
-    said: list[Message] = []
-    run_cells(configs, emit=said.append)
-    by_cell = {m.cell: RunRecord.from_dict(m.record) for m in said if isinstance(m, CellRecord)}
+def run_interleaved(*configs: RunConfig) -> tuple[list[RunRecord], list[int]]:
+    """Run the cells interleaved; return their records and the order of the visits."""
+    sent: list[Message] = []
+    run_cells(configs, emit=sent.append)
+    by_cell = {m.cell: RunRecord.from_dict(m.record) for m in sent if isinstance(m, CellRecord)}
     return [by_cell[i] for i in range(len(configs))], [
-        m.cell for m in said if isinstance(m, Visit) and m.round is not None
+        m.cell for m in sent if isinstance(m, Visit) and m.round is not None
     ]
 
 
@@ -50,7 +50,7 @@ def test_mode_selects_the_phases(mode: Mode, phases: tuple[str, ...]) -> None:
     assert measurement is not None
     assert measurement.phase_names() == phases
     assert [s.warmup for s in measurement.samples] == [True, False, False, False]
-    assert measurement.peak_allocated_bytes is None  # a CPU does not tell
+    assert measurement.peak_allocated_bytes is None  # unknown on a CPU
     for sample in measurement.timed:
         assert 0 < sum(sample.phases_s.values()) <= sample.wall_s
     *parts, whole = record.results["cost"]
@@ -59,7 +59,7 @@ def test_mode_selects_the_phases(mode: Mode, phases: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("precision", [p for p in Precision if p is not Precision.TF32])
-def test_every_precision_runs_and_learns_something_finite(precision: Precision) -> None:
+def test_every_precision_trains_with_finite_loss(precision: Precision) -> None:
     record = run(replace(TINY, precision=precision))
     assert record.status == "ok", record.reason
     (ran,) = record.results["ran"]
@@ -73,7 +73,7 @@ def test_tf32_on_a_cpu_is_unavailable_with_a_remedy() -> None:
     assert record.reason == "tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32"
 
 
-def test_a_memory_limit_on_a_cpu_is_unavailable_rather_than_ignored() -> None:
+def test_memory_limit_on_a_cpu_is_unavailable() -> None:
     record = run(replace(TINY, memory_limit_bytes=1 << 40))
     assert (record.status, record.reason) == (
         "unavailable",
@@ -81,21 +81,21 @@ def test_a_memory_limit_on_a_cpu_is_unavailable_rather_than_ignored() -> None:
     )
 
 
-def test_the_ceiling_is_that_of_what_a_strategy_computes_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ceiling_uses_the_compute_dtype_of_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Device, "name", "NVIDIA H200")
     config = replace(TINY, strategy="fsdp", world_size=2, strategy_args=("compute_dtype=bf16",))
     (ceiling,) = _cost_tables(_Cell(0, config, CallableWorkload(lambda: None)), resolve("cpu"))["ceiling"]
     assert (ceiling["precision"], ceiling["peak_flops_per_s"]) == ("bf16", 989.5e12)
 
 
-def test_the_same_seed_gives_the_same_loss() -> None:
+def test_same_seed_gives_the_same_loss() -> None:
     losses = [run(replace(TINY, seed=seed)).results["ran"][0]["loss"] for seed in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_cells_are_visited_in_turn_and_stay_resident() -> None:
+def test_interleaved_cells_are_visited_in_turn_and_stay_resident() -> None:
     config = replace(TINY, steps=5, rounds=2)
-    records, visits = together(config, replace(config, attention="sdpa_math"))
+    records, visits = run_interleaved(config, replace(config, attention="sdpa_math"))
     assert visits == [0, 1, 0, 1]
     for record in records:
         assert record.measurement is not None
@@ -105,7 +105,7 @@ def test_cells_are_visited_in_turn_and_stay_resident() -> None:
 
 
 class Counter:
-    """A device's memory as its allocator counts it: what is in use, and the most since it was last asked to forget."""
+    """Counter of a device's allocated bytes and of their peak since the last reset."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -117,7 +117,7 @@ class Counter:
 
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
-    """The memory of the device on which cells are measured now."""
+    """Replace the device's memory counters."""
     counter = Counter()
     monkeypatch.setattr(Device, "allocated_bytes", lambda device: counter.now)
     monkeypatch.setattr(Device, "peak_allocated_bytes", lambda device: counter.most)
@@ -128,7 +128,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
 
 def test_peak_excludes_memory_of_resident_cells(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
     class Holder:
-        """Keeps `kept` bytes from when it is built on, and takes `taken` more within a step."""
+        """Workload that keeps `kept` bytes and allocates `taken` more within a step."""
 
         def __init__(self, kept: int, taken: int) -> None:
             self.taken = taken
@@ -142,58 +142,58 @@ def test_peak_excludes_memory_of_resident_cells(counter: Counter, monkeypatch: p
     monkeypatch.setattr(
         "cs_systems.runtime.execute.build", lambda config, device: CallableWorkload(Holder(*sizes[config.seed]).step)
     )
-    records, _ = together(*(replace(TINY, seed=seed, steps=3, rounds=3) for seed in sizes))
+    records, _ = run_interleaved(*(replace(TINY, seed=seed, steps=3, rounds=3) for seed in sizes))
     measured = [record.measurement for record in records if record.measurement]
     assert [m.peak_allocated_bytes for m in measured] == [107, 1070, 710]
-    assert {m.peak_reserved_bytes for m in measured} == {None}, "nobody knows whose the allocator's cache is"
+    assert {m.peak_reserved_bytes for m in measured} == {None}, "cells share the allocator's cache"
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 @pytest.mark.parametrize("fails_in", ["build", "step"])
-def test_the_peak_of_a_cell_that_runs_out_of_memory_is_its_own(
+def test_peak_of_oom_cell_excludes_other_cells(
     counter: Counter, monkeypatch: pytest.MonkeyPatch, fails_in: str, rounds: int
 ) -> None:
-    """The cell before it took more: 100 bytes that it keeps between its visits, and 900 more within a step."""
+    """Let the cell before it use more: 100 bytes between its visits, and 900 more within a step."""
 
-    def takes_and_gives_back() -> None:
+    def allocate_and_free() -> None:
         counter.add(900)
         counter.add(-900)
 
-    def runs_out() -> None:
+    def run_out_of_memory() -> None:
         counter.add(40)
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     def build(config: RunConfig, device: Device) -> CallableWorkload:
         if config.seed == 0:
             counter.add(100)
-            return CallableWorkload(takes_and_gives_back)
+            return CallableWorkload(allocate_and_free)
         if fails_in == "build":
-            runs_out()
-        return CallableWorkload(runs_out)
+            run_out_of_memory()
+        return CallableWorkload(run_out_of_memory)
 
     monkeypatch.setattr("cs_systems.runtime.execute.build", build)
     configs = [replace(TINY, seed=seed, steps=2, rounds=rounds) for seed in (0, 1)]
-    records, _ = together(*configs)
+    records, _ = run_interleaved(*configs)
     failed = next(record for record in records if record.status == "oom")
     assert failed.results["memory"][0]["peak_allocated_bytes"] == 40
 
 
 @pytest.mark.gpu
-def test_a_peak_beside_residents_is_the_peak_alone() -> None:
+def test_peak_with_resident_cells_equals_the_peak_alone_on_gpu() -> None:
     config = replace(TINY, model=PRESETS["small"], device="cuda", steps=4, rounds=2)
     cells = [config, replace(config, mode=Mode.FORWARD), replace(config, precision=Precision.BF16)]
-    for cell, beside in zip(cells, together(*cells)[0], strict=True):
+    for cell, resident in zip(cells, run_interleaved(*cells)[0], strict=True):
         alone = run(replace(cell, rounds=1)).measurement
         assert alone is not None
-        assert beside.measurement is not None
-        assert beside.results["ran"][0]["resident"] is True
-        off = (beside.measurement.peak_allocated_bytes or 0) - (alone.peak_allocated_bytes or 0)
-        assert abs(off) < 80 << 20, "cuBLAS's workspaces, and what remains of cached blocks"
+        assert resident.measurement is not None
+        assert resident.results["ran"][0]["resident"] is True
+        off = (resident.measurement.peak_allocated_bytes or 0) - (alone.peak_allocated_bytes or 0)
+        assert abs(off) < 80 << 20, "cuBLAS's workspaces and cached blocks"
 
 
-def test_a_cell_that_cannot_run_here_does_not_put_the_others_out_of_memory() -> None:
+def test_unavailable_cell_leaves_others_resident() -> None:
     config = replace(TINY, steps=2, rounds=2)
-    (refused, measured), visits = together(replace(config, precision=Precision.TF32), config)
+    (refused, measured), visits = run_interleaved(replace(config, precision=Precision.TF32), config)
     assert visits == [0, 1, 1]
     assert refused.status == "unavailable"
     assert measured.results["ran"][0]["resident"] is True
@@ -202,24 +202,25 @@ def test_a_cell_that_cannot_run_here_does_not_put_the_others_out_of_memory() -> 
 def test_cells_that_do_not_fit_together_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cs_systems.runtime.execute.RESIDENT_SHARE", 1e-9)
     config = replace(TINY, steps=2, rounds=2)
-    records, _ = together(config, replace(config, seed=1))
+    records, _ = run_interleaved(config, replace(config, seed=1))
     assert [r.results["ran"][0]["resident"] for r in records] == [False, False]
-    assert all(len(r.measurement.samples) == 2 + 2 for r in records if r.measurement)  # a full warm-up each visit
+    assert all(len(r.measurement.samples) == 2 + 2 for r in records if r.measurement)  # each visit has a full warm-up
 
 
-def test_a_failing_cell_leaves_its_neighbours() -> None:
-    records, _ = together(TINY, replace(TINY, precision=Precision.TF32), replace(TINY, seed=2))
+def test_unavailable_cell_fails_no_other_cell() -> None:
+    records, _ = run_interleaved(TINY, replace(TINY, precision=Precision.TF32), replace(TINY, seed=2))
     assert [r.status for r in records] == ["ok", "unavailable", "ok"]
 
 
-def test_no_cuda_is_an_unavailable_row() -> None:
+def test_cuda_cell_without_cuda_is_unavailable() -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("this machine has CUDA")
     record = run(replace(TINY, device="cuda"))
     assert record.status == "unavailable"
-    assert "no CUDA: this torch is a CPU build; run with --device cpu" in (record.reason or "")
+    why = "this torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
+    assert f"no CUDA: {why}; run with --device cpu" in (record.reason or "")
 
 
 def test_recompiling_in_a_timed_step_is_a_caveat() -> None:
@@ -257,11 +258,12 @@ def test_foreign_attention_with_wrong_signature_is_an_error(tmp_path: Any, writt
     source = tmp_path / "mine.py"
     source.write_text(written)
     record = run(replace(TINY, workload="attention", attention=f"{source}:attend", mode=Mode.FORWARD))
-    wanted = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
-    assert (record.status, record.reason) == ("error", f"ConfigError: {source}:attend takes other arguments: {wanted}")
+    signature = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
+    reason = f"ConfigError: {source}:attend has the wrong signature; define it with the arguments {signature}"
+    assert (record.status, record.reason) == ("error", reason)
 
 
-SOMEBODYS = """
+USER_CODE = """
 import functools
 def step(times=3, *, pause_s=0.0): return sum(range(times))
 @functools.cache
@@ -296,8 +298,8 @@ number = 7
     ],
 )
 def test_steps_and_factories_are_distinguished(tmp_path: Any, name: str, phase: str, takes_config: Any) -> None:
-    source = tmp_path / "somebodys.py"
-    source.write_text(SOMEBODYS)
+    source = tmp_path / "mine.py"
+    source.write_text(USER_CODE)
     record = run(replace(OWN, workload=f"{source}:{name}"))
     assert (record.status, record.reason) == ("ok", None)
     assert record.measurement is not None
@@ -317,13 +319,13 @@ def test_steps_and_factories_are_distinguished(tmp_path: Any, name: str, phase: 
     ],
 )
 def test_object_that_is_neither_step_nor_factory_is_an_error(tmp_path: Any, name: str, text: str) -> None:
-    source = tmp_path / "somebodys.py"
-    source.write_text(SOMEBODYS)
+    source = tmp_path / "mine.py"
+    source.write_text(USER_CODE)
     record = run(replace(OWN, workload=f"{source}:{name}"))
     assert (record.status, record.reason) == ("error", f"ConfigError: {source}:{name}{text}")
 
 
-def test_a_phase_that_comes_twice_is_counted_twice(tmp_path: Any) -> None:
+def test_times_of_a_repeated_phase_are_summed(tmp_path: Any) -> None:
     source = tmp_path / "accumulate.py"
     source.write_text(
         "from __future__ import annotations\n"

@@ -1,4 +1,4 @@
-"""Guardian: nothing that a worker started outlives it, whatever ends the worker, the supervisor or the sweep."""
+"""Guardian: ends every process of a worker when the worker, its supervisor or the sweep ends."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ time.sleep(600)
 def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.02)
 
 
@@ -61,9 +61,9 @@ def pids(file: Path) -> list[int]:
 
 
 @contextmanager
-def tree(file: Path, what: str) -> Iterator[Tree]:
-    """The tree of a process that starts children, once they are there."""
-    command = [sys.executable, "-c", STARTS_CHILDREN, str(file), what]
+def tree(file: Path, then: str) -> Iterator[Tree]:
+    """Yield the tree of a process that has started its children; `then` it waits or ends."""
+    command = [sys.executable, "-c", STARTS_CHILDREN, str(file), then]
     log = Log(None)
     started = Tree([lambda *fds: command], log)
     wait_for(lambda: file.with_name(f"{file.name}.ready").exists())
@@ -72,11 +72,11 @@ def tree(file: Path, what: str) -> Iterator[Tree]:
     log.stream.close()
 
 
-@pytest.mark.parametrize("what", ["wait", "end"])
-def test_a_tree_ends_whole_when_it_is_closed_or_its_worker_ends(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["wait", "end"])
+def test_all_processes_end_when_tree_closes_or_worker_ends(then: str, tmp_path: Path) -> None:
     file = tmp_path / "pids"
-    with tree(file, what) as started:
-        if what == "wait":
+    with tree(file, then) as started:
+        if then == "wait":
             assert all(map(is_running, pids(file)))
             started.close()
         wait_for(lambda: not any(map(is_running, pids(file))))
@@ -84,8 +84,8 @@ def test_a_tree_ends_whole_when_it_is_closed_or_its_worker_ends(what: str, tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_nothing_is_left_when_the_supervisor_is_killed(number: signal.Signals, tmp_path: Path) -> None:
-    """No process, and no private folder."""
+def test_killed_supervisor_leaves_neither_processes_nor_folder(number: signal.Signals, tmp_path: Path) -> None:
+    """Check for processes and for the private folder."""
     file, scratch = tmp_path / "pids", tmp_path / "scratch-"
     supervisor = subprocess.Popen(
         [sys.executable, "-c", SUPERVISES, str(file), str(scratch)], stderr=subprocess.DEVNULL
@@ -97,17 +97,17 @@ def test_nothing_is_left_when_the_supervisor_is_killed(number: signal.Signals, t
     wait_for(lambda: not any(map(is_running, pids(file))) and not list(tmp_path.glob("scratch-*")))
 
 
-def test_a_worker_has_the_usual_signal_handlers() -> None:
+def test_worker_has_default_signal_handlers() -> None:
     log = Log(None)
     program = "import signal; print([n.name for n in signal.Signals if signal.getsignal(n) is signal.SIG_IGN])"
     started = Tree([lambda *fds: [sys.executable, "-c", program]], log)
     assert started.wait_for_end(started.members, 20)
     started.close()
-    assert log.tail(1000) == "['SIGPIPE', 'SIGXFSZ']\n", "those that Python itself ignores"
+    assert log.tail(1000) == "['SIGPIPE', 'SIGXFSZ']\n", "Python itself ignores these"
     log.stream.close()
 
 
-def test_a_worker_that_is_killed_is_told_apart_from_its_children(tmp_path: Path) -> None:
+def test_status_of_killed_worker_is_its_own_signal(tmp_path: Path) -> None:
     file = tmp_path / "pids"
     with tree(file, "wait") as started:
         os.kill(pids(file)[0], signal.SIGSEGV)
@@ -118,7 +118,7 @@ def test_a_worker_that_is_killed_is_told_apart_from_its_children(tmp_path: Path)
 
 
 def test_kill_by_the_oom_killer_is_out_of_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The system counts its kills; one more of them while a worker ran says what its SIGKILL was."""
+    """Raise the system's count of OOM kills while a worker runs."""
     monkeypatch.setattr("cs_systems.runtime.processes.oom_kills", lambda: 0)
     with tree(tmp_path / "pids", "wait") as started:
         monkeypatch.setattr("cs_systems.runtime.processes.oom_kills", lambda: 1)
@@ -128,7 +128,7 @@ def test_kill_by_the_oom_killer_is_out_of_memory(monkeypatch: pytest.MonkeyPatch
         assert str(death) == "the system ran out of memory and killed the process"
 
 
-def test_the_systems_kills_are_read_from_its_counter(tmp_path: Path) -> None:
+def test_oom_kills_are_read_from_the_system_counter(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 3\noom_kill 12\nballoon 0\n")
     (tmp_path / "memory.events").write_text("oom 3\noom_kill 2\noom_group_kill 0\n")
     assert oom_kills([tmp_path / "vmstat"]) == 12
@@ -137,7 +137,7 @@ def test_the_systems_kills_are_read_from_its_counter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [
         (3, "exited with status 3"),
         (-signal.SIGSEGV, "killed by SIGSEGV"),
@@ -145,8 +145,8 @@ def test_the_systems_kills_are_read_from_its_counter(tmp_path: Path) -> None:
         (-40, "killed by signal 40"),
     ],
 )
-def test_exit_status_is_described(status: int, said: str) -> None:
-    assert describe_exit(status) == said
+def test_exit_status_is_described(status: int, message: str) -> None:
+    assert describe_exit(status) == message
 
 
 @pytest.mark.parametrize(

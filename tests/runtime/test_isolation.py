@@ -18,9 +18,9 @@ from cs_systems.runtime.guardian import descendants
 WORKLOADS = Path(__file__).with_name("disturbing_workloads.py")
 TINY = RunConfig(device="cpu", warmup=0, steps=2)
 
-# What each cell becomes; the one after it must find its process as the first did.
+# Expected status and reason of each cell; the cell after it must find the same process state as the first.
 LIVING = {
-    "changes_what_can_be_restored": ("ok", None),
+    "changes_restorable_state": ("ok", None),
     "closes_its_streams": ("ok", None),
     "replaces_its_streams": ("ok", None),
     "closes_the_descriptor_of_its_requests": ("ok", None),
@@ -32,13 +32,13 @@ LIVING = {
     "has_a_child_that_raises": ("ok", None),
 }
 DYING = {
-    "raises_what_cannot_be_printed": ("error", "Silent, whose message cannot be read"),
+    "raises_unprintable_exception": ("error", "Silent, whose message cannot be read"),
     "dies_while_its_child_lives": ("killed", "the worker was lost: killed by SIGKILL"),
     "writes_to_every_descriptor": ("error", "the step wrote to the worker's pipe"),
     "closes_every_descriptor": ("killed", "the worker was lost: the step closed or replaced the worker's pipe"),
     "puts_a_file_in_every_descriptor": ("killed", "the worker was lost: the step closed or replaced"),
-    "HasAnotherTable": ("error", "'x' in row 0 of table 'mine' is of type set; use None, True, a number or a text"),
-    "HasOurTable": ("error", "tables() has a table 'kernels', a name that cs_systems uses itself; choose another"),
+    "HasInvalidTable": ("error", "'x' in row 0 of table 'mine' is of type set; use None, True, a number or a text"),
+    "HasReservedTable": ("error", "tables() has a table 'kernels', a name that cs_systems uses itself; choose another"),
     "DescribesATensor": ("error", "'tokens' in describe() is of type Tensor; use None"),
     "predicts_a_text": ("error", "ConfigError: preflight() returned 'many'; return a number of bytes, or None"),
     "predicts_too_much": ("error", "preflight() returned a number that is too large; return a number of bytes"),
@@ -71,7 +71,7 @@ def test_disturbing_step_fails_no_other_cell(
     assert len(frame(records)["record"].unique()) == len(cells), "every record can be reported"
     assert descendants(os.getpid()) == before
     file = tmp_path / "file"
-    assert not file.exists() or file.read_bytes() == b"", "nothing of ours was written into the step's own file"
+    assert not file.exists() or file.read_bytes() == b"", "no message was written to the step's file"
 
 
 def state(record: RunRecord) -> dict[str, object]:
@@ -80,23 +80,23 @@ def state(record: RunRecord) -> dict[str, object]:
     return {name: value for name, value in ran.items() if name != "pid"}
 
 
-def test_state_that_can_be_restored_costs_no_new_worker() -> None:
+def test_restorable_state_needs_no_new_worker() -> None:
     first, changing, second = sweep(
-        [cell("ReportsState"), cell("changes_what_can_be_restored"), cell("ReportsState", seed=1)]
+        [cell("ReportsState"), cell("changes_restorable_state"), cell("ReportsState", seed=1)]
     )
     assert changing.status == "ok"
     assert first.results["ran"][0]["pid"] == second.results["ran"][0]["pid"]
 
 
 def test_interleaved_cells_keep_their_own_state() -> None:
-    cells = [cell("ReportsState", rounds=2), cell("changes_what_can_be_restored", rounds=2)]
+    cells = [cell("ReportsState", rounds=2), cell("changes_restorable_state", rounds=2)]
     records = {r.run_config.workload.rpartition(":")[2]: r for r in sweep(cells, interleave=True)}
     assert [r.status for r in records.values()] == ["ok", "ok"]
     (alone,) = sweep([cell("ReportsState", rounds=2)])
     assert state(records["ReportsState"]) == state(alone)
 
 
-def test_an_interleaved_cell_that_leaves_a_thread_is_an_error_and_the_others_complete() -> None:
+def test_interleaved_cell_that_leaves_a_thread_fails_alone() -> None:
     cells = [cell("leaves_a_thread", rounds=2), cell("ReportsState", rounds=2)]
     records = {r.run_config.workload.rpartition(":")[2]: r for r in sweep(cells, interleave=True)}
     assert records["ReportsState"].status == "ok"
@@ -110,8 +110,8 @@ def test_import_side_effects_reach_only_cells_of_that_code(tmp_path: Path) -> No
         "import torch\ntorch.set_default_dtype(torch.float64)\n"
         f"exec(open({str(WORKLOADS)!r}).read().replace('from __future__ import annotations', ''))\n"
     )
-    mine = [replace(TINY, workload=f"{changing}:ReportsState", seed=seed) for seed in (0, 1)]
-    records = list(sweep([mine[0], mine[1], cell("ReportsState")]))
+    changed = [replace(TINY, workload=f"{changing}:ReportsState", seed=seed) for seed in (0, 1)]
+    records = list(sweep([*changed, cell("ReportsState")]))
     assert [r.status for r in records] == ["ok"] * 3
     assert [r.results["ran"][0]["dtype"] for r in records] == ["torch.float64", "torch.float64", "torch.float32"]
     assert state(records[0]) == state(records[1])
@@ -119,7 +119,7 @@ def test_import_side_effects_reach_only_cells_of_that_code(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("profiler", ["memory", "kineto"])
 def test_profiled_cell_with_leftover_thread_ends_soon(profiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its worker is ended when its time is over: the record would not be on disk before."""
+    """End the worker after its grace period; without that the record would not be written."""
     monkeypatch.setattr("cs_systems.runtime.processes.GRACE_S", 1.0)
     before = descendants(os.getpid())
     (record,) = sweep([cell("leaves_a_thread", profiler=profiler)])
@@ -127,27 +127,27 @@ def test_profiled_cell_with_leftover_thread_ends_soon(profiler: str, monkeypatch
     assert descendants(os.getpid()) == before
 
 
-def test_a_rank_that_prints_as_nccl_does_is_named_where_its_peer_only_waits() -> None:
+def test_rank_that_prints_like_nccl_and_dies_is_named() -> None:
     (record,) = sweep([cell("prints_like_nccl_and_dies", world_size=2)])
     assert record.status == "killed"
     assert (record.reason or "").startswith("rank 0 on cpu killed by SIGABRT")
 
 
-def test_a_rank_that_prints_as_nccl_does_and_goes_on_is_not_hung() -> None:
-    (record,) = sweep([cell("prints_like_nccl_and_goes_on", world_size=2, warmup=0, steps=1)])
+def test_rank_that_prints_like_nccl_and_continues_is_not_hung() -> None:
+    (record,) = sweep([cell("prints_like_nccl_and_continues", world_size=2, warmup=0, steps=1)])
     assert record.status == "ok", record.reason
 
 
 def test_error_that_mentions_a_lost_peer_names_its_rank() -> None:
-    (record,) = sweep([cell("says_that_a_peer_was_lost", world_size=2)])
+    (record,) = sweep([cell("raises_lost_peer_error", world_size=2)])
     assert record.status == "error"
     assert (record.reason or "").startswith("rank 0 on cpu: RuntimeError: [gloo/transport/tcp/pair.cc:547]")
 
 
-def test_ranks_of_one_machine_listen_nowhere_beyond_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_one_machine_listen_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_SOCKETS", str(tmp_path))
     (record,) = sweep([cell("listens", world_size=2)])
     assert record.status == "ok", record.reason
-    heard = {rank: (tmp_path / rank).read_text().split() for rank in ("0", "1")}
-    assert all(heard.values()), "gloo listens somewhere"
-    assert {address for rank in heard.values() for address in rank} == {"0100007F"}, "127.0.0.1 alone"
+    addresses = {rank: (tmp_path / rank).read_text().split() for rank in ("0", "1")}
+    assert all(addresses.values()), "gloo listens at some address"
+    assert {address for rank in addresses.values() for address in rank} == {"0100007F"}, "only 127.0.0.1"

@@ -1,4 +1,4 @@
-"""Journal: damage costs the damaged line, other people's files stay theirs, and a full disk is named."""
+"""Journal: skips damaged lines, keeps users' files, and reports a full disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cs_systems.report.frame import frame
 from cs_systems.runtime.journal import Journal
 
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=2)
-OTHERS = ["[1]\n", '{"schema_version": 1}\n', '{"schema_version": 1, "key": 1, "config": 3, "status": []}\n']
+INVALID_RECORDS = ["[1]\n", '{"schema_version": 1}\n', '{"schema_version": 1, "key": 1, "config": 3, "status": []}\n']
 
 
 def some(key: str) -> RunRecord:
@@ -28,10 +28,15 @@ def some(key: str) -> RunRecord:
 
 @pytest.mark.parametrize(
     "damage",
-    [b'{"schema_version":1,"key":"cut in the mid', b"\0" * 100, b"\xff\xfe\n\n", *(t.encode() for t in OTHERS)],
+    [
+        b'{"schema_version":1,"key":"cut in the mid',
+        b"\0" * 100,
+        b"\xff\xfe\n\n",
+        *(t.encode() for t in INVALID_RECORDS),
+    ],
 )
 def test_damaged_line_is_kept_and_skipped(damage: bytes, tmp_path: Path) -> None:
-    """Neither as the first, nor as the only line; what is there stays as it is, byte for byte."""
+    """Skip the line as the only and as the first one; keep its bytes."""
     file = tmp_path / "records.jsonl"
     file.write_bytes(damage)
     journal = Journal.prepare(tmp_path)
@@ -43,7 +48,7 @@ def test_damaged_line_is_kept_and_skipped(damage: bytes, tmp_path: Path) -> None
     assert file.read_bytes().startswith(damage)
 
 
-def test_a_sweep_resumes_in_a_folder_whose_first_record_is_torn(tmp_path: Path) -> None:
+def test_sweep_resumes_after_an_incomplete_first_record(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_bytes(b'{"schema_version":1,"key":"cut\0\0\0')
     notes: list[str | None] = []
     (record,) = sweep([TINY], out=tmp_path, on_progress=lambda p: notes.append(p.note))
@@ -56,7 +61,7 @@ def test_a_sweep_resumes_in_a_folder_whose_first_record_is_torn(tmp_path: Path) 
     assert [r.key for r in read_records(tmp_path)[0]] == [record.key]
 
 
-def test_lines_that_are_no_objects_cost_only_themselves(tmp_path: Path) -> None:
+def test_lines_that_are_no_objects_are_skipped(tmp_path: Path) -> None:
     (record,) = sweep([TINY], out=tmp_path)
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write("3\nnull\n[1, 2]\n")
@@ -69,26 +74,26 @@ def test_lines_that_are_no_objects_cost_only_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".lock", "records.jsonl", "worker.log"])
-def test_a_fifo_of_a_name_that_a_sweep_uses_is_refused(name: str, tmp_path: Path) -> None:
+def test_fifo_in_place_of_a_sweep_file_is_refused(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(ConfigError, match=f"{name} is not a regular file; remove it, or choose another --out"):
         list(sweep([TINY], out=tmp_path))
 
 
-def test_a_link_is_not_locked_through(tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.write_text("precious")
+def test_link_as_lock_file_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("precious")
     out = tmp_path / "out"
     out.mkdir()
-    (out / ".lock").symlink_to(theirs)
-    (out / ".probe").symlink_to(theirs)
+    (out / ".lock").symlink_to(target)
+    (out / ".probe").symlink_to(target)
     with pytest.raises(ConfigError, match=r"\.lock is a link; remove it, or choose another --out"):
         list(sweep([TINY], out=out))
-    assert theirs.read_text() == "precious"
+    assert target.read_text() == "precious"
     assert (out / ".probe").is_symlink()
 
 
-def test_a_users_files_of_these_names_keep_what_they_hold(tmp_path: Path) -> None:
+def test_user_files_with_reserved_names_keep_their_content(tmp_path: Path) -> None:
     for name in (".lock", ".probe"):
         (tmp_path / name).write_text("precious")
     with Journal.prepare(tmp_path).locked():
@@ -107,7 +112,7 @@ except OSError as error:
 """
 
 
-def test_a_record_that_the_disk_does_not_take_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_record_that_exceeds_the_disk_leaves_the_file_unchanged(tmp_path: Path) -> None:
     append_record(tmp_path, some("a"))
     file = tmp_path / "records.jsonl"
     before = file.read_bytes()
@@ -123,7 +128,7 @@ def test_a_record_that_the_disk_does_not_take_leaves_the_file_as_it_was(tmp_path
     assert file.read_bytes() == before
 
 
-def test_one_oversized_cell_does_not_poison_its_folder(tmp_path: Path) -> None:
+def test_oversized_cell_fails_no_other_cell(tmp_path: Path) -> None:
     large = replace(TINY, model=replace(TINY.model, context_length=999_999_999_999))
     records = list(sweep([large, TINY], out=tmp_path))
     assert records[0].status in ("oom", "error", "unavailable")

@@ -19,7 +19,7 @@ CELLS = {
     "tensor parallel": replace(TINY, strategy="tp", world_size=2),
     "two dimensions": replace(TINY, strategy="fsdp+tp", world_size=2, tp_degree=2),
     "sharded": replace(TINY, strategy="fsdp", world_size=2, precision="bf16"),
-    "told a dtype": replace(TINY, strategy="fsdp", world_size=2, strategy_args=("compute_dtype=bf16",)),
+    "given compute dtype": replace(TINY, strategy="fsdp", world_size=2, strategy_args=("compute_dtype=bf16",)),
     "narrowed gradients": replace(
         TINY, strategy="ddp_bucketed+zero1", world_size=2, strategy_args=("comm_dtype=bf16",)
     ),
@@ -39,24 +39,24 @@ def records() -> dict[str, RunRecord]:
 
 
 @pytest.mark.parametrize("name", sorted(CELLS))
-def test_a_cell_on_ranks_is_one_record(records: dict[str, RunRecord], name: str) -> None:
+def test_each_distributed_cell_gives_one_record(records: dict[str, RunRecord], name: str) -> None:
     record = records[name]
     assert (record.status, record.reason) == ("ok", None)
     assert record.run_config == CELLS[name]
     if record.config["workload"] == "train_step":
         flops = {row["phase"]: row["model_flops"] for row in record.results["cost"]}
         assert flops["backward"] == 2 * flops["forward"]
-        assert flops["step"] > 0, "or its MFU would be unknown"
+        assert flops["step"] > 0, "otherwise MFU is unknown"
     assert record.measurement is not None
     assert len(record.measurement.timed) == 3
 
 
-def test_gradients_are_made_one_in_a_phase_of_its_own(records: dict[str, RunRecord]) -> None:
+def test_gradient_synchronization_is_a_phase(records: dict[str, RunRecord]) -> None:
     phases = ("forward", "loss", "backward", "synchronize", "optimizer")
     assert [m.phase_names() for name in ("ddp_flat", "one rank") if (m := records[name].measurement)] == [phases] * 2
 
 
-def test_each_rank_is_kept_beside_the_slowest(records: dict[str, RunRecord]) -> None:
+def test_record_has_rows_of_each_rank(records: dict[str, RunRecord]) -> None:
     record = records["ddp_flat"]
     phases = ["forward", "loss", "backward", "synchronize", "optimizer", "step"]
     rows = record.results["ranks"]
@@ -76,24 +76,22 @@ def test_sharded_parameters_are_sent_in_the_autocast_dtype(records: dict[str, Ru
     (sent,) = records["sharded"].results["sent"]
     assert sent["sent_bytes"] == pytest.approx(sent["formula_sent_bytes"], rel=0.03)
     (whole,) = records["ddp_flat"].results["sent"]
-    assert (
-        sent["formula_sent_bytes"] < 3 / 4 * whole["formula_sent_bytes"]
-    )  # 3 Ψ in 2 bytes, less a gathering; 2 Ψ in 4
+    # Sharding sends 3 Ψ elements of 2 bytes, less one all-gather; replication sends 2 Ψ elements of 4 bytes.
+    assert sent["formula_sent_bytes"] < 3 / 4 * whole["formula_sent_bytes"]
 
 
-def test_a_dtype_that_a_strategy_is_told_counts_as_that_of_autocast(records: dict[str, RunRecord]) -> None:
-    """In bytes, sent or moved, and in the prediction; and of the parts of a composition only for the one that is told
-    it."""
-    told, autocast = (records[name].results for name in ("told a dtype", "sharded"))
-    assert [row["bytes"] for row in told["cost"]] == [row["bytes"] for row in autocast["cost"]]
-    assert told["memory"][0]["predicted_peak_bytes"] == autocast["memory"][0]["predicted_peak_bytes"]
+def test_compute_dtype_of_strategy_counts_like_autocast(records: dict[str, RunRecord]) -> None:
+    """Compare bytes moved and the predicted peak; a comm_dtype applies to its own strategy of a composition."""
+    given, autocast = (records[name].results for name in ("given compute dtype", "sharded"))
+    assert [row["bytes"] for row in given["cost"]] == [row["bytes"] for row in autocast["cost"]]
+    assert given["memory"][0]["predicted_peak_bytes"] == autocast["memory"][0]["predicted_peak_bytes"]
     (sent,) = records["narrowed gradients"].results["sent"]
     assert sent["sent_bytes"] == pytest.approx(sent["formula_sent_bytes"], rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["no optimizer", "forward twice"])
-def test_a_formula_of_a_whole_step_stands_beside_no_other(records: dict[str, RunRecord], name: str) -> None:
-    """Without its optimizer zero1 does not send the parameters; what a checkpoint computes again tp sends again."""
+def test_incomplete_or_recomputed_step_has_no_predicted_bytes(records: dict[str, RunRecord], name: str) -> None:
+    """Without its optimizer zero1 sends no parameters; with checkpoints tp repeats its collectives."""
     (sent,) = records[name].results["sent"]
     assert sent["sent_bytes"] > 0
     assert sent["formula_sent_bytes"] is None
@@ -140,6 +138,6 @@ def test_invalid_strategies_are_refused_before_any_process_starts(fields: dict[s
         check([replace(TINY, **{"world_size": 2, **fields})])  # type: ignore[arg-type]
 
 
-def test_ranks_do_not_run_in_this_process() -> None:
+def test_ranks_in_process_are_refused() -> None:
     with pytest.raises(ConfigError, match="a distributed cell needs its own processes; drop in_process=True"):
         run(CELLS["ddp_flat"], in_process=True)

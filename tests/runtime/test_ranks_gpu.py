@@ -1,4 +1,4 @@
-"""On two GPUs, by NCCL: what a rank does costs its cell only, and is named, as by gloo on CPUs."""
+"""Ranks on two GPUs with NCCL: a failing rank is named and fails only its cell, as with gloo on CPUs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 from cs_systems import sweep
 from cs_systems.config import PRESETS, RunConfig
-from tests.runtime.test_ranks_that_die import no_process_is_left, on_ranks
+from tests.runtime.test_ranks_that_die import no_leftover_process, on_ranks
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_process_is_left")]
-__all__ = ["no_process_is_left"]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_leftover_process")]
+__all__ = ["no_leftover_process"]
 LIMIT_S = 30.0
 TINY = RunConfig(model=PRESETS["tiny"], device="cuda", warmup=1, steps=3)
 
@@ -26,7 +26,7 @@ def two_gpus() -> None:
         pytest.skip(f"needs 2 CUDA devices, there is {count}")
 
 
-def test_each_rank_has_a_gpu_and_its_peak() -> None:
+def test_each_rank_has_a_gpu_and_a_peak() -> None:
     strategies = ("ddp_flat", "ddp_bucketed", "ddp_bucketed+zero1", "zero1_flat")
     for record in sweep([replace(TINY, strategy=name, world_size=2, precision="bf16") for name in strategies]):
         assert (record.status, record.reason) == ("ok", None)
@@ -46,7 +46,7 @@ def test_each_rank_has_a_gpu_and_its_peak() -> None:
         ("rank_1_hangs", "timeout", "rank 1 on cuda:1 kept the others waiting for 10 s: rank 1 on cuda:1 is in hangs"),
     ],
 )
-def test_a_rank_that_fails_is_named(
+def test_failing_rank_is_named(
     name: str, status: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("cs_systems.runtime.ranks.PATIENCE_S", 10.0)
@@ -59,13 +59,13 @@ def test_a_rank_that_fails_is_named(
     assert time.monotonic() - began[0] < LIMIT_S
 
 
-def test_ranks_of_one_machine_listen_nowhere_beyond_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_one_machine_listen_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_SOCKETS", str(tmp_path))
     workload = f"{Path(__file__).parents[1]}/runtime/disturbing_workloads.py:listens"
     (record,) = sweep([RunConfig(workload=workload, device="cuda", warmup=1, steps=3, world_size=2)])
     assert record.status == "ok", record.reason
-    heard = {address for rank in ("0", "1") for address in (tmp_path / rank).read_text().split()}
-    assert heard <= {"0100007F"}, "127.0.0.1 alone"
+    addresses = {address for rank in ("0", "1") for address in (tmp_path / rank).read_text().split()}
+    assert addresses <= {"0100007F"}, "only 127.0.0.1"
 
 
 def test_more_ranks_than_gpus_are_unavailable() -> None:

@@ -29,8 +29,8 @@ def on_ranks(name: str, **rest: object) -> RunConfig:
     return cell(name, world_size=2, **rest)
 
 
-def descendants(of: int) -> Iterator[int]:
-    """The processes that descend from this one, zombies too."""
+def descendants(ancestor: int) -> Iterator[int]:
+    """Yield the PIDs of a process's descendants, zombies included."""
     parents = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -38,10 +38,10 @@ def descendants(of: int) -> Iterator[int]:
                 parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             except (FileNotFoundError, ProcessLookupError):
                 continue
-    known = {of}
+    known = {ancestor}
     while found := {pid for pid, parent in parents.items() if parent in known} - known:
         known |= found
-    yield from known - {of}
+    yield from known - {ancestor}
 
 
 def command_of(pid: int) -> str:
@@ -52,14 +52,14 @@ def command_of(pid: int) -> str:
 
 
 @pytest.fixture
-def no_process_is_left() -> Iterator[None]:
+def no_leftover_process() -> Iterator[None]:
     before = {*descendants(os.getpid())}
     yield
     wait_for(lambda: {*descendants(os.getpid())} <= before, seconds=5)
 
 
 DEATHS = {
-    "rank_1_is_killed": ("killed", r"rank 1 on cpu killed by SIGKILL .*last output: what it said last"),
+    "rank_1_is_killed": ("killed", r"rank 1 on cpu killed by SIGKILL .*last output: the last line"),
     "rank_1_exits": ("killed", "rank 1 on cpu exited with status 7"),
 }
 ERRORS = {
@@ -73,7 +73,7 @@ HANGS = {
     "rank_1_hangs_alone": ("timeout", "rank 1 on cpu kept the others waiting for 3 s: .*hangs"),
     "rank_1_hangs": (
         "timeout",
-        r"rank 1 on cpu kept the others waiting for 3 s: rank 1 on cpu is in hangs \(workloads_that_die.py:\d+\): "
+        r"rank 1 on cpu kept the others waiting for 3 s: rank 1 on cpu is in hangs \(workloads_that_die.py:\d+\); "
         "raise --timeout-s",
     ),
 }
@@ -81,11 +81,11 @@ OF_CELL = {"every_rank_another_shape": {"strategy": "ddp_flat"}, "rank_1_hangs_a
 
 
 @pytest.mark.parametrize("expected", [DEATHS, ERRORS, HANGS], ids=["deaths", "errors", "hangs"])
-@pytest.mark.usefixtures("no_process_is_left")
-def test_a_rank_that_fails_is_named_and_the_sweep_goes_on_with_new_ranks(
+@pytest.mark.usefixtures("no_leftover_process")
+def test_failing_rank_is_named_and_sweep_continues_with_new_ranks(
     expected: dict[str, tuple[str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And a port that somebody has, told in the variables of a launcher around this one, is not asked for."""
+    """Set a launcher's variables to a port in use, which the ranks must ignore."""
     monkeypatch.setattr("cs_systems.runtime.ranks.PATIENCE_S", 3.0)
     cells = [on_ranks(name, **OF_CELL.get(name, {})) for name in expected]
     took: list[float] = []
@@ -107,16 +107,16 @@ def test_a_rank_that_fails_is_named_and_the_sweep_goes_on_with_new_ranks(
     assert read_records(tmp_path)[0] == found
 
 
-@pytest.mark.usefixtures("no_process_is_left")
-def test_interleaved_cells_die_of_what_they_do_themselves() -> None:
-    """Rank 1 goes on from the first to the second while its peer waits in the first."""
+@pytest.mark.usefixtures("no_leftover_process")
+def test_failing_interleaved_cells_are_attributed_to_themselves() -> None:
+    """Let rank 1 reach the second cell while rank 0 waits in the first."""
     names = {"rank_1_raises": "error", "rank_1_is_killed": "killed", "fine": "ok"}
     records = sweep([on_ranks(name, rounds=2) for name in names], interleave=True)
     assert {r.run_config.workload.rpartition(":")[2]: r.status for r in records} == names
 
 
-@pytest.mark.usefixtures("no_process_is_left")
-def test_ranks_that_cannot_meet_cost_their_cell_only(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("no_leftover_process")
+def test_ranks_that_cannot_connect_fail_only_their_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cs_systems.runtime.ranks.LOOPBACK", "nowhere0")
     apart, alone = sweep([on_ranks("fine"), cell("fine")])
     assert (apart.status, alone.status) == ("error", "ok")
@@ -133,8 +133,8 @@ def test_ranks_that_cannot_meet_cost_their_cell_only(monkeypatch: pytest.MonkeyP
     ],
     ids=["end", "hang"],
 )
-@pytest.mark.usefixtures("no_process_is_left")
-def test_ranks_that_do_not_register_cost_their_cell_only(
+@pytest.mark.usefixtures("no_leftover_process")
+def test_ranks_that_do_not_register_fail_only_their_cell(
     program: str, patience_s: float, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Simulate a driver that does not answer when a rank looks for its device."""
@@ -145,8 +145,8 @@ def test_ranks_that_do_not_register_cost_their_cell_only(
     assert re.fullmatch(f"2 ranks did not start: {reason}", apart.reason or ""), apart.reason
 
 
-@pytest.mark.usefixtures("no_process_is_left")
-def test_a_timeout_says_where_each_rank_is() -> None:
+@pytest.mark.usefixtures("no_leftover_process")
+def test_timeout_names_the_position_of_each_rank() -> None:
     (record,) = sweep([on_ranks("rank_1_hangs")], timeout_s=4)
     assert record.status == "timeout"
     assert re.match(
@@ -154,8 +154,8 @@ def test_a_timeout_says_where_each_rank_is() -> None:
     )
 
 
-@pytest.mark.usefixtures("no_process_is_left")
-def test_a_failure_of_all_ranks_alike_is_told_once_and_ends_none_of_them(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_leftover_process")
+def test_equal_failure_of_all_ranks_is_reported_once_and_keeps_them(tmp_path: Path) -> None:
     guardians = set()
 
     def look(progress: Progress) -> None:
@@ -166,8 +166,8 @@ def test_a_failure_of_all_ranks_alike_is_told_once_and_ends_none_of_them(tmp_pat
     assert len(guardians) == 1
 
 
-def test_ranks_end_with_the_process_that_measures(tmp_path: Path) -> None:
-    """Also where it is killed, and while they hang."""
+def test_ranks_end_with_a_killed_sweep(tmp_path: Path) -> None:
+    """Kill the sweep while its ranks hang."""
     program = (
         "import cs_systems\n"
         "from cs_systems.config import PRESETS, RunConfig\n"

@@ -1,4 +1,4 @@
-"""The records of all ranks become one: the slowest rank's samples, each rank's beside them."""
+"""Merging of the ranks' records: the straggler's samples, with a row for each rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cs_systems.runtime.stragglers import merged, verdict
 
 
 def record(steps: list[tuple[float, float]], peak: int | None = None, codes: tuple[str, ...] = ()) -> RunRecord:
-    """A rank's: (compute, collective) seconds of each step, the first of them a warm-up."""
+    """Return a rank's record from the (compute, collective) seconds of each step; the first step is a warm-up."""
     samples = tuple(
         Sample(0, i == 0, compute + sent, {"compute": compute, "collective": sent}, {}, compiles=0)
         for i, (compute, sent) in enumerate(steps)
@@ -30,7 +30,7 @@ FAST, SLOW = [(9.0, 9.0), (1.0, 3.0), (1.0, 3.0)], [(9.0, 9.0), (3.0, 1.0), (3.0
 TOGETHER = merged([record(FAST, 5, ("unstable",)), record(SLOW, 7, ("unstable", "few-samples"))])
 
 
-def test_a_sample_is_the_slowest_ranks() -> None:
+def test_each_sample_is_that_of_the_straggler() -> None:
     assert TOGETHER.measurement is not None
     assert TOGETHER.measurement.timed[0].phases_s == {"compute": 3.0, "collective": 3.0}
     assert TOGETHER.measurement.durations_s("step") == [4.0, 4.0]
@@ -48,7 +48,7 @@ def test_waiting_is_separated_from_transfer() -> None:
         assert rows[rank, "step"]["median_s"] == 4.0
 
 
-def test_memory_is_the_largest_ranks_and_unknown_stays_unknown() -> None:
+def test_peak_is_the_maximum_over_ranks_or_unknown() -> None:
     assert TOGETHER.measurement is not None
     assert TOGETHER.measurement.peak_allocated_bytes == 7
     assert TOGETHER.results["memory"][0]["peak_allocated_bytes"] == 7
@@ -63,7 +63,7 @@ def test_caveat_of_several_ranks_appears_once() -> None:
     assert [w.code for w in TOGETHER.warnings] == ["unstable", "few-samples"]
 
 
-def test_ranks_that_ran_other_steps_are_no_measurement() -> None:
+def test_ranks_with_different_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
         merged([record(FAST), record(SLOW[:-1])])
 
@@ -81,7 +81,7 @@ NAMES = ["rank 0 on cpu", "rank 1 on cpu"]
     [
         ({0: OK, 1: OK}, "ok", None),
         ({0: OK, 1: answer("oom", "too much")}, "oom", "rank 1 on cpu: too much"),
-        ({0: LOST, 1: answer("error", "a mistake")}, "error", "rank 1 on cpu: a mistake"),  # though it came later
+        ({0: LOST, 1: answer("error", "a mistake")}, "error", "rank 1 on cpu: a mistake"),  # although it replied later
         ({1: answer("oom", "too much"), 0: answer("error", "a mistake")}, "oom", "rank 1 on cpu: too much"),
         ({0: LOST}, "error", "rank 0 on cpu: Connection closed by peer"),
         ({0: answer("error", "a mistake")}, "error", "rank 0 on cpu: a mistake"),

@@ -1,4 +1,4 @@
-"""Sweeps that survive: what a cell does to its process, a person to the sweep, or a disk to the records."""
+"""Sweeps that survive failing cells, interrupts, killed processes and full disks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command(out: Path, *words: str, workload: str = "hangs_at_the_gate") -> list
 def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.02)
 
 
@@ -67,7 +67,7 @@ CASUALTIES = {
 
 @pytest.fixture(scope="module")
 def survived(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, RunRecord], list[RunRecord]]:
-    """One sweep through every kind of death, with a harmless cell after each: (folder, deaths, harmless cells)."""
+    """Return folder, failed cells and harmless cells of a sweep with a harmless cell after each failing one."""
     folder = tmp_path_factory.mktemp("survived")
     cells = []
     for number, name in enumerate(CASUALTIES):
@@ -91,7 +91,7 @@ def test_reason_of_a_killed_cell_has_its_last_output(
     survived: tuple[Path, dict[str, RunRecord], list[RunRecord]],
 ) -> None:
     _, deaths, _ = survived
-    assert "what it said last" in (deaths["is_killed"].reason or "")
+    assert "the last line" in (deaths["is_killed"].reason or "")
 
 
 def test_resume_retries_only_failed_cells(
@@ -109,14 +109,14 @@ def test_resume_retries_only_failed_cells(
     assert "3 cells are already recorded" in notes
 
 
-def test_a_death_among_interleaved_cells_leaves_the_others_complete() -> None:
+def test_killed_interleaved_cell_leaves_the_others_complete() -> None:
     cells = [cell("fine", rounds=3), cell("is_killed", rounds=3), cell("fine", rounds=3, seed=1)]
     by_status = {r.run_config.seed: r for r in sweep(cells, interleave=True) if r.status == "ok"}
     assert len(by_status) == 2
     assert all(len(r.measurement.timed) == 3 for r in by_status.values() if r.measurement)
 
 
-def test_a_broken_attention_among_interleaved_cells_costs_itself_only(tmp_path: Path) -> None:
+def test_broken_attention_file_fails_only_its_interleaved_cell(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("def attention(:\n")
     cells = [TINY, replace(TINY, attention=f"{broken}:attention"), replace(TINY, seed=1)]
@@ -124,7 +124,7 @@ def test_a_broken_attention_among_interleaved_cells_costs_itself_only(tmp_path: 
 
 
 def test_worker_that_closes_its_pipes_and_hangs_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No timeout is needed: nobody can answer through a closed pipe."""
+    """End the worker without a timeout, because it cannot reply through a closed pipe."""
     monkeypatch.setattr("cs_systems.runtime.processes.GRACE_S", 0.5)
     monkeypatch.setenv("TEST_PID_FILE", str(tmp_path / "pid"))
     hung, harmless = sweep([cell("closes_its_pipes_and_hangs"), cell("fine")])
@@ -133,7 +133,7 @@ def test_worker_that_closes_its_pipes_and_hangs_is_killed(monkeypatch: pytest.Mo
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
-def test_a_prediction_that_hangs_or_dies_costs_its_cell_only() -> None:
+def test_prediction_that_hangs_or_dies_fails_only_its_cell() -> None:
     cells = [cell("fine"), cell("hangs_in_preflight"), cell("dies_in_preflight"), cell("fine", seed=1)]
     reasons = [row["reason"] for row in preflight(cells, timeout_s=3)]
     assert (reasons[0], reasons[3]) == (None, None)
@@ -143,7 +143,7 @@ def test_a_prediction_that_hangs_or_dies_costs_its_cell_only() -> None:
     assert (record.status, record.reason) == ("timeout", "no answer within 3 s; raise --timeout-s")
 
 
-def test_a_cell_that_was_only_predicted_to_run_out_of_memory_runs_without_the_flag(tmp_path: Path) -> None:
+def test_cell_skipped_as_oom_is_measured_without_skip_oom(tmp_path: Path) -> None:
     too_large = cell("predicted_not_to_fit")
     (skipped,) = sweep([too_large], out=tmp_path, skip_oom=True)
     assert (skipped.status, skipped.predicted, skipped.measurement) == ("oom", True, None)
@@ -156,33 +156,33 @@ def test_a_cell_that_was_only_predicted_to_run_out_of_memory_runs_without_the_fl
 
 
 @pytest.mark.gpu
-def test_a_poisoned_cuda_context_costs_its_cell_only() -> None:
-    first, second = sweep([cell("poisons_cuda", device="cuda"), replace(TINY, device="cuda")])
+def test_broken_cuda_context_fails_only_its_cell() -> None:
+    first, second = sweep([cell("breaks_cuda_context", device="cuda"), replace(TINY, device="cuda")])
     assert first.status == "error"
     assert "device-side assert" in (first.reason or "")
     assert second.status == "ok"
 
 
-def test_ctrl_c_keeps_what_was_measured_and_the_same_command_resumes(tmp_path: Path) -> None:
+def test_interrupt_keeps_records_and_same_command_resumes(tmp_path: Path) -> None:
     gate, out = tmp_path / "gate", tmp_path / "out"
     gate.touch()
-    surroundings = os.environ | {"TEST_GATE": str(gate)}
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs in the background inherits deaf ears
-    process = subprocess.Popen(command(out), stderr=subprocess.PIPE, text=True, env=surroundings, preexec_fn=heard)
+    environment = os.environ | {"TEST_GATE": str(gate)}
+    reset = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # background processes inherit an ignored SIGINT
+    process = subprocess.Popen(command(out), stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=reset)
     assert process.stderr is not None
     assert process.stderr.readline().startswith("[1/3] ")
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=30)
     assert process.returncode == 130
     again = f"to continue, run the same command with --out {out}"
-    assert f"cs-systems: interrupted; the records so far are kept; {again}" in said
+    assert f"cs-systems: interrupted; the records so far are kept; {again}" in error
     (first,), complaints = read_records(out)
     assert (first.status, complaints) == ("ok", [])
 
     gate.unlink()
     with (out / "records.jsonl").open("a") as stream:
         stream.write('{"schema_version":1,"key":"cut in the mid')
-    resumed = subprocess.run(command(out), capture_output=True, text=True, env=surroundings, timeout=60)
+    resumed = subprocess.run(command(out), capture_output=True, text=True, env=environment, timeout=60)
     assert resumed.returncode == 0
     assert "records.jsonl:2 is incomplete (the run was interrupted while writing it); skipped" in resumed.stderr
     assert "1 cell is already recorded" in resumed.stderr
@@ -192,10 +192,10 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_resumes(tmp_path: P
     assert len(complaints) == 1
 
 
-def test_a_killed_parent_leaves_no_worker_behind(tmp_path: Path) -> None:
+def test_killed_sweep_leaves_no_worker(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    surroundings = os.environ | {"TEST_PID_FILE": str(pid_file)}
-    parent = subprocess.Popen(command(tmp_path / "out", workload="hangs"), stderr=subprocess.DEVNULL, env=surroundings)
+    environment = os.environ | {"TEST_PID_FILE": str(pid_file)}
+    parent = subprocess.Popen(command(tmp_path / "out", workload="hangs"), stderr=subprocess.DEVNULL, env=environment)
     wait_for(lambda: pid_file.exists() and pid_file.read_text() != "")
     worker = int(pid_file.read_text())
     assert is_running(worker)
@@ -204,29 +204,29 @@ def test_a_killed_parent_leaves_no_worker_behind(tmp_path: Path) -> None:
     wait_for(lambda: not is_running(worker), seconds=10)
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_before_the_first_cell(
+def test_folder_that_cannot_be_created_is_refused_before_any_cell(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
     assert main(command(tmp_path / "file" / "out")[3:]) == 2
-    said = capfd.readouterr().err
-    assert f"cannot write to {tmp_path}/file/out: Not a directory; choose another --out" in said
-    assert "[1/3]" not in said
+    error = capfd.readouterr().err
+    assert f"cannot write to {tmp_path}/file/out: Not a directory; choose another --out" in error
+    assert "[1/3]" not in error
 
 
-def test_a_file_is_no_folder_of_records(tmp_path: Path) -> None:
+def test_file_as_out_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").touch()
     with pytest.raises(OSError, match=r"records.jsonl: it is a file; choose another --out, a folder of records"):
         next(sweep([cell("fine")], out=tmp_path / "records.jsonl"))
 
 
-def test_records_that_cannot_be_appended_to_are_an_error_before_the_first_cell(tmp_path: Path) -> None:
+def test_folder_named_records_jsonl_is_refused_before_any_cell(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").mkdir()
     with pytest.raises(OSError, match="Is a directory; choose another --out"):
         list(sweep([TINY], out=tmp_path))
 
 
-def test_a_full_disk_is_an_error_before_the_first_cell(tmp_path: Path) -> None:
+def test_full_disk_is_reported_before_any_cell(tmp_path: Path) -> None:
     def disk_with_room_for_a_kilobyte() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
 
@@ -249,31 +249,31 @@ def test_records_of_a_newer_schema_are_refused(
     newer = json.loads(measured.to_json()) | {"schema_version": 99, "a_field_of_the_future": 1}
     (tmp_path / "records.jsonl").write_text(json.dumps(newer) + "\n")
     assert main(command(tmp_path)[3:]) == 2
-    said = capfd.readouterr().err
-    assert "records.jsonl:1: the record has schema 99, newer than 1" in said
-    assert "upgrade cs-systems" in said
+    error = capfd.readouterr().err
+    assert "records.jsonl:1: the record has schema 99, newer than 1" in error
+    assert "upgrade cs-systems" in error
     assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("torch", "1.0.0", "records of torch 1.0.0, which are not comparable with "),
         ("device_name", "Voodoo 2", "records of device Voodoo 2, which are not comparable with "),
         ("code_version", "0ld", "records of cs_systems code 0ld, which are not comparable with "),
     ],
 )
-def test_versions_and_devices_are_not_mixed_in_a_folder(
-    tmp_path: Path, measured: RunRecord, field: str, value: str, said: str
+def test_records_of_another_version_or_device_are_refused(
+    tmp_path: Path, measured: RunRecord, field: str, value: str, message: str
 ) -> None:
     assert measured.environment is not None
     append_record(tmp_path, replace(measured, environment=replace(measured.environment, **{field: value})))
-    with pytest.raises(ConfigError, match=f"{said}.*choose another --out, or start over with --fresh"):
+    with pytest.raises(ConfigError, match=f"{message}.*choose another --out, or start over with --fresh"):
         list(sweep([TINY], out=tmp_path))
     assert len(read_records(tmp_path)[0]) == 1
 
 
-def test_fresh_starts_over_and_keeps_the_old_records_aside(tmp_path: Path, measured: RunRecord) -> None:
+def test_fresh_starts_over_and_renames_the_old_records(tmp_path: Path, measured: RunRecord) -> None:
     append_record(tmp_path, measured)
     assert [r.status for r in sweep([TINY], out=tmp_path, fresh=True)] == ["ok"]
     assert len(read_records(tmp_path)[0]) == 1
@@ -288,7 +288,7 @@ def test_fresh_twice_within_a_second_keeps_both_files(tmp_path: Path) -> None:
     assert {file.read_text() for file in tmp_path.glob("records-until-*.jsonl")} == {"first", "second", "third"}
 
 
-def test_a_device_that_disappears_is_an_error_that_says_what_to_do() -> None:
+def test_changed_device_is_an_error_with_remedy() -> None:
     gpu, cpu = Ready(1, "NVIDIA H200"), Ready(2, "some CPU")
     same_device(gpu, Ready(3, gpu.device))
     with pytest.raises(RuntimeError, match=r"the device changed.*H200.*some CPU.*run the same command again"):
@@ -296,14 +296,14 @@ def test_a_device_that_disappears_is_an_error_that_says_what_to_do() -> None:
 
 
 def test_progress_counts_every_cell(tmp_path: Path) -> None:
-    def told() -> Iterator[Progress]:
-        news: list[Progress] = []
-        for _ in sweep([cell("fine"), cell("raises")], out=tmp_path, repeats=2, on_progress=news.append):
+    def updates() -> Iterator[Progress]:
+        received: list[Progress] = []
+        for _ in sweep([cell("fine"), cell("raises")], out=tmp_path, repeats=2, on_progress=received.append):
             pass
-        yield from news
+        yield from received
 
-    finished = [p for p in told() if p.record]
+    finished = [p for p in updates() if p.record]
     assert [(p.done, p.total) for p in finished] == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert [p.record.repeat for p in finished if p.record] == [0, 0, 1, 1]
-    resumed = [(p.done, p.total) for p in told() if p.record]
-    assert resumed == [(2, 4), (4, 4)], "what is recorded already counts in each repeat"
+    resumed = [(p.done, p.total) for p in updates() if p.record]
+    assert resumed == [(2, 4), (4, 4)], "recorded cells count in each repeat"

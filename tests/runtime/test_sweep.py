@@ -14,27 +14,27 @@ from tests.runtime.test_survival import TINY, cell
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_two_sweeps_do_not_write_to_one_folder(tmp_path: Path, fresh: bool) -> None:
+def test_second_sweep_in_a_locked_folder_is_refused(tmp_path: Path, fresh: bool) -> None:
     first = sweep([cell("fine"), cell("fine", seed=1)], out=tmp_path)
     next(first)
     with pytest.raises(ConfigError, match=r"another sweep is writing to .*; wait for it, or choose another --out"):
         next(sweep([cell("fine")], out=tmp_path, fresh=fresh))
     assert [r.status for r in first] == ["ok"]
-    assert len(read_records(tmp_path)[0]) == 2  # and none was put aside meanwhile
-    assert list(sweep([cell("fine")], out=tmp_path)) == []  # recorded already, and nobody holds the folder
+    assert len(read_records(tmp_path)[0]) == 2  # no record was moved
+    assert list(sweep([cell("fine")], out=tmp_path)) == []  # recorded already, and the lock is free
 
 
-def test_the_same_cell_twice_is_measured_once(tmp_path: Path) -> None:
+def test_repeated_cell_is_measured_once(tmp_path: Path) -> None:
     assert len(list(sweep([cell("fine")] * 3, out=tmp_path))) == 1
 
 
-def test_resume_with_an_empty_running_marker(tmp_path: Path) -> None:
+def test_resume_removes_an_empty_running_marker(tmp_path: Path) -> None:
     (tmp_path / ".running").touch()
     assert [r.status for r in sweep([cell("fine")], out=tmp_path)] == ["ok"]
     assert [file.name for file in tmp_path.iterdir() if file.name == ".running"] == []
 
 
-def test_last_output_is_of_the_same_cell(tmp_path: Path) -> None:
+def test_reason_has_only_the_cells_own_output(tmp_path: Path) -> None:
     raised, killed = sweep([cell("raises"), cell("exits")], out=tmp_path)
     assert raised.status == "error"
     assert killed.reason == "the worker was lost: exited with status 7"  # not the traceback of its neighbour
@@ -55,7 +55,7 @@ def test_cell_that_dies_during_prediction_is_named(tmp_path: Path) -> None:
     assert "the memory prediction killed the worker: exited with status 9" in rows[1]["reason"]
 
 
-def test_an_unavailable_cell_is_tried_again_once_its_reason_is_gone(tmp_path: Path) -> None:
+def test_unavailable_cell_is_retried_once_available(tmp_path: Path) -> None:
     source = tmp_path / "moody.py"
     source.write_text(
         "import os\n"

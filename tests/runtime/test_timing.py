@@ -1,4 +1,4 @@
-"""The order of set-up, synchronisation and clocks, on a clock that the test owns: no time is spent."""
+"""Order of set-up, synchronisation and clock readings, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cs_systems.runtime.timing import FIRST_HOLD_S, HOLD_MARGIN, LONGEST_HOLD_S,
 
 
 class Machine:
-    """A device that lags behind its host, a clock, a workload and a journal of what was asked of them."""
+    """Simulated device that lags behind its host, with a clock, a workload and a journal of the calls."""
 
     def __init__(self, is_cuda: bool, host_s: float, device_s: float) -> None:
         self.is_cuda, self.host_s, self.device_s = is_cuda, host_s, device_s
@@ -31,7 +31,7 @@ class Machine:
         self.now = max(self.now, self.device_done)
 
     def mark(self) -> float:
-        """When the device gets here: after all that was submitted before."""
+        """Return the time at which the device has finished all submitted work."""
         self.device_done = max(self.device_done, self.now)
         return self.device_done
 
@@ -70,13 +70,13 @@ def run(machine: Machine, **options: Any) -> list[Any]:
     return list(measure(machine, machine, clock=machine.clock, probes=NoProbes(), **options))  # type: ignore[arg-type]
 
 
-def test_one_synchronisation_at_each_end_and_none_between() -> None:
+def test_step_synchronises_only_at_its_ends() -> None:
     machine = Machine(is_cuda=True, host_s=1.0, device_s=5.0)
     run(machine, warmup=1, steps=1)
     assert machine.journal == ["prepare", "sync", "forward", "backward", "sync"] * 2
 
 
-def test_a_device_behind_its_host_shows_its_lag() -> None:
+def test_slow_device_lags_behind_its_host() -> None:
     machine = Machine(is_cuda=True, host_s=1.0, device_s=5.0)
     (sample,) = run(machine, warmup=0, steps=1)
     assert sample.phases_s == {"forward": 5.0, "backward": 5.0}
@@ -85,14 +85,14 @@ def test_a_device_behind_its_host_shows_its_lag() -> None:
     assert sample.wall_s == 10.0  # preparation is not timed
 
 
-def test_a_device_that_waits_for_its_host_has_no_lag() -> None:
+def test_device_that_waits_for_its_host_has_no_lag() -> None:
     machine = Machine(is_cuda=True, host_s=3.0, device_s=1.0)
     (sample,) = run(machine, warmup=0, steps=1)
     assert sample.wall_s == 6.0
     assert sample.lag_s == {"forward": 0.0, "backward": 0.0}
 
 
-def test_on_a_cpu_host_and_device_are_one() -> None:
+def test_cpu_has_no_lag() -> None:
     machine = Machine(is_cuda=False, host_s=2.0, device_s=0.0)
     (sample,) = run(machine, warmup=0, steps=1)
     assert sample.lag_s is None
@@ -105,20 +105,20 @@ def test_hidden_launches_are_queued_before_the_device_begins() -> None:
     warmup, sample = run(machine, warmup=1, steps=1)
     assert machine.journal[:6] == ["prepare", "sync", "occupy", "forward", "backward", "sync"]
     assert warmup.held_s == pytest.approx(FIRST_HOLD_S)
-    assert warmup.phases_s["forward"] == pytest.approx(2e-3)  # the host's 3 ms show through a hold of 1 ms
-    assert sample.held_s == pytest.approx(HOLD_MARGIN * 6e-3)  # twice what the warm-up step took to submit
+    assert warmup.phases_s["forward"] == pytest.approx(2e-3)  # a hold of 1 ms does not cover the host's 3 ms
+    assert sample.held_s == pytest.approx(HOLD_MARGIN * 6e-3)  # twice the submission time of the warm-up step
     assert sample.phases_s == pytest.approx({"forward": 1e-3, "backward": 1e-3})
     assert sample.wall_s == pytest.approx(2e-3)  # without the hold
-    assert sample.lag_s == pytest.approx({"forward": 10e-3, "backward": 8e-3})  # so nobody calls it launch-bound
+    assert sample.lag_s == pytest.approx({"forward": 10e-3, "backward": 8e-3})  # not launch-bound
 
 
-def test_a_step_that_compiles_does_not_hold_the_next_one_for_long() -> None:
+def test_hold_after_a_compiling_step_is_limited() -> None:
     machine = Machine(is_cuda=True, host_s=60.0, device_s=1e-3)
     machine.hides_launches = True
     assert run(machine, warmup=1, steps=1)[1].held_s == pytest.approx(LONGEST_HOLD_S)
 
 
-def test_on_a_cpu_there_are_no_launches_to_hide() -> None:
+def test_cpu_has_no_launches_to_hide() -> None:
     machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)
     machine.hides_launches = True
     (sample,) = run(machine, warmup=0, steps=1)
@@ -126,7 +126,7 @@ def test_on_a_cpu_there_are_no_launches_to_hide() -> None:
     assert (sample.held_s, sample.wall_s) == (None, 2.0)
 
 
-def test_warm_up_by_count_and_by_time() -> None:
+def test_warm_up_lasts_given_steps_and_seconds() -> None:
     machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)
     samples = run(machine, warmup=2, steps=3, round=7)
     assert [s.warmup for s in samples] == [True] * 2 + [False] * 3
@@ -144,7 +144,7 @@ def test_no_garbage_is_collected_within_a_step() -> None:
     assert gc.isenabled()
 
 
-def test_a_step_that_raises_leaves_the_collector_on() -> None:
+def test_step_that_raises_leaves_the_collector_on() -> None:
     machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)
     machine.submit = lambda phase: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(ZeroDivisionError):
@@ -152,7 +152,7 @@ def test_a_step_that_raises_leaves_the_collector_on() -> None:
     assert gc.isenabled()
 
 
-def test_phases_are_annotated_when_somebody_listens() -> None:
+def test_phases_are_annotated_for_a_listener() -> None:
     entries: list[str] = []
 
     class Journal:
@@ -162,14 +162,14 @@ def test_phases_are_annotated_when_somebody_listens() -> None:
         def pop(self) -> None:
             entries.append("end")
 
-    assert annotate("nobody listens") is annotate("still nobody")
+    assert annotate("before listening") is annotate("also before")
     with listening(Journal()):
         run(Machine(is_cuda=False, host_s=1.0, device_s=0.0), warmup=0, steps=1)
     assert entries == ["step", "forward", "end", "backward", "end", "end"]
-    assert annotate("nobody listens any more") is annotate("nobody")
+    assert annotate("after listening") is annotate("also after")
 
 
-def test_only_the_timed_steps_are_in_the_profilers_region() -> None:
+def test_profiler_region_has_only_timed_steps() -> None:
     machine = Machine(is_cuda=False, host_s=1.0, device_s=0.0)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""The ranks of torchrun's: one command on every node, records and words of rank 0, an end that the next start mends."""
+"""Sweeps under torchrun: one command on every node, output of rank 0 only, and resumption after a failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from cs_systems.record import RunRecord, read_records
 
-HERE = ("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
+ONE_NODE = ("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
 SCRIPT = Path(__file__).parent / "sweep_in_a_job.py"
 
 
@@ -24,8 +24,8 @@ def torchrun(*words: str) -> list[str]:
 
 
 def two_ranks(folder: Path, *names: str) -> tuple[int, str, list[RunRecord]]:
-    """The exit status of a job on this machine, what it printed, and all that its folder holds then."""
-    command = [*torchrun(*HERE), str(SCRIPT), str(folder), *names]
+    """Return the exit status, the output and the records of a job of two ranks on this machine."""
+    command = [*torchrun(*ONE_NODE), str(SCRIPT), str(folder), *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=55)
     return done.returncode, done.stdout, read_records(folder)[0]
 
@@ -44,8 +44,8 @@ class Network:
     port: int
 
 
-def wired(names: list[str], links: list[str]) -> Network | None:
-    """Two network namespaces with a wire between; None where they cannot be made."""
+def linked_namespaces(names: list[str], links: list[str]) -> Network | None:
+    """Return two linked network namespaces, or None if they cannot be created."""
 
     def ip(*words: str) -> None:
         subprocess.run(["ip", *words], capture_output=True, check=True)
@@ -61,7 +61,7 @@ def wired(names: list[str], links: list[str]) -> Network | None:
             ip("-n", names[i], "addr", "add", f"10.77.0.{i + 1}/24", "dev", links[i])
             for link in ("lo", links[i]):
                 ip("-n", names[i], "link", "set", link, "up")
-    except subprocess.CalledProcessError:  # a container may be root without the right to
+    except subprocess.CalledProcessError:  # root in a container may lack the permission
         return None
     prefixes = [["ip", "netns", "exec", names[i], "env", f"GLOO_SOCKET_IFNAME={links[i]}"] for i in (0, 1)]
     return Network(prefixes, ["10.77.0.1", "10.77.0.2"], 29400)
@@ -69,36 +69,36 @@ def wired(names: list[str], links: list[str]) -> Network | None:
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    """Two nodes that share no loopback device; where those cannot be made, one machine twice."""
+    """Yield two nodes without a common loopback device, or this machine twice if that is impossible."""
     names, links = [f"cs-{os.getpid()}-{i}" for i in (0, 1)], [f"cs{os.getpid()}v{i}" for i in (0, 1)]
     try:
-        yield wired(names, links) or Network([[], []], ["127.0.0.1"] * 2, free_port())
+        yield linked_namespaces(names, links) or Network([[], []], ["127.0.0.1"] * 2, free_port())
     finally:
         for name in names if shutil.which("ip") else ():
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
 def test_two_nodes_are_one_job(tmp_path: Path, network: Network) -> None:
-    """Two launchers that meet at a port, each with one rank, as on two machines."""
-    meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "test"]
+    """Start two launchers with one rank each and one rendezvous port, as on two machines."""
+    rendezvous = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "test"]
     cells = ["--collective", "all_reduce", "--size", "1KiB", "--world-size", "2", "1", "3", "--calls", "1"]
     command = ["-m", "cs_systems", "comm", *cells, "--warmup", "0", "--steps", "3", "--device", "cpu"]
     nodes = []
     for i, (prefix, address) in enumerate(zip(network.prefixes, network.addresses, strict=True)):
         endpoint = f"{network.addresses[0]}:{network.port}"
         at = ["--rdzv-endpoint", endpoint, "--rdzv-conf", f"is_host={1 - i}", "--local-addr", address]
-        node = [*prefix, *torchrun(*meeting, *at, *command, "--out", str(tmp_path / str(i)))]
+        node = [*prefix, *torchrun(*rendezvous, *at, *command, "--out", str(tmp_path / str(i)))]
         nodes.append(subprocess.Popen(node, stdout=subprocess.PIPE, text=True))
-    said = [node.communicate(timeout=55)[0] for node in nodes]
+    outputs = [node.communicate(timeout=55)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0]
-    (written,) = tmp_path.iterdir()  # of rank 0, on whichever node that is
-    assert sorted(map(bool, said)) == [False, True]
+    (written,) = tmp_path.iterdir()  # only rank 0 writes; it may be on either node
+    assert sorted(map(bool, outputs)) == [False, True]
     by_ranks = {record.run_config.world_size: record for record in read_records(written)[0]}
     assert by_ranks[2].status == "ok"
     assert {row["rank"] for row in by_ranks[2].results["ranks"]} == {0, 1}
-    assert by_ranks[1].status == "ok"  # started beside, as baselines are
+    assert by_ranks[1].status == "ok"  # started separately, like a baseline
     assert by_ranks[3].status == "unavailable"
-    assert by_ranks[3].reason == "the cell needs 3 ranks, but this job has 2; start torchrun with 3"
+    assert by_ranks[3].reason == "the cell needs 3 ranks, but this job has 2; start torchrun with 3 ranks"
 
 
 @pytest.mark.parametrize(
@@ -109,33 +109,33 @@ def test_two_nodes_are_one_job(tmp_path: Path, network: Network) -> None:
         ("rank_1_hangs", "timeout", "rank 1 on cpu kept the others waiting for 4 s; raise --timeout-s"),
     ],
 )
-def test_a_cell_that_leaves_the_ranks_apart_ends_the_job_with_its_record(
+def test_cell_that_breaks_the_ranks_ends_the_job_with_its_record(
     tmp_path: Path, name: str, status: str, reason: str
 ) -> None:
-    exit_status, said, (fine, failed) = two_ranks(tmp_path, "fine", name, "fine")
+    exit_status, output, (fine, failed) = two_ranks(tmp_path, "fine", name, "fine")
     assert exit_status != 0
     assert (fine.status, failed.status) == ("ok", status)
     assert (failed.reason or "").startswith(reason)
-    assert said.splitlines()[:1] == ["0 ok"]
+    assert output.splitlines()[:1] == ["0 ok"]
 
 
-def test_the_next_start_goes_on_and_tries_what_has_failed_at_last(tmp_path: Path) -> None:
-    """Rank 0 is killed, which leaves it no time to write: what it was measuring is found by the next start."""
+def test_restarted_job_resumes_and_records_the_killed_cell(tmp_path: Path) -> None:
+    """Kill rank 0, which cannot write its record; the next start records the failure."""
     exit_status, _, records = two_ranks(tmp_path, "fine", "rank_0_is_killed", "fine")
     assert (exit_status != 0, [r.status for r in records]) == (True, ["ok"])
-    exit_status, said, records = two_ranks(tmp_path, "fine", "rank_0_is_killed", "fine")
+    exit_status, output, records = two_ranks(tmp_path, "fine", "rank_0_is_killed", "fine")
     assert exit_status != 0
-    assert said.splitlines() == ["2 ok"]
+    assert output.splitlines() == ["2 ok"]
     assert [(r.run_config.seed, r.status) for r in records] == [(0, "ok"), (1, "killed"), (2, "ok")]
     assert records[1].reason == "the job was killed while it measured this cell"
 
 
-def test_failure_of_all_ranks_alike_continues_the_job(tmp_path: Path) -> None:
-    exit_status, said, _ = two_ranks(tmp_path, "raises", "fine")
-    assert (exit_status, said.splitlines()) == (0, ["0 error", "1 ok"])
+def test_equal_failure_of_all_ranks_continues_the_job(tmp_path: Path) -> None:
+    exit_status, output, _ = two_ranks(tmp_path, "raises", "fine")
+    assert (exit_status, output.splitlines()) == (0, ["0 error", "1 ok"])
 
 
 def test_version_is_printed_once_and_ends_all_ranks() -> None:
-    command = torchrun(*HERE, "-m", "cs_systems", "--version")
+    command = torchrun(*ONE_NODE, "-m", "cs_systems", "--version")
     done = subprocess.run(command, capture_output=True, text=True, timeout=55)
     assert (done.returncode, done.stdout.count("cs-systems")) == (0, 1)

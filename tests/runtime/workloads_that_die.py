@@ -1,4 +1,4 @@
-"""Somebody else's workloads, brought by `path.py:name`: each does in its step what must cost no other cell.
+"""User workloads, named as `path.py:name`: each fails in a way that must not affect another cell.
 
 A function without arguments is the step itself; one with arguments is a factory `(config, device) -> Workload | step`.
 """
@@ -28,7 +28,7 @@ def raises() -> None:
 
 
 def is_killed() -> None:
-    print("what it said last", file=sys.stderr, flush=True)
+    print("the last line", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -74,19 +74,19 @@ def torch_runs_out_of_memory() -> None:
 
 
 def prints() -> None:
-    """Fills standard output and error, buffered and not, with what looks like the worker's own replies."""
+    """Fill standard output and error, buffered and unbuffered, with text that resembles worker replies."""
     print('{"event": "done", "usable": true}\n' * 2000)
     os.write(1, b'{"event": "record", "cell": 0}\n' * 2000)
     print("noise " * 2000, file=sys.stderr)
 
 
-def poisons_cuda() -> None:
-    """A device-side assertion: nothing more can be asked of the CUDA context of this process."""
+def breaks_cuda_context() -> None:
+    """Fail a device-side assertion, after which the CUDA context of this process is unusable."""
     torch.zeros(1, device="cuda")[torch.tensor([5], device="cuda")].cpu()
 
 
 def hangs_at_the_gate(config: RunConfig, device: Any) -> Callable[[], None]:
-    """In mode forward-backward, hangs as long as the file exists that TEST_GATE names; else fine."""
+    """Return a step that in mode forward-backward hangs while the file named by TEST_GATE exists."""
     gate = Path(os.environ["TEST_GATE"])
 
     def step() -> None:
@@ -96,39 +96,39 @@ def hangs_at_the_gate(config: RunConfig, device: Any) -> Callable[[], None]:
     return step
 
 
-def _on_rank_1(what: Callable[[], None], rank: str = "1") -> Callable[[], None]:
-    """A step in which rank 1 does that while the others wait for it."""
+def _on_one_rank(action: Callable[[], None], rank: str = "1") -> Callable[[], None]:
+    """Return a step in which one rank runs the action while the others wait for it."""
 
     def step() -> None:
         if os.environ["RANK"] == rank:
-            what()
+            action()
         dist.barrier()
 
     return step
 
 
-rank_1_is_killed = _on_rank_1(is_killed)
-rank_0_is_killed = _on_rank_1(is_killed, "0")
-rank_1_exits = _on_rank_1(exits)
-rank_1_raises = _on_rank_1(raises)
-rank_1_hangs = _on_rank_1(hangs)
+rank_1_is_killed = _on_one_rank(is_killed)
+rank_0_is_killed = _on_one_rank(is_killed, "0")
+rank_1_exits = _on_one_rank(exits)
+rank_1_raises = _on_one_rank(raises)
+rank_1_hangs = _on_one_rank(hangs)
 
 
 def rank_1_hangs_alone() -> None:
-    """While its peer is done: with one step nothing follows in which it would wait."""
+    """Hang on rank 1 after rank 0 has finished; use one step, so that rank 0 never waits."""
     if os.environ["RANK"] == "1":
         hangs()
 
 
-rank_1_runs_out_of_gpu_memory = _on_rank_1(lambda: torch.empty(1 << 50, dtype=torch.int8, device="cuda").zero_())
-rank_1_runs_out_of_memory = _on_rank_1(torch_runs_out_of_memory)
+rank_1_runs_out_of_gpu_memory = _on_one_rank(lambda: torch.empty(1 << 50, dtype=torch.int8, device="cuda").zero_())
+rank_1_runs_out_of_memory = _on_one_rank(torch_runs_out_of_memory)
 
 
 NCCL_GIVES_UP = "[E] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2)"
 
 
 def _until_rank_1_is_about_to_hang() -> None:
-    """A watchdog gives up after seconds, in which rank 1 has left the barrier before the step."""
+    """Wait on rank 0 until rank 1 has left the barrier before the step, as NCCL's watchdog does."""
     store = torch.distributed.distributed_c10d._get_default_store()
     if os.environ["RANK"] == "1":
         store.set("about to hang", "")

@@ -1,4 +1,4 @@
-"""What the tests of the studies share: the scripts as modules, and records like those of a real sweep."""
+"""Helpers shared by the tests of studies: the scripts as modules, and records like those of a real sweep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="module", autouse=True)
 def scripts_path() -> Iterator[None]:
-    """A script finds its neighbours, as it does when it is run."""
+    """Let a script import its neighbours, as when it runs."""
     folders = [str(ROOT / "scripts" / "studies"), str(ROOT / "scripts")]
     sys.path[:0] = folders
     yield
@@ -38,7 +38,7 @@ def skeleton() -> Any:
 
 @pytest.fixture(scope="module")
 def builders() -> Any:
-    """Records like those of a real sweep, from the report's tests."""
+    """Return the module of the report tests that builds records."""
     spec = importlib.util.spec_from_file_location("report_builders", ROOT / "tests" / "report" / "conftest.py")
     assert spec is not None
     assert spec.loader is not None
@@ -52,7 +52,7 @@ def builders() -> Any:
 
 @cache
 def _profiles() -> dict[str, RunRecord]:
-    """Profiler → a real profile of small, naive, fp32, eager, on one H200."""
+    """Return profiler → a real profile of small, naive, fp32, eager, on an H200."""
     records, _ = read_records(ROOT / "profiles" / "profile_coverage" / "small.records.jsonl")
     wanted = {"attention": "naive", "compile": "none"}
     return {record.config["profiler"]: record for record in records if wanted.items() <= record.config.items()}
@@ -60,7 +60,7 @@ def _profiles() -> dict[str, RunRecord]:
 
 _READ = {"allocated_bytes": 4 * 2**30, "reserved_bytes": 5 * 2**30, "device_used_bytes": 6 * 2**30}
 _KEPT = {"operation": "MmBackward0", "shape": "512×64", "dtype": "float32", "total_bytes": 2**20, "share": 0.5}
-# What the profilers of memory leave on a GPU.
+# Tables that the memory profilers write on a GPU.
 MEMORY_TABLES: dict[str, dict[str, list[Row]]] = {
     "memory": {
         "memory_phases": [{"step": 1, "phase": "forward", **_READ}],
@@ -82,14 +82,14 @@ MEMORY_TABLES: dict[str, dict[str, list[Row]]] = {
 
 @cache
 def _numerics() -> dict[tuple[str, str], RunRecord]:
-    """(workload, precision) → what a CPU made of it in the studies of low precision."""
+    """Return (workload, precision) → the record of a CPU in the studies of low precision."""
     folders = [ROOT / "profiles" / name / "cpu" for name in ("low_precision_sums", "autocast_dtypes")]
     records = [record for folder in folders for record in read_records(folder)[0]]
     return {(record.config["workload"], record.config["precision"]): record for record in records}
 
 
-def of_calls(record: RunRecord) -> RunRecord:
-    """The record of a collective, which grows with its size, behind a set-up that does not."""
+def with_calls(record: RunRecord) -> RunRecord:
+    """Return a collective's record whose call time depends on its size, and whose setup time does not."""
     shape = record.run_config.collective
     assert shape is not None
     assert record.measurement is not None
@@ -104,9 +104,11 @@ def of_calls(record: RunRecord) -> RunRecord:
     )
 
 
-def of_ranks(record: RunRecord) -> dict[str, list[Row]]:
-    """What a training cell on ranks has beside its times, and what the recorders of ranks leave: as the formulas say,
-    with half of the communication hidden, and a last rank that waits for nobody."""
+def rank_tables(record: RunRecord) -> dict[str, list[Row]]:
+    """Return the tables of a training cell on ranks, with values as in the formulas.
+
+    Half of the communication is hidden, and rank 0 does not wait.
+    """
     config, trained = record.run_config, 10**6
     step = {"step_s": 0.1, "compute_s": 0.06, "idle_s": 0.01, "collectives": 3}
     communicates_s = 0.06 if config.world_size > 1 else 0.0
@@ -132,17 +134,19 @@ def of_ranks(record: RunRecord) -> dict[str, list[Row]]:
 
 
 def recorded(record: RunRecord) -> RunRecord:
-    """The record with a real profile's tables, of those phases that its mode has; of memory with what is like them; of
-    low precision with those of a CPU."""
+    """Return the record with tables of its profiler and workload.
+
+    Tables of kernels and of low precision are from real records, those of memory and ranks are made up.
+    """
     if record.config.get("collective"):
-        return of_calls(record)
+        return with_calls(record)
     real = _numerics().get((record.config["workload"], record.config["precision"]))
     if real and (record.config["profiler"] == "dtypes" or real.config["profiler"] == "none"):
         return replace(record, status=real.status, reason=real.reason, results=record.results | real.results)
     if record.config["profiler"] in ("none", "overlap", "rank_memory"):
-        return replace(record, results=record.results | of_ranks(record))
-    if of_memory := MEMORY_TABLES.get(record.config["profiler"]):
-        return replace(record, results=record.results | of_memory)
+        return replace(record, results=record.results | rank_tables(record))
+    if memory_tables := MEMORY_TABLES.get(record.config["profiler"]):
+        return replace(record, results=record.results | memory_tables)
     tables_of = _profiles()[record.config["profiler"]].results
     assert record.measurement is not None
     tables = {

@@ -1,4 +1,4 @@
-"""What the full size of each study must cover: AXES."""
+"""AXES: the values that the full size of each study must cover."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CHECKPOINTS |= {"selective:attention", "selective:matmul"}
 EMBEDDINGS = {32, 64, 128, 256, 512, 1024, 2048}
 SIZES = {"small", "medium", "large+num_layers=32", "large", "xl", "2.7B"}
 
-# What the full size must cover: (a value of each cell, by what it is, and the values that must all be there).
+# study → field of a cell → the values that must all occur
 AXES: dict[str, dict[str, set[Any]]] = {
     "warmup_steps": {"size": {"small", "medium", "large"}, "ctx": {256}, "warmup": {0, 2, 5}, "steps": {10}},
     "step_time": {"size": SIZES, "ctx": {128, 256, 512, 1024}, "precision": {"fp32", "bf16"}, "mode": {"train-step"}},

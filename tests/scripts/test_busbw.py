@@ -1,4 +1,4 @@
-"""The benchmark of bus bandwidth runs on two ranks and tells both methods' figures of the same call."""
+"""Test of the bus bandwidth benchmark on two ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "benchmarks" / "busbw.py"
 
 
-def test_both_methods_tell_the_same_calls_in_one_run() -> None:
+def test_both_methods_report_the_same_calls() -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     words = ["--device", "cpu", "--size", "3KiB", "6KiB", "--dtype", "bf16", "--collective", "all_gather"]
     done = subprocess.run(
@@ -25,8 +25,8 @@ def test_both_methods_tell_the_same_calls_in_one_run() -> None:
         (6144, "bf16", 2),
     ]
     for row in rows:
-        for who in ("bare", "own"):  # half of an all-gather's bytes cross the link
-            rate = 0.5 * row["size_bytes"] / row[f"{who}_call_s"]
-            assert row[f"{who}_busbw_bytes_per_s"] == pytest.approx(rate)
+        for method in ("bare", "own"):  # half of the bytes of an all-gather cross the link
+            rate = 0.5 * row["size_bytes"] / row[f"{method}_call_s"]
+            assert row[f"{method}_busbw_bytes_per_s"] == pytest.approx(rate)
         assert 0 < row["launch_s"] <= row["bare_call_s"] * 1.0001
         assert row["ratio_ci_low"] <= row["ratio_median"] <= row["ratio_ci_high"]

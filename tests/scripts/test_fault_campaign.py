@@ -1,4 +1,4 @@
-"""The fault campaign finds what is wrong with a sweep's records, and nothing wrong with a small one."""
+"""Tests of the fault campaign: its plan of faults and its checks of a sweep's records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def module(name: str) -> Any:
 def record(
     cell: int, status: str = "ok", repeat: int = 0, threads: int = 2, reason: str | None = None
 ) -> dict[str, Any]:
-    """What an innocent cell leaves."""
+    """Return the record of a cell without a fault."""
     row = {"cell": cell, "place": "step", "name": "threads", "value": json.dumps(threads)}
     return {
         "config": {"workload": "scripts/_fault_workload.py:factory", "batch_size": cell},
@@ -48,7 +48,7 @@ def journal(*records: dict[str, Any]) -> bytes:
     return b"".join(json.dumps(r).encode() + b"\n" for r in records)
 
 
-def test_a_small_campaign_finds_nothing_wrong() -> None:
+def test_small_campaign_finds_no_failures() -> None:
     only = ["--only", "forks", "channel", "streams", "state", "results", "raising"]
     command = [sys.executable, str(FOLDER / "fault_campaign.py"), "4", "1", *only, "--jobs", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=55)
@@ -57,7 +57,7 @@ def test_a_small_campaign_finds_nothing_wrong() -> None:
 
 
 @pytest.mark.parametrize(("count", "only"), [(1, []), (40, []), (7, ["state"]), (9, ["ranks", "journal"])])
-def test_the_same_seed_makes_the_same_plan_of_that_many_faults(count: int, only: list[str]) -> None:
+def test_same_seed_gives_same_plan_with_requested_faults(count: int, only: list[str]) -> None:
     plan = module("_fault_plan").plan
     sweeps = plan(count, 3, only)
     assert sum(sweep.faults for sweep in sweeps) == count
@@ -65,16 +65,16 @@ def test_the_same_seed_makes_the_same_plan_of_that_many_faults(count: int, only:
     assert sweeps != plan(count, 4, only)
     for sweep in sweeps:
         assert [cell["cell"] for cell in sweep.cells] == [*range(1, len(sweep.cells) + 1)]
-        assert sweep.cells[-1]["fault"] is None, "an innocent cell sees what the last fault has left"
+        assert sweep.cells[-1]["fault"] is None, "a cell without a fault must follow the last fault"
 
 
-def test_a_plan_of_many_faults_has_every_fault() -> None:
+def test_plan_of_many_faults_has_every_fault() -> None:
     catalogue, sweeps = module("_fault_workload").CATALOGUE, module("_fault_plan").plan(2000, 1)
     drawn = {cell["fault"] for sweep in sweeps for cell in sweep.cells} - {None}
     assert drawn == set(catalogue)
 
 
-def test_a_fault_that_may_hang_has_a_timeout() -> None:
+def test_sweep_with_a_fault_that_may_hang_has_timeout() -> None:
     catalogue = module("_fault_workload").CATALOGUE
     for sweep in module("_fault_plan").plan(500, 2):
         if any(cell["fault"] and catalogue[cell["fault"]].needs_timeout for cell in sweep.cells):
@@ -98,13 +98,13 @@ def doubled(before: bytes, after: bytes) -> list[Any]:
         ([record(1, "killed", reason="x")], [record(1), record(1)], 1),
     ],
 )
-def test_a_cell_is_recorded_once_a_run_and_not_again_once_it_is_done(
+def test_doubled_finds_repeated_records_of_a_finished_cell(
     before: list[dict[str, Any]], new: list[dict[str, Any]], count: int
 ) -> None:
     assert len(doubled(journal(*before), journal(*before, *new))) == count
 
 
-def test_a_cell_without_a_record_is_lost() -> None:
+def test_lost_finds_cells_without_records() -> None:
     oracle = module("_fault_oracle")
     held = oracle.lines(journal(record(1), record(1, repeat=1), record(3)) + b'{"torn')
     assert [failure.where for failure in oracle.lost(held, [1, 2, 3], 2)] == ["cell 2", "cell 2", "cell 3"]
@@ -120,7 +120,7 @@ def test_a_cell_without_a_record_is_lost() -> None:
         (journal(record(2), record(3)), True, 1),
     ],
 )
-def test_records_that_were_there_stay_byte_for_byte(after: bytes, damaged: bool, count: int) -> None:
+def test_changed_finds_altered_earlier_records(after: bytes, damaged: bool, count: int) -> None:
     assert len(list(module("_fault_oracle").changed(journal(record(1), record(2)), after, damaged))) == count
 
 
@@ -136,7 +136,7 @@ def test_records_that_were_there_stay_byte_for_byte(after: bytes, damaged: bool,
         (record(1) | {"measurement": {"samples": {"wall_s": [0.1]}}}, ["1 samples, not 2"]),
     ],
 )
-def test_an_innocent_cell_is_ok_and_saw_an_untouched_process(what: dict[str, Any], found: list[str]) -> None:
+def test_contaminated_finds_traces_of_faults_in_innocent_cell(what: dict[str, Any], found: list[str]) -> None:
     oracle = module("_fault_oracle")
     [line] = oracle.lines(journal(what))
     failures = oracle.contaminated(line, INNOCENT, EXPECTED, "/nowhere")
@@ -157,7 +157,7 @@ def test_an_innocent_cell_is_ok_and_saw_an_untouched_process(what: dict[str, Any
         ("hangs", "sleep", "ok", None, "ok, not timeout"),
     ],
 )
-def test_a_faulty_cell_says_what_that_fault_must_give(
+def test_wrong_finds_unexpected_status_or_reason_of_fault(
     fault: str, variant: str, status: str, reason: str | None, found: str
 ) -> None:
     oracle = module("_fault_oracle")
@@ -168,7 +168,7 @@ def test_a_faulty_cell_says_what_that_fault_must_give(
     assert bool(failures) is bool(found)
 
 
-def test_a_forged_record_is_wrong() -> None:
+def test_wrong_finds_forged_record() -> None:
     oracle, workload = module("_fault_oracle"), module("_fault_workload")
     forged = record(1) | {"measurement": {"samples": {"wall_s": [workload.FORGED_S]}}}
     plan = {"cell": 1, "fault": "noise", "variant": "forged record", "place": "step"}
@@ -177,24 +177,24 @@ def test_a_forged_record_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "is_one"),
+    ("output", "is_one"),
     [
         ('Traceback (most recent call last):\n  File "x"\nKeyError: 3\n', True),
         ("Exception ignored in: <function f>\n", True),
         ("cs-systems: no room in /x/records.jsonl\n", False),
     ],
 )
-def test_a_traceback_of_the_program_is_found(said: str, is_one: bool) -> None:
-    assert bool(list(module("_fault_oracle").tracebacks(said, "run 1"))) is is_one
+def test_tracebacks_finds_exceptions_in_output(output: str, is_one: bool) -> None:
+    assert bool(list(module("_fault_oracle").tracebacks(output, "run 1"))) is is_one
 
 
-def whole(damage: Callable[..., bytes], how: str, seed: int) -> int:
+def readable_records(damage: Callable[..., bytes], how: str, seed: int) -> int:
     oracle = module("_fault_oracle")
     return len(oracle.lines(damage(journal(*map(record, range(1, 6))), how, Random(seed))))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_damage_costs_the_records_that_it_says(seed: int) -> None:
+def test_damage_leaves_expected_number_of_records(seed: int) -> None:
     damage = module("_fault_sweeps").damage
     for how, left in {
         "empty": 0,
@@ -203,4 +203,4 @@ def test_damage_costs_the_records_that_it_says(seed: int) -> None:
         "last line torn": 4,
         "blank lines": 5,
     }.items():
-        assert whole(damage, how, seed) in (left, left - 1), how
+        assert readable_records(damage, how, seed) in (left, left - 1), how

@@ -1,4 +1,4 @@
-"""The fuzzer of attention: what it draws, that it finds planted errors, and what it says."""
+"""Tests of the attention fuzzer: drawn cases, planted errors and messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[2]
-# A backend of our own: right, but for the error that each test puts into `wrong`.
+# A correct backend, into which a test plants an error before or after the call.
 BACKEND = """
 from dataclasses import replace
 from cs_systems.attention import AttentionBackend
@@ -45,17 +45,17 @@ def planted(folder: Path, *, before: str = "", after: str = "", unavailable: str
 SMALL = ["--device", "cpu", "--scores", "4096"]
 
 
-def test_a_backend_that_is_right_passes(fuzz: Any, capsys: Any) -> None:
+def test_correct_backend_passes(fuzz: Any, capsys: Any) -> None:
     assert fuzz.main(["flash_torch", *SMALL, "--cases", "30", "--against", "naive"]) == 0
-    said = capsys.readouterr().out
-    assert "flash_torch on cpu, seed 0: 30 cases\n30 served, 0 failed, 0 refused" in said
+    output = capsys.readouterr().out
+    assert "flash_torch on cpu, seed 0: 30 cases\n30 served, 0 failed, 0 refused" in output
     for result in ("out", "dq", "dk", "dv"):
-        assert f"largest error, float16 {result}, worst row: " in said
-        assert f"error over naive's, bfloat16 {result}: " in said
+        assert f"largest error, float16 {result}, worst row: " in output
+        assert f"error over naive's, bfloat16 {result}: " in output
 
 
-def test_where_scores_are_rounded_their_size_is_in_the_bound(fuzz: Any, tmp_path: Path, capsys: Any) -> None:
-    """Case 42 has bf16 scores of up to 15.5, and naive rounds them, which moves weights by up to 6%."""
+def test_bound_depends_on_score_size_when_scores_are_rounded(fuzz: Any, tmp_path: Path, capsys: Any) -> None:
+    """Case 42 has bf16 scores of up to 15.5; naive rounds them, which changes weights by up to 6%."""
     drawn = ["--device", "cpu", "--scores", "16384", "--case", "42"]
     assert fuzz.main(["naive", *drawn]) == 0
     off = planted(tmp_path, after="out = out * 1.05")
@@ -75,60 +75,58 @@ def test_where_scores_are_rounded_their_size_is_in_the_bound(fuzz: Any, tmp_path
     ],
     ids=["length", "one-row", "gradient", "alignment", "not-finite", "layout"],
 )
-def test_a_planted_error_is_found_and_its_command_finds_it_again(
+def test_planted_error_is_found_and_reproduced_by_printed_command(
     fuzz: Any, error: dict[str, str], found: str, tmp_path: Path, capsys: Any
 ) -> None:
     backend = planted(tmp_path, **error)
     assert fuzz.main([backend, *SMALL, "--cases", "300"]) == 1
-    said = capsys.readouterr().out
-    assert found in said
-    command = next(line for line in said.splitlines() if "--case " in line).split()
+    output = capsys.readouterr().out
+    assert found in output
+    command = next(line for line in output.splitlines() if "--case " in line).split()
     assert command[:3] == ["python", "scripts/fuzz_attention.py", backend]
     assert fuzz.main(command[2:]) == 1
     again = capsys.readouterr().out
     assert "1 cases\n" in again
-    assert again.splitlines()[:2] == said.splitlines()[:2]
+    assert again.splitlines()[:2] == output.splitlines()[:2]
 
 
-def test_it_stops_after_ten_failures(fuzz: Any, tmp_path: Path, capsys: Any) -> None:
+def test_fuzzing_stops_after_ten_failures(fuzz: Any, tmp_path: Path, capsys: Any) -> None:
     assert fuzz.main([planted(tmp_path, after="out = 0 * out"), *SMALL, "--cases", "100"]) == 1
     assert "10 cases of 100: the budget was spent or 10 had failed" in capsys.readouterr().out
 
 
-def test_a_spent_budget_ends_it(fuzz: Any, capsys: Any) -> None:
+def test_fuzzing_stops_when_budget_is_spent(fuzz: Any, capsys: Any) -> None:
     assert fuzz.main(["flash_torch", *SMALL, "--budget-s", "-1"]) == fuzz.EXIT_NOTHING
     assert "0 cases of 10000: the budget was spent" in capsys.readouterr().out
 
 
-def test_refusals_are_counted_by_reason_and_a_forward_without_backward_is_tried(
-    fuzz: Any, tmp_path: Path, capsys: Any
-) -> None:
+def test_refusals_are_counted_by_reason_and_forward_is_tried_alone(fuzz: Any, tmp_path: Path, capsys: Any) -> None:
     refuses = "lambda call: 'no fp16: use bf16' if call.dtype == 'float16' else 'forward' * call.needs_backward"
     assert fuzz.main([planted(tmp_path, unavailable=refuses), *SMALL, "--cases", "40"]) == 0
-    said = capsys.readouterr().out
-    assert "40 refused" in said
-    assert " × no fp16: use bf16\n" in said
-    assert " × forward\n" in said
-    assert "bfloat16 out" in said
-    assert "bfloat16 dq" not in said
-    assert "float16 out" not in said.replace("bfloat16", "")
+    output = capsys.readouterr().out
+    assert "40 refused" in output
+    assert " × no fp16: use bf16\n" in output
+    assert " × forward\n" in output
+    assert "bfloat16 out" in output
+    assert "bfloat16 dq" not in output
+    assert "float16 out" not in output.replace("bfloat16", "")
 
 
-def test_larger_errors_than_the_others_fail(fuzz: Any, tmp_path: Path, capsys: Any) -> None:
+def test_larger_errors_than_compared_backend_fail(fuzz: Any, tmp_path: Path, capsys: Any) -> None:
     noisy = planted(tmp_path, after="out = out + 0.001 * out.detach().abs().mean()")
     assert fuzz.main([noisy, *SMALL, "--cases", "30", "--against", "sdpa_math"]) == 1
-    said = capsys.readouterr().out
-    assert "30 served, 0 failed" in said
-    assert ": above 1.2 (" in said
+    output = capsys.readouterr().out
+    assert "30 served, 0 failed" in output
+    assert ": above 1.2 (" in output
 
 
 @pytest.mark.parametrize("after", ["out = 0 * out", "raise RuntimeError('no such launch')"], ids=["wrong", "raises"])
-def test_cases_in_which_the_other_fails_are_no_measure(fuzz: Any, tmp_path: Path, after: str, capsys: Any) -> None:
+def test_cases_that_fail_in_compared_backend_are_excluded(fuzz: Any, tmp_path: Path, after: str, capsys: Any) -> None:
     wrong = planted(tmp_path, after=after)
     assert fuzz.main(["flash_torch", *SMALL, "--cases", "5", "--against", wrong]) == 1
-    said = capsys.readouterr().out
-    assert f"{wrong} raised, or is beyond flash_torch's bound, in 5 cases: [0, 1, 2, 3, 4]" in said
-    assert f"no case was served by both flash_torch and {wrong}" in said
+    output = capsys.readouterr().out
+    assert f"{wrong} raised, or is beyond flash_torch's bound, in 5 cases: [0, 1, 2, 3, 4]" in output
+    assert f"no case was served by both flash_torch and {wrong}" in output
 
 
 @pytest.mark.parametrize(
@@ -140,7 +138,7 @@ def test_cases_in_which_the_other_fails_are_no_measure(fuzz: Any, tmp_path: Path
         (["naive", "--scores", "3"], "--scores at least 64"),
     ],
 )
-def test_malformed_input_is_told(fuzz: Any, arguments: list[str], text: str, capsys: Any) -> None:
+def test_malformed_option_exits_with_remedy(fuzz: Any, arguments: list[str], text: str, capsys: Any) -> None:
     try:
         status = fuzz.main(["--device", "cpu", *arguments])
     except SystemExit as stopped:
@@ -150,7 +148,7 @@ def test_malformed_input_is_told(fuzz: Any, arguments: list[str], text: str, cap
 
 
 @given(st.integers(0, 2**31), st.integers(0, 10**6), st.sampled_from([64, 4096, 2**14, 2**23]))
-def test_a_case_is_a_call_within_its_bound_and_the_same_each_time(seed: int, number: int, scores: int) -> None:
+def test_drawn_case_is_within_limits_and_reproducible(seed: int, number: int, scores: int) -> None:
     fuzz = importlib.import_module("fuzz_attention")
     choice = fuzz.kinds(seed, 12)
     case = fuzz.drawn(seed, number, choice, scores)
@@ -161,7 +159,7 @@ def test_a_case_is_a_call_within_its_bound_and_the_same_each_time(seed: int, num
     assert case.kind.lengths != "equal" or case.seq_q == case.seq_k or case.batch * case.heads_q > 65_535
 
 
-def test_on_a_gpu_all_that_was_asked_for_is_drawn(fuzz: Any) -> None:
+def test_gpu_cases_cover_all_kinds_and_lengths(fuzz: Any) -> None:
     choice = fuzz.kinds(0, 36)
     cases = [fuzz.drawn(0, number, choice, fuzz.SCORES["cuda"]) for number in range(2000)]
     assert {(c.kind.dtype, c.kind.d_head) for c in cases} == {(t, d) for t in fuzz.DTYPES for d in fuzz.D_HEADS}
@@ -177,8 +175,8 @@ def test_on_a_gpu_all_that_was_asked_for_is_drawn(fuzz: Any) -> None:
         assert any(seq(c) % 64 == 1 for c in cases)
 
 
-def test_calls_compile_few_kernels(fuzz: Any) -> None:
-    """Triton compiles again for a number that is 1, or that 16 divides: seconds each time."""
+def test_cases_compile_few_kernels(fuzz: Any) -> None:
+    """Triton compiles again, for seconds, when a number becomes 1 or a multiple of 16."""
     choice = fuzz.kinds(0, 24)
     cases = [fuzz.drawn(0, number, choice, fuzz.SCORES["cuda"]) for number in range(5000)]
     compiled = set()
@@ -190,7 +188,7 @@ def test_calls_compile_few_kernels(fuzz: Any) -> None:
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced"])
-def test_tensors_are_laid_out_as_the_case_says(fuzz: Any, layout: str) -> None:
+def test_tensors_have_layout_of_case(fuzz: Any, layout: str) -> None:
     kind = fuzz.Kind("bfloat16", 32, True, "upper_left", 2, "equal", False, False, True, layout, "expanded", None)
     case = fuzz.Case(kind, 2, 3, 5, 5)
     q, k, v, gradient = fuzz.tensors(case, 0, 0, torch.device("cpu"))
@@ -203,7 +201,7 @@ def test_tensors_are_laid_out_as_the_case_says(fuzz: Any, layout: str) -> None:
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
-def test_flash_triton_in_the_interpreter() -> None:
+def test_flash_triton_passes_in_interpreter() -> None:
     command = [sys.executable, "scripts/fuzz_attention.py", "flash_triton", *SMALL[:2], "--scores", "1024"]
     done = subprocess.run(
         [*command, "--cases", "16"],
@@ -222,9 +220,9 @@ def test_flash_triton_in_the_interpreter() -> None:
 @pytest.mark.gpu
 @pytest.mark.timeout(300)  # each kind compiles
 @pytest.mark.parametrize("name", ["flash_triton", "flash_gluon"])
-def test_on_a_gpu(fuzz: Any, name: str, capsys: Any) -> None:
+def test_backends_pass_on_gpu(fuzz: Any, name: str, capsys: Any) -> None:
     status = fuzz.main([name, "--cases", "200", "--kinds", "8", "--budget-s", "120"])
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     if status == fuzz.EXIT_NOTHING:
-        pytest.skip(said)
-    assert status == 0, said
+        pytest.skip(output)
+    assert status == 0, output

@@ -1,4 +1,4 @@
-"""scripts/lab5.py: the command, the keys and the arithmetic that others' scripts rely on."""
+"""Tests of scripts/lab5.py: its options, output keys and arithmetic."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def has_flash2() -> bool:
         return False
 
 
-def test_the_help_shows_the_command_on_two_lines(script: Any) -> None:
+def test_help_shows_command_on_two_lines(script: Any) -> None:
     assert "--causal \\\n        --repeats 30" in script.__doc__
 
 
-def test_the_file_has_the_keys_and_the_convention(tmp_path: Path) -> None:
+def test_output_file_has_expected_keys_and_flop_convention(tmp_path: Path) -> None:
     output = tmp_path / "x.json"
     done = lab5(*SMALL, "--impl", "naive", "--device", "cpu", "--causal", "--output", output, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -65,12 +65,12 @@ def test_the_file_has_the_keys_and_the_convention(tmp_path: Path) -> None:
         assert result[name]["time(s)"] == pytest.approx(fmean(samples))
     both = result["forward"]["time(s)"] + result["backward"]["time(s)"]
     assert result["forward_backward"]["time(s)"] == pytest.approx(both)
-    assert result["peak_memory_usage(MB)"] is None  # a CPU does not tell
+    assert result["peak_memory_usage(MB)"] is None  # not measured on a CPU
     assert result["inputs"]["causal"] is True
     assert result["environment"]["device"] == "cpu"
 
 
-def test_the_defaults_are_those_of_the_command(script: Any) -> None:
+def test_defaults_match_documented_command(script: Any) -> None:
     args = script._parser().parse_args([])
     given = (args.batch_size, args.seq_len, args.num_heads, args.emb_dim, args.impl, args.causal, args.repeats)
     assert given == (32, 1024, 32, 2048, "Flash2", False, 30)
@@ -80,12 +80,12 @@ def test_the_defaults_are_those_of_the_command(script: Any) -> None:
     assert (config.mode, config.precision, config.steps) == (Mode.FORWARD_BACKWARD, Precision.FP16, 30)
 
 
-def test_pytorch_is_naive_and_the_memory_limit_is_in_the_config(script: Any) -> None:
+def test_impl_pytorch_selects_naive_and_memory_limit_is_applied(script: Any) -> None:
     config = script._config(script._parser().parse_args(["--impl", "Pytorch", "--memory_limit", "8GiB"]))
     assert (config.attention, config.memory_limit_bytes) == ("naive", 8 * 2**30)
 
 
-def test_the_packed_workload_is_attention_over_views_of_one_tensor(script: Any) -> None:
+def test_packed_workload_matches_attention_of_unpacked_tensor(script: Any) -> None:
     import torch
 
     from cs_systems.attention.naive import attention
@@ -113,7 +113,7 @@ def record(**fields: Any) -> RunRecord:
     return RunRecord("key", config.to_dict(), results={"memory": [memory]}, **fields)
 
 
-def test_means_rates_and_megabytes(script: Any) -> None:
+def test_report_has_means_rates_and_megabytes(script: Any) -> None:
     phases = [{"forward": 1.0, "backward": 4.0}, {"forward": 3.0, "backward": 6.0}]
     samples = tuple(Sample(0, False, 9.0, p, p) for p in phases)
     measured = Measurement("cuda_event", (Sample(0, True, 9.0, {"forward": 99.0, "backward": 99.0}, {}), *samples), 0.0)
@@ -125,15 +125,15 @@ def test_means_rates_and_megabytes(script: Any) -> None:
     assert result["predicted_peak_memory(MB)"] == 2.0
 
 
-def test_out_of_memory_is_a_result_with_nulls(script: Any) -> None:
+def test_out_of_memory_gives_null_results(script: Any) -> None:
     result = script.report(record(status="oom", reason="Tried to allocate 2.00 GiB", failed=2**31))
     nothing = {"time(s)": None, "FLOPS(TFLOPs/s)": None}
     assert [result[key] for key in KEYS] == [nothing, nothing, nothing, None]
     assert (result["status"], result["failed_allocation(MB)"]) == ("oom", 2048.0)
 
 
-def test_the_packed_function_is_predicted_to_take_what_was_reported_of_it(script: Any) -> None:
-    """1288.0 MB: batch 32, length 1024, 32 heads of 64, FlashAttention-2 on a packed tensor."""
+def test_predicted_flash2_peak_matches_published_value(script: Any) -> None:
+    """Batch 32, length 1024, 32 heads of 64 took 1288.0 MB with FlashAttention-2 on a packed tensor."""
     from cs_systems.attention import AttentionCall
     from cs_systems.formulas.memory.attention import attention_memory
 
@@ -143,7 +143,7 @@ def test_the_packed_function_is_predicted_to_take_what_was_reported_of_it(script
 
 
 @pytest.mark.skipif(has_flash2(), reason="FlashAttention-2 is installed")
-def test_without_flash_attn_the_error_names_the_extra_and_other_backends(tmp_path: Path) -> None:
+def test_missing_flash_attn_names_extra_and_other_backends(tmp_path: Path) -> None:
     output = tmp_path / "x.json"
     done = lab5(*SMALL, "--device", "cpu", "--output", output)
     assert done.returncode == 2
@@ -151,7 +151,7 @@ def test_without_flash_attn_the_error_names_the_extra_and_other_backends(tmp_pat
     assert "pip install 'cs-systems[flash-attn]'" in done.stderr
     named = done.stderr.split("--impl ")[1].strip().split(", ")
     assert {"Pytorch", "naive", "flash_torch", "sdpa_flash"} <= set(named)
-    assert not {"sdpa_cudnn", "flash_attn"} & set(named)  # they would not run here either
+    assert not {"sdpa_cudnn", "flash_attn"} & set(named)  # they are unavailable without a GPU
     assert not output.exists()
 
 
@@ -161,11 +161,11 @@ def test_without_flash_attn_the_error_names_the_extra_and_other_backends(tmp_pat
         (("--impl", "flash2"), "unknown impl 'flash2': did you mean Flash2"),
         (("--num_heads", "3"), "emb_dim 2048 is not divisible by num_heads 3: change one of them"),
         (("--repeats", "0"), "argument --repeats: 0 is not a count: it must be at least 1"),
-        (("--memory_limit", "much"), "'much' is not a size in bytes: write 8GiB"),
+        (("--memory_limit", "much"), "'much' is not a size in bytes; use a form such as 8GiB"),
         (("--output", "no/such/folder/x.json"), "there is no folder for --output no/such/folder/x.json: make it first"),
     ],
 )
-def test_wrong_words_end_with_status_2_and_the_remedy(words: tuple[str, ...], message: str) -> None:
+def test_malformed_option_exits_with_2_and_remedy(words: tuple[str, ...], message: str) -> None:
     done = lab5(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr

@@ -1,4 +1,4 @@
-"""What the studies of memory say of their records, and the benchmark of the prediction of its own."""
+"""Tests of the explanations of the memory studies and of the memory prediction benchmark."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def invented(builders: Any, config: RunConfig) -> Any:
     return record if config.profiler == "none" else builders.recorded(record)
 
 
-def test_c17_names_what_lies_between_allocated_and_in_use(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "nvidia_smi_memory", [invented(builders, study("nvidia_smi_memory").full()[0])])
-    assert "2.00 GiB more are in use than memory_allocated tells" in said
-    assert "cache, whole blocks 1.00 GiB, context and modules 1.00 GiB" in said
+def test_nvidia_smi_memory_explains_memory_in_use(skeleton: Any, builders: Any) -> None:
+    explanation = explained(skeleton, "nvidia_smi_memory", [invented(builders, study("nvidia_smi_memory").full()[0])])
+    assert "2.00 GiB in use beyond memory_allocated" in explanation
+    assert "cache, whole blocks 1.00 GiB, context and modules 1.00 GiB" in explanation
 
 
-def test_a1_holds_the_closed_form_to_what_the_hooks_count(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "saved_for_backward", [invented(builders, study("saved_for_backward").full()[0])])
-    assert "the closed form of a block is within 0.10% of what the hooks count, in 1 cells" in said
-    assert "a block keeps 16 times the residual stream's 128 KiB" in said
+def test_saved_for_backward_compares_closed_form_with_hooks(skeleton: Any, builders: Any) -> None:
+    explanation = explained(skeleton, "saved_for_backward", [invented(builders, study("saved_for_backward").full()[0])])
+    assert "the closed form of a block is within 0.10% of what the hooks count, in 1 cells" in explanation
+    assert "a block keeps 16 times the residual stream's 128 KiB" in explanation
 
 
-def test_a2_names_the_best_group_as_predicted_and_as_measured(skeleton: Any, builders: Any) -> None:
+def test_activation_checkpointing_names_best_group(skeleton: Any, builders: Any) -> None:
     peaks = {"none": 64, "every:1": 40, "every:2": 36, "every:4": 44, "selective:matmul": 50}
     records = []
     for config in study("activation_checkpointing").full():
@@ -55,18 +55,18 @@ def test_a2_names_the_best_group_as_predicted_and_as_measured(skeleton: Any, bui
                 config, 1.0 if config.checkpoint == "none" else 1.3, 1e12, 2**30 * peaks[config.checkpoint]
             )
             records.append(record)
-    said = explained(skeleton, "activation_checkpointing", records)
-    assert "xl: of equal groups every:2 needs least as measured: 36.0 GiB" in said
-    assert "every:2 saves most, 44% of 64.0 GiB (measured): 36.0 GiB are left, for +30.0% of the time" in said
+    explanation = explained(skeleton, "activation_checkpointing", records)
+    assert "xl: among equal groups, every:2 needs the least memory, measured: 36.0 GiB" in explanation
+    assert "every:2 saves the most, 44% of 64.0 GiB (measured): 36.0 GiB remain, for +30.0% of the time" in explanation
 
 
-def test_c9_names_the_largest_allocation(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "memory_peaks", [invented(builders, c) for c in study("memory_peaks").full()])
-    assert "token_embeddings.weight, 48.8 MiB (vocabulary 10000 × d_model 1280 × 4 bytes)" in said
-    assert "four times the parameters are" in said
+def test_memory_peaks_names_largest_allocation(skeleton: Any, builders: Any) -> None:
+    explanation = explained(skeleton, "memory_peaks", [invented(builders, c) for c in study("memory_peaks").full()])
+    assert "token_embeddings.weight, 48.8 MiB (vocabulary 10000 × d_model 1280 × 4 bytes)" in explanation
+    assert "four times the parameters are" in explanation
 
 
-def test_the_predictions_benchmark_names_the_worst_and_what_it_did_not_foresee(builders: Any, monkeypatch: Any) -> None:
+def test_memory_prediction_names_worst_error_and_unpredicted_oom(builders: Any, monkeypatch: Any) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent.parent.parent / "scripts" / "benchmarks"))
     benchmark = importlib.import_module("memory_prediction")
     sys.modules.pop("memory_prediction")
@@ -78,12 +78,12 @@ def test_the_predictions_benchmark_names_the_worst_and_what_it_did_not_foresee(b
         if not fits:
             record = builders.failed(config, "oom", "out of memory", predicted=predicted)
         records.append(replace(record, environment=replace(record.environment, device_memory_bytes=device)))
-    said = "\n".join(benchmark.explain(records))
-    assert "cells within 5%" in said
-    assert "the worst is xl" in said.split("seen while")[0]
-    assert "+4.00%" in said
-    assert "not predicted: xl ctx 512" in said or "not predicted: small ctx 512" in said
-    assert "0 cells that were predicted not to fit did fit" in said
+    explanation = "\n".join(benchmark.explain(records))
+    assert "cells within 5%" in explanation
+    assert "the worst is xl" in explanation.split("seen while")[0]
+    assert "+4.00%" in explanation
+    assert "not predicted: xl ctx 512" in explanation or "not predicted: small ctx 512" in explanation
+    assert "0 cells that were predicted not to fit did fit" in explanation
     done = {record.run_config for record in records}
     assert benchmark.missing(records) == [config for config in benchmark.cells() if config not in done]
     rows = benchmark.rows(records)

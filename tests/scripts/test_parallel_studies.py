@@ -1,4 +1,4 @@
-"""What the studies of strategies say of records like those of ranks."""
+"""Tests of the explanations of the studies of parallel strategies."""
 
 from __future__ import annotations
 
@@ -29,34 +29,40 @@ def invented(builders: Any, config: RunConfig) -> Any:
     return builders.recorded(builders.ok(config, 0.1, 1e12, 10**9))
 
 
-def test_c14_sets_the_best_bucket_as_predicted_beside_the_best_as_measured(skeleton: Any, builders: Any) -> None:
+def test_data_parallel_variants_compares_predicted_and_measured_best_bucket(skeleton: Any, builders: Any) -> None:
     records = []
     for config in study("data_parallel_variants").full():
         seconds = {"single": 0.04, "ddp_naive": 0.06}.get(config.strategy, 0.05)
         if config.strategy == "ddp_bucketed":
             seconds = {1.0: 0.052, 10.0: 0.046, 100.0: 0.045, 1000.0: 0.049}[config.bucket_size_mb or 0.0]
         records.append(builders.recorded(builders.ok(config, seconds, 1e12, 10**9)))
-    said = explained(skeleton, "data_parallel_variants", records)
-    assert re.search(r"on 2 ranks the least longer than alone: ddp_bucketed 100 MB by [45]\.\d+ ms \(1[01]\.\d%", said)
-    assert re.search(r"torch_ddp\S* .*by [ 19.0]+\d* ms \(.* of its step\); ours [45]\.\d+ ms less", said)
-    assert "over α 20.0 µs, β 200 GB/s against" in said
-    assert "1 MB is the best as predicted, 100 MB as measured" in said
-    assert "ddp_naive: a rank is in its collectives for 80.0 ms of a step, 25% of that waiting" in said
+    explanation = explained(skeleton, "data_parallel_variants", records)
+    assert re.search(
+        r"on 2 ranks the smallest increase over one rank: ddp_bucketed 100 MB by [45]\.\d+ ms \(1[01]\.\d%", explanation
+    )
+    assert re.search(r"torch_ddp\S* .*by [ 19.0]+\d* ms \(.* of its step\); ours [45]\.\d+ ms less", explanation)
+    assert "over α 20.0 µs, β 200 GB/s against" in explanation
+    assert "1 MB is the best as predicted, 100 MB as measured" in explanation
+    assert "ddp_naive: a rank is in its collectives for 80.0 ms of a step, 25% of that waiting" in explanation
 
 
-def test_c15_and_c16_hold_what_is_sent_and_held_to_the_formulas(skeleton: Any, builders: Any) -> None:
-    said = explained(
+def test_sharded_optimizer_and_zero_stage_1_compare_memory_and_sent_bytes_with_formulas(
+    skeleton: Any, builders: Any
+) -> None:
+    explanation = explained(
         skeleton, "sharded_optimizer", [invented(builders, config) for config in study("sharded_optimizer").full()]
     )
-    assert "medium, zero1_flat: 977 KiB less state on a rank than ddp_bucketed, for " in said
-    assert "are within 0.00% of the formula in 15 components" in said
-    said = explained(skeleton, "zero_stage_1", [invented(builders, config) for config in study("zero_stage_1").full()])
-    assert "on 4 ranks owners send 1.000 times what flat shards send" in said
+    assert "medium, zero1_flat: 977 KiB less state on a rank than ddp_bucketed, for " in explanation
+    assert "are within 0.00% of the formula in 15 components" in explanation
+    explanation = explained(
+        skeleton, "zero_stage_1", [invented(builders, config) for config in study("zero_stage_1").full()]
+    )
+    assert "on 4 ranks owners send 1.000 times what flat shards send" in explanation
 
 
-def test_a4_holds_full_sharding_beside_fsdp2(skeleton: Any, builders: Any) -> None:
-    said = explained(
+def test_fully_sharded_compares_fsdp_with_fsdp2(skeleton: Any, builders: Any) -> None:
+    explanation = explained(
         skeleton, "fully_sharded", [invented(builders, config) for config in study("fully_sharded").full()]
     )
-    assert re.search(r"fsdp takes (1\.0|0\.9)\d\d of FSDP2's step and 1.000 of its peak", said)
-    assert re.search(r"fsdp: .* to a rank alone: exposed \+30.0 ms, slower computing \+0 ns, idling \+0 ns", said)
+    assert re.search(r"fsdp takes (1\.0|0\.9)\d\d of FSDP2's step and 1.000 of its peak", explanation)
+    assert re.search(r"fsdp: .* over one rank: exposed \+30.0 ms, slower computing \+0 ns, idling \+0 ns", explanation)

@@ -1,4 +1,4 @@
-"""What sanitize.sh makes of the tools' answers; the tools themselves need a GPU."""
+"""Tests of sanitize.sh with fake tools, since the real ones need a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FINDS = 'case "$*" in {pattern}) echo "========= ERROR SUMMARY: 1 error"; exit 9
 def sanitize(
     folder: Path, sanitizer: str | None, alone: str = "exit 0", backend: str = "flash_triton"
 ) -> subprocess.CompletedProcess[str]:
-    """The script with programs that answer so: compute-sanitizer, nvcc, and the fuzzer without a tool."""
+    """Run the script with fake programs: compute-sanitizer, nvcc, and the fuzzer without a tool."""
     programs = {"nvcc": "exit 0", "python3": alone} | ({"compute-sanitizer": sanitizer} if sanitizer else {})
     for name, text in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -28,14 +28,14 @@ def sanitize(
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PATH": path})
 
 
-def test_without_the_tool_it_says_where_to_get_it(tmp_path: Path) -> None:
+def test_missing_compute_sanitizer_exits_with_2_and_remedy(tmp_path: Path) -> None:
     done = sanitize(tmp_path, None)
     assert done.returncode == 2
     assert "no compute-sanitizer on PATH: it comes with the CUDA toolkit" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("pattern", "status", "said"),
+    ("pattern", "status", "message"),
     [
         (PLANTED, 0, "== flash_triton_racecheck: status 0"),
         ("nothing", 1, "memcheck did not find the planted error: what it says below proves nothing"),
@@ -46,15 +46,15 @@ def test_without_the_tool_it_says_where_to_get_it(tmp_path: Path) -> None:
     ],
     ids=["clean", "finds-nothing", "follows-one-lane", "finds-what-is-right", "memcheck", "racecheck"],
 )
-def test_it_is_clean_only_if_the_planted_errors_alone_were_found(
-    tmp_path: Path, pattern: str, status: int, said: str
+def test_status_is_0_only_if_exactly_planted_errors_are_found(
+    tmp_path: Path, pattern: str, status: int, message: str
 ) -> None:
     done = sanitize(tmp_path, FINDS.format(pattern=pattern))
     assert done.returncode == status, done.stdout + done.stderr
-    assert said in done.stdout
+    assert message in done.stdout
 
 
-def test_calls_that_fail_without_a_tool_are_shown_and_not_checked(tmp_path: Path) -> None:
+def test_calls_that_fail_without_a_tool_are_not_checked(tmp_path: Path) -> None:
     done = sanitize(tmp_path, FINDS.format(pattern=PLANTED), alone="echo 'case 3 failed'; exit 1")
     assert done.returncode == 1
     assert "case 3 failed" in done.stdout
@@ -65,14 +65,14 @@ GLUON = ROOT / "cs_systems" / "kernels" / "gluon" / "forward.py"
 
 
 def hazards(*lines: int) -> str:
-    """What racecheck prints of accesses at these lines of the kernel's file."""
+    """Return shell text that prints racecheck hazards at lines of the kernel's file."""
     access = "echo '=========     and Write access at flash_forward_kernel+0xe140 in {}:{} [6 hazards]'; "
     return "".join(access.format(GLUON.name, line) for line in lines) + "exit 99"
 
 
 @pytest.mark.parametrize("warps_are_reported", [True, False])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_how_triton_tells_warps_their_part_is_no_race_and_all_else_is(
+def test_hazards_of_warp_dispatch_are_ignored_and_others_fail(
     tmp_path: Path, elsewhere: bool, warps_are_reported: bool
 ) -> None:
     text = GLUON.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Figures whose code has changed since they were measured are named, by the history of git."""
+"""Tests of finding figures whose code has changed since they were measured."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def stale(scripts_path: None) -> Any:
 
 
 class Repository:
-    """A small one, in which each call is a commit."""
+    """Small git repository in which each write is a commit."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.git("init", "--quiet", "--initial-branch=main")
 
     def git(self, *words: str) -> None:
-        who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", "-C", str(self.root), *who, *words], check=True, capture_output=True)
+        author = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(self.root), *author, *words], check=True, capture_output=True)
 
     def write(self, **texts: str) -> None:
-        """Commit files, `code__a_py="x"` as code/a.py."""
+        """Write and commit files; `code__a_py="x"` means code/a.py."""
         for name, text in texts.items():
             path = self.root / name.replace("__", "/").replace("_", ".")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ class Repository:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
-    """With a figure that was measured after its code was written."""
+    """Return a repository with a figure that is newer than its code."""
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "made").mkdir()
@@ -60,12 +60,12 @@ def changed(stale: Any, repository: Repository) -> dict[str, int]:
     return dict(figure.changed)
 
 
-def test_a_figure_newer_than_its_sources_is_fresh(stale: Any, repository: Repository) -> None:
+def test_figure_newer_than_its_sources_is_fresh(stale: Any, repository: Repository) -> None:
     repository.write(other_py="2")
     assert changed(stale, repository) == {}
 
 
-def test_commits_that_changed_a_source_are_counted(stale: Any, repository: Repository) -> None:
+def test_commits_to_sources_after_measurement_are_counted(stale: Any, repository: Repository) -> None:
     repository.write(code__a_py="2", scripts__speed_py="2")
     repository.write(code__a_py="3")
     assert changed(stale, repository) == {"code/a.py": 2, "scripts/speed.py": 1}
@@ -73,7 +73,7 @@ def test_commits_that_changed_a_source_are_counted(stale: Any, repository: Repos
     assert changed(stale, repository) == {}
 
 
-def test_a_merged_branch_that_forked_before_the_measurement_counts(stale: Any, repository: Repository) -> None:
+def test_merged_branch_forked_before_measurement_counts(stale: Any, repository: Repository) -> None:
     repository.git("checkout", "--quiet", "-b", "side", "HEAD~1")
     repository.write(code__b_py="2")
     repository.git("checkout", "--quiet", "main")
@@ -82,15 +82,15 @@ def test_a_merged_branch_that_forked_before_the_measurement_counts(stale: Any, r
 
 
 @pytest.mark.parametrize("records", ["records_jsonl", "processes_jsonl", "table_jsonl"])
-def test_a_table_is_as_old_as_its_records(stale: Any, repository: Repository, records: str) -> None:
-    """It can be written again without measuring again."""
+def test_age_of_table_is_that_of_its_records(stale: Any, repository: Repository, records: str) -> None:
+    """A table can be rewritten without a new measurement."""
     repository.write(**{f"profiles__speed__{records}": "{}"})
     repository.write(code__a_py="2")
     repository.write(profiles__speed__table_md="1.0 s")
     assert changed(stale, repository) == {"code/a.py": 1}
 
 
-def test_a_file_that_was_moved_was_not_measured_anew(stale: Any, repository: Repository) -> None:
+def test_moved_figure_keeps_its_age(stale: Any, repository: Repository) -> None:
     repository.write(code__a_py="2")
     repository.git("mv", "profiles/speed", "profiles/moved")
     repository.commit()
@@ -98,14 +98,14 @@ def test_a_file_that_was_moved_was_not_measured_anew(stale: Any, repository: Rep
     assert figure.changed == {"code/a.py": 1}
 
 
-def test_a_diary_and_a_file_without_a_commit_are_no_stale_figures(stale: Any, repository: Repository) -> None:
+def test_file_without_sources_or_commit_is_not_stale(stale: Any, repository: Repository) -> None:
     repository.write(code__a_py="2")
-    diary, missing = stale.figures(repository.root, {FIGURE: (), "profiles/none.md": ("code/*.py",)})
-    assert (diary.changed, missing.commit, missing.changed) == ({}, None, {})
+    without_sources, missing = stale.figures(repository.root, {FIGURE: (), "profiles/none.md": ("code/*.py",)})
+    assert (without_sources.changed, missing.commit, missing.changed) == ({}, None, {})
     assert "| profiles/none.md | not committed | none |" in stale.table([missing])
 
 
-def test_the_command_lists_stale_figures_and_check_fails(
+def test_command_lists_stale_figures_and_check_option_fails(
     stale: Any, repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert stale.main(["--check"], repository.root, SOURCES) == 0
@@ -116,25 +116,25 @@ def test_the_command_lists_stale_figures_and_check_fails(
     assert stale.main(["--check"], repository.root, SOURCES) == 1
 
 
-def test_without_history_it_says_what_to_do(
+def test_missing_git_history_names_remedy(
     stale: Any, repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     clone = tmp_path / "clone"
     repository.git("clone", "--quiet", "--depth", "1", f"file://{repository.root}", str(clone))
     assert stale.main([], clone, SOURCES) == stale.NO_ANSWER
-    assert "this clone is shallow" in (said := capsys.readouterr().err)
-    assert said.endswith("run git fetch --unshallow\n")
+    assert "this clone is shallow" in (error := capsys.readouterr().err)
+    assert error.endswith("run git fetch --unshallow\n")
     (tmp_path / "plain").mkdir()
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     assert stale.main([], tmp_path / "plain", SOURCES) == stale.NO_ANSWER
-    assert "plain has no git history (fatal: not a git repository" in (said := capsys.readouterr().err)
-    assert said.endswith("; run this in a clone\n")
+    assert "plain has no git history (fatal: not a git repository" in (error := capsys.readouterr().err)
+    assert error.endswith("; run this in a clone\n")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert stale.main([], repository.root, SOURCES) == stale.NO_ANSWER
     assert capsys.readouterr().err.startswith("git is not installed")
 
 
-def test_links_of_readme_and_docs_are_found(stale: Any, tmp_path: Path) -> None:
+def test_quoted_finds_links_of_readme_and_docs(stale: Any, tmp_path: Path) -> None:
     (tmp_path / "docs" / "deep").mkdir(parents=True)
     (tmp_path / "README.md").write_text("[a](profiles/a/table.md) [a](profiles/a/table.md) [b](other.md)")
     (tmp_path / "docs" / "deep" / "page.md").write_text("![c](../../profiles/c.png) [d](../../profiles/d.md#part)")

@@ -1,4 +1,4 @@
-"""The studies: what each says of itself, that its cells can run, and that its explanation comes from its records."""
+"""Tests of every study: its description, cells, tables and explanation."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.scripts.study_axes import AXES
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = ROOT / "scripts" / "studies"
-APART = "cuda_kernel_ablation"  # needs a GPU, and is run by itself
+APART = "cuda_kernel_ablation"  # needs a GPU and runs on its own
 NAMES = sorted(path.stem for path in SCRIPTS.glob("[a-z]*.py") if path.stem != APART)
-UNANSWERED = {"precision_speed"}  # of invented records, which have one round, no difference is certain
+UNANSWERED = {"precision_speed"}  # made-up records have one round, so no difference is certain
 IDS = {
     "saved_for_backward",
     "activation_checkpointing",
@@ -67,7 +67,7 @@ def study(name: str) -> Any:
 
 
 def trait(config: RunConfig, name: str) -> Any:
-    """What a cell is, by the name that AXES gives it; None where it does not apply."""
+    """Return a cell's value of a field of AXES; None if the field does not apply."""
     shape = config.shape
     if name in ("size", "ctx"):
         return None if shape else config.model.label if name == "size" else config.tokens_per_sequence
@@ -81,8 +81,7 @@ def trait(config: RunConfig, name: str) -> Any:
 
 
 def invented(builders: Any, config: RunConfig) -> RunRecord:
-    """A record whose time grows with the work and whose memory grows as its attention's does; a profiled one has the
-    tables of a real profile, whatever its size."""
+    """Return a made-up record whose time and memory grow with the work; a profiled one has real tables."""
     if config.shape is None:
         work = config.model.d_model * config.model.num_layers * config.tokens_per_sequence * config.batch_size
         record = builders.ok(config, 1e-9 * work, 1e3 * work, 10**9)
@@ -99,7 +98,7 @@ def explained(skeleton: Any, name: str, records: list[RunRecord]) -> str:
     return "\n".join(study(name).explain(skeleton.cells(records)))
 
 
-def test_every_study_is_there() -> None:
+def test_studies_are_complete() -> None:
     assert set(NAMES) == IDS
 
 
@@ -115,11 +114,11 @@ def test_docstring_has_question_method_output_reason_and_command(name: str) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_full_size_covers_what_was_asked(name: str) -> None:
+def test_full_size_covers_required_axes(name: str) -> None:
     it = study(name)
     configs = it.full()
-    check([replace(config, profiler="none") for config in configs])  # whether nsys is here is another question
-    assert len(set(configs)) == len(configs), "a cell is there twice"
+    check([replace(config, profiler="none") for config in configs])  # nsys may be missing here
+    assert len(set(configs)) == len(configs), "a cell occurs twice"
     for axis, wanted in AXES[it.name].items():
         found = {trait(config, axis) for config in configs} - {None}
         assert wanted <= found, axis
@@ -129,7 +128,7 @@ def test_the_full_size_covers_what_was_asked(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_small_size_is_small_and_measures_the_same_way(name: str) -> None:
+def test_small_size_is_small_and_has_same_workloads(name: str) -> None:
     it = study(name)
     configs = it.small()
     check(configs)
@@ -142,7 +141,7 @@ def test_the_small_size_is_small_and_measures_the_same_way(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tables_in_every_format(skeleton: Any, builders: Any, name: str) -> None:
+def test_tables_are_written_in_every_format(skeleton: Any, builders: Any, name: str) -> None:
     it = study(name)
     configs = it.small()
     records = [invented(builders, config) for config in configs[:-1]]
@@ -154,19 +153,19 @@ def test_tables_in_every_format(skeleton: Any, builders: Any, name: str) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_study_explains_full_records(skeleton: Any, builders: Any, name: str) -> None:
-    said = explained(skeleton, name, [invented(builders, config) for config in study(name).full()])
-    assert any(c.isdigit() for c in said)
+def test_explanation_and_answer_of_full_records_have_numbers(skeleton: Any, builders: Any, name: str) -> None:
+    findings = explained(skeleton, name, [invented(builders, config) for config in study(name).full()])
+    assert any(c.isdigit() for c in findings)
     answer = skeleton.answered(
         study(name), skeleton.cells([invented(builders, config) for config in study(name).full()])
     )
     assert name in UNANSWERED or any(c.isdigit() for c in answer), answer
-    assert "nan" not in said + answer
-    assert "None" not in said + answer
+    assert "nan" not in findings + answer
+    assert "None" not in findings + answer
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_where_nothing_was_measured_nothing_is_claimed(skeleton: Any, builders: Any, name: str) -> None:
+def test_unavailable_records_give_no_claims(skeleton: Any, builders: Any, name: str) -> None:
     it = study(name)
     records = [builders.failed(config, "unavailable", "no CUDA") for config in it.full()]
     cells = skeleton.cells(records)
@@ -180,7 +179,7 @@ def test_step_time_compares_large_with_fewer_layers_to_the_preset(skeleton: Any,
     assert "large with 32 layers takes 0.8" in explained(skeleton, "step_time", records)
 
 
-def test_c2_names_a_drift(skeleton: Any, builders: Any) -> None:
+def test_step_time_reports_drift_within_a_cell(skeleton: Any, builders: Any) -> None:
     config = study("step_time").full()[0]
     record = builders.ok(config, 0.1, 1e12, 10**9)
     steady = explained(skeleton, "step_time", [record])
@@ -192,78 +191,79 @@ def test_c2_names_a_drift(skeleton: Any, builders: Any) -> None:
     )
 
 
-def test_c1_names_what_made_the_first_step_slow(skeleton: Any, builders: Any) -> None:
+def test_warmup_steps_names_causes_of_slow_first_step(skeleton: Any, builders: Any) -> None:
     config = next(c for c in study("warmup_steps").full() if c.warmup == 0)
     record = builders.ok(config, 0.1, 1e12, 10**9)
     first, *rest = record.measurement.samples
     slow = replace(first, wall_s=2.0, compile_s=1.5, device_mallocs=40)
-    said = explained(
+    findings = explained(
         skeleton, "warmup_steps", [replace(record, measurement=replace(record.measurement, samples=(slow, *rest)))]
     )
-    assert "warm-up 0: mean 290 ms, median 100 ms" in said
-    assert "compile and autotune 1.50 s; 40 cudaMalloc" in said
+    assert "warm-up 0: mean 290 ms, median 100 ms" in findings
+    assert "compile and autotune 1.50 s; 40 cudaMalloc" in findings
 
 
-def test_c6_holds_the_reports_sums_against_what_arithmetic_says(skeleton: Any) -> None:
+def test_low_precision_sums_compares_sums_with_ulp_arithmetic(skeleton: Any) -> None:
     records, _ = read_records(ROOT / "profiles" / "low_precision_sums" / "cpu")
-    said = explained(skeleton, "low_precision_sums", records)
-    assert "4 of the four sums that the question states come out the same here" in said
-    assert "arithmetic on ulps gives 21 of 21 sums to the bit" in said
+    findings = explained(skeleton, "low_precision_sums", records)
+    assert "4 of the four sums that the question states come out the same here" in findings
+    assert "arithmetic on ulps gives 21 of 21 sums to the bit" in findings
     rows = records[0].results["accumulation"]
     other = replace(records[0], results={"accumulation": [row | {"sum": row["sum"] + 1} for row in rows]})
-    said = explained(skeleton, "low_precision_sums", [other])
-    assert "0 of the four sums that the question states come out the same here" in said
-    assert "gives 0 of 3 sums" in said
+    findings = explained(skeleton, "low_precision_sums", [other])
+    assert "0 of the four sums that the question states come out the same here" in findings
+    assert "gives 0 of 3 sums" in findings
 
 
-def test_c7_names_each_mistake_and_answers_the_question(skeleton: Any) -> None:
+def test_autocast_dtypes_names_mistakes_and_answers_question(skeleton: Any) -> None:
     records, _ = read_records(ROOT / "profiles" / "autocast_dtypes" / "cpu")
     cells = skeleton.cells(records)
     tables = "\n".join(study("autocast_dtypes").tables(cells, "markdown")).replace("\\", "")
     for cause in ("entered for cuda (and switched off", "called outside of it", "the step enters no autocast"):
         assert cause in tables
-    said = "\n".join(study("autocast_dtypes").explain(cells))
-    assert "under bf16 autocast: parameters fp32, fc1 gives bf16" in said
+    findings = "\n".join(study("autocast_dtypes").explain(cells))
+    assert "under bf16 autocast: parameters fp32, fc1 gives bf16" in findings
     assert re.search(
-        r"bf16, .*, needs fp32 inside: with sequential sums .*; with pairwise sums LayerNorm \(mean 16 σ\)$",
-        said,
+        r"^bf16 needs fp32 inside for errors up to 2 unit roundoffs: "
+        r"with sequential sums .*; with pairwise sums LayerNorm \(mean 16 σ\)$",
+        findings,
         re.MULTILINE,
     )
-    assert "fp16 LayerNorm: overflows from σ = 8 (sum of squares)" in said
+    assert "fp16 LayerNorm: overflows from σ = 8 (sum of squares)" in findings
 
 
-def test_c13_sets_what_one_stopwatch_shows_beside_what_a_call_takes(skeleton: Any, builders: Any) -> None:
-    said = explained(skeleton, "all_reduce", [invented(builders, config) for config in study("all_reduce").full()])
+def test_all_reduce_compares_call_time_with_one_stopwatch(skeleton: Any, builders: Any) -> None:
+    findings = explained(skeleton, "all_reduce", [invented(builders, config) for config in study("all_reduce").full()])
     assert (
         "2 ranks, from 1 MiB to 1 GiB: a call takes 25.2 µs to 5.39 ms, 213 times as much; "
-        "one stopwatch around start, init, first call and a call reads 3.55 s to 3.56 s, 1.0 times as much" in said
+        "one stopwatch around start, init, first call and a call reads 3.55 s to 3.56 s, 1.0 times as much" in findings
     )
-    assert "4 ranks: α 20.0 µs, β 200 GB/s (algbw); R² 1.000, at worst 0% off" in said
-    assert "busbw at 1 GiB: 199 GB/s on 2 ranks, 44% of the link; 299 GB/s on 4 ranks, 66% of the link" in said
+    assert "4 ranks: α 20.0 µs, β 200 GB/s (algbw); R² 1.000, at worst 0% off" in findings
+    assert "busbw at 1 GiB: 199 GB/s on 2 ranks, 44% of the link; 299 GB/s on 4 ranks, 66% of the link" in findings
 
 
-def test_l1_computes_what_one_bad_sample_does_to_a_mean(skeleton: Any, builders: Any) -> None:
+def test_attention_sequence_length_shows_effect_of_outlier_on_mean(skeleton: Any, builders: Any) -> None:
     config = study("attention_sequence_length").full()[0]
     record = builders.ok(config, 0.13e-3, 1e6, 10**6)
     first, *rest = record.measurement.samples
     samples = (replace(first, wall_s=26e-3), *(replace(s, wall_s=0.13e-3) for s in rest))
-    said = explained(
+    findings = explained(
         skeleton,
         "attention_sequence_length",
         [replace(record, measurement=replace(record.measurement, samples=samples))],
     )
-    assert "took 26.0 ms; counted as one of 30 samples it would have made the mean 992 µs" in said
-    assert "where the median is 130 µs" in said
+    assert "took 26.0 ms; counted as one of 30 samples it would have made the mean 992 µs" in findings
+    assert "where the median is 130 µs" in findings
 
 
-def test_l2_tells_credit_from_execution(skeleton: Any, builders: Any) -> None:
-    said = explained(
+def test_attention_causal_mask_reports_credited_flops(skeleton: Any, builders: Any) -> None:
+    findings = explained(
         skeleton, "attention_causal_mask", [invented(builders, c) for c in study("attention_causal_mask").full()]
     )
-    assert "naive at length 2048: causal is credited with 0.50 of the FLOPs" in said
+    assert "naive at length 2048: causal is credited with 0.50 of the FLOPs" in findings
 
 
-def test_l5_says_what_did_not_fit_and_what_one_matrix_more_would_take(skeleton: Any, builders: Any) -> None:
+def test_attention_out_of_memory_names_oom_length_and_needed_memory(skeleton: Any, builders: Any) -> None:
     configs = [
         c
         for c in study("attention_out_of_memory").full()
@@ -273,16 +273,16 @@ def test_l5_says_what_did_not_fit_and_what_one_matrix_more_would_take(skeleton: 
     too_long = next(c for c in configs if c.shape.seq == 2048)
     record = builders.ok(fits, 0.1, 1e12, 7 * 2**30)
     record = replace(record, results={**record.results, "memory": [{"predicted_peak_bytes": 7 * 2**30}]})
-    died = builders.failed(too_long, "oom", "CUDA out of memory", predicted=26 * 2**30)
-    died.results["memory"][0]["failed_allocation_bytes"] = 8 * 2**30
-    said = explained(skeleton, "attention_out_of_memory", [record, died])
-    assert "naive on 8.00 GiB: fits at length 1024, not at 2048, which is predicted to need 26.0 GiB" in said
-    assert "failed at an allocation of 8.00 GiB" in said
-    assert "fits 8.00 GiB at length 1024 with 7.00 GiB" in said
-    assert "one score matrix more (2.00 GiB) would need 9.00 GiB" in said
+    failed_record = builders.failed(too_long, "oom", "CUDA out of memory", predicted=26 * 2**30)
+    failed_record.results["memory"][0]["failed_allocation_bytes"] = 8 * 2**30
+    findings = explained(skeleton, "attention_out_of_memory", [record, failed_record])
+    assert "naive on 8.00 GiB: fits at length 1024, not at 2048, which is predicted to need 26.0 GiB" in findings
+    assert "failed at an allocation of 8.00 GiB" in findings
+    assert "fits 8.00 GiB at length 1024 with 7.00 GiB" in findings
+    assert "one score matrix more (2.00 GiB) would need 9.00 GiB" in findings
 
 
-def test_l6_checks_that_times_and_rates_agree(skeleton: Any, builders: Any) -> None:
+def test_flash_attention_advantage_checks_that_times_and_rates_agree(skeleton: Any, builders: Any) -> None:
     configs = [c for c in study("flash_attention_advantage").full() if c.attention in ("naive", "sdpa_flash")][:2]
     agreeing = [invented(builders, c) for c in configs]
     assert "agree in 1 of 1 pairs, each at fp16 on both sides" in explained(
@@ -294,28 +294,28 @@ def test_l6_checks_that_times_and_rates_agree(skeleton: Any, builders: Any) -> N
     assert "agree in 0 of 1 pairs" in explained(skeleton, "flash_attention_advantage", differing)
 
 
-def test_l6_compares_one_precision_only(skeleton: Any, builders: Any) -> None:
+def test_flash_attention_advantage_compares_only_equal_precisions(skeleton: Any, builders: Any) -> None:
     naive, flash = (c for c in study("flash_attention_advantage").full()[:2])
     records = [invented(builders, naive), invented(builders, replace(flash, precision=Precision.BF16))]
     assert "times as fast" not in explained(skeleton, "flash_attention_advantage", records)
 
 
-def test_sample_run_finds_from_published_numbers_that_the_call_was_not_causal(skeleton: Any) -> None:
-    said = explained(skeleton, "attention_sample_run", [])
-    assert "credits 1.00 of the unmasked call's 275 GFLOP: it was not causal" in said
+def test_attention_sample_run_finds_published_call_not_causal(skeleton: Any) -> None:
+    findings = explained(skeleton, "attention_sample_run", [])
+    assert "credits 1.00 of the unmasked call's 275 GFLOP: it was not causal" in findings
 
 
-def test_a3_fits_how_memory_grows(skeleton: Any, builders: Any) -> None:
-    said = explained(
+def test_flash_attention_lengths_fits_memory_growth(skeleton: Any, builders: Any) -> None:
+    findings = explained(
         skeleton, "flash_attention_lengths", [invented(builders, c) for c in study("flash_attention_lengths").full()]
     )
-    assert "flash_triton bf16 d_head 128: from length 4096 to 65536 peak memory grows as length^1.00" in said
-    assert "naive bf16 d_head 128: from length 4096 to 65536 peak memory grows as length^1.9" in said
-    assert re.search(r"flash_triton bf16 d_head 128 against naive: .*faster at length \d+ to 65536", said)
+    assert "flash_triton bf16 d_head 128: from length 4096 to 65536 peak memory grows as length^1.00" in findings
+    assert "naive bf16 d_head 128: from length 4096 to 65536 peak memory grows as length^1.9" in findings
+    assert re.search(r"flash_triton bf16 d_head 128 against naive: .*faster at length \d+ to 65536", findings)
 
 
-def test_a3_says_of_each_length_what_is_true_of_it(skeleton: Any, builders: Any) -> None:
-    """A kernel that is faster by less than the noise is not faster: it was once called so from that length on."""
+def test_flash_attention_lengths_gives_verdict_for_each_length(skeleton: Any, builders: Any) -> None:
+    """A kernel that is faster by less than the noise is not faster."""
     shares = {128: 0.5, 256: 0.5, 512: 0.999, 1024: 2.0, 2048: 0.4}
     configs = [
         c for c in study("flash_attention_lengths").full() if (c.precision, c.shape.d_head) == (Precision.BF16, 16)
@@ -330,32 +330,32 @@ def test_a3_says_of_each_length_what_is_true_of_it(skeleton: Any, builders: Any)
     )
 
 
-def test_c11_counts_compiling_apart_and_names_a_recompilation(skeleton: Any, builders: Any) -> None:
+def test_torch_compile_reports_compile_time_and_recompilations(skeleton: Any, builders: Any) -> None:
     eager, compiled = (c for c in study("torch_compile").full() if c.workload == "train_step")
     records = [builders.ok(eager, 0.2, 1e12, 10**9), builders.ok(compiled, 0.1, 1e12, 10**9)]
-    said = explained(skeleton, "torch_compile", records)
-    assert re.search(r"a step takes \S+ ms eager and \S+ ms with compile=default; compiling took 500 ms", said)
-    assert "paid back after 5 steps" in said
-    assert "compilations in timed steps: none" in said
+    findings = explained(skeleton, "torch_compile", records)
+    assert re.search(r"a step takes \S+ ms eager and \S+ ms with compile=default; compiling took 500 ms", findings)
+    assert "paid back after 5 steps" in findings
+    assert "compilations in timed steps: none" in findings
     *head, last = records[1].measurement.samples
     recompiled = replace(records[1].measurement, samples=(*head, replace(last, compiles=1, compile_s=3.0)))
-    said = explained(skeleton, "torch_compile", [records[0], replace(records[1], measurement=recompiled)])
-    assert "compilations in timed steps: large ctx 256" in said
+    findings = explained(skeleton, "torch_compile", [records[0], replace(records[1], measurement=recompiled)])
+    assert "compilations in timed steps: large ctx 256" in findings
 
 
-def test_long_steps_are_repeated_less(skeleton: Any) -> None:
+def test_bounded_reduces_steps_of_slow_cells(skeleton: Any) -> None:
     short, long = skeleton.bounded(grid(RunConfig(steps=30), size=["small", "10B"], context_length=[512]))
     assert short.steps > long.steps >= 3
     assert long.warmup >= 1
 
 
 def tiny(it: Any) -> Any:
-    """The study with two cells that take no time."""
+    """Return the study with two fast cells."""
     configs = [replace(c, steps=3) for c in it.small() if c.attention in ("naive", "sdpa_flash")][:2]
     return replace(it, small=lambda: configs)
 
 
-def test_a_study_is_measured_cut_short_and_resumed(skeleton: Any, tmp_path: Path, capsys: Any) -> None:
+def test_interrupted_study_is_resumed_and_published(skeleton: Any, tmp_path: Path, capsys: Any) -> None:
     it = tiny(study("attention_sample_run"))
     skeleton.measure(it, "small", tmp_path, deadline=time.monotonic() - 1)
     assert len(read_records(tmp_path)[0]) == 1
@@ -378,7 +378,7 @@ def test_a_study_is_measured_cut_short_and_resumed(skeleton: Any, tmp_path: Path
     assert "<svg" in (tmp_path / "figure.svg").read_text()
 
 
-def test_cells_of_c1_each_have_a_process_of_their_own(skeleton: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_each_cell_of_warmup_steps_has_own_sweep(skeleton: Any, tmp_path: Path, monkeypatch: Any) -> None:
     it, sweeps, sweep = tiny(study("warmup_steps")), [], skeleton.sweep
 
     def counted(configs: list[RunConfig], **options: Any) -> Iterator[RunRecord]:
@@ -391,7 +391,7 @@ def test_cells_of_c1_each_have_a_process_of_their_own(skeleton: Any, tmp_path: P
     assert [r.status for r in read_records(tmp_path)[0]] == ["ok", "ok"]
 
 
-def test_the_command_shows_a_folder_without_measuring(builders: Any, tmp_path: Path) -> None:
+def test_show_option_prints_records_without_measuring(builders: Any, tmp_path: Path) -> None:
     for config in study("attention_sample_run").small():
         append_record(tmp_path, invented(builders, config))
     command = [
@@ -414,9 +414,7 @@ def test_the_command_shows_a_folder_without_measuring(builders: Any, tmp_path: P
     assert "there are no records at" in missing.stderr
 
 
-def test_all_studies_are_listed_and_a_spent_budget_leaves_them_out(
-    skeleton: Any, capsys: Any, monkeypatch: Any
-) -> None:
+def test_all_studies_are_listed_and_skipped_without_budget(skeleton: Any, capsys: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys, "argv", ["_study.py"])
     assert skeleton.main() == 0
     listed = capsys.readouterr().out
@@ -433,15 +431,13 @@ def test_all_studies_are_listed_and_a_spent_budget_leaves_them_out(
     ]
 
 
-def test_the_scale_is_what_a_worker_finds(skeleton: Any, capsys: Any) -> None:
-    scale, said = skeleton.decide("auto"), capsys.readouterr().err
-    assert said.startswith(f"the {scale} size, ")
-    assert ("no CUDA" in said) == (scale == "small")
+def test_auto_scale_depends_on_cuda(skeleton: Any, capsys: Any) -> None:
+    scale, findings = skeleton.decide("auto"), capsys.readouterr().err
+    assert findings.startswith(f"the {scale} size, ")
+    assert ("no CUDA" in findings) == (scale == "small")
 
 
-def test_one_failing_study_does_not_end_the_others(
-    skeleton: Any, capsys: Any, monkeypatch: Any, tmp_path: Path
-) -> None:
+def test_failing_study_does_not_stop_others(skeleton: Any, capsys: Any, monkeypatch: Any, tmp_path: Path) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("the device disappeared")
 
@@ -451,7 +447,7 @@ def test_one_failing_study_does_not_end_the_others(
 
 
 @pytest.mark.parametrize("script", ["_study.py", "autocast_dtypes.py"])
-def test_a_shortened_option_is_refused(script: str, tmp_path: Path) -> None:
+def test_abbreviated_option_is_rejected(script: str, tmp_path: Path) -> None:
     shortened = "--al" if script == "_study.py" else "--dry"
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parents[2] / "scripts" / "studies" / script), shortened],
@@ -464,7 +460,7 @@ def test_a_shortened_option_is_refused(script: str, tmp_path: Path) -> None:
     assert f"unrecognized arguments: {shortened}" in done.stderr
 
 
-def test_memory_that_does_not_grow_everywhere_has_an_exponent_still() -> None:
+def test_growth_exponent_ignores_constant_start() -> None:
     growth = importlib.import_module("_attention").growth
     lengths = [128, 256, 512, 1024, 2048]
     assert growth(lengths, [7 + n**2 for n in lengths]) == pytest.approx(2, abs=0.01)

@@ -15,14 +15,14 @@ ROOT = Path(__file__).parents[2]
 PROFILES = ROOT / "profiles"
 NAMES = sorted(path.stem for path in SCRIPTS.glob("[a-z]*.py"))
 PAGES = sorted(path for name in NAMES for path in (PROFILES / name).rglob("table.md"))
-# An assignment's report, and codes of its questions, as a word of its own: C2, L3, A2, D7.
+# The words report and assignment, and codes of questions such as C2, L3, A2, D7.
 FORBIDDEN = re.compile(
     r"\b[Tt]he report(?:'s)?\b|\bassignment\b|(?<![\w.])[ACDH][1-9]\d?(?=[:,. ])|\bL[3-9]\b|scripts/[a-z]\d+_"
 )
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)#\s]+)\)")
 
 
-def test_committed_index_is_what_the_command_makes(skeleton: Any) -> None:
+def test_committed_index_matches_generated_index(skeleton: Any) -> None:
     index = importlib.import_module("_index")
     made = index.index_page([*skeleton.ORDER, skeleton.APART], skeleton.PAGE_FILE, skeleton.FIGURE_FILE)
     assert (PROFILES / "README.md").read_text(encoding="utf-8") == made, "run scripts/studies/_study.py --index"

@@ -1,4 +1,4 @@
-"""Tile sizes and their backends: what a block needs is told before it is launched, and what the study says of it."""
+"""Tests of the tile size backends and of the study that compares them."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def tiles() -> Any:
     return importlib.import_module("_tiles")
 
 
-def needing(tiles: Any, monkeypatch: pytest.MonkeyPatch, **shared_bytes: int) -> None:
-    """As if the kernels had been compiled and needed so much."""
+def patch_resources(tiles: Any, monkeypatch: pytest.MonkeyPatch, **shared_bytes: int) -> None:
+    """Pretend that the compiled kernels need this much shared memory."""
 
     def resources(capability: int, tile: Any, dtype: str, d_head: int, causal: bool, kernel: str) -> Any:
         return importlib.import_module("cs_systems.kernels.compile").KernelResources(
@@ -40,8 +40,8 @@ def needing(tiles: Any, monkeypatch: pytest.MonkeyPatch, **shared_bytes: int) ->
     monkeypatch.setattr(tiles, "resources", resources)
 
 
-def test_the_reports_failure_is_refused_with_its_numbers(tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    needing(tiles, monkeypatch, forward=98_304, dq=107_008, dkdv=107_008)
+def test_tile_beyond_shared_memory_is_refused_with_numbers(tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_resources(tiles, monkeypatch, forward=98_304, dq=107_008, dkdv=107_008)
     reason = tiles.too_large(86, 64, CALL)
     assert "the dq kernel's block needs 107,008 B of shared memory, and sm_86 gives a block 101,376 B" in reason
     assert "use a smaller tile, or fewer stages than 3" in reason
@@ -51,8 +51,8 @@ def test_the_reports_failure_is_refused_with_its_numbers(tiles: Any, monkeypatch
     assert tiles.too_large(75, 64, CALL) is None
 
 
-def test_a_backend_asks_the_gpu_that_is_there(tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    needing(tiles, monkeypatch, forward=107_008, dq=1, dkdv=1)
+def test_availability_depends_on_installed_gpu(tiles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch_resources(tiles, monkeypatch, forward=107_008, dq=1, dkdv=1)
     monkeypatch.setattr(flash_triton, "unavailable", lambda call: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
     assert "107,008 B" in tiles.tile_64.unavailable(CALL)
@@ -61,7 +61,7 @@ def test_a_backend_asks_the_gpu_that_is_there(tiles: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("size", [16, 32, 64, 128])
-def test_a_backend_has_its_tile_and_refuses_as_the_kernels_do(tiles: Any, size: int) -> None:
+def test_tile_backend_has_its_tile_and_same_reasons_as_flash_triton(tiles: Any, size: int) -> None:
     backend = plugins.get("attention", f"scripts/_tiles.py:tile_{size}")
     assert (backend.algorithm(CALL).block_q, backend.algorithm(CALL).block_k) == (size, size)
     if find_spec("triton"):
@@ -71,7 +71,7 @@ def test_a_backend_has_its_tile_and_refuses_as_the_kernels_do(tiles: Any, size: 
 
 
 @TRITON
-def test_a_cell_of_resources_has_what_the_compiler_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resources_cell_records_compiler_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     config = next(
         c for c in study("triton_tile_sizes").small() if c.workload.endswith(":sm_86") and "16" in c.attention
@@ -90,7 +90,7 @@ def test_a_cell_of_resources_has_what_the_compiler_says(monkeypatch: pytest.Monk
 
 @pytest.mark.gpu
 @TRITON
-def test_on_a_gpu_a_tile_agrees_with_the_table_s(tiles: Any) -> None:
+def test_tile_backend_matches_flash_triton_on_gpu(tiles: Any) -> None:
     q, k, v = (torch.randn(1, 1, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     if reason := tiles.tile_32.unavailable(replace(CALL, dtype="bfloat16")):
         pytest.skip(reason)
@@ -99,7 +99,7 @@ def test_on_a_gpu_a_tile_agrees_with_the_table_s(tiles: Any) -> None:
 
 @pytest.mark.gpu
 @TRITON
-def test_what_is_told_before_the_launch_is_what_the_launch_would_have_raised(tiles: Any) -> None:
+def test_predicted_shared_memory_matches_launch_error(tiles: Any) -> None:
     from triton.runtime.errors import OutOfResources
 
     from cs_systems.kernels.triton.configs import Tile, Tiles
@@ -115,33 +115,33 @@ def test_what_is_told_before_the_launch_is_what_the_launch_would_have_raised(til
         flash_triton.attention(q, q, q, causal=True, tiles=Tiles(tile, tile, tile))
 
 
-def test_the_study_says_what_fits_where(skeleton: Any) -> None:
+def test_study_names_architectures_that_fit(skeleton: Any) -> None:
     records, _ = read_records(RECORDED)
-    said = explained(skeleton, "triton_tile_sizes", records)
-    assert "sm_86, 101,376 B a block: " in said
-    assert "a block of 107,008 B takes more than 101,376 B, the limit of sm_86; it fits sm_80 and sm_90" in said
+    explanation = explained(skeleton, "triton_tile_sizes", records)
+    assert "sm_86, 101,376 B a block: " in explanation
+    assert "a block of 107,008 B takes more than 101,376 B, the limit of sm_86; it fits sm_80 and sm_90" in explanation
     table = "\n".join(study("triton_tile_sizes").tables(skeleton.cells(records), "markdown"))
     assert "dq, dkdv" in table
     assert not list(
         skeleton._missing(study("triton_tile_sizes"), records)
-    )  # what the small size shares with the full one is all
+    )  # the small size has all cells that it shares with the full one
 
 
-def test_flash_does_change_memory(skeleton: Any, builders: Any) -> None:
-    said = explained(
+def test_study_reports_memory_growth_with_length(skeleton: Any, builders: Any) -> None:
+    explanation = explained(
         skeleton, "triton_tile_sizes", [invented(builders, config) for config in study("triton_tile_sizes").full()]
     )
-    assert "bf16 d_head 128, length 32768: " in said
-    assert "with any of 4 tiles" in said
-    assert "memory grows as length^1.00 with tiles of any size, as length^1.9" in said
+    assert "bf16 d_head 128, length 32768: " in explanation
+    assert "with any of 4 tiles" in explanation
+    assert "memory grows as length^1.00 with tiles of any size, as length^1.9" in explanation
 
 
-def test_a_tile_that_is_not_there_is_named() -> None:
+def test_unknown_tile_backend_is_rejected() -> None:
     with pytest.raises(ConfigError, match="has no 'tile_48'"):
         plugins.get("attention", f"{ROOT / 'scripts' / '_tiles.py'}:tile_48")
 
 
-def test_the_figure_has_times_where_calls_were_measured(skeleton: Any, builders: Any) -> None:
+def test_figure_has_times_only_with_measured_calls(skeleton: Any, builders: Any) -> None:
     records, _ = read_records(RECORDED)
     shown = [axes.get_title() for axes in study("triton_tile_sizes").draw(skeleton.cells(records)).axes]
     assert shown == ["sm_80: 163 KiB", "sm_86: 99 KiB", "sm_90: 227 KiB"]

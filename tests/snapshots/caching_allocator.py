@@ -1,7 +1,7 @@
 """Simulated caching allocator that records events as PyTorch's does.
 
-It is written for the tests from PyTorch's documentation alone: best fit in two pools, split, merge. It knows the
-allocations over time, which the replay has to reconstruct.
+It is written for the tests from PyTorch's documentation alone: best fit in two pools, split, merge. It counts the
+allocated bytes over time, which the replay has to reconstruct.
 """
 
 from __future__ import annotations

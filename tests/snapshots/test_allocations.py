@@ -33,23 +33,23 @@ def test_real_peak_matches_to_the_byte(snapshot_path: Path, snapshot_data: Event
         b["size"] for s in snapshot_data["segments"] for b in s["blocks"] if b["state"] == "active_allocated"
     )
     assert found.end_bytes == allocated
-    assert found.before_bytes == allocated  # none of its events is left
+    assert found.before_bytes == allocated  # its events are lost
     assert found.reserved_bytes == ((BEFORE, 236_978_176),)
 
 
 def test_real_events_are_replayed(snapshot_path: Path, snapshot_data: Event) -> None:
     """Requested bytes, compared with a replay that does not model the allocator."""
     found = replay(read(snapshot_path))
-    alive, asked = {}, []
+    alive, requested = {}, []
     for event in snapshot_data["device_traces"][0]:
         if event["action"] == "alloc":
             alive[event["addr"]] = event["size"]
         elif event["action"] == "free_requested":
             del alive[event["addr"]]
-        asked.append(sum(alive.values()))
-    for index in range(0, len(asked), 7):
+        requested.append(sum(alive.values()))
+    for index in range(0, len(requested), 7):
         made = [a for a in found.alive_at(index) if a.start > BEFORE]
-        assert sum(a.requested_bytes for a in made) == asked[index]
+        assert sum(a.requested_bytes for a in made) == requested[index]
 
 
 SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(MIB - 600, 24 * MIB))
@@ -118,7 +118,7 @@ def event(action: str, address: int, size: int = 1024) -> Event:
     return {"action": action, "addr": address, "size": size, "frames": []}
 
 
-def test_replay_of_truncated_history(write_snapshot: Write) -> None:
+def test_truncated_history_is_replayed(write_snapshot: Write) -> None:
     """A free without its allocation was allocated before; one without its request was no longer allocated."""
     events = [event("free_requested", 512), event("free_completed", 512), event("free_completed", 8192)]
     found = replay(read(write_snapshot({"segments": [], "device_traces": [events]})))
@@ -137,7 +137,7 @@ def test_missing_events_are_doubts(write_snapshot: Write) -> None:
         read(write_snapshot({"segments": [segment], "device_traces": [[event("alloc", 512), event("alloc", 512)]]}))
     )
     assert found.end_bytes == 1024
-    assert [said.partition(":")[0] for said in found.doubts] == [
+    assert [message.partition(":")[0] for message in found.doubts] == [
         "1 allocation(s) at an address in use",
         "1 allocation(s) are neither freed nor in a block at the end",
     ]
@@ -150,17 +150,17 @@ def test_out_of_memory_event_has_allocated_bytes(write_snapshot: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "asked", "given"),
+    ("settings", "requested", "given"),
     [
         ({}, 1, 512),
         ({}, 513, 1024),
-        ({"roundup_power2_divisions": {"1": 4, "2": 0}}, 1_200_000, 1_310_720),  # of 1 MiB a quarter
+        ({"roundup_power2_divisions": {"1": 4, "2": 0}}, 1_200_000, 1_310_720),  # quarters of 1 MiB
         ({"roundup_power2_divisions": {"1": 0, "2": 4}}, 1_200_000, 1_200_128),
         ({"roundup_power2_divisions": {"1": 4}}, 2000, 2048),  # 512 × 4 or less is not divided
     ],
 )
-def test_requests_are_rounded_by_settings(settings: Event, asked: int, given: int, write_snapshot: Write) -> None:
-    data = {"device_traces": [[event("alloc", 512, asked)]], "allocator_settings": settings}
+def test_requests_are_rounded_by_settings(settings: Event, requested: int, given: int, write_snapshot: Write) -> None:
+    data = {"device_traces": [[event("alloc", 512, requested)]], "allocator_settings": settings}
     assert replay(read(write_snapshot(data))).peak_bytes == given
 
 

@@ -57,7 +57,7 @@ def bytes_by(found: Attribution) -> Counter[str]:
     return counts
 
 
-def test_real_peak_by_category(real: Attribution) -> None:
+def test_real_peak_has_expected_categories(real: Attribution) -> None:
     """The peak holds parameters by formula, each with two moments, two workspaces, and token ids."""
     weights = 4 * (2 * 1000 * D + LAYERS * (3 * D * D + D * D + 2 * 4 * D * D + 2 * D))
     counts = bytes_by(real)
@@ -113,8 +113,8 @@ def test_phase_and_lifetime_decide_the_category(tmp_path: Path) -> None:
         if freed:
             allocator.free(addresses[freed[0]], freed[1])
     found = found_in(allocator.snapshot(), tmp_path)
-    said = [a.category for a in found.allocations]
-    assert dict(zip([key for key, *_ in STEP], said, strict=True)) == {
+    categories = [a.category for a in found.allocations]
+    assert dict(zip([key for key, *_ in STEP], categories, strict=True)) == {
         "weight": "parameters",
         "activation": "activations",
         "dropped": "temporaries",
@@ -162,7 +162,7 @@ def test_unmatched_allocations_are_unknown(tmp_path: Path) -> None:
 
 
 def test_stacks_categorize_blocks_from_before_recording(tmp_path: Path) -> None:
-    """The ring of events has lost their allocation."""
+    """Their allocations are older than the oldest recorded event."""
     allocator = CachingAllocator()
     for _ in range(3):
         allocator.alloc(4096)
@@ -174,8 +174,8 @@ def test_stacks_categorize_blocks_from_before_recording(tmp_path: Path) -> None:
     for block, stack in zip(alive, (SETUP, OPTIMIZER, FORWARD), strict=False):
         block["frames"] = list(stack)
     found = found_in(data, tmp_path)
-    said = sorted(a.category for a in found.allocations if a.allocation.start < 0)
-    assert said == ["before recording", "optimizer state", "parameters", "workspaces"]
+    categories = sorted(a.category for a in found.allocations if a.allocation.start < 0)
+    assert categories == ["before recording", "optimizer state", "parameters", "workspaces"]
 
 
 def test_snapshot_without_stacks_is_unknown(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_stack_gives_the_phase(frames: list[tuple[str, str]], phase: str | None)
 
 
 @pytest.mark.parametrize(
-    ("frames", "said"),
+    ("frames", "site"),
     [
         (
             [("softmax", "site-packages/torch/nn/functional.py"), ("forward", "src/model.py")],
@@ -248,8 +248,8 @@ def test_stack_gives_the_phase(frames: list[tuple[str, str]], phase: str | None)
         ([], None),
     ],
 )
-def test_site_is_the_innermost_line_outside_torch(frames: list[tuple[str, str]], said: str | None) -> None:
-    assert sites([tuple(Frame(file, n, function) for n, (function, file) in enumerate(frames, 1))]) == [said]
+def test_site_is_the_innermost_line_outside_torch(frames: list[tuple[str, str]], site: str | None) -> None:
+    assert sites([tuple(Frame(file, n, function) for n, (function, file) in enumerate(frames, 1))]) == [site]
 
 
 def test_site_with_several_callers_includes_the_caller() -> None:
@@ -272,16 +272,16 @@ def large_model(tmp_path: Path, element: int = 4) -> Attribution:
 
 def test_tensors_are_named_from_a_preset(tmp_path: Path) -> None:
     found = large_model(tmp_path)
-    guessed, told = tensor_names(found), tensor_names(found, "large")
+    guessed, given = tensor_names(found), tensor_names(found, "large")
     rows = at_peak(found, guessed)
     assert (rows[0]["bytes"], rows[0]["allocations"]) == (10_000 * 1280 * 4, 2)
     assert rows[0]["name"] == "token_embeddings or lm_head, 10,000 × 1280 × 4"
-    assert at_peak(found, told) == rows
+    assert at_peak(found, given) == rows
     assert (
         guessed.note
         == "names are guessed: the tensors have the sizes of the preset large; give --size to choose another"
     )
-    assert told.note == "tensors are named by their size, from the preset large"
+    assert given.note == "tensors are named by their size, from the preset large"
     with pytest.raises(ConfigError, match=r"--size xl does not fit: .* lacks tensors of that preset; drop --size"):
         tensor_names(found, "xl")
     with pytest.raises(ConfigError, match="unknown size 'larg': did you mean large"):
@@ -319,7 +319,7 @@ def test_sidecar_names_tensors(tmp_path: Path) -> None:
     ]
 
 
-def test_differences_of_two_peaks(real: Attribution, tmp_path: Path) -> None:
+def test_differences_of_two_peaks_add_up(real: Attribution, tmp_path: Path) -> None:
     allocator = CachingAllocator(recording=True)
     allocator.alloc(1024, FORWARD)
     small = found_in(allocator.snapshot(), tmp_path)

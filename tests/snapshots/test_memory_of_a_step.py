@@ -44,7 +44,7 @@ def stack() -> Frames:
 
 
 class Recorded(TorchDispatchMode):
-    """Recorded steps; `addresses` maps the data_ptr of each storage alive to its simulated address."""
+    """Recorded steps; `addresses` maps the data_ptr of each live storage to its simulated address."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,9 +138,9 @@ def test_categories_match_the_model_tensors(trained: tuple[Attribution, Truth]) 
     found, truth = trained
     last = found.alive_at(len(found.replay.snapshot.events) - 1)
     for category, addresses in truth.items():
-        said = {a.allocation.address for a in last if a.category == category}
+        categorized = {a.allocation.address for a in last if a.category == category}
         scalars = {a.allocation.address for a in last if a.allocation.requested_bytes <= 8}  # step counters
-        assert said - scalars == addresses - scalars, category
+        assert categorized - scalars == addresses - scalars, category
 
 
 def test_each_step_has_all_gradients(trained: tuple[Attribution, Truth]) -> None:

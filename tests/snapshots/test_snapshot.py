@@ -36,7 +36,7 @@ def stack_global(module: str, name: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "asked"),
+    ("data", "name"),
     [
         (pickle.dumps(Calls(os.system, "touch owned")), "posix.system"),
         (pickle.dumps({"segments": [], "device_traces": [[Calls(os.system, "touch owned")]]}), "posix.system"),
@@ -49,12 +49,12 @@ def stack_global(module: str, name: str) -> bytes:
         (pickle.dumps(Path("x")), "pathlib.PosixPath"),  # harmless, and refused as well
     ],
 )
-def test_pickle_with_code_is_refused(data: bytes, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pickle_with_code_is_refused(data: bytes, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "evil.pickle"
     path.write_bytes(data)
     with pytest.raises(
-        ConfigError, match=rf"was refused before anything in it ran: it requests {asked}, .*; give a memory snapshot"
+        ConfigError, match=rf"was refused before anything in it ran: it requests {name}, .*; give a memory snapshot"
     ):
         read(path)
     assert not (tmp_path / "owned").exists()
@@ -177,22 +177,22 @@ def test_snapshot_of_older_pytorch_lists_missing_data(write_snapshot: Write) -> 
     first, second = found.segments[0].blocks
     assert (first.address, first.requested_bytes, found.stacks[first.stack][0].line) == (4096, 1000, 3)
     assert (second.address, second.state) == (5120, "active_pending_free")
-    said = "\n".join(found.missing)
-    assert "no events: the peak and the timeline are unknown" in said
-    assert "no annotations" in said
+    missing = "\n".join(found.missing)
+    assert "no events: the peak and the timeline are unknown" in missing
+    assert "no annotations" in missing
 
 
 def test_list_of_segments_is_read_without_events(write_snapshot: Write) -> None:
     found = read(write_snapshot([{"address": 4096, "total_size": 512, "blocks": [{"size": 512, "state": "inactive"}]}]))
     assert len(found.segments) == 1
-    assert any("no requested sizes of blocks" in said for said in found.missing)
-    assert any("no stacks" in said for said in found.missing)
+    assert any("no requested sizes of blocks" in message for message in found.missing)
+    assert any("no stacks" in message for message in found.missing)
 
 
 def test_events_without_segments_list_missing_data(write_snapshot: Write) -> None:
     found = read(write_snapshot({"device_traces": [[{"action": "alloc", "addr": 4096, "size": 100}]]}))
-    assert any("no segments: memory allocated before recording" in said for said in found.missing)
-    assert any("no times of events" in said for said in found.missing)
+    assert any("no segments: memory allocated before recording" in message for message in found.missing)
+    assert any("no times of events" in message for message in found.missing)
 
 
 def test_sidecar_is_read_and_checked(snapshot_path: Path, tmp_path: Path) -> None:

@@ -249,5 +249,5 @@ def test_loss_and_optimizer_are_layers(export: Callable[..., Path]) -> None:
         ("Optimizer.zero_grad#AdamW.zero_grad", (None, None, None)),
     ],
 )
-def test_meaning_of_range_names(name: str, means: tuple[str | None, str | None, str | None]) -> None:
+def test_range_name_gives_phase_layer_and_part(name: str, means: tuple[str | None, str | None, str | None]) -> None:
     assert meaning(name) == means

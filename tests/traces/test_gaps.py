@@ -47,7 +47,7 @@ def trace(runs: Runs, copies: Spans, calls: Calls, own: Spans) -> Trace:
 
 
 def count(made: Trace, steps: list[Step]) -> Counter[str]:
-    """Return cause → how many of the times 0, 1, 2, … within the steps it explains."""
+    """Return by cause how many of the times 0, 1, 2, … within the steps it explains."""
     found: Counter[str] = Counter()
     rows = list(made.kernels)
     for time in range(END):

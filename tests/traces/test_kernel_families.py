@@ -1,4 +1,4 @@
-"""Families by name: real names of kernels, as libraries and compilers of three GPU generations write them."""
+"""Kernel families: real kernel names of libraries and compilers on three GPU generations."""
 
 # ruff: noqa: E501 (names are quoted whole)
 

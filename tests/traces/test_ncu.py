@@ -126,14 +126,14 @@ def test_text_is_three_tables_of_80_columns_and_csv_is_one(
     assert main(["analyze", "a.ncu-rep"]) == 0
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
-    for what in (
+    for text in (
         "a.ncu-rep · ncu · 1 kernels",
         "do not use these times as timings",
         "warp eff.",
         "ld conflicts",
         "scores",
     ):
-        assert what in shown.replace("\n", " ")
+        assert text in shown.replace("\n", " ")
     assert main(["analyze", "a.ncu-rep", "--format", "csv"]) == 0
     header, line = capsys.readouterr().out.strip().splitlines()
     assert header.split(",")[:4] == ["kernel", "ranges", "grid", "block"]

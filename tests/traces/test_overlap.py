@@ -132,7 +132,7 @@ def gpu_trace(path: Path, allreduce_us: float) -> Path:
     return write(path, events)
 
 
-def test_streams_of_gpu_trace(tmp_path: Path) -> None:
+def test_gpu_trace_gives_compute_and_communication_streams(tmp_path: Path) -> None:
     found = streams(read(gpu_trace(tmp_path / "t.json", 30)))
     assert len(found) == 2
     assert found[0].names[0].startswith("ncclDevKernel_AllReduce")
@@ -149,18 +149,18 @@ def test_streams_of_gpu_trace(tmp_path: Path) -> None:
 
 def test_analyze_prints_overlap_of_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(gpu_trace(tmp_path / "t.json", 30))]) == 0
-    said = capsys.readouterr().out
-    assert "communication during computation (hidden) and alone (exposed), per step" in said
-    assert re.search(r"^ +1\.00 +30\.0 +20\.0 +10\.0 +66\.7 +10\.0$", said, re.MULTILINE)
+    output = capsys.readouterr().out
+    assert "communication during computation (hidden) and alone (exposed), per step" in output
+    assert re.search(r"^ +1\.00 +30\.0 +20\.0 +10\.0 +66\.7 +10\.0$", output, re.MULTILINE)
 
 
-def test_skew_of_two_ranks(tmp_path: Path) -> None:
+def test_skew_of_two_ranks_is_measured(tmp_path: Path) -> None:
     ranks = [streams(read(gpu_trace(tmp_path / f"{us}.json", us))) for us in (30, 45)]
     rows = [{name: round(value * 1e6, 6) for name, value in row.items() if name != "rank"} for row in skew_rows(ranks)]
     assert rows == [{"transfer_s": 30, "waiting_s": 0}, {"transfer_s": 30, "waiting_s": 15}]
 
 
-def test_streams_of_cpu_trace(tmp_path: Path) -> None:
+def test_cpu_trace_gives_compute_and_communication_streams(tmp_path: Path) -> None:
     """gloo's ranges overlap the phases: half of the all-reduce runs during backward."""
     path = write(
         tmp_path / "cpu.json",

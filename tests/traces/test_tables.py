@@ -138,7 +138,7 @@ def test_step_of_two_devices_is_counted_once_in_warnings(change: Callable[..., P
     assert len(rows) == 6
     disagree, *events = tables.notes("steps", made, rows)
     assert " of 3 steps, most in step 0 " in disagree
-    assert [said.partition(" takes ")[0] for said in events] == [f"warning: step {n}" for n in range(3)]
+    assert [message.partition(" takes ")[0] for message in events] == [f"warning: step {n}" for n in range(3)]
 
 
 GAPS: list[tuple[str, dict[str, Any], dict[str, float]]] = [
@@ -216,9 +216,9 @@ def test_difference_of_two_profiles_adds_up(nsys_profile: Profile, kineto_profil
         assert sum(row["difference_s"] for row in rows) == pytest.approx(whole["difference_s"], abs=1e-12)
         assert sum(row["share"] for row in rows) == pytest.approx(whole["share"])
     assert abs(whole["share"]) < 0.01
-    said = doubts(nsys_profile, kineto_profile)
-    assert "profiler differs: nsys in A, kineto in B, with different overheads" in said
-    assert any("the layer is known for 39% of A's kernel time and 9% of B's" in doubt for doubt in said)
+    found = doubts(nsys_profile, kineto_profile)
+    assert "profiler differs: nsys in A, kineto in B, with different overheads" in found
+    assert any("the layer is known for 39% of A's kernel time and 9% of B's" in doubt for doubt in found)
 
 
 def test_difference_of_unmarked_layer_is_none(nsys_profile: Profile, kineto_profile: Profile) -> None:

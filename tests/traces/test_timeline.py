@@ -47,14 +47,14 @@ def test_view_times_match_the_tables(nsys_profile: Profile) -> None:
     (stream,) = made["streams"]
     names, functions = made["names"], made["functions"]
     families = [made["families"][names["family"][n]] for n in functions["name"]]
-    for table, column, told in (
+    for table, column, names in (
         ("phases", "phase", [made["places"]["phase"][p] for p in stream["place"]]),
         ("layers", "layer", [made["places"]["layer"][p] for p in stream["place"]]),
         ("families", "family", [families[f] for f in stream["function"]]),
     ):
         times: Counter[str] = Counter()
-        for what, duration in zip(told, stream["duration"], strict=True):
-            times[what] += duration
+        for name, duration in zip(names, stream["duration"], strict=True):
+            times[name] += duration
         rows = [row for row in TABLES[table](nsys_profile) if table != "phases" or row["family"] == "all"]
         assert {row[column] for row in rows} == set(times)
         for row in rows:
@@ -64,9 +64,9 @@ def test_view_times_match_the_tables(nsys_profile: Profile) -> None:
 def test_view_has_ranges_copies_and_calls_of_the_step_only(nsys_profile: Profile) -> None:
     made = view(nsys_profile)
     (thread,) = made["threads"]
-    said = Counter(made["ranges"]["name"][r] for r in thread["range"])
+    counts = Counter(made["ranges"]["name"][r] for r in thread["range"])
     assert thread["main"]
-    assert said == {
+    assert counts == {
         **dict.fromkeys(("step", "forward", "backward", "optimizer", *(f"block {i}" for i in range(4))), 1),
         **dict.fromkeys(("attention", "scores", "softmax", "value", "ffn"), 4),
     }
@@ -80,7 +80,7 @@ def test_view_is_small(nsys_profile: Profile) -> None:
     assert len(text) < 100 * 238  # names and functions included, which 10,000 kernels share
 
 
-def test_view_of_graphs_late_kernels_and_other_threads(export: Callable[..., Path]) -> None:
+def test_view_includes_graphs_late_kernels_and_other_threads(export: Callable[..., Path]) -> None:
     """Kernels of a graph share one launch.
 
     A kernel that ends after its step belongs to the step. An unknown launch stays unknown.

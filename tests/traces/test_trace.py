@@ -31,12 +31,12 @@ def test_enclosing_interval_comes_first() -> None:
 
 
 def test_equal_values_can_be_open_twice() -> None:
-    """Of two equal values, the one that ends is closed."""
+    """Close only the one that ends of two equal values."""
     line = Timeline(np.array([0.0, 1.0, 2.0]), np.array([10.0, 9.0, 3.0]), ["a", "b", "a"])
     assert [line.at(time) for time in (2.5, 3.5)] == [("a", "b", "a"), ("a", "b")]
 
 
-def test_each_thread_has_its_timeline() -> None:
+def test_each_thread_has_its_own_timeline() -> None:
     lines = timelines(np.array([1, 2]), np.array([0.0, 0.0]), np.array([10.0, 10.0]), ["a", "b"])
     assert {thread: line.at(5) for thread, line in lines.items()} == {1: ("a",), 2: ("b",)}
 

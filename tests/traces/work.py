@@ -47,6 +47,8 @@ def counting() -> Iterator[Work]:
         return on_event
 
     _now = work
+    # Python 3.12 sends opcode events only to tracers that are set after a frame has requested them.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(on_event)
     try:
         yield work

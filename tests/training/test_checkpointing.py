@@ -1,4 +1,4 @@
-"""Activation checkpointing: what is written means, gradients to the bit, and FLOPs that are executed again."""
+"""Tests of activation checkpointing: its forms, identical gradients, and recomputed FLOPs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FORMS = ("every:1", "every:3", "every:99", "blocks:0,2,5-6", "selective:matmul",
 WITH_ATTENTION = [*((form, "naive") for form in FORMS), *((f, "sdpa_flash") for f in (*FORMS, "selective:attention"))]
 
 
-def test_what_is_written_is_what_is_meant() -> None:
+def test_checkpoint_forms_give_expected_segments() -> None:
     assert segments("none", 4) == ()
     assert segments("every:3", 5) == (Segment(0, 3), Segment(3, 5))
     assert segments("blocks:4,0-1", 5) == (Segment(0, 1), Segment(1, 2), Segment(4, 5))
@@ -36,13 +36,13 @@ def test_what_is_written_is_what_is_meant() -> None:
 
 
 @given(layers=st.integers(1, 40), size=st.integers(1, 50))
-def test_checkpoints_of_k_blocks_cover_every_block_once(layers: int, size: int) -> None:
+def test_every_k_covers_each_block_once(layers: int, size: int) -> None:
     covered = [block for segment in segments(f"every:{size}", layers) for block in range(segment.first, segment.stop)]
     assert covered == list(range(layers))
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "message"),
     [
         ("evry:4", r"unknown checkpoint 'evry:4': did you mean every\? known: none, every:K, blocks:0,2,5-7"),
         ("every", "unknown checkpoint 'every': known:"),
@@ -56,19 +56,19 @@ def test_checkpoints_of_k_blocks_cover_every_block_once(layers: int, size: int) 
         ("nested:4", "unknown checkpoint 'nested:4'"),
     ],
 )
-def test_what_cannot_be_read_is_said(written: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_malformed_checkpoint_is_rejected_with_remedy(written: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         RunConfig(model=DEEP, checkpoint=written)
 
 
-def test_a_checkpoint_is_no_part_of_old_keys_and_not_of_attention_calls() -> None:
+def test_checkpoint_changes_key_and_requires_a_model() -> None:
     assert RunConfig().key() == RunConfig(checkpoint="none").key() != RunConfig(checkpoint="every:1").key()
     with pytest.raises(ConfigError, match="--checkpoint requires a model, and workload attention has none"):
         RunConfig(workload="attention", mode=Mode.FORWARD, checkpoint="every:1")
 
 
 def trained(form: str, attention: str, precision: Precision) -> tuple[dict[str, Tensor | None], int]:
-    """The gradients by parameter, and the FLOPs that were executed."""
+    """Return the gradients by parameter, and the executed FLOPs."""
     torch.manual_seed(0)
     model = BasicTransformerLM(DEEP, attention)
     names = [name for name, _ in model.named_parameters()]
@@ -84,7 +84,7 @@ def trained(form: str, attention: str, precision: Precision) -> tuple[dict[str, 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
 @pytest.mark.parametrize(("form", "attention"), WITH_ATTENTION)
-def test_gradients_are_the_same_to_the_bit(form: str, attention: str, precision: Precision) -> None:
+def test_checkpointed_gradients_are_bit_identical(form: str, attention: str, precision: Precision) -> None:
     plain, executed = trained("none", attention, precision)
     gradients, with_recomputation = trained(form, attention, precision)
     for name, expected in plain.items():
@@ -94,19 +94,19 @@ def test_gradients_are_the_same_to_the_bit(form: str, attention: str, precision:
         assert with_recomputation - executed == recomputed_flops(DEEP, 2, 64, FULL_MATRIX, form)
 
 
-def test_recomputation_is_executed_and_not_credited() -> None:
+def test_recomputation_counts_in_hardware_flops_only() -> None:
     args: tuple[Any, ...] = (DEEP, 2, 64, Mode.TRAIN_STEP, FULL_MATRIX, Precision.FP32)
     plain, again = step_cost(*args), step_cost(*args, "every:1")
     forward, w2 = plain["forward"].hardware_flops or 0, 2 * 2 * 64 * 32 * 64
     head = 2 * 2 * 64 * 32 * 100
     extra = (again["backward"].hardware_flops or 0) - (plain["backward"].hardware_flops or 0)
-    assert extra == forward - head - 7 * w2  # backward needs the input of w2 alone
+    assert extra == forward - head - 7 * w2  # backward does not need the output of w2
     assert again["backward"].model_flops == plain["backward"].model_flops
     assert again["forward"] == plain["forward"]
 
 
 @pytest.mark.parametrize("form", ["every:3", "selective:attention", "nested:4:2"])
-def test_compiled_gradients_are_those_without_a_checkpoint(form: str) -> None:
+def test_compiled_checkpointed_gradients_match_plain_gradients(form: str) -> None:
     torch._dynamo.reset()
     gradients = []
     for written in ("none", form):
@@ -121,7 +121,7 @@ def test_compiled_gradients_are_those_without_a_checkpoint(form: str) -> None:
         torch.testing.assert_close(plain, again)
 
 
-def test_the_record_names_the_checkpoint() -> None:
+def test_record_has_checkpoint_or_reason() -> None:
     config = RunConfig(model=preset("tiny"), batch_size=1, device="cpu", warmup=0, steps=1, checkpoint="every:1")
     record = cs_systems.run(config, in_process=True)
     assert (record.status, record.config["checkpoint"]) == ("ok", "every:1")
@@ -135,5 +135,5 @@ def test_the_record_names_the_checkpoint() -> None:
     assert "naive is not; use --attention sdpa_flash, or --checkpoint selective:matmul" in refused.reason
 
 
-def test_backends_that_are_one_operator_are_backends() -> None:
+def test_one_operator_names_are_attention_backends() -> None:
     assert set(ONE_OPERATOR) <= set(plugins.names("attention"))

@@ -1,4 +1,4 @@
-"""fp8 linear layers: the error bound that fp8.py states, for what is kept and for all three products."""
+"""Tests of fp8 linear layers: the error bounds of fp8.py for quantized elements and all three products."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ from cs_systems.training.fp8 import E4M3, E5M2, Fp8Linear, Fp8Product, quantize,
 from cs_systems.workloads.precision_error import run_parts
 from cs_systems.workloads.train_step import TrainStep
 
-# dtype → (half a unit in the last place, half the smallest subnormal, the largest number), as the format defines them
+# dtype → (half a unit in the last place, half the smallest subnormal, the largest number) of the format
 FORMATS = {E4M3: (2.0**-4, 2.0**-10, 448.0), E5M2: (2.0**-3, 2.0**-17, 57344.0)}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, seq_len=16, precision=Precision.FP8, device="cpu")
 
 
 def distance(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """d(x) of fp8.py, element by element, in float64."""
+    """Return d(x) of fp8.py for each element, in float64."""
     half_ulp, half_subnormal, largest = FORMATS[dtype]
     wide = x.double().abs()
     return (half_ulp + 2**-23) * wide + half_subnormal * wide.max() / largest
 
 
 def product_bound(x: Tensor, x_dtype: torch.dtype, w: Tensor, w_dtype: torch.dtype, out: torch.dtype) -> Tensor:
-    """Of x wᵀ: what fp8.py states, with the sum's rounding (about 14 bits on Hopper, 24 elsewhere) and the result's."""
+    """Return the error bound of x wᵀ, with the rounding of the sum and of the result.
+
+    Hopper sums with about 14 bits, other devices with 24.
+    """
     a, b, da, db = x.double().abs(), w.double().abs(), distance(x, x_dtype), distance(w, w_dtype)
     kept = (a + da) @ (b + db).T
     roundoff = 2.0**-13 if x.is_cuda else 2.0**-24
@@ -45,7 +48,7 @@ def product_bound(x: Tensor, x_dtype: torch.dtype, w: Tensor, w_dtype: torch.dty
 
 
 def spread(rows: int, columns: int, decades: float, seed: int, device: str = "cpu") -> Tensor:
-    """Numbers of both signs over so many decades of size, with zeros among them."""
+    """Return random numbers of both signs whose sizes span `decades`, with some zeros."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, columns, generator=generator)
     x *= 10 ** (decades * (torch.rand(rows, columns, generator=generator) - 0.5))
@@ -60,28 +63,28 @@ def spread(rows: int, columns: int, decades: float, seed: int, device: str = "cp
     decades=st.floats(0, 12),
     seed=st.integers(0, 2**31),
 )
-def test_what_is_kept_of_an_element(
+def test_quantized_element_is_within_stated_distance(
     dtype: torch.dtype, wide: torch.dtype, size: float, decades: float, seed: int
 ) -> None:
     x = (spread(16, 16, decades, seed) * 2.0**size).to(wide)
     q, scale = quantize(x, dtype)
     assert (q.dtype, scale.dtype, q.shape) == (dtype, torch.float32, x.shape)
-    assert q.float().abs().max() == FORMATS[dtype][2], "the whole range is used"
+    assert q.float().abs().max() == FORMATS[dtype][2], "the whole range must be used"
     once = (x.double() / scale.double()).float().to(dtype)
-    assert torch.equal(q.float(), once.float()), "rounded once, not to bf16 before"
+    assert torch.equal(q.float(), once.float()), "it must be rounded once, not to bf16 first"
     off = (q.double() * scale.double() - x.double()).abs()
     assert (off <= distance(x, dtype)).all()
     halves = (torch.arange(16, 32, dtype=wide) + 0.5).expand(16, -1)
     q, scale = quantize(halves, dtype)
     worst = ((q.double() * scale.double() - halves.double()).abs() / halves.double()).max()
-    assert worst > FORMATS[dtype][0] / 3, "the bound is not empty"
+    assert worst > FORMATS[dtype][0] / 3, "the bound must be tight"
 
 
-def test_zeros_stay_zeros_and_what_is_no_number_shows() -> None:
+def test_quantize_keeps_zeros_and_propagates_nan_and_infinity() -> None:
     q, scale = quantize(torch.zeros(16, 16), E4M3)
     assert (q.float() == 0).all()
     assert scale > 0
-    assert quantize(torch.ones(16, 32).t(), E4M3)[0].is_contiguous(), "as a scaled matmul takes its first operand"
+    assert quantize(torch.ones(16, 32).t(), E4M3)[0].is_contiguous(), "a scaled matmul needs a contiguous first operand"
     for broken in (float("inf"), float("nan")):
         x = torch.ones(16, 16)
         x[3, 5] = broken
@@ -93,7 +96,7 @@ def test_zeros_stay_zeros_and_what_is_no_number_shows() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("decades", [0.0, 3.0, 8.0])
 @pytest.mark.parametrize(("m", "n", "k"), [(16, 16, 16), (32, 48, 256), (64, 16, 768)])
-def test_the_three_products_are_within_the_stated_bound(device: str, decades: float, m: int, n: int, k: int) -> None:
+def test_three_products_are_within_stated_bound(device: str, decades: float, m: int, n: int, k: int) -> None:
     x, w = spread(m, k, decades, 1, device).requires_grad_(), spread(n, k, decades, 2, device).requires_grad_()
     y = Fp8Product.apply(x, w)
     assert y.dtype is torch.bfloat16
@@ -110,26 +113,26 @@ def test_the_three_products_are_within_the_stated_bound(device: str, decades: fl
         assert (of_x <= bound(gradient, E5M2, w.T, E4M3, torch.float32)).all()
         of_w = (w.grad.double() - wide.T @ x.double()).abs()
         assert (of_w <= bound(gradient.T, E5M2, x.T, E4M3, torch.float32)).all()
-        assert of_y.max() > 2**-10 * y.double().abs().max(), "and it is fp8"
+        assert of_y.max() > 2**-10 * y.double().abs().max(), "the product must be in fp8"
 
 
-def test_products_are_laid_out_as_a_gpu_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU takes any layout: cuBLAS reads the first operand row by row and the second column by column."""
+def test_products_get_row_and_column_major_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS needs a row-major first operand and a column-major second one, while a CPU accepts any layout."""
     seen: list[tuple[bool, bool]] = []
     multiply = fp8.product
 
-    def noted(a: Tensor, a_scale: Tensor, b: Tensor, *rest: Any, **how: Any) -> Tensor:
+    def recording_product(a: Tensor, a_scale: Tensor, b: Tensor, *rest: Any, **how: Any) -> Tensor:
         seen.append((a.is_contiguous(), b.t().is_contiguous()))
         return multiply(a, a_scale, b, *rest, **how)
 
-    monkeypatch.setattr(fp8, "product", noted)
+    monkeypatch.setattr(fp8, "product", recording_product)
     x, w = torch.randn(96, 32).t().requires_grad_(), torch.randn(48, 96, requires_grad=True)
     Fp8Product.apply(x, w).backward(torch.randn(48, 32).t())
     assert seen == [(True, True)] * 3
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_layer_under_autocast_computes_what_it_does_without(device: str) -> None:
+def test_layer_gives_same_output_under_autocast(device: str) -> None:
     layer = Fp8Linear(nn.Parameter(spread(32, 64, 1.0, 0, device)), nn.Parameter(torch.ones(32, device=device)))
     x = spread(32, 64, 1.0, 1, device).reshape(2, 16, 64)
     plain = layer(x)
@@ -146,7 +149,7 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-def test_which_layers_are_put_in_place() -> None:
+def test_use_fp8_replaces_only_suitable_linear_layers() -> None:
     shared = nn.Linear(32, 16)
     model = nn.Sequential(
         OrderedDict(a=shared, b=nn.Linear(16, 20), c=nn.Sequential(shared, Doubled(16, 16)), d=nn.Linear(16, 32, False))
@@ -161,7 +164,7 @@ def test_which_layers_are_put_in_place() -> None:
     assert {name: id(parameter) for name, parameter in model.named_parameters()} == before
 
 
-def test_of_a_language_model_the_blocks_linear_layers_run_in_fp8() -> None:
+def test_language_model_uses_fp8_in_linear_layers_of_blocks() -> None:
     step = TrainStep(TINY, resolve("cpu"))
     types = {name: type(module).__name__ for name, module in step.model.named_modules()}
     low = {name for name, kind in types.items() if kind == "Fp8Linear"}
@@ -171,7 +174,7 @@ def test_of_a_language_model_the_blocks_linear_layers_run_in_fp8() -> None:
         for name in [f"attn.{x}_proj" for x in ("q", "k", "v", "output")] + ["ffn.w1", "ffn.w2", "ffn.w3"]
     }
     assert types["lm_head"] == "Linear"
-    assert all(isinstance(step.model.get_submodule(name), Linear) for name in low), "what divides layers finds them"
+    assert all(isinstance(step.model.get_submodule(name), Linear) for name in low), "tensor parallelism must find them"
     assert [n for n, _ in step.model.named_parameters()] == [
         n for n, _ in BasicTransformerLM(TINY.model).named_parameters()
     ]
@@ -185,36 +188,35 @@ def gradients(config: RunConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("change", [{"checkpoint": "every:1"}, {"checkpoint": "selective:matmul"}])
-def test_gradients_are_the_same_to_the_bit_under_a_checkpoint(change: dict[str, str]) -> None:
+def test_checkpointed_gradients_are_bit_identical(change: dict[str, str]) -> None:
     config = replace(TINY, mode=Mode.FORWARD_BACKWARD)
     plain, other = gradients(config), gradients(replace(config, **change))
     assert [name for name in plain if not torch.equal(plain[name], other[name])] == []
 
 
-# torch's compiler makes an object of the Function, which torch itself advises against.
+# torch's compiler instantiates the autograd Function and causes torch's own warning.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_a_compiled_step_computes_the_same() -> None:
+def test_compiled_step_gives_same_gradients() -> None:
     plain, compiled = gradients(TINY), gradients(replace(TINY, compile="aot_eager"))
     for name, gradient in plain.items():
         assert torch.linalg.vector_norm(compiled[name] - gradient) <= 2**-6 * torch.linalg.vector_norm(gradient)
 
 
-def test_a_step_without_an_fp8_layer_is_not_what_was_asked_for() -> None:
-    def said(precision: Precision) -> str | None:
+def test_step_without_fp8_layers_contradicts_requested_precision() -> None:
+    def contradiction_of(precision: Precision) -> str | None:
         readings = DtypeReadings()
         with reading(readings):
             run_parts(TrainStep(replace(TINY, precision=precision), resolve("cpu")))
         return contradiction(Precision.FP8, readings.rows, readings.contexts)
 
-    assert said(Precision.FP8) is None
-    assert said(Precision.BF16) == (
-        "asked for fp8, but no layer computes in it: use cs_systems.training.fp8.use_fp8(model), "
-        "or name another --precision"
+    assert contradiction_of(Precision.FP8) is None
+    assert contradiction_of(Precision.BF16) == (
+        "requested fp8, but no layer computes in it; use cs_systems.training.fp8.use_fp8(model), or another --precision"
     )
-    assert "asked for bfloat16, but the step enters no autocast" in str(said(Precision.FP32))
+    assert "requested bfloat16, but the step enters no autocast" in str(contradiction_of(Precision.FP32))
 
 
-class Old(Device):
+class OldGpu(Device):
     def capability(self) -> tuple[int, int]:
         return (8, 0)
 
@@ -225,12 +227,12 @@ def reason(config: RunConfig) -> str | None:
     return record.reason
 
 
-def test_where_it_is_unavailable_it_says_why_and_what_to_do() -> None:
-    assert unavailable(Old(torch.device("cpu"))) == (
+def test_unavailable_fp8_has_reason_and_remedy() -> None:
+    assert unavailable(OldGpu(torch.device("cpu"))) == (
         "fp8 needs an NVIDIA GPU of compute capability 8.9 or newer (Ada, Hopper, Blackwell), this GPU has 8.0; use "
         "bf16"
     )
-    assert unavailable(resolve("cpu")) is None, "torch computes the same function there"
+    assert unavailable(resolve("cpu")) is None, "torch emulates fp8 products on a CPU"
     assert reason(replace(TINY, seq_len=24)) == (
         "fp8 products need multiples of 16, and batch × context is 24; make it 16 or 32, or use bf16"
     )
@@ -247,5 +249,5 @@ def test_where_it_is_unavailable_it_says_why_and_what_to_do() -> None:
     )
 
 
-def test_a_model_that_is_a_linear_layer_itself_is_not_counted() -> None:
+def test_use_fp8_does_not_replace_root_linear_layer() -> None:
     assert use_fp8(nn.Linear(16, 16)) == 0

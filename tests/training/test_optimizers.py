@@ -1,4 +1,4 @@
-"""Our AdamW against torch's, over steps and groups; and every name builds what it says."""
+"""Tests of the optimizers against torch's AdamW."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cs_systems.training.optimizers import AdamW, make_optimizer
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS[1:])
-def test_every_optimizer_takes_the_steps_of_the_reference(name: str) -> None:
+def test_optimizer_steps_match_torch_adamw(name: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
     twin = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
@@ -29,7 +29,7 @@ def test_every_optimizer_takes_the_steps_of_the_reference(name: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
-def test_parameters_without_gradient_stay() -> None:
+def test_adamw_keeps_parameters_without_gradient() -> None:
     used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     optimizer = AdamW([used, unused], lr=0.1)
     used.sum().backward()
@@ -38,6 +38,6 @@ def test_parameters_without_gradient_stay() -> None:
     assert not torch.equal(used, torch.ones(2))
 
 
-def test_a_negative_rate_is_refused() -> None:
+def test_negative_learning_rate_is_rejected() -> None:
     with pytest.raises(ValueError, match="lr -1"):
         AdamW([nn.Parameter(torch.ones(1))], lr=-1)

@@ -1,4 +1,4 @@
-"""The attention workload: what each mode times, over which graph, and what it says of itself. Real runs on the CPU."""
+"""Attention workload: phases and graphs of each mode, its description, costs and errors; real runs on the CPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def step(workload: Attention) -> None:
         part()
 
 
-def takes(name: str, config: RunConfig) -> bool:
+def supports(name: str, config: RunConfig) -> bool:
     call = attention_call(config, CPU)
     return plugins.get("attention", name).unavailable(call) is None
 
@@ -59,11 +59,11 @@ def test_mode_selects_phases_and_their_costs(mode: Mode) -> None:
     assert record.results["memory"][0]["predicted_peak_bytes"] > 0
 
 
-# Compiling takes seconds a cell.
+# Compiling supports seconds per cell.
 @pytest.mark.parametrize("name", [n for n in plugins.names("attention") if n not in ("flex", "compiled")])
-def test_every_backend_runs_or_says_why_not(name: str) -> None:
+def test_every_backend_runs_or_is_unavailable_with_reason(name: str) -> None:
     record = run(replace(TINY, attention=name))
-    if takes(name, TINY):
+    if supports(name, TINY):
         assert record.status == "ok", record.reason
         assert record.results["ran"][0]["attention"] == name
     else:
@@ -80,7 +80,7 @@ def test_every_backend_runs_or_says_why_not(name: str) -> None:
         (Precision.FP16, torch.float16),
     ],
 )
-def test_the_tensors_have_the_dtype_of_the_precision(precision: Precision, dtype: torch.dtype) -> None:
+def test_tensors_have_the_dtype_of_the_precision(precision: Precision, dtype: torch.dtype) -> None:
     workload = WORKLOAD(replace(TINY, precision=precision), CPU)
     step(workload)
     assert {leaf.dtype for leaf in workload.problem.leaves} == {dtype}
@@ -89,7 +89,7 @@ def test_the_tensors_have_the_dtype_of_the_precision(precision: Precision, dtype
     assert COMPUTE_BYTES[precision] == dtype.itemsize
 
 
-def test_grouped_heads_and_other_lengths_of_keys() -> None:
+def test_grouped_heads_and_longer_keys_match_naive() -> None:
     shape = AttentionShape(1, 4, 8, 16, causal=True, heads_kv=2, seq_k=12, align="lower_right")
     workload = WORKLOAD(replace(TINY, shape=shape), CPU)
     step(workload)
@@ -99,7 +99,7 @@ def test_grouped_heads_and_other_lengths_of_keys() -> None:
     torch.testing.assert_close(workload._out, naive(q, k, v, causal=True, align="lower_right"))
 
 
-def test_backward_gives_the_gradients_and_adds_them_up_nowhere() -> None:
+def test_backward_returns_gradients_without_accumulating() -> None:
     workload = WORKLOAD(TINY, CPU)
     step(workload)
     first = workload._gradients
@@ -125,9 +125,9 @@ def test_backward_alone_runs_over_one_retained_graph(name: str) -> None:
     assert workload.describe()["graph"] == "retained"
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, as it traces
-def test_a_graph_that_cannot_be_retained_is_rebuilt_untimed() -> None:
-    """Code that torch.compile made for a backward that frees its graph reuses the graph's buffers."""
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # raised by torch while it traces
+def test_graph_that_cannot_be_retained_is_rebuilt_untimed() -> None:
+    """Compiled code for a backward that frees its graph reuses the graph's buffers."""
     compiled = torch.compile(naive, backend="aot_eager", fullgraph=True, dynamic=False)
     free, retaining = (
         WORKLOAD(config, CPU, Problem(compiled, random_leaves(config, CPU, *3 * [(2, 4, 24, 16)]), (2, 4, 24, 16)))
@@ -142,7 +142,7 @@ def test_a_graph_that_cannot_be_retained_is_rebuilt_untimed() -> None:
     torch.testing.assert_close(retaining._gradients, free._gradients)
 
 
-def test_an_error_in_backward_is_not_taken_for_a_graph_to_rebuild() -> None:
+def test_error_in_backward_does_not_rebuild_the_graph() -> None:
     workload = WORKLOAD(replace(TINY, mode=Mode.BACKWARD), CPU)
     workload.prepare()
     workload._out_gradient = torch.zeros(1)
@@ -152,7 +152,7 @@ def test_an_error_in_backward_is_not_taken_for_a_graph_to_rebuild() -> None:
 
 
 @pytest.mark.parametrize("keep_graph", [False, True])
-def test_forward_records_a_graph_only_when_asked(keep_graph: bool) -> None:
+def test_forward_records_a_graph_only_with_keep_graph(keep_graph: bool) -> None:
     config = replace(TINY, mode=Mode.FORWARD, keep_graph=keep_graph)
     workload = WORKLOAD(config, CPU)
     step(workload)
@@ -164,7 +164,7 @@ def test_forward_records_a_graph_only_when_asked(keep_graph: bool) -> None:
     assert without < with_graph
 
 
-def test_the_same_seed_gives_the_same_inputs() -> None:
+def test_same_seed_gives_the_same_inputs() -> None:
     leaves = [WORKLOAD(replace(TINY, seed=seed), CPU).problem.leaves for seed in (0, 0, 1)]
     torch.testing.assert_close(leaves[0], leaves[1])
     assert not torch.equal(leaves[0][0], leaves[2][0])
@@ -191,14 +191,14 @@ def test_description_names_the_backend() -> None:
     ],
 )
 def test_unavailable_cell_names_the_remedy(change: dict[str, object], reason: str) -> None:
-    if change.get("attention") == "flex" and not takes("flex", replace(TINY, mode=Mode.FORWARD)):
+    if change.get("attention") == "flex" and not supports("flex", replace(TINY, mode=Mode.FORWARD)):
         pytest.skip("torch.compile has no C++ compiler here")
     record = run(replace(TINY, **change))  # type: ignore[arg-type]
     assert (record.status, record.measurement) == ("unavailable", None)
     assert (record.reason or "").startswith(reason)
 
 
-def test_somebodys_function_runs_and_declares_no_cost(tmp_path: Path) -> None:
+def test_user_attention_runs_without_declared_cost(tmp_path: Path) -> None:
     source = tmp_path / "mine.py"
     source.write_text(
         "def attend(q, k, v, *, causal=False, scale=None, align='upper_left'):\n"
@@ -211,8 +211,8 @@ def test_somebodys_function_runs_and_declares_no_cost(tmp_path: Path) -> None:
     assert record.results["ran"][0]["attention_path"] == str(source)
 
 
-def test_out_of_memory_is_a_row_with_the_prediction_and_the_allocation_that_failed() -> None:
-    """2^50 bytes of queries: no machine has them, and no allocator promises them."""
+def test_oom_record_has_prediction_and_failed_allocation() -> None:
+    """Request 2^50 bytes of queries, which no machine has and no allocator grants."""
     shape = AttentionShape(batch=2**14, heads=2**6, seq=2**22, d_head=2**6)
     record = run(replace(TINY, shape=shape, attention="sdpa_flash"))
     assert record.status == "oom"
@@ -230,7 +230,7 @@ def test_out_of_memory_is_a_row_with_the_prediction_and_the_allocation_that_fail
         ("CUDA out of memory.", None),
     ],
 )
-def test_the_failed_allocation_is_read_from_torchs_message(message: str, expected: int | None) -> None:
+def test_failed_allocation_is_parsed_from_torch_message(message: str, expected: int | None) -> None:
     assert failed_allocation_bytes(RuntimeError(message)) == expected
 
 
@@ -239,7 +239,7 @@ GPU = replace(TINY, device="cuda", precision=Precision.BF16, attention="sdpa_fla
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", PHASES)
-def test_on_a_gpu_launches_are_hidden_from_short_kernels(mode: Mode) -> None:
+def test_launches_of_short_kernels_are_hidden_on_gpu(mode: Mode) -> None:
     record = run(replace(GPU, mode=mode))
     assert record.status == "ok", record.reason
     assert record.measurement is not None
@@ -252,15 +252,15 @@ def test_on_a_gpu_launches_are_hidden_from_short_kernels(mode: Mode) -> None:
         assert sample.wall_s == pytest.approx(sum(sample.phases_s.values()), rel=1e-3, abs=1e-6)
         assert sample.lag_s is not None
         lags.append(min(sample.lag_s.values()))
-    assert median(lags) > 0  # the host was done with each phase before the device was
+    assert median(lags) > 0  # the host finished each phase before the device
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("attention", ["naive", "sdpa_flash"])
 @pytest.mark.parametrize("l2", ["clear", "warm"])
-def test_on_a_gpu_the_peak_is_near_its_closed_form(attention: str, l2: str) -> None:
+def test_peak_matches_its_formula_on_gpu(attention: str, l2: str) -> None:
     shape = AttentionShape(4, 16, 2048, 64, causal=True)
-    before = torch.cuda.memory_allocated()  # what other tests of this process left, cuBLAS workspaces for one
+    before = torch.cuda.memory_allocated()  # left by other tests of this process, such as cuBLAS workspaces
     record = run(replace(GPU, shape=shape, attention=attention, l2=l2, steps=3))
     assert record.status == "ok", record.reason
     (memory,) = record.results["memory"]
@@ -270,7 +270,7 @@ def test_on_a_gpu_the_peak_is_near_its_closed_form(attention: str, l2: str) -> N
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_smaller_card_runs_out_of_memory() -> None:
+def test_memory_limit_causes_oom_on_gpu() -> None:
     shape = AttentionShape(8, 16, 4096, 64)
     record = run(replace(GPU, shape=shape, attention="naive", memory_limit_bytes=2 * 2**30))
     assert record.status == "oom"

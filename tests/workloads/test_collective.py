@@ -1,4 +1,4 @@
-"""The collective workload on 3 gloo processes: what it names is what runs, and who comes late costs skew."""
+"""Collective workload on 3 gloo ranks: results, sizes, skew of a late rank, and set-up times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATE_S = 0.5
 
 
 def run_rank(rank: int, world_size: int, folder: Path) -> None:
-    """Everything that the tests look at, in processes started once."""
+    """Run everything that the tests check, in processes started once."""
     _join("gloo", rank, world_size, folder)
     device = Device(torch.device("cpu"))
     found: dict[str, Any] = {}
@@ -47,7 +47,7 @@ def _tried(shape: CollectiveShape, device: Device) -> Any:
     try:
         workload = _workload(shape, device)
     except Unavailable as error:
-        time.sleep(0.1)  # gloo's barrier raises again what a call raised that its thread has not put away yet
+        time.sleep(0.1)  # otherwise gloo's barrier may raise the error of this call again
         return str(error)
     rank, elements = torch.distributed.get_rank(), workload.sent.numel()
     workload.sent.copy_(torch.arange(elements) % 5 + 10 * rank)
@@ -56,14 +56,14 @@ def _tried(shape: CollectiveShape, device: Device) -> Any:
 
 
 def _late(shape: CollectiveShape, device: Device) -> Any:
-    """Phases of steps of which the last rank begins every one late."""
+    """Return the phases of steps that the last rank begins late."""
     workload = _workload(shape, device)
-    on_time = workload.step
+    original_step = workload.step
 
     def step() -> Iterator[tuple[str, Callable[[], Any]]]:
         is_last = torch.distributed.get_rank() == RANKS - 1
         yield "late", lambda: time.sleep(LATE_S if is_last else 0)
-        yield from on_time()
+        yield from original_step()
 
     workload.step = step
     return [sample.phases_s for sample in measure(workload, device, warmup=0, steps=1)]
@@ -83,23 +83,23 @@ def given(rank: int, elements: int) -> list[float]:
 def expected(collective: str, elements: int, rank: int) -> list[float]:
     """Return the numbers that `rank` must receive by definition of the collective; `elements` counts the whole."""
     part = elements // RANKS
-    mine = slice(part * rank, part * (rank + 1))
+    own = slice(part * rank, part * (rank + 1))
     whole = [given(r, elements) for r in range(RANKS)]
     if collective == "all_gather":
         return [x for r in range(RANKS) for x in given(r, part)]
     if collective == "broadcast":
         return whole[0]
     if collective == "all_to_all":
-        return [x for of in whole for x in of[mine]]
+        return [x for values in whole for x in values[own]]
     total = [sum(column) for column in zip(*whole, strict=True)]
-    return total if collective == "all_reduce" else total[mine]
+    return total if collective == "all_reduce" else total[own]
 
 
 NAMED = [f"{collective}-{dtype}" for collective in COLLECTIVES for dtype in ELEMENT_BYTES if dtype != "fp8"]
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_the_collective_that_is_named_is_what_runs(name: str, ranks: list[dict[str, Any]]) -> None:
+def test_named_collective_runs(name: str, ranks: list[dict[str, Any]]) -> None:
     collective, dtype = name.split("-")
     elements = SIZE // ELEMENT_BYTES[dtype]
     for rank, found in enumerate(ranks):
@@ -107,7 +107,7 @@ def test_the_collective_that_is_named_is_what_runs(name: str, ranks: list[dict[s
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_the_tensors_have_the_bytes_that_were_asked_for(name: str, ranks: list[dict[str, Any]]) -> None:
+def test_tensors_have_the_requested_bytes(name: str, ranks: list[dict[str, Any]]) -> None:
     collective = name.split("-")[0]
     part = SIZE // RANKS if collective in DIVIDED else SIZE
     whole = (part if collective == "all_gather" else SIZE, part if collective == "reduce_scatter" else SIZE)
@@ -116,14 +116,14 @@ def test_the_tensors_have_the_bytes_that_were_asked_for(name: str, ranks: list[d
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_a_dtype_that_gloo_lacks_is_unavailable(collective: str, ranks: list[dict[str, Any]]) -> None:
+def test_dtype_that_gloo_lacks_is_unavailable(collective: str, ranks: list[dict[str, Any]]) -> None:
     reason = f"gloo does not support {collective} of fp8 (Invalid scalar type); choose another --dtype"
     assert [found[f"{collective}-fp8"] for found in ranks] == [reason] * RANKS
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_a_rank_that_comes_late_costs_skew_and_no_transfer(collective: str, ranks: list[dict[str, Any]]) -> None:
-    """The others wait for it, it waits for nobody, and the calls last on all as long as they do without it."""
+def test_late_rank_adds_skew_but_no_transfer(collective: str, ranks: list[dict[str, Any]]) -> None:
+    """Only the other ranks wait, and the transfer is no longer than without the delay."""
     for number, found in enumerate(ranks):
         for phases in found[f"{collective}-late"]:
             assert list(phases) == ["late", "skew", "transfer"]
@@ -131,10 +131,10 @@ def test_a_rank_that_comes_late_costs_skew_and_no_transfer(collective: str, rank
             assert phases["transfer"] < 0.5 * LATE_S
 
 
-def test_set_up_is_told_apart_and_the_link_of_a_cpu_is_not_known(ranks: list[dict[str, Any]]) -> None:
+def test_set_up_times_are_recorded_and_cpu_link_is_unknown(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         (setup,) = found["all_reduce-fp32"]["setup"]
-        assert (setup["start_s"], setup["init_process_group_s"]) == (None, None)  # these joined by themselves
+        assert (setup["start_s"], setup["init_process_group_s"]) == (None, None)  # the test joined the ranks
         assert setup["new_group_s"] > 0
         assert setup["first_call_s"] > 0
         assert setup == ranks[0]["all_reduce-fp32"]["setup"][0]

@@ -1,4 +1,4 @@
-"""Collectives between two GPUs: what is named runs on NCCL, and a small call is not Python's launches."""
+"""Collectives between two GPUs: every one runs on NCCL, and small calls are not launch-bound."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def records() -> list[RunRecord]:
 def test_every_collective_runs_on_nccl(records: list[RunRecord]) -> None:
     assert [(r.status, r.reason) for r in records] == [("ok", None)] * len(COLLECTIVES) * len(SIZES) * len(DTYPES)
     for record in records:
-        (told,) = record.results["ran"]
+        (call,) = record.results["ran"]
         shape = record.run_config.collective
         assert shape is not None
-        assert told["backend"].startswith("nccl ")
-        assert max(told["sent_bytes"], told["received_bytes"]) == shape.size_bytes
+        assert call["backend"].startswith("nccl ")
+        assert max(call["sent_bytes"], call["received_bytes"]) == shape.size_bytes
         assert all(value > 0 for value in record.results["setup"][0].values())
 
 
 @pytest.mark.gpu
-def test_launches_are_queued_before_the_calls_begin(records: list[RunRecord]) -> None:
+def test_launches_are_queued_before_the_calls(records: list[RunRecord]) -> None:
     for record in records:
         assert record.measurement is not None
         assert record.measurement.phase_names() == ("skew", "queue", "transfer")
@@ -47,7 +47,7 @@ def test_launches_are_queued_before_the_calls_begin(records: list[RunRecord]) ->
 
 
 @pytest.mark.gpu
-def test_no_rate_is_above_the_link(records: list[RunRecord]) -> None:
+def test_bandwidth_does_not_exceed_the_link(records: list[RunRecord]) -> None:
     """Check rates where the link is known; only a switch that reduces data itself could exceed it."""
     shares = [collectives.step(record)["link_share"] for record in records]
     assert all(share is None or 0 < share < 1 for share in shares)

@@ -1,4 +1,4 @@
-"""Training steps in low precision when something goes wrong: an overflow in fp16, a loss that is NaN."""
+"""Failing training steps in low precision: an overflow in fp16 and a loss that is NaN."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def one_step(made: TrainStep) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_fused", "adamw"])
-def test_the_scaler_skips_the_steps_that_overflow_and_recovers(optimizer: str) -> None:
+def test_scaler_skips_overflowing_steps_and_recovers(optimizer: str) -> None:
     made = TrainStep(replace(TINY, precision=Precision.FP16, optimizer=optimizer), resolve("cpu"))
     made.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # beyond fp16: gradients become inf
     before = [p.detach().clone() for p in made.model.parameters()]
@@ -51,7 +51,7 @@ def test_the_scaler_skips_the_steps_that_overflow_and_recovers(optimizer: str) -
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
-    """A sound step, and the same with an attention whose loss is NaN, as they are read from a folder."""
+    """Return the records of a valid step and of one whose loss is NaN, read from a folder."""
     source = tmp_path_factory.mktemp("nan") / "broken.py"
     source.write_text(
         "from cs_systems.attention.naive import attention\n\n"
@@ -62,12 +62,12 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
     return read_records(source.parent)[0]
 
 
-def test_a_nan_loss_stands_in_its_row_which_has_no_time(records: list[RunRecord]) -> None:
-    sound, broken = records
-    assert (sound.is_timing, broken.is_timing) == (True, False)
+def test_step_with_nan_loss_has_a_row_without_time(records: list[RunRecord]) -> None:
+    valid, broken = records
+    assert (valid.is_timing, broken.is_timing) == (True, False)
     assert [w.code for w in broken.warnings if w.code == "nan-loss"] == ["nan-loss"]
     assert broken.measurement is not None
-    assert len(broken.measurement.timed) == 3  # what was measured stays in the record
+    assert len(broken.measurement.timed) == 3  # the samples stay in the record
     data = cs_systems.run(TINY, in_process=True).frame()
     assert set(data["phase"]) == {"forward", "loss", "backward", "optimizer", "step"}
     (row,) = broken.frame().to_dict("records")
@@ -77,11 +77,11 @@ def test_a_nan_loss_stands_in_its_row_which_has_no_time(records: list[RunRecord]
     assert outcome(broken) == "the loss is NaN, not timed [nan-loss]"
 
 
-def test_reports_offer_no_time_of_it(records: list[RunRecord]) -> None:
+def test_reports_show_no_time_of_step_with_nan_loss(records: list[RunRecord]) -> None:
     table = render(records, "csv", ("attention", "forward.median_ms", "median_ms", "tokens_per_s", "note"))
-    sound, broken = table.strip().splitlines()[1:]
-    assert sound.startswith("naive,")
-    assert ",,,," not in sound
+    valid, broken = table.strip().splitlines()[1:]
+    assert valid.startswith("naive,")
+    assert ",,,," not in valid
     assert ":attend,,,," in broken
     assert "nan-loss" in broken
     assert "nan-loss (1 cell): the loss is NaN → lower the learning rate" in render(records, "markdown").replace(
@@ -92,15 +92,15 @@ def test_reports_offer_no_time_of_it(records: list[RunRecord]) -> None:
     assert "nan-loss" in html.render(records[1:])
 
 
-def test_compare_leaves_it_out_and_says_so(records: list[RunRecord]) -> None:
-    sound, broken = records
-    other: Any = replace(broken, config=sound.config)
-    found = compare([sound], [sound, other])
+def test_compare_leaves_out_step_with_nan_loss_with_a_note(records: list[RunRecord]) -> None:
+    valid, broken = records
+    other: Any = replace(broken, config=valid.config)
+    found = compare([valid], [valid, other])
     assert len(found.rows) == 1
-    why = "have a loss that is NaN or infinite and are left out"
-    assert f"1 record(s) of B {why}" in found.doubts
+    reason = "have a loss that is NaN or infinite and are left out"
+    assert f"1 record(s) of B {reason}" in found.doubts
     with pytest.raises(
         ConfigError,
         match="no valid timing, only times under a profiler or with a loss that is NaN or infinite; measure",
     ):
-        compare([sound], [broken])
+        compare([valid], [broken])

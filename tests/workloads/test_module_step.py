@@ -1,4 +1,4 @@
-"""A training step of somebody's module: a factory that returns it with its inputs, in every precision."""
+"""Training step of a user's module, which a factory returns with its inputs, in every precision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cs_systems.cli._sweep import outcome
 from cs_systems.config import Mode, Precision, RunConfig
 from cs_systems.record import RunRecord
 
-SOMEBODYS = """
+USER_CODE = """
 import torch
 from torch import nn
 
@@ -34,8 +34,8 @@ instance = model()
 
 @pytest.fixture
 def measure(tmp_path: Path):  # type: ignore[no-untyped-def]
-    source = tmp_path / "somebodys.py"
-    source.write_text(SOMEBODYS)
+    source = tmp_path / "mine.py"
+    source.write_text(USER_CODE)
 
     def run(name: str, **fields: object) -> RunRecord:
         config = RunConfig(workload=f"{source}:{name}", warmup=0, steps=2, device="cpu")
@@ -45,7 +45,7 @@ def measure(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("precision", [p for p in Precision if p not in (Precision.TF32, Precision.FP8)])
-def test_a_module_with_its_inputs_is_trained_in_every_precision(measure, precision: Precision) -> None:  # type: ignore[no-untyped-def]
+def test_module_with_inputs_trains_in_every_precision(measure, precision: Precision) -> None:  # type: ignore[no-untyped-def]
     record = measure("with_inputs", precision=precision)
     assert (record.status, record.reason) == ("ok", None)
     assert record.measurement.phase_names() == ("forward", "loss", "backward", "optimizer")
@@ -65,14 +65,14 @@ def test_mode_selects_the_phases(measure, mode: Mode, phases: tuple[str, ...]) -
     assert record.results["ran"][0]["optimizer"] is None
 
 
-def test_loss_is_that_of_the_factory(measure) -> None:  # type: ignore[no-untyped-def]
-    for name, said in (
+def test_loss_function_of_the_factory_is_used(measure) -> None:  # type: ignore[no-untyped-def]
+    for name, message in (
         ("with_loss", "the loss is NaN, not timed"),
         ("with_infinite_loss", "the loss is infinite,"),
     ):
         record = measure(name)
         assert not record.is_timing
-        assert outcome(record).startswith(said)
+        assert outcome(record).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_missing_inputs_or_loss_are_named(measure, name: str, reason: str) -> No
     assert reason in record.reason
 
 
-def test_tf32_needs_its_device(measure) -> None:  # type: ignore[no-untyped-def]
+def test_tf32_without_gpu_is_unavailable(measure) -> None:  # type: ignore[no-untyped-def]
     record = measure("with_inputs", precision=Precision.TF32)
     assert record.status == "unavailable"
     assert "tf32 needs an NVIDIA GPU" in record.reason

@@ -1,4 +1,4 @@
-"""Sums and normalisations in low precision as they are measured, and what is made of them."""
+"""Sums and normalisations in low precision: measurement, tables, verdicts and figures."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def norms() -> list[RunRecord]:
 @pytest.mark.parametrize("precision", DTYPES)
 @given(numbers=st.lists(st.integers(-1, 1), min_size=1, max_size=40))
 @settings(max_examples=30)
-def test_every_way_of_adding_is_exact_where_nothing_is_rounded(precision: Precision, numbers: list[int]) -> None:
-    """Whole numbers up to 40 fit even bf16's 8 bits."""
+def test_summation_without_rounding_is_exact(precision: Precision, numbers: list[int]) -> None:
+    """Use whole numbers up to 40, which bf16 represents exactly."""
     x = torch.tensor(numbers, dtype=DTYPES[precision])[:, None]
     exact = float(x.double().sum())
     assert float(sequential(x)[len(x)]) == float(kahan(x)[len(x)]) == float(pairwise(x)) == exact
 
 
-def test_prefixes_are_sums_of_the_first() -> None:
+def test_prefix_sums_are_exact() -> None:
     x = torch.arange(1.0, 6.0)[:, None]
     assert {n: float(s) for n, s in sequential(x, [1, 3]).items()} == {1: 1.0, 3: 6.0, 5: 15.0}
     assert {n: float(s) for n, s in kahan(x, [2]).items()} == {2: 3.0, 5: 15.0}
 
 
-def test_the_reports_sums_come_out_and_arithmetic_explains_each_to_the_bit(sums: list[RunRecord]) -> None:
+def test_accumulated_sums_are_reproduced_to_the_bit(sums: list[RunRecord]) -> None:
     shown = {(row["accumulator + addend"], row["times"]): row["sum"] for row in numerics.accumulated(sums)}
     names = ("fp32 + fp32", "fp16 + fp16", "fp32 + fp16", "fp32 + (fp16 → fp32)")
     assert [shown[name, 1000] for name in names] == ["10.0001", "9.9531", "10.0021", "10.0021"]
@@ -65,19 +65,19 @@ def test_the_reports_sums_come_out_and_arithmetic_explains_each_to_the_bit(sums:
     assert len(numerics.ulps(sums)) == 4 + 4 + 3
 
 
-def test_an_unexplained_sum_would_be_found(sums: list[RunRecord]) -> None:
+def test_unexplained_sum_is_detected(sums: list[RunRecord]) -> None:
     row = sums[1].results["accumulation"][0]
     other = {"accumulation": [row | {"sum": row["sum"] + 2**-7}]}
     assert len(numerics.unexplained([RunRecord("", sums[1].config, "ok", results=other)])) == 1
 
 
-def test_one_after_the_other_grows_worse_and_the_other_ways_do_not(sums: list[RunRecord]) -> None:
+def test_only_sequential_sums_lose_accuracy_with_length(sums: list[RunRecord]) -> None:
     for record in sums:
         rows = record.results["summation"]
         bad = {m: numerics.first_bad(rows, m, 4.0) for m in dict.fromkeys(row["method"] for row in rows)}
         assert bad.pop("sequential") is not None
         assert set(bad.values()) == {None}
-        for row in rows:  # 2u, and of pairwise sums log2(n) u: Higham, Accuracy and Stability, 4.2, 4.3
+        for row in rows:  # 2u for Kahan, log2(n) u for pairwise sums: Higham, Accuracy and Stability, 4.2, 4.3
             if row["method"] in ("Kahan", "pairwise"):
                 most = 2 if row["method"] == "Kahan" else row["length"].bit_length()
                 assert row["largest_relative_error"] <= most * row["unit_roundoff"]
@@ -87,13 +87,13 @@ def test_one_after_the_other_grows_worse_and_the_other_ways_do_not(sums: list[Ru
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", DTYPES)
-def test_a_gpu_adds_as_a_cpu_does(precision: Precision) -> None:
-    here, there = (summation(precision, torch.device(name), 0, 1024) for name in ("cpu", "cuda"))
-    ours = [row for row in here if row["method"] != "torch.sum"]
-    assert ours == [row for row in there if row["method"] != "torch.sum"]
+def test_gpu_sums_equal_cpu_sums(precision: Precision) -> None:
+    cpu, gpu = (summation(precision, torch.device(name), 0, 1024) for name in ("cpu", "cuda"))
+    expected = [row for row in cpu if row["method"] != "torch.sum"]
+    assert expected == [row for row in gpu if row["method"] != "torch.sum"]
 
 
-def test_with_no_step_low_the_operations_are_torchs() -> None:
+def test_operations_without_low_steps_match_torch() -> None:
     x = torch.randn(4, normalization.D, dtype=torch.float64)
     for name, operation in OPERATIONS.items():
         exact = normalization.KERNELS[name.removesuffix(" without max")](x)
@@ -101,7 +101,7 @@ def test_with_no_step_low_the_operations_are_torchs() -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_a_low_step_changes_the_result_and_every_step_has_a_name(operation: str) -> None:
+def test_each_low_step_has_a_name_and_changes_the_result(operation: str) -> None:
     x = torch.randn(4, normalization.D, dtype=torch.float64).bfloat16().double()
     exact = OPERATIONS[operation](x, Chain(torch.bfloat16, frozenset()))
     names = steps_of(operation)
@@ -110,7 +110,7 @@ def test_a_low_step_changes_the_result_and_every_step_has_a_name(operation: str)
         assert not torch.equal(OPERATIONS[operation](x, Chain(torch.bfloat16, frozenset({name}))), exact), name
 
 
-def test_which_step_breaks_and_where(norms: list[RunRecord]) -> None:
+def test_breaking_step_and_its_input_scale_are_found(norms: list[RunRecord]) -> None:
     fp16, bf16 = ({(r["operation"], r["step"]): r for r in record.results["normalization_range"]} for record in norms)
     rms = {step: fp16["RMSNorm", step]["breaks_from"] for _, step in fp16 if ("RMSNorm", step) in fp16}
     # Squares exceed 65504 from 256 on, their sum over 1024 from 8 on, their mean from 256 on.
@@ -124,10 +124,10 @@ def test_which_step_breaks_and_where(norms: list[RunRecord]) -> None:
 
 
 def test_verdicts_on_fp32_inside_norms(norms: list[RunRecord]) -> None:
-    said = numerics.verdicts(norms[1])
-    assert any(s.startswith("bf16 RMSNorm, mean 0: needs no fp32 with pairwise sums;") for s in said)
-    assert any(s.startswith("bf16 LayerNorm, mean 16 σ: needs fp32 inside;") for s in said)
-    assert "bf16 RMSNorm: does not overflow" in said
+    verdicts = numerics.verdicts(norms[1])
+    assert any(s.startswith("bf16 RMSNorm, mean 0: needs no fp32 with pairwise sums;") for s in verdicts)
+    assert any(s.startswith("bf16 LayerNorm, mean 16 σ: needs fp32 inside;") for s in verdicts)
+    assert "bf16 RMSNorm: does not overflow" in verdicts
     steps = {(r["operation"], r["case"], r["step"]): r for r in norms[1].results["normalization"]}
     for (_, _, step), row in steps.items():
         if step in ("as torch does it", "fp32, result rounded"):
@@ -138,7 +138,7 @@ def test_verdicts_on_fp32_inside_norms(norms: list[RunRecord]) -> None:
     assert "(overflow)" in shown["RMSNorm", "square"]["fp16"]
 
 
-def test_rows_of_infinities_have_no_error_and_say_so() -> None:
+def test_rows_of_infinities_have_no_error() -> None:
     made = Normalization(RunConfig(workload="normalization", precision=Precision.FP16), resolve("cpu"))
     rows = dict(made.errors("softmax without max", 0.0, 8.0))
     assert (rows["exp"]["error"], rows["exp"]["finite"]) == (None, 0.0)
@@ -161,7 +161,7 @@ def test_unsupported_precision_is_unavailable(workload: Any, precision: Precisio
         workload(RunConfig(precision=precision), resolve("cpu"))
 
 
-def test_the_figures_are_of_their_tables(sums: list[RunRecord], norms: list[RunRecord]) -> None:
+def test_figures_show_their_tables(sums: list[RunRecord], norms: list[RunRecord]) -> None:
     assert (plot.kinds(sums)[0], plot.kinds(norms)[0]) == ("sums", "steps")
     drawn = plot.figure(sums)
     assert [axes.get_title() for axes in drawn.axes] == ["fp32", "fp16", "bf16"]

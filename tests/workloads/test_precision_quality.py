@@ -23,7 +23,7 @@ from cs_systems.workloads.training_curve import ALPHABET, SUCCESSORS, TrainingCu
 MODEL = ModelConfig("custom", d_model=16, d_ff=32, num_layers=2, num_heads=2, vocab_size=80, context_length=8)
 CONFIG = RunConfig(model=MODEL, batch_size=2, warmup=0, steps=1, device="cpu")
 STEPS = 6
-LEARNT, ENDS = 200, 20  # steps after which every precision has learnt something of this data; compared at each end
+LEARNT, ENDS = 200, 20  # steps after which every precision has learnt; steps averaged at each end
 
 
 def measured(workload: str, precision: Precision, **rest: Any) -> RunRecord:
@@ -36,7 +36,7 @@ def errors(precision: Precision) -> list[Row]:
     return measured("precision_error", precision).results["precision_error"]
 
 
-def test_errors_are_of_the_size_of_the_roundoff() -> None:
+def test_errors_have_the_size_of_the_roundoff() -> None:
     (fp32,), (bf16,), (pure,), (_, fp16) = map(
         errors, (Precision.FP32, Precision.BF16, Precision.BF16_PURE, Precision.FP16)
     )
@@ -49,14 +49,14 @@ def test_errors_are_of_the_size_of_the_roundoff() -> None:
     assert (fp32["loss_scale"], fp16["loss_scale"]) == (None, 2**16)
 
 
-def test_a_gradient_that_is_no_number_is_the_farthest_off() -> None:
+def test_nan_gradient_counts_as_the_largest_error() -> None:
     for errors in ({"a": math.nan, "b": 2.0, "c": 1.0}, {"b": 2.0, "a": math.nan}, {"b": math.inf, "a": math.nan}):
         assert precision_error.farthest(errors) == "a"
     assert precision_error.farthest({"a": 1.0, "b": 2.0}) == "b"
     assert precision_error.farthest({}) is None
 
 
-def test_what_underflows_without_a_loss_scale_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_underflow_without_loss_scale_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = precision_error.TrainStep._compute_loss
 
     def tiny(step: Any) -> None:
@@ -70,7 +70,7 @@ def test_what_underflows_without_a_loss_scale_is_counted(monkeypatch: pytest.Mon
     assert scaled["underflow_share"] < without["underflow_share"] / 2
 
 
-def test_a_scale_at_which_gradients_overflow_is_halved_as_the_scaler_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loss_scale_is_halved_until_gradients_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision_error, "FIRST_LOSS_SCALE", 2.0**30)
     _, scaled = errors(Precision.FP16)
     assert 1 < scaled["loss_scale"] < 2**30
@@ -78,7 +78,7 @@ def test_a_scale_at_which_gradients_overflow_is_halved_as_the_scaler_does(monkey
     assert scaled["gradient_error"] < 2**-4
 
 
-def test_where_float64_does_not_fit_fp32_is_the_reference_and_has_no_error_itself() -> None:
+def test_fp32_is_the_reference_if_float64_does_not_fit() -> None:
     class Small(Device):
         def total_memory_bytes(self) -> int:
             return 1000
@@ -99,7 +99,7 @@ def curves() -> dict[Precision, RunRecord]:
     return {precision: measured("training_curve", precision, steps=STEPS) for precision in chosen}
 
 
-def test_every_precision_trains_on_the_same_data_and_one_step_differs_by_its_rounding(
+def test_all_precisions_train_on_equal_data_and_differ_by_rounding(
     curves: dict[Precision, RunRecord],
 ) -> None:
     tables = {precision: record.results["training_curve"] for precision, record in curves.items()}
@@ -114,7 +114,7 @@ def test_every_precision_trains_on_the_same_data_and_one_step_differs_by_its_rou
     assert "<svg" in plot.svg(list(curves.values()), "curves")
 
 
-def test_the_data_can_be_learned() -> None:
+def test_training_data_can_be_learned() -> None:
     made = TrainingCurve(CONFIG, resolve("cpu"))
     followers: dict[int, set[int]] = {}
     for _ in range(100):
@@ -125,7 +125,7 @@ def test_the_data_can_be_learned() -> None:
     assert {len(found) for found in followers.values()} <= set(range(1, SUCCESSORS + 1))
 
 
-def test_a_step_whose_gradients_overflow_is_skipped_and_training_recovers() -> None:
+def test_overflowing_step_is_skipped_and_training_recovers() -> None:
     made = TrainingCurve(replace(CONFIG, precision=Precision.FP16), resolve("cpu"))
     made.train.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
     before = made.train.model.lm_head.weight.clone()
@@ -141,11 +141,11 @@ def test_a_step_whose_gradients_overflow_is_skipped_and_training_recovers() -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", Precision)
-def test_errors_and_curves_on_a_gpu(precision: Precision) -> None:
+def test_errors_and_learning_on_gpu(precision: Precision) -> None:
     for row in measured("precision_error", precision, device="cuda").results["precision_error"]:
         assert row["reference"] == "float64"
         most = {Precision.FP32: 1e-5, Precision.FP8: 2**-2}.get(precision, 2**-4)
         assert 0 < row["gradient_error"] < most
     rows = measured("training_curve", precision, device="cuda", steps=LEARNT).results["training_curve"]
     losses = [row["loss"] for row in rows]
-    assert fmean(losses[-ENDS:]) < fmean(losses[:ENDS]), "each step has data of its own: one loss tells little"
+    assert fmean(losses[-ENDS:]) < fmean(losses[:ENDS]), "single losses vary with the data of their step"

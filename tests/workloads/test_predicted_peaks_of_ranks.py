@@ -1,4 +1,4 @@
-"""The predicted peak of a rank, against what H200s held: every committed cell on several GPUs."""
+"""Predicted peak of a rank, compared with the measured one of every committed cell on several GPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEASURED = sorted(
 
 @cache
 def read(folder: str) -> list[RunRecord]:
-    """Eager steps on several GPUs of which the peak is known."""
+    """Return the records of eager steps on several GPUs with a measured peak."""
     return [
         record
         for record in read_records(PROFILES / folder)[0]
@@ -44,16 +44,16 @@ def predicted_bytes(config: RunConfig) -> int:
     return _predicted_bytes(config, algorithm, strategy_of(config))
 
 
-def not_predicted_bytes(record: RunRecord) -> int:
+def unpredicted_bytes(record: RunRecord) -> int:
     """Return the bytes that two of PyTorch's strategies hold beyond the prediction.
 
-    DDP lays its buckets out anew in the second step. By its source, NCCL's process group lets go of the old ones with
-    the first collective after its watchdog has looked, every 100 ms: steps shorter than that held both, Ψ more, at the
-    beginning of backward; longer ones did not (2.7B, with a ZeRO optimizer).
+    DDP rebuilds its buckets in the second step. By its source, NCCL's process group frees the old ones at the first
+    collective after its watchdog has run, every 100 ms. Shorter steps held both, Ψ more, at the beginning of backward;
+    longer ones did not (2.7B, with a ZeRO optimizer).
 
-    FSDP2's timed steps (13) held this much more than its recorded ones (2 and 6): as much as a rank's gradients in
-    fp32, and on two ranks as all weights or gradients in bf16. The cause is not known; on gloo, with torch 2.13, steps
-    held as much whether Python's collector ran after each of them or not.
+    FSDP2's timed steps (13) held this much more than its traced ones (2 and 6): as much as a rank's gradients in fp32,
+    and on two ranks as much as all weights or gradients in bf16. The cause is unknown. On gloo, with torch 2.13, steps
+    held the same with and without garbage collection after each of them.
     """
     config = record.run_config
     whole = PARAMETER_BYTES[config.precision] * parameter_count(config.model)
@@ -63,17 +63,17 @@ def not_predicted_bytes(record: RunRecord) -> int:
 
 
 @pytest.mark.parametrize("folder", [folder for folder in MEASURED if read(folder)])
-def test_it_is_within_five_percent(folder: str) -> None:
+def test_predicted_peak_is_within_five_percent(folder: str) -> None:
     for record in read(folder):
         assert record.measurement is not None
         held = record.measurement.peak_allocated_bytes
         assert held is not None
         config = record.run_config
-        off = (predicted_bytes(config) + not_predicted_bytes(record)) / held - 1
+        off = (predicted_bytes(config) + unpredicted_bytes(record)) / held - 1
         assert abs(off) < 0.05, f"{config.strategy} on {config.world_size} of {config.model.label}: {off:+.1%}"
 
 
-def test_there_are_such_records_of_every_kind_of_strategy() -> None:
+def test_committed_records_cover_every_kind_of_strategy() -> None:
     found = {record.run_config.strategy for folder in MEASURED for record in read(folder)}
     assert found >= {
         "ddp_bucketed",

@@ -1,37 +1,40 @@
 // FlashAttention's backward on Hopper: dq, dk, dv in one pass over tiles of keys (Shah et al. 2024, FlashAttention-3).
 //
-// A block owns 128 keys of a head. A producer warp brings tiles of q and of the output's gradient do by TMA, two stages
-// of each; two warpgroups of 64 keys compute sᵀ = k qᵀ and dpᵀ = v doᵀ, so that the weights p and the gradients of the
-// scores ds are the left operands of dv += pᵀ do and dk += dsᵀ q in registers. ds also goes to shared memory, where
-// each warpgroup takes both warpgroups' for half of the tile's dq = ds k; the copy engine adds dq to global memory in
-// fp32.
+// A block owns 128 keys of a head. A producer warp loads tiles of q and of the output's gradient do by TMA, with two
+// stages of each; two warpgroups of 64 keys compute sᵀ = k qᵀ and dpᵀ = v doᵀ, so that the weights p and the gradients
+// of the scores ds are the left operands of dv += pᵀ do and dk += dsᵀ q in registers. ds also goes to shared memory,
+// where each warpgroup reads that of both and computes half of the tile's dq = ds k; the copy engine adds dq to global
+// memory in fp32.
 //
-// d_head 64: tiles of 128 queries, worked on in halves of 64 queries x 64 keys a warpgroup, 32 registers a thread. What
-// runs beside what, halves a and b, products in the order of their issue:
+// d_head 64: tiles of 128 queries, computed in halves (a and b) of 64 queries x 64 keys per warpgroup, with 32
+// registers per thread. Work of the tensor cores and of a warp at the same time, products in the order of their issue:
 //
 //   tensor cores  | dp a, s b   | dv a | dk a, dp b, dq of the tile before | dv b      | dk b | s a of the next tile
 //   this warp     | exp2 of s a | ds a | exp2 of s b                       | ds b, out | dq out
 //
-// so products are always queued while a warp computes, and one warpgroup needs the other's ds half a tile later only.
+// Products are therefore always queued while a warp computes, and a warpgroup needs the other's ds only half a tile
+// later.
 //
-// d_head 128: tiles of 80 queries, 40 registers a thread. Products of 64 queries with both operands in shared memory
-// read it all the time that they compute; of 80, nine tenths of it. Then dq is not a multiple of 64 high, so it is
-// computed transposed, ds lies with its queries as rows, and there are no registers for products during ds:
+// d_head 128: tiles of 80 queries, 40 registers per thread. Products of 64 queries with both operands in shared memory
+// read it during all of their time, products of 80 queries during nine tenths. 80 rows of dq are not a multiple of 64,
+// so dq is computed transposed, and ds has the queries as rows. No registers are left for products during ds:
 //
 //   tensor cores  | s   | dp          |          | dv, dq of the tile before | dk     | s of the next tile
 //   this warp     |     | exp2 of s   | ds, p    | ds out                    | dq out |
 //
-// and while a warpgroup waits the other computes.
+// While one warpgroup waits, the other computes.
 //
-// Loads from shared memory take hundreds of cycles while products read it: the rows' statistics are loaded a step
-// before they are needed, several loads together.
+// Loads from shared memory take hundreds of cycles while products read it, so the rows' statistics are loaded one step
+// ahead, several loads together.
 //
-// Registers, of 240, d_head 64: dk and dv 32 each, s 2 x 32, dp 32, p and ds 16 together, v 16, statistics 16; dq lies
-// where s a was. d_head 128: dk and dv 64 each, s 40, dp 40, statistics 12; p, ds and dq lie where s and dp were.
-// Shared memory: k, v, q and do 16 KiB a tile at 64, 32, 32, 20, 20 at 128; ds two tiles; dq 32 or 40 KiB: 192 or 224.
+// Registers, of 240. d_head 64: dk and dv 32 each, s 2 x 32, dp 32, p and ds 16 together, v 16, statistics 16; dq
+// reuses those of s a. d_head 128: dk and dv 64 each, s 40, dp 40, statistics 12; p, ds and dq reuse those of s and dp.
+// Shared memory in KiB, per tile: k, v, q, do 16 each at d_head 64; 32, 32, 20, 20 at 128; ds two tiles; dq 32 or 40.
+// In total 192 or 224.
 //
-// A tile's dq is summed in the order in which blocks come, or (DETERMINISTIC) in the order of their keys: a warp waits
-// for its turn, which the block before passes on a tile later. Blocks of earlier keys start earlier, so it comes.
+// A tile's dq is summed in the order in which blocks arrive or, if DETERMINISTIC, in the order of their keys: a warp
+// waits for its turn, which the previous block passes on one tile later. Blocks of earlier keys start earlier, so there
+// is no deadlock.
 #include "backward_tiles.cuh"
 
 #ifndef DETERMINISTIC  // a tile's dq is summed in the order of the keys
@@ -47,8 +50,8 @@ struct Place {
   int batch, head_kv, first_key, first_tile;
 };
 
-// What this block owns: those keys first that the most queries see, within the heads whose queries fit the L2 cache
-// together. At least one tile of queries remains, whose mask may hide all.
+// Keys of this block: first those that most queries see, within the heads whose queries fit the L2 cache together. At
+// least one tile of queries remains, and its mask may hide all of it.
 DEVICE Place owned(const Sizes& z) {
   const int tiles = (z.seq_k + KEYS - 1) / KEYS;
   const int section = blockIdx.x / (z.heads_in_l2 * tiles), rest = blockIdx.x - section * z.heads_in_l2 * tiles;
@@ -78,7 +81,7 @@ DEVICE void produce(u32 shared, const TensorMap& q, const TensorMap& k, const Te
         barrier_expect(shared + V_FULL, KEY_TILE);
         for (int c = 0; c < COLUMN_BLOCKS; c++)
           tma_load(shared + V_AT + c * KEY_BLOCK, v, shared + V_FULL, c * 64, at.first_key, at.head_kv, at.batch);
-        grid_wait();  // for the statistics
+        grid_wait();  // the previous kernel writes the statistics
       }
       bulk_load(shared + LSE_AT + stage * BLOCK_M * 4, lse + statistics, BLOCK_M * 4, q_full);
       barrier_expect(do_full, QUERY_TILE + BLOCK_M * 4);
@@ -89,21 +92,21 @@ DEVICE void produce(u32 shared, const TensorMap& q, const TensorMap& k, const Te
   }
 }
 
-// A consumer's place: its warpgroup, where its lane's rows lie, how far it has come. i counts tiles, over all heads of
-// the group.
+// State of a consumer: its warpgroup, the place of its lane's rows, its progress. i counts tiles over all heads of the
+// group.
 struct Consumer {
   const Sizes& z;
   const Place at;
   const u32 shared;
   float* const dq;
   u32* const turns;
-  const int w, warp;        // warpgroup; warp in it
+  const int w, warp;        // number of the warpgroup, and of the warp in it
   const u32 row_chunk;      // of this lane in a block of 128 keys, for stmatrix and ldmatrix
   const u32 column;         // bytes to this thread's first statistics
   const int steps;
   int i = 0, tile;
-  int place;       // where this warp's dq of the tile before goes, in WARP_DQ numbers; 64 columns of a tile lie together
-  int added = -1;  // where it added last
+  int place;       // place of this warp's dq of the previous tile, in units of WARP_DQ; 64 columns are contiguous
+  int added = -1;  // place of its last addition
 
   DEVICE Consumer(u32 shared, const Sizes& z, float* dq, u32* turns)
       : z(z), at(owned(z)), shared(shared), dq(dq), turns(turns), w(uniform(threadIdx.x / 128) - 1),
@@ -121,7 +124,7 @@ struct Consumer {
   DEVICE u32 dq_buffer() const { return shared + DQ_AT + (w * 4 + warp) * WARP_DQ * 4; }
   DEVICE void wait(u32 full, int i) const { barrier_wait(shared + full + 8 * (i % STAGES), i / STAGES & 1); }
   DEVICE void give_back(int i) const { release(shared + EMPTY + 8 * (i % STAGES)); }
-  // Both warpgroups have written ds of tile i, and have read that of the tile before it.
+  // Signal that this warpgroup has written its ds of tile i and has read that of the previous tile.
   DEVICE void ds_written(int i) const {
     fence_shared_async();
     named_arrive(1 + 2 * (1 - w) + i % 2, 256);
@@ -134,7 +137,7 @@ struct Consumer {
       hide(s, key + warp * 16 + lane_id() / 4, query + lane_id() % 4 * 2, z.seq_k);
   }
 
-  // What this warp added is in global memory: the next block may add to it.
+  // Let the next block add to the same place once this warp's addition is in global memory.
   DEVICE void pass_on() {
     if (lane_id() == 0 && added >= 0) {
       bulk_wait<0>();
@@ -142,14 +145,14 @@ struct Consumer {
       add_release(turns + added, 1);
     }
   }
-  // Add this warp's 16 x PART numbers of dq to as much global memory, in the order in which the threads hold them: four
-  // of a thread, the 32 threads, then the threads' next four. So stores meet no bank twice, and no barrier between
-  // warps is needed.
+  // Add this warp's 16 x PART elements of dq to contiguous global memory, in the order in which the threads hold them:
+  // four of a thread, the 32 threads, then the threads' next four. Stores then have no bank conflicts and need no
+  // barrier between warps.
   DEVICE void add_dq(const float (&x)[PART / 2]) {
     if (DETERMINISTIC)
       pass_on();
     else if (lane_id() == 0)
-      bulk_wait_read<0>();  // the tile before has left the buffer
+      bulk_wait_read<0>();  // the copy of the previous tile has left the buffer
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < PART / 8; j++)
@@ -167,7 +170,7 @@ struct Consumer {
       bulk_commit();
     }
   }
-  // Add dq of the tile before, and go on to the next.
+  // Add dq of the previous tile and advance to the next.
   DEVICE void end_tile(const float (&before)[PART / 2]) {
     if (i > 0) add_dq(before);
     place += tile == at.first_tile ? 8 * (at.first_tile + 1) : 8;
@@ -177,8 +180,9 @@ struct Consumer {
 };
 
 #if D == 64
-// Whether p and ds share registers, which leaves room to load all statistics ahead of their use, or only those of the
-// first half's ds. On one H200 the first is up to 11% faster causal, the second 2 to 5% not causal.
+// If p and ds share registers, all statistics can be loaded ahead of their use; otherwise only those of the first
+// half's ds. On one H200, sharing is up to 11% faster for causal attention; not sharing is 2 to 5% faster without a
+// mask.
 constexpr bool SHARE = CAUSAL;
 
 struct Work {
@@ -186,8 +190,8 @@ struct Work {
   u32 p[16], ds[16], values[16];
 };
 
-// Up to the last product of a tile. In flight: dv b and dk b of the tile before, s a, dp a; afterwards: dq, in sa, dv
-// b, dk b.
+// Compute one tile up to the issue of its last product. In flight at the beginning: dv b and dk b of the previous tile,
+// s a, dp a; at the end: dq (in sa), dv b, dk b.
 DEVICE void work(Consumer& c, Work& r, float (&sa)[32], float (&sb)[32]) {
   const u64 keys = describe(c.shared + K_AT + c.w * 64 * 128), all_keys = describe(c.shared + K_AT);
   const u64 q_a = describe(c.q(c.i)), do_a = describe(c.dout(c.i)), q_b = q_a + (8192 >> 4), do_b = do_a + (8192 >> 4);
@@ -241,7 +245,7 @@ DEVICE void consume(Consumer& c, float (&dk)[32], float (&dv)[32]) {
   float sa[32], sb[32];
 #pragma unroll
   for (int i = 0; i < 32; i++) r.dk[i] = r.dv[i] = 0;
-  hold(r.dk);  // their zeros are written before any product begins
+  hold(r.dk);  // the zeros must be written before any product begins
   hold(r.dv);
   barrier_wait(c.shared + K_FULL, 0);
   c.wait(Q_FULL, 0);
@@ -279,13 +283,13 @@ DEVICE void consume(Consumer& c, float (&dk)[64], float (&dv)[64]) {
   Statistics statistics;
 #pragma unroll
   for (int i = 0; i < 64; i++) dk[i] = dv[i] = 0;
-  hold(dk);  // their zeros are written before any product begins
+  hold(dk);  // the zeros must be written before any product begins
   hold(dv);
   barrier_wait(c.shared + K_FULL, 0);
   c.wait(Q_FULL, 0);
   issue_scores(s, keys, describe(c.q(0), QUERY_BLOCK));
   barrier_wait(c.shared + V_FULL, 0);
-  while (true) {  // in flight: s
+  while (true) {  // s is in flight
     const u64 queries = describe(c.q(c.i), QUERY_BLOCK), gradients = describe(c.dout(c.i), QUERY_BLOCK);
     c.wait(DO_FULL, c.i);
     issue_scores(dp, values, gradients);
@@ -308,7 +312,7 @@ DEVICE void consume(Consumer& c, float (&dk)[64], float (&dv)[64]) {
     mma_wait<1>();
     hold(dp);
     c.ds_written(c.i);
-    if (c.i + 1 == c.steps) break;  // before the next product: ptxas wants none whose result is not used
+    if (c.i + 1 == c.steps) break;  // before the next product: ptxas must see no product with an unused result
     c.end_tile(dp);
     c.wait(Q_FULL, c.i);
     mma_wait<0>();
@@ -326,7 +330,7 @@ DEVICE void consume(Consumer& c, float (&dk)[64], float (&dv)[64]) {
 }
 #endif
 
-// This warp's 16 keys, times scale, through 2 KiB of shared memory for each 64 columns.
+// Write this warp's 16 keys times `scale`, through 2 KiB of shared memory for each 64 columns.
 DEVICE void write(const TensorMap& to, const u32 (&buffers)[COLUMN_BLOCKS], const float (&sum)[D / 2], float scale,
                   const Consumer& c) {
 #pragma unroll
@@ -346,10 +350,10 @@ DEVICE void write(const TensorMap& to, const u32 (&buffers)[COLUMN_BLOCKS], cons
   }
 }
 
-// dk, dv, and dq / scale added in fp32 to zeros. q, k, v, dout, dk, dv: maps of (batch, heads, seq, d_head) with boxes
-// of 64 columns and BLOCK_M, 128, 128, BLOCK_M, 16, 16 rows. lse (base 2, +∞ where nothing is seen), delta = Σ o · do:
-// padded_q a head, as `prepare` ordered them. Query i sees key j if not CAUSAL or j <= i + offset. TAIL: seq_k is no
-// multiple of 128. turns, zeros for each WARP_DQ numbers of dq: if DETERMINISTIC.
+// Compute dk and dv, and add dq / scale in fp32 to zeros. q, k, v, dout, dk, dv: maps of (batch, heads, seq, d_head)
+// with boxes of 64 columns and BLOCK_M, 128, 128, BLOCK_M, 16, 16 rows. lse (base 2, +∞ where nothing is seen), delta =
+// Σ o · do: padded_q a head, as `prepare` ordered them. Query i sees key j if not CAUSAL or j <= i + offset. TAIL:
+// seq_k is no multiple of 128. turns, zeros for each WARP_DQ numbers of dq: if DETERMINISTIC.
 extern "C" __global__ void __launch_bounds__(384, 1)
     backward(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
              const __grid_constant__ TensorMap v, const __grid_constant__ TensorMap dout, const __grid_constant__ TensorMap dk_map,
@@ -378,11 +382,11 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     return;
   }
   registers_more<240>();
-  grid_wait();  // dq holds zeros
+  grid_wait();  // the previous kernel writes zeros to dq
   Consumer c(shared, z, dq, turns);
   float dk[D / 2], dv[D / 2];
   consume(c, dk, dv);
-  named_sync(5 + c.w, 128);  // all warps of the warpgroup have read the values
+  named_sync(5 + c.w, 128);  // all warps of the warpgroup must have read the values
   u32 in_values[COLUMN_BLOCKS], in_dq[COLUMN_BLOCKS];
 #pragma unroll
   for (int b = 0; b < COLUMN_BLOCKS; b++) {
@@ -390,7 +394,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
     in_dq[b] = c.dq_buffer() + b * 2048;
   }
   write(dv_map, in_values, dv, 1, c);
-  if (lane_id() == 0) bulk_wait_read<1>();  // dq has left its buffer
+  if (lane_id() == 0) bulk_wait_read<1>();  // dq must have left its buffer
   __syncwarp();
   write(dk_map, in_dq, dk, z.scale, c);
   if (lane_id() == 0) bulk_wait_read<0>();

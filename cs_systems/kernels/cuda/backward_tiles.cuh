@@ -1,19 +1,19 @@
-// The tiles of the backward: where they lie, the products of a warpgroup, and what threads do between them. See
-// backward.cu.
+// Tiles of the backward: their places in memory, the products of a warpgroup, and the work of threads between the
+// products. See backward.cu.
 #pragma once
 #include "hopper.cuh"
 
-constexpr int BLOCK_M = QUERIES;  // of a tile
-constexpr int PARTS = BLOCK_M / PART;  // of which a product takes PART queries
+constexpr int BLOCK_M = QUERIES;  // queries of a tile
+constexpr int PARTS = BLOCK_M / PART;  // a product takes PART queries
 constexpr int KEYS = 128;
 constexpr int STAGES = 2;
 constexpr int COLUMN_BLOCKS = D / 64;
 constexpr u32 KEY_BLOCK = KEYS * 128, QUERY_BLOCK = BLOCK_M * 128;  // bytes of 64 columns
 constexpr u32 KEY_TILE = COLUMN_BLOCKS * KEY_BLOCK, QUERY_TILE = COLUMN_BLOCKS * QUERY_BLOCK;
 constexpr u32 DS_TILE = BLOCK_M * KEYS * 2;
-constexpr int WARP_DQ = BLOCK_M * D / 8;  // numbers of a tile's dq that a warp adds
+constexpr int WARP_DQ = BLOCK_M * D / 8;  // elements of a tile's dq that a warp adds
 
-// Shared memory, in bytes from its beginning. Each full barrier: of a stage.
+// Places in shared memory, in bytes from its beginning. Each stage has a full barrier.
 constexpr u32 K_AT = 0, V_AT = K_AT + KEY_TILE, Q_AT = V_AT + KEY_TILE, DO_AT = Q_AT + STAGES * QUERY_TILE,
               DS_AT = DO_AT + STAGES * QUERY_TILE, DQ_AT = DS_AT + 2 * DS_TILE, LSE_AT = DQ_AT + 8 * WARP_DQ * 4,
               DELTA_AT = LSE_AT + STAGES * BLOCK_M * 4, BARRIERS_AT = DELTA_AT + STAGES * BLOCK_M * 4;
@@ -21,9 +21,9 @@ constexpr u32 K_FULL = BARRIERS_AT, V_FULL = K_FULL + 8, Q_FULL = V_FULL + 8, DO
               EMPTY = DO_FULL + 8 * STAGES;
 static_assert(EMPTY + 8 * STAGES <= SHARED_BYTES, "what the launch asks for");
 
-// ---- products of a warpgroup, each one group of wgmma: issued here, waited for where the result is needed ----
+// ---- products of a warpgroup, each one group of wgmma; the code that needs the result waits for it ----
 
-// s = a bᵀ of 64 keys, described, and PART queries.
+// Compute s = a bᵀ of 64 keys and PART queries, both by descriptor.
 DEVICE void issue_scores(float (&s)[PART / 2], u64 keys, u64 queries) {
   forget(s);
   mma_fence();
@@ -33,7 +33,7 @@ DEVICE void issue_scores(float (&s)[PART / 2], u64 keys, u64 queries) {
   mma_commit();
 }
 #if D == 64
-// The same with the keys in registers.
+// Compute the same with the keys in registers.
 DEVICE void issue_scores(float (&s)[32], const u32 (&keys)[16], u64 queries) {
   forget(s);
   mma_fence();
@@ -42,15 +42,15 @@ DEVICE void issue_scores(float (&s)[32], const u32 (&keys)[16], u64 queries) {
   mma_commit();
 }
 #endif
-// sum += aᵀ b over PART queries: a in registers, b described.
+// Compute sum += aᵀ b over PART queries: a in registers, b by descriptor.
 DEVICE void issue_sum(float (&sum)[D / 2], const u32 (&a)[PART / 4], u64 b) {
   mma_fence();
 #pragma unroll
   for (int k = 0; k < PART / 16; k++) mma<1>(sum, a, 4 * k, b + k * 128, 1);
   mma_commit();
 }
-// A warpgroup's part of dq, over all keys. d_head 64: ds k of 64 queries, a block of ds with the keys as rows. 128:
-// (ds k)ᵀ of 64 columns of k, ds with the queries as rows.
+// Compute a warpgroup's share of dq, over all keys. d_head 64: ds k of 64 queries, with the keys as rows of ds. 128:
+// (ds k)ᵀ of 64 columns of k, with the queries as rows of ds.
 DEVICE void issue_dq(float (&dq)[PART / 2], u64 ds, u64 keys) {
   forget(dq);
   mma_fence();
@@ -64,14 +64,14 @@ DEVICE void issue_dq(float (&dq)[PART / 2], u64 ds, u64 keys) {
   mma_commit();
 }
 
-// ---- what threads do between the products ----
+// ---- work of threads between the products ----
 
-// Scores of hidden keys become −inf. `key` and `query`: of this thread's first score, the latter less the offset.
+// Set the scores of hidden keys to −inf. `key`, `query`: those of this thread's first score, with the offset.
 DEVICE void hide(float (&s)[PART / 2], int key, int query, int seq_k) {
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int row = key + 8 * h;
-    const int hidden = row >= seq_k ? PART : CAUSAL ? row - query : 0;  // columns left of this one are
+    const int hidden = row >= seq_k ? PART : CAUSAL ? row - query : 0;  // columns before this one are hidden
 #pragma unroll
     for (int j = 0; j < PART / 8; j++)
 #pragma unroll
@@ -79,11 +79,11 @@ DEVICE void hide(float (&s)[PART / 2], int key, int query, int seq_k) {
         if (8 * j + l < hidden) s[4 * j + 2 * h + l] = __int_as_float(0xff800000);
   }
 }
-// Statistics of this thread's PART / 4 queries, columns 8 j + t % 4 * 2 + l at [2 j + l]: as `prepare` ordered them, four
-// a load, of which AHEAD are under way before the first is needed. `from`: shared address of the first query's, plus 16
-// bytes for each t % 4.
+// Statistics of this thread's PART / 4 queries, columns 8 j + t % 4 * 2 + l at [2 j + l], in the order of `prepare`. A
+// load takes four; AHEAD loads are in flight before the first result is needed. `from`: shared address of the first
+// query's statistics, plus 16 bytes for each t % 4.
 struct Statistics {
-  static constexpr int AHEAD = D == 64 || CAUSAL ? 4 : 3;  // what was fastest on one H200
+  static constexpr int AHEAD = D == 64 || CAUSAL ? 4 : 3;  // the fastest values on one H200
   u32 at;
   uint4 x[AHEAD];
 
@@ -99,7 +99,7 @@ struct Statistics {
     if (i + AHEAD < PART / 16) x[i % AHEAD] = load_uint4(at + 64 * (i + AHEAD));
   }
 };
-// s becomes p.
+// Turn s into p.
 DEVICE void weigh(float (&s)[PART / 2], Statistics& lse, float scale_log2) {
 #pragma unroll
   for (int i = 0; i < PART / 16; i++) {
@@ -109,7 +109,7 @@ DEVICE void weigh(float (&s)[PART / 2], Statistics& lse, float scale_log2) {
     for (int j = 8 * i; j < 8 * i + 8; j++) s[j] = exp2_fast(__fmaf_rn(s[j], scale_log2, -x[j / 4 % 2 * 2 + j % 2]));
   }
 }
-// dp becomes ds = p (dp − delta).
+// Turn dp into ds = p (dp − delta).
 DEVICE void differentiate(const float (&p)[PART / 2], float (&dp)[PART / 2], Statistics& delta) {
 #pragma unroll
   for (int i = 0; i < PART / 16; i++) {
@@ -123,18 +123,19 @@ DEVICE void to_operand(u32 (&a)[PART / 4], const float (&x)[PART / 2]) {
 #pragma unroll
   for (int i = 0; i < PART / 4; i++) a[i] = pack(x[2 * i], x[2 * i + 1]);
 }
-// 16 rows x 64 columns of this warp into a block. `at`: of this lane's row and chunk.
+// Store 16 rows x 64 columns of this warp in a block. `at`: address of this lane's row and chunk.
 DEVICE void store_operand(u32 at, const u32 (&a)[16]) {
 #pragma unroll
   for (int k = 0; k < 4; k++) store_matrix(at ^ (k << 5), a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3]);
 }
-// PART queries x 16 keys of this warp into a block with the queries as rows. `at`: of this lane's query and chunk.
+// Store PART queries x 16 keys of this warp in a block with the queries as rows. `at`: address of this lane's query and
+// chunk.
 DEVICE void store_transposed(u32 at, const u32 (&a)[PART / 4]) {
 #pragma unroll
   for (int k = 0; k < PART / 16; k++)
     store_matrix_transposed(at + k * 2048, a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3]);
 }
-// The first the other way round.
+// Load what the first of them stores.
 DEVICE void load_operand(u32 (&a)[16], u32 at) {
 #pragma unroll
   for (int k = 0; k < 4; k++) load_matrix(at ^ (k << 5), a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3]);

@@ -1,34 +1,35 @@
 // FlashAttention forward for Hopper: o = softmax(scale q kᵀ) v and its log-sum-exp. Method: Shah et al. 2024,
-// FlashAttention-3: TMA, wgmma, specialised warps; the softmax of a warpgroup beside the products of all.
+// FlashAttention-3: TMA, wgmma, specialised warps; the softmax of one warpgroup overlaps the products of the others.
 //
-// A block of threads computes tiles of CONSUMERS · 64 queries. Warpgroup 0 gives its registers away, and one lane of it
-// brings q, k and v into shared memory by TMA. Each other warpgroup owns 64 queries and walks the keys, KEYS at a time,
-// from the last tile it sees to the first, so that tiles with a mask come first and the loop over the others has none:
+// A block computes tiles of CONSUMERS · 64 queries. Warpgroup 0 releases its registers, and one lane of it loads q, k
+// and v into shared memory by TMA. Each other warpgroup owns 64 queries and walks the keys, KEYS at a time,
+// from the last visible tile to the first, so that tiles with a mask come first and the main loop needs none:
 //
 //     s(j-1) = q k(j-1)ᵀ     issued, asynchronous
-//     o     += p(j) v(j)     issued, asynchronous; p stays in registers, as left operand
-//     wait for s(j-1); p(j-1) = exp2(scale s(j-1) - m), while o is still summed up
+//     o     += p(j) v(j)     issued, asynchronous; p stays in registers, as the left operand
+//     wait for s(j-1); p(j-1) = exp2(scale s(j-1) - m), while o is still being computed
 //     wait for o; rescale it if m changed; pack p(j-1)
 //
-// Registers of a thread: o D/2, s KEYS/2, p KEYS/4: 128 of 160 at D = 64 and 192 queries of 128 keys. Shared memory: q
-// and o CONSUMERS · 64 · D · 2 bytes each, a stage of k or v KEYS · D · 2.
+// Registers per thread: o D/2, s KEYS/2, p KEYS/4, which is 128 of 160 at D = 64 with 192 queries and 128 keys. Shared
+// memory: q and o CONSUMERS · 64 · D · 2 bytes each, a stage of k or v KEYS · D · 2.
 //
-// m is the maximum of the first tile and of those with a mask: no maximum is taken of the others, for any m near the
-// maximum gives the same result. Where a sum of weights leaves the range in which that is safe (or nothing was seen
-// before), the warp computes its scores of the tile again, by itself, and takes their maximum into m.
+// m is the maximum over the first tile and the tiles with a mask. The other tiles skip the maximum, because any m near
+// it gives the same result. If a sum of weights leaves the safe range, or no key was visible before, the warp
+// recomputes its scores of the tile by itself and includes their maximum in m.
 //
-// PING_PONG: over the tiles that all warpgroups have, they issue their products in turns.
+// PING_PONG: the warpgroups issue their products in turns, over the tiles that all of them have.
 #include "forward_tiles.cuh"
 #include "hopper.cuh"
 
 constexpr bool MASK_FIRST = CAUSAL || TAIL;
-constexpr float LARGEST_SUM = FP16 ? 0x1p15f : 0x1p40f;  // of a thread's weights of a row and tile, under an older m
+// Limit for a thread's sum of weights in a row of a tile, with an older m.
+constexpr float LARGEST_SUM = FP16 ? 0x1p15f : 0x1p40f;
 constexpr u32 ALL = 0xffffffffu;
 #define INFINITY __int_as_float(0x7f800000)
 
 // ---- a consumer ----
 
-// 16 x 8 sums of one warp, over 16 of k: what wgmma would add to d[0] ... d[3].
+// Add the product of one warp, 16 x 8 over 16 of k, as wgmma adds it to d[0] ... d[3].
 DEVICE void mma_warp(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT
                ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -39,12 +40,12 @@ DEVICE void mma_warp(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
 struct Consumer {
   const Sizes& sizes;
   Shared at;
-  int w;            // which of the consumers
+  int w;            // number of this consumer
   u64 q_described;
   Place<K_STAGES> k_place;
   Place<V_STAGES> v_place;
-  int limit[2];     // of this thread's two rows, the first key not seen, less this thread's first column
-  float o[D / 2], s[KEYS / 2], m[2], l[2];  // l: of this thread's columns
+  int limit[2];     // first hidden key of this thread's two rows, minus the thread's first column
+  float o[D / 2], s[KEYS / 2], m[2], l[2];  // l is the sum over this thread's columns only
   u32 p[KEYS / 4], q[Q_IN_REGISTERS ? D / 4 : 4];
 
   DEVICE Consumer(const Sizes& sizes, Shared at, int w) : sizes(sizes), at(at), w(w), q_described(describe(at.q(w))) {}
@@ -76,7 +77,7 @@ struct Consumer {
       if (i / 4 * 8 + i % 2 >= limit[i / 2 % 2] - first_key) s[i] = -INFINITY;
   }
 
-  // The weights of scores s under the maximum m, and their sum, of this thread's columns of row `h`.
+  // Compute the weights of the scores with the maximum m, and their sum, for this thread's columns of row `h`.
   DEVICE float weigh(int h, float maximum) {
     float sum[2] = {0, 0};
 #pragma unroll
@@ -101,8 +102,8 @@ struct Consumer {
     return fmaxf(y, __shfl_xor_sync(ALL, y, 2)) * sizes.scale_log2;
   }
 
-  // Scores become weights, under a maximum that takes theirs in: o and l so far count `kept` times.
-  template <bool HIDDEN>  // a row may have seen no key yet
+  // Turn scores into weights with a maximum that includes theirs; the earlier o and l are scaled by `kept`.
+  template <bool HIDDEN>  // true if a row may have no visible key so far
   DEVICE void softmax(float (&kept)[2]) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -113,20 +114,20 @@ struct Consumer {
     }
   }
 
-  // Columns 16 i to 16 i + 15 of this warp's queries, as left operand.
+  // Load columns 16 i to 16 i + 15 of this warp's queries as a left operand.
   DEVICE void load_queries(u32* to, int i) {
     const u32 lane = lane_id(), warp = threadIdx.x / 32 % 4;
     const u32 from = at.q(w) + i / 4 * (ROWS * 128) + swizzled(16 * warp + lane % 16, i % 4 * 2 + lane / 16);
     load_matrix(from, to[0], to[1], to[2], to[3]);
   }
 
-  // s once more, by this warp alone.
+  // Recompute s by this warp alone.
   DEVICE void scores_again() {
     const u32 lane = lane_id();
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) s[i] = 0;
 #pragma unroll(Q_IN_REGISTERS ? D / 32 : 1)
-    for (int c = 0; c < D / 32; c++) {  // 32 columns: two steps of 16
+    for (int c = 0; c < D / 32; c++) {  // each turn covers 32 columns, two steps of 16
       u32 a[2][4], b[4];
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -141,7 +142,7 @@ struct Consumer {
         load_matrix(k + j * 1024, b[0], b[1], b[2], b[3]);
         mma_warp(s + 4 * j, a[0], b[0], b[1]);
         mma_warp(s + 4 * j, a[1], b[2], b[3]);
-        if (j % 4 == 3) stay();  // or ptxas loads all of k at once, and spills what the common path needs
+        if (j % 4 == 3) stay();  // without it, ptxas loads all of k at once and spills registers of the common path
       }
     }
   }
@@ -156,7 +157,7 @@ struct Consumer {
     for (int i = 0; i < KEYS / 4; i++) p[i] = pack(s[2 * i], s[2 * i + 1]);
   }
 
-  // The first tile's weights.
+  // Compute the first tile's weights.
   DEVICE void begin(int first_key) {
     if (Q_IN_REGISTERS) {
 #pragma unroll
@@ -180,7 +181,7 @@ struct Consumer {
     for (int i = 0; i < D / 2; i++) o[i] = 0;
   }
 
-  // The scores of the tile that begins at `first_key`, and beside them the output of the one before.
+  // Compute the scores of the tile that begins at `first_key` and, at the same time, the output of the previous tile.
   template <bool MASKED>
   DEVICE void go_on(int first_key, bool turns) {
     barrier_wait(at.k_full(k_place.stage), k_place.phase);
@@ -220,7 +221,7 @@ struct Consumer {
     pack_weights();
   }
 
-  // A barrier long done: a branch, past which ptxas moves nothing.
+  // Wait for a barrier that is already complete: ptxas moves no instruction past this branch.
   DEVICE void stay() { barrier_wait(at.k_full(k_place.stage), k_place.phase); }
   DEVICE void wait_for_turn() { named_sync(1 + w, 2 * WARPGROUP); }
   DEVICE void give_turn() { named_arrive(1 + (w + 1) % CONSUMERS, 2 * WARPGROUP); }
@@ -235,7 +236,8 @@ struct Consumer {
     v_place.advance();
   }
 
-  // PLACE: the same wait in two branches would be made one before them, and that one moved before the exponentials.
+  // PLACE makes the waits of two branches differ. The compiler would otherwise merge equal waits into one before the
+  // branches, and move it before the exponentials.
   template <int PLACE>
   DEVICE void wait_for_output() {
     asm volatile("wgmma.wait_group.sync.aligned 0;  // %0" ::"n"(PLACE) : "memory");
@@ -243,7 +245,7 @@ struct Consumer {
     hold(p);
   }
 
-  // Tiles that other warpgroups see some key of, and this one none.
+  // Release tiles whose keys are visible to other warpgroups, but not to this one.
   DEVICE void skip(int tiles) {
     for (; tiles > 0; tiles--) {
       barrier_wait(at.k_full(k_place.stage), k_place.phase);
@@ -255,7 +257,7 @@ struct Consumer {
     }
   }
 
-  // o / l through shared memory, 16 rows a warp, and the log-sum-exp.
+  // Write o / l through shared memory, 16 rows per warp, and the log-sum-exp.
   DEVICE void write(const TensorMap& map, float* lse, const Tile& tile) {
     const int lane = lane_id(), warp = threadIdx.x / 32 % 4, row = tile.row + w * ROWS + warp * 16;
     float inverse[2];
@@ -271,7 +273,7 @@ struct Consumer {
             none ? -INFINITY : (m[h] + log2f(l[h])) * 0.6931471805599453f;
     }
     rescale(inverse);
-    if (lane == 0) bulk_wait_read<0>();  // the tile before has left
+    if (lane == 0) bulk_wait_read<0>();  // the copy of the previous tile has left the buffer
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
@@ -291,7 +293,7 @@ struct Consumer {
 
   DEVICE void attend(const TensorMap& map, float* lse, const Tile& tile, int round) {
     const int row = tile.row + w * ROWS, loaded = seen_tiles(tile.row + CONSUMERS * ROWS - 1, sizes);
-    if (row + ROWS <= 0 || row >= sizes.seq_q) {  // no query is here
+    if (row + ROWS <= 0 || row >= sizes.seq_q) {  // this warp has no query
       release(at.q_empty(w));
       return skip(loaded);
     }
@@ -308,7 +310,7 @@ struct Consumer {
     if (CAUSAL)
       for (const int open = open_tiles(row, sizes); j >= open; j--) go_on<true>(j * KEYS, false);
     int in_turn = 0;
-    if (PING_PONG) {  // as many as every warpgroup has
+    if (PING_PONG) {  // only over the tiles that every warpgroup has
       const bool all = tile.row + ROWS > 0 && tile.row + (CONSUMERS - 1) * ROWS < sizes.seq_q;
       const int first = seen_tiles(tile.row + ROWS - 1, sizes) - 1;
       in_turn = !all ? 0 : CAUSAL ? least(open_tiles(tile.row, sizes), first) : j + 1;
@@ -342,7 +344,7 @@ extern "C" __global__ void __launch_bounds__((CONSUMERS + 1) * WARPGROUP, 1)
   } else {
     registers_more<CONSUMERS == 3 ? 160 : 240>();
     Consumer consumer(sizes, at, warpgroup - 1);
-    if (PING_PONG && warpgroup == CONSUMERS) named_arrive(1, 2 * WARPGROUP);  // the first one's turn
+    if (PING_PONG && warpgroup == CONSUMERS) named_arrive(1, 2 * WARPGROUP);  // the first consumer begins
     for (int round = 0;; round++) {
       barrier_wait(at.q_full(consumer.w), round & 1);
       const int number = uniform(load_int(at.slot(consumer.w)));

@@ -1,20 +1,20 @@
-// What forward.cu's warps agree on: the sizes, the place of each thing in shared memory, which tiles a block computes;
-// and the warp that brings them.
+// Definitions that forward.cu's warps share: sizes, places in shared memory, the tiles of a block; and the warp that
+// loads the tiles.
 #pragma once
 
 #include "hopper.cuh"
 
-constexpr int ROWS = 64;  // of a warpgroup: the m of wgmma
+constexpr int ROWS = 64;  // rows of a warpgroup: the m of wgmma
 constexpr int WARPGROUP = 128;
-constexpr int BLOCKS = D / 64;  // of 64 columns
+constexpr int BLOCKS = D / 64;  // blocks of 64 columns
 constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
 
 struct Sizes {
   int seq_q, seq_k, heads, group, batch_heads;
-  int offset;       // query i sees key j if not CAUSAL or j <= i + offset
-  int first_row;    // of the first row tile: a multiple of 16, negative where the tiles end with the queries
+  int offset;       // key j is visible to query i if not CAUSAL or j <= i + offset
+  int first_row;    // first row of the first tile: a multiple of 16, negative if the tiles end with the queries
   int row_tiles;
-  int heads_in_l2;  // whose keys and values fit it together
+  int heads_in_l2;  // heads whose keys and values fit the L2 cache together
   float scale_log2;
 };
 
@@ -22,7 +22,7 @@ struct Tile {
   int batch, head, row;
 };
 
-// Shared memory, from 1024-byte aligned `base`: addresses of the tiles and of the barriers.
+// Addresses of the tiles and of the barriers in shared memory, from `base`, which is 1024-byte aligned.
 struct Shared {
   u32 base;
   DEVICE u32 q(int w) const { return base + w * Q_BYTES; }
@@ -35,10 +35,10 @@ struct Shared {
   DEVICE u32 k_empty(int stage) const { return k_full(K_STAGES + stage); }
   DEVICE u32 v_full(int stage) const { return k_full(2 * K_STAGES + stage); }
   DEVICE u32 v_empty(int stage) const { return v_full(V_STAGES + stage); }
-  DEVICE u32 slot(int w) const { return v_full(2 * V_STAGES + w); }  // the number of the tile
+  DEVICE u32 slot(int w) const { return v_full(2 * V_STAGES + w); }  // place of the tile's number
 };
 
-// A place in a ring of buffers, and the parity of its barriers' phase.
+// Position in a ring of buffers, and the parity of its barriers' phase.
 template <int STAGES>
 struct Place {
   int stage = 0;
@@ -52,9 +52,9 @@ struct Place {
 DEVICE int least(int a, int b) { return a < b ? a : b; }
 DEVICE int most(int a, int b) { return a > b ? a : b; }
 
-// ---- which tiles ----
+// ---- order of the tiles ----
 
-// The longest causal ones first, within the heads whose keys and values fit the L2 cache together.
+// The longest causal tiles come first, within the heads whose keys and values fit the L2 cache together.
 DEVICE Tile located(int number, const Sizes& sizes) {
   const int per_section = sizes.heads_in_l2 * sizes.row_tiles;
   const int section = number / per_section, rest = number - section * per_section;
@@ -65,13 +65,14 @@ DEVICE Tile located(int number, const Sizes& sizes) {
   return {batch, batch_head - batch * sizes.heads, row};
 }
 
-// Tiles of keys that queries up to `last_row` see: at least one, whose mask may hide all of it.
+// Return the number of tiles of keys that are visible up to query `last_row`: at least one, whose mask may hide all of
+// it.
 DEVICE int seen_tiles(int last_row, const Sizes& sizes) {
   const int keys = CAUSAL ? least(sizes.seq_k, last_row + sizes.offset + 1) : sizes.seq_k;
   return most((keys + KEYS - 1) / KEYS, 1);
 }
 
-// Of them, those that need no mask from query `row` on.
+// Return the number of these tiles that need no mask from query `row` on.
 DEVICE int open_tiles(int row, const Sizes& sizes) {
   const int keys = CAUSAL ? least(sizes.seq_k, row + sizes.offset + 1) : sizes.seq_k;
   return most(keys, 0) / KEYS;
@@ -111,13 +112,13 @@ DEVICE void produce(const TensorMap& q, const TensorMap& k, const TensorMap& v, 
         barrier_arrive(at.q_full(w));
       }
       __threadfence();
-      if (atomicAdd(counter + 1, 1) == gridDim.x - 1) counter[0] = counter[1] = 0;  // for the next launch
+      if (atomicAdd(counter + 1, 1) == gridDim.x - 1) counter[0] = counter[1] = 0;  // the next launch begins with zeros
       return;
     }
     const Tile tile = located(number, sizes);
     const int kv_head = tile.head / sizes.group;
     const int tiles = seen_tiles(tile.row + CONSUMERS * ROWS - 1, sizes);
-    load_q(q, at, 0, round, number, tile);  // the first warpgroup can begin as soon as these and the keys are there
+    load_q(q, at, 0, round, number, tile);  // the first warpgroup can begin once these and the keys have arrived
     for (int j = tiles - 1; j >= 0; j--) {
       barrier_wait(at.k_empty(k_place.stage), k_place.phase ^ 1);
       barrier_expect(at.k_full(k_place.stage), KV_BYTES);

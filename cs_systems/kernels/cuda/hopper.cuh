@@ -1,4 +1,4 @@
-// Hopper's instructions that CUDA C++ has no name for, as thin functions over PTX: wgmma, TMA, barriers.
+// Thin functions over PTX for Hopper's instructions that CUDA C++ does not expose: wgmma, TMA, barriers.
 //
 // Compiled by NVRTC alone. FP16 = 1 makes the elements fp16, otherwise they are bf16.
 //
@@ -6,9 +6,9 @@
 // (r % 8), which is the 128-byte swizzle of TMA and wgmma; each block aligned to 1024 bytes. A tile of 128 columns is
 // two blocks.
 //
-// Where a warpgroup of 128 threads holds a 64 x N result, d[N / 2] a thread: thread t has in d[4 j + 2 h + l] row
-// t / 32 * 16 + t % 32 / 4 + 8 h, column 8 j + t % 4 * 2 + l. As left operand of a next product, 16 columns of it
-// are the four registers pack(d[8 k], d[8 k + 1]) ... pack(d[8 k + 6], d[8 k + 7]).
+// Layout of a 64 x N result in a warpgroup of 128 threads, d[N / 2] per thread: thread t has row
+// t / 32 * 16 + t % 32 / 4 + 8 h, column 8 j + t % 4 * 2 + l in d[4 j + 2 h + l]. As left operand of a next product, 16
+// columns are the four registers pack(d[8 k], d[8 k + 1]) ... pack(d[8 k + 6], d[8 k + 7]).
 #pragma once
 
 typedef unsigned int u32;
@@ -31,7 +31,7 @@ struct alignas(64) TensorMap {
 
 DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 DEVICE u32 lane_id() { return threadIdx.x & 31; }
-// The same in all lanes, and the compiler knows it: branches on it are uniform.
+// Return a value that is equal in all lanes, and that the compiler can prove equal, so that branches on it are uniform.
 DEVICE int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
 // ---- arithmetic ----
@@ -42,28 +42,28 @@ DEVICE float exp2_fast(float x) {
   return y;
 }
 
-// Two elements in one register, `low` in the lower half: the lower column.
+// Pack two elements into one register, the lower column `low` in the lower half.
 DEVICE u32 pack(float low, float high) {
   u32 y;
   asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   return y;
 }
 
-// ---- mbarriers: `at` is a shared address of 8 bytes; a fresh one has parity 1 completed ----
+// ---- mbarriers: `at` is a shared address of 8 bytes; a new barrier counts as completed with parity 1 ----
 
 DEVICE void barrier_init(u32 at, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals));
 }
-// After the inits, before __syncthreads: the copy engine sees them.
+// Make the inits visible to the copy engine; call it before __syncthreads.
 DEVICE void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-// One arrival that also announces bytes to come.
+// Arrive once, and add the bytes that TMA will transfer to what the phase waits for.
 DEVICE void barrier_expect(u32 at, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
-// One arrival.
+// Arrive once.
 DEVICE void barrier_arrive(u32 at) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory"); }
-// A warp's arrival, which one lane makes when all of them are here. compute-sanitizer's racecheck does not follow that
-// from lane to lane: EVERY_LANE = 1 is for it.
+// Arrive once for a warp: one lane does it when all have come. compute-sanitizer's racecheck does not track that order
+// between lanes; with EVERY_LANE = 1 each lane arrives, for its sake.
 #ifndef EVERY_LANE
 #define EVERY_LANE 0
 #endif
@@ -86,12 +86,12 @@ DEVICE void barrier_wait(u32 at, u32 parity) {
   }
 }
 
-// ---- named barriers (0 is __syncthreads): ids and numbers of threads that both sides agree on ----
+// ---- named barriers (0 is __syncthreads): both sides use the same id and number of threads ----
 
 DEVICE void named_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void named_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
-// ---- registers, fences, launches that depend on each other ----
+// ---- registers, fences, dependent launches ----
 
 template <int REGISTERS>
 DEVICE void registers_more() {
@@ -101,9 +101,9 @@ template <int REGISTERS>
 DEVICE void registers_less() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
-// What this thread has written to shared memory is seen by TMA and wgmma (after a barrier between the threads).
+// Make this thread's writes to shared memory visible to TMA and wgmma (after a barrier between the threads).
 DEVICE void fence_shared_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// The kernel before has ended and what it wrote is seen / the kernel after may start to be launched.
+// Wait until the previous kernel has ended and its writes are visible; let the next kernel start its launch.
 DEVICE void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void grid_launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
@@ -121,7 +121,7 @@ DEVICE void tma_store(const TensorMap& map, u32 from, int column, int row, int h
                ::"l"(&map), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch)
                : "memory");
 }
-// Bytes in memory order; addresses and sizes are multiples of 16.
+// Copies of bytes in memory order; addresses and sizes are multiples of 16.
 DEVICE void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(to), "l"(from), "r"(bytes), "r"(barrier)
@@ -131,8 +131,8 @@ DEVICE void bulk_add_f32(float* to, u32 from, u32 bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
-// Stores and additions of this thread since the last commit are one group. `bulk_wait_read`: all but the last GROUPS
-// groups have left shared memory; `bulk_wait`: they are done.
+// Stores and additions of this thread since the last commit form one group. `bulk_wait_read` waits until all but the
+// last GROUPS groups have left shared memory; `bulk_wait` waits until they are complete.
 DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int GROUPS>
 DEVICE void bulk_wait_read() {
@@ -145,24 +145,24 @@ DEVICE void bulk_wait() {
 
 // ---- results to shared memory ----
 
-// 16 rows x 16 columns of a warp, in the registers of a left operand. Lane l gives the address of row l % 16, of its
-// left 8 columns if l < 16, of its right 8 otherwise.
+// Store 16 rows x 16 columns of a warp from the registers of a left operand. Lane l passes the address of row l % 16:
+// that of its left 8 columns if l < 16, of its right 8 otherwise.
 DEVICE void store_matrix(u32 at, u32 a0, u32 a1, u32 a2, u32 a3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(at), "r"(a0), "r"(a1), "r"(a2), "r"(a3) : "memory");
 }
-// The same transposed: 16 rows of shared memory hold the 16 columns. Lane l gives the address of row l / 16 * 8 + l % 8,
-// of its left 8 columns if l / 8 is even, of its right 8 otherwise.
+// Store the same transposed: 16 rows of shared memory hold the 16 columns. Lane l passes the address of row
+// l / 16 * 8 + l % 8: that of its left 8 columns if l / 8 is even, of its right 8 otherwise.
 DEVICE void store_matrix_transposed(u32 at, u32 a0, u32 a1, u32 a2, u32 a3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
                ::"r"(at), "r"(a0), "r"(a1), "r"(a2), "r"(a3) : "memory");
 }
-// The first the other way round: a left operand's registers from shared memory.
+// Load the registers of a left operand from shared memory, the reverse of the first.
 DEVICE void load_matrix(u32 at, u32& a0, u32& a1, u32& a2, u32& a3) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(a0), "=r"(a1), "=r"(a2), "=r"(a3) : "r"(at) : "memory");
 }
-// Where in a block chunk `chunk` (8 columns) of row `row` lies, in bytes.
+// Return the place of chunk `chunk` (8 columns) of row `row` in a block, in bytes.
 DEVICE u32 swizzled(u32 row, u32 chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 DEVICE void store_float4(u32 at, float a, float b, float c, float d) {
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
@@ -175,25 +175,25 @@ DEVICE uint4 load_uint4(u32 at) {
 
 // ---- wgmma ----
 
-// Describe operands that begin at a block's row (a multiple of 8). What is added to a descriptor is bytes >> 4. A step of
-// 16 along the summed dimension k, where the block's rows are m or n (k is contiguous, trans 0): + 2, after four of them
-// the next block; where its rows are k (m or n is contiguous, trans 1): + 128. block_bytes: from 64 columns to the next
-// 64, needed with trans 1 where n is 128.
+// Return the descriptor of an operand that begins at a block's row (a multiple of 8). Additions to a descriptor are in
+// units of 16 bytes. A step of 16 along the summed dimension k adds 2 if the block's rows are m or n (k is contiguous,
+// trans 0), and reaches the next block after four steps; it adds 128 if the rows are k (m or n is contiguous, trans 1).
+// block_bytes: distance from 64 columns to the next 64, needed with trans 1 if n is 128.
 DEVICE u64 describe(u32 address, u32 block_bytes = 16) {
   constexpr u64 eight_rows = 1024 >> 4, swizzle_128 = 1;
   return (u64)((address & 0x3ffff) >> 4) | (u64)(block_bytes >> 4) << 16 | eight_rows << 32 | swizzle_128 << 62;
 }
 
-// Before the first product, and where registers of an operand or of the sum were written since the last one.
+// Required before the first product, and after writes to registers of an operand or of the sum.
 DEVICE void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// All but the last GROUPS committed groups are done.
+// Wait until all but the last GROUPS committed groups are complete.
 template <int GROUPS>
 DEVICE void mma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
 }
-// The compiler may not move reads or writes of these registers across this place: put it after the wait for their
-// product, and where they were written before it.
+// Forbid the compiler to move reads or writes of these registers across this place: put it after the wait for their
+// product, and after writes before it.
 template <int N>
 DEVICE void hold(float (&d)[N]) {
 #pragma unroll
@@ -204,8 +204,8 @@ DEVICE void hold(u32 (&a)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+r"(a[i])::"memory");
 }
-// What is in d is not needed any more: ptxas takes a product that is not added to it for a new value. Put it before
-// such products where other instructions wrote d, or ptxas runs one product at a time (C7515).
+// Declare the contents of d dead, so that ptxas takes a product that does not add to it for a new value. Put it before
+// such products if other instructions wrote d; otherwise ptxas serializes the products (C7515).
 template <int N>
 DEVICE void forget(float (&d)[N]) {
 #pragma unroll
@@ -228,8 +228,8 @@ DEVICE void forget(float (&d)[N]) {
 #define WGMMA(N, ADD) \
   "{ .reg .pred p; setp.ne.b32 p, %" ADD ", 0; wgmma.mma_async.sync.aligned.m64n" N "k16.f32." ELEMENT "." ELEMENT " {"
 
-// d (64 x 64, 64 x 80 or 64 x 128) = a b, or d += a b if `add`, over 16 of k: a and b described, trans as said at `describe`.
-// Asynchronous: from here to a wait for its group nothing may touch d.
+// Compute d (64 x 64, 64 x 80 or 64 x 128) = a b, or d += a b if `add`, over 16 of k: a and b by descriptor, trans as
+// in `describe`. It is asynchronous: nothing may touch d before a wait for its group.
 template <int TRANS_A, int TRANS_B>
 DEVICE void mma(float (&d)[32], u64 a, u64 b, int add) {
   asm volatile(WGMMA("64", "34") WGMMA_LIST_32 "}, %32, %33, p, 1, 1, %35, %36; }"
@@ -248,7 +248,7 @@ DEVICE void mma(float (&d)[64], u64 a, u64 b, int add) {
                : WGMMA_SUM_64
                : "l"(a), "l"(b), "r"(add), "n"(TRANS_A), "n"(TRANS_B));
 }
-// The same with a in registers: the four of `a` from `first` on. They may not be written before the wait either.
+// Compute the same with a in four registers, `a` from `first` on, which may not be written before the wait either.
 template <int TRANS_B, int N>
 DEVICE void mma(float (&d)[32], const u32 (&a)[N], int first, u64 b, int add) {
   asm volatile(WGMMA("64", "37") WGMMA_LIST_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"
@@ -264,8 +264,8 @@ DEVICE void mma(float (&d)[64], const u32 (&a)[N], int first, u64 b, int add) {
                  "n"(TRANS_B));
 }
 
-// ---- sums in global memory, and turns at them ----
-// Between what the copy engine does to global memory and what threads do.
+// ---- sums in global memory, and their order ----
+// Order the copy engine's and the threads' accesses to global memory.
 DEVICE void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 DEVICE u32 load_acquire(const u32* at) {
   u32 x;

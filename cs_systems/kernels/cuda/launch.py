@@ -1,4 +1,4 @@
-"""Launches of the FlashAttention kernels in CUDA C++ for Hopper (flash_cuda/*.cu) on tensors."""
+"""Launches of the FlashAttention kernels in CUDA C++ for Hopper (kernels/cuda/*.cu) on tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launches of the FlashAttention forward in CUDA C++ for Hopper (flash_cuda/forward.cu) on tensors."""
+"""Launches of the FlashAttention forward in CUDA C++ for Hopper (kernels/cuda/forward.cu) on tensors."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-// What stands before and after the backward: row sums and statistics; dq out of fp32. Both are bound by memory.
+// Kernels before and after the backward: row sums and statistics; conversion of dq from fp32. Both are memory-bound.
 #include "hopper.cuh"
 
-constexpr int LANES = D / 8;  // of a row, 16 bytes each
-constexpr int WARP_DQ = QUERIES * D / 8;  // numbers of dq that a warp of the backward adds at once: of PART queries
+constexpr int LANES = D / 8;  // lanes per row, with 16 bytes each
+constexpr int WARP_DQ = QUERIES * D / 8;  // elements of dq that a warp of the backward adds at once
 
-// Of a (batch, heads, rows, d_head) tensor, in elements; the last stride is 1, the others keep rows at 16 bytes.
+// Strides of a (batch, heads, rows, d_head) tensor in elements; the last is 1, the others keep rows 16-byte aligned.
 struct Strides {
   long long batch, head, row;
 };
@@ -34,13 +34,13 @@ DEVICE float dot(uint4 a, uint4 b) {
   return sum;
 }
 
-// Where the statistics of row `at` of 16 lie: the backward's threads want those of rows 2 t, 2 t + 1, 2 t + 8, 2 t + 9
-// at once.
+// Return the place of the statistics of row `at`: within 16 rows, a thread of the backward loads those of rows 2 t,
+// 2 t + 1, 2 t + 8 and 2 t + 9 at once.
 DEVICE int statistics_place(int at) { return (at & ~15) | (at & 6) << 1 | (at & 8) >> 2 | (at & 1); }
 
-// delta = Σ o · do, lse_log2 = lse / ln 2 (+∞ where no key is seen, so that its weights are 0), both with the rows in
-// the order above; dq = 0, turns = 0; PART rows a block of 256 threads. o, dout as above; lse: seq_q a head; the others
-// padded_q a head, dq padded_q · D, turns one for each WARP_DQ of it, or null.
+// Compute delta = Σ o · do and lse_log2 = lse / ln 2 (+∞ where no key is visible, so that its weights are 0), both in
+// the row order above, and set dq and turns to 0. A block of 256 threads takes PART rows. Sizes per head: lse seq_q;
+// lse_log2 and delta padded_q; dq padded_q · D; turns one for each WARP_DQ of dq, or null.
 extern "C" __global__ void __launch_bounds__(256)
     prepare(const u16* o, const u16* dout, const float* lse, float* lse_log2, float* delta, float* dq, u32* turns,
             Strides of_o, Strides of_do, Rows z) {
@@ -81,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// dq = scale · summed, PART rows x 64 columns a block of 128 threads, in the order in which the backward's warps add them:
-// d_head 64, 16 rows each; 128, transposed, 16 columns each. dq as above.
+// Compute dq = scale · summed; a block of 128 threads takes PART rows x 64 columns. `summed` has the order in which the
+// backward's warps add: 16 rows each for d_head 64; for 128, transposed, 16 columns each.
 extern "C" __global__ void __launch_bounds__(128) finish(const float* summed, u16* dq, Strides of_dq, Rows z) {
   __shared__ __align__(1024) unsigned char memory[PART * 128];
   constexpr int COLUMNS = D / 64;

@@ -1,11 +1,11 @@
-// + asynchronous copies: the next tile comes into a second buffer while this one is computed with.
+// + asynchronous copies: the next tile is copied into a second buffer during the computation on this one.
 //
-// cp.async (sm_80 and later) copies 16 bytes from global to shared memory past the registers; a thread goes on and waits
-// only when it needs the tile. Copies of 16 bytes need rows that begin at multiples of 16: padding is four floats here,
-// and reading four at a time then touches each bank once.
+// cp.async (sm_80 and later) copies 16 bytes from global to shared memory without registers; a thread waits only when
+// it needs the tile. Copies of 16 bytes require rows that begin at multiples of 16, so the padding is four floats, and
+// reading four at a time touches each bank once.
 //
-// The last of the fp32 steps, with a switch for each technique, so that each can be left out alone. A patch of 1 × 1 is
-// no blocking in registers; without SHARED, keys and values are read from global memory where they are needed.
+// The last of the fp32 steps, with a switch for each technique, so that each can be left out alone. A patch of 1 × 1
+// disables blocking in registers; without SHARED, keys and values are read from global memory.
 // D: head size, a multiple of 16. Launch: n / ROWS blocks × batch, 16 × 16 threads,
 // 4 (ROWS STRIDE + 2 BUFFERS KEYS STRIDE + ROWS (KEYS + 1)) bytes of shared memory.
 
@@ -26,14 +26,14 @@ __device__ float over_16_lanes(float mine, bool maximum) {
     return mine;
 }
 
-// 16 bytes from global to shared memory, past the registers; `arrived` waits for all that this thread has asked for.
+// Copy 16 bytes from global to shared memory without registers; `arrived` waits for all copies of this thread.
 __device__ void copy_16(void *to, const void *from) {
     const unsigned address = (unsigned)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
 __device__ void arrived() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Four floats a thread; neighbours take neighbouring ones where COALESCED, else neighbouring rows.
+// Copy four floats per thread; neighbouring threads take neighbouring floats if COALESCED, else neighbouring rows.
 __device__ void copy(float *tile, const float *from, int rows) {
     for (int i = threadIdx.y * 16 + threadIdx.x; i < rows * D / 4; i += 256) {
         const int row = COALESCED ? i / (D / 4) : i % rows, x = 4 * (COALESCED ? i % (D / 4) : i / rows);
@@ -66,7 +66,7 @@ extern "C" __global__ void attend(const float *q, const float *k, const float *v
             copy(buffer + KEYS * STRIDE, v + (first + tile * KEYS) * D, KEYS);
         }
         if (ASYNC) arrived();
-        __syncthreads();  // this tile has come, and everybody is done with the one before
+        __syncthreads();  // this tile has arrived, and all threads have read the previous one
         if (SHARED && ASYNC && tile + 1 < tiles) {
             float *next = buffers + 2 * ((tile + 1) % BUFFERS) * KEYS * STRIDE;
             copy(next, k + (first + (tile + 1) * KEYS) * D, KEYS);
@@ -95,7 +95,7 @@ extern "C" __global__ void attend(const float *q, const float *k, const float *v
             maximum[r] = higher;
             for (int x = 0; x < D / 16; x++) output[r][x] *= shrink;
         }
-        __syncwarp();  // the 16 lanes that wrote a row's weights are the ones that read them
+        __syncwarp();  // the 16 lanes that read a row's weights are those that wrote them
 #pragma unroll turns
         for (int key = 0; key < KEYS; key++)
             for (int r = 0; r < ROW_PATCH; r++)

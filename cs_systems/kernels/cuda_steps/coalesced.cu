@@ -1,9 +1,9 @@
-// + coalescing: neighbouring threads copy neighbouring floats between global and shared memory, whoever's row they are.
+// + coalescing: neighbouring threads copy neighbouring floats between global and shared memory, of any row.
 //
-// A warp's 32 reads are 128 bytes in a row, one transaction, where they were 32 rows apart and 32 transactions.
+// A warp's 32 reads are 128 contiguous bytes, one transaction. Without coalescing they are in 32 rows: 32 transactions.
 //
-// D: head size. ROWS: of a block, one a thread. KEYS: of a tile. Launch: n / ROWS blocks × batch, ROWS threads,
-// 4 (2 ROWS STRIDE + 2 KEYS D) bytes of shared memory.
+// D: head size. ROWS: rows of a block, one per thread. KEYS: keys of a tile. Launch: n / ROWS blocks × batch, ROWS
+// threads, 4 (2 ROWS STRIDE + 2 KEYS D) bytes of shared memory.
 
 #define STRIDE (D + 1)
 

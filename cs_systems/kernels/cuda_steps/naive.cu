@@ -1,7 +1,7 @@
-// Naive: one thread computes one row, and everything it touches lies in global memory, the output that it adds to too.
+// Naive: one thread computes one row, and all of its data is in global memory, the output's sums too.
 //
-// Already FlashAttention's idea (the online softmax: Milakov and Gimelshein, 2018; Dao et al., 2022): the maximum and sum
-// of a row are kept while keys go by, and what was added up is scaled when the maximum grows. No score is stored.
+// It uses the online softmax of FlashAttention (Milakov and Gimelshein, 2018; Dao et al., 2022): the running maximum
+// and sum of a row are updated key by key, and the sums are rescaled when the maximum grows. No score is stored.
 //
 // D: head size. Launch: n / THREADS blocks × batch, THREADS threads; no shared memory.
 

@@ -1,9 +1,9 @@
-// + padding: one float more between the rows of the query and output tiles, so that 32 lanes want 32 banks.
+// + padding: one extra float between the rows of the query and output tiles, so that 32 lanes access 32 banks.
 //
-// The keys and values need none: all lanes read the same one at a time, which is a broadcast.
+// Keys and values need no padding: all lanes read the same float at a time, which is a broadcast.
 //
-// D: head size. ROWS: of a block, one a thread. KEYS: of a tile. Launch: n / ROWS blocks × batch, ROWS threads,
-// 4 (2 ROWS STRIDE + 2 KEYS D) bytes of shared memory.
+// D: head size. ROWS: rows of a block, one per thread. KEYS: keys of a tile. Launch: n / ROWS blocks × batch, ROWS
+// threads, 4 (2 ROWS STRIDE + 2 KEYS D) bytes of shared memory.
 
 #define STRIDE (D + 1)
 

@@ -1,9 +1,9 @@
-// + registers: 16 × 16 threads compute a tile of ROWS × KEYS scores, each a patch of ROW_PATCH × KEY_PATCH of them.
+// + registers: 16 × 16 threads compute a tile of ROWS × KEYS scores, each thread a patch of ROW_PATCH × KEY_PATCH.
 //
-// What is read from shared memory once serves a whole row or column of the patch: ROW_PATCH + KEY_PATCH reads for
-// ROW_PATCH × KEY_PATCH products, where it was two for one. The output stays in registers, ROW_PATCH × D / 16 a thread.
-// A row belongs to 16 neighbouring lanes, which find its maximum by exchanging registers; its weights go through shared
-// memory once, since the second product wants them along the keys.
+// A value that is read once from shared memory serves a whole row or column of the patch: ROW_PATCH + KEY_PATCH reads
+// for ROW_PATCH × KEY_PATCH products, instead of two reads per product. The output stays in registers, ROW_PATCH × D /
+// 16 per thread. A row belongs to 16 neighbouring lanes, which find its maximum by exchanging registers; its weights go
+// through shared memory once, because the second product reads them along the keys.
 //
 // D: head size, a multiple of 16. Launch: n / ROWS blocks × batch, 16 × 16 threads, 4 (ROWS (D + 1) + KEYS (D + 1) +
 // KEYS D + ROWS (KEYS + 1)) bytes of shared memory.
@@ -61,7 +61,7 @@ extern "C" __global__ void attend(const float *q, const float *k, const float *v
             maximum[r] = higher;
             for (int x = 0; x < D / 16; x++) output[r][x] *= shrink;
         }
-        __syncwarp();  // the 16 lanes that wrote a row's weights are the ones that read them
+        __syncwarp();  // the 16 lanes that read a row's weights are those that wrote them
 #pragma unroll 1
         for (int key = 0; key < KEYS; key++)
             for (int r = 0; r < ROW_PATCH; r++)

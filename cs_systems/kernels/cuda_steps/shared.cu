@@ -1,10 +1,10 @@
 // + shared memory: a block reads a tile of keys and values once for all its rows; queries and output stay there too.
 //
-// Global memory is read n / ROWS times instead of n times. But thread t works on row t of the query tile, D floats from
-// its neighbour's: all 32 lanes of a warp want the same bank.
+// Keys and values are read n / ROWS times instead of n times. But thread t works on row t of the query tile, D floats
+// from its neighbour's, so all 32 lanes of a warp access the same bank.
 //
-// D: head size. ROWS: of a block, one a thread. KEYS: of a tile. Launch: n / ROWS blocks × batch, ROWS threads,
-// 4 (2 ROWS STRIDE + 2 KEYS D) bytes of shared memory.
+// D: head size. ROWS: rows of a block, one per thread. KEYS: keys of a tile. Launch: n / ROWS blocks × batch, ROWS
+// threads, 4 (2 ROWS STRIDE + 2 KEYS D) bytes of shared memory.
 
 #define STRIDE D
 

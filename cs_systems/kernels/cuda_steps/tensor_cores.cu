@@ -1,22 +1,22 @@
-// + tensor cores: both products by mma.sync on fp16 tiles, added up in fp32; the softmax between them stays in fp32.
+// + tensor cores: both products by mma.sync on fp16 tiles, accumulated in fp32; the softmax between them stays in fp32.
 //
-// Each of four warps computes 16 rows. Its lanes hold a 16 × 8 tile of the product as the instruction wants it: lane l
+// Each of four warps computes 16 rows. Its lanes hold a 16 × 8 tile of the product in the instruction's layout: lane l
 // has the columns 2 (l % 4) and 2 (l % 4) + 1 of the rows l / 4 and l / 4 + 8 (PTX ISA, "Matrix Fragments for
-// mma.m16n8k16"), so four neighbouring lanes share a row. Two such tiles of weights, rounded to fp16, are already the first
-// factor of the second product: they never leave the registers. With eight fp16 of padding ldmatrix reads its eight rows
-// without conflicts.
+// mma.m16n8k16"), so four neighbouring lanes share a row. Two such tiles of weights, rounded to fp16, are already the
+// first factor of the second product, so they never leave the registers. With a padding of eight fp16, ldmatrix reads
+// its eight rows without conflicts.
 //
-// The inputs are fp16 here, the output is fp32. D: head size, a multiple of 16. KEYS: of a tile, a multiple of 16.
+// The inputs are fp16 here, the output is fp32. D: head size, a multiple of 16. KEYS: keys of a tile, a multiple of 16.
 // Launch: n / 64 blocks × batch, 128 threads, 2 (64 + 4 KEYS) (D + 8) bytes of shared memory.
 
 #define ROWS 64
 #define STRIDE (D + 8)
 
-using half = unsigned short;  // 16 bits that only the tensor cores compute with
+using half = unsigned short;  // 16 bits, which only the tensor cores compute with
 
 extern __shared__ __align__(16) half memory[];
 
-// 16 bytes from global to shared memory, past the registers; `arrived` waits for all that this thread has asked for.
+// Copy 16 bytes from global to shared memory without registers; `arrived` waits for all copies of this thread.
 __device__ void copy_16(void *to, const void *from) {
     const unsigned address = (unsigned)__cvta_generic_to_shared(to);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
@@ -30,7 +30,7 @@ __device__ void copy(half *tile, const half *from, int rows) {
     }
 }
 
-// Four 8 × 8 tiles; lane l names a row of tile l / 8 and gets two elements of each.
+// Load four 8 × 8 tiles; lane l passes the address of a row of tile l / 8 and receives two elements of each tile.
 template <bool transposed> __device__ void load(unsigned (&to)[4], const half *row) {
     const unsigned address = (unsigned)__cvta_generic_to_shared(row);
     if (transposed)
@@ -41,7 +41,7 @@ template <bool transposed> __device__ void load(unsigned (&to)[4], const half *r
                      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
 
-// c (16 × 8) += a (16 × 16) b (16 × 8)
+// Compute c (16 × 8) += a (16 × 16) b (16 × 8).
 __device__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
@@ -76,7 +76,7 @@ extern "C" __global__ void attend(const half *q, const half *k, const half *v, f
     for (int tile = 0; tile < tiles; tile++) {
         const half *keys = buffers + 2 * (tile % 2) * KEYS * STRIDE, *values = keys + KEYS * STRIDE;
         arrived();
-        __syncthreads();  // this tile has come, and everybody is done with the one before
+        __syncthreads();  // this tile has arrived, and all threads have read the previous one
         if (tile + 1 < tiles) {
             half *next = buffers + 2 * ((tile + 1) % 2) * KEYS * STRIDE;
             copy(next, k + (first + (tile + 1) * KEYS) * D, KEYS);

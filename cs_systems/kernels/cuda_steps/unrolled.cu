@@ -1,7 +1,7 @@
 // + unrolling: the loops along the head size and along the keys are unrolled, UNROLL turns at a time.
 //
-// Reads of later turns are under way while earlier products are added up, offsets become constants in the instruction, and
-// the loop's own counting is paid once in UNROLL turns.
+// Reads of later turns are in flight while earlier products are accumulated, offsets become constants of the
+// instruction, and the loop's counter is updated once in UNROLL turns.
 //
 // D: head size, a multiple of 16. Launch: n / ROWS blocks × batch, 16 × 16 threads, 4 (ROWS (D + 1) + KEYS (D + 1) +
 // KEYS D + ROWS (KEYS + 1)) bytes of shared memory.
@@ -61,7 +61,7 @@ extern "C" __global__ void attend(const float *q, const float *k, const float *v
             maximum[r] = higher;
             for (int x = 0; x < D / 16; x++) output[r][x] *= shrink;
         }
-        __syncwarp();  // the 16 lanes that wrote a row's weights are the ones that read them
+        __syncwarp();  // the 16 lanes that read a row's weights are those that wrote them
 #pragma unroll turns
         for (int key = 0; key < KEYS; key++)
             for (int r = 0; r < ROW_PATCH; r++)

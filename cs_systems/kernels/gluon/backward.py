@@ -26,7 +26,7 @@ from cs_systems.kernels.gluon.rows import ORDER
 
 SIZES = ("seq_k", "heads", "group", "batch_heads_kv", "heads_in_l2", "offset", "row_tiles", "padded_q")
 """Numbers that no kernel is compiled anew for."""
-KEYS = gl.constexpr(64)  # of a warpgroup
+KEYS = gl.constexpr(64)  # keys of a warpgroup
 OWNED = gl.constexpr(128)  # keys of a program
 SUMMED = gl.constexpr(ORDER)
 
@@ -200,7 +200,7 @@ def _consumer(descriptors, buffers, bars, sizes, scale, scale_log2, W: gl.conste
     head, tile = batch * heads + head_kv * group, first
     place_before = head * 0 + (
         1 << 26
-    )  # far behind the last number, where nothing is added: no tile is before the first
+    )  # far behind the last element, where additions are dropped: the first tile has no previous one
     stage_before, phase_before = 0, 0
     steps = group * (row_tiles - first)
     mbarrier.wait(kv_full.index(0), 0)
@@ -227,7 +227,7 @@ def _consumer(descriptors, buffers, bars, sizes, scale, scale_log2, W: gl.conste
         dv_sum, dk_sum = warpgroup_mma_wait(2, deps=[dv_future, dk_future])
         stage_before, phase_before = stage, phase
         stage, phase = following(stage, phase, C.stages)
-        mbarrier.wait(q_full.index(stage), phase, pred=i + 1 < steps)  # after the last: any scores, not used
+        mbarrier.wait(q_full.index(stage), phase, pred=i + 1 < steps)  # after the last tile, the scores are not used
         s_future = warpgroup_mma(ks.index(W), qs.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True)
         dq_tile = warpgroup_mma_wait(1, deps=[dq_future])
         mbarrier.arrive(empty.index(stage_before))
@@ -264,7 +264,7 @@ def flash_backward_kernel(
     dos = gl.allocate_shared_memory(q.dtype, [C.stages, C.block_m, C.d_head], KV)
     lses = gl.allocate_shared_memory(gl.float32, [C.stages, C.block_m], ROW)
     deltas = gl.allocate_shared_memory(gl.float32, [C.stages, C.block_m], ROW)
-    dss = gl.allocate_shared_memory(q.dtype, [4, KEYS, C.block_m], DS)  # of this tile and the last, so that none waits
+    dss = gl.allocate_shared_memory(q.dtype, [4, KEYS, C.block_m], DS)  # of two tiles, so that no warpgroup waits
     dqs = gl.allocate_shared_memory(gl.float32, [2, 16, 256], dq.layout)
     bars = (
         barriers(1, 1), barriers(C.stages, 1), barriers(C.stages, 1), barriers(C.stages, 2), barriers(2, 2),

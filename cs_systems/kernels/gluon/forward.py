@@ -25,7 +25,7 @@ from cs_systems.kernels.gluon.parts import barriers, following
 
 SIZES = ("seq_q", "seq_k", "heads", "group", "batch_heads", "offset", "row_tiles", "heads_in_l2")
 """Numbers that no kernel is compiled anew for."""
-ROWS = gl.constexpr(64)  # of a warpgroup: the M of wgmma
+ROWS = gl.constexpr(64)  # rows of a warpgroup: the M of wgmma
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _attend(
         p, added, m, kept = _softmax(s, m, scale_log2, dtype)
         total = total * kept + added
         if C.overlap:
-            mbarrier.wait(q_full.index(W), round & 1)  # long done: a branch past which ptxas moves no exponential
+            mbarrier.wait(q_full.index(W), round & 1)  # already complete: ptxas moves no exponential past this branch
         acc, p = warpgroup_mma_wait(0, deps=[o_future, p])
         mbarrier.arrive(v_empty.index(v_stage))
         acc = acc * gl.convert_layout(kept, gl.SliceLayout(1, O_LAYOUT))[:, None]

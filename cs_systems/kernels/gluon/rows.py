@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 ORDER = [[0, 1], [8, 0], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [16, 0], [32, 0], [0, 8], [0, 16], [0, 32]]
-"""Where a thread of the backward puts its numbers of 64 x 64 of dq, (row, column) for each bit of the place from the
-lowest: 4 numbers of a thread, the threads of a warp, the warps, then the thread's next 4.
+"""Memory order of a 64 x 64 tile of dq: the (row, column) step of each bit of an element's offset, lowest bit first.
+
+The bits count 4 elements of a thread, then the threads of a warp, the warps, and the thread's next 4 elements.
 """
 
 
@@ -48,7 +49,7 @@ def finish_kernel(
 ):  # fmt: skip
     """Compute dq = scale · summed, in dq's dtype and layout.
 
-    Each 64 x 64 numbers of summed lie together, in ORDER. The bits of a number's place are, from the highest: 3 bits of
+    Each 64 x 64 tile of `summed` is contiguous, in ORDER. The bits of an element's offset are, from the highest: 3 of
     the column, 2 of the row, 3 of the row, 2 of the column, 1 of the row, 1 of the column.
     """
     COLUMNS: tl.constexpr = DEPTH // 64

@@ -22,7 +22,8 @@ NAMED_NUMBERS = frozenset({*SIZES, "seed", "repeat"})
 
 def labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
     """Return labels like `small · ctx 256 · naive`; a legend omits labels that start with an underscore."""
-    joined = (" · ".join(_label(n, row[n]) for n in names) for row in data[[*names]].to_dict("records"))
+    columns = [[_label(name, value) for value in data[name]] for name in names]
+    joined = map(" · ".join, zip(*columns, strict=True)) if names else [""] * len(data)
     return [f" {label}" if label.startswith("_") else label for label in joined]
 
 

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cs_systems.core import units
 from cs_systems.core.printable import plain
-from cs_systems.record import Row
+from cs_systems.core.rows import Row, Tables
 from cs_systems.report.pages import _templates
 from cs_systems.report.tables.columns import UNKNOWN
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN, has_something, says_something
 from cs_systems.report.tables.rows import table_of
 from cs_systems.report.tables.table import Table
 
+if TYPE_CHECKING:
+    from cs_systems.traces.timeline import StepView, View
 
-def render(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]], title: str) -> str:
+
+def render(view: View, results: Tables, title: str) -> str:
     """Render the page of a profile.
 
     view: from `traces.timeline.view`. results: tables by name, with `notes` and, where known, `overhead`, as in a
@@ -44,7 +47,7 @@ def render(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]], title:
     return _templates.render("profile.html.jinja", values)
 
 
-def _facts(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
+def _facts(view: View, results: Tables) -> list[tuple[str, str]]:
     step = view["step"]
     busy = [f"{row['busy_share']:.1%}" for row in results.get("steps", ()) if row["step"] == step["number"]]
     facts = [("wall clock, profiled", _time(step["wall_ns"]))]
@@ -56,28 +59,28 @@ def _facts(view: Mapping[str, Any], results: Mapping[str, Sequence[Row]]) -> lis
         ("sum of kernel times", _time(step["kernel_ns"])),
         ("GPU busy", ", ".join(busy)),
         ("kernels", f"{step['kernels']:,}"),
-        ("in a phase", _share(step, "no_phase_ns")),
-        ("in a layer", _share(step, "no_layer_ns")),
+        ("in a phase", _share(step, step["no_phase_ns"])),
+        ("in a layer", _share(step, step["no_layer_ns"])),
     ]
 
 
-def _share(step: Mapping[str, int], missing: str) -> str:
+def _share(step: StepView, missing_ns: int) -> str:
     """Return the share of kernel time that is attributed."""
-    return f"{1 - step[missing] / step['kernel_ns']:.1%}" if step["kernel_ns"] else UNKNOWN
+    return f"{1 - missing_ns / step['kernel_ns']:.1%}" if step["kernel_ns"] else UNKNOWN
 
 
-def _heading(step: Mapping[str, Any]) -> str:
+def _heading(step: StepView) -> str:
     last = step["steps"] - 1
     return f"Step {step['number']}" + (f": the step with the median wall time of steps 0 to {last}" if last else "")
 
 
-def _limits(step: Mapping[str, Any]) -> list[str]:
+def _limits(step: StepView) -> list[str]:
     """Return the limitations of the drawn step."""
     limits = [
-        f"{_time(step[key])} of {_time(step['kernel_ns'])} of kernel time in this step belong to no {owner}; these "
+        f"{_time(missing_ns)} of {_time(step['kernel_ns'])} of kernel time in this step belong to no {owner}; these "
         "kernels are hatched"
-        for key, owner in (("no_phase_ns", "phase"), ("no_layer_ns", "layer or named module"))
-        if step[key]
+        for missing_ns, owner in ((step["no_phase_ns"], "phase"), (step["no_layer_ns"], "layer or named module"))
+        if missing_ns
     ]
     if step["graph_kernels"]:
         limits.append(
@@ -87,7 +90,7 @@ def _limits(step: Mapping[str, Any]) -> list[str]:
     return limits
 
 
-def _overhead(results: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
+def _overhead(results: Tables) -> list[tuple[str, str]]:
     """Return the durations of a step while it was profiled, and before."""
     return [
         (units.human(row["recorded_s"], "s"), units.human(row["not_recorded_s"], "s"))

@@ -7,7 +7,7 @@ view's data, and every table. Nothing is fetched; the template escapes names, an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cs_systems.core import units
 from cs_systems.record import Row
@@ -16,10 +16,13 @@ from cs_systems.report.tables.profile import says_something
 from cs_systems.report.tables.rows import table_of
 from cs_systems.report.tables.snapshot import CAPTIONS, SHOWN
 
+if TYPE_CHECKING:
+    from cs_systems.snapshots.timeline import View
+
 Tables = Mapping[str, tuple[Sequence[Row], Sequence[str]]]
 
 
-def render(view: Mapping[str, Any], tables: Tables, heading: Sequence[str], title: str) -> str:
+def render(view: View, tables: Tables, heading: Sequence[str], title: str) -> str:
     """Render the page of a memory snapshot.
 
     view: from `snapshots.timeline.view`. tables: rows and their notes, by name. heading: lines above all tables.
@@ -34,7 +37,7 @@ def render(view: Mapping[str, Any], tables: Tables, heading: Sequence[str], titl
     return _templates.render("snapshot.html.jinja", values)
 
 
-def _facts(view: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(view: View) -> list[tuple[str, str]]:
     highest = max(reserved for _, reserved in view["reserved"])
     drawn = len(view["allocations"]["bytes"])
     return [
@@ -45,7 +48,7 @@ def _facts(view: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _limits(view: Mapping[str, Any]) -> list[str]:
+def _limits(view: View) -> list[str]:
     """Return the notes on what the page omits."""
     limits = []
     if rest := view["rest"]["allocations"]:

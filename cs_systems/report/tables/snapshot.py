@@ -19,12 +19,12 @@ SHOWN = {
     },
     "fragmentation": {
         "pool": "pool", "segments": "segments", "reserved_bytes": "reserved", "allocated_bytes": "allocated",
-        "free_segments_bytes": "free segments", "inactive_split_bytes": "inactive splits", "inactive_splits": "count",
+        "free_segments_bytes": "free segments", "inactive_split_bytes": "inactive", "inactive_splits": "splits",
         "largest_split_bytes": "largest",
     },
     "segments": {
         "address": "segment", "pool": "pool", "reserved_bytes": "reserved", "allocated_bytes": "allocated",
-        "inactive_split_bytes": "inactive splits", "inactive_splits": "count", "largest_split_bytes": "largest",
+        "inactive_split_bytes": "inactive", "inactive_splits": "splits", "largest_split_bytes": "largest",
     },
     "alive": {
         "bytes": "size", "allocations": "count", "total_bytes": "total", "category": "category", "layers": "layers",
