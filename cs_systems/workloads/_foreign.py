@@ -121,8 +121,7 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
         if isinstance(made, type) or not plugins.takes(made, **own):
             words = " with --set " + " ".join(config.workload_args) if own else ""
             raise ConfigError(
-                f"{name}{plugins.signature(made)} cannot be called{words}; write a factory (config, device), or a step "
-                "without arguments"
+                f"{name}{plugins.signature(made)} cannot be called{words}; write a factory (config, device), or a step"
             )
         if own:
             return from_result(made(**own), config, device, set())
