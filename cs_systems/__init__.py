@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from cs_systems.record import RunRecord, read_records
     from cs_systems.report.frame import frame, load
     from cs_systems.runtime.sweep import preflight, run, sweep
+    from cs_systems.workloads._setup import TrainingSetup
 
 # Imported on first access, so that `cs-systems --help` stays fast.
 _LAZY = {
     "RunRecord": "cs_systems.record",
+    "TrainingSetup": "cs_systems.workloads._setup",
     "read_records": "cs_systems.record",
     "frame": "cs_systems.report.frame",
     "load": "cs_systems.report.frame",
@@ -40,6 +42,7 @@ __all__ = [
     "ModelConfig",
     "RunConfig",
     "RunRecord",
+    "TrainingSetup",
     "__version__",
     "frame",
     "grid",

@@ -32,10 +32,12 @@ from cs_systems.core.validation import one_of as one_of
 class Phase(StrEnum):
     """Named phase of a step in the tables; `zero_grad` belongs to none, because it is untimed preparation."""
 
+    INPUT = "input"  # waiting for the next batch, and its copy to the device
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
     SYNCHRONIZE = "synchronize"  # the rest of the gradient averaging, after backward
+    CLIP = "clip"  # of the gradients' norm
     OPTIMIZER = "optimizer"
 
 
@@ -112,9 +114,11 @@ class RunConfig:
     strategy_args: tuple[str, ...] = ()  # further options of the strategy: ("max_ctas=16", "comm_dtype=bf16")
     profiler: str = "none"
     profiler_args: tuple[str, ...] = ()  # further options of the profiler's own command
+    workload_args: tuple[str, ...] = ()  # arguments of a foreign workload's factory: ("width=128", "lr=3e-4")
+    inputs: str | None = None  # path.py:batch or package.module:batch, if the workload names a model
 
     def __post_init__(self) -> None:
-        for name in ("strategy_args", "profiler_args"):
+        for name in ("strategy_args", "profiler_args", "workload_args"):
             object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON turns tuples into lists
         for name, kind in (("mode", Mode), ("precision", Precision)):
             value = getattr(self, name)
@@ -158,6 +162,7 @@ class RunConfig:
             raise ConfigError("--checkpoint requires a model, and workload attention has none; drop --checkpoint")
         if self.workload == "attention" and self.mode is Mode.TRAIN_STEP:
             raise ConfigError("workload attention has no mode train-step; use forward, backward or forward-backward")
+        _check_foreign(self)
         _check_ranks(self)
         numbered = self.device.startswith("cuda:") and self.device[5:].isdigit()
         if self.device not in ("auto", "cpu", "cuda") and not numbered:
@@ -171,7 +176,8 @@ class RunConfig:
     @property
     def sources(self) -> tuple[str, ...]:
         """Files and modules outside the package that the config names, sorted."""
-        named = (name.rpartition(":")[0] for name in (self.attention, self.workload) if ":" in name)
+        names = (self.attention, self.workload, self.inputs or "")
+        named = (name.rpartition(":")[0] for name in names if ":" in name)
         return tuple(sorted({*named}))
 
     @property
@@ -197,7 +203,7 @@ class RunConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the config as a dict that survives a JSON round trip: tuples become lists."""
-        lists = {name: list(getattr(self, name)) for name in ("strategy_args", "profiler_args")}
+        lists = {name: list(getattr(self, name)) for name in ("strategy_args", "profiler_args", "workload_args")}
         return dataclasses.asdict(self) | lists
 
     @classmethod
@@ -209,6 +215,16 @@ class RunConfig:
         """Return a hash of the fields that differ from their defaults, so that a new field keeps old keys."""
         text = json.dumps(_without_defaults(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _check_foreign(config: RunConfig) -> None:
+    """Raise ConfigError if options for workloads from outside the package are malformed or lack such a workload."""
+    settings(config.workload_args)
+    for option, given in (("--set", config.workload_args), ("--inputs", config.inputs)):
+        if given and ":" not in config.workload:
+            raise ConfigError(f"{option} requires --workload path.py:name, got {config.workload}; leave out {option}")
+    if config.inputs is not None and ":" not in config.inputs:
+        raise ConfigError(f"--inputs is {config.inputs!r}; write path/to/file.py:name or package.module:name")
 
 
 def _check_ranks(config: RunConfig) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from types import NoneType
@@ -129,6 +129,18 @@ def check_keep_graph(keep_graph: bool, modes: Collection[str]) -> None:
 
 
 @dataclass(frozen=True)
+class Workloads:
+    """Step to measure: the built-in language model's, or your own."""
+
+    workload: Annotated[Names, arg(help="train_step, or your own: path.py:name, package.module:name")] = ("train_step",)
+    inputs: Annotated[MaybeText, optional("PATH:NAME", "batch or batches, if --workload names a model")] = None
+    set: Annotated[MaybeNames, arg(help="arguments of your workload's factory: lr=3e-4 width=128")] = ()
+
+    def base(self, base: RunConfig) -> RunConfig:
+        return replace(base, workload=self.workload[0], inputs=self.inputs, workload_args=self.set)
+
+
+@dataclass(frozen=True)
 class ModelCells:
     """Training steps to measure: every combination of the values given."""
 
@@ -153,7 +165,7 @@ class ModelCells:
     vocab_size: Annotated[MaybeInt, optional("INT", "tokens in the vocabulary", "the preset's")] = None
     rope_theta: Annotated[MaybeFloat, optional("FLOAT", "base of the rotary embedding", "the preset's")] = None
 
-    def configs(self, base: RunConfig) -> list[RunConfig]:
+    def configs(self, base: RunConfig, workloads: Workloads | None = None) -> list[RunConfig]:
         check_keep_graph(self.keep_graph, self.mode)
         if self.optimizer != ModelCells.optimizer and Mode.TRAIN_STEP not in self.mode:
             refuse(["optimizer"], f"--optimizer requires mode train-step, got {' and '.join(self.mode)}")
@@ -164,7 +176,9 @@ class ModelCells:
             if values := getattr(self, name):
                 axes[name] = values
         axes |= {"optimizer": [self.optimizer], "keep_graph": [self.keep_graph]}
-        return grid(base, **axes)
+        if workloads is None:
+            return grid(base, **axes)
+        return grid(workloads.base(base), workload=workloads.workload, **axes)
 
 
 @dataclass(frozen=True)

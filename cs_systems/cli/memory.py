@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import arg
-
 from cs_systems.cli._memory_text import COMPILED, print_memory, print_table, say
 from cs_systems.cli._options import (
     MaybePath,
@@ -24,6 +22,7 @@ from cs_systems.cli._options import (
     ModelCells,
     Steps,
     Sweep,
+    Workloads,
     flag,
     given,
     optional,
@@ -44,7 +43,7 @@ class Memory:
     cells: ModelCells = field(default_factory=ModelCells)
     steps: Steps = field(default_factory=lambda: Steps(warmup=0, steps=2))
     sweep: Sweep = field(default_factory=Sweep)
-    workload: Annotated[str, arg(help="workload to run: train_step, or package.module:factory")] = "train_step"
+    of: Workloads = field(default_factory=Workloads)
     snapshot: Annotated[bool, flag("also write a CUDA memory snapshot of the steps after --warmup")] = False
     residuals: Annotated[
         bool, flag("also list the tensors that forward keeps for backward, by block and operation")
@@ -79,7 +78,7 @@ def run(args: Memory) -> int:
     _check_used(args)
     if args.show is not None:
         return _show(args.show)
-    configs = args.cells.configs(args.steps.base(workload=args.workload))
+    configs = args.cells.configs(args.steps.base(), args.of)
     if args.fits is not None:
         return _print_fits(configs, parse_bytes(args.fits))
     if args.best_checkpoint != (args.budget is not None):

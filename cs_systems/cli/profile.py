@@ -16,7 +16,18 @@ from tyro.conf import arg
 
 from cs_systems.cli._counters import counters_text
 from cs_systems.cli._memory_text import say
-from cs_systems.cli._options import MaybeText, ModelCells, Repeated, Steps, Sweep, flag, given, optional, refuse
+from cs_systems.cli._options import (
+    MaybeText,
+    ModelCells,
+    Repeated,
+    Steps,
+    Sweep,
+    Workloads,
+    flag,
+    given,
+    optional,
+    refuse,
+)
 from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
 from cs_systems.core.printable import command_line, visible
@@ -37,7 +48,7 @@ class Profile:
     cells: ModelCells = field(default_factory=ModelCells)
     steps: Steps = field(default_factory=lambda: Steps(steps=3))
     sweep: Sweep = field(default_factory=Sweep)
-    workload: Annotated[str, arg(help="workload to run: train_step, or package.module:factory")] = "train_step"
+    of: Workloads = field(default_factory=Workloads)
     show_command: Annotated[bool, flag("print the shell commands that profile the cells, and run nothing")] = False
     nsys_arg: Annotated[
         Repeated, optional("OPTION", "additional option of nsys profile: --nsys-arg=--gpu-metrics-device=0")
@@ -57,7 +68,7 @@ def run(args: Profile) -> int:
     options = _options(args)
     configs = [
         replace(config, profiler=args.with_, profiler_args=options)
-        for config in args.cells.configs(args.steps.base(workload=args.workload))
+        for config in args.cells.configs(args.steps.base(), args.of)
     ]
     if args.show_command:
         refuse(

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from tyro.conf import arg
-
-from cs_systems.cli._options import ModelCells, Steps, Sweep, flag
+from cs_systems.cli._options import ModelCells, Steps, Sweep, Workloads, flag
 
 
 @dataclass(frozen=True)
@@ -15,7 +13,7 @@ class Time:
     cells: ModelCells = field(default_factory=ModelCells)
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
-    workload: Annotated[str, arg(help="workload to run: train_step, or package.module:factory")] = "train_step"
+    of: Workloads = field(default_factory=Workloads)
     warmup_study: Annotated[bool, flag("print every step, warm-up included, with the causes of slow ones")] = False
 
 
@@ -25,6 +23,6 @@ ARGS = Time
 def run(args: Time) -> int:
     from cs_systems.cli._sweep import print_warmup, run_and_report
 
-    configs = args.cells.configs(args.steps.base(workload=args.workload))
+    configs = args.cells.configs(args.steps.base(), args.of)
     show = print_warmup if args.warmup_study else None
     return run_and_report(configs, args.sweep, "time", args.steps.seed, show)

@@ -126,6 +126,14 @@ def takes(function: Any, *arguments: Any, **named: Any) -> bool:
     return True
 
 
+def signature(function: Any) -> str:
+    """Return a function's parameters as written, "(config, device)", or "" if they are not known."""
+    try:
+        return str(inspect.signature(function))
+    except (TypeError, ValueError):
+        return ""
+
+
 def _built_in(package: str, name: str) -> Path:
     """Return the file that exports the constant of a built-in plug-in: a module, or a package's __init__."""
     folder = Path(__file__).parents[1] / package

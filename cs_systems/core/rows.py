@@ -35,6 +35,7 @@ class Ran(TypedDict, total=False):
     rounds: int
     resident: bool | None  # whether the workload stayed in memory between rounds; None with one round
     takes_config: bool  # whether the configuration had an effect on a user's own workload
+    uses: str  # fields of the configuration that a user's own workload read, or that applied to it; spaces between
     precision: str
     mode: str
     d_head: int

@@ -135,7 +135,8 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
     if config["workload"] not in CONFIGURED:  # its own report takes precedence over the configuration
         fitting = {name: _FITTING[kind] for name, kind in _STEP_FIELDS.items()}
         cell["reported"] = {n: v for n, v in ran.items() if n in fitting and isinstance(v, fitting[n])}
-        cell |= {**cell["reported"], "takes_config": ran.get("takes_config", True)}
+        uses = ran.get("uses")  # absent in records before version 0.2
+        cell |= {**cell["reported"], "takes_config": ran.get("takes_config", True), "uses": uses and _columns(uses)}
     if measurement:
         cell["held"] = all(s.held_s is not None for s in measurement.timed)
         cell["setup_s"] = measurement.setup_s
@@ -148,8 +149,8 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
 def clear_unused_fields(cells: Sequence[dict[str, Any]]) -> None:
     """Set to null the fields that a workload outside CONFIGURED is not known to use.
 
-    A field is known to be used if the workload reports it, or if its records differ in it and the workload takes a
-    configuration.
+    A field is known to be used if the workload reports it, or if it applied or was read. Of older records that is not
+    known: there, a field counts as used if the records differ in it and the workload takes a configuration.
     """
     foreign = [cell for cell in cells if cell["workload"] not in CONFIGURED]
     varied: dict[tuple[str, str], set[Any]] = {}
@@ -158,10 +159,26 @@ def clear_unused_fields(cells: Sequence[dict[str, Any]]) -> None:
             varied.setdefault((cell["workload"], name), set()).add(cell.get(name))
     for cell in foreign:
         for name in _STEP_FIELDS.keys() - cell["reported"].keys():
-            if len(varied[cell["workload"], name]) == 1 or not cell["takes_config"]:
+            if cell["uses"] is not None:
+                is_used = name in cell["uses"]
+            else:
+                is_used = len(varied[cell["workload"], name]) > 1 and cell["takes_config"]
+            if not is_used:
                 cell[name] = None
         if cell["precision"] != cell["ceiling_precision"]:
             cell["ceiling_flops_per_s"] = cell["ceiling_source"] = None
+
+
+def _columns(uses: str) -> frozenset[str]:
+    """Return the columns of the fields that a workload used, which its record lists with spaces between them."""
+    names = set(uses.split())
+    if names & {"name", "d_model", "d_ff", "num_layers", "num_heads"}:
+        names.add("size")
+    if names & {"seq_len", "context_length"}:
+        names |= {"seq_len", "context_length"}
+    if {"d_model", "num_heads"} <= names:
+        names.add("d_head")
+    return frozenset(names)
 
 
 def _model(config: Mapping[str, Any]) -> dict[str, Any]:

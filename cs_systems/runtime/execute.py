@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import torch
-
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError, RunConfig
 from cs_systems.core import caveats, plugins
 from cs_systems.core.rows import CostRow, MemoryRow, Ran, Results
@@ -30,15 +28,13 @@ from cs_systems.runtime.channel import CellRecord, Message, Visit
 from cs_systems.runtime.plain_rows import check_phases, plain_row, plain_tables
 from cs_systems.runtime.process_state import ProcessState, seed_all
 from cs_systems.runtime.timing import measure
-from cs_systems.workloads import CallableWorkload, Unavailable, Workload
-from cs_systems.workloads._module import ModuleStep
+from cs_systems.workloads import Unavailable, Workload, _foreign
 
 Emit = Callable[[Message], object]
 # A resident workload that is visited again is compiled and allocated; one warm-up step restores caches and clocks.
 REVISIT_WARMUP = 1
 # Share of the device that residents may fill by prediction; the rest is for allocations that no formula predicts.
 RESIDENT_SHARE = 0.8
-WITH_INPUTS = "name a factory (config, device) that returns (module, inputs), or (module, inputs, loss)"
 _COSTS = tuple(f.name for f in dataclasses.fields(PhaseCost))
 
 
@@ -46,7 +42,8 @@ def build(config: RunConfig, device: Device) -> Workload:
     """Build the workload that a config names. Raises Unavailable, ConfigError, or whatever the build raises."""
     made = _factory(config)
     if plugins.is_foreign(config.workload):
-        return _foreign_workload(made, config, device)
+        seed_all(config.seed)
+        return _foreign.build(made, config, device)
     workload: Workload = made(config, device)
     return workload
 
@@ -75,34 +72,6 @@ def _shown(value: Any) -> str:
 
 def _factory(config: RunConfig) -> Any:
     return plugins.get("workloads", config.workload)
-
-
-def _foreign_workload(made: Any, config: RunConfig, device: Device) -> Workload:
-    """Turn what a foreign name refers to into a workload.
-
-    It is a factory `(config, device) -> Workload | step | (module, inputs[, loss])`, or a step, which takes no
-    argument.
-    """
-    name = config.workload
-    if not callable(made):
-        raise ConfigError(f"{name} is of type {type(made).__name__}; name a factory (config, device) or a step")
-    if isinstance(made, torch.nn.Module):
-        raise ConfigError(f"{name} is a module without inputs; {WITH_INPUTS}")
-    if not isinstance(made, type) and plugins.takes(made):
-        return CallableWorkload(made, takes_config=False)
-    if not plugins.takes(made, config, device):
-        raise ConfigError(f"{name} takes other arguments; write a factory (config, device), or a step without any")
-    result = made(config, device)
-    if isinstance(result, tuple) and len(result) in (2, 3):
-        return ModuleStep(config, device, *result)
-    if isinstance(result, torch.nn.Module):
-        raise ConfigError(f"{name} returned a module without inputs; {WITH_INPUTS}")
-    if not callable(result) and not hasattr(result, "step"):
-        found = type(result).__name__
-        raise ConfigError(
-            f"{name} returned an object of type {found}; return a Workload, a step to call, or (module, inputs)"
-        )
-    return result if hasattr(result, "step") else CallableWorkload(result)
 
 
 @dataclass
@@ -183,8 +152,13 @@ def _load_sources(cells: list[_Cell], emit: Emit) -> None:
         if not cell.config.sources:
             continue
         emit(Visit(cell.index))  # names the cell to blame if the import kills or hangs the process
-        for package, name in (("workloads", cell.config.workload), ("attention", cell.config.attention)):
-            if plugins.is_foreign(name):
+        config = cell.config
+        for package, name in (
+            ("workloads", config.workload),
+            ("workloads", config.inputs),
+            ("attention", config.attention),
+        ):
+            if name and plugins.is_foreign(name):
                 with suppress(Exception):  # raised again, and recorded, when the cell is built
                     plugins.get(package, name)
 
@@ -256,10 +230,14 @@ def _visit(cell: _Cell, round: int, out: Path | None, shared: bool) -> None:
     device.reset_peaks()
     region = _region(cell.workload, config, device, out)
     with _compiling(config):
-        cell.samples += measure(
-            cell.workload, device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes,
-            region=region,
-        )  # fmt: skip
+        samples = partial(
+            measure, device=device, warmup=warmup, warmup_s=warmup_s, steps=steps, round=round, probes=probes
+        )
+        try:
+            cell.samples += samples(cell.workload, region=region)
+        except _foreign.FactoryFound as found:
+            cell.workload = _foreign.from_result(found.result, config, device, set())
+            cell.samples += samples(cell.workload, region=_region(cell.workload, config, device, out))
     cell.peaks.append((_own_peak_bytes(cell, device), None if shared else device.peak_reserved_bytes()))
     if shared:
         cell.held_bytes = device.allocated_bytes() - cell.others_bytes
@@ -306,6 +284,8 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     after = environment(device)
     is_foreign = plugins.is_foreign(cell.config.workload)
     description = plain_row("describe()", cell.workload.describe(), is_foreign)
+    if isinstance(cell.workload, _foreign.ForeignWorkload):
+        description |= {"uses": cell.workload.uses}
     warnings = caveats.caveats(
         measurement,
         cell.before,

@@ -19,9 +19,11 @@ TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")  # suffixes of th
 STEPS = ("step", "ProfilerStep#*")  # globs: default names of a step's range
 
 PHASES = {
+    Phase.INPUT: r"input",
     Phase.FORWARD: r"forward([ _]pass)?",
     Phase.LOSS: r"loss",
     Phase.BACKWARD: r"backward([ _]pass)?",
+    Phase.CLIP: r"clip",
     Phase.OPTIMIZER: r"optimizer([ _]step)?|Optimizer\.step#.*",
 }
 BLOCK = r"(?:.*\.)?(?:(?:transformer[ _])?(?:blocks?|layers?)[ _.#]?|h\.)(\d+)"

@@ -50,6 +50,65 @@ def apply_checkpointing(model: nn.Module, written: str) -> None:
         model.layers = _CheckpointedLayers(layers, plan)
 
 
+def checkpoint_blocks(model: nn.Module, written: str) -> str | None:
+    """Run the repeated blocks of any model under the checkpoints of the plan `written`.
+
+    The blocks are found by structure: children of one class in a ModuleList or Sequential. Only plans whose checkpoints
+    are single blocks are possible, because it is not known what lies between two blocks.
+
+    Returns:
+        The reason that this plan is impossible for this model, with the remedy, or None.
+    """
+    if written == "none":
+        return None
+    stacks = _stacks(model)
+    if not stacks:
+        return (
+            f"checkpoint {written} needs repeated blocks, and {type(model).__name__} has no ModuleList or Sequential "
+            "of one class; use checkpoint none"
+        )
+    if len(stacks) > 1 and written.startswith("blocks:"):
+        return f"checkpoint {written} names blocks of one stack, and the model has {', '.join(stacks)}; use every:1"
+    plans = {}
+    for name, blocks in stacks.items():
+        try:
+            plans[name] = segments(written, len(blocks))
+        except ValueError as error:
+            return str(error)
+    if any(segment.blocks > 1 for plan in plans.values() for segment in plan):
+        return f"checkpoint {written} spans several blocks, as only the built-in model allows; use every:1"
+    for name, plan in plans.items():
+        for segment in plan:
+            block = stacks[name][segment.first]
+            block.forward = partial(_checkpointed_call, block.forward, segment.keeps)
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # a block that runs again would append to the cache again
+    return None
+
+
+def _stacks(model: nn.Module) -> dict[str, list[nn.Module]]:
+    """Return the stacks of repeated blocks by path: the outermost lists of at least two children of one class."""
+    found: dict[str, list[nn.Module]] = {}
+    for name, module in model.named_modules():
+        if any(name.startswith(f"{outer}.") or outer == "" for outer in found):
+            continue
+        blocks = [*module.children()]
+        is_list = isinstance(module, (nn.ModuleList, nn.Sequential))
+        if (
+            is_list
+            and len(blocks) > 1
+            and len({type(b) for b in blocks}) == 1
+            and any(True for _ in blocks[0].children())
+        ):
+            found[name] = blocks
+    return found
+
+
+def _checkpointed_call(run: Callable[..., Any], keeps: str | None, *args: Any, **kwargs: Any) -> Any:
+    return checkpoint(run, *args, use_reentrant=False, **_selective(keeps), **kwargs)
+
+
 class _CheckpointedLayers(nn.ModuleList):
     """List of the same blocks under the same names; iteration yields the blocks and checkpoints to call in turn."""
 
@@ -77,11 +136,14 @@ def _in_turn(parts: list[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
 
 def _checkpointed(run: Callable[[Tensor], Tensor], keeps: str | None, x: Tensor) -> Tensor:
     """Call `run` under one checkpoint: (B, S, D) → (B, S, D)."""
-    selective: dict[str, Any] = {}
-    if keeps:  # torch.compile rejects a context_fn that does nothing
-        selective["context_fn"] = partial(create_selective_checkpoint_contexts, partial(_policy, keeps))
-    out: Tensor = checkpoint(run, x, use_reentrant=False, **selective)
+    out: Tensor = checkpoint(run, x, use_reentrant=False, **_selective(keeps))
     return out
+
+
+def _selective(keeps: str | None) -> dict[str, Any]:
+    if not keeps:
+        return {}  # torch.compile rejects a context_fn that does nothing
+    return {"context_fn": partial(create_selective_checkpoint_contexts, partial(_policy, keeps))}
 
 
 def _policy(keeps: str, context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:

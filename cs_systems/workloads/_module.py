@@ -1,80 +1,202 @@
-"""Training step of any module on given inputs, in any precision: forward, loss, backward, optimizer."""
+"""Training step of any model, in any precision: input, forward, loss, backward, clip, optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from cs_systems.config import ConfigError, Mode, Precision, RunConfig
+from cs_systems.config import ConfigError, Mode, Phase, Precision, RunConfig
 from cs_systems.core.rows import Ran
 from cs_systems.machine.device import Device
+from cs_systems.parallel._collectives import counting
 from cs_systems.training import fp8
+from cs_systems.training.checkpointing import checkpoint_blocks
 from cs_systems.workloads import Unavailable
+from cs_systems.workloads._batches import call_with, loss_in, placed, tokens_in
 from cs_systems.workloads._calls import check_precision
-from cs_systems.workloads._training import Training
+from cs_systems.workloads._setup import TrainingSetup
+from cs_systems.workloads._training import Training, compiled, strategy_of
 
-Loss = Callable[[Any], Tensor]
-
-
-def mean_square(output: Any) -> Tensor:
-    """Return the mean square of a module's output, the default loss.
-
-    Raises ConfigError where the output is not a tensor.
-    """
-    if not isinstance(output, Tensor):
-        found = type(output).__name__
-        raise ConfigError(f"the module returned a {found}, not a tensor; let the factory return (module, inputs, loss)")
-    return output.square().mean()
+# Fields of a RunConfig that apply to any module, by their names in tables.
+APPLIED = ("mode", "precision", "compile", "checkpoint", "optimizer", "keep_graph", "strategy")
 
 
 class ModuleStep(Training):
-    """Training step of any module. It uses mode, precision, optimizer and device of the config.
+    """Training step of any model. The options of APPLIED and the device apply to it.
 
-    In fp8, the linear layers whose sizes allow it are replaced. inputs: a tensor, or a tuple of the module's arguments.
-    loss: a function from the module's output to a scalar.
+    In fp8, the linear layers whose sizes allow it are replaced.
     """
 
-    def __init__(self, config: RunConfig, device: Device, model: nn.Module, inputs: Any, loss: Loss = mean_square):
+    def __init__(self, config: RunConfig, device: Device, setup: TrainingSetup) -> None:
         check_precision(config, device)
+        self.setup, model = setup, setup.model
         if config.precision is Precision.FP8 and not fp8.use_fp8(model):
             raise Unavailable(
                 f"fp8 requires an nn.Linear whose sizes are multiples of {fp8.MULTIPLE}, and the module has none; "
                 "widen its layers, or use bf16"
             )
-        self.loss_of = loss
-        pure = config.precision is Precision.BF16_PURE
-        super().__init__(config, device, (model.bfloat16() if pure else model).to(device.torch))
-        self.inputs = tuple(self._placed(x, pure) for x in (inputs if isinstance(inputs, tuple) else (inputs,)))
+        self._check_parts(config)
+        self._signature = inspect.signature(model.forward)
+        self._loss_takes_batch = setup.loss is not None and _takes_batch(setup.loss)
+        self._dtype = torch.bfloat16 if config.precision is Precision.BF16_PURE else None
+        if self._dtype:
+            model.bfloat16()
+        if reason := checkpoint_blocks(model, config.checkpoint):
+            raise Unavailable(reason)
+        super().__init__(config, device, model.to(device.torch).train())
+        self.run_model = compiled(self.wrapped, config.compile)
+        self.scheduler: Any = self._make_scheduler()
+        self._iterator: Iterator[Any] | None = None
+        self.batch: Any = None if setup.batch is None else placed(setup.batch, device.torch, self._dtype)
         self.output: Any = None
 
-    def _placed(self, value: Any, pure: bool) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        return value.to(self.device.torch, torch.bfloat16 if pure and value.is_floating_point() else value.dtype)
+    def _check_parts(self, config: RunConfig) -> None:
+        """Raise Unavailable for parts that the strategy cannot honour."""
+        shared = strategy_of(config).splits - {"batch"}
+        parts = {
+            "an optimizer that exists already": isinstance(self.setup.optimizer, torch.optim.Optimizer),
+            "clip_norm": self.setup.clip_norm is not None,
+        }
+        if shared and any(parts.values()):
+            part = next(name for name, given in parts.items() if given)
+            remedy = "give its class" if part.startswith("an ") else "leave it out"
+            raise Unavailable(f"{part} is not supported where ranks share {' and '.join(sorted(shared))}; {remedy}")
+        if self.setup.accumulate > 1 and config.strategy != "single":
+            raise Unavailable(f"accumulate is not supported by strategy {config.strategy}; use 1, or strategy single")
+
+    def _make_optimizer(self) -> None:
+        """Make the optimizer: the configuration's if it names one, else the setup's, else the default."""
+        given = self.setup.optimizer
+        if given is None or self.config.optimizer != "default":
+            super()._make_optimizer()
+        elif isinstance(given, torch.optim.Optimizer):
+            mine = {id(p) for p in self.model.parameters()}
+            if not all(id(p) in mine for group in given.param_groups for p in group["params"]):
+                raise ConfigError(
+                    "the optimizer holds parameters that are not the model's; make it from the same model"
+                )
+            self.optimizer, self.optimizer_name = given, type(given).__name__
+        else:
+            self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), given)
+            if not callable(getattr(self.optimizer, "step", None)):
+                raise ConfigError(
+                    f"optimizer gave {type(self.optimizer).__name__}; give a class or a function of params"
+                )
+            self.optimizer_name = type(self.optimizer).__name__
+
+    def _make_scheduler(self) -> Any:
+        given = self.setup.scheduler
+        if given is None or self.optimizer is None:
+            return None
+        return (
+            given if callable(getattr(given, "step", None)) and not isinstance(given, type) else given(self.optimizer)
+        )
 
     def prepare(self) -> None:
         self.output = self.loss = None
         self.wrapped.zero_grad(set_to_none=True)
+        if self.config.compile in ("reduce-overhead", "max-autotune"):
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        with counting() as self.calls:
+            for _ in range(self.setup.accumulate):
+                if self.setup.batches is not None:
+                    yield Phase.INPUT, self._fetch
+                yield Phase.FORWARD, self._forward
+                if self.config.mode is not Mode.FORWARD:
+                    yield Phase.LOSS, self._compute_loss
+                    yield Phase.BACKWARD, self._backward
+            if self.config.mode is not Mode.FORWARD and self.strategy.splits:
+                yield Phase.SYNCHRONIZE, self._synchronize
+            if self.config.mode is Mode.TRAIN_STEP:
+                if self.setup.clip_norm is not None:
+                    yield Phase.CLIP, self._clip
+                yield Phase.OPTIMIZER, self._update
+
+    def _fetch(self) -> None:
+        batches = self.setup.batches
+        assert batches is not None
+        for _ in range(2):
+            if self._iterator is None:
+                self._iterator = iter(batches)
+            try:
+                self.batch = placed(next(self._iterator), self.device.torch, self._dtype)
+            except StopIteration:
+                self._iterator = None
+            else:
+                return
+        raise ConfigError("batches gave no batch; a generator ends after one pass: give a list or a DataLoader")
 
     def _forward(self) -> None:
-        with torch.set_grad_enabled(self.config.mode is not Mode.FORWARD), self.device.autocast(self.config.precision):
-            self.output = self.wrapped(*self.inputs)
+        keep_graph = self.config.keep_graph or self.config.mode is not Mode.FORWARD
+        with torch.set_grad_enabled(keep_graph), self.device.autocast(self.config.precision):
+            if self.setup.forward is not None:
+                self.output = self.setup.forward(self.run_model, self.batch)  # type: ignore[arg-type]
+            else:
+                self.output = call_with(self.model, self._signature, self.run_model, self.batch)
 
     def _compute_loss(self) -> None:
         with self.device.autocast(self.config.precision):
-            self.loss = self.loss_of(self.output)
+            self.loss = self._loss() / self.setup.accumulate
+
+    def _loss(self) -> Tensor:
+        if self.setup.loss is not None:
+            arguments = (self.output, self.batch) if self._loss_takes_batch else (self.output,)
+            loss = self.setup.loss(*arguments)
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+                raise ConfigError(f"the loss function returned {found}; return a scalar tensor")
+            return loss
+        if (loss := loss_in(self.output)) is not None:
+            return loss
+        if not isinstance(self.output, Tensor):
+            raise ConfigError(
+                f"the model returned {type(self.output).__name__} without a loss; put the labels into the batch, or "
+                "give a loss function: (model, batch, loss)"
+            )
+        return self.output.square().mean()
+
+    def _clip(self) -> None:
+        assert self.optimizer is not None
+        assert self.setup.clip_norm is not None
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.wrapped.parameters(), self.setup.clip_norm)
+
+    def _update(self) -> None:
+        super()._update()
+        if self.scheduler is not None:
+            self.scheduler.step()
 
     def cost(self) -> None:
         return None
 
     def describe(self) -> Ran:
+        tokens = tokens_in(self.batch)
+        loss = None if self.loss is None else float(self.loss.detach()) * self.setup.accumulate
         return {
-            "tokens": None,
+            "tokens": None if tokens is None else tokens * self.setup.accumulate,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
             "precision": self.config.precision.value,
             "mode": self.config.mode.value,
             "optimizer": self.optimizer_name,
-            "loss": None if self.loss is None else float(self.loss.detach()),
+            "loss": loss,
         }
+
+
+def _takes_batch(loss: Callable[..., Any]) -> bool:
+    """Return True if the function takes the outputs and the batch, False if the outputs alone."""
+    try:
+        inspect.signature(loss).bind(None, None)
+    except (TypeError, ValueError):
+        return False
+    needed = [
+        p
+        for p in inspect.signature(loss).parameters.values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(needed) != 1  # a second argument with a default is an option of the loss

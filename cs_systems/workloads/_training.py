@@ -45,10 +45,13 @@ class Training:
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizer_name: str | None = None
         if config.mode is Mode.TRAIN_STEP:
-            self.optimizer_name = "adamw_fused" if config.optimizer == "default" else config.optimizer
-            cls, options = optimizer_class(self.optimizer_name)
-            self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), cls, **options)
+            self._make_optimizer()
         self.loss: Tensor | None = None
+
+    def _make_optimizer(self) -> None:
+        self.optimizer_name = "adamw_fused" if self.config.optimizer == "default" else self.config.optimizer
+        cls, options = optimizer_class(self.optimizer_name)
+        self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), cls, **options)
 
     def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         with counting() as self.calls:
@@ -108,6 +111,15 @@ class Training:
         assert self.optimizer is not None
         self.scaler.step(self.optimizer)
         self.scaler.update()
+
+
+def compiled(model: nn.Module, mode: str) -> Callable[..., Any]:
+    """Return the model compiled in this mode of `config.COMPILE_MODES`, or the model itself for "none"."""
+    if mode == "none":
+        return model
+    if mode == "aot_eager":
+        return torch.compile(model, backend="aot_eager")
+    return torch.compile(model, mode=mode)
 
 
 def _options(config: RunConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from cs_systems.config import RunConfig
 from cs_systems.machine.device import Device
 from cs_systems.training.losses import cross_entropy
 from cs_systems.workloads._module import ModuleStep
+from cs_systems.workloads._setup import TrainingSetup
 
 BATCH, IN, HIDDEN, OUT = 32, 20, 10, 5
 
@@ -38,7 +39,8 @@ def toy(config: RunConfig, device: Device) -> ModuleStep:
     torch.manual_seed(config.seed)
     with device.torch:
         model, inputs, targets = ToyModel(), torch.randn(BATCH, IN), torch.randint(OUT, (BATCH,))
-    return ModuleStep(config, device, model, inputs, partial(cross_entropy, targets=targets))
+    setup = TrainingSetup(model, inputs, loss=partial(cross_entropy, targets=targets))
+    return ModuleStep(config, device, setup)
 
 
 WORKLOAD = toy

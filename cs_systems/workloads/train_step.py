@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -27,7 +27,7 @@ from cs_systems.training.checkpointing import unavailable as checkpointing_unava
 from cs_systems.training.losses import cross_entropy
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
-from cs_systems.workloads._training import Training, strategy_of
+from cs_systems.workloads._training import Training, compiled, strategy_of
 
 
 class TrainStep(Training):
@@ -58,7 +58,7 @@ class TrainStep(Training):
         self.world_tokens = parts * self.tokens.numel()
         self.parameters = sum(p.numel() for p in model.parameters())
         super().__init__(config, device, model)
-        self.run_model = _compiled(self.wrapped, config.compile)
+        self.run_model = compiled(self.wrapped, config.compile)
         self.logits: Tensor | None = None
 
     @staticmethod
@@ -146,14 +146,6 @@ def _predicted_bytes(config: RunConfig, algorithm: cost.AttentionAlgorithm, stra
         strategy.buckets,
         gradients_in_buckets=strategy.bucket_view is not None,
     ).peak_bytes
-
-
-def _compiled(model: torch.nn.Module, mode: str) -> Callable[..., Tensor]:
-    if mode == "none":
-        return model
-    if mode == "aot_eager":
-        return torch.compile(model, backend="aot_eager")
-    return torch.compile(model, mode=mode)
 
 
 WORKLOAD = TrainStep

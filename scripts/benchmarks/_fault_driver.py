@@ -10,9 +10,7 @@ from cs_systems.config import ConfigError
 
 def main() -> int:
     workload, out, timeout_s, *cells = sys.argv[1:]
-    base = cs_systems.RunConfig(
-        workload=f"{workload}:factory", model=cs_systems.preset("tiny"), device="cpu", warmup=0, steps=2, world_size=2
-    )
+    base = cs_systems.RunConfig(workload=f"{workload}:factory", device="cpu", warmup=0, steps=2, world_size=2)
     configs = cs_systems.grid(base, batch_size=[int(cell) for cell in cells])
     try:
         for record in cs_systems.sweep(configs, out=out, timeout_s=float(timeout_s)):

@@ -100,7 +100,7 @@ class Stage:
             driver = [HERE / "_fault_driver.py", self.workload, self.out, options.get("timeout_s", 60)]
             return [sys.executable, *map(str, driver), *self.numbers()]
         words = [sys.executable, "-m", "cs_systems", self.sweep.face, "--workload", f"{self.workload}:factory"]
-        words += ["--size", "tiny", "--batch-size", *self.numbers(), "--device", "cpu", "--out", str(self.out)]
+        words += ["--batch-size", *self.numbers(), "--device", "cpu", "--out", str(self.out)]
         words += ["--with", "kineto"] if self.sweep.face == "profile" else []
         for name, value in options.items():
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]

@@ -217,7 +217,11 @@ def test_cell_that_hangs_under_nsys_times_out(tmp_path: Path) -> None:
     script = tmp_path / "hang.py"
     script.write_text("import time\ndef step():\n    time.sleep(600)\n")
     started = time.monotonic()
-    (record,) = cs_systems.sweep([replace(TINY, workload=f"{script}:step")], out=tmp_path / "out", timeout_s=3)
+    (record,) = cs_systems.sweep(
+        [replace(TINY, workload=f"{script}:step", model=PRESETS["small"], batch_size=4)],
+        out=tmp_path / "out",
+        timeout_s=3,
+    )
     assert (record.status, record.artifacts) == ("timeout", {})
     assert time.monotonic() - started < 60
     log = tmp_path / "out" / "worker.log"

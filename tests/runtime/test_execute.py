@@ -15,8 +15,10 @@ from cs_systems.record import RunRecord
 from cs_systems.runtime.channel import CellRecord, Message, Visit
 from cs_systems.runtime.execute import _Cell, _cost_tables, run_cells
 from cs_systems.workloads import CallableWorkload
+from cs_systems.workloads._foreign import FORMS
 
 TINY = RunConfig(model=PRESETS["tiny"], device="cpu", warmup=1, steps=3)
+OWN = RunConfig(device="cpu", warmup=1, steps=3)  # for workloads that use no model
 
 
 def run(config: RunConfig) -> RunRecord:
@@ -245,7 +247,7 @@ def test_foreign_attention_and_step_run(tmp_path: Any) -> None:
     assert ran["attention_path"] == str(source)
     assert len(ran["attention_sha256"]) == 64
     assert "cost" not in record.results  # nothing was declared: no MFU
-    record = run(replace(TINY, workload=f"{source}:step"))
+    record = run(replace(OWN, workload=f"{source}:step"))
     assert record.status == "ok", record.reason
     assert record.measurement is not None
     assert record.measurement.phase_names() == ("call",)
@@ -298,7 +300,7 @@ number = 7
 def test_steps_and_factories_are_distinguished(tmp_path: Any, name: str, phase: str, takes_config: Any) -> None:
     source = tmp_path / "mine.py"
     source.write_text(USER_CODE)
-    record = run(replace(TINY, workload=f"{source}:{name}"))
+    record = run(replace(OWN, workload=f"{source}:{name}"))
     assert (record.status, record.reason) == ("ok", None)
     assert record.measurement is not None
     assert record.measurement.phase_names() == (phase,)
@@ -308,16 +310,19 @@ def test_steps_and_factories_are_distinguished(tmp_path: Any, name: str, phase: 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("three", "takes other arguments; write a factory (config, device), or a step without any"),
-        ("nothing", "returned an object of type int; return a Workload, a step to call, or (module, inputs)"),
-        ("number", "is of type int; name a factory (config, device) or a step"),
+        (
+            "three",
+            "(config, device, more) cannot be called; write a factory (config, device), or a step",
+        ),
+        ("nothing", f" returned an object of type int; return {FORMS}"),
+        ("number", " is of type int; name a factory (config, device) or a step"),
     ],
 )
 def test_object_that_is_neither_step_nor_factory_is_an_error(tmp_path: Any, name: str, text: str) -> None:
     source = tmp_path / "mine.py"
     source.write_text(USER_CODE)
-    record = run(replace(TINY, workload=f"{source}:{name}"))
-    assert (record.status, record.reason) == ("error", f"ConfigError: {source}:{name} {text}")
+    record = run(replace(OWN, workload=f"{source}:{name}"))
+    assert (record.status, record.reason) == ("error", f"ConfigError: {source}:{name}{text}")
 
 
 def test_times_of_a_repeated_phase_are_summed(tmp_path: Any) -> None:
@@ -337,7 +342,7 @@ def test_times_of_a_repeated_phase_are_summed(tmp_path: Any) -> None:
         "def factory(config, device):\n"
         "    return Accumulate()\n"
     )
-    record = run(replace(TINY, workload=f"{source}:factory"))
+    record = run(replace(OWN, workload=f"{source}:factory"))
     assert record.status == "ok", record.reason
     assert record.measurement is not None
     for sample in record.measurement.timed:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from cs_systems import sweep
-from cs_systems.config import PRESETS, RunConfig
+from cs_systems.config import RunConfig
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report.frame import frame
 from cs_systems.runtime.guardian import descendants
 
 WORKLOADS = Path(__file__).with_name("disturbing_workloads.py")
-TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=2)
+TINY = RunConfig(device="cpu", warmup=0, steps=2)
 
 # Expected status and reason of each cell; the cell after it must find the same process state as the first.
 LIVING = {

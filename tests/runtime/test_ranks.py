@@ -25,7 +25,7 @@ CELLS = {
     ),
     "sharded, loss scaled": replace(TINY, strategy="fsdp", world_size=2, precision="fp16"),
     "fp16 in shards": replace(TINY, strategy="zero1_flat", world_size=2, precision="fp16"),
-    "any workload": replace(TINY, workload=f"{WORKLOADS}:fine", world_size=2),
+    "any workload": RunConfig(workload=f"{WORKLOADS}:fine", device="cpu", warmup=1, steps=3, world_size=2),
     "no optimizer": replace(TINY, strategy="ddp_flat+zero1", world_size=2, mode=Mode.FORWARD_BACKWARD),
     "forward twice": replace(TINY, strategy="tp", world_size=2, checkpoint="every:1"),
     "one rank": replace(TINY, strategy="ddp_flat"),

@@ -62,7 +62,7 @@ def test_failing_rank_is_named(
 def test_ranks_on_one_machine_listen_on_loopback_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_SOCKETS", str(tmp_path))
     workload = f"{Path(__file__).parents[1]}/runtime/disturbing_workloads.py:listens"
-    (record,) = sweep([replace(TINY, workload=workload, world_size=2)])
+    (record,) = sweep([RunConfig(workload=workload, device="cuda", warmup=1, steps=3, world_size=2)])
     assert record.status == "ok", record.reason
     addresses = {address for rank in ("0", "1") for address in (tmp_path / rank).read_text().split()}
     assert addresses <= {"0100007F"}, "only 127.0.0.1"

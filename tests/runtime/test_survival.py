@@ -26,16 +26,17 @@ from cs_systems.runtime.sweep import Progress, preflight, sweep
 
 WORKLOADS = Path(__file__).parent / "workloads_that_die.py"
 TINY = RunConfig(model=PRESETS["tiny"], batch_size=1, device="cpu", warmup=0, steps=3)
+OWN = RunConfig(device="cpu", warmup=0, steps=3)  # for workloads that use no model
 
 
 def cell(name: str, **rest: object) -> RunConfig:
-    return replace(TINY, workload=f"{WORKLOADS}:{name}", **rest)  # type: ignore[arg-type]
+    return replace(OWN, workload=f"{WORKLOADS}:{name}", **rest)  # type: ignore[arg-type]
 
 
 def command(out: Path, *words: str, workload: str = "hangs_at_the_gate") -> list[str]:
     program = [sys.executable, "-m", "cs_systems", "time", "--out", str(out), "--workload", f"{WORKLOADS}:{workload}"]
-    sizes = ["--size", "tiny", "--mode", "forward", "forward-backward", "train-step", "--device", "cpu"]
-    return [*program, *sizes, "--warmup", "0", "--steps", "3", *words]
+    modes = ["--mode", "forward", "forward-backward", "train-step", "--device", "cpu"]
+    return [*program, *modes, "--warmup", "0", "--steps", "3", *words]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:

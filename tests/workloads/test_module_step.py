@@ -78,9 +78,12 @@ def test_loss_function_of_the_factory_is_used(measure) -> None:  # type: ignore[
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("dict_given", "the module returned a dict, not a tensor; let the factory return (module, inputs, loss)"),
-        ("alone", "returned a module without inputs; name a factory (config, device) that returns (module, inputs)"),
-        ("instance", "is a module without inputs; name a factory (config, device) that returns (module, inputs)"),
+        (
+            "dict_given",
+            "the model returned dict without a loss; put the labels into the batch, or give",
+        ),
+        ("alone", "returned a module without inputs; return (module, batch), or (module, batch, loss)"),
+        ("instance", "is a module without inputs; give its batch with --inputs path.py:name"),
     ],
 )
 def test_missing_inputs_or_loss_are_named(measure, name: str, reason: str) -> None:  # type: ignore[no-untyped-def]

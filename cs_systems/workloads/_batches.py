@@ -1,0 +1,83 @@
+"""Batches of any nesting: their copy to a device, and their hand-over to a model and a loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cs_systems.config import ConfigError
+
+
+def placed(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Return the batch with all its tensors on the device; floating-point ones in `dtype`, if it is given.
+
+    Mappings (also the BatchEncoding of tokenizers) become dicts; tuples, lists, named tuples and dataclasses keep their
+    types. Other objects with a method `to` are asked for `to(device)`, and the rest stays as it is.
+    """
+    if isinstance(value, Tensor):
+        return value.to(device, dtype if value.is_floating_point() else None, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {name: placed(part, device, dtype) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        parts = [placed(part, device, dtype) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [f.name for f in dataclasses.fields(value) if f.init]
+        return dataclasses.replace(value, **{name: placed(getattr(value, name), device, dtype) for name in names})
+    if callable(move := getattr(value, "to", None)):
+        return move(device)
+    return value
+
+
+def call_with(model: nn.Module, signature: inspect.Signature, run: Callable[..., Any], batch: Any) -> Any:
+    """Call `run` with the parts of the batch that the model's forward takes. Raises ConfigError if it takes none.
+
+    Args:
+        model: the model, for messages.
+        signature: of its forward.
+        run: the model, wrapped or compiled.
+        batch: a mapping gives keyword arguments, a tuple or list positional ones, anything else is one argument.
+    """
+    if isinstance(batch, Mapping):
+        kinds = {p.kind for p in signature.parameters.values()}
+        takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+        named = {name: value for name, value in batch.items() if takes_any or name in signature.parameters}
+        if not named:
+            takes, has = ", ".join(signature.parameters) or "nothing", ", ".join(map(str, batch))
+            raise ConfigError(
+                f"{type(model).__name__}.forward takes {takes}, and the batch has {has}; "
+                "rename its keys, or give forward=lambda model, batch: …"
+            )
+        return run(**named)
+    if isinstance(batch, (tuple, list)):
+        return run(*batch[: _most_positional(signature)])
+    return run(batch)
+
+
+def _most_positional(signature: inspect.Signature) -> int | None:
+    """Return how many positional arguments fit, or None for any number."""
+    kinds = [p.kind for p in signature.parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return None
+    return sum(k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for k in kinds)
+
+
+def loss_in(outputs: Any) -> Tensor | None:
+    """Return the scalar loss that a model put into its outputs (`outputs.loss`, `outputs["loss"]`), or None."""
+    found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    return found if isinstance(found, Tensor) else None
+
+
+def tokens_in(batch: Any) -> int | None:
+    """Return the tokens of a batch, or None if unknown: the size of `input_ids`, or of a first integer matrix."""
+    if isinstance(batch, Mapping):
+        ids = batch.get("input_ids")
+        return ids.numel() if isinstance(ids, Tensor) else None
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    is_ids = isinstance(first, Tensor) and first.dim() == 2 and not first.is_floating_point()
+    return first.numel() if is_ids else None

@@ -1,0 +1,68 @@
+"""Observation of which fields of a configuration a workload from outside the package reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from cs_systems.config import AttentionShape, ModelConfig, RunConfig
+from cs_systems.core.collectives import CollectiveShape
+
+_READ = "_read"
+
+
+class _Observed:
+    """Mixin of a frozen dataclass that notes each field that is read in a set, which nested configs share."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if name in object.__getattribute__(self, "__dataclass_fields__"):
+            own = object.__getattribute__(self, "__dict__")
+            if _READ in own:  # absent while a copy is being made
+                own[_READ].add(f"{own['_prefix']}{name}")
+        return value
+
+
+class _ObservedModel(_Observed, ModelConfig):
+    pass
+
+
+class _ObservedShape(_Observed, AttentionShape):
+    pass
+
+
+class _ObservedCollective(_Observed, CollectiveShape):
+    pass
+
+
+class _ObservedRun(_Observed, RunConfig):
+    pass
+
+
+_KINDS: dict[type, type] = {
+    ModelConfig: _ObservedModel,
+    AttentionShape: _ObservedShape,
+    CollectiveShape: _ObservedCollective,
+    RunConfig: _ObservedRun,
+}
+
+
+def observed(config: RunConfig) -> tuple[RunConfig, set[str]]:
+    """Return an equal config that notes its reads, and the set of names that it fills.
+
+    A field of the model, the shape or the collective is noted as `model.d_model`, `shape.seq`, ….
+    """
+    read: set[str] = set()
+    watched: RunConfig = _copy(config, read, "")
+    return watched, read
+
+
+def _copy(config: Any, read: set[str], prefix: str) -> Any:
+    made: Any = object.__new__(_KINDS[type(config)])
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if type(value) in _KINDS:
+            value = _copy(value, read, f"{field.name}.")
+        made.__dict__[field.name] = value
+    made.__dict__.update({_READ: read, "_prefix": prefix})
+    return made

@@ -1,0 +1,84 @@
+"""Parts of a training step that a workload factory may give: a model, its batches, a loss, an optimizer and more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import nn
+
+from cs_systems.config import ConfigError
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """Training step of a model, as parts. A factory returns it, a mapping of the same names, or `(model, batch, loss)`.
+
+    Compilation, checkpoints, precision, optimizer, mode and strategy of the configuration apply to it.
+
+    Attributes:
+        model: the model to train.
+        batch: one batch, used in every step: a tensor, mapping, tuple, list, dataclass, or any nesting of them. A
+            mapping becomes keyword arguments of the model, a tuple or list positional ones, as far as its forward
+            takes them; the rest is left for the loss.
+        batches: batches to use in turn instead of `batch`: a DataLoader or another iterable. Fetching one and copying
+            it to the device is the phase `input`; at the end the iteration begins again.
+        loss: `loss(outputs)` or `loss(outputs, batch)`, a scalar. Without it, the loss is the output's `loss`, or for a
+            model that returns a tensor, its mean square.
+        optimizer: a class or function that takes the parameters, or an optimizer of the model's parameters. Without it,
+            the configuration's.
+        scheduler: a function that takes the optimizer and returns a learning-rate scheduler, or a scheduler; it steps
+            after the optimizer.
+        clip_norm: largest norm of all gradients together, in the phase `clip`.
+        accumulate: batches per step, whose gradients are averaged.
+        forward: `forward(model, batch)` → outputs, where the model is not called as described above.
+    """
+
+    model: nn.Module
+    batch: Any = None
+    batches: Iterable[Any] | None = None
+    loss: Callable[..., Any] | None = None
+    optimizer: Any = None
+    scheduler: Any = None
+    clip_norm: float | None = None
+    accumulate: int = 1
+    forward: Callable[[nn.Module, Any], Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise ConfigError(f"model is of type {type(self.model).__name__}; give an nn.Module")
+        if (self.batch is None) == (self.batches is None):
+            raise ConfigError("give one of batch (used in every step) and batches (used in turn)")
+        if self.batches is not None and not isinstance(self.batches, Iterable):
+            raise ConfigError(f"batches is of type {type(self.batches).__name__}; give an iterable, or batch=")
+        if isinstance(self.accumulate, bool) or not isinstance(self.accumulate, int) or self.accumulate < 1:
+            raise ConfigError(f"accumulate is {self.accumulate!r}; it must be a whole number of at least 1")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigError(f"clip_norm is {self.clip_norm!r}; it must be above 0")
+        for name in ("loss", "forward"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ConfigError(f"{name} is of type {type(getattr(self, name)).__name__}; give a function")
+
+    @classmethod
+    def of(cls, made: Any) -> TrainingSetup | None:
+        """Return what a factory gave as a setup, or None if it has another form. Raises ConfigError."""
+        if isinstance(made, cls):
+            return made
+        if isinstance(made, Mapping) and "model" in made:
+            known = [field.name for field in fields(cls)]
+            if unknown := [str(name) for name in made if name not in known]:
+                raise ConfigError(f"a training setup has no part {unknown[0]!r}; its parts: {', '.join(known)}")
+            return cls(**made)
+        if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
+            batch, loss = made[1], made[2] if len(made) == 3 else None
+            return cls(made[0], batches=batch, loss=loss) if _is_loader(batch) else cls(made[0], batch, loss=loss)
+        return None
+
+
+def _is_loader(batch: Any) -> bool:
+    """Return True for an iterable of batches, as opposed to one batch: a DataLoader, a dataset, a generator."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    is_iterator = hasattr(batch, "__next__") and hasattr(batch, "__iter__")
+    return isinstance(batch, (DataLoader, IterableDataset)) or is_iterator

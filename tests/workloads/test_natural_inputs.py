@@ -1,0 +1,190 @@
+"""Training steps from the parts that a factory gives: batches of any form, loss, optimizer, scheduler, clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cs_systems
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.record import RunRecord
+
+PARTS = """
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+    def forward(self, x, mask=None, labels=None):
+        logits = self.fc(x if mask is None else x * mask)
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return Output(logits, loss)
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    nested: dict
+
+class TakesBatch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+    def forward(self, batch):
+        return self.fc(batch.x) * batch.nested["scale"][0]
+
+Pair = namedtuple("Pair", ["x", "mask"])
+x, labels = torch.ones(2, 4), torch.tensor([0, 2])
+by_labels = lambda out, batch: nn.functional.cross_entropy(out.logits, batch[1])
+by_key = lambda out, batch: nn.functional.cross_entropy(out.logits, batch["target"])
+
+def dict_with_loss(config, device): return Classifier(), {"x": x, "labels": labels}
+def encoding(config, device): return Classifier(), UserDict(x=x, labels=labels)
+def dict_with_target(config, device): return Classifier(), {"x": x, "target": labels}, by_key
+def named_tuple(config, device): return Classifier(), Pair(x, torch.ones(4)), lambda out: out.logits.sum()
+def list_and_labels(config, device):
+    class One(Classifier):
+        def forward(self, x): return super().forward(x)
+    return One(), [x, labels], by_labels
+def dataclass_batch(config, device): return TakesBatch(), Batch(x, {"scale": [torch.tensor(2.0)]})
+def loader(config, device):
+    class One(Classifier):
+        def forward(self, x): return super().forward(x)
+    return One(), DataLoader(TensorDataset(x, labels), batch_size=1), by_labels
+def no_arguments(): return Classifier(), {"x": x, "labels": labels}
+
+counted = {"steps": 0, "scheduled": 0}
+class CountingSGD(torch.optim.SGD):
+    def __init__(self, params): super().__init__(params, lr=0.1)
+    def step(self, closure=None):
+        counted["steps"] += 1
+        return super().step(closure)
+class CountingLR(torch.optim.lr_scheduler.StepLR):
+    def __init__(self, optimizer): super().__init__(optimizer, 1)
+    def step(self, *args):
+        counted["scheduled"] += 1
+        return super().step(*args)
+def whole(config, device):
+    return {
+        "model": Classifier(), "batches": [{"x": x, "labels": labels}], "optimizer": CountingSGD,
+        "scheduler": CountingLR, "clip_norm": 1.0, "accumulate": 2,
+    }
+def instance(config, device):
+    model = Classifier()
+    return {"model": model, "batch": {"x": x, "labels": labels}, "optimizer": CountingSGD(model.parameters())}
+def sized(config, device, *, width=2, bias=True): return nn.Linear(4, width, bias=bias), x
+def unknown_part(config, device): return {"model": Classifier(), "data": x}
+def no_key_fits(config, device): return Classifier(), {"pixels": x}
+def no_loss(config, device): return Classifier(), {"x": x}
+def vector_loss(config, device): return nn.Linear(4, 3), x, lambda out: out.sum(1)
+def ended(config, device): return nn.Linear(4, 3), iter([x])
+def both(config, device): return {"model": Classifier(), "batch": x, "batches": [x]}
+others = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+def others_optimizer(config, device): return {"model": Classifier(), "batch": x, "optimizer": others}
+model = nn.Linear(4, 3)
+batch = x
+def make_batch(): return {"input": x}
+"""
+
+Measure = Callable[..., RunRecord]
+
+
+@pytest.fixture
+def measure(tmp_path: Path) -> Measure:
+    source = tmp_path / "parts.py"
+    source.write_text(PARTS)
+
+    def run(name: str, **fields: Any) -> RunRecord:
+        fields = {k: v.format(source=source) if k == "inputs" else v for k, v in fields.items()}
+        config = RunConfig(workload=f"{source}:{name}", warmup=1, steps=2, device="cpu")
+        return cs_systems.run(replace(config, **fields), in_process=True)
+
+    return run
+
+
+FORMS = (
+    "dict_with_loss", "encoding", "dict_with_target", "named_tuple", "list_and_labels", "dataclass_batch", "loader",
+    "no_arguments", "whole", "instance", "sized",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_of_batch_is_trained(measure: Measure, name: str) -> None:
+    record = measure(name)
+    assert (record.status, record.reason) == ("ok", None)
+    assert record.measurement is not None
+    phases = record.measurement.phase_names()
+    assert [p for p in phases if p not in ("input", "clip")] == ["forward", "loss", "backward", "optimizer"]
+    assert ("input" in phases) == (name in ("loader", "whole"))
+    assert record.results["ran"][0]["loss"] is not None
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-pure"])
+def test_precision_applies_to_nested_batches(measure: Measure, precision: str) -> None:
+    assert measure("dataclass_batch", precision=precision).status == "ok"
+
+
+def test_parts_run_as_often_as_a_step_needs_them(measure: Measure) -> None:
+    record = measure("whole")
+    assert record.status == "ok", record.reason
+    assert record.measurement is not None
+    assert record.measurement.phase_names() == ("input", "forward", "loss", "backward", "clip", "optimizer")
+    (ran,) = record.results["ran"]
+    assert (ran["optimizer"], ran["parameters"]) == ("CountingSGD", 15)
+
+
+def test_optimizer_of_the_configuration_replaces_the_setups(measure: Measure) -> None:
+    assert measure("whole", optimizer="adamw").results["ran"][0]["optimizer"] == "adamw"
+    assert measure("instance").results["ran"][0]["optimizer"] == "CountingSGD"
+
+
+def test_arguments_reach_the_factory(measure: Measure) -> None:
+    assert measure("sized").results["ran"][0]["parameters"] == 10
+    record = measure("sized", workload_args=("width=7", "bias=false"))
+    assert record.results["ran"][0]["parameters"] == 28
+    unknown = measure("sized", workload_args=("depth=7",))
+    assert "(config, device, *, width=2, bias=True) cannot be called with --set depth=7" in (unknown.reason or "")
+
+
+def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
+    assert measure("model", inputs="{source}:batch").status == "ok"
+    record = measure("model", inputs="{source}:make_batch")
+    assert (record.status, record.reason) == ("ok", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("unknown_part", "a training setup has no part 'data'; its parts: model, batch, batches, loss, optimizer"),
+        ("no_key_fits", "Classifier.forward takes x, mask, labels, and the batch has pixels; rename its keys, or give"),
+        ("no_loss", "the model returned Output without a loss; put the labels into the batch, or give a loss function"),
+        ("vector_loss", "the loss function returned a tensor of shape (2,); return a scalar tensor"),
+        ("ended", "batches gave no batch; a generator ends after one pass: give a list or a DataLoader"),
+        ("both", "give one of batch (used in every step) and batches (used in turn)"),
+        ("others_optimizer", "the optimizer holds parameters that are not the model's; make it from the same model"),
+    ],
+)
+def test_malformed_parts_are_named(measure: Measure, name: str, reason: str) -> None:
+    record = measure(name)
+    assert record.status == "error"
+    assert reason in (record.reason or "")
+
+
+def test_options_of_own_workloads_require_one() -> None:
+    with pytest.raises(ConfigError, match=r"--set requires --workload path\.py:name, got train_step; leave out --set"):
+        RunConfig(workload_args=("a=1",))
+    with pytest.raises(ConfigError, match=r"--inputs requires --workload path\.py:name"):
+        RunConfig(inputs="a.py:b")
