@@ -94,7 +94,9 @@ def test_tile_backend_matches_flash_triton_on_gpu(tiles: Any) -> None:
     q, k, v = (torch.randn(1, 1, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     if reason := tiles.tile_32.unavailable(replace(CALL, dtype="bfloat16")):
         pytest.skip(reason)
-    torch.testing.assert_close(tiles.tile_32(q, k, v, causal=True), flash_triton.BACKEND(q, k, v, causal=True))
+    out, tuned = tiles.tile_32(q, k, v, causal=True), flash_triton.BACKEND(q, k, v, causal=True)
+    # Other tiles have other running maxima, and so other roundings of the probabilities to bf16.
+    torch.testing.assert_close(out, tuned, rtol=0.016, atol=4e-3)
 
 
 @pytest.mark.gpu
