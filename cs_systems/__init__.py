@@ -20,11 +20,13 @@ from cs_systems.version import __version__
 
 if TYPE_CHECKING:
     from cs_systems.record import RunRecord, read_records
+    from cs_systems.recorder import Recorder
     from cs_systems.report.frame import frame, load
     from cs_systems.runtime.sweep import preflight, run, sweep
 
 # Imported on first access, so that `cs-systems --help` stays fast.
 _LAZY = {
+    "Recorder": "cs_systems.recorder",
     "RunRecord": "cs_systems.record",
     "read_records": "cs_systems.record",
     "frame": "cs_systems.report.frame",
@@ -38,6 +40,7 @@ __all__ = [
     "PRESETS",
     "AttentionShape",
     "ModelConfig",
+    "Recorder",
     "RunConfig",
     "RunRecord",
     "__version__",
