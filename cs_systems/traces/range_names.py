@@ -18,11 +18,14 @@ FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of 
 TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")  # suffixes of the files that profilers write
 STEPS = ("step", "ProfilerStep#*")  # globs: default names of a step's range
 
+# Phases that only a recorded loop has; a step of `time` holds none of them.
+LOOP_PHASES = ("input", "copy", "clip", "zero_grad", "host_sync")
 PHASES = {
     Phase.FORWARD: r"forward([ _]pass)?",
     Phase.LOSS: r"loss",
     Phase.BACKWARD: r"backward([ _]pass)?",
     Phase.OPTIMIZER: r"optimizer([ _]step)?|Optimizer\.step#.*",
+    **{name: name for name in LOOP_PHASES},
 }
 BLOCK = r"(?:.*\.)?(?:(?:transformer[ _])?(?:blocks?|layers?)[ _.#]?|h\.)(\d+)"
 LAYERS = {
@@ -57,7 +60,7 @@ class Meaning(NamedTuple):
 @functools.lru_cache(maxsize=65536)
 def meaning(name: str) -> Meaning:
     """Return the meaning of one range's name; a `loss` is both a phase and a layer."""
-    phase = next((phase.value for phase, pattern in PHASES.items() if _is(pattern, name)), None)
+    phase = next((str(phase) for phase, pattern in PHASES.items() if _is(pattern, name)), None)
     layer = next((form.format(*found.groups()) for form, p in LAYERS.items() if (found := _is(p, name))), None)
     if layer:
         return Meaning(phase, layer, None)
