@@ -69,17 +69,17 @@ def is_active() -> bool:
 
 
 def _begins(name: str) -> None:
-    if _tracker is not None:
+    if _tracker is not None and _tracker.observes():
         _tracker.enter(name)
 
 
 def _ends(name: str) -> None:
-    if _tracker is not None:
+    if _tracker is not None and _tracker.observes():
         _tracker.exit(name)
 
 
 def _forward_begins(*_: Any) -> None:
-    if not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling():  # first, so that compiled code depends on nothing else here
         _begins(FORWARD)
 
 

@@ -34,10 +34,13 @@ def in_order(names: list[str]) -> list[str]:
 
 
 class Timeline:
-    """Boundaries of one step in order: the phase that begins there, the device's mark and the host's time."""
+    """Boundaries of one step in order: the phase that begins there, the device's mark and the host's time.
+
+    The loop pays for the boundaries alone; the times are computed from them later.
+    """
 
     def __init__(self, device: Device, clock: Callable[[], float], name: str) -> None:
-        self._device, self._clock = device, clock
+        self._device, self._clock, self._is_cuda = device, clock, device.is_cuda
         self._names: list[str] = []
         self._marks: list[Any] = []
         self._host: list[float] = []
@@ -53,17 +56,21 @@ class Timeline:
     def _mark(self) -> None:
         now = self._clock()
         self._host.append(now)
-        self._marks.append(self._device.mark() if self._device.is_cuda else now)
+        self._marks.append(self._device.mark() if self._is_cuda else now)
 
-    def sample(self, *, warmup: bool) -> Sample:
-        """End the step, wait for the device, and return the times."""
+    def end(self) -> None:
+        """End the step, and wait for the device."""
         self._mark()
         self._device.synchronize()
+        self._end = self._clock() if self._is_cuda else self._host[-1]
+
+    def sample(self, *, warmup: bool) -> Sample:
+        """Return the times of a step that has ended."""
         host, marks = self._host, self._marks
-        wall = self._clock() - host[0]
+        wall = self._end - host[0]
         names = self._resolved()
         phases, submit = dict.fromkeys(in_order(names), 0.0), dict.fromkeys(in_order(names), 0.0)
-        lag: dict[str, float] | None = dict.fromkeys(phases, 0.0) if self._device.is_cuda else None
+        lag: dict[str, float] | None = dict.fromkeys(phases, 0.0) if self._is_cuda else None
         for i, name in enumerate(names):
             phases[name] += self._device.between_s(marks[i], marks[i + 1])
             submit[name] += host[i + 1] - host[i]
@@ -113,6 +120,7 @@ class Tracker:
 
     def __init__(self, device: Device, clock: Callable[[], float], at_forward: Callable[[], object]) -> None:
         self._device, self._clock, self._at_forward = device, clock, at_forward
+        self._is_cuda = device.is_cuda
         self._thread = threading.get_ident()
         self._named: list[str] = []
         self._found: list[tuple[str, bool]] = []  # open phases, and whether the loss was being computed before
@@ -131,13 +139,14 @@ class Tracker:
         self._label.switch((), self._ranges)
         self._show()
 
-    def sample(self, *, warmup: bool) -> Sample:
-        """End the step, whose own synchronisation is not one of the loop."""
+    def end(self) -> Timeline:
+        """End the step, with a synchronisation that is not one of the loop, and return its boundaries."""
         thread, self._thread = self._thread, _NO_THREAD
         try:
-            return self._timeline.sample(warmup=warmup)
+            self._timeline.end()
         finally:
             self._thread = thread
+        return self._timeline
 
     def rest(self, name: str) -> None:
         """Name the time from here on in which no phase is open: OTHER or BETWEEN."""
@@ -149,8 +158,7 @@ class Tracker:
         return threading.get_ident() == self._thread and not torch.compiler.is_compiling()
 
     def enter(self, name: str) -> None:
-        if not self.observes():
-            return
+        """Begin a phase that was found; the caller asks `observes` before."""
         if name == FORWARD and FORWARD not in self.seen:
             self._at_forward()
         self.seen.add(name)
@@ -160,7 +168,8 @@ class Tracker:
         self._switch()
 
     def exit(self, name: str) -> None:
-        if not self.observes() or all(name != found for found, _ in self._found):
+        """End the phase that `enter` began, if an exception has not ended it before."""
+        if all(name != found for found, _ in self._found):
             return
         while self._found:  # an exception may have left phases inside it open
             found, was_in_loss = self._found.pop()
@@ -182,7 +191,7 @@ class Tracker:
             self._switch()
 
     def _switch(self) -> None:
-        if self._device.is_cuda and torch.cuda.is_current_stream_capturing():
+        if self._is_cuda and torch.cuda.is_current_stream_capturing():
             return  # an event inside a CUDA graph has no time
         self._timeline.begin(self._named[-1] if self._named else self._innermost())
         self._show()

@@ -31,7 +31,7 @@ from cs_systems.machine.device import Device, resolve
 from cs_systems.machine.environment import environment
 from cs_systems.record import DONE, RunRecord, Sample, append_record, readable_records, records_path
 from cs_systems.recorder import _ranks, _result, hooks
-from cs_systems.recorder.phases import BETWEEN, OTHER, Tracker
+from cs_systems.recorder.phases import BETWEEN, OTHER, Timeline, Tracker
 from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.profiled import prefix, with_profile
 from cs_systems.workloads import Unavailable
@@ -46,6 +46,14 @@ class Stage(NamedTuple):
 
     profiler: str
     steps: int
+
+
+class _Taken(NamedTuple):
+    """Step that was recorded, and the compilations in this process up to its end."""
+
+    timeline: Timeline
+    compilations: int
+    compile_s: float
 
 
 class Recorder:
@@ -131,8 +139,8 @@ class Recorder:
             Journal.prepare(self._out)
         device = self._subject.device
         self._before, self._probes = environment(device), Probes(device)
-        self._warm: list[Sample] = []
-        self._timed: list[Sample] = []
+        self._warm: list[_Taken] = []
+        self._timed: list[_Taken] = []
         self._precision: str | None = None
         self._count, self._setup_s, self._began_s = 0, 0.0, self._clock()
         self._tracker = Tracker(device, self._clock, self._at_first_forward)
@@ -198,11 +206,8 @@ class Recorder:
     def _take(self, tracker: Tracker) -> None:
         """Take the sample of the step that ends here, and begin the next one."""
         is_warmup = len(self._warm) < self._warmup
-        sample, (graphs, seconds) = tracker.sample(warmup=is_warmup), self._probes.compilations()
-        spent_s = round(seconds - self._compiled[1], 9)
-        sample = replace(sample, compiles=graphs - self._compiled[0], compile_s=spent_s)
-        (self._warm if is_warmup else self._timed).append(sample)
-        self._compiled = graphs, seconds
+        taken = _Taken(tracker.end(), *self._probes.compilations())
+        (self._warm if is_warmup else self._timed).append(taken)
         if is_warmup and len(self._warm) == self._warmup:
             self._mallocs = self._subject.device.device_mallocs()
         if len(self._timed) == self._stages[0].steps:
@@ -242,9 +247,10 @@ class Recorder:
         except Exception as lost:  # the error boundary of a guest: a lost record must not end the loop
             warnings.warn(f"the record of the loop was lost: {_described(lost)}", RuntimeWarning, stacklevel=4)
         if stage.profiler == "none":
-            self._warm = [replace(s, warmup=True) for s in self._timed[-STEADY:]]  # a profile is compared with them
+            self._warm = self._timed[-STEADY:]  # a profile is compared with them
             self._warmup = len(self._warm)
         self._timed = []
+        self._compiled = self._probes.compilations()
         if ended is not None:
             self._stages.clear()
 
@@ -270,7 +276,7 @@ class Recorder:
         return _result.success(
             self._subject,
             config,
-            [*self._warm, *self._timed],
+            self._samples(),
             self._before,
             repeat=self._repeat(config),
             setup_s=self._setup_s,
@@ -279,6 +285,16 @@ class Recorder:
             ended=ended,
             mallocs=now - self._mallocs if device.is_cuda and now is not None and self._mallocs is not None else None,
         )
+
+    def _samples(self) -> list[Sample]:
+        """Return the samples of this stage, its warm-up first."""
+        samples, before = [], self._compiled
+        for i, taken in enumerate((*self._warm, *self._timed)):
+            graphs, spent_s = taken.compilations - before[0], round(taken.compile_s - before[1], 9)
+            sample = taken.timeline.sample(warmup=i < len(self._warm))
+            samples.append(replace(sample, compiles=max(0, graphs), compile_s=max(0.0, spent_s)))
+            before = taken[1:]
+        return samples
 
     def _failure(self, stage: Stage, status: str, reason: str) -> RunRecord:
         config = self._config(stage)

@@ -1,4 +1,4 @@
-"""Callbacks for Hugging Face's Trainer, which really runs, and for Lightning's, whose calls are made as it makes them."""
+"""Callbacks for the Trainer of Hugging Face, which really runs, and of Lightning, whose calls are imitated."""
 
 from __future__ import annotations
 
