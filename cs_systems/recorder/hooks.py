@@ -56,7 +56,7 @@ def hooked(tracker: Tracker, models: Sequence[nn.Module]) -> Iterator[None]:
         ):
             installed.callback(register(hook).remove)
         for owner, name, tells in _PATCHES:
-            installed.callback(_patch(owner, name, tells))
+            installed.callback(patch(owner, name, tells))
         _tracker = tracker
         try:
             yield
@@ -128,7 +128,7 @@ def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
     return observed
 
 
-def _patch(owner: Any, name: str, tells: Tells) -> Callable[[], object]:
+def patch(owner: Any, name: str, tells: Tells) -> Callable[[], object]:
     """Replace an attribute of a class or module by the observed one; return what restores it."""
     own = vars(owner).get(name)
     setattr(owner, name, _wrapped(getattr(owner, name), tells))

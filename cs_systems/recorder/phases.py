@@ -113,29 +113,36 @@ class _Annotations:
 class Tracker:
     """State of the loop at this moment: the open phases, and the timeline of the step.
 
-    Only the thread that made it is observed. `stepped`: the optimizer was entered in this step. `seen`: all phases that
-    were entered. While `has_ranges`, each phase is also a range of the active profiler. `at_forward` is called once,
-    in the first forward.
+    Only the thread that made it is observed.
+
+    Attributes:
+        idle: the phase in which a step begins.
+        stepped: the optimizer was entered in this step.
+        seen: all phases that were entered.
+        has_ranges: each phase is also a range of the active profiler.
+        before_next: called once, before the next phase begins.
     """
 
     def __init__(self, device: Device, clock: Callable[[], float], at_forward: Callable[[], object]) -> None:
-        self._device, self._clock, self._at_forward = device, clock, at_forward
+        self._device, self._clock, self._at_forward = device, clock, at_forward  # at_forward: in the first one
         self._is_cuda = device.is_cuda
         self._thread = threading.get_ident()
+        self.idle = BETWEEN
         self._named: list[str] = []
         self._found: list[tuple[str, bool]] = []  # open phases, and whether the loss was being computed before
         self._in_loss = False
         self._rest = BETWEEN
         self._ranges, self._label, self.has_ranges = _Annotations(), OpenLabel(), False
         self.seen: set[str] = set()
+        self.before_next: Callable[[], object] | None = None
         self.start()
 
     def start(self) -> None:
         """Begin a new step at this moment, which ends what an exception has left open."""
         self._named.clear()
         self._found.clear()
-        self._in_loss, self._rest, self.stepped = False, BETWEEN, False
-        self._timeline = Timeline(self._device, self._clock, BETWEEN)
+        self._in_loss, self._rest, self.stepped = False, self.idle, False
+        self._timeline = Timeline(self._device, self._clock, self.idle)
         self._label.switch((), self._ranges)
         self._show()
 
@@ -157,8 +164,14 @@ class Tracker:
         """Return whether calls of this thread are observed now, and are not being traced by a compiler."""
         return threading.get_ident() == self._thread and not torch.compiler.is_compiling()
 
+    def is_open(self, name: str) -> bool:
+        return any(found == name for found, _ in self._found)
+
     def enter(self, name: str) -> None:
         """Begin a phase that was found; the caller asks `observes` before."""
+        if (call := self.before_next) is not None:
+            self.before_next = None
+            call()
         if name == FORWARD and FORWARD not in self.seen:
             self._at_forward()
         self.seen.add(name)
@@ -169,14 +182,15 @@ class Tracker:
 
     def exit(self, name: str) -> None:
         """End the phase that `enter` began, if an exception has not ended it before."""
-        if all(name != found for found, _ in self._found):
+        if not self.is_open(name):
             return
         while self._found:  # an exception may have left phases inside it open
             found, was_in_loss = self._found.pop()
             if found == name:
                 break
-        is_inside = any(found == FORWARD for found, _ in self._found)
-        self._in_loss = (name == FORWARD and not is_inside) or (was_in_loss and name not in (BACKWARD, OPTIMIZER))
+        self._in_loss = (name == FORWARD and not self.is_open(FORWARD)) or (
+            was_in_loss and name not in (BACKWARD, OPTIMIZER)
+        )
         self._switch()
 
     def enter_named(self, name: str) -> None:

@@ -27,7 +27,7 @@ from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import plugins
 from cs_systems.core.caveats import Caveat
 from cs_systems.instrument.probes import Probes
-from cs_systems.machine.device import Device, resolve
+from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
 from cs_systems.record import DONE, RunRecord, Sample, append_record, readable_records, records_path
 from cs_systems.recorder import _ranks, _result, hooks
@@ -89,7 +89,7 @@ class Recorder:
         profile_steps: int = 3,
         snapshot: bool = False,
         tokens: int | None = None,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         patience_s: float = 30.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -102,7 +102,7 @@ class Recorder:
         name = name if name is not None else " + ".join(type(m).__name__ for m in models) or "unnamed"
         if not name or ":" in name or not name.isprintable():
             raise ConfigError(f"name is {name!r}; give a short text without a colon")
-        place = Device(_device_of(models)) if device is None else resolve(device)
+        place = Device(_device_of(models) if device is None else torch.device(device))
         self._subject = _result.Subject(name, place, models, optimizers, tokens, _ranks.world_size())
         self._out, self._warmup, self._patience_s, self._clock = Path(out), warmup, patience_s, clock
         profilers = [*([profile] if profile != "none" else []), *(["memory_snapshot"] if snapshot else [])]
@@ -145,7 +145,7 @@ class Recorder:
         self._count, self._setup_s, self._began_s = 0, 0.0, self._clock()
         self._tracker = Tracker(device, self._clock, self._at_first_forward)
         self._installed, self._region = ExitStack(), ExitStack()
-        self._installed.enter_context(hooks.hooked(self._tracker, self._subject.models))
+        self._install(self._tracker)
         self._state = "recording"
         atexit.register(self.close)
         self._mallocs, self._compiled = device.device_mallocs(), self._probes.compilations()
@@ -167,6 +167,9 @@ class Recorder:
             self._end_stage("the loop ended" if error is None else f"the loop ended with {_described(error)}", error)
             self._off()
         self._state = "closed"
+
+    def _install(self, tracker: Tracker) -> None:
+        self._installed.enter_context(hooks.hooked(tracker, self._subject.models))
 
     def _off(self) -> None:
         self._tracker = None
@@ -211,8 +214,17 @@ class Recorder:
         if is_warmup and len(self._warm) == self._warmup:
             self._mallocs = self._subject.device.device_mallocs()
         if len(self._timed) == self._stages[0].steps:
-            self._end_stage(None, None)
-            self._begin_stage()
+            self._complete(tracker)
+        else:
+            tracker.start()
+
+    def _complete(self, tracker: Tracker) -> None:
+        """End a stage whose steps are all taken."""
+        self._next_stage(tracker)
+
+    def _next_stage(self, tracker: Tracker) -> None:
+        self._end_stage(None, None)
+        self._begin_stage()
         if self._tracker is not None:
             tracker.start()
 
@@ -390,7 +402,9 @@ def _device_of(models: Sequence[nn.Module]) -> torch.device:
     """Return the device of the models' parameters; without any, the one that torch uses here."""
     parameters = (p for model in models for p in model.parameters())
     found = next((p.device for p in parameters if p.device.type != "meta"), None)
-    return resolve("auto").torch if found is None else found
+    if found is not None:
+        return found
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def _described(error: BaseException) -> str:
