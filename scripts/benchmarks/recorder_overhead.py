@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Loop:
 
     def __init__(self, size: str, device: Device, precision: Precision, context_length: int, batch_size: int) -> None:
         torch.manual_seed(0)
-        config = preset(size)
+        config = replace(preset(size), context_length=context_length)
         self.device, self.precision = device, precision
         self.model = BasicTransformerLM(config, "sdpa_flash" if device.is_cuda else "sdpa_math").to(device.torch)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
