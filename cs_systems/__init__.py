@@ -20,12 +20,14 @@ from cs_systems.version import __version__
 
 if TYPE_CHECKING:
     from cs_systems.record import RunRecord, read_records
+    from cs_systems.recorder import Recorder
     from cs_systems.report.frame import frame, load
     from cs_systems.runtime.sweep import preflight, run, sweep
     from cs_systems.workloads._setup import TrainingSetup
 
 # Imported on first access, so that `cs-systems --help` stays fast.
 _LAZY = {
+    "Recorder": "cs_systems.recorder",
     "RunRecord": "cs_systems.record",
     "TrainingSetup": "cs_systems.workloads._setup",
     "read_records": "cs_systems.record",
@@ -40,6 +42,7 @@ __all__ = [
     "PRESETS",
     "AttentionShape",
     "ModelConfig",
+    "Recorder",
     "RunConfig",
     "RunRecord",
     "TrainingSetup",

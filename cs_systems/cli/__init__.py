@@ -30,6 +30,7 @@ COMMANDS = {
     "attention": "time attention alone, for any backends and shapes: TFLOP/s and peak memory",
     "profile": "profile training steps with nsys, ncu or torch.profiler: kernels, phases, layers, idle time",
     "memory": "measure memory by phase and owner; predict what fits a device, and how to make it fit",
+    "run": "record the loop of an unedited training script: its phases, with a profile if asked",
     "parallel": "compare parallel strategies on several ranks: step time, exposed communication, memory",
     "precision": "compare precisions: speed-up and its causes, errors, dtypes, rounding in sums and softmax",
     "comm": "measure collectives between ranks: latency, bandwidth, waiting and set-up",
@@ -50,7 +51,8 @@ EXIT_INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    if (rank := torchrun_rank()) is not None:
+    runs_script = words[:1] == ["run"]  # each rank runs the script itself
+    if not runs_script and (rank := torchrun_rank()) is not None:
         from cs_systems.runtime import torchrun
 
         if rank:  # only rank 0 runs the command

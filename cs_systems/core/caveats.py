@@ -41,6 +41,8 @@ REMEDIES = {
     "cudaMalloc": "increase --warmup until the caching allocator needs no more memory",
     "throttled": "measure in short rounds with --rounds, interleave the cells to compare, or cool the GPU",
     "shared-gpu": "stop the other processes, or choose another GPU with --device cuda:N",
+    "no-forward": "pass the module that the loop calls: the one that DDP or torch.compile returned",
+    "missing-ranks": "see the output of those ranks; all of them must leave the loop at the same step",
     "nan-loss": "lower the learning rate or use another precision",
     "inf-loss": "lower the learning rate or use another precision",
 }

@@ -34,11 +34,15 @@ class Probes:
         self.device = device
         self.triton = _TritonCompilations.shared() if device.is_cuda else None
 
-    def read(self) -> Reading:
+    def compilations(self) -> tuple[int, float]:
+        """Return (compilations in this process so far, seconds that they took)."""
         graphs, seconds = _dynamo()
         if self.triton is not None:
             graphs, seconds = graphs + self.triton.count, seconds + self.triton.seconds
-        return Reading(self.device.device_mallocs(), graphs, seconds)
+        return graphs, seconds
+
+    def read(self) -> Reading:
+        return Reading(self.device.device_mallocs(), *self.compilations())
 
     def since(self, before: Reading) -> Since:
         """Return the Sample fields that describe the time since `before`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from cs_systems.config import CONFIGURED, ModelConfig
 from cs_systems.core.rows import first_row
-from cs_systems.record import RunRecord
+from cs_systems.record import LOOP, RunRecord
 from cs_systems.report import collectives
 from cs_systems.report.series import FLAG, INTEGER, REAL, TEXT
 
@@ -66,6 +66,19 @@ _STEP_FIELDS = {
         for name in ("attention", "precision", "mode", "compile", "checkpoint", "keep_graph", "l2")
     },
 }
+# Fields that no loop of a user's own reads; the rest of its step's fields are cleared as for any foreign workload.
+_NOT_OF_LOOPS = (
+    "attention",
+    "mode",
+    "compile",
+    "checkpoint",
+    "keep_graph",
+    "l2",
+    "seed",
+    "rounds",
+    "warmup_s",
+    "strategy",
+)
 _RAN = ("attention_version", "tokens", "executed_d_head", "block_q", "block_k", "resident")
 # Columns of a record, equal in each of its rows; `record` is its position among the given records.
 CELL_COLUMNS: dict[str, str] = {
@@ -137,6 +150,8 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
         cell["reported"] = {n: v for n, v in ran.items() if n in fitting and isinstance(v, fitting[n])}
         uses = ran.get("uses")  # absent in records before version 0.2
         cell |= {**cell["reported"], "takes_config": ran.get("takes_config", True), "uses": uses and _columns(uses)}
+    if config["workload"].startswith(LOOP):
+        cell |= {"takes_config": False, **dict.fromkeys(_NOT_OF_LOOPS)}
     if measurement:
         cell["held"] = all(s.held_s is not None for s in measurement.timed)
         cell["setup_s"] = measurement.setup_s

@@ -18,6 +18,8 @@ FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of 
 TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")  # suffixes of the files that profilers write
 STEPS = ("step", "ProfilerStep#*")  # globs: default names of a step's range
 
+# Phases that only a recorded loop has; a step of `time` holds none of them.
+LOOP_PHASES = ("copy", "zero_grad", "host_sync")
 PHASES = {
     Phase.INPUT: r"input",
     Phase.FORWARD: r"forward([ _]pass)?",
@@ -25,6 +27,7 @@ PHASES = {
     Phase.BACKWARD: r"backward([ _]pass)?",
     Phase.CLIP: r"clip",
     Phase.OPTIMIZER: r"optimizer([ _]step)?|Optimizer\.step#.*",
+    **{name: name for name in LOOP_PHASES},
 }
 BLOCK = r"(?:.*\.)?(?:(?:transformer[ _])?(?:blocks?|layers?)[ _.#]?|h\.)(\d+)"
 LAYERS = {
@@ -59,7 +62,7 @@ class Meaning(NamedTuple):
 @functools.lru_cache(maxsize=65536)
 def meaning(name: str) -> Meaning:
     """Return the meaning of one range's name; a `loss` is both a phase and a layer."""
-    phase = next((phase.value for phase, pattern in PHASES.items() if _is(pattern, name)), None)
+    phase = next((str(phase) for phase, pattern in PHASES.items() if _is(pattern, name)), None)
     layer = next((form.format(*found.groups()) for form, p in LAYERS.items() if (found := _is(p, name))), None)
     if layer:
         return Meaning(phase, layer, None)

@@ -38,13 +38,13 @@ from cs_systems.traces.host import range_rows
 from cs_systems.traces.kernel_families import FAMILIES, family
 from cs_systems.traces.overlap import is_collective, of_kernels
 from cs_systems.traces.profile import Profile, Sum
-from cs_systems.traces.range_names import LAYERS, PARTS, UNATTRIBUTED, meaning
+from cs_systems.traces.range_names import LAYERS, LOOP_PHASES, PARTS, UNATTRIBUTED, meaning
 from cs_systems.traces.trace import Function, steps_of
 
 ALL = "all"
 DISAGREES = 0.03  # share of the wall clock; above it, a step's times disagree
 K = TypeVar("K")
-PHASES = (*(phase.value for phase in Phase), UNATTRIBUTED)
+PHASES = (*(phase.value for phase in Phase), *LOOP_PHASES, UNATTRIBUTED)
 
 
 class Ceilings(NamedTuple):

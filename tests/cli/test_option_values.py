@@ -29,6 +29,7 @@ REQUIRED = {
     "analyze": ("RUN/records.jsonl",),
     "snapshot": ("RUN/records.jsonl",),
     "doctor": (),
+    "run": (),
 }
 VALID = {
     "attention": "naive", "mode": "forward", "precision": "bf16", "compile": "default", "checkpoint": "every:1",

@@ -14,6 +14,7 @@ SAYS = {
     "compare_two_runs": "times the baseline",
     "memory_snapshot": "peak: 203.9 MiB",
     "own_attention": "own_attention.py:attend",
+    "own_loop": "zero_grad",
     "own_model": "backward",
     "precision_table": "predicted peak",
     "read_a_trace": "100% of the kernel time belongs to a phase",

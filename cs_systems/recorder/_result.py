@@ -1,0 +1,165 @@
+"""Records of a loop: the same `RunRecord` as a sweep's, of a workload `loop NAME`.
+
+A loop reads no RunConfig. Its record holds one all the same, because records are joined by it; only the device, the
+steps, the ranks and the profiler are set, and reports leave the other fields out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from cs_systems.config import RunConfig
+from cs_systems.core import caveats
+from cs_systems.core.caveats import REMEDIES, Caveat
+from cs_systems.machine import device as devices
+from cs_systems.machine.device import Device
+from cs_systems.machine.environment import environment
+from cs_systems.record import LOOP, Environment, Measurement, Row, RunRecord, Sample, make_key
+from cs_systems.recorder.phases import BACKWARD, FORWARD, WAITING, in_order
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Loop under measurement: what the record says about it."""
+
+    name: str
+    device: Device
+    models: Sequence[nn.Module]
+    optimizers: Sequence[Optimizer]
+    tokens: int | None
+    world_size: int
+
+    def config(self, *, warmup: int, steps: int, profiler: str = "none") -> RunConfig:
+        return RunConfig(
+            workload=f"{LOOP}{self.name}",
+            device=self.device.torch.type,
+            warmup=warmup,
+            steps=steps,
+            world_size=self.world_size,
+            profiler=profiler,
+        )
+
+    def ran(self) -> Row:
+        """Return what is known of the loop: its classes, parameters, precision, and tokens of a step."""
+        parameters = {p for model in self.models for p in model.parameters()}
+        optimizers = [type(o).__name__ for o in self.optimizers]
+        return {
+            "models": " + ".join(type(model).__name__ for model in self.models) or None,
+            "parameters": sum(p.numel() for p in parameters) if parameters else None,
+            **({"optimizer": " + ".join(optimizers)} if optimizers else {}),
+            "tokens": self.tokens,
+        }
+
+
+def aligned(samples: Sequence[Sample], phases: Iterable[str] | None = None) -> tuple[Sample, ...]:
+    """Return samples that all have the same phases, with 0 s where one did not occur in a step."""
+    names = in_order([*(phases or ()), *(name for sample in samples for name in sample.phases_s)])
+    empty = dict.fromkeys(names, 0.0)
+
+    def filled(times: dict[str, float]) -> dict[str, float]:
+        return empty | times
+
+    return tuple(
+        replace(s, phases_s=filled(s.phases_s), submit_s=filled(s.submit_s), lag_s=s.lag_s and filled(s.lag_s))
+        for s in samples
+    )
+
+
+def success(
+    subject: Subject,
+    config: RunConfig,
+    samples: Sequence[Sample],
+    before: Environment,
+    *,
+    repeat: int,
+    setup_s: float,
+    seen: Iterable[str],
+    precision: str | None,
+    ended: str | None,
+    mallocs: int | None,
+) -> RunRecord:
+    """Return the record of a stage with at least one timed step.
+
+    ended: how the loop ended before all steps were timed. mallocs: cudaMalloc calls during the timed steps.
+    """
+    device, after = subject.device, environment(subject.device)
+    samples = aligned(samples)
+    measurement = Measurement(
+        device.clock, samples, setup_s, device.peak_allocated_bytes(), device.peak_reserved_bytes()
+    )
+    found = caveats.caveats(_of_computing(measurement), before, after, profiler=config.profiler)
+    found = (*found, *_own_caveats(config, measurement, subject, set(seen), ended, mallocs))
+    ran = {**subject.ran(), **({"precision": precision} if precision else {})}
+    return RunRecord(
+        key=make_key(config, repeat, after),
+        config=config.to_dict(),
+        status="ok",
+        repeat=repeat,
+        environment=after,
+        measurement=measurement,
+        warnings=tuple({caveat.code: caveat for caveat in found}.values()),
+        results={"ran": [ran]},
+    )
+
+
+def failure(config: RunConfig, environment: Environment, *, repeat: int, status: str, reason: str) -> RunRecord:
+    """Return the record of a stage without a timed step."""
+    return RunRecord(
+        key=make_key(config, repeat, environment),
+        config=config.to_dict(),
+        status=status,
+        repeat=repeat,
+        reason=reason,
+        environment=environment,
+    )
+
+
+def status_of(error: BaseException) -> str:
+    return "oom" if devices.is_out_of_memory(error) else "error"
+
+
+def precision_of(device: Device, models: Sequence[nn.Module]) -> str | None:
+    """Return the precision in effect now, in the words of `Precision`; None where it is another."""
+    if torch.is_autocast_enabled(device.torch.type):
+        return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype(device.torch.type))
+    dtypes = {p.dtype for model in models for p in model.parameters() if p.is_floating_point()}
+    if dtypes == {torch.float32}:
+        return "tf32" if device.is_cuda and devices.float32_matmul() == "tf32" else "fp32"
+    return "bf16-pure" if dtypes == {torch.bfloat16} else None
+
+
+def _of_computing(measurement: Measurement) -> Measurement:
+    """Return the measurement without phases in which the device has to wait: that is no lack of launches."""
+    samples = tuple(
+        replace(
+            s,
+            phases_s={n: t for n, t in s.phases_s.items() if n not in WAITING},
+            lag_s=s.lag_s and {n: t for n, t in s.lag_s.items() if n not in WAITING},
+        )
+        for s in measurement.samples
+    )
+    return replace(measurement, samples=samples)
+
+
+def _own_caveats(
+    config: RunConfig,
+    measurement: Measurement,
+    subject: Subject,
+    seen: set[str],
+    ended: str | None,
+    mallocs: int | None,
+) -> Iterable[Caveat]:
+    timed = len(measurement.timed)
+    if ended is not None:
+        yield Caveat("few-samples", f"{timed} of {config.steps} steps were timed: {ended}", REMEDIES["few-samples"])
+    if mallocs:
+        calls = "1 cudaMalloc call" if mallocs == 1 else f"{mallocs} cudaMalloc calls"
+        yield Caveat("cudaMalloc", f"{calls} during timed steps", REMEDIES["cudaMalloc"])
+    if subject.models and FORWARD not in seen and BACKWARD in seen:
+        names = ", ".join(type(model).__name__ for model in subject.models)
+        yield Caveat("no-forward", f"the call of {names} was not seen", REMEDIES["no-forward"])

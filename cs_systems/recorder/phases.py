@@ -1,0 +1,227 @@
+"""Phases of a training loop: their names, and the boundaries between them in one step.
+
+The time of a step is cut at boundaries, and each piece belongs to one phase: the innermost open one. A phase inside
+another interrupts it, so the phases of a step add up to the step. A phase that the user named is not interrupted by
+those that are found.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cs_systems.config import Phase
+from cs_systems.instrument.annotate import STEP, Label, OpenLabel, annotate
+from cs_systems.machine.device import Device
+from cs_systems.record import Sample
+
+FORWARD, LOSS, BACKWARD, OPTIMIZER = (p.value for p in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER))
+INPUT, COPY, CLIP, ZERO_GRAD, HOST_SYNC = "input", "copy", "clip", "zero_grad", "host_sync"
+OTHER, BETWEEN = "other", "between"  # time in no phase: inside a step, and between two steps
+WAITING = frozenset({INPUT, COPY, HOST_SYNC, OTHER, BETWEEN})  # phases that launch little work, or none
+_NO_THREAD = -1
+_ORDER = (INPUT, COPY, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER, ZERO_GRAD, HOST_SYNC)
+
+
+def in_order(names: list[str]) -> list[str]:
+    """Return the names as tables show them: those that are found, then the user's own, then the rest of the time."""
+    known = [name for name in _ORDER if name in names]
+    rest = [name for name in (OTHER, BETWEEN) if name in names]
+    return [*known, *(name for name in dict.fromkeys(names) if name not in (*_ORDER, *rest)), *rest]
+
+
+class Timeline:
+    """Boundaries of one step in order: the phase that begins there, the device's mark and the host's time.
+
+    The loop pays for the boundaries alone; the times are computed from them later.
+    """
+
+    def __init__(self, device: Device, clock: Callable[[], float], name: str) -> None:
+        self._device, self._clock, self._is_cuda = device, clock, device.is_cuda
+        self._names: list[str] = []
+        self._marks: list[Any] = []
+        self._host: list[float] = []
+        self.begin(name)
+
+    def begin(self, name: str) -> None:
+        """Begin a phase, and thereby end the one before it; do nothing if it is the same one."""
+        if self._names and self._names[-1] == name:
+            return
+        self._names.append(name)
+        self._mark()
+
+    def _mark(self) -> None:
+        now = self._clock()
+        self._host.append(now)
+        self._marks.append(self._device.mark() if self._is_cuda else now)
+
+    def end(self) -> None:
+        """End the step, and wait for the device."""
+        self._mark()
+        self._device.synchronize()
+        self._end = self._clock() if self._is_cuda else self._host[-1]
+
+    def sample(self, *, warmup: bool) -> Sample:
+        """Return the times of a step that has ended."""
+        host, marks = self._host, self._marks
+        wall = self._end - host[0]
+        names = self._resolved()
+        phases, submit = dict.fromkeys(in_order(names), 0.0), dict.fromkeys(in_order(names), 0.0)
+        lag: dict[str, float] | None = dict.fromkeys(phases, 0.0) if self._is_cuda else None
+        for i, name in enumerate(names):
+            phases[name] += self._device.between_s(marks[i], marks[i + 1])
+            submit[name] += host[i + 1] - host[i]
+            if lag is not None:
+                lag[name] = round(self._device.between_s(marks[0], marks[i + 1]) - (host[i + 1] - host[0]), 9)
+        return Sample(
+            0, warmup, round(wall, 9), {n: round(s, 9) for n, s in phases.items()},
+            {n: round(s, 9) for n, s in submit.items()}, lag,
+        )  # fmt: skip
+
+    def _resolved(self) -> list[str]:
+        """Return the names with those decided that depend on what followed.
+
+        Time after forward is loss only if backward follows. Time between steps is input if no DataLoader was seen.
+        """
+        last_backward = max((i for i, name in enumerate(self._names) if name == BACKWARD), default=-1)
+        gap = BETWEEN if INPUT in self._names else INPUT
+        decided = {BETWEEN: gap}
+        return [
+            OTHER if name == LOSS and i > last_backward else decided.get(name, name)
+            for i, name in enumerate(self._names)
+        ]
+
+
+class _Annotations:
+    """Ranges that go to the profiler of the moment."""
+
+    def __init__(self) -> None:
+        self._open: list[Any] = []
+
+    def push(self, name: str) -> None:
+        context = annotate(name)
+        context.__enter__()
+        self._open.append(context)
+
+    def pop(self) -> None:
+        self._open.pop().__exit__(None, None, None)
+
+
+class Tracker:
+    """State of the loop at this moment: the open phases, and the timeline of the step.
+
+    Only the thread that made it is observed.
+
+    Attributes:
+        idle: the phase in which a step begins.
+        stepped: the optimizer was entered in this step.
+        seen: all phases that were entered.
+        has_ranges: each phase is also a range of the active profiler.
+        before_next: called once, before the next phase begins.
+    """
+
+    def __init__(self, device: Device, clock: Callable[[], float], at_forward: Callable[[], object]) -> None:
+        self._device, self._clock, self._at_forward = device, clock, at_forward  # at_forward: in the first one
+        self._is_cuda = device.is_cuda
+        self._thread = threading.get_ident()
+        self.idle = BETWEEN
+        self._named: list[str] = []
+        self._found: list[tuple[str, bool]] = []  # open phases, and whether the loss was being computed before
+        self._in_loss = False
+        self._rest = BETWEEN
+        self._ranges, self._label, self.has_ranges = _Annotations(), OpenLabel(), False
+        self.seen: set[str] = set()
+        self.before_next: Callable[[], object] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Begin a new step at this moment, which ends what an exception has left open."""
+        self._named.clear()
+        self._found.clear()
+        self._in_loss, self._rest, self.stepped = False, self.idle, False
+        self._timeline = Timeline(self._device, self._clock, self.idle)
+        self._label.switch((), self._ranges)
+        self._show()
+
+    def end(self) -> Timeline:
+        """End the step, with a synchronisation that is not one of the loop, and return its boundaries."""
+        thread, self._thread = self._thread, _NO_THREAD
+        try:
+            self._timeline.end()
+        finally:
+            self._thread = thread
+        return self._timeline
+
+    def rest(self, name: str) -> None:
+        """Name the time from here on in which no phase is open: OTHER or BETWEEN."""
+        self._rest, self._in_loss = name, False
+        self._switch()
+
+    def observes(self) -> bool:
+        """Return whether calls of this thread are observed now, and are not being traced by a compiler."""
+        return threading.get_ident() == self._thread and not torch.compiler.is_compiling()
+
+    def is_open(self, name: str) -> bool:
+        return any(found == name for found, _ in self._found)
+
+    def enter(self, name: str) -> None:
+        """Begin a phase that was found; the caller asks `observes` before."""
+        if (call := self.before_next) is not None:
+            self.before_next = None
+            call()
+        if name == FORWARD and FORWARD not in self.seen:
+            self._at_forward()
+        self.seen.add(name)
+        self.stepped |= name == OPTIMIZER
+        self._found.append((name, self._in_loss))
+        self._in_loss = False
+        self._switch()
+
+    def exit(self, name: str) -> None:
+        """End the phase that `enter` began, if an exception has not ended it before."""
+        if not self.is_open(name):
+            return
+        while self._found:  # an exception may have left phases inside it open
+            found, was_in_loss = self._found.pop()
+            if found == name:
+                break
+        self._in_loss = (name == FORWARD and not self.is_open(FORWARD)) or (
+            was_in_loss and name not in (BACKWARD, OPTIMIZER)
+        )
+        self._switch()
+
+    def enter_named(self, name: str) -> None:
+        if self.observes():
+            self._named.append(name)
+            self._switch()
+
+    def exit_named(self, name: str) -> None:
+        if self.observes() and name in self._named:
+            while self._named.pop() != name:
+                pass
+            self._switch()
+
+    def _switch(self) -> None:
+        if self._is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # an event inside a CUDA graph has no time
+        self._timeline.begin(self._named[-1] if self._named else self._innermost())
+        self._show()
+
+    def _innermost(self) -> str:
+        if self._in_loss:
+            return LOSS
+        return self._found[-1][0] if self._found else self._rest
+
+    def _show(self) -> None:
+        """Open the ranges of this moment, if a profiler is active."""
+        if self.has_ranges:
+            found = self._innermost()
+            label: Label = (STEP, *self._named[-1:], *(() if found in (OTHER, BETWEEN) else (found,)))
+            self._label.switch(label, self._ranges)
+
+    def close_ranges(self) -> None:
+        self.has_ranges = False
+        self._label.switch((), self._ranges)

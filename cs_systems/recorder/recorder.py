@@ -1,0 +1,412 @@
+"""Recorder of a loop: warm-up steps, timed steps, profiled steps, and then nothing more.
+
+One synchronisation policy, that of `runtime.timing`: the device is synchronised at the end of each recorded step. A
+step lasts from the end of the step before it to its own end, so that waiting for input is part of it. With
+accumulated gradients, a step ends where the optimizer has stepped.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from cs_systems.config import ConfigError, RunConfig, one_of
+from cs_systems.core import plugins
+from cs_systems.core.caveats import Caveat
+from cs_systems.instrument.probes import Probes
+from cs_systems.machine.device import Device
+from cs_systems.machine.environment import environment
+from cs_systems.record import DONE, RunRecord, Sample, append_record, readable_records, records_path
+from cs_systems.recorder import _ranks, _result, hooks
+from cs_systems.recorder.phases import BETWEEN, OTHER, Timeline, Tracker
+from cs_systems.runtime.journal import Journal
+from cs_systems.runtime.profiled import prefix, with_profile
+from cs_systems.workloads import Unavailable
+
+PROFILES = ("kineto", "nsys", "none")
+STEADY = 3  # clean steps that a profiled record keeps for comparison
+AFTER_FAILURE_S = 2.0  # how long rank 0 waits for the other ranks when its own loop has failed
+
+
+class Stage(NamedTuple):
+    """Part of a recording: `steps` steps under a profiler, or timed without any."""
+
+    profiler: str
+    steps: int
+
+
+class _Taken(NamedTuple):
+    """Step that was recorded, and the compilations in this process up to its end."""
+
+    timeline: Timeline
+    compilations: int
+    compile_s: float
+
+
+class Recorder:
+    """Recorder of a training loop; a context manager around the loop.
+
+    Args:
+        model: the module that the loop calls, or several of them.
+        optimizer: the optimizer, or several. With it, a step of the record ends where an optimizer has stepped.
+        out: the folder of the records.
+        name: the name of the loop in tables; by default the class of the model.
+        warmup: steps before the timing.
+        steps: timed steps.
+        profile: "kineto", "none", or "nsys" in a process that runs under `nsys profile`.
+        profile_steps: steps under the profiler, and under the memory history.
+        snapshot: also record a CUDA memory snapshot.
+        tokens: tokens (or samples) of a step on one rank, from which the rate is computed.
+        device: the device of the loop; by default that of the model's parameters.
+        patience_s: how long rank 0 waits for the records of the other ranks.
+
+    `records` holds the records that were written by this process.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module] | None = None,
+        optimizer: Any = None,
+        *,
+        out: str | os.PathLike[str],
+        name: str | None = None,
+        warmup: int = 5,
+        steps: int = 20,
+        profile: str = "kineto",
+        profile_steps: int = 3,
+        snapshot: bool = False,
+        tokens: int | None = None,
+        device: str | torch.device | None = None,
+        patience_s: float = 30.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        models = _listed("model", model, nn.Module)
+        optimizers = _listed("optimizer", optimizer, Optimizer)
+        for what, count, least in (("warmup", warmup, 0), ("steps", steps, 1), ("profile_steps", profile_steps, 1)):
+            if not isinstance(count, int) or isinstance(count, bool) or count < least:
+                raise ConfigError(f"{what} is {count!r}; give a whole number, at least {least}")
+        one_of("profile", profile, PROFILES)
+        name = name if name is not None else " + ".join(type(m).__name__ for m in models) or "unnamed"
+        if not name or ":" in name or not name.isprintable():
+            raise ConfigError(f"name is {name!r}; give a short text without a colon")
+        place = Device(_device_of(models) if device is None else torch.device(device))
+        self._subject = _result.Subject(name, place, models, optimizers, tokens, _ranks.world_size())
+        self._out, self._warmup, self._patience_s, self._clock = Path(out), warmup, patience_s, clock
+        profilers = [*([profile] if profile != "none" else []), *(["memory_snapshot"] if snapshot else [])]
+        self._stages = [Stage("none", steps), *(Stage(profiler, profile_steps) for profiler in profilers)]
+        self.records: list[RunRecord] = []
+        self._state = "new"
+        self._step = _Step(self)
+        self._tracker: Tracker | None = None  # None: nothing is recorded, before and after
+        self._in_step = False
+
+    def step(self) -> _Step:
+        """Return the context of one iteration of the loop; also a decorator of a function that runs one."""
+        return self._step
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """Return a context whose whole time belongs to phase `name`, in place of the phases found inside it."""
+        if not isinstance(name, str) or not name.isprintable() or not name or len(name) > 200 or name == "step":
+            raise ConfigError(f"the phase is named {name!r:.60}; name it by a short text other than 'step'")
+        return nullcontext() if self._tracker is None else _Named(self._tracker, name)
+
+    @property
+    def done(self) -> bool:
+        """Flag of a recording that is over; the loop runs without hooks."""
+        return self._state in ("done", "closed")
+
+    def __enter__(self) -> Recorder:
+        if self._state != "new":
+            raise RuntimeError("this Recorder was already used; make a new one for each loop")
+        if hooks.is_active():
+            raise RuntimeError("another Recorder is active in this process; end its `with` block first")
+        self._meeting = _ranks.Meeting() if self._subject.world_size > 1 else None
+        self._is_writer = _ranks.rank() == 0
+        if self._is_writer:
+            Journal.prepare(self._out)
+        device = self._subject.device
+        self._before, self._probes = environment(device), Probes(device)
+        self._warm: list[_Taken] = []
+        self._timed: list[_Taken] = []
+        self._precision: str | None = None
+        self._count, self._setup_s, self._began_s = 0, 0.0, self._clock()
+        self._tracker = Tracker(device, self._clock, self._at_first_forward)
+        self._installed, self._region = ExitStack(), ExitStack()
+        self._install(self._tracker)
+        self._state = "recording"
+        atexit.register(self.close)
+        self._mallocs, self._compiled = device.device_mallocs(), self._probes.compilations()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error)
+        if error is None and self._count == 0:
+            raise RuntimeError("no step was recorded; write `with recorder.step():` around the body of the loop")
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the recording now: remove the hooks, and write the record of what was measured."""
+        if self._state in ("new", "closed"):
+            return
+        atexit.unregister(self.close)
+        if self._state == "recording":
+            self._end_stage("the loop ended" if error is None else f"the loop ended with {_described(error)}", error)
+            self._off()
+        self._state = "closed"
+
+    def _install(self, tracker: Tracker) -> None:
+        self._installed.enter_context(hooks.hooked(tracker, self._subject.models))
+
+    def _off(self) -> None:
+        self._tracker = None
+        self._installed.close()
+        self._state = "done"
+
+    def _at_first_forward(self) -> None:
+        self._precision = _result.precision_of(self._subject.device, self._subject.models)
+
+    def _step_begins(self) -> None:
+        if self._tracker is None:
+            if self._state == "new":
+                raise RuntimeError("recorder.step() was used outside of the recorder; write `with recorder:` around it")
+            if self._state == "closed":
+                raise RuntimeError("recorder.step() was used after the recorder's `with` block; move the loop into it")
+            return
+        if self._in_step:
+            raise RuntimeError("a step began inside another step; use recorder.phase(name) for a part of a step")
+        if self._count == 0:
+            self._setup_s = self._clock() - self._began_s
+        self._in_step = True
+        self._tracker.rest(OTHER)
+
+    def _step_ends(self, failed: bool) -> None:
+        self._in_step = False
+        tracker = self._tracker
+        if tracker is None:
+            return
+        self._count += 1
+        if failed:  # its times are of no use, and the next step begins here
+            tracker.start()
+        elif self._subject.optimizers and not tracker.stepped:  # gradients are being accumulated
+            tracker.rest(BETWEEN)
+        else:
+            self._take(tracker)
+
+    def _take(self, tracker: Tracker) -> None:
+        """Take the sample of the step that ends here, and begin the next one."""
+        is_warmup = len(self._warm) < self._warmup
+        taken = _Taken(tracker.end(), *self._probes.compilations())
+        (self._warm if is_warmup else self._timed).append(taken)
+        if is_warmup and len(self._warm) == self._warmup:
+            self._mallocs = self._subject.device.device_mallocs()
+        if len(self._timed) == self._stages[0].steps:
+            self._complete(tracker)
+        else:
+            tracker.start()
+
+    def _complete(self, tracker: Tracker) -> None:
+        """End a stage whose steps are all taken."""
+        self._next_stage(tracker)
+
+    def _next_stage(self, tracker: Tracker) -> None:
+        self._end_stage(None, None)
+        self._begin_stage()
+        if self._tracker is not None:
+            tracker.start()
+
+    def _begin_stage(self) -> None:
+        """Begin the next stage that can run here, or end the recording."""
+        while self._stages and self._is_writer:
+            stage = self._stages[0]
+            try:
+                region = plugins.get("profilers", stage.profiler).region(
+                    self._path(stage), self._subject.device, self._model()
+                )
+                self._region.enter_context(region)
+            except Exception as error:
+                status = "unavailable" if isinstance(error, Unavailable) else "error"
+                self._append(self._failure(self._stages.pop(0), status, str(error)))
+                continue
+            assert self._tracker is not None
+            self._tracker.has_ranges = True
+            return
+        self._off()
+
+    def _end_stage(self, ended: str | None, error: BaseException | None) -> None:
+        """Write the record of this stage. `ended`: how the loop ended before its last step."""
+        stage = self._stages.pop(0)
+        try:
+            self._leave_region(stage)
+            record = self._record(stage, ended, error)
+            if record.config["profiler"] == "none":
+                self._publish(record, AFTER_FAILURE_S if error is not None else self._patience_s)
+            else:
+                self._append(self._profiled(record, stage))
+        except Exception as lost:  # the error boundary of a guest: a lost record must not end the loop
+            warnings.warn(f"the record of the loop was lost: {_described(lost)}", RuntimeWarning, stacklevel=4)
+        if stage.profiler == "none":
+            self._warm = self._timed[-STEADY:]  # a profile is compared with them
+            self._warmup = len(self._warm)
+        self._timed = []
+        self._compiled = self._probes.compilations()
+        if ended is not None:
+            self._stages.clear()
+
+    def _leave_region(self, stage: Stage) -> None:
+        assert self._tracker is not None
+        self._tracker.close_ranges()
+        self._region.close()
+
+    def _record(self, stage: Stage, ended: str | None, error: BaseException | None) -> RunRecord:
+        if not self._timed:
+            status = "error" if error is None else _result.status_of(error)
+            done, all_steps = len(self._warm), self._warmup + stage.steps
+            reason = (
+                f"{ended} after {done} of {self._warmup} warm-up steps; record a loop of at least {all_steps} steps"
+            )
+            if stage.profiler != "none":
+                self._remove_files(stage)
+                status = "unavailable"
+                reason = f"{ended} before a step was profiled; record a longer loop, or pass profile='none'"
+            return self._failure(stage, status, reason)
+        now, device = self._subject.device.device_mallocs(), self._subject.device
+        config = self._config(stage)
+        return _result.success(
+            self._subject,
+            config,
+            self._samples(),
+            self._before,
+            repeat=self._repeat(config),
+            setup_s=self._setup_s,
+            seen=self._tracker.seen if self._tracker else (),
+            precision=self._precision,
+            ended=ended,
+            mallocs=now - self._mallocs if device.is_cuda and now is not None and self._mallocs is not None else None,
+        )
+
+    def _samples(self) -> list[Sample]:
+        """Return the samples of this stage, its warm-up first."""
+        samples, before = [], self._compiled
+        for i, taken in enumerate((*self._warm, *self._timed)):
+            graphs, spent_s = taken.compilations - before[0], round(taken.compile_s - before[1], 9)
+            sample = taken.timeline.sample(warmup=i < len(self._warm))
+            samples.append(replace(sample, compiles=max(0, graphs), compile_s=max(0.0, spent_s)))
+            before = taken[1:]
+        return samples
+
+    def _failure(self, stage: Stage, status: str, reason: str) -> RunRecord:
+        config = self._config(stage)
+        return _result.failure(config, self._before, repeat=self._repeat(config), status=status, reason=reason)
+
+    def _profiled(self, record: RunRecord, stage: Stage) -> RunRecord:
+        if record.status != "ok":
+            return record
+        if stage.profiler == "nsys":  # its report is written when the process has ended
+            what, remedy = "nsys writes its report when the process has ended", "cs-systems analyze REPORT.nsys-rep"
+            return replace(record, warnings=(*record.warnings, Caveat("no-tables", what, remedy)))
+        return with_profile(record, self._path(stage), keep=True)
+
+    def _publish(self, record: RunRecord, patience_s: float) -> None:
+        """Write the record of one process, or of all ranks together on rank 0."""
+        if self._meeting is None:
+            self._append(record)
+        elif self._is_writer:
+            self._append(self._meeting.collect(record, patience_s))
+        else:
+            self._meeting.leave(record)
+
+    def _append(self, record: RunRecord) -> None:
+        if self._is_writer:
+            append_record(self._out, record)
+            self.records.append(record)
+
+    def _config(self, stage: Stage) -> RunConfig:
+        return self._subject.config(warmup=self._warmup, steps=stage.steps, profiler=stage.profiler)
+
+    def _repeat(self, config: RunConfig) -> int:
+        """Return how often this loop was recorded here before."""
+        file, key = records_path(self._out), config.key()
+        earlier = readable_records(file)[0] if file.exists() else []
+        return sum(r.status in DONE and r.run_config.key() == key for r in earlier)
+
+    def _path(self, stage: Stage) -> Path:
+        config = self._config(stage)
+        return prefix(self._out, config, self._repeat(config))
+
+    def _remove_files(self, stage: Stage) -> None:
+        path = self._path(stage)
+        for file in path.parent.glob(f"{path.name}.*"):
+            file.unlink()
+
+    def _model(self) -> nn.Module | None:
+        """Return the module whose parts a profiler annotates; None where a compiler made them one function."""
+        plain = [m.module if isinstance(m, DistributedDataParallel) else m for m in self._subject.models]
+        plain = [m for m in plain if not hasattr(m, "_orig_mod") and m._compiled_call_impl is None]
+        return nn.ModuleList(plain) if len(plain) > 1 else next(iter(plain), None)
+
+
+class _Step(ContextDecorator):
+    """Context of one step."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> None:
+        self._recorder._step_begins()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._recorder._step_ends(failed=kind is not None)
+
+
+class _Named:
+    """Context of a named phase."""
+
+    def __init__(self, tracker: Tracker, name: str) -> None:
+        self._tracker, self._name = tracker, name
+
+    def __enter__(self) -> None:
+        self._tracker.enter_named(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._tracker.exit_named(self._name)
+
+
+def _listed(what: str, given: Any, kind: type) -> list[Any]:
+    """Return one object or several as a list. Raises ConfigError for another type."""
+    if given is None:
+        return []
+    several = isinstance(given, Sequence) and not isinstance(given, (str, kind))
+    for each in (found := list(given) if several else [given]):
+        if not isinstance(each, kind):
+            raise ConfigError(
+                f"{what} is of type {type(each).__name__}; give a torch {kind.__name__}, or a list of them"
+            )
+    return found
+
+
+def _device_of(models: Sequence[nn.Module]) -> torch.device:
+    """Return the device of the models' parameters; without any, the one that torch uses here."""
+    parameters = (p for model in models for p in model.parameters())
+    found = next((p.device for p in parameters if p.device.type != "meta"), None)
+    if found is not None:
+        return found
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _described(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:300]}" if text else type(error).__name__

@@ -1,0 +1,41 @@
+"""Recorder on a GPU: events at the boundaries, kernels by phase, a snapshot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cs_systems import Recorder
+
+pytestmark = pytest.mark.gpu
+
+
+def test_loop_on_a_gpu_has_a_timing_a_profile_and_a_snapshot(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    with Recorder(model, optimizer, out=tmp_path, warmup=3, steps=5, snapshot=True) as recorder:
+        for _ in range(20):
+            inputs = torch.randn(64, 512)
+            with recorder.step():
+                optimizer.zero_grad()
+                loss = model(inputs.cuda(non_blocking=True)).square().mean()
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                loss.item()
+    clean, profiled, snapshot = recorder.records
+    assert [r.status for r in recorder.records] == ["ok", "ok", "ok"]
+    assert clean.measurement is not None
+    assert clean.measurement.clock == "cuda_event"
+    assert clean.measurement.peak_allocated_bytes
+    for sample in clean.measurement.timed:
+        assert {"input", "copy", "forward", "backward", "clip", "optimizer", "host_sync"} <= {*sample.phases_s}
+        assert sum(sample.phases_s.values()) == pytest.approx(sample.wall_s, rel=0.2, abs=1e-3)
+    (coverage,) = profiled.results["coverage"]
+    assert coverage["steps"] == 3
+    assert coverage["phase_coverage"] > 0.95
+    assert {"forward", "backward", "clip", "optimizer"} <= {row["phase"] for row in profiled.results["phases"]}
+    assert (tmp_path / snapshot.artifacts["snapshot"]).is_file()

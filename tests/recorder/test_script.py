@@ -1,0 +1,97 @@
+"""`cs-systems run`: scripts that were not edited are recorded, and do exactly what they do without it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cs_systems.record import RunRecord, read_records
+
+SCRIPT = str(Path(__file__).with_name("script.py"))
+
+
+def both(words: list[str], out: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], RunRecord]:
+    """Run a script alone and recorded, and return the recorded one if nothing else differs."""
+    run = ["-m", "cs_systems", "run", "--steps", "3:8", "--out", str(out), *options, "--"]
+    alone, recorded = (
+        subprocess.run([sys.executable, *before, *words], capture_output=True, text=True) for before in ([], run)
+    )
+    assert (recorded.returncode, recorded.stdout) == (alone.returncode, alone.stdout), recorded.stderr
+    assert recorded.stderr.startswith(alone.stderr)
+    record = read_records(out)[0][0]
+    assert (record.status, record.reason) == ("ok", None)
+    assert record.measurement is not None
+    assert len(record.measurement.timed) == 5
+    return recorded, record
+
+
+@pytest.mark.parametrize("kind", ["plain", "gan", "compiled"])
+def test_script_keeps_its_output_and_exit_status(kind: str, tmp_path: Path) -> None:
+    done, record = both([SCRIPT, "5", kind], tmp_path)
+    assert done.returncode == 5
+    assert done.stdout.startswith(f"__main__ ['5', '{kind}'] False ")
+    assert record.config["workload"] == "loop script"
+    assert record.measurement is not None
+    found = {name for name in record.measurement.phase_names() if max(record.measurement.durations_s(name)) > 0}
+    assert found >= {"input", "forward", "loss", "backward", "clip", "optimizer", "zero_grad", "other"}
+    assert record.results["ran"][0]["optimizer"] == ("AdamW + SGD" if kind == "gan" else "AdamW")
+    assert "recompiled" not in [c.code for c in record.warnings]
+    assert "loop script on" in done.stderr
+    assert f"report:  cs-systems report {tmp_path}" in done.stderr
+
+
+def test_script_is_profiled_too(tmp_path: Path) -> None:
+    run = ["-m", "cs_systems", "run", "--steps", "3:8", "--with", "kineto", "--out"]
+    run += [str(tmp_path), "--", SCRIPT, "0", "x"]
+    subprocess.run([sys.executable, *run], capture_output=True, check=True)
+    profiled = read_records(tmp_path)[0][1]
+    assert {"step", "forward", "backward", "clip"} <= {row["range"] for row in profiled.results["ranges"]}
+
+
+def test_failing_script_keeps_its_traceback_and_the_record(tmp_path: Path) -> None:
+    done, _ = both([SCRIPT, "0", "fails"], tmp_path)
+    assert done.returncode == 1
+    assert "_script.py" not in done.stderr
+    assert "ValueError: bad batch" in done.stderr
+
+
+def test_module_is_run_by_its_name(tmp_path: Path) -> None:
+    both(["-m", "tests.recorder.script", "0", "plain"], tmp_path)
+
+
+@pytest.mark.timeout(120)
+def test_ranks_of_torchrun_write_one_record(tmp_path: Path) -> None:
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m", "cs_systems", "run"]
+    words = [*launch, "--steps", "3:8", "--out", str(tmp_path), "--", SCRIPT, "0", "torchrun"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (record,) = read_records(tmp_path)[0]
+    assert record.config["world_size"] == 2
+    assert {row["rank"] for row in record.results["ranks"]} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no script is given; write cs-systems run -- train.py its arguments"),
+        (["--", "none.py"], "script 'none.py' does not exist; correct the path"),
+        (["--steps", "9:3", "--", SCRIPT], "--steps is '9:3'; give two numbers of steps, such as 10:20"),
+    ],
+)
+def test_bad_words_are_refused(words: list[str], said: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "cs_systems", "run", *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_script_without_training_is_told_so(tmp_path: Path) -> None:
+    script = tmp_path / "nothing.py"
+    script.write_text("print('done')")
+    done = subprocess.run(
+        [sys.executable, "-m", "cs_systems", "run", "--", str(script)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert "no record: the script ran no backward pass" in done.stderr
