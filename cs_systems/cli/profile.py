@@ -21,6 +21,7 @@ from cs_systems.cli._tables import table_text
 from cs_systems.config import ConfigError, describe
 from cs_systems.core.printable import command_line, visible
 from cs_systems.record import Row, RunRecord
+from cs_systems.report.tables import modules
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN
 
 PRINTED = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
@@ -114,6 +115,9 @@ def print_profile(record: RunRecord, folder: Path) -> None:
             rest = sum(row["share"] for row in rows[TOP:])
             notes.append(f"{len(rows) - TOP} more kernel(s) take {rest:.1%} of the time; the record has all")
         print(table_text(CAPTIONS[name], rows[:TOP] if name == "kernels" else rows, SHOWN[name], notes))
+    for name in (n for n in ("tree", "blocks", "classes") if results.get(n)):
+        notes = [note["note"] for note in said if note["table"] == name]
+        print(table_text(modules.CAPTIONS[name], results[name], modules.SHOWN[name], notes))
     _print_artifacts(record, folder)
 
 

@@ -211,7 +211,7 @@ class BackwardToo:
         _remember(thread, thread.open[-1][1] if thread.open else ())
 
     def region(self) -> tuple[str, bool]:
-        """Return the path of the compiled module that this thread runs, "" for the model; and whether it has a range."""
+        """Return the path of the compiled module that this thread runs ("" for the model), and if it has a range."""
         thread = self._thread
         for name in reversed([*(name for name, _ in thread.open), *thread.backward.now]):
             if name in self.regions:

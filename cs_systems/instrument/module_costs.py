@@ -76,7 +76,7 @@ def measured_cost(model: nn.Module, phases: Phases, *, kept: bool = True) -> Mea
             tracker.phase = name
             with annotate(name):
                 run()
-    flops = {key: sum(counts.values()) for key, counts in counter.flop_counts.items()}
+    flops: Flops = {key: sum(counts.values()) for key, counts in counter.flop_counts.items()}
     table = as_table(rows(model))
     kept_bytes = None if saved is None else _kept(saved.rows)
     for row in table:
@@ -168,18 +168,17 @@ def _recurrent_backward(sequence: Shape, *weights: Any, **_: Any) -> int:
     return 2 * _recurrent(sequence, *weights)
 
 
-_aten = torch.ops.aten
+_aten: Any = torch.ops.aten
+_counts: dict[str, Callable[..., int]] = {
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_grouped_mm": _grouped_mm,
+    "_cudnn_rnn": _recurrent,
+    "_cudnn_rnn_backward": _recurrent_backward,
+    "mkldnn_rnn_layer": _recurrent,
+    "mkldnn_rnn_layer_backward": _recurrent_backward,
+}
 # Operators that FlopCounterMode counts as 0 → their FLOPs from the shapes of their arguments.
 EXTRA: dict[Any, Callable[..., int]] = {
-    getattr(_aten, name): count
-    for name, count in {
-        "_scaled_dot_product_flash_attention_for_cpu": _attention,
-        "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
-        "_grouped_mm": _grouped_mm,
-        "_cudnn_rnn": _recurrent,
-        "_cudnn_rnn_backward": _recurrent_backward,
-        "mkldnn_rnn_layer": _recurrent,
-        "mkldnn_rnn_layer_backward": _recurrent_backward,
-    }.items()
-    if hasattr(_aten, name)
+    getattr(_aten, name): count for name, count in _counts.items() if hasattr(_aten, name)
 }

@@ -5,8 +5,8 @@ identity is the list's path and its index, so that encoder and decoder, towers a
 holds further lists of blocks is a stage, and its lists count instead. Numbered siblings (`down1`, `down2`) of one class
 count as a list too.
 
-What a module computes is decided by RULES, a table that a user can extend with `RULES.insert(0, Rule(…))`. The outermost
-computation inside a block wins: a norm, or an output layer, inside attention belongs to attention.
+What a module computes is decided by RULES, a table that a user can extend with `RULES.insert(0, Rule(…))`. The
+outermost computation inside a block wins: a norm, or an output layer, inside attention belongs to attention.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def _in_turns(classes: set[type], names: set[frozenset[str]], modules: Sequence[
 
 
 def _is_stage(module: nn.Module) -> bool:
-    """Return whether a repeated module only holds lists of blocks: no attention of its own, and most parameters there."""
+    """Return whether a repeated module only holds lists of blocks: most of its parameters, and all of its attention."""
     lists = [
         below
         for _, below in module.named_modules()
