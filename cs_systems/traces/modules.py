@@ -41,8 +41,8 @@ class Modules:
             if row["range"]:
                 self._by_range[row["range"]].append(row)
         # The own model's ranges have names with meanings: `attention`. Other models' ranges are paths.
-        self.are_paths = any(row["range"] == row["path"] for row in self.rows if "." in row["path"])
-        self.are_paths = self.are_paths or not any(meaning(name).layer for name in self._by_range)
+        named = [row for row in self.rows if row["path"] and row["range"]]
+        self.are_paths = all(row["range"] in (row["path"], f"{row['path']} (module)") for row in named)
 
     def is_module(self, name: str) -> bool:
         return name in self._by_range
