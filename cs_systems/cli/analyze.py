@@ -20,6 +20,7 @@ from cs_systems.cli._output import Format, check_outputs, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.rows import as_tables
+from cs_systems.report.tables import modules
 from cs_systems.report.tables.profile import CAPTIONS, LONG, SHOWN, has_something
 from cs_systems.traces.range_names import SPLITS
 
@@ -35,7 +36,9 @@ class Analyze:
     other: Annotated[
         Positional[MaybePath], optional("FILE2", "trace B, compared with FILE (A) by phase, family and layer")
     ] = None
-    table: Annotated[Names, arg(help=f"tables to show: {', '.join(SHOWN)}", help_behavior_hint="(default: all)")] = ()
+    table: Annotated[
+        Names, arg(help=f"tables to show: {', '.join((*SHOWN, *modules.SHOWN))}", help_behavior_hint="(default: all)")
+    ] = ()
     range: Annotated[
         MaybeText, optional("GLOB", "pattern of the ranges that mark one step each", "step, or ProfilerStep#*")
     ] = None
@@ -60,11 +63,11 @@ def run(args: Analyze) -> int:
 
 
 def _tables_of_trace(args: Analyze) -> str:
-    known = SPLITS if args.other else SHOWN
+    known = SPLITS if args.other else SHOWN | modules.SHOWN
     tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.other and args.top:
         refuse(["top"], "a comparison of two traces shows every row")
-    check_top(args.top, tables, LONG)
+    check_top(args.top, tables, (*LONG, *modules.LONG))
     if args.format == "html" and (args.other or args.table or args.top):
         raise ConfigError("--format html shows every table of one trace; leave out FILE2, --table and --top")
     return _text(args, tables)
@@ -99,22 +102,29 @@ def _counters(args: Analyze) -> str:
 
 
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
+    from cs_systems.traces import module_tables
     from cs_systems.traces.tables import NO_COSTS, TABLES, notes
 
     parts: list[Part] = []
-    made = {name: TABLES[name](profile, NO_COSTS) for name in tables}
+    made = {name: (TABLES | module_tables.TABLES)[name](profile, NO_COSTS) for name in tables}
     if not args.table:
-        made = {n: rows for n, rows in made.items() if has_something(n, rows) or (profile.trace.kernels and not rows)}
+        may_be_empty = TABLES if profile.trace.kernels else {}
+        made = {n: rows for n, rows in made.items() if has_something(n, rows) or (n in may_be_empty and not rows)}
+        if not profile.trace.kernels:
+            made = {n: rows for n, rows in made.items() if n in TABLES}
     for name, rows in made.items():
-        remarks = notes(name, profile, rows)
+        is_of_modules = name in module_tables.TABLES
+        remarks = module_tables.notes(name, profile, rows) if is_of_modules else notes(name, profile, rows)
+        if name == "layers" and (reason := module_tables.why_nothing(profile)):
+            remarks.append(reason)
         top = args.top or (len(rows) if args.format == "csv" else 10)
         if name == "kernels" and rows[top:]:
             rest = sum(row["share"] for row in rows[top:])
             remarks.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time; --top shows more")
-        if name in ("steps", "ranges") and rows[top:]:
+        if name in ("steps", "ranges", "modules") and rows[top:]:
             remarks.append(f"{len(rows) - top} more {name}; --top shows more")
-        rows = rows[:top] if name in LONG else rows
-        parts.append((CAPTIONS[name], rows, SHOWN[name], remarks))
+        rows = rows[:top] if name in (*LONG, *modules.LONG) else rows
+        parts.append(((CAPTIONS | modules.CAPTIONS)[name], rows, (SHOWN | modules.SHOWN)[name], remarks))
     return document_text(args.format, _heading(profile), parts, args.output)
 
 

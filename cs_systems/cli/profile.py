@@ -33,6 +33,7 @@ from cs_systems.config import ConfigError, describe
 from cs_systems.core.printable import command_line, visible
 from cs_systems.core.rows import OverheadRow, as_tables
 from cs_systems.record import RunRecord
+from cs_systems.report.tables import modules
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN
 
 PRINTED = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
@@ -126,6 +127,9 @@ def print_profile(record: RunRecord, folder: Path) -> None:
             rest = sum(row["share"] for row in rows[TOP:])
             notes.append(f"{len(rows) - TOP} more kernel(s) take {rest:.1%} of the time; the record has all")
         print(table_text(CAPTIONS[name], rows[:TOP] if name == "kernels" else rows, SHOWN[name], notes))
+    for name in (n for n in ("tree", "blocks", "classes") if as_tables(results).get(n)):
+        notes = [note["note"] for note in noted if note["table"] == name]
+        print(table_text(modules.CAPTIONS[name], as_tables(results)[name], modules.SHOWN[name], notes))
     _print_artifacts(record, folder)
 
 

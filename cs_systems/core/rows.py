@@ -712,6 +712,10 @@ class Results(TypedDict, total=False):
     normalization_range: list[NormalizationRangeRow]
     precision_error: list[PrecisionErrorRow]
     training_curve: list[TrainingCurveRow]
+    modules: Sequence[Row]  # of any model: path, class, block, part, parameters, FLOPs, bytes kept for backward
+    tree: Sequence[Row]  # the modules with their times, from a trace
+    blocks: Sequence[Row]
+    classes: Sequence[Row]
 
 
 def as_tables(results: Results) -> Tables:

@@ -93,10 +93,20 @@ _of_compiled_code = OpenLabel()
 def mark(*label: str) -> None:
     """Assign the kernels that this thread launches from now on to `label`.
 
-    Compiled code calls it between its kernels.
+    Compiled code calls it between its kernels. A name that begins with a dot is the path of a module below the compiled
+    one: the same code may run for several modules.
     """
     if _listener is not None:
+        if label and label[0].startswith("."):
+            label = _absolute(label, _listener)
         _of_compiled_code.switch(label, _listener)
+
+
+def _absolute(label: Label, ranges: Ranges) -> Label:
+    region, has_range = getattr(ranges, "region", lambda: ("", False))()
+    if label[0] == ".":  # the compiled module itself
+        return label[1:] if has_range or not region else (region, *label[1:])
+    return (f"{region}{label[0]}".removeprefix("."), *label[1:])
 
 
 def closing_marks(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,11 @@ kernel, `mark("block 3", "ffn")`, wherever the label changes; kernels, their ord
 kernel lists the operators that it was made of. Each operator lists the modules that called it and the `annotate` that
 was open; an operator of backward lists those of its forward operator.
 
+The ranges of BasicTransformerLM have names of its own. In any other model a mark has one range: the path of the
+innermost module, below the compiled one. The same code may run for several blocks that are compiled one by one, so
+`annotate.mark` completes the path while the code runs. Up to the first number a path counts as a layer:
+`encoder.layers.3`.
+
 A kernel that is fused over several layers belongs to the layer with most of its operators; on a tie, to the later one.
 The same rule gives the place within that layer. Views, and operators that depend on no input (a mask's indices), do not
 count: the compiler shares them between layers. A range inside names the fused layers. An operator without a module (a
@@ -15,8 +20,9 @@ Marks work in code that runs as Python: not in a CUDA graph, whose replay runs n
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -30,7 +36,7 @@ from torch._inductor.virtualized import V
 from torch.fx import Graph, GraphModule, Node
 
 from cs_systems.instrument.annotate import TRACED, Label, tracing_names
-from cs_systems.instrument.hooks import range_name
+from cs_systems.instrument.structure import WRAPPERS, is_own, range_name
 
 
 @contextmanager
@@ -131,6 +137,9 @@ class LabelledGraph:
 
     def __init__(self, graph: Graph) -> None:
         self.labels: dict[Node, Label] = {}
+        paths = {path for node in graph.nodes for path in _paths(node)}
+        label_of = _own_label if is_own(paths) else _path_label
+        self._layer_of = _first if is_own(paths) else _layer_in(paths)
         self._position: dict[Node, int] = {}
         self._shared: set[Node] = set()
         constant: set[Node] = set()
@@ -143,7 +152,7 @@ class LabelledGraph:
             self._position[node] = position
             known = [n for n in inputs if self.labels[n] and n not in constant]
             last = max(known, key=self._position.__getitem__, default=None)
-            self.labels[node] = _label(node) or (self.labels[last] if last is not None else ())
+            self.labels[node] = label_of(node) or (self.labels[last] if last is not None else ())
 
     def label(self, origins: Iterable[Node]) -> Label:
         """Return the label of a kernel of these operators, by the module's rule; () where none of them has a module."""
@@ -151,9 +160,9 @@ class LabelledGraph:
         labels = [self.labels[n] for n in nodes if n not in self._shared] or [self.labels[n] for n in nodes]
         if not labels:
             return ()
-        layers = dict.fromkeys(label[0] for label in labels)
-        layer = _most(label[0] for label in labels)
-        label = _most(label for label in labels if label[0] == layer)
+        layers = dict.fromkeys(map(self._layer_of, labels))
+        layer = _most(map(self._layer_of, labels))
+        label = _most(label for label in labels if self._layer_of(label) == layer)
         return label if len(layers) == 1 else (*label, f"fused ({' + '.join(layers)})")
 
 
@@ -164,10 +173,42 @@ def _most(values: Iterable[Any]) -> Any:
     return max(reversed(values), key=counts.__getitem__)
 
 
-def _label(node: Node) -> Label:
-    """Return the ranges around the operator, or its forward operator: of calling modules, then by `annotate`."""
+def _paths(node: Node) -> list[str]:
+    """Return the paths, below the compiled module, of the modules around the operator or its forward operator.
+
+    The outermost comes first.
+    """
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    # A module's path: L['self'].layers.0.attn
-    names = [range_name(path.partition(".")[2]) for path, _ in stack.values()]
-    names.append((node.meta.get("custom") or {}).get(TRACED))
-    return tuple(name for name in names if name)
+    return [_path(path) for path, _ in stack.values()]
+
+
+def _path(source: str) -> str:
+    """Return the path in dynamo's name of a module: `L['self'].layers.0.attn` or `L['self'].layers[0].attn`."""
+    words = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", source.partition("]")[2] if source.startswith("L[") else source)
+    return ".".join(w for w in words.split(".")[1:] if w not in WRAPPERS and w != "_modules")
+
+
+def _annotated(node: Node) -> Label:
+    name = (node.meta.get("custom") or {}).get(TRACED)
+    return (name,) if name else ()
+
+
+def _own_label(node: Node) -> Label:
+    """Return the ranges around the operator, or its forward operator: of calling modules, then by `annotate`."""
+    return (*(name for path in _paths(node) if (name := range_name(path))), *_annotated(node))
+
+
+def _path_label(node: Node) -> Label:
+    paths = _paths(node)
+    return (f".{paths[-1]}", *_annotated(node)) if paths else _annotated(node)
+
+
+def _first(label: Label) -> str:
+    return label[0]
+
+
+def _layer_in(paths: Iterable[str]) -> Callable[[Label], str]:
+    """Return a function from a label to its layer. Without a number in any path, the graph is that of one layer."""
+    if not any(re.search(r"(^|\.)\d+(\.|$)", path) for path in paths):
+        return lambda label: ""
+    return lambda label: re.sub(r"((^|\.)\d+)\..*", r"\1", label[0].removeprefix("."))

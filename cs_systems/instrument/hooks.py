@@ -12,9 +12,8 @@ graph. Its ranges are written into the code that is generated for it: see `compi
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 from typing import Any
@@ -27,53 +26,111 @@ from torch.utils.hooks import RemovableHandle
 
 from cs_systems.config import Phase
 from cs_systems.instrument.annotate import STEP, Label, OpenLabel, Ranges, listening
+from cs_systems.instrument.structure import WRAPPERS, range_names
 
-# Pattern of a module's path in the model → the name of its range.
-RANGES = {
-    r"token_embeddings": "embedding",
-    r"layers\.(\d+)": "block {}",
-    r"layers\.\d+\.ln\d": "norm",
-    r"layers\.\d+\.attn": "attention",
-    r"layers\.\d+\.attn\.[qkv]_proj": "projections",
-    r"layers\.\d+\.attn\.rope": "rope",
-    r"layers\.\d+\.attn\.output_proj": "output",
-    r"layers\.\d+\.ffn": "ffn",
-    r"ln_final": "final norm",
-    r"lm_head": "lm_head",
-}
 # These ranges surround forward and do not identify an operation of backward; `loss` does.
 _NOT_OF_BACKWARD = {STEP, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
+MOST_RANGES = 20_000  # modules of a model with a range; deeper ones belong to the module around them
 _ACCUMULATES = 1 << 63  # autograd numbers the nodes that accumulate a parameter's gradient above all others
-
-
-def range_name(path: str) -> str | None:
-    """Return the range of the module at `path`, None where it has none: `layers.3.attn` → `attention`."""
-    for pattern, name in RANGES.items():
-        if found := re.fullmatch(pattern, path):
-            return name.format(*found.groups())
-    return None
 
 
 class Annotations:
     """Handle of the hooks on a model; `remove` removes them."""
 
-    def __init__(self, handles: list[RemovableHandle]) -> None:
-        self._handles = handles
+    def __init__(self, handles: Sequence[RemovableHandle | _CompiledCall]) -> None:
+        self._handles = list(handles)
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
+    def __len__(self) -> int:
+        return len(self._handles)
 
-def annotate_model(model: nn.Module, ranges: Ranges) -> Annotations:
-    """Open and close a range around the forward of every module that RANGES names, also where it raises."""
-    handles = []
-    for path, module in model.named_modules():
-        if name := range_name(path):
-            handles.append(module.register_forward_pre_hook(_opens(ranges, name)))
-            handles.append(module.register_forward_hook(_closes(ranges), always_call=True))
+
+def annotate_model(
+    model: nn.Module, ranges: Ranges, depth: int | None = None, names: Mapping[str, str] | None = None
+) -> Annotations:
+    """Open and close a range around the forward of every module, also where it raises.
+
+    A range has the name that `structure.range_names` gives: the module's path, or the own model's vocabulary. Lists,
+    which are never called, and modules that return their input, have none. Inside a module under torch.compile, the
+    ranges are those of `compiled_ranges`.
+
+    depth: the number of words of the longest path with a range; None for as many as MOST_RANGES allows.
+    names: path → range, instead of those names, for every module; those inside a compiled one, too.
+    """
+    found = list(_boundaries(model, names is not None))
+    named: Mapping[str, str | None] = names or range_names([path for path, *_ in found], type(model).__name__)
+    if depth is None:
+        depth = _deepest([path for path, *_ in found if named[path]])
+    handles: list[RemovableHandle | _CompiledCall] = []
+    for path, module, is_compiled in found:
+        name = named[path]
+        if name is None or _depth(path) > depth:
+            continue
+        if is_compiled and isinstance(ranges, BackwardRanges):
+            ranges.regions[name] = path
+        if is_compiled and module._compiled_call_impl is not None:
+            handles.append(_CompiledCall(module, ranges, name))
+            continue
+        handles.append(module.register_forward_pre_hook(_opens(ranges, name)))
+        handles.append(module.register_forward_hook(_closes(ranges), always_call=True))
     return Annotations(handles)
+
+
+def _boundaries(model: nn.Module, into_compiled: bool) -> Iterator[tuple[str, nn.Module, bool]]:
+    """Yield (path, module, whether torch.compile takes it as one function) for the modules that get hooks."""
+    compiled: list[str] = []
+    done: set[str] = set()
+    for raw, module in model.named_modules():
+        path = ".".join(word for word in raw.split(".") if word not in WRAPPERS)
+        if any(path == root or path.startswith(f"{root}." if root else "") for root in compiled):
+            continue
+        is_compiled = module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+        if is_compiled and not into_compiled:
+            compiled.append(path)
+        if path not in done and not _does_nothing(module):
+            done.add(path)
+            yield path, module, is_compiled
+
+
+def _does_nothing(module: nn.Module) -> bool:
+    """Return whether a module launches no kernel of its own: a list, an identity, a dropout of nothing."""
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, nn.Identity)):
+        return True
+    return isinstance(module, torch.nn.modules.dropout._DropoutNd) and (module.p == 0 or not module.training)
+
+
+def _deepest(paths: Sequence[str]) -> int:
+    """Return the greatest depth to which there are at most MOST_RANGES modules, at least 1."""
+    depths = sorted(map(_depth, paths))
+    return max(1, depths[-1] if len(depths) <= MOST_RANGES else depths[MOST_RANGES] - 1) if depths else 1
+
+
+def _depth(path: str) -> int:
+    return path.count(".") + 1 if path else 0
+
+
+class _CompiledCall:
+    """Range around a module that `module.compile()` compiled: its hooks would be part of the compiled code."""
+
+    def __init__(self, module: nn.Module, ranges: Ranges, name: str) -> None:
+        self._module, self._before = module, module._compiled_call_impl
+        before: Any = module._compiled_call_impl
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            ranges.push(name)
+            try:
+                return before(*args, **kwargs)
+            finally:
+                ranges.pop()
+
+        module._compiled_call_impl = call
+
+    def remove(self) -> None:
+        self._module._compiled_call_impl = self._before
 
 
 def _opens(ranges: Ranges, name: str) -> Callable[..., None]:
@@ -85,13 +142,18 @@ def _closes(ranges: Ranges) -> Callable[..., None]:
 
 
 @contextmanager
-def annotated(ranges: Ranges, model: nn.Module | None = None) -> Iterator[None]:
-    """Send annotations inside to `ranges`, with a range for each of `model`'s modules that RANGES names.
+def annotated(
+    ranges: Ranges,
+    model: nn.Module | None = None,
+    depth: int | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Iterator[None]:
+    """Send annotations inside to `ranges`, with a range for each of `model`'s modules: see `annotate_model`.
 
     Backward opens the ranges of forward again.
     """
     reopening = BackwardRanges(ranges)
-    hooks = annotate_model(model, reopening) if model is not None else Annotations([])
+    hooks = annotate_model(model, reopening, depth, names) if model is not None else Annotations([])
     try:
         with listening(reopening):
             yield
@@ -123,6 +185,7 @@ class BackwardRanges:
 
     def __init__(self, ranges: Ranges) -> None:
         self._ranges = ranges
+        self.regions: dict[str, str] = {}  # range of a compiled module → the module's path
         self._thread = _OfThread()
         self._roots = BackwardRoots(self._attach, self._close)
 
@@ -146,6 +209,14 @@ class BackwardRanges:
             self._roots.__exit__(None, None, None)
         self._ranges.pop()
         _remember(thread, thread.open[-1][1] if thread.open else ())
+
+    def region(self) -> tuple[str, bool]:
+        """Return the path of the compiled module that this thread runs ("" for the model), and if it has a range."""
+        thread = self._thread
+        for name in reversed([*(name for name, _ in thread.open), *thread.backward.now]):
+            if name in self.regions:
+                return self.regions[name], True
+        return "", False
 
     def _attach(self, roots: Iterable[Node]) -> list[RemovableHandle]:
         """Hook the nodes at which the ranges change, in the order in which autograd will run them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Set
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
 
@@ -15,11 +15,13 @@ from cs_systems.formulas.cost import PhaseCost
 from cs_systems.profilers import Collected
 from cs_systems.record import RunRecord
 from cs_systems.traces.kernel_families import family
+from cs_systems.traces.modules import checked
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.read import read
 from cs_systems.traces.tables import ALL, Ceilings, Costs
 from cs_systems.traces.timeline import results as analysis_results
 from cs_systems.traces.timeline import view
+from cs_systems.traces.trace import Trace
 
 STEADY = 3  # the last steps of the warm-up that count as steady; the ones before them compile and allocate
 UNMARKED = (
@@ -43,7 +45,7 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
     cost: Results = {"overhead": overhead(record)}
     remedy = f"open {trace.name} in the profiler's own viewer"
     try:
-        seen = profile(read(trace))
+        seen = profile(_with_modules(read(trace), record))
     except ConfigError as error:
         return Collected(results=cost, warnings=(Caveat("no-tables", str(error), remedy),))
     results: Results = {**analysis_results(seen, costs_of(record, families_by_phase(seen))), **cost}
@@ -67,6 +69,12 @@ def tables(trace: Path, record: RunRecord, page: Path) -> Collected:
         meant = FUSED.format(seen.fused_share) if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED
         results["notes"].append({"table": "layers", "note": meant})
     return Collected(_page(page, seen, results, record), results)
+
+
+def _with_modules(trace: Trace, record: RunRecord) -> Trace:
+    """Return the trace with the modules of the record where it has none of its own."""
+    known = trace.modules or checked(as_tables(record.results).get("modules"))
+    return replace(trace, modules=known)
 
 
 def _page(file: Path, seen: Profile, results: Results, record: RunRecord) -> dict[str, Path]:
@@ -118,7 +126,9 @@ def costs_of(record: RunRecord, families: Mapping[str, Set[str]]) -> Costs:
     timed = record.measurement.timed if record.measurement else ()
     on_device = record.measurement is not None and record.measurement.clock == "cuda_event"
     event_s = median(sum(s.phases_s.values()) for s in timed) if timed and on_device else None
-    return Costs(by_phase, ceilings, event_s)
+    return Costs(
+        by_phase, ceilings, event_s, {row["path"]: row for row in as_tables(record.results).get("modules", ())}
+    )
 
 
 def _by_family(cost: PhaseCost, families: Set[str]) -> dict[str, PhaseCost]:

@@ -5,7 +5,8 @@ The trace holds autograd's sequence numbers too; the attribution of backward is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.profilers import Collected, ProfileLost, Profiler
 from cs_systems.profilers._tables import tables
-from cs_systems.record import RunRecord
+from cs_systems.record import Row, RunRecord
+from cs_systems.traces.modules import HEADER, packed
 
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
@@ -25,11 +27,16 @@ def trace_path(out: Path) -> Path:
 
 @contextmanager
 def record_trace(
-    out: Path, device: Device, ranges: AbstractContextManager[object], all_threads: bool = False
+    out: Path,
+    device: Device,
+    ranges: AbstractContextManager[object],
+    all_threads: bool = False,
+    modules: Sequence[Row] = (),
 ) -> Iterator[None]:
     """Record the host, and the device where there is one, inside of `ranges`; the trace is written on leaving.
 
     all_threads: also record host threads that neither autograd nor this thread started.
+    modules: the table `modules` of the model, for the trace's header.
     """
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile
@@ -37,6 +44,8 @@ def record_trace(
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
     how = _ExperimentalConfig(profile_all_threads=all_threads)
     with profile(activities=activities, experimental_config=how) as profiler, ranges:
+        if modules:
+            profiler.add_metadata_json(HEADER, json.dumps(packed(modules)))
         yield
     profiler.export_chrome_trace(str(trace_path(out)))
 
@@ -44,8 +53,10 @@ def record_trace(
 def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None]:
     from cs_systems.instrument.annotate import RecordFunctionRanges
     from cs_systems.instrument.hooks import annotated
+    from cs_systems.instrument.structure import as_table, rows
 
-    return record_trace(out, device, annotated(RecordFunctionRanges(), model))
+    modules = [] if model is None else as_table(rows(model))
+    return record_trace(out, device, annotated(RecordFunctionRanges(), model), modules=modules)
 
 
 def collect(out: Path, record: RunRecord) -> Collected:

@@ -6,6 +6,7 @@ does. The report is exported to SQLite, from which the tables are made. Options:
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sqlite3
@@ -22,6 +23,7 @@ from cs_systems.core.diagnostic import Diagnostic, diagnostic
 from cs_systems.profilers import Collected, ProfileLost, Profiler
 from cs_systems.profilers._tables import tables
 from cs_systems.record import RunRecord
+from cs_systems.traces.modules import beside
 from cs_systems.traces.nsys import EXPORT, PUSH_POP
 
 if TYPE_CHECKING:
@@ -121,12 +123,15 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
     from cs_systems.instrument.annotate import NvtxRanges
     from cs_systems.instrument.hooks import annotated
+    from cs_systems.instrument.structure import as_table, rows
     from cs_systems.workloads import Unavailable
 
     try:
         ranges = NvtxRanges()
     except ImportError:
         raise Unavailable("nsys without a GPU requires the package nvtx; pip install nvtx==0.2.11") from None
+    if model is not None:
+        beside(Path(f"{out}.sqlite")).write_text(json.dumps(as_table(rows(model))), encoding="utf-8")
     torch.cuda.profiler.start() if device.is_cuda else ranges.push(CAPTURE)
     try:
         with annotated(ranges, model):
@@ -149,7 +154,9 @@ def export(out: Path) -> tuple[Path, Path]:
 def collect(out: Path, record: RunRecord) -> Collected:
     report, database = export(out)
     found = tables(database, record, Path(f"{out}.page.html"))
-    return replace(found, artifacts={"nsys": report, "sqlite": database, **found.artifacts})
+    modules = beside(database)
+    files = {"nsys": report, "sqlite": database} | ({"modules": modules} if modules.is_file() else {})
+    return replace(found, artifacts=files | found.artifacts)
 
 
 PROFILER = Profiler(problem, launch, region, collect=collect)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats
 from cs_systems.core.caveats import REMEDIES, Caveat
+from cs_systems.core.rows import Ran
 from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
@@ -94,7 +96,7 @@ def success(
     )
     found = caveats.caveats(_of_computing(measurement), before, after, profiler=config.profiler)
     found = (*found, *_own_caveats(config, measurement, subject, set(seen), ended, mallocs))
-    ran = {**subject.ran(), **({"precision": precision} if precision else {})}
+    ran = cast(Ran, {**subject.ran(), **({"precision": precision} if precision else {})})
     return RunRecord(
         key=make_key(config, repeat, after),
         config=config.to_dict(),

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from cs_systems.core import caveats, plugins
 from cs_systems.core.rows import CostRow, MemoryRow, Ran, Results
 from cs_systems.formulas import peaks
 from cs_systems.formulas.cost import PhaseCost
+from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine import device as devices
 from cs_systems.machine import process_group
@@ -29,6 +30,7 @@ from cs_systems.runtime.plain_rows import check_phases, plain_row, plain_tables
 from cs_systems.runtime.process_state import ProcessState, seed_all
 from cs_systems.runtime.timing import measure
 from cs_systems.workloads import Unavailable, Workload, _foreign
+from cs_systems.workloads._module import ModuleStep
 
 Emit = Callable[[Message], object]
 # A resident workload that is visited again is compiled and allocated; one warm-up step restores caches and clocks.
@@ -252,11 +254,14 @@ def _own_peak_bytes(cell: _Cell, device: Device) -> int | None:
 def _region(
     workload: Workload, config: RunConfig, device: Device, out: Path | None
 ) -> Callable[[], AbstractContextManager[object]]:
-    """Return the factory of the profiler's context for the timed steps; hooks go on an uncompiled `model` only."""
+    """Return the factory of the profiler's context for the timed steps.
+
+    Hooks go on an uncompiled model, and on a user's own compiled one, whose code then names its modules.
+    """
     if config.profiler == "none":
         return nullcontext
     assert out is not None
-    model = getattr(workload, "model", None) if config.compile == "none" else None
+    model = getattr(workload, "model", None) if config.compile == "none" else getattr(workload, "compiled_model", None)
     return partial(plugins.get("profilers", config.profiler).region, out, device, model)
 
 
@@ -320,10 +325,25 @@ def _tables(cell: _Cell, device: Device) -> Results:
     """Return the tables of the record besides its samples: memory, cost, and the workload's own tables."""
     made: Any = getattr(cell.workload, "tables", dict)()
     own = cast(Results, plain_tables(made) if plugins.is_foreign(cell.config.workload) else made)
-    return {**own, **_cost_tables(cell, device)}
+    measured = _measured_cost(cell.workload)
+    tables = {**own, **_cost_tables(cell, device, measured.phases if measured else None)}
+    return cast(Results, {**tables, "modules": measured.modules} if measured else tables)
 
 
-def _cost_tables(cell: _Cell, device: Device) -> Results:
+def _measured_cost(workload: Workload | None) -> MeasuredCost | None:
+    """Run one more step of a user's own model and count its FLOPs; None where that is not possible."""
+    inner = getattr(workload, "inner", None)
+    if not isinstance(inner, ModuleStep) or inner.config.is_distributed:
+        return None
+    try:
+        inner.prepare()
+        return measured_cost(inner.model, inner.step())
+    except Exception as error:  # the measurement itself has succeeded
+        print(f"no FLOPs were counted: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return None
+
+
+def _cost_tables(cell: _Cell, device: Device, measured: Mapping[str, PhaseCost] | None = None) -> Results:
     assert cell.workload is not None
     memory: MemoryRow = {
         "predicted_peak_bytes": cell.predicted_peak_bytes,
@@ -331,7 +351,7 @@ def _cost_tables(cell: _Cell, device: Device) -> Results:
         "memory_limit_bytes": cell.config.memory_limit_bytes,
     }
     tables: Results = {"memory": [memory]}
-    if costs := cell.workload.cost():
+    if costs := cell.workload.cost() or measured:
         step = PhaseCost(*(_sum(getattr(c, name) for c in costs.values()) for name in _COSTS))
         tables["cost"] = [*(_cost_row(phase, c) for phase, c in costs.items()), _cost_row("step", step)]
     if peak := peaks.peak_flops(device.name, cell.config.computes_in):

@@ -15,7 +15,8 @@ OWN_TABLES = frozenset(
         *("memory_phases", "memory_ranges", "memory_ranges_of", "normalization", "normalization_range", "notes"),
         *("overhead", "overlap", "phases", "precision_error", "ran", "rank_memory", "ranges", "ranks"),
         *("residual_blocks", "residual_stream", "residuals", "sent", "setup", "steps", "streams"),
-        *("summation", "training_curve"),
+        *("summation", "training_curve", "modules", "tree", "blocks", "classes", "layers", "parts", "ratio"),
+        "autocast_contexts",
     }
 )
 MOST_ROWS, MOST_COLUMNS, LONGEST_TEXT = 100_000, 1_000, 10_000

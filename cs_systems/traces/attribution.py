@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cs_systems.config import Phase
+from cs_systems.traces.modules import Modules
 from cs_systems.traces.range_names import FUSED, UNATTRIBUTED, meaning, refined
 from cs_systems.traces.sequence_numbers import SequenceRoute
 from cs_systems.traces.trace import Categorical, Floats, Ints, Ranges, Timeline, Trace
@@ -31,6 +32,7 @@ class Place(NamedTuple):
     layer: str
     part: str | None
     fused: bool = False  # a compiler fused it with operators of other layers
+    module: str | None = None  # path of the innermost module, where the trace has a table of modules
 
 
 NOWHERE = Place(UNATTRIBUTED, UNATTRIBUTED, None)
@@ -40,7 +42,7 @@ NOTHING_OPEN: Timeline[str] = Timeline(np.empty(0), np.empty(0), ())
 def attribute(trace: Trace) -> Categorical[Place]:
     """Return a Place for each kernel of the trace, in order."""
     kernels = trace.kernels
-    found = places_at(trace.ranges, kernels.thread, kernels.launch_start_s)
+    found = places_at(trace.ranges, kernels.thread, kernels.launch_start_s, trace.modules)
     if not trace.ops:
         return found
     places = {place: n for n, place in enumerate(found.values)}
@@ -48,7 +50,7 @@ def attribute(trace: Trace) -> Categorical[Place]:
     return Categorical(list(places), found.codes)
 
 
-def places_at(ranges: Ranges, thread: Ints, time_s: Floats) -> Categorical[Place]:
+def places_at(ranges: Ranges, thread: Ints, time_s: Floats, modules: Modules | None = None) -> Categorical[Place]:
     """Return the Place of the call that each thread made at each time; NOWHERE where the time is unknown (NaN)."""
     lines, main = ranges.timelines, main_timeline(ranges)
     places = {NOWHERE: 0}
@@ -62,7 +64,7 @@ def places_at(ranges: Ranges, thread: Ints, time_s: Floats) -> Categorical[Place
         open_here, open_there = own.index(time_s[mine]), outer.index(time_s[mine])
         both, inverse = np.unique(open_here * len(outer.stacks) + open_there, return_inverse=True)
         found = (divmod(pair, len(outer.stacks)) for pair in both.tolist())
-        of_pair = [place_of(own.stacks[here], outer.stacks[there]) for here, there in found]
+        of_pair = [place_of(own.stacks[here], outer.stacks[there], modules) for here, there in found]
         codes[mine] = np.array([places.setdefault(place, len(places)) for place in of_pair])[inverse]
     return Categorical(list(places), codes)
 
@@ -74,8 +76,8 @@ def _layers_by_sequence(trace: Trace, places: dict[Place, int], codes: Ints) -> 
     which = np.flatnonzero(np.isin(codes, blind))
     for i, kernel in zip(which.tolist(), trace.kernels.rows(which), strict=True):
         if ranges := route.forward_ranges(kernel):
-            forward = place_of(ranges)
-            place = Place(Phase.BACKWARD.value, forward.layer, forward.part)
+            forward = place_of(ranges, modules=trace.modules)
+            place = Place(Phase.BACKWARD.value, forward.layer, forward.part, module=forward.module)
             codes[i] = places.setdefault(place, len(places))
 
 
@@ -92,7 +94,7 @@ def main_thread(ranges: Ranges) -> int | None:
 
 
 @functools.lru_cache(maxsize=65536)
-def place_of(own: tuple[str, ...], outer: tuple[str, ...] = ()) -> Place:
+def place_of(own: tuple[str, ...], outer: tuple[str, ...] = (), modules: Modules | None = None) -> Place:
     """Return the place that the names of open ranges mean.
 
     The outermost phase counts, and the innermost layer and part.
@@ -100,7 +102,10 @@ def place_of(own: tuple[str, ...], outer: tuple[str, ...] = ()) -> Place:
     Args:
         own: The ranges open on the launching thread, outermost first.
         outer: Those open on the main thread, where that is another thread.
+        modules: The modules of the model, whose ranges mean nothing but the module.
     """
+    if modules is not None:
+        return _place_in(modules, own, outer)
     inside = [meaning(name) for name in own]
     phases = [m.phase for m in (*(meaning(name) for name in outer), *inside) if m.phase]
     phase = phases[0] if phases else UNATTRIBUTED
@@ -112,3 +117,13 @@ def place_of(own: tuple[str, ...], outer: tuple[str, ...] = ()) -> Place:
     if layer is None and phase in (Phase.LOSS, Phase.OPTIMIZER):
         layer = phase
     return Place(phase, layer or UNATTRIBUTED, part, any(name.startswith(FUSED) for name in own))
+
+
+def _place_in(modules: Modules, own: tuple[str, ...], outer: tuple[str, ...]) -> Place:
+    phases = [phase for name in (*outer, *own) if not modules.is_module(name) and (phase := meaning(name).phase)]
+    phase = phases[0] if phases else UNATTRIBUTED
+    layer, part, module = modules.found(own)
+    if layer is None and phase in (Phase.LOSS, Phase.OPTIMIZER):
+        layer = phase
+    fused = any(name.startswith(FUSED) for name in own)
+    return Place(phase, layer or UNATTRIBUTED, part, fused, module)

@@ -59,7 +59,7 @@ def check(trace: Trace, places: Sequence[Place]) -> Agreement:
             continue
         duration = kernel.end_s - kernel.start_s
         checked, checked_s = checked + 1, checked_s + duration
-        layer = place_of(route.forward_ranges(kernel)).layer if backward else UNATTRIBUTED
+        layer = place_of(route.forward_ranges(kernel), modules=trace.modules).layer if backward else UNATTRIBUTED
         other_layer = UNATTRIBUTED not in (layer, place.layer) and layer != place.layer
         if backward != (place.phase == Phase.BACKWARD) or other_layer:
             wrong_s += duration

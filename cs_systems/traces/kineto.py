@@ -12,7 +12,7 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy as np
 from cs_systems.config import ConfigError
 from cs_systems.core.file_types import Unpacked, shown
 from cs_systems.traces.chrome_trace import Event, Text, events, header
+from cs_systems.traces.modules import HEADER, unpacked
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     NO_KERNELS,
@@ -61,13 +62,14 @@ def read(path: Path, process: int | None = None) -> Trace:
     with closing(Unpacked(path)) as file:
         try:
             text = Text(file, path)
-            devices = _devices(header(text))
+            before = header(text)
+            devices, modules = _devices(before), unpacked(before.get(HEADER))
             reader = _Reader(path)
             for some in events(text):
                 for event in some:
                     reader.take(event)
                 reader.refuse_too_many(file)
-            return reader.trace(devices, process)
+            return replace(reader.trace(devices, process), modules=modules)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ConfigError(f"{path} is truncated ({error}); copy it again, or record it again") from None
         except OverflowError:

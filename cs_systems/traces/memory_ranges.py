@@ -30,7 +30,7 @@ def memory_ranges(trace: Trace) -> list[MemoryRange]:
     in_use = np.cumsum(found.change_bytes)
     began = np.searchsorted(found.time_s, [step.start_s for step in steps])
     above = in_use - np.append(0, in_use)[began][number]
-    places = places_at(trace.ranges, found.thread, found.time_s)
+    places = places_at(trace.ranges, found.thread, found.time_s, trace.modules)
     pairs = Categorical.of((place.phase, place.layer) for place in places)
     rows: list[MemoryRange] = []
     for code in dict.fromkeys(pairs.codes[inside].tolist()):

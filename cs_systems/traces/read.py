@@ -9,6 +9,7 @@ from cs_systems.config import ConfigError
 from cs_systems.core.file_types import GZIP_MAGIC, SQLITE_MAGIC, refuse_other
 from cs_systems.traces import kineto, nsys
 from cs_systems.traces.folder import choice
+from cs_systems.traces.modules import read_beside
 from cs_systems.traces.range_names import TRACE_SUFFIXES
 from cs_systems.traces.trace import Trace
 
@@ -37,10 +38,10 @@ def read(path: Path, process: int | None = None) -> Trace:
     if not head:
         raise ConfigError(f"{path} is empty: the trace was never written; check the disk space and record again")
     if head.startswith(SQLITE_MAGIC):
-        return nsys.read(path, process)
+        return replace(nsys.read(path, process), modules=read_beside(path))
     if path.suffix == ".nsys-rep":
         with nsys.exported(path) as database:
-            return replace(nsys.read(database, process), source=str(path))
+            return replace(nsys.read(database, process), source=str(path), modules=read_beside(path))
     if head.startswith(GZIP_MAGIC) or head.lstrip()[:1] in (b"{", b"["):
         return kineto.read(path, process)
     raise ConfigError(

@@ -65,6 +65,7 @@ class Costs:
     by_phase: Mapping[tuple[str, str], PhaseCost] = field(default_factory=dict)
     ceilings: Ceilings | None = None
     event_s: float | None = None
+    modules: Mapping[str, Row] = field(default_factory=dict)
 
 
 NO_COSTS = Costs()
@@ -169,8 +170,13 @@ def layers(profile: Profile, costs: Costs = NO_COSTS) -> list[LayerRow]:
     """Return one row for each layer or named module, in the order of the model."""
     order = [form.split(" {}")[0] for form in (*_EMBEDDING_FIRST, UNATTRIBUTED)]
 
+    known = [row["layer"] for row in profile.trace.modules.rows] if profile.trace.modules else []
+    in_model = {name: number for number, name in enumerate(dict.fromkeys(known))}
+
     def position(name: str) -> tuple[int, int]:
         layer, _, number = name.rpartition(" ")
+        if profile.trace.modules is not None and profile.trace.modules.are_paths:
+            return (-1, in_model[name]) if name in in_model else (order.index(name), 0)
         return (order.index(layer), int(number)) if number.isdigit() else (order.index(name), 0)
 
     found = _by_phase(profile, lambda place: place.layer, position)
@@ -185,11 +191,16 @@ def parts(profile: Profile, costs: Costs = NO_COSTS) -> list[PartRow]:
 
     `attention` and `block` hold the time outside every named part.
     """
+    modules = profile.trace.modules
+    blocks = {row["block"] for row in modules.rows} if modules else set()
 
     def part(place: Place) -> str | None:
+        if modules is not None and modules.are_paths:
+            return (place.part or "block") if place.layer in blocks else None
         return place.part or ("block" if place.layer.startswith("block") else None)
 
-    order = [*PARTS, "block"]
+    others = sorted({p.part for p in profile.places.values if p.part} - {*PARTS})
+    order = [*PARTS, *others, "block"]
     found = _by_phase(profile, part, lambda name: (order.index(name), 0))
     return [{"part": name, **passes} for name, passes in found]
 
@@ -242,7 +253,11 @@ def attention(profile: Profile, costs: Costs = NO_COSTS) -> list[AttentionRow]:
         }
         for (phase, part, name), total in sums.items()
     ]
-    return sorted(rows, key=lambda row: (PHASES.index(row["phase"]), list(PARTS).index(row["part"]), -row["time_s"]))
+    return sorted(rows, key=lambda row: (PHASES.index(row["phase"]), _part_order(row["part"]), -row["time_s"]))
+
+
+def _part_order(name: str) -> int:
+    return list(PARTS).index(name) if name in PARTS else len(PARTS)
 
 
 def gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[GapRow]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypedDict, TypeVar, cast
 
-from cs_systems.core.rows import NoteRow, Results
+from cs_systems.core.rows import NoteRow, Results, Row
+from cs_systems.traces import module_tables
 from cs_systems.traces.attribution import Place, main_thread
 from cs_systems.traces.kernel_families import FAMILIES, family, short_name
 from cs_systems.traces.profile import Profile
 from cs_systems.traces.range_names import UNATTRIBUTED, meaning
 from cs_systems.traces.tables import NO_COSTS, TABLES, Costs, extent, notes
-from cs_systems.traces.trace import Call, Copy, Function, Kernel, Range, Step, steps_of
+from cs_systems.traces.trace import Call, Copy, Function, Kernel, Range, Step, Trace, steps_of
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -177,11 +178,15 @@ def view(profile: Profile) -> View:
             "registers": [function.registers for function in functions],
             "shared_bytes": [function.shared_bytes for function in functions],
         },
-        "places": {field: [getattr(place, field) for place in places] for field in Place._fields},
+        "places": {
+            field: [getattr(place, field) for place in places]
+            for field in Place._fields
+            if field != "module" or trace.modules is not None
+        },
         "ranges": {
             "name": list(ranges),
-            "phase": [meaning(name).phase for name in ranges],
-            "layer": [meaning(name).layer for name in ranges],
+            "phase": [None if _is_module(trace, name) else meaning(name).phase for name in ranges],
+            "layer": [_layer(trace, name) for name in ranges],
         },
         "streams": streams,
         "copies": _copies(own.copies, ns),
@@ -193,11 +198,30 @@ def view(profile: Profile) -> View:
     }
 
 
+def _is_module(trace: Trace, name: str) -> bool:
+    return trace.modules is not None and trace.modules.are_paths and trace.modules.is_module(name)
+
+
+def _layer(trace: Trace, name: str) -> str | None:
+    if trace.modules is not None and _is_module(trace, name):
+        return trace.modules.found((name,)).layer
+    return meaning(name).layer
+
+
 def results(profile: Profile, costs: Costs = NO_COSTS) -> Results:
     """Return every table by name, and `notes`."""
-    rows = {name: table(profile, costs) for name, table in TABLES.items()}
+    rows: dict[str, Sequence[Row]] = {name: table(profile, costs) for name, table in TABLES.items()}
+    if profile.trace.modules is not None:
+        rows |= {name: table(profile, costs) for name, table in module_tables.TABLES.items()}
     all_notes: list[NoteRow] = [{"table": None, "note": note} for note in profile.notes]
     all_notes += [{"table": name, "note": note} for name in TABLES for note in notes(name, profile, rows[name])]
+    if reason := module_tables.why_nothing(profile):
+        all_notes.append({"table": "layers", "note": reason})
+    all_notes += [
+        {"table": name, "note": note}
+        for name in module_tables.TABLES.keys() & rows.keys()
+        for note in module_tables.notes(name, profile, rows[name])
+    ]
     return cast(Results, rows | {"notes": all_notes})
 
 

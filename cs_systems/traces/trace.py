@@ -18,6 +18,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from cs_systems.traces.modules import Modules
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -274,7 +276,8 @@ class Op(NamedTuple):
 class Trace:
     """Contents of a trace of one process.
 
-    `limitations` lists in words what the file lacks; `ops` and `allocations` are None where the profiler records none.
+    `limitations` lists in words what the file lacks; `ops` and `allocations` are None where the profiler records none,
+    `modules` where the recorder wrote none.
     """
 
     source: str
@@ -288,6 +291,7 @@ class Trace:
     ops: list[Op] | None
     limitations: tuple[str, ...]
     allocations: Allocations | None = None
+    modules: Modules | None = None
 
 
 class Timeline(Generic[T]):

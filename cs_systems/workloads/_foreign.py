@@ -34,6 +34,7 @@ class ForeignWorkload:
     def __init__(self, config: RunConfig, inner: Workload, read: set[str], applied: Collection[str] = ()) -> None:
         self.config, self.inner, self._read, self._applied = config, inner, read, frozenset(applied)
         self._is_checked = False
+        self.compiled_model = inner.run_model if isinstance(inner, ModuleStep) else None
         for name in ("model", "judged_phase", "hides_launches"):  # optional attributes of a workload
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))

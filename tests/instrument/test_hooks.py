@@ -18,7 +18,8 @@ from torch.autograd.graph import Node
 
 from cs_systems.config import PRESETS, Phase
 from cs_systems.instrument.annotate import RecordFunctionRanges, annotate
-from cs_systems.instrument.hooks import BackwardRanges, annotate_model, annotated, range_name
+from cs_systems.instrument.hooks import BackwardRanges, annotate_model, annotated
+from cs_systems.instrument.structure import range_name
 from cs_systems.model import BasicTransformerLM
 from cs_systems.training.losses import cross_entropy
 

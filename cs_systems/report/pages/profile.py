@@ -14,6 +14,7 @@ from cs_systems.core import units
 from cs_systems.core.printable import plain
 from cs_systems.core.rows import Row, Tables
 from cs_systems.report.pages import _templates
+from cs_systems.report.tables import modules
 from cs_systems.report.tables.columns import UNKNOWN
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN, has_something, says_something
 from cs_systems.report.tables.rows import table_of
@@ -40,7 +41,7 @@ def render(view: View, results: Tables, title: str) -> str:
         "notes": [*_limits(view["step"]), *(note["note"] for note in notes if note["table"] is None)],
         "sections": [
             _section(name, results[name], [note["note"] for note in notes if note["table"] == name], short)
-            for name in SHOWN
+            for name in (*SHOWN, *modules.SHOWN)
             if has_something(name, results.get(name, ()))
         ],
     }
@@ -100,9 +101,9 @@ def _overhead(results: Tables) -> list[tuple[str, str]]:
 
 
 def _section(name: str, rows: Sequence[Row], notes: Sequence[str], short: Mapping[str, str]) -> _templates.Section:
-    shown = {column: title for column, title in SHOWN[name].items() if says_something(column, rows)}
+    shown = {column: title for column, title in (SHOWN | modules.SHOWN)[name].items() if says_something(column, rows)}
     table = table_of([{column: row[column] for column in shown} for row in rows], titles=shown)
-    caption = CAPTIONS[name]
+    caption = (CAPTIONS | modules.CAPTIONS)[name]
     return _templates.Section(caption[0].upper() + caption[1:], f"table-{name}", _shortened(table, short), notes)
 
 
