@@ -291,8 +291,10 @@ def grid(base: RunConfig | None = None, **axes: Sequence[Any]) -> list[RunConfig
     model_fields = {f.name for f in dataclasses.fields(ModelConfig)} - {"name"}
     shape_fields = {f.name for f in dataclasses.fields(AttentionShape)}
     run_fields = {f.name for f in dataclasses.fields(RunConfig)}
-    for axis in axes:
+    for axis, values in axes.items():
         one_of("axis", axis, sorted(run_fields | model_fields | shape_fields | {"size"}))
+        if isinstance(values, str):
+            raise ConfigError(f"{axis} is {values!r}; give a list of values, such as {axis}=[{values!r}]")
     cells = []
     for values in itertools.product(*axes.values()):
         cell = dict(zip(axes, values, strict=True))

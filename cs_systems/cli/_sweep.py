@@ -47,6 +47,8 @@ def run_and_report(
     width = terminal_width()
     print(render(records, width=width, color=width is not None))
     print(visible(f"records: {records_path(folder)}"))
+    if any(record.status == "error" for record in records) and (folder / "worker.log").exists():
+        print(visible(f"errors:  {folder / 'worker.log'} has their tracebacks"))
     page = folder / "report.html"
     print(f"report:  {command_line('cs-systems', 'report', folder, '--format', 'html', '--output', page)}")
     return exit_status(asked_for(records, options.of_part(configs)))

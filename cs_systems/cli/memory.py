@@ -43,7 +43,7 @@ class Memory:
     cells: ModelCells = field(default_factory=ModelCells)
     steps: Steps = field(default_factory=lambda: Steps(warmup=0, steps=2))
     sweep: Sweep = field(default_factory=Sweep)
-    of: Workloads = field(default_factory=Workloads)
+    step: Workloads = field(default_factory=Workloads)
     snapshot: Annotated[bool, flag("also write a CUDA memory snapshot of the steps after --warmup")] = False
     residuals: Annotated[
         bool, flag("also list the tensors that forward keeps for backward, by block and operation")
@@ -78,7 +78,7 @@ def run(args: Memory) -> int:
     _check_used(args)
     if args.show is not None:
         return _show(args.show)
-    configs = args.cells.configs(args.steps.base(), args.of)
+    configs = args.cells.configs(args.steps.base(), args.step)
     if args.fits is not None:
         return _print_fits(configs, parse_bytes(args.fits))
     if args.best_checkpoint != (args.budget is not None):

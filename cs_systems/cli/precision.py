@@ -130,7 +130,7 @@ def run(args: PrecisionOptions) -> int:
 def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
     """Raise ConfigError for options that the chosen tables would ignore."""
     plain = PrecisionOptions()
-    if args.model != plain.model and "dtypes" not in tables:
+    if "model" in given(args) and "dtypes" not in tables:
         instead = "drop --model" if tables else f"use --size {' '.join(args.model)} for timings"
         raise ConfigError(f"--model requires --dtypes; add --dtypes, or {instead}")
     if tables and args.size != plain.size:

@@ -49,7 +49,7 @@ class Profile:
     cells: ModelCells = field(default_factory=ModelCells)
     steps: Steps = field(default_factory=lambda: Steps(steps=3))
     sweep: Sweep = field(default_factory=Sweep)
-    of: Workloads = field(default_factory=Workloads)
+    step: Workloads = field(default_factory=Workloads)
     show_command: Annotated[bool, flag("print the shell commands that profile the cells, and run nothing")] = False
     nsys_arg: Annotated[
         Repeated, optional("OPTION", "additional option of nsys profile: --nsys-arg=--gpu-metrics-device=0")
@@ -69,7 +69,7 @@ def run(args: Profile) -> int:
     options = _options(args)
     configs = [
         replace(config, profiler=args.with_, profiler_args=options)
-        for config in args.cells.configs(args.steps.base(), args.of)
+        for config in args.cells.configs(args.steps.base(), args.step)
     ]
     if args.show_command:
         refuse(

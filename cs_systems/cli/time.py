@@ -13,7 +13,7 @@ class Time:
     cells: ModelCells = field(default_factory=ModelCells)
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
-    of: Workloads = field(default_factory=Workloads)
+    step: Workloads = field(default_factory=Workloads)
     warmup_study: Annotated[bool, flag("print every step, warm-up included, with the causes of slow ones")] = False
 
 
@@ -23,6 +23,6 @@ ARGS = Time
 def run(args: Time) -> int:
     from cs_systems.cli._sweep import print_warmup, run_and_report
 
-    configs = args.cells.configs(args.steps.base(), args.of)
+    configs = args.cells.configs(args.steps.base(), args.step)
     show = print_warmup if args.warmup_study else None
     return run_and_report(configs, args.sweep, "time", args.steps.seed, show)

@@ -53,7 +53,7 @@ def check(package: str, name: str) -> str:
     if source.endswith(".py") and not Path(source).is_file():
         raise ConfigError(f"file {source!r} (from {name!r}) does not exist; correct the path")
     package = source.partition(".")[0]
-    if not source.endswith(".py") and not _source_file(source) and not importlib.util.find_spec(package):
+    if not source.endswith(".py") and not source_file(source) and not importlib.util.find_spec(package):
         raise ConfigError(f"module {source!r} (from {name!r}) was not found; set PYTHONPATH to its folder")
     return name
 
@@ -105,7 +105,7 @@ def provenance(name: str) -> dict[str, str] | None:
     if not is_foreign(name):
         return None
     source, _, _ = name.rpartition(":")
-    path = _source_file(source)
+    path = source_file(source)
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
     return {"name": name, "path": source, "sha256": digest}
 
@@ -140,7 +140,7 @@ def _built_in(package: str, name: str) -> Path:
     return file if (file := folder / f"{name}.py").is_file() else folder / name / "__init__.py"
 
 
-def _source_file(source: str) -> Path | None:
+def source_file(source: str) -> Path | None:
     """Return the file of `path.py` or `package.module` without importing anything; None if there is none."""
     if source.endswith(".py"):
         return path if (path := Path(source)).is_file() else None

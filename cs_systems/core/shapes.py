@@ -35,7 +35,9 @@ class ModelConfig:
             raise ConfigError(f"rope_theta is {self.rope_theta}; it must be above 0")
         if self.d_model % self.num_heads:
             fitting = sorted(_divisors(self.d_model // 2, self.num_heads)[:3]) if self.d_model % 2 == 0 else []
-            among = f"num_heads among {', '.join(map(str, fitting))}" if fitting else "an even d_model"
+            among = (
+                f"num_heads among {', '.join(map(str, fitting))}" if fitting else f"a multiple of {2 * self.num_heads}"
+            )
             raise ConfigError(f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}; choose {among}")
         if self.d_head % 2:
             raise ConfigError(f"d_head {self.d_head} is odd; rotary embeddings need an even d_model / num_heads")

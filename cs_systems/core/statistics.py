@@ -205,8 +205,8 @@ def ratio_interval(
         noise = f"processes and {noise}"
     else:
         unseen = (
-            f"the variance between processes: one process a side; {max(a.between_sd, b.between_sd):.2%} is assumed; "
-            "measure with --repeats 3"
+            "the variance between processes, because a run used one process; "
+            f"{max(a.between_sd, b.between_sd):.2%} is assumed; measure it with --repeats 3"
         )
     if not (a.dof and b.dof):
         unseen = "the noise: one sample in one process; raise --steps"

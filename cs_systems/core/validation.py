@@ -69,7 +69,7 @@ def settings(words: Iterable[str]) -> dict[str, Any]:
     for word in words:
         name, equals, text = word.partition("=")
         if not (name and equals and text):
-            raise ConfigError(f"{word!r} is not of the form name=value; write for example max_ctas=16")
+            raise ConfigError(f"{word!r} is not of the form name=value; write it like size=16")
         if name in found:
             raise ConfigError(f"{name} is set twice; set it once")
         try:

@@ -82,5 +82,5 @@ def require_tp_degree(tp_degree: int | None, splits: Collection[str]) -> None:
     """Raise ConfigError for two dimensions of ranks without `tp_degree`, which alone gives their sizes."""
     if tp_degree is None and {"batch", "features"} <= set(splits):
         raise ConfigError(
-            "tp with another strategy requires tp_degree; set it to the number of ranks that divide each block"
+            "tp with another strategy requires tp_degree; set it to the number of ranks that share one block"
         )

@@ -58,7 +58,7 @@ def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
     """
     if not kernel and not range:
         raise ConfigError(
-            "--with ncu requires --kernel REGEX or --range NAME, for ncu runs each counted kernel several times; "
+            "--with ncu requires --kernel REGEX or --range NAME, because ncu runs each counted kernel several times; "
             "list the kernels with cs-systems profile --with kineto"
         )
     options = [f"--kernel-name=regex:{kernel}"] if kernel else []

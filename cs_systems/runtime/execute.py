@@ -387,6 +387,7 @@ def _sum(values: Iterable[int | None]) -> int | None:
 def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
     status, reason = _classify(error)
     if status == "error":
+        reason += _place(error, cell.config)
         with suppress(OSError, ValueError, AttributeError):  # standard error may be closed
             traceback.print_exception(error, file=sys.stderr)
     lost = status == "error" and devices.is_poisoned(error)  # the device may answer nothing after that
@@ -407,6 +408,13 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
         environment=surroundings,
         results={"memory": [memory]} if status == "oom" else {},
     )
+
+
+def _place(error: Exception, config: RunConfig) -> str:
+    """Return the innermost line of the user's own code in the traceback, as " (mine.py:21)"; empty if there is none."""
+    files = {path.resolve() for source in config.sources if (path := plugins.source_file(source))}
+    found = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).resolve() in files]
+    return f" ({Path(found[-1].filename).name}:{found[-1].lineno})" if found else ""
 
 
 def _classify(error: Exception) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -120,15 +121,24 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
         return from_result(made, config, device, set())
     if not plugins.takes(made, config, device, **own):
         if isinstance(made, type) or not plugins.takes(made, **own):
-            words = " with --set " + " ".join(config.workload_args) if own else ""
-            raise ConfigError(
-                f"{name}{plugins.signature(made)} cannot be called{words}; write a factory (config, device), or a step"
-            )
+            raise ConfigError(_cannot_call(name, made, own))
         if own:
             return from_result(made(**own), config, device, set())
         return ForeignWorkload(config, _FirstCall(made), set())
     watched, read = observed(config)
     return from_result(made(watched, device, **own), config, device, read)
+
+
+def _cannot_call(name: str, made: Any, own: Mapping[str, Any]) -> str:
+    """Return why a factory or step cannot be called with the arguments of --set, and what to do."""
+    written = f"{name}{plugins.signature(made)}"
+    parameters = inspect.signature(made).parameters
+    if unknown := [argument for argument in own if argument not in parameters]:
+        return f"{written} has no argument {unknown[0]!r}; leave it out of --set"
+    missing = [p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if missing := [argument for argument in missing if argument not in own]:
+        return f"{written} requires {missing[0]}; give it with --set {missing[0]}=VALUE"
+    return f"{written} cannot be called; write a factory (config, device), or a step"
 
 
 class _FirstCall(CallableWorkload):

@@ -130,7 +130,7 @@ class ModuleStep(Training):
                 self._iterator = None
             else:
                 return
-        raise ConfigError("batches gave no batch; a generator ends after one pass: give a list or a DataLoader")
+        raise ConfigError("batches is empty, or a generator that has ended; give a list or a DataLoader")
 
     def _forward(self) -> None:
         keep_graph = self.config.keep_graph or self.config.mode is not Mode.FORWARD

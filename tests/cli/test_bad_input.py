@@ -56,7 +56,7 @@ MALFORMED = {
     "parallel --world-size 0": "world_size is 0; it must be at least 1",
     "parallel --bucket-size-mb large --strategy ddp_bucketed": "--bucket-size-mb must be a number of MiB, got 'large'",
     "parallel --bucket-size-mb 0 --strategy ddp_bucketed": "bucket_size_mb is 0.0; it must be above 0",
-    "parallel --strategy torch_ddp:view": "'view' is not of the form name=value; write for example max_ctas=16",
+    "parallel --strategy torch_ddp:view": "'view' is not of the form name=value; write it like size=16",
     "parallel --strategy torch_ddp:view=true": "torch_ddp has no option 'view'; its options: bucket_size_mb, ",
     "parallel --strategy ddp_bucketed:bucket_size_mb=1": "bucket_size_mb is not a strategy option; use --bucket",
     "parallel --strategy ddp_bucketed:last_bucket_mb=0": "last_bucket_mb is 0; it must be a number above 0",

@@ -128,7 +128,10 @@ def test_pairs_of_options_are_applied_or_refused(command: str, capsys: pytest.Ca
         ("analyze x --table phases --top 3", "--top only cuts the tables kernels, steps, ranges, not phases"),
         ("snapshot x --table composition --top 3", "--top only cuts the tables top, timeline, segments, alive, not"),
         ("snapshot x y --size=", "a comparison of two snapshots does not name tensors; leave out --size"),
-        ("time --size tiny --d-model 63 --num-heads 10", "63 is not divisible by num_heads 10; choose an even d_model"),
+        (
+            "time --size tiny --d-model 63 --num-heads 10",
+            "63 is not divisible by num_heads 10; choose a multiple of 20",
+        ),
         (f"time --d-model {10**18} --num-heads 3", "choose num_heads among 1, 2, 4"),
         (f"attention --heads {3 * 10**17} --heads-kv 7", "choose heads_kv among 2, 3, 4, 5, 6, 8, 10, 12"),
         ("time --num-layers 99999", "num_layers is 99999; it must be at most 10,000"),

@@ -63,7 +63,7 @@ def test_verdict_matches_planted_difference(factor: float, verdict: str, repeats
     (row,) = compare(a, b).rows
     assert row["verdict"] == verdict
     assert row["ratio_low"] < factor < row["ratio_high"]
-    assert ("one process a side" in (row["unseen"] or "")) == (repeats == 1)
+    assert ("a run used one process" in (row["unseen"] or "")) == (repeats == 1)
 
 
 def test_cell_label_omits_compared_fields() -> None:

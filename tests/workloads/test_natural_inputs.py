@@ -86,6 +86,7 @@ def instance(config, device):
     model = Classifier()
     return {"model": model, "batch": {"x": x, "labels": labels}, "optimizer": CountingSGD(model.parameters())}
 def sized(config, device, *, width=2, bias=True): return nn.Linear(4, width, bias=bias), x
+def needs_width(config, device, *, width): return nn.Linear(4, width), x
 def unknown_part(config, device): return {"model": Classifier(), "data": x}
 def no_key_fits(config, device): return Classifier(), {"pixels": x}
 def no_loss(config, device): return Classifier(), {"x": x}
@@ -156,7 +157,11 @@ def test_arguments_reach_the_factory(measure: Measure) -> None:
     record = measure("sized", workload_args=("width=7", "bias=false"))
     assert record.results["ran"][0]["parameters"] == 28
     unknown = measure("sized", workload_args=("depth=7",))
-    assert "(config, device, *, width=2, bias=True) cannot be called with --set depth=7" in (unknown.reason or "")
+    assert "(config, device, *, width=2, bias=True) has no argument 'depth'; leave it out of" in (unknown.reason or "")
+    missing = measure("needs_width")
+    assert "needs_width(config, device, *, width) requires width; give it with --set width=VALUE" in (
+        missing.reason or ""
+    )
 
 
 def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
@@ -172,7 +177,7 @@ def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
         ("no_key_fits", "Classifier.forward takes x, mask, labels, and the batch has pixels; rename its keys, or give"),
         ("no_loss", "the model returned Output without a loss; put the labels into the batch, or give a loss function"),
         ("vector_loss", "the loss function returned a tensor of shape (2,); return a scalar tensor"),
-        ("ended", "batches gave no batch; a generator ends after one pass: give a list or a DataLoader"),
+        ("ended", "batches is empty, or a generator that has ended; give a list or a DataLoader"),
         ("both", "give one of batch (used in every step) and batches (used in turn)"),
         ("others_optimizer", "the optimizer holds parameters that are not the model's; make it from the same model"),
     ],
