@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from cs_systems.config import ConfigError, RunConfig
+from cs_systems.config import ConfigError, Mode, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.validation import settings
 from cs_systems.machine.device import Device
@@ -63,8 +63,11 @@ class ForeignWorkload:
     def _ignored(self) -> Iterable[str]:
         """Yield the fields that differ from their defaults and have no effect."""
         config, default, used = self.config, RunConfig(), self.used
+        checked = {"precision"} if config.profiler == "dtypes" else set()  # held against the dtypes that ran
+        if config.shape is not None and config.mode is Mode.FORWARD_BACKWARD:
+            checked |= {"mode"}  # a call of attention has no training step: this is its whole
         for name in _STEP_FIELDS:
-            if getattr(config, name) != getattr(default, name) and name not in used:
+            if getattr(config, name) != getattr(default, name) and name not in used | checked:
                 yield name
         for name in config.model.changed():
             if f"model.{name}" not in used:

@@ -1,4 +1,4 @@
-"""What MkDocs' hooks make of a page: options from the parsers, and links that end in the repository."""
+"""Hooks of MkDocs on a page: options from the parsers, and links that end in the repository."""
 
 import re
 import sys

@@ -35,13 +35,13 @@ def test_norm_saves_input_and_normalised_input() -> None:
     with saved_tensors(norm) as found:
         norm(x).sum().backward()
     kept = [row for row in found.rows if row.parameter is None and not row.again]
-    assert [(row["operation"], row["shape"]) for row in kept] == [
+    assert [(row.operation, row.shape) for row in kept] == [
         ("PowBackward0", [4, 8, 32]),  # x
         ("RsqrtBackward0", [4, 8, 1]),
         ("MulBackward0", [4, 8, 32]),  # x / rms
     ]
     assert [row.parameter for row in found.rows if row.parameter] == ["weight"]
-    assert sum(row["bytes"] for row in kept) == 2 * 4 * 8 * 32 * 4 + 4 * 8 * 4
+    assert sum(row.bytes for row in kept) == 2 * 4 * 8 * 32 * 4 + 4 * 8 * 4
 
 
 def kept_by_the_model(precision: str, steps: int = 1) -> tuple[list[dict[str, object]], RunConfig]:
@@ -71,8 +71,8 @@ def test_bytes_kept_by_blocks_match_the_formula(precision: str) -> None:
 def test_only_first_step_is_listed_with_named_operations() -> None:
     once, _ = kept_by_the_model("fp32")
     assert kept_by_the_model("fp32", steps=2)[0] == once
-    assert all(str(row["operation"]).endswith("Backward0") for row in once)
-    assert {"layers.1.ffn.w2", "layers.0.attn", "lm_head", "token_embeddings"} <= {row["module"] for row in once}
+    assert all(str(row.operation).endswith("Backward0") for row in once)
+    assert {"layers.1.ffn.w2", "layers.0.attn", "lm_head", "token_embeddings"} <= {row.module for row in once}
 
 
 def test_equal_blocks_are_summed_and_shares_add_up() -> None:

@@ -56,9 +56,9 @@ def test_disturbing_step_fails_no_other_cell(
 ) -> None:
     monkeypatch.setenv("TEST_FILE", str(tmp_path / "file"))
     before = descendants(os.getpid())
-    cells = [cell("ReportsState", seed=99)]
+    cells = [cell("ReportsState", steps=1)]
     for number, name in enumerate(expected):
-        cells += [cell(name), cell("ReportsState", seed=number)]
+        cells += [cell(name), cell("ReportsState", steps=2 + number)]
     records = list(sweep(cells, out=tmp_path / "run", timeout_s=20))
     first, disturbing, others = records[0], records[1::2], records[2::2]
     for record, (name, (status, reason)) in zip(disturbing, expected.items(), strict=True):
@@ -82,7 +82,7 @@ def state(record: RunRecord) -> dict[str, object]:
 
 def test_restorable_state_needs_no_new_worker() -> None:
     first, changing, second = sweep(
-        [cell("ReportsState"), cell("changes_restorable_state"), cell("ReportsState", seed=1)]
+        [cell("ReportsState"), cell("changes_restorable_state"), cell("ReportsState", steps=3)]
     )
     assert changing.status == "ok"
     assert first.results["ran"][0]["pid"] == second.results["ran"][0]["pid"]
@@ -110,7 +110,7 @@ def test_import_side_effects_reach_only_cells_of_that_code(tmp_path: Path) -> No
         "import torch\ntorch.set_default_dtype(torch.float64)\n"
         f"exec(open({str(WORKLOADS)!r}).read().replace('from __future__ import annotations', ''))\n"
     )
-    changed = [replace(TINY, workload=f"{changing}:ReportsState", seed=seed) for seed in (0, 1)]
+    changed = [replace(TINY, workload=f"{changing}:ReportsState", steps=steps) for steps in (1, 2)]
     records = list(sweep([*changed, cell("ReportsState")]))
     assert [r.status for r in records] == ["ok"] * 3
     assert [r.results["ran"][0]["dtype"] for r in records] == ["torch.float64", "torch.float64", "torch.float32"]

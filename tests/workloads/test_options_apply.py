@@ -132,12 +132,13 @@ def test_seed_applies_to_any_factory(measure: Measure) -> None:
 def test_checkpoint_recomputes_the_blocks_of_any_model(measure: Measure, tmp_path: Path) -> None:
     from cs_systems.core import plugins
 
-    for plan, calls in (("none", 2), ("every:1", 4), ("blocks:0", 4)):
+    # Two timed steps, and one that counts FLOPs.
+    for plan, calls in (("none", 3), ("every:1", 6), ("blocks:0", 6)):
         record = measure("module", checkpoint=plan)
         assert record.status == "ok", record.reason
         built = plugins.get("workloads", f"{tmp_path / 'own.py'}:built")
         assert built[-1].layers[0].calls == calls
-        assert built[-1].layers[2].calls == (4 if plan == "every:1" else 2)
+        assert built[-1].layers[2].calls == (6 if plan == "every:1" else 3)
 
 
 @pytest.mark.parametrize(
