@@ -41,7 +41,7 @@ ON_TWO = (  # what is left out of the first are variants of its rows
 BENCHMARK = "scripts/benchmarks/attention_peers.py"
 INTRODUCTION = f"""\
 A training step of each preset on one H200, at batch 4 and context {CONTEXT}, with naive attention, in medians; the
-other contexts, every sample and what they say are in [profiles/{STUDY}](profiles/{STUDY}/table.md).
+other contexts, all samples and the conclusions are in [profiles/{STUDY}](profiles/{STUDY}/table.md).
 """
 ATTENTION = f"""\
 Forward and backward of one attention call on one H200, bf16, in ms: medians, all backends in one run, with the L2 cache
