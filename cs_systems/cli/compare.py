@@ -18,6 +18,7 @@ from cs_systems.cli._options import MaybePath, Names, optional
 from cs_systems.cli._output import TableFormat, check_outputs, deliver, terminal_width
 from cs_systems.config import ConfigError, describe, one_of
 from cs_systems.core.file_types import command_for
+from cs_systems.core.printable import command_line
 from cs_systems.record import Row, RunRecord
 from cs_systems.traces.range_names import SPLITS
 
@@ -45,6 +46,11 @@ HOPELESS = 1.0
 
 
 def run(args: Compare) -> int:
+    traces = [path for path in (args.a, args.b) if command_for(path) == "analyze"]
+    if len(traces) == 1:
+        other = args.b if traces[0] == args.a else args.a
+        command = command_line("cs-systems", "analyze", traces[0])
+        raise ConfigError(f"{traces[0]} is a trace, and {other} is not; read it with {command}, or give two traces")
     if all(command_for(path) == "analyze" for path in (args.a, args.b)):
         from cs_systems.cli import analyze
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cs_systems.attention import AttentionBackend, AttentionCall
-from cs_systems.config import Precision, RunConfig
+from cs_systems.config import ConfigError, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.machine.device import Device
 from cs_systems.training import fp8
@@ -30,11 +30,18 @@ def check_precision(config: RunConfig, device: Device) -> None:
 def check_backend(config: RunConfig, device: Device, call: AttentionCall) -> AttentionBackend | None:
     """Return the config's backend after checking that it supports `call`; None for a user's own function.
 
-    A user's function declares nothing to check. Raises Unavailable with the reason and the remedy.
+    Of a user's function only the signature is checked.
+
+    Raises:
+        Unavailable: the backend cannot run the call; with the reason and the remedy.
+        ConfigError: a user's function cannot be called as backends are.
     """
     check_precision(config, device)
     backend = plugins.get("attention", config.attention)
     if not isinstance(backend, AttentionBackend):
+        if not callable(backend) or not plugins.takes(backend, *"qkv", causal=False, scale=None, align="upper_left"):
+            wanted = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
+            raise ConfigError(f"{config.attention} has the wrong signature; define it with the arguments {wanted}")
         return None
     if reason := backend.unavailable(call):
         raise Unavailable(f"{config.attention}: {reason}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cs_systems.attention import AttentionCall
-from cs_systems.config import AttentionShape, ConfigError, Mode, Phase, Precision, RunConfig
+from cs_systems.config import AttentionShape, Mode, Phase, Precision, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.rows import Ran
 from cs_systems.formulas import cost
@@ -68,8 +68,6 @@ class Attention:
             raise Unavailable("--l2 clear requires a GPU; use --l2 warm")
         call = attention_call(config, device)
         backend = check_backend(config, device, call)
-        if backend is None:
-            _check_signature(config.attention)
         return None if backend is None else _predicted_peak_bytes(config, device, backend.algorithm(call), packed)
 
     def prepare(self) -> None:
@@ -174,14 +172,6 @@ def _predicted_peak_bytes(config: RunConfig, device: Device, algorithm: Attentio
     only_forward = sum(prediction.moments["forward"].values())
     peak = only_forward if config.mode is Mode.FORWARD else prediction.peak_bytes
     return peak + (device.l2_clear_bytes() if config.l2 == "clear" else 0)
-
-
-def _check_signature(name: str) -> None:
-    """Raise ConfigError where a user's function cannot be called as backends are."""
-    function = plugins.get("attention", name)
-    if not callable(function) or not plugins.takes(function, *"qkv", causal=False, scale=None, align="upper_left"):
-        wanted = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
-        raise ConfigError(f"{name} has the wrong signature; define it with the arguments {wanted}")
 
 
 def _separate(config: RunConfig, device: Device) -> Problem:

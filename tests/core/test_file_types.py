@@ -136,6 +136,14 @@ def test_folder_of_records_names_the_report_command(tmp_path: Path, capsys: pyte
     assert f"{folder} is a folder; give a .ncu-rep" in capsys.readouterr().err
 
 
+def test_trace_and_another_file_are_not_compared(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    for pair in (("kineto", "records"), ("records", "kineto")):
+        assert main(["compare", *(str(files[name]) for name in pair)]) == 2
+        error = capsys.readouterr().err
+        assert f"{files['kineto']} is a trace, and {files['records']} is not; read it with cs-systems analyze" in error
+        assert error.endswith(", or give two traces\n")
+
+
 def test_traces_with_any_names_are_compared(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     two = [str(files["nsys"]), str(files["kineto"])]
     assert main(["compare", *two]) == 0

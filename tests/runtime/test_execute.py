@@ -253,11 +253,12 @@ def test_foreign_attention_and_step_run(tmp_path: Any) -> None:
     assert record.measurement.phase_names() == ("call",)
 
 
+@pytest.mark.parametrize("workload", ["attention", "train_step"])
 @pytest.mark.parametrize("written", ["def attend(q, k, v, causal=False): return v", "attend = 7"])
-def test_foreign_attention_with_wrong_signature_is_an_error(tmp_path: Any, written: str) -> None:
+def test_foreign_attention_with_wrong_signature_is_an_error(tmp_path: Any, written: str, workload: str) -> None:
     source = tmp_path / "mine.py"
     source.write_text(written)
-    record = run(replace(TINY, workload="attention", attention=f"{source}:attend", mode=Mode.FORWARD))
+    record = run(replace(TINY, workload=workload, attention=f"{source}:attend", mode=Mode.FORWARD))
     signature = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
     reason = f"ConfigError: {source}:attend has the wrong signature; define it with the arguments {signature}"
     assert (record.status, record.reason) == ("error", reason)
