@@ -209,7 +209,7 @@ BOTH = "fused (block 0 + block 1)"
     [
         ([("a", add, "xy", "layers.0.attn.q_proj")], ("block 0", "attention", "projections")),
         ([("a", add, "xy", "layers.0.ffn.w1")], ("block 0", "ffn")),
-        ([("a", add, "xy", "somewhere.else")], ()),
+        ([("a", add, "xy", "somewhere.else")], (".somewhere.else",)),  # a path of another model
         ([("a", add, "xy", "")], ()),
         # The layer with most operators counts; on a tie, the later one.
         ([("a", add, "xy", ONE), ("b", add, "ax", TWO), ("c", add, "bx", TWO)], ("block 1", "norm", BOTH)),

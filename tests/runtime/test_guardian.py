@@ -83,12 +83,19 @@ def test_all_processes_end_when_tree_closes_or_worker_ends(then: str, tmp_path: 
         assert len(pids(file)) == 4
 
 
+def not_ignored() -> None:
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_killed_supervisor_leaves_neither_processes_nor_folder(number: signal.Signals, tmp_path: Path) -> None:
     """Check for processes and for the private folder."""
     file, scratch = tmp_path / "pids", tmp_path / "scratch-"
     supervisor = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISES, str(file), str(scratch)], stderr=subprocess.DEVNULL
+        [sys.executable, "-c", SUPERVISES, str(file), str(scratch)],
+        stderr=subprocess.DEVNULL,
+        preexec_fn=not_ignored,  # a test run in the background ignores SIGINT, and under nohup SIGHUP
     )
     wait_for(lambda: (tmp_path / "pids.ready").exists())
     assert list(tmp_path.glob("scratch-*")) != []
