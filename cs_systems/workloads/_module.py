@@ -97,10 +97,8 @@ class ModuleStep(Training):
         )
 
     def prepare(self) -> None:
-        self.output = self.loss = None
-        self.wrapped.zero_grad(set_to_none=True)
-        if self.config.compile in ("reduce-overhead", "max-autotune"):
-            torch.compiler.cudagraph_mark_step_begin()
+        self.output = None
+        super().prepare()
 
     def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         with counting() as self.calls:
@@ -133,8 +131,7 @@ class ModuleStep(Training):
         raise ConfigError("batches is empty, or a generator that has ended; give a list or a DataLoader")
 
     def _forward(self) -> None:
-        keep_graph = self.config.keep_graph or self.config.mode is not Mode.FORWARD
-        with torch.set_grad_enabled(keep_graph), self.device.autocast(self.config.precision):
+        with torch.set_grad_enabled(self._keeps_graph), self.device.autocast(self.config.precision):
             if self.setup.forward is not None:
                 self.output = self.setup.forward(self.run_model, self.batch)  # type: ignore[arg-type]
             else:

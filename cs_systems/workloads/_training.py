@@ -53,6 +53,16 @@ class Training:
         cls, options = optimizer_class(self.optimizer_name)
         self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), cls, **options)
 
+    def prepare(self) -> None:
+        self.loss = None
+        self.wrapped.zero_grad(set_to_none=True)
+        if self.config.compile in ("reduce-overhead", "max-autotune"):
+            torch.compiler.cudagraph_mark_step_begin()
+
+    @property
+    def _keeps_graph(self) -> bool:
+        return self.config.keep_graph or self.config.mode is not Mode.FORWARD
+
     def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         with counting() as self.calls:
             yield Phase.FORWARD, self._forward

@@ -78,14 +78,11 @@ class TrainStep(Training):
         return _predicted_bytes(known, backend.algorithm(call), strategy)
 
     def prepare(self) -> None:
-        self.logits = self.loss = None
-        self.wrapped.zero_grad(set_to_none=True)
-        if self.config.compile in ("reduce-overhead", "max-autotune"):
-            torch.compiler.cudagraph_mark_step_begin()
+        self.logits = None
+        super().prepare()
 
     def _forward(self) -> None:
-        keep_graph = self.config.keep_graph or self.config.mode is not Mode.FORWARD
-        with torch.set_grad_enabled(keep_graph), self.device.autocast(self.config.precision):
+        with torch.set_grad_enabled(self._keeps_graph), self.device.autocast(self.config.precision):
             self.logits = self.run_model(self.tokens)
 
     def _compute_loss(self) -> None:
