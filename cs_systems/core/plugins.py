@@ -8,6 +8,7 @@ name code outside the package and are accepted wherever a built-in name is.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -27,11 +28,12 @@ _KINDS = {
 }
 
 
-def names(package: str) -> list[str]:
+@functools.cache
+def names(package: str) -> tuple[str, ...]:
     """Return the plug-ins of `cs_systems.<package>`, sorted, without importing any."""
     folder = Path(__file__).parents[1] / package
     files = [*folder.glob("*.py"), *(init.parent for init in folder.glob("*/__init__.py"))]
-    return sorted(p.stem for p in files if not p.stem.startswith("_"))
+    return tuple(sorted(p.stem for p in files if not p.stem.startswith("_")))
 
 
 def is_foreign(name: str) -> bool:

@@ -62,7 +62,10 @@ def answer(request: Message, send: Send) -> bool:
     """Execute the request and send its replies except `Done`; return whether this process is still usable."""
     if isinstance(request, channel.Run):
         out = rank_file(Path(request.out), process_group.rank()) if request.out else None
-        return run_cells(request.configs, repeat=request.repeat, out=out, emit=send)
+        usable = run_cells(request.configs, repeat=request.repeat, out=out, emit=send)
+        if not any(config.sources or config.compile != "none" for config in request.configs):
+            gc.freeze()  # modules that the cells imported: without this each cell's collection takes 65 ms longer
+        return usable
     if isinstance(request, channel.Preflight):
         for cell in request.cells:
             send(channel.Predicted({**_preflight_row(RunConfig.from_dict(cell))}))
