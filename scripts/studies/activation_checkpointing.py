@@ -1,4 +1,4 @@
-"""How many blocks should one activation checkpoint cover?
+"""Time and memory of a training step under each form of activation checkpointing.
 
 Question: what do checkpoints of 1, 2, 4 and 8 blocks, nested ones and selective ones save in memory, and what do they
     cost in time?
@@ -122,7 +122,17 @@ def answer(cells: list[Cell]) -> str:
     return f"{place(cells)}, among equal groups: {'; '.join(notes)}." if notes else ""
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="phases")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "How many blocks should one activation checkpoint cover?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="phases",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,4 +1,4 @@
-"""What memory does attention over the whole score matrix take, and where does it end?
+"""Memory of attention that holds the whole score matrix, up to the length that does not fit.
 
 Question: at batch 8, over head sizes and lengths, how long do forward and backward take, what is in memory before
     backward and at its peak, and which cell runs out of it?
@@ -132,7 +132,17 @@ def answer(cells: list[Cell]) -> str:
     )
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What memory does attention over the whole score matrix take, and where does it end?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="memory",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

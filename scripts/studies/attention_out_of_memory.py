@@ -1,4 +1,4 @@
-"""What does attention need that a card of 8 GB does not have?
+"""Longest attention call that fits into 8 GiB and 24 GiB, by implementation.
 
 Question: at which length does each implementation run out of memory on 8 GiB and on 24 GiB, and what was it asking
     for?
@@ -129,7 +129,18 @@ def answer(cells: list[Cell]) -> str:
     return f"{place(cells)}: of the measured lengths, {'; '.join(notes)}." if notes else ""
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory", drawn=on_the_larger_card)
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What does attention need that a card of 8 GB does not have?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="memory",
+    drawn=on_the_larger_card,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,4 +1,4 @@
-"""How do time, TFLOP/s and peak memory of attention grow with the sequence length?
+"""Time, TFLOP/s and peak memory of attention over sequence lengths.
 
 Question: from length 8 to 512, where does FlashAttention begin to pay, and why was the shortest length the slowest?
 Method: batch 32, 32 heads, embedding 2048 (d_head 64), causal, fp16; forward and backward by the device's clock
@@ -105,7 +105,17 @@ def answer(cells: list[Cell]) -> str:
     )
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "How do time, TFLOP/s and peak memory of attention grow with the sequence length?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="time",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

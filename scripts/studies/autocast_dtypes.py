@@ -1,4 +1,4 @@
-"""Which dtypes does autocast give each part of a model, and does bf16 still need LayerNorm in fp32?
+"""Dtypes that autocast gives each part of a model, and the steps of a norm that need fp32.
 
 Question: of a toy model, fc1 → relu → LayerNorm → fc2, which dtype have parameters, fc1's output, LayerNorm's output,
     logits, loss and gradients; why may all of them be fp32 though autocast is on; which step of LayerNorm, RMSNorm and
@@ -132,6 +132,7 @@ def answer(cells: list[Cell]) -> str:
 STUDY = Study(
     __file__,
     __doc__,
+    "Which dtypes does autocast give each part of a model, and does bf16 still need LayerNorm in fp32?",
     cells,
     cells,
     tables,

@@ -1,4 +1,4 @@
-"""What is each technique of a FlashAttention kernel in CUDA C++ worth, added in turn and left out alone?
+"""Gain of each technique of a FlashAttention kernel in CUDA C++, added in turn and left out alone.
 
 Question: how long does one pass take at each step of the ladder of cs_systems/kernels/cuda_steps, what does the
     last fp32 step lose without one of its techniques, how busy is the chip, and how far is it from one CPU core?
@@ -276,7 +276,18 @@ def answer(cells: list[Cell]) -> str:
     )
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time", draw=draw)
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What is each technique of a FlashAttention kernel in CUDA C++ worth, added in turn and left out alone?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="time",
+    draw=draw,
+)
 
 
 def check() -> list[str]:

@@ -1,4 +1,4 @@
-"""What do the variants of data parallelism gain, and how large should a bucket be?
+"""Step time of the variants of data parallelism, and their best bucket size.
 
 Question: of a step on two ranks, what is communication, what of it hides behind backward, and what is only waiting?
 Method: medium in bf16 on 2 ranks, batch 4 and context 512 each: an all-reduce a parameter after backward, one flat
@@ -207,7 +207,18 @@ def answer(found: list[Cell]) -> str:
     return f"{place(found)}: {'; '.join(notes)}, in the best of our variants and of PyTorch's on two ranks, and alone."
 
 
-STUDY = Study(__file__, __doc__, full, small, study_tables, explain, answer, figure="streams", drawn=has_streams)
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What do the variants of data parallelism gain, and how large should a bucket be?",
+    full,
+    small,
+    study_tables,
+    explain,
+    answer,
+    figure="streams",
+    drawn=has_streams,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

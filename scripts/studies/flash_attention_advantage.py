@@ -1,4 +1,4 @@
-"""How does FlashAttention's advantage depend on batch, length, heads and embedding?
+"""Speed-up of FlashAttention over naive attention by batch, length, heads and embedding.
 
 Question: by what factor is it faster, along each of four inputs, and does that factor agree with the ratio of the
     rates?
@@ -128,6 +128,7 @@ def answer(cells: list[Cell]) -> str:
 STUDY = Study(
     __file__,
     __doc__,
+    "How does FlashAttention's advantage depend on batch, length, heads and embedding?",
     full,
     small,
     tables,

@@ -1,4 +1,4 @@
-"""Is backward twice as long as forward, at every model size?
+"""Ratio of the time of backward to that of forward, at every model size.
 
 Question: each product of forward has two of its size in backward, so that 1 : 2 is expected; where is it not, and
     why?
@@ -118,6 +118,7 @@ def answer(cells: list[Cell]) -> str:
 STUDY = Study(
     __file__,
     __doc__,
+    "Is backward twice as long as forward, at every model size?",
     full,
     small,
     tables,

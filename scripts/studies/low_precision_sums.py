@@ -1,4 +1,4 @@
-"""Why is 1000 × 0.01 not 10 in low precision, and which sums need a wider accumulator?
+"""Errors of sums in low precision, explained by the rounding of each addition.
 
 Question: fp32 + fp32, fp16 + fp16, fp32 + fp16 and fp32 + (fp16 → fp32) give 10.0001, 9.9531, 10.0021 and 10.0021.
     Where does each error come from, what do longer sums and bf16 give, and how does the error grow with the length when
@@ -91,7 +91,17 @@ def answer(cells: list[Cell]) -> str:
     )
 
 
-STUDY = Study(__file__, __doc__, cells, cells, tables, explain, answer, figure="sums")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "Why is 1000 × 0.01 not 10 in low precision, and which sums need a wider accumulator?",
+    cells,
+    cells,
+    tables,
+    explain,
+    answer,
+    figure="sums",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,4 +1,4 @@
-"""Does a phase take as long under nsys as by the clock, and as long as its kernels?
+"""Time of each phase under nsys, beside the clock and beside the sum of its kernels.
 
 Question: a profile names a time for each phase; may it be quoted as a timing, and where not, what is the difference?
 Method: small, medium and large (32 layers; the preset's 36 beside it at context 256, fp32) at contexts
@@ -193,6 +193,7 @@ def answer(cells: list[Cell]) -> str:
 STUDY = Study(
     __file__,
     __doc__,
+    "Does a phase take as long under nsys as by the clock, and as long as its kernels?",
     full,
     small,
     tables,

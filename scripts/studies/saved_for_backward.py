@@ -1,4 +1,4 @@
-"""What does a block keep for its backward, eager and compiled, and which five tensors are most of it?
+"""Tensors that a block keeps for its backward, eager and compiled.
 
 Question: which tensors stay alive between forward and backward, in an RMSNorm and in a whole block, and what does
     torch.compile leave out?
@@ -170,7 +170,18 @@ def draw(cells: list[Cell]) -> Figure:
     return with_legend(drawn, axes)
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory", draw=draw)
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What does a block keep for its backward, eager and compiled, and which five tensors are most of it?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="memory",
+    draw=draw,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

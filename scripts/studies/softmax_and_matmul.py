@@ -1,4 +1,4 @@
-"""Why does softmax take about as long as the matrix products inside attention, with so few of their FLOPs?
+"""Time of softmax and of the matrix products inside attention, beside their FLOPs.
 
 Question: for each score softmax does 3 operations (exponential, sum, division) and a product 2·d_head: 1/43 of them at
     a head size of 64. What is its time spent on?
@@ -246,7 +246,16 @@ def answer(cells: list[Cell]) -> str:
 
 
 STUDY = Study(
-    __file__, __doc__, full, small, tables, explain, answer, figure="phases", drawn=lambda cell: not cell.profiled
+    __file__,
+    __doc__,
+    "Why does softmax take about as long as the matrix products inside attention, with so few of their FLOPs?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="phases",
+    drawn=lambda cell: not cell.profiled,
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How long do forward, backward and the optimizer take, for each model size and context length?
+"""Time of forward, backward and the optimizer, for each model size and context length.
 
 Question: what does a training step cost, and is it the GPU that we time, or the host that feeds it?
 Method: sizes × contexts × {fp32, bf16}, naive attention, batch 4; each phase by the device's events and, beside
@@ -275,6 +275,7 @@ def _time(cells: dict[str, Cell]) -> Callable[[str], float]:
 STUDY = Study(
     __file__,
     __doc__,
+    "How long do forward, backward and the optimizer take, for each model size and context length?",
     full,
     small,
     tables,

@@ -1,4 +1,4 @@
-"""Which kernels take the time of a forward pass, of forward and backward, and of a whole training step?
+"""Kernels that take the most time of forward, of forward and backward, and of a training step.
 
 Question: the share of matrix products falls from inference to training; from how much to how much, and what grows?
 Method: large at context 256, naive attention, batch 4: forward alone, forward and backward, the training step, each
@@ -207,7 +207,16 @@ def answer(cells: list[Cell]) -> str:
 
 
 STUDY = Study(
-    __file__, __doc__, full, small, tables, explain, answer, figure="families", drawn=lambda cell: cell.profiled
+    __file__,
+    __doc__,
+    "Which kernels take the time of a forward pass, of forward and backward, and of a whole training step?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="families",
+    drawn=lambda cell: cell.profiled,
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which tiles does a FlashAttention kernel in Triton want, and which does a GPU have no room for?
+"""Tile sizes of a FlashAttention kernel in Triton: the fastest, and those that do not fit a GPU.
 
 Question: at batch 1, over head sizes and lengths, what do tiles of 16, 32, 64 and 128 cost or gain, what do they change
     of memory, and which do not fit the shared memory of a multiprocessor?
@@ -292,7 +292,18 @@ def answer(cells: list[Cell]) -> str:
     return " ".join(notes)
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time", draw=draw)
+STUDY = Study(
+    __file__,
+    __doc__,
+    "Which tiles does a FlashAttention kernel in Triton want, and which does a GPU have no room for?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="time",
+    draw=draw,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,4 +1,4 @@
-"""What do warm-up steps change, and what makes the first step slow?
+"""Effect of warm-up steps on the timed steps, and the causes of a slow first step.
 
 Question: with 0, 2 or 5 warm-up steps before 10 timed ones, how far is the mean from what a step takes once all is
     warm?
@@ -110,6 +110,7 @@ def answer(cells: list[Cell]) -> str:
 STUDY = Study(
     __file__,
     __doc__,
+    "What do warm-up steps change, and what makes the first step slow?",
     full,
     small,
     tables,

@@ -1,4 +1,4 @@
-"""How does a sharded optimizer differ from ZeRO stage 1?
+"""Sharded optimizer beside ZeRO stage 1: bytes sent and step time.
 
 Question: two ways to leave each rank the state of its part alone: owners of whole parameters that broadcast them after
     the step, or flat shards with reduce-scatter and all-gather (ZeRO stage 1). Which sends what, and holds what?
@@ -81,7 +81,16 @@ def answer(found: list[Cell]) -> str:
 
 
 STUDY = Study(
-    __file__, __doc__, full, small, study_tables, explain, answer, figure="phases", drawn=lambda cell: not cell.profiled
+    __file__,
+    __doc__,
+    "How does a sharded optimizer differ from ZeRO stage 1?",
+    full,
+    small,
+    study_tables,
+    explain,
+    answer,
+    figure="phases",
+    drawn=lambda cell: not cell.profiled,
 )
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ def test_studies_are_complete() -> None:
 def test_docstring_has_question_method_output_reason_and_command(name: str) -> None:
     it = study(name)
     text = inspect.cleandoc(it.doc)
-    assert it.title[0].isupper()
-    assert it.title.endswith("?")
+    assert it.question[0].isupper()
+    assert it.question.endswith("?")
     for part in ("\nQuestion: ", "\nMethod: ", "\nOutput: ", "\nWhy: "):
         assert part in text
     assert it.command == f"python scripts/studies/{name}.py"
@@ -370,7 +370,7 @@ def test_interrupted_study_is_resumed_and_published(skeleton: Any, tmp_path: Pat
     assert r"\begin{tabular}" in shown.out
     assert "not measured yet" not in shown.out + shown.err
     table = (tmp_path / "table.md").read_text()
-    assert table.startswith(f"# {it.title}")
+    assert table.startswith(f"# {it.question}")
     assert "## Findings" in table
     assert table.splitlines()[2] == skeleton.UNANSWERED  # these two cells have no mask
     assert table.index("![") < table.index("**")
