@@ -126,9 +126,11 @@ def answer(cells: list[Cell]) -> str:
     if not peak:
         peak, which = largest["backward_bytes"], "predicted "
     matrix = largest["score_matrix_bytes"]
+    failed = [row["seq"] for row in alive(cells) if row["result"] == "oom"]
+    end = f"the shortest length that runs out of memory is {min(failed):,}" if failed else "every measured length fits"
     return (
         f"{place(cells)}, at length {largest['seq']:,} one score matrix takes {human(matrix, 'bytes')}, and the "
-        f"{which}peak of forward and backward is {human(peak, 'bytes')}, {peak / matrix:.1f} times that."
+        f"{which}peak of forward and backward is {human(peak, 'bytes')}, {peak / matrix:.1f} times that; {end}."
     )
 
 

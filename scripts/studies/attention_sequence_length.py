@@ -97,11 +97,21 @@ def answer(cells: list[Cell]) -> str:
     slower = [n for n in both if by[PYTORCH, n]["median_s"] <= by[FLASH2, n]["median_s"]]
     first = next((n for n in both if not slower or n > slower[-1]), None)
     where = "at no measured length" if first is None else f"from length {first} on"
-    flash, naive = (human(by[name, both[-1]]["median_s"], "s") for name in (FLASH2, PYTORCH))
+    grows = []
+    for name in (PYTORCH, FLASH2):
+        ends = [by[name, n] for n in dict.fromkeys((both[0], both[-1]))]
+        columns = {"median_s": "s", "model_flops_per_s": "flops_per_s", "peak_allocated_bytes": "bytes"}
+        texts = [
+            " to ".join(human(cell[column], unit) for cell in ends)
+            for column, unit in columns.items()
+            if None not in [cell[column] for cell in ends]
+        ]
+        grows.append(f"{', '.join(texts)} ({name})")
     longest = human(max(one_bad_sample(cell)["first_s"] for cell in by.values()), "s")
     return (
-        f"{place(cells)}, {FLASH2} is faster than {PYTORCH} {where}; at length {both[-1]} it takes {flash} instead of "
-        f"{naive}. The first step of a cell takes up to {longest}, which a mean over few samples would not hide."
+        f"{place(cells)}, from length {both[0]} to {both[-1]} time, rate and peak memory of forward and backward go "
+        f"from {'; '.join(grows)}. {FLASH2} is faster than {PYTORCH} {where}. The first step of a cell takes up to "
+        f"{longest}, which a mean over few samples would not hide."
     )
 
 

@@ -124,8 +124,8 @@ def answer(cells: list[Cell]) -> str:
     given = ", ".join(f"{title} {_short(seen[row][part])}" for title, row, part in ANSWERED)
     errors = ", ".join(f"{error} at {input}" for input, error in every.items())
     return (
-        f"{place(cells)}, bf16 autocast gives {given}. LayerNorm with every step in bf16 and pairwise sums is off by "
-        f"{errors} (u: unit roundoff of bf16), so inputs with a large mean need fp32."
+        f"{place(cells)}, bf16 autocast gives {given}; LayerNorm still needs fp32 for inputs with a large mean, "
+        f"because with every step in bf16 and pairwise sums it is off by {errors} (u: unit roundoff of bf16)."
     )
 
 

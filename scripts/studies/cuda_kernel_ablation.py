@@ -267,12 +267,14 @@ def answer(cells: list[Cell]) -> str:
             return f"{place(cells)}, the sequential program takes {text}; no GPU kernel was measured."
         return ""
     first, last = steps[0], steps[-1]
-    most = max(steps, key=lambda row: row["faster than before"])
+    added = ", ".join(f"{row['faster than before']:.3g} by {row['step']}" for row in steps[1:])
+    missed = ", ".join(f"{row['times as long']:.3g} {row['fp32 kernel']}" for row in left_out(cells)[1:])
+    alone = f"; the last fp32 kernel takes this many times as long: {missed.replace('_', ' ')}" if missed else ""
     where = place([c for c in cells if step_of(c) != SEQUENTIAL])
     return (
         f"{where}, all techniques together take one pass from {human(first['time_s'], 's')} to "
-        f"{human(last['time_s'], 's')}, {last['faster than naive']:.0f} times as fast. The technique {most['step']} "
-        f"brings most: {most['faster than before']:.1f} times as fast as the step before it."
+        f"{human(last['time_s'], 's')}, {last['faster than naive']:.0f} times as fast, in these factors: "
+        f"{added}{alone}."
     )
 
 

@@ -82,7 +82,7 @@ def answer(found: list[Cell]) -> str:
     for group in groups(found):
         peaks = {row["strategy"]: row["peak_allocated_bytes"] for row in parallel.volumes(group)}
         steps = {row["strategy"]: row["step_s"] for row in parallel.steps(group)}
-        for name in ("single", "ddp_bucketed", "fsdp", "torch_fsdp2"):
+        for name in ("single", "ddp_bucketed", "zero1_flat", "fsdp", "torch_fsdp2"):
             if steps.get(name):
                 peak = f" with a peak of {human(peaks[name], 'bytes')}" if peaks.get(name) else ""
                 notes.append(f"{name} {human(steps[name], 's')}{peak}")

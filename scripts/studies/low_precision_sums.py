@@ -87,7 +87,8 @@ def answer(cells: list[Cell]) -> str:
     sums = ", ".join(f"{value:.4f} ({variant})" for variant, value in short.items())
     errors = ", ".join(f"{100 * error:.2g}% ({precision})" for precision, error in long.items())
     return (
-        f"{place(cells)}, 0.01 added 1000 times gives {sums}. Sequential sums of {LONGEST:,} terms are off by {errors}."
+        f"{place(cells)}, each addition rounds to the accumulator's dtype, so that 0.01 added 1000 times gives {sums}; "
+        f"sequential sums of {LONGEST:,} terms are off by {errors}, so those in fp16 and bf16 need a wider accumulator."
     )
 
 

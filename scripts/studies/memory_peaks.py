@@ -132,7 +132,7 @@ def answer(cells: list[Cell]) -> str:
     name, largest = predicted(by[size, context, precision, mode]).largest_allocation
     return (
         f"{place(cells)}, a training step of {size} at context {context} in fp32 peaks at {peaks[0]}, forward alone at "
-        f"{peaks[1]}. The largest single allocation is {name}, {human(largest, 'bytes')}."
+        f"{peaks[1]}; the largest single allocation of the step is {name}, {human(largest, 'bytes')}."
     )
 
 

@@ -183,10 +183,11 @@ def answer(cells: list[Cell]) -> str:
     slower = sorted(other["median_s"] / cell["median_s"] for cell, other in pairs(cells) if other)
     if not rows or not slower:
         return ""
-    agreeing = sum(bool(row["nsys agrees"]) for row in rows)
+    events, kernels = (sum(bool(row[column]) for row in rows) for column in ("nsys agrees", "kernels agree"))
     return (
-        f"{place(cells)}, a phase timed under nsys is within {TOLERANCE:.0%} of the unprofiled time in {agreeing} of "
-        f"{len(rows)} phases. A step under nsys takes {slower[0]:.2f} to {slower[-1]:.2f} times as long as without it."
+        f"{place(cells)}, of {len(rows)} phases timed by the clock, the time under nsys is within {TOLERANCE:.0%} in "
+        f"{events} and the sum of the kernels in {kernels}. A step under nsys takes "
+        f"{slower[0]:.2f} to {slower[-1]:.2f} times as long as without it."
     )
 
 

@@ -130,7 +130,12 @@ def answer(cells: list[Cell]) -> str:
         notes.append(f"{precision} is {by_size[low]:.2f} ({low}) to {by_size[high]:.2f} ({high}) times as fast as fp32")
     if not notes:
         return ""
-    return f"{place(cells)}, where the rounds decide, a training step in {' and in '.join(notes)}."
+    waiting: dict[str, list[float]] = {}
+    for row in explained([cell.record for cell in cells]):
+        waiting.setdefault(row["precision"], []).append(row["launch_bound_share"])
+    bound = " and ".join(f"{min(of):.0%} to {max(of):.0%} in {precision}" for precision, of in waiting.items())
+    limit = f"; the share of the profiled steps that is launch-bound is {bound}" if bound else ""
+    return f"{place(cells)}, where the rounds decide, a training step in {' and in '.join(notes)}{limit}."
 
 
 STUDY = Study(

@@ -237,11 +237,11 @@ def answer(cells: list[Cell]) -> str:
     scores, softmax = by.get((precision, "scores")), by.get((precision, "softmax"))
     if not scores or not softmax:
         return ""
-    bound = ": memory bandwidth limits softmax" if softmax["bound by"] == "memory" else ""
+    bound = "memory bandwidth limits softmax" if softmax["bound by"] == "memory" else "compute limits softmax"
     return (
-        f"{place(cells)}, at context {longest} in bf16, the softmax of one attention call takes "
-        f"{human(softmax['time_s'], 's')} and the product of the scores {human(scores['time_s'], 's')}. Softmax must "
-        f"move {human(softmax['bytes'], 'bytes')}, the product {human(scores['bytes'], 'bytes')}{bound}."
+        f"{place(cells)}, {bound}: at context {longest} in bf16 the softmax of one attention call must move "
+        f"{human(softmax['bytes'], 'bytes')} and takes {human(softmax['time_s'], 's')}, the product of the scores "
+        f"{human(scores['bytes'], 'bytes')} and {human(scores['time_s'], 's')}."
     )
 
 

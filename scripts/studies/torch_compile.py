@@ -124,7 +124,7 @@ def answer(cells: list[Cell]) -> str:
         return ""
     return (
         f"{place(cells)}, attention through torch.compile takes {min(shares):.2f} to {max(shares):.2f} of the time of "
-        f"{PYTORCH}. For {'; '.join(notes)}."
+        f"{PYTORCH}; for {'; '.join(notes)}."
     )
 
 

@@ -281,15 +281,16 @@ def answer(cells: list[Cell]) -> str:
             here = [cell for cell in tiled if (cell["d_head"], cell["seq"]) == (d_head, longest)]
             best[d_head] = _size(min(here, key=lambda cell: float(cell["median_s"])))
         named = ", ".join(f"{size} at d_head {d_head}" for d_head, size in best.items())
-        notes.append(f"{place(tiled)}, at length {longest:,} in bf16 the fastest tile is {named}.")
+        notes.append(f"{place(tiled)}, at length {longest:,} in bf16 the fastest tile is {named}")
     rows, fits = fitting(cells), []
     for architecture in dict.fromkeys(row["architecture"] for row in rows):
         same = [row for row in rows if row["architecture"] == architecture]
         count = sum(not row["does not fit"] for row in same)
         fits.append(f"{count} of {len(same)} on {architecture} ({same[0]['limit (B)']} B)")
     if fits:
-        notes.append(f"Of the compiled tiles, these fit the shared memory of a block: {', '.join(fits)}.")
-    return " ".join(notes)
+        of = "of" if notes else "Of"
+        notes.append(f"{of} the compiled tiles, these fit the shared memory of a block: {', '.join(fits)}")
+    return f"{'; '.join(notes)}." if notes else ""
 
 
 STUDY = Study(

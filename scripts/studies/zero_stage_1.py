@@ -62,12 +62,12 @@ def _volumes(group: Sequence[RunRecord]) -> list[str]:
         if flat is not None and name == "ddp_bucketed+zero1":
             more = row["sent_bytes"] / flat["sent_bytes"]
             notes.append(
-                f"on {ranks} ranks owners send {more:.3f} times what flat shards send, by formula "
-                f"{_formula(row) / _formula(flat):.3f}"
+                f"on {ranks} ranks a sharded optimizer ({name}) sends {more:.3f} times the bytes of ZeRO stage 1 "
+                f"(zero1_flat), by formula {_formula(row) / _formula(flat):.3f}"
             )
             own, other = steps.get((name, ranks)), steps.get(("zero1_flat", ranks))
             if own and other:
-                notes[-1] += f"; their step takes {own / other:.3f} times as long"
+                notes[-1] += f"; its step takes {own / other:.3f} times as long"
     return notes
 
 
