@@ -87,6 +87,7 @@ class Study:
         answer: makes the answer that the page opens with: one or two sentences with a number, its unit and the device;
             "" if the records do not answer the question.
         figure: kind of figure (report/figures), of the cells that are `drawn`, or of all if none is.
+        drawn: chooses the cells of the figure; by default those that were not profiled.
         fresh_process: measure each cell in a worker of its own.
         interleave: measure the clean cells of a model in turn, round by round, and a profile of each, before the next
             model, so that a run that is cut short has whole models.
@@ -103,7 +104,7 @@ class Study:
     explain: Callable[[list[Cell]], list[str]]
     answer: Callable[[list[Cell]], str]
     figure: str
-    drawn: Callable[[Cell], bool] = lambda cell: True
+    drawn: Callable[[Cell], bool] = lambda cell: not cell.profiled
     fresh_process: bool = False
     interleave: bool = False
     drops: tuple[str, ...] = ()

@@ -201,7 +201,6 @@ STUDY = Study(
     explain,
     answer,
     figure="phases",
-    drawn=lambda cell: not cell.profiled,
     drops=BY_KERNEL_AND_LAYER,
 )
 

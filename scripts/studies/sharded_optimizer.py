@@ -93,7 +93,6 @@ STUDY = Study(
     explain,
     answer,
     figure="phases",
-    drawn=lambda cell: not cell.profiled,
 )
 
 if __name__ == "__main__":

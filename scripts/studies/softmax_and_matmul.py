@@ -255,7 +255,6 @@ STUDY = Study(
     explain,
     answer,
     figure="phases",
-    drawn=lambda cell: not cell.profiled,
 )
 
 if __name__ == "__main__":

@@ -113,6 +113,14 @@ def test_docstring_has_question_method_output_reason_and_command(name: str) -> N
     assert it.command == f"python scripts/studies/{name}.py"
 
 
+def test_figure_leaves_profiled_cells_out_by_default(skeleton: Any, builders: Any) -> None:
+    it = study("nsys_and_clock")
+    found = skeleton.cells([invented(builders, config) for config in it.full()])
+    drawn = [cell.record.run_config.profiler for cell in found if it.drawn(cell)]
+    assert set(drawn) == {"none"}
+    assert len(drawn) == len(found) / 2
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_full_size_covers_required_axes(name: str) -> None:
     it = study(name)
