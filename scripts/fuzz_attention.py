@@ -1,4 +1,4 @@
-"""Does an attention backend agree with float64 on calls that nobody thought of?
+"""Fuzz test of an attention backend against float64.
 
 Method: case K of a seed is one call, the same each time: odd lengths and lengths around the edges of tiles, q shorter
     or longer than k, both alignments, grouped heads, strides, now and then more than 65,535 heads; fp16 and bf16; its

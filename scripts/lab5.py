@@ -1,4 +1,4 @@
-"""How fast is one attention call, and how much memory does it take: PyTorch's plain attention against FlashAttention-2?
+"""Time and memory of one attention call: PyTorch's plain attention against FlashAttention-2.
 
 Method: q, k and v are one packed fp16 tensor (batch, seq, 3, heads, emb / heads), no dropout. A step is forward, then
 backward; after warm-up `repeats` steps are timed, each phase by the device's clock with the launches hidden, and their

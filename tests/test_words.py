@@ -1,4 +1,4 @@
-"""Plain words: no docstring opens as a fragment."""
+"""Plain words: no docstring opens as a fragment or a question."""
 
 from __future__ import annotations
 
@@ -26,19 +26,12 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
             before = statement
 
 
-def is_question(text: str) -> bool:
-    """Return whether the first paragraph is one question, as in a study, whose page it titles."""
-    opening = text.split("\n\n")[0].strip()
-    return opening.endswith("?") and not any(end in opening for end in (". ", ".\n"))
-
-
 def fragments(source: str) -> list[int]:
-    """Return the lines of the docstrings that open with a word of FRAGMENTS; a module's may be a question."""
-    found, tree = [], ast.parse(source)
-    of_module = ast.get_docstring(tree, clean=False)
-    for line, text in docstrings(tree):
+    """Return the lines of the docstrings that open with a word of FRAGMENTS or with a question."""
+    found = []
+    for line, text in docstrings(ast.parse(source)):
         first = text.split(maxsplit=1)[0].rstrip(",:;.") if text.strip() else ""
-        if first in FRAGMENTS and not (text == of_module and is_question(text)):
+        if first in FRAGMENTS or text.split("\n\n")[0].rstrip().endswith("?"):
             found.append(line)
     return sorted(found)
 
@@ -50,10 +43,10 @@ def test_no_docstring_opens_as_a_fragment() -> None:
     assert found == [], "start these docstrings with a verb or a noun:\n" + "\n".join(found)
 
 
-def test_only_a_module_may_open_with_a_question() -> None:
-    assert fragments('"""What does a step take?\n\nMethod: a clock."""\n') == []
-    assert fragments('"""What a step takes. Is it long?"""\n') == [1]
-    assert fragments('"""A step."""\ndef f():\n    """What does a step take?"""\n') == [3]
+def test_questions_are_fragments() -> None:
+    assert fragments('"""Time of a step.\n\nQuestion: what does it take?\n"""\n') == []
+    assert fragments('"""What does a step take?\n\nMethod: a clock."""\n') == [1]
+    assert fragments('"""A step."""\ndef f():\n    """Is a step\n    long?"""\n') == [3]
 
 
 def test_fragments_of_every_kind_are_found() -> None:

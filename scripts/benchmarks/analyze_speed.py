@@ -1,4 +1,4 @@
-"""How long does `cs-systems analyze` take for a large recording, and how much memory?
+"""Time and memory of `cs-systems analyze` on a large trace.
 
 Method: the two recordings among the test data (3 training steps, 714 kernels, one H200) are repeated, each time later
 and with launches of its own, until they are as large as asked for; nsys's gets further CUDA calls until it has two for

@@ -1,4 +1,4 @@
-"""What do annotations cost, off and on?
+"""Cost of annotations, off and on.
 
 Method: the median over repeats of a loop of one `with annotate(...)`, less the loop itself, when nobody listens, with
 NVTX ranges (no profiler attached) and with record_function (no profiler running); and a whole training step of `tiny`

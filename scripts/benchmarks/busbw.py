@@ -1,4 +1,4 @@
-"""Is the bus bandwidth of `cs-systems comm` that of nccl-tests' method?
+"""Bus bandwidth of `cs-systems comm` beside that of nccl-tests' method.
 
 Method: one process a rank, one pair of buffers a size. Rounds of samples under `timing.measure`, as `comm` takes them,
 alternate with rounds of a bare loop as nccl-tests has it (ranks meet; synchronise, read the clock, 20 calls,

@@ -1,4 +1,4 @@
-"""Which options make a data-parallel step of one model fast, each measured in turn in one group of processes?
+"""Options of a data-parallel step of one model, each measured in turn in one group of processes.
 
 Question: which of these makes a step shorter: larger buckets, gradients averaged where they lie instead of copied, a
     prioritised stream, fewer thread blocks for NCCL, multiprocessors that matrix products leave to it, gradients that

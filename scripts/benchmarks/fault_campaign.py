@@ -1,4 +1,4 @@
-"""Does a sweep survive whatever a cell, a rank, a disk or a person does to it?
+"""Random faults against sweeps, in cells, ranks, disks and by a person.
 
 Method: COUNT faults, made from SEED and always the same, in sweeps of faulty cells among innocent ones, each sweep in a
 folder of its own through the public command. A sweep that was cut is run again until it is complete. Then its files and

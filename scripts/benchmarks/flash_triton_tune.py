@@ -1,4 +1,4 @@
-"""Which tiles make the FlashAttention-2 Triton kernels fastest on this GPU?
+"""Search for the fastest tiles of the FlashAttention-2 Triton kernels on this GPU.
 
 Method: every candidate of the grid below is compiled, in as many processes as the machine has cores, without the GPU;
 those that spill registers or do not fit the shared memory are dropped. The others are timed one after the other, each

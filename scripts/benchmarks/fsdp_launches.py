@@ -1,4 +1,4 @@
-"""What do strategies cost the host, and what does sharding cost, each against the model alone in one group of ranks?
+"""Cost of strategies on the host and of sharding, each against the model alone in one group of ranks.
 
 Question: how much of the host does a strategy take? And sharded, by `fsdp` or PyTorch's FSDP2, how long is a step, and
     how much memory does it need at its peak?

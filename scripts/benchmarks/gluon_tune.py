@@ -1,4 +1,4 @@
-"""Which options make the Gluon FlashAttention kernels fastest on a Hopper GPU, and is each of them right?
+"""Search for the fastest options of the Gluon FlashAttention kernels on a Hopper GPU, each checked for correctness.
 
 Method: every variant below is compiled in as many processes as the machine has cores, without the GPU. Each is then
 held against float64 (output, log-sum-exp, gradients; causal and not, odd and unequal lengths, grouped heads), in worker

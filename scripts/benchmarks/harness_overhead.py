@@ -1,4 +1,4 @@
-"""How much does the harness add to a step?
+"""Time that the harness adds to a step.
 
 Method: one process, one model. Rounds of steps under `timing.measure` alternate with rounds of a bare loop over the
 same step (synchronise, read the clock, forward, loss, backward, optimizer, synchronise, read the clock), so that drift

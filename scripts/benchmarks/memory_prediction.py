@@ -1,4 +1,4 @@
-"""How far is the peak that memory_model predicts from the one that a GPU measures, and does it know what does not fit?
+"""Predicted peak memory beside the peak that a GPU measures, with the cells that do not fit.
 
 Method: every preset × context 128 … 2048 × fp32 and bf16 × {naive, flash, flash under checkpoints} × {forward, training
 step}, batch 4; one step as warm-up (the optimizer makes its state in it) and one more, the most telling cells first.
@@ -181,7 +181,7 @@ def main() -> int:
     phrase = "\n".join(f"- {sentence}" for sentence in explain(records))
     caption = "peak memory: predicted, measured, and their ratio less 1"
     table = render_rows([shown(row) for row in rows(records)], "markdown", caption)
-    text = f"# {str(__doc__).splitlines()[0]}\n\n{phrase}\n\n{table.strip()}\n"
+    text = f"# {str(__doc__).splitlines()[0].rstrip('.')}\n\n{phrase}\n\n{table.strip()}\n"
     (args.out / "table.md").write_text(text, encoding="utf-8")
     print(text)
     return 0

@@ -1,4 +1,4 @@
-"""What share of the kernel time is given to a phase and to a layer, do both profilers say the same, and is it right?
+"""Share of the kernel time that is given to a phase and to a layer, checked by two profilers.
 
 Method: one training step of each size, in fp32 with naive attention and in bf16 with sdpa_flash, eager and under
 torch.compile (--compile none default), recorded by nsys and by torch.profiler in a process each. Of each trace: its

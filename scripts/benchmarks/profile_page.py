@@ -1,4 +1,4 @@
-"""How large is the page of a step of 10,000 kernels, and how long until one can use it?
+"""Size of the page of a step of 10,000 kernels, and the time until it can be used.
 
 Method: the export of nsys among the test data (3 training steps on one H200) is repeated until it has that many
 kernels, with one range around them all, and `cs-systems analyze --format html` makes that range into a page. Headless

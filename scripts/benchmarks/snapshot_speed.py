@@ -1,4 +1,4 @@
-"""How long does `cs-systems snapshot` take for a large snapshot, how much memory, and how soon can its page be used?
+"""Time and memory of `cs-systems snapshot` on a large snapshot, and the time until its page can be used.
 
 Method: the snapshot among the test data (two training steps on one H200, 1,356 events) is repeated until it has as many
 events as asked for, each copy later, and pickled as PyTorch does: frames are shared among stacks, each event has a list

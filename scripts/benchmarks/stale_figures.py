@@ -1,4 +1,4 @@
-"""Which figures that README and docs quote were measured with code that has changed since?
+"""List of the figures in README and docs that were measured with code that has changed since.
 
 Method: SOURCES maps each quoted file under profiles/ to the code whose change may move its numbers. A figure counts as
 measured in the last commit that touched its data: the records beside a table, else the file itself. Every later commit

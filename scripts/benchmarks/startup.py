@@ -1,4 +1,4 @@
-"""How long until the program answers, and what does a cell cost beyond what is measured in it?
+"""Start-up time of the program, and the cost of a cell beyond its own measurement.
 
 Method: each command's --help as a process of its own, with Python's bare start beside it; then one sweep of small cells
 on one worker, of which the time from one record on disk to the next is held against what the record accounts for

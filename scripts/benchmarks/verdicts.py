@@ -1,4 +1,4 @@
-"""Can the verdicts of `compare` be trusted, on runs of equal steps and on runs with a planted 5% slowdown?
+"""Error rates of the verdicts of `compare`, on equal runs and on runs with a planted 5% slowdown.
 
 Method: a step of matrix products (A), and one with 5% more of them (B). Processes of both kinds run in a shuffled
 order, so that drift of the machine hits both alike; each measures `--rounds` rounds. Processes may start beside each

@@ -1,12 +1,11 @@
 """Index of profiles/: each study and benchmark with its question, its answer in a sentence, its figure and its page.
 
-A study's answer is the one that its page gives, which the study computes from the records. A benchmark's answer is made
-here, from the rows of its table or records.
+A study's question and answer are those of its page, which the study writes from its `Study` and its records. A
+benchmark's question stands in BENCHMARKS; its answer is made here, from the rows of its table or records.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -43,10 +42,10 @@ class Entry:
 class Benchmark:
     """Benchmark of profiles/ whose answer this module computes.
 
-    script: the file whose docstring opens with the question, or the question itself where there is no script.
+    page, figure: as in Entry, relative to the benchmark's folder.
     """
 
-    script: str
+    question: str
     answer: Callable[[Path], str]
     page: str
     figure: str | None = None
@@ -147,7 +146,11 @@ def _fsdp_launches(folder: Path) -> str:
         f"{1e3 * float(row['step_s']):.0f} ms with a peak of {float(row['peak_bytes']) / 2**30:.1f} GiB ({name})"
         for name, row in rows.items()
     )
-    return f"On two NVIDIA H200, a step of 2.7B takes {text}."
+    host = ", ".join(f"{row['host (ms)']} ms ({row['variant']})" for row in table(folder / "h200" / "launches.md"))
+    return (
+        f"On two NVIDIA H200, forward and backward of 24 tiny blocks take this time of the host: {host}; a step of "
+        f"2.7B takes {text}."
+    )
 
 
 def _memory_prediction(folder: Path) -> str:
@@ -170,10 +173,17 @@ def _overhead(folder: Path) -> str:
 
 def _profile_coverage(folder: Path) -> str:
     rows = table(folder / "small.md") + table(folder / "xl.md")
+    counts: dict[str, set[str]] = {}
+    for row in rows:
+        counts.setdefault(row["cell"], set()).add(row["kernels/step"])
+    same = sum(len(found) == 1 for found in counts.values())
+    wrong = max(float(text.partition("%")[0]) for row in rows if (text := row["wrong by sequence number"]))
     least = {name: min(float(row[name].rstrip("%")) for row in rows) for name in ("of a phase", "of a layer")}
     return (
         f"On one NVIDIA H200, at least {least['of a phase']:.2f}% of the kernel time has a phase and "
-        f"{least['of a layer']:.2f}% a layer, in {len(rows)} profiles by nsys and torch.profiler."
+        f"{least['of a layer']:.2f}% a layer, in {len(rows)} profiles by nsys and torch.profiler; both count the same "
+        f"kernels in {same} of {len(counts)} cells, and autograd's sequence numbers give at most {wrong:.2f}% of the "
+        "kernel time to another layer."
     )
 
 
@@ -185,10 +195,10 @@ def _profile_page(folder: Path) -> str:
 
 def _snapshot_speed(folder: Path) -> str:
     rows = {row["what"]: row for row in table(folder / "cpu.md")}
-    whole, page = rows["every table"], rows["the page"]
+    whole, page, opened = rows["every table"], rows["the page"], table(folder / "cpu.md", 1)[0]
     return (
         f"On two CPU cores, a snapshot of a million events takes {whole['wall s']} s and {whole['peak MB']} MB for "
-        f"every table, {page['wall s']} s for the page."
+        f"every table, {page['wall s']} s for the page, which can be used {opened['ready ms']} ms after it is opened."
     )
 
 
@@ -215,7 +225,13 @@ def _precision(folder: Path) -> str:
         if (values := line.split()) and values[0] in ("bf16", "fp8") and len(values) > 6:
             gains.setdefault(values[0], (values[6], values[7]))
     text = ", ".join(f"{name} {gain} as fast as fp32 (95% interval {spread})" for name, (gain, spread) in gains.items())
-    return f"On one NVIDIA H200, a training step of small at context 256 is in {text}."
+    training = next(number for number, line in enumerate(lines) if line.startswith("precision  steps"))
+    losses = {row[0]: row[3] for line in lines[training:] if len(row := line.split()) > 3}
+    ends = ", ".join(f"{losses[name]} ({name})" for name in ("fp32", *gains))
+    return (
+        f"On one NVIDIA H200, a training step of small at context 256 is in {text}; trained on the same data, the loss "
+        f"over the last 10% of 200 steps is {ends}."
+    )
 
 
 def _checkpoint(folder: Path) -> str:
@@ -237,31 +253,76 @@ def _counters(folder: Path) -> str:
     return f"On one NVIDIA H200, the occupancy, beside the most that a kernel's resources allow, is {text}."
 
 
-_COUNTERS = "How well do the FlashAttention kernels in Triton fill the multiprocessors, by counters of Nsight Compute?"
-_CHECKPOINT = "Which is the cheapest checkpoint of xl at context 2048 under a memory budget, and does it fit?"
-_PRECISION = "What does each precision gain on small, and does it train as well?"
-_ZERO1 = "How does this package's ZeRO stage 1 compare with PyTorch's on two GPUs?"
-_COMM = "What do the collectives of two GPUs take, by size and dtype?"
 # Folder of profiles/ → its benchmark.
 BENCHMARKS = {
-    "analyze_speed": Benchmark("analyze_speed", _analyze_speed, "cpu.md"),
-    "annotation_cost": Benchmark("annotation_cost", _annotation_cost, "h200.md"),
-    "attention_h200": Benchmark("attention_peers", _attention_h200, "peers/table.md", "lengths/d128_causal.svg"),
-    "busbw": Benchmark("busbw", _busbw, "busbw.jsonl"),
-    "comm": Benchmark(_COMM, _comm, "table.txt", "figure.svg"),
-    "counters_flash_triton": Benchmark(_COUNTERS, _counters, "table.md"),
-    "ddp_variants": Benchmark("ddp_variants", _ddp_variants, "2.7B_last_bucket.md"),
-    "flash_triton_tune": Benchmark("flash_triton_tune", _flash_triton_tune, "h200.jsonl"),
-    "fsdp_launches": Benchmark("fsdp_launches", _fsdp_launches, "h200/2.7B.md"),
-    "memory_best_checkpoint": Benchmark(_CHECKPOINT, _checkpoint, "table.txt"),
-    "memory_prediction": Benchmark("memory_prediction", _memory_prediction, "table.md"),
-    "overhead": Benchmark("harness_overhead", _overhead, "h200.md"),
-    "precision": Benchmark(_PRECISION, _precision, "table.txt", "training.svg"),
-    "profile_coverage": Benchmark("profile_coverage", _profile_coverage, "xl.md"),
-    "profile_page": Benchmark("profile_page", _profile_page, "speed.md", "page.png"),
-    "snapshot_speed": Benchmark("snapshot_speed", _snapshot_speed, "cpu.md"),
-    "verdicts": Benchmark("verdicts", _verdicts, "h200/table.md"),
-    "zero1_against_torch": Benchmark(_ZERO1, _zero1, "table.md"),
+    "analyze_speed": Benchmark(
+        "How long does `cs-systems analyze` take for a large trace, and how much memory?", _analyze_speed, "cpu.md"
+    ),
+    "annotation_cost": Benchmark("What do annotations cost, off and on?", _annotation_cost, "h200.md"),
+    "attention_h200": Benchmark(
+        "How fast is the toolkit's attention beside its peers, call for call?",
+        _attention_h200,
+        "peers/table.md",
+        "lengths/d128_causal.svg",
+    ),
+    "busbw": Benchmark("Is the bus bandwidth of `cs-systems comm` that of nccl-tests' method?", _busbw, "busbw.jsonl"),
+    "comm": Benchmark("What do the collectives of two GPUs take, by size and dtype?", _comm, "table.txt", "figure.svg"),
+    "counters_flash_triton": Benchmark(
+        "How well do the FlashAttention kernels in Triton fill the multiprocessors, by counters of Nsight Compute?",
+        _counters,
+        "table.md",
+    ),
+    "ddp_variants": Benchmark(
+        "Which options make a data-parallel step of one model fast, each measured in turn in one group of processes?",
+        _ddp_variants,
+        "2.7B_last_bucket.md",
+    ),
+    "flash_triton_tune": Benchmark(
+        "Which tiles make the FlashAttention-2 Triton kernels fastest on this GPU?", _flash_triton_tune, "h200.jsonl"
+    ),
+    "fsdp_launches": Benchmark(
+        "What do strategies cost the host, and what does sharding cost, against the model alone in one group of ranks?",
+        _fsdp_launches,
+        "h200/2.7B.md",
+    ),
+    "memory_best_checkpoint": Benchmark(
+        "Which is the cheapest checkpoint of xl at context 2048 under a memory budget, and does it fit?",
+        _checkpoint,
+        "table.txt",
+    ),
+    "memory_prediction": Benchmark(
+        "How far is the predicted peak memory from the one that a GPU measures, and is it known what does not fit?",
+        _memory_prediction,
+        "table.md",
+    ),
+    "overhead": Benchmark("How much does the harness add to a step?", _overhead, "h200.md"),
+    "precision": Benchmark(
+        "What does each precision gain on small, and does it train as well?", _precision, "table.txt", "training.svg"
+    ),
+    "profile_coverage": Benchmark(
+        "What share of kernel time is given to a phase and to a layer, do both profilers agree, and is it right?",
+        _profile_coverage,
+        "xl.md",
+    ),
+    "profile_page": Benchmark(
+        "How large is the page of a step of 10,000 kernels, and how long until one can use it?",
+        _profile_page,
+        "speed.md",
+        "page.png",
+    ),
+    "snapshot_speed": Benchmark(
+        "How much time and memory does `cs-systems snapshot` take for a large file, and how soon can its page be used?",
+        _snapshot_speed,
+        "cpu.md",
+    ),
+    "verdicts": Benchmark(
+        "Can the verdicts of `compare` be trusted, on runs of equal steps and on runs with a planted 5% slowdown?",
+        _verdicts,
+        "h200/table.md",
+    ),
+    "zero1_against_torch": Benchmark(
+        "How does this package's ZeRO stage 1 compare with PyTorch's on two GPUs?", _zero1, "table.md"
+    ),
 }
 
 
@@ -275,13 +336,9 @@ def of_study(name: str, page: str, figure: str) -> Entry:
 
 
 def of_benchmark(name: str, benchmark: Benchmark) -> Entry:
-    """Return the row of a benchmark: its question is the first line of its script, its answer is computed."""
-    question = benchmark.script
-    if not question.endswith("?"):
-        text = (ROOT / "scripts" / "benchmarks" / f"{benchmark.script}.py").read_text(encoding="utf-8")
-        question = str(ast.get_docstring(ast.parse(text))).splitlines()[0]
+    """Return the row of a benchmark, with its answer computed from what its folder holds."""
     figure = f"{name}/{benchmark.figure}" if benchmark.figure else None
-    return Entry(question, benchmark.answer(PROFILES / name), f"{name}/{benchmark.page}", figure)
+    return Entry(benchmark.question, benchmark.answer(PROFILES / name), f"{name}/{benchmark.page}", figure)
 
 
 def first_sentence(text: str) -> str:

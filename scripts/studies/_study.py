@@ -1,6 +1,6 @@
 """Study: cells to measure, tables of the records, and an explanation that is computed from them.
 
-Each scripts/studies/<name>.py answers one question; its docstring gives question, method and output. All of them:
+Each scripts/studies/<name>.py answers the question of its `Study`; its docstring gives method and output. All of them:
 
     python scripts/studies/_study.py                          # lists them
     python scripts/studies/_study.py --all --budget-s 540     # runs them, the most telling first; again: the rest
@@ -78,7 +78,8 @@ class Study:
 
     Attributes:
         file: the script's `__file__`.
-        doc: the script's docstring, which opens with the question.
+        doc: the script's docstring, with the method, the output and the command.
+        question: title of the page, and the study's line in profiles/README.md.
         full: returns the cells for one H200.
         small: returns the cells for two CPU cores, under 20 s.
         tables: makes the tables from (cells, format).
@@ -86,6 +87,7 @@ class Study:
         answer: makes the answer that the page opens with: one or two sentences with a number, its unit and the device;
             "" if the records do not answer the question.
         figure: kind of figure (report/figures), of the cells that are `drawn`, or of all if none is.
+        drawn: chooses the cells of the figure; by default those that were not profiled.
         fresh_process: measure each cell in a worker of its own.
         interleave: measure the clean cells of a model in turn, round by round, and a profile of each, before the next
             model, so that a run that is cut short has whole models.
@@ -95,13 +97,14 @@ class Study:
 
     file: str
     doc: str | None
+    question: str
     full: Callable[[], list[RunConfig]]
     small: Callable[[], list[RunConfig]]
     tables: Callable[[list[Cell], str], list[str]]
     explain: Callable[[list[Cell]], list[str]]
     answer: Callable[[list[Cell]], str]
     figure: str
-    drawn: Callable[[Cell], bool] = lambda cell: True
+    drawn: Callable[[Cell], bool] = lambda cell: not cell.profiled
     fresh_process: bool = False
     interleave: bool = False
     drops: tuple[str, ...] = ()
@@ -110,10 +113,6 @@ class Study:
     @property
     def name(self) -> str:
         return Path(self.file).stem
-
-    @property
-    def title(self) -> str:
-        return str(self.doc).strip().splitlines()[0]
 
     @property
     def command(self) -> str:
@@ -251,8 +250,8 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
         plot.write(lambda: draw(found), out / FIGURE_FILE)
     elif fitting := plot.kinds(drawn):  # a study that was cut short may not fill its own figure yet
         plot.save(drawn, out / FIGURE_FILE, study.figure if study.figure in fitting else None)
-    picture = [f"![{study.title}]({FIGURE_FILE})"] if (out / FIGURE_FILE).is_file() else []
-    sections = [f"# {study.title}", answered(study, found), *picture, *tables, "## Findings", text, f"    {command}"]
+    picture = [f"![{study.question}]({FIGURE_FILE})"] if (out / FIGURE_FILE).is_file() else []
+    sections = [f"# {study.question}", answered(study, found), *picture, *tables, "## Findings", text, f"    {command}"]
     write_file(out / PAGE_FILE, ("\n\n".join(sections) + "\n").encode())
     print("\n".join(study.tables(found, format)))
     print(text, file=sys.stdout if format == "markdown" else sys.stderr)
@@ -332,7 +331,7 @@ def run_all(out_root: Path | None, budget_s: float, scale: str) -> int:
             print(f"{study.name}: left out after {spent:.0f} of {budget_s:.0f} s; run this again to measure it")
             continue
         out = out_root / study.name if out_root else study.folder(scale)
-        print(f"\n## {study.title}\n", flush=True)
+        print(f"\n## {study.question}\n", flush=True)
         try:
             measure(study, scale, out, deadline=began + budget_s)
             statuses[study.name] = publish(study, out)
@@ -361,7 +360,7 @@ def main() -> int:
         return run_all(args.out_root, args.budget_s, args.scale)
     for study in studies():
         full, small = len(study.full()), len(study.small())
-        print(f"{study.title}\n    {study.command}    # {full} cells; without a GPU {small}\n")
+        print(f"{study.question}\n    {study.command}    # {full} cells; without a GPU {small}\n")
     return 0
 
 

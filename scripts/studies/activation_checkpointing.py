@@ -1,4 +1,4 @@
-"""How many blocks should one activation checkpoint cover?
+"""Time and memory of a training step under each form of activation checkpointing.
 
 Question: what do checkpoints of 1, 2, 4 and 8 blocks, nested ones and selective ones save in memory, and what do they
     cost in time?
@@ -105,6 +105,11 @@ def _prices(size: str, same: dict[str, Cell]) -> list[str]:
     return [f"{size}: {least} saves the most, {saved:.0%} of {of}: {rest} remain, for {slower:+.1%} of the time"]
 
 
+def _blocks(group: str) -> str:
+    count = int(group.removeprefix("every:"))
+    return f"{count} {'block' if count == 1 else 'blocks'} a checkpoint"
+
+
 def answer(cells: list[Cell]) -> str:
     by, notes = index(cells, "size", "checkpoint"), []
     for size in dict.fromkeys(size for size, _ in by):
@@ -116,13 +121,23 @@ def answer(cells: list[Cell]) -> str:
         slower = groups[best]["median_s"] / plain["median_s"] - 1
         which = "" if column == "peak_allocated_bytes" else " as predicted"
         notes.append(
-            f"{size} needs the least memory with {best}, {human(groups[best][column], 'bytes')} instead of "
+            f"{size} needs the least memory with {_blocks(best)}, {human(groups[best][column], 'bytes')} instead of "
             f"{human(plain[column], 'bytes')}{which}, for {slower:+.1%} of the time"
         )
     return f"{place(cells)}, among equal groups: {'; '.join(notes)}." if notes else ""
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="phases")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "How many blocks should one activation checkpoint cover?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="phases",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,4 +1,4 @@
-"""What does an all-reduce cost by its size and the number of ranks, and what by starting the ranks?
+"""Cost of an all-reduce by its size and the number of ranks, apart from the start of the ranks.
 
 Question: what does a call take from 1 MiB to 1 GiB and on 1 to 6 ranks, what is paid once, and what would one
     stopwatch around both have shown?
@@ -148,7 +148,17 @@ def answer(cells: list[Cell]) -> str:
     return f"{place(cells)}: {'; '.join(notes)}." if notes else ""
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="collectives")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What does an all-reduce cost by its size and the number of ranks, and what by starting the ranks?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="collectives",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

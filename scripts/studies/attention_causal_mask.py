@@ -1,4 +1,4 @@
-"""What does a causal mask save?
+"""Time of attention with and without a causal mask.
 
 Question: causal attention asks for half of the scores; which implementation does half of the work?
 Method: batch 32, 32 heads, embedding 2048 (d_head 64), fp16, lengths 8 … 512 and 2048, with and without the mask.
@@ -70,7 +70,7 @@ def answer(cells: list[Cell]) -> str:
     return f"{place(cells)}, at length {longest:,} a causal mask multiplies the time of forward by {text}."
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time")
+STUDY = Study(__file__, __doc__, "What does a causal mask save?", full, small, tables, explain, answer, figure="time")
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,4 +1,4 @@
-"""How does attention's time depend on the embedding, at a fixed number of heads?
+"""Time of attention over embedding sizes, at a fixed number of heads.
 
 Question: from embedding 32 to 2048 at 32 heads (d_head 1 … 64) the work grows 64 times; why is the time flat at
     first?
@@ -71,7 +71,17 @@ def answer(cells: list[Cell]) -> str:
     )
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "How does attention's time depend on the embedding, at a fixed number of heads?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="time",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

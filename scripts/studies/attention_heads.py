@@ -1,4 +1,4 @@
-"""What do more heads cost at a fixed embedding?
+"""Time of attention over numbers of heads, at a fixed embedding.
 
 Question: with embedding 32 split over 1 … 16 heads the formula's FLOPs stay the same; why does TFLOP/s fall as
     1/heads?
@@ -72,7 +72,17 @@ def answer(cells: list[Cell]) -> str:
     )
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What do more heads cost at a fixed embedding?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="time",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,4 +1,4 @@
-"""What memory does attention over the whole score matrix take, and where does it end?
+"""Memory of attention that holds the whole score matrix, up to the length that does not fit.
 
 Question: at batch 8, over head sizes and lengths, how long do forward and backward take, what is in memory before
     backward and at its peak, and which cell runs out of it?
@@ -126,13 +126,25 @@ def answer(cells: list[Cell]) -> str:
     if not peak:
         peak, which = largest["backward_bytes"], "predicted "
     matrix = largest["score_matrix_bytes"]
+    failed = [row["seq"] for row in alive(cells) if row["result"] == "oom"]
+    end = f"the shortest length that runs out of memory is {min(failed):,}" if failed else "every measured length fits"
     return (
         f"{place(cells)}, at length {largest['seq']:,} one score matrix takes {human(matrix, 'bytes')}, and the "
-        f"{which}peak of forward and backward is {human(peak, 'bytes')}, {peak / matrix:.1f} times that."
+        f"{which}peak of forward and backward is {human(peak, 'bytes')}, {peak / matrix:.1f} times that; {end}."
     )
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What memory does attention over the whole score matrix take, and where does it end?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="memory",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

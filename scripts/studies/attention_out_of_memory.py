@@ -1,4 +1,4 @@
-"""What does attention need that a card of 8 GB does not have?
+"""Longest attention call that fits into 8 GiB and 24 GiB, by implementation.
 
 Question: at which length does each implementation run out of memory on 8 GiB and on 24 GiB, and what was it asking
     for?
@@ -119,17 +119,33 @@ def answer(cells: list[Cell]) -> str:
     notes = []
     for limit in dict.fromkeys(cell["memory_limit_bytes"] for cell in cells):
         here = [cell for cell in cells if cell["memory_limit_bytes"] == limit and cell["status"] in ("ok", "oom")]
-        longest = {
-            name: max((cell["seq"] for cell in here if cell["attention"] == name and cell.measured), default=None)
-            for name in dict.fromkeys(cell["attention"] for cell in here)
-        }
-        fits = ", ".join(f"{seq:,} ({name})" if seq else f"none ({name})" for name, seq in longest.items())
-        if fits:
-            notes.append(f"within {human(limit, 'bytes')} the longest that fits is {fits}")
-    return f"{place(cells)}: of the measured lengths, {'; '.join(notes)}." if notes else ""
+        found = []
+        for name in dict.fromkeys(cell["attention"] for cell in here):
+            same = [cell for cell in here if cell["attention"] == name]
+            longest = max((cell["seq"] for cell in same if cell.measured), default=None)
+            failed = min((cell for cell in same if cell["status"] == "oom"), key=lambda cell: cell["seq"], default=None)
+            text = f"{name} fits up to length {longest:,}" if longest else f"{name} fits at no length"
+            if failed:
+                needed = human(failed["predicted_peak_bytes"], "bytes")
+                text += f" and needs {needed} at {failed['seq']:,} by prediction"
+            found.append(text)
+        if found:
+            notes.append(f"within {human(limit, 'bytes')} {', '.join(found)}")
+    return f"{place(cells)}, {'; '.join(notes)}." if notes else ""
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory", drawn=on_the_larger_card)
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What does attention need that a card of 8 GB does not have?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="memory",
+    drawn=on_the_larger_card,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

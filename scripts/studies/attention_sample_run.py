@@ -1,4 +1,4 @@
-"""What does one attention call take: batch 32, length 1024, 32 heads, embedding 2048, causal and not?
+"""Time, TFLOP/s and memory of one named attention call, causal and not.
 
 Question: what does one named call take, and was a published one causal?
 Method: fp16, forward and backward by the device's clock, 30 samples; FlashAttention as torch ships it, the package
@@ -83,7 +83,17 @@ def answer(cells: list[Cell]) -> str:
     return f"{place(cells)}, forward and backward take, without a causal mask and with it: {'; '.join(notes)}."
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="phases")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What does one attention call take: batch 32, length 1024, 32 heads, embedding 2048, causal and not?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="phases",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

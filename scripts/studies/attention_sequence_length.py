@@ -1,4 +1,4 @@
-"""How do time, TFLOP/s and peak memory of attention grow with the sequence length?
+"""Time, TFLOP/s and peak memory of attention over sequence lengths.
 
 Question: from length 8 to 512, where does FlashAttention begin to pay, and why was the shortest length the slowest?
 Method: batch 32, 32 heads, embedding 2048 (d_head 64), causal, fp16; forward and backward by the device's clock
@@ -97,15 +97,35 @@ def answer(cells: list[Cell]) -> str:
     slower = [n for n in both if by[PYTORCH, n]["median_s"] <= by[FLASH2, n]["median_s"]]
     first = next((n for n in both if not slower or n > slower[-1]), None)
     where = "at no measured length" if first is None else f"from length {first} on"
-    flash, naive = (human(by[name, both[-1]]["median_s"], "s") for name in (FLASH2, PYTORCH))
+    grows = []
+    for name in (PYTORCH, FLASH2):
+        ends = [by[name, n] for n in dict.fromkeys((both[0], both[-1]))]
+        columns = {"median_s": "s", "model_flops_per_s": "flops_per_s", "peak_allocated_bytes": "bytes"}
+        texts = [
+            " to ".join(human(cell[column], unit) for cell in ends)
+            for column, unit in columns.items()
+            if None not in [cell[column] for cell in ends]
+        ]
+        grows.append(f"{', '.join(texts)} ({name})")
     longest = human(max(one_bad_sample(cell)["first_s"] for cell in by.values()), "s")
     return (
-        f"{place(cells)}, {FLASH2} is faster than {PYTORCH} {where}; at length {both[-1]} it takes {flash} instead of "
-        f"{naive}. The first step of a cell takes up to {longest}, which a mean over few samples would not hide."
+        f"{place(cells)}, from length {both[0]} to {both[-1]} time, rate and peak memory of forward and backward go "
+        f"from {'; '.join(grows)}. {FLASH2} is faster than {PYTORCH} {where}. The first step of a cell takes up to "
+        f"{longest}, which a mean over few samples would not hide."
     )
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "How do time, TFLOP/s and peak memory of attention grow with the sequence length?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="time",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

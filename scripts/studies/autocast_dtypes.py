@@ -1,4 +1,4 @@
-"""Which dtypes does autocast give each part of a model, and does bf16 still need LayerNorm in fp32?
+"""Dtypes that autocast gives each part of a model, and the steps of a norm that need fp32.
 
 Question: of a toy model, fc1 → relu → LayerNorm → fc2, which dtype have parameters, fc1's output, LayerNorm's output,
     logits, loss and gradients; why may all of them be fp32 though autocast is on; which step of LayerNorm, RMSNorm and
@@ -124,14 +124,15 @@ def answer(cells: list[Cell]) -> str:
     given = ", ".join(f"{title} {_short(seen[row][part])}" for title, row, part in ANSWERED)
     errors = ", ".join(f"{error} at {input}" for input, error in every.items())
     return (
-        f"{place(cells)}, bf16 autocast gives {given}. LayerNorm with every step in bf16 and pairwise sums is off by "
-        f"{errors} (u: unit roundoff of bf16), so inputs with a large mean need fp32."
+        f"{place(cells)}, bf16 autocast gives {given}; LayerNorm still needs fp32 for inputs with a large mean, "
+        f"because with every step in bf16 and pairwise sums it is off by {errors} (u: unit roundoff of bf16)."
     )
 
 
 STUDY = Study(
     __file__,
     __doc__,
+    "Which dtypes does autocast give each part of a model, and does bf16 still need LayerNorm in fp32?",
     cells,
     cells,
     tables,

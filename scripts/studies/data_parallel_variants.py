@@ -1,4 +1,4 @@
-"""What do the variants of data parallelism gain, and how large should a bucket be?
+"""Step time of the variants of data parallelism, and their best bucket size.
 
 Question: of a step on two ranks, what is communication, what of it hides behind backward, and what is only waiting?
 Method: medium in bf16 on 2 ranks, batch 4 and context 512 each: an all-reduce a parameter after backward, one flat
@@ -147,6 +147,16 @@ def bucket_rows(group: Sequence[RunRecord], found: Link) -> list[Row]:
     return rows
 
 
+def best_buckets(group: Sequence[RunRecord], line: Link | None) -> str:
+    """Return the bucket sizes that are best as predicted and as measured, as a sentence; "" where that is unknown."""
+    rows = [row for row in bucket_rows(group, line) if row["longer_than_alone_s"] is not None] if line else []
+    if not rows:
+        return ""
+    predicted = min(rows, key=lambda row: float(row["predicted_longer_s"]))
+    measured = min(rows, key=lambda row: float(row["longer_than_alone_s"]))
+    return f"of the measured sizes, {predicted['bucket']} is the best as predicted, {measured['bucket']} as measured"
+
+
 def backward_of(group: Sequence[RunRecord]) -> float | None:
     alone = parallel.baseline(group)
     if alone is None or alone.measurement is None:
@@ -174,14 +184,8 @@ def _buckets(group: Sequence[RunRecord], line: Link, backward_s: float) -> list[
         f"backward: the best of equal buckets is {human(best, 'bytes')}, "
         f"{best_count(gradients, backward_s, line):,.0f} of them"
     ]
-    rows = [row for row in bucket_rows(group, line) if row["longer_than_alone_s"] is not None]
-    if rows:
-        predicted = min(rows, key=lambda row: float(row["predicted_longer_s"]))
-        measured = min(rows, key=lambda row: float(row["longer_than_alone_s"]))
-        notes.append(
-            f"of the measured sizes, {predicted['bucket']} is the best as predicted, {measured['bucket']} as "
-            "measured; the formula ignores that communication slows computation down"
-        )
+    if sizes := best_buckets(group, line):
+        notes.append(f"{sizes}; the formula ignores that communication slows computation down")
     return notes
 
 
@@ -204,10 +208,23 @@ def answer(found: list[Cell]) -> str:
     notes = [best for group in groups(found) for best in [fastest(group)] if best]
     if not notes:
         return ""
-    return f"{place(found)}: {'; '.join(notes)}, in the best of our variants and of PyTorch's on two ranks, and alone."
+    times = f"{'; '.join(notes)}, in the best of our variants and of PyTorch's on two ranks, and alone"
+    sizes = [size for group in groups(found) for size in [best_buckets(group, link(found))] if size]
+    return f"{place(found)}: {'; '.join([times, *sizes])}."
 
 
-STUDY = Study(__file__, __doc__, full, small, study_tables, explain, answer, figure="streams", drawn=has_streams)
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What do the variants of data parallelism gain, and how large should a bucket be?",
+    full,
+    small,
+    study_tables,
+    explain,
+    answer,
+    figure="streams",
+    drawn=has_streams,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,4 +1,4 @@
-"""How does FlashAttention's advantage depend on batch, length, heads and embedding?
+"""Speed-up of FlashAttention over naive attention by batch, length, heads and embedding.
 
 Question: by what factor is it faster, along each of four inputs, and does that factor agree with the ratio of the
     rates?
@@ -13,9 +13,10 @@ Why: The ratio of times and the ratio of rates of the same call are the same num
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from math import isclose
+from typing import Any
 
 from _attention import COLUMNS, PYTORCH, QUICK, by_backend, calls
 from _cells import Cell, place
@@ -116,18 +117,40 @@ def varies_length_alone(cell: Cell) -> bool:
 
 
 def answer(cells: list[Cell]) -> str:
-    gains: dict[str, list[float]] = {}
-    for row in ratios(cells):
-        gains.setdefault(row["attention"], []).append(row["ratio of times"])
-    text = " and ".join(f"{name} is {min(times):.1f} to {max(times):.1f} times" for name, times in gains.items())
-    if not text:
-        return ""
-    return f"{place(cells)}, over forward and backward {text} as fast as {PYTORCH}."
+    rows, notes = ratios(cells), []
+    for name in by_backend(cells):
+        same = [(_axes(row), row["ratio of times"]) for row in rows if row["attention"] == name]
+        gains = []
+        for axis in _axes(asdict(BASE)):
+            varied = sorted((at[axis], times) for at, times in same if _varies_alone(axis, at))
+            if len(varied) > 1:
+                (low, first), (high, last) = varied[0], varied[-1]
+                gains.append(f"from {first:.1f} to {last:.1f} along {axis} {low:,} to {high:,}")
+        if gains:
+            notes.append(f"{', '.join(gains)} ({name})")
+    return (
+        f"{place(cells)}, the speed-up over {PYTORCH} in forward and backward goes {'; '.join(notes)}." if notes else ""
+    )
+
+
+def _axes(inputs: Mapping[str, Any]) -> dict[str, int]:
+    return {
+        "batch": inputs["batch"],
+        "length": inputs["seq"],
+        "heads": inputs["heads"],
+        "embedding": inputs["heads"] * inputs["d_head"],
+    }
+
+
+def _varies_alone(axis: str, at: dict[str, int]) -> bool:
+    bases = [_axes(asdict(base)) for base in (BASE, SMALL_BASE)]
+    return any(base | {axis: at[axis]} == at for base in bases)
 
 
 STUDY = Study(
     __file__,
     __doc__,
+    "How does FlashAttention's advantage depend on batch, length, heads and embedding?",
     full,
     small,
     tables,

@@ -1,4 +1,4 @@
-"""Is backward twice as long as forward, at every model size?
+"""Ratio of the time of backward to that of forward, at every model size.
 
 Question: each product of forward has two of its size in backward, so that 1 : 2 is expected; where is it not, and
     why?
@@ -97,8 +97,12 @@ def explain(cells: list[Cell]) -> list[str]:
         if not more or batch != BATCHES[-1]:
             notes.append(f"{size} {precision} batch {batch}: {why_the_ratio(cell)}{beside}")
     notes += kernels_say(clean(cells), "batch_size")
-    near = [cell for cell in by.values() if NEAR_TWO[0] <= ratio(cell) <= NEAR_TWO[1]]
-    return [*notes, f"{len(near)} of {len(by)} cells are within a tenth of 1 : 2 by the clock", *unknown(cells)]
+    near = sum(is_near_two(cell) for cell in by.values())
+    return [*notes, f"{near} of {len(by)} cells are within a tenth of 1 : 2 by the clock", *unknown(cells)]
+
+
+def is_near_two(cell: Cell) -> bool:
+    return NEAR_TWO[0] <= ratio(cell) <= NEAR_TWO[1]
 
 
 def answer(cells: list[Cell]) -> str:
@@ -106,25 +110,26 @@ def answer(cells: list[Cell]) -> str:
     if not measured:
         return ""
     clock = sorted(map(ratio, measured))
-    text = f"By the clock backward takes {clock[0]:.2f} to {clock[-1]:.2f} times as long as forward"
+    near = sum(map(is_near_two, measured))
+    text = (
+        f"{place(cells)}, backward is twice as long as forward, within a tenth, in {near} of {len(measured)} cells by "
+        f"the clock, where the ratio is {clock[0]:.2f} to {clock[-1]:.2f}"
+    )
     if kernels := sorted(cell["kernel_ratio"] for cell in measured if cell["kernel_ratio"]):
-        text = (
-            f"The kernels of backward take {kernels[0]:.2f} to {kernels[-1]:.2f} times as long as those of forward, "
-            f"over {len(kernels)} profiled cells; by the clock the ratio is {clock[0]:.2f} to {clock[-1]:.2f}"
-        )
-    return f"{place(cells)}: {text[0].lower()}{text[1:]}."
+        text += f"; the kernels alone have {kernels[0]:.2f} to {kernels[-1]:.2f}, over {len(kernels)} profiled cells"
+    return f"{text}."
 
 
 STUDY = Study(
     __file__,
     __doc__,
+    "Is backward twice as long as forward, at every model size?",
     full,
     small,
     tables,
     explain,
     answer,
     figure="phases",
-    drawn=lambda cell: not cell.profiled,
     drops=BY_KERNEL_AND_LAYER,
 )
 

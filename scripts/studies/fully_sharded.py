@@ -1,4 +1,4 @@
-"""What does full sharding cost and save, beside data parallelism and ZeRO stage 1?
+"""Time and memory of full sharding beside data parallelism and ZeRO stage 1.
 
 Question: of 3.4 billion parameters on two ranks, what do step and memory come to, and does the communication hide?
 Method: xl-2026 in bf16 on 2 ranks, batch 4 and context 512 each: DDP, ZeRO stage 1 with flat shards, full sharding
@@ -82,14 +82,25 @@ def answer(found: list[Cell]) -> str:
     for group in groups(found):
         peaks = {row["strategy"]: row["peak_allocated_bytes"] for row in parallel.volumes(group)}
         steps = {row["strategy"]: row["step_s"] for row in parallel.steps(group)}
-        for name in ("single", "ddp_bucketed", "fsdp", "torch_fsdp2"):
+        for name in ("single", "ddp_bucketed", "zero1_flat", "fsdp", "torch_fsdp2"):
             if steps.get(name):
                 peak = f" with a peak of {human(peaks[name], 'bytes')}" if peaks.get(name) else ""
                 notes.append(f"{name} {human(steps[name], 's')}{peak}")
     return f"{place(found)}, a step on two ranks, and on one (single), takes {'; '.join(notes)}." if notes else ""
 
 
-STUDY = Study(__file__, __doc__, full, small, study_tables, explain, answer, figure="streams", drawn=has_streams)
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What does full sharding cost and save, beside data parallelism and ZeRO stage 1?",
+    full,
+    small,
+    study_tables,
+    explain,
+    answer,
+    figure="streams",
+    drawn=has_streams,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

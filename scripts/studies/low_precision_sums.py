@@ -1,4 +1,4 @@
-"""Why is 1000 × 0.01 not 10 in low precision, and which sums need a wider accumulator?
+"""Errors of sums in low precision, explained by the rounding of each addition.
 
 Question: fp32 + fp32, fp16 + fp16, fp32 + fp16 and fp32 + (fp16 → fp32) give 10.0001, 9.9531, 10.0021 and 10.0021.
     Where does each error come from, what do longer sums and bf16 give, and how does the error grow with the length when
@@ -87,11 +87,22 @@ def answer(cells: list[Cell]) -> str:
     sums = ", ".join(f"{value:.4f} ({variant})" for variant, value in short.items())
     errors = ", ".join(f"{100 * error:.2g}% ({precision})" for precision, error in long.items())
     return (
-        f"{place(cells)}, 0.01 added 1000 times gives {sums}. Sequential sums of {LONGEST:,} terms are off by {errors}."
+        f"{place(cells)}, each addition rounds to the accumulator's dtype, so that 0.01 added 1000 times gives {sums}; "
+        f"sequential sums of {LONGEST:,} terms are off by {errors}, so those in fp16 and bf16 need a wider accumulator."
     )
 
 
-STUDY = Study(__file__, __doc__, cells, cells, tables, explain, answer, figure="sums")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "Why is 1000 × 0.01 not 10 in low precision, and which sums need a wider accumulator?",
+    cells,
+    cells,
+    tables,
+    explain,
+    answer,
+    figure="sums",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,4 +1,4 @@
-"""What is the peak memory of forward and of a training step, what is the largest allocation, and whose is it?
+"""Peak memory of forward and of a training step, and the owner of the largest allocation.
 
 Question: how much memory do inference and training of large take, in fp32 and bf16, and what consists of what?
 Method: large with 32 layers and the preset's 36, contexts 128, 256, 512; xl and xl-2026 at 128 and 2048; two
@@ -132,11 +132,21 @@ def answer(cells: list[Cell]) -> str:
     name, largest = predicted(by[size, context, precision, mode]).largest_allocation
     return (
         f"{place(cells)}, a training step of {size} at context {context} in fp32 peaks at {peaks[0]}, forward alone at "
-        f"{peaks[1]}. The largest single allocation is {name}, {human(largest, 'bytes')}."
+        f"{peaks[1]}; the largest single allocation of the step is {name}, {human(largest, 'bytes')}."
     )
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What is the peak memory of forward and of a training step, what is the largest allocation, and whose is it?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="memory",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

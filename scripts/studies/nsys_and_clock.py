@@ -1,4 +1,4 @@
-"""Does a phase take as long under nsys as by the clock, and as long as its kernels?
+"""Time of each phase under nsys, beside the clock and beside the sum of its kernels.
 
 Question: a profile names a time for each phase; may it be quoted as a timing, and where not, what is the difference?
 Method: small, medium and large (32 layers; the preset's 36 beside it at context 256, fp32) at contexts
@@ -183,23 +183,24 @@ def answer(cells: list[Cell]) -> str:
     slower = sorted(other["median_s"] / cell["median_s"] for cell, other in pairs(cells) if other)
     if not rows or not slower:
         return ""
-    agreeing = sum(bool(row["nsys agrees"]) for row in rows)
+    events, kernels = (sum(bool(row[column]) for row in rows) for column in ("nsys agrees", "kernels agree"))
     return (
-        f"{place(cells)}, a phase timed under nsys is within {TOLERANCE:.0%} of the unprofiled time in {agreeing} of "
-        f"{len(rows)} phases. A step under nsys takes {slower[0]:.2f} to {slower[-1]:.2f} times as long as without it."
+        f"{place(cells)}, of {len(rows)} phases timed by the clock, the time under nsys is within {TOLERANCE:.0%} in "
+        f"{events} and the sum of the kernels in {kernels}. A step under nsys takes "
+        f"{slower[0]:.2f} to {slower[-1]:.2f} times as long as without it."
     )
 
 
 STUDY = Study(
     __file__,
     __doc__,
+    "Does a phase take as long under nsys as by the clock, and as long as its kernels?",
     full,
     small,
     tables,
     explain,
     answer,
     figure="phases",
-    drawn=lambda cell: not cell.profiled,
     drops=BY_KERNEL_AND_LAYER,
 )
 

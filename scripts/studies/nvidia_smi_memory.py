@@ -1,4 +1,4 @@
-"""Why does nvidia-smi show more memory than memory_allocated, and whose is the difference?
+"""Difference between nvidia-smi's memory and memory_allocated, by owner.
 
 Question: what lies between the bytes that tensors have and the bytes that nvidia-smi shows?
 Method: two training steps of small, medium, large and xl at context 512, in fp32 and bf16, each in a process of its
@@ -115,7 +115,17 @@ def answer(cells: list[Cell]) -> str:
     )
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory")
+STUDY = Study(
+    __file__,
+    __doc__,
+    "Why does nvidia-smi show more memory than memory_allocated, and whose is the difference?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="memory",
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

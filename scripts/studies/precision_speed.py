@@ -1,4 +1,4 @@
-"""How much faster is a training step in bf16 and in fp8 than in fp32, and what keeps it from being more?
+"""Speed of a training step in fp32, bf16 and fp8, and the causes that limit the gain.
 
 Question: of small to 8B at context 256, what do bf16 autocast and fp8 linear layers gain over fp32, and where is the
     rest of what a tensor core could gain?
@@ -130,12 +130,18 @@ def answer(cells: list[Cell]) -> str:
         notes.append(f"{precision} is {by_size[low]:.2f} ({low}) to {by_size[high]:.2f} ({high}) times as fast as fp32")
     if not notes:
         return ""
-    return f"{place(cells)}, where the rounds decide, a training step in {' and in '.join(notes)}."
+    waiting: dict[str, list[float]] = {}
+    for row in explained([cell.record for cell in cells]):
+        waiting.setdefault(row["precision"], []).append(row["launch_bound_share"])
+    bound = " and ".join(f"{min(of):.0%} to {max(of):.0%} in {precision}" for precision, of in waiting.items())
+    limit = f"; the share of the profiled steps that is launch-bound is {bound}" if bound else ""
+    return f"{place(cells)}, where the rounds decide, a training step in {' and in '.join(notes)}{limit}."
 
 
 STUDY = Study(
     __file__,
     __doc__,
+    "How much faster is a training step in bf16 and in fp8 than in fp32, and what keeps it from being more?",
     full,
     small,
     tables,

@@ -1,4 +1,4 @@
-"""What does a block keep for its backward, eager and compiled, and which five tensors are most of it?
+"""Tensors that a block keeps for its backward, eager and compiled.
 
 Question: which tensors stay alive between forward and backward, in an RMSNorm and in a whole block, and what does
     torch.compile leave out?
@@ -135,11 +135,18 @@ def answer(cells: list[Cell]) -> str:
         if other["compile"] == "none" and all(row[k] == other[k] for k in NAMES[:3])
     ]
     compiled = (
-        f" Compiled, the whole model keeps this fraction of its eager bytes: {', '.join(of_eager)}." if of_eager else ""
+        f"; compiled, the whole model keeps this fraction of its eager bytes: {', '.join(of_eager)}" if of_eager else ""
+    )
+    (first, *_) = eager
+    top = [row for row in largest(cells) if all(row[name] == first[name] for name in NAMES)]
+    share = sum(row["kept_bytes"] for row in top) / first["all_bytes"]
+    tensors = ", ".join(
+        " of ".join(filter(None, (row["operation"], row["module"].removeprefix("layers.*.")))) for row in top
     )
     return (
-        f"{place(cells)}, a block of {eager[0]['size']} keeps {text} for backward; its residual stream is {stream}."
-        f"{compiled}"
+        f"{place(cells)}, a block of {first['size']} keeps {text} for backward{compiled}; {share:.0%} of all, in "
+        f"{first['attention']} {first['precision']}, is in the tensors of {tensors}. The block's residual "
+        f"stream is {stream}."
     )
 
 
@@ -170,7 +177,18 @@ def draw(cells: list[Cell]) -> Figure:
     return with_legend(drawn, axes)
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="memory", draw=draw)
+STUDY = Study(
+    __file__,
+    __doc__,
+    "What does a block keep for its backward, eager and compiled, and which five tensors are most of it?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="memory",
+    draw=draw,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

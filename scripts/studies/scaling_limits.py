@@ -1,4 +1,4 @@
-"""How far do data, fully sharded, tensor and 2-D parallelism scale before communication binds?
+"""Number of GPUs at which communication binds data, fully sharded, tensor and 2-D parallelism.
 
 Question: to how many GPUs can one batch be spread, by each strategy, before the step waits for the network?
 Method: a step is computed in closed form and simulated (computing, data-parallel and tensor-parallel collectives, each
@@ -315,7 +315,18 @@ def answer(cells: list[Cell]) -> str:
     )
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="phases", draw=draw)
+STUDY = Study(
+    __file__,
+    __doc__,
+    "How far do data, fully sharded, tensor and 2-D parallelism scale before communication binds?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="phases",
+    draw=draw,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

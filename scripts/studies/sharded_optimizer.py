@@ -1,4 +1,4 @@
-"""What does sharding the optimizer's state save, and what does it cost?
+"""Memory saved and time added by sharding the optimizer's state.
 
 Question: what does each of two ranks hold after building, forward, backward and the step, with and without, and is that
     what the formulas say?
@@ -84,7 +84,15 @@ def answer(found: list[Cell]) -> str:
 
 
 STUDY = Study(
-    __file__, __doc__, full, small, study_tables, explain, answer, figure="phases", drawn=lambda cell: not cell.profiled
+    __file__,
+    __doc__,
+    "What does sharding the optimizer's state save, and what does it cost?",
+    full,
+    small,
+    study_tables,
+    explain,
+    answer,
+    figure="phases",
 )
 
 if __name__ == "__main__":

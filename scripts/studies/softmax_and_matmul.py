@@ -1,4 +1,4 @@
-"""Why does softmax take about as long as the matrix products inside attention, with so few of their FLOPs?
+"""Time of softmax and of the matrix products inside attention, beside their FLOPs.
 
 Question: for each score softmax does 3 operations (exponential, sum, division) and a product 2·d_head: 1/43 of them at
     a head size of 64. What is its time spent on?
@@ -237,16 +237,24 @@ def answer(cells: list[Cell]) -> str:
     scores, softmax = by.get((precision, "scores")), by.get((precision, "softmax"))
     if not scores or not softmax:
         return ""
-    bound = ": memory bandwidth limits softmax" if softmax["bound by"] == "memory" else ""
+    bound = "memory bandwidth limits softmax" if softmax["bound by"] == "memory" else "compute limits softmax"
     return (
-        f"{place(cells)}, at context {longest} in bf16, the softmax of one attention call takes "
-        f"{human(softmax['time_s'], 's')} and the product of the scores {human(scores['time_s'], 's')}. Softmax must "
-        f"move {human(softmax['bytes'], 'bytes')}, the product {human(scores['bytes'], 'bytes')}{bound}."
+        f"{place(cells)}, {bound}: at context {longest} in bf16 the softmax of one attention call must move "
+        f"{human(softmax['bytes'], 'bytes')} and takes {human(softmax['time_s'], 's')}, the product of the scores "
+        f"{human(scores['bytes'], 'bytes')} and {human(scores['time_s'], 's')}."
     )
 
 
 STUDY = Study(
-    __file__, __doc__, full, small, tables, explain, answer, figure="phases", drawn=lambda cell: not cell.profiled
+    __file__,
+    __doc__,
+    "Why does softmax take about as long as the matrix products inside attention, with so few of their FLOPs?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="phases",
 )
 
 if __name__ == "__main__":

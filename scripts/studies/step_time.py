@@ -1,4 +1,4 @@
-"""How long do forward, backward and the optimizer take, for each model size and context length?
+"""Time of forward, backward and the optimizer, for each model size and context length.
 
 Question: what does a training step cost, and is it the GPU that we time, or the host that feeds it?
 Method: sizes × contexts × {fp32, bf16}, naive attention, batch 4; each phase by the device's events and, beside
@@ -257,15 +257,20 @@ def answer(cells: list[Cell]) -> str:
         same = {size: cell for (p, seq, size), cell in by.items() if (p, seq) == (precision.value, context)}
         if same:
             by_time = sorted(same, key=_time(same))
-            times = [f"{human(same[size]['median_s'], 's')} ({size})" for size in (by_time[0], by_time[-1])]
+            times = [f"{_phases(same[size])} ({size})" for size in (by_time[0], by_time[-1])]
             notes.append(f"{' to '.join(dict.fromkeys(times))} in {precision.value}")
     free = [ratio(cell) for cell in by.values() if is_launch_bound(cell, "forward") is not True]
     if not notes or not free:
         return ""
     return (
-        f"{place(cells)}, a training step at context {context} takes {' and '.join(notes)}. Where "
-        f"forward is not launch-bound, backward takes {min(free):.2f} to {max(free):.2f} times as long as forward."
+        f"{place(cells)}, at context {context} forward, backward, the optimizer and the whole step take "
+        f"{'; '.join(notes)}. Where forward is not launch-bound, backward takes "
+        f"{min(free):.2f} to {max(free):.2f} times as long as forward."
     )
+
+
+def _phases(cell: Cell) -> str:
+    return ", ".join(human(cell[name], "s") for name in (*(f"{phase}.median_s" for phase in PHASES), "median_s"))
 
 
 def _time(cells: dict[str, Cell]) -> Callable[[str], float]:
@@ -275,6 +280,7 @@ def _time(cells: dict[str, Cell]) -> Callable[[str], float]:
 STUDY = Study(
     __file__,
     __doc__,
+    "How long do forward, backward and the optimizer take, for each model size and context length?",
     full,
     small,
     tables,

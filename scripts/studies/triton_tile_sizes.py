@@ -1,4 +1,4 @@
-"""Which tiles does a FlashAttention kernel in Triton want, and which does a GPU have no room for?
+"""Tile sizes of a FlashAttention kernel in Triton: the fastest, and those that do not fit a GPU.
 
 Question: at batch 1, over head sizes and lengths, what do tiles of 16, 32, 64 and 128 cost or gain, what do they change
     of memory, and which do not fit the shared memory of a multiprocessor?
@@ -281,18 +281,30 @@ def answer(cells: list[Cell]) -> str:
             here = [cell for cell in tiled if (cell["d_head"], cell["seq"]) == (d_head, longest)]
             best[d_head] = _size(min(here, key=lambda cell: float(cell["median_s"])))
         named = ", ".join(f"{size} at d_head {d_head}" for d_head, size in best.items())
-        notes.append(f"{place(tiled)}, at length {longest:,} in bf16 the fastest tile is {named}.")
+        notes.append(f"{place(tiled)}, at length {longest:,} in bf16 the fastest tile is {named}")
     rows, fits = fitting(cells), []
     for architecture in dict.fromkeys(row["architecture"] for row in rows):
         same = [row for row in rows if row["architecture"] == architecture]
         count = sum(not row["does not fit"] for row in same)
         fits.append(f"{count} of {len(same)} on {architecture} ({same[0]['limit (B)']} B)")
     if fits:
-        notes.append(f"Of the compiled tiles, these fit the shared memory of a block: {', '.join(fits)}.")
-    return " ".join(notes)
+        of = "of" if notes else "Of"
+        notes.append(f"{of} the compiled tiles, these fit the shared memory of a block: {', '.join(fits)}")
+    return f"{'; '.join(notes)}." if notes else ""
 
 
-STUDY = Study(__file__, __doc__, full, small, tables, explain, answer, figure="time", draw=draw)
+STUDY = Study(
+    __file__,
+    __doc__,
+    "Which tiles does a FlashAttention kernel in Triton want, and which does a GPU have no room for?",
+    full,
+    small,
+    tables,
+    explain,
+    answer,
+    figure="time",
+    draw=draw,
+)
 
 if __name__ == "__main__":
     raise SystemExit(run(STUDY))

@@ -1,4 +1,4 @@
-"""What do warm-up steps change, and what makes the first step slow?
+"""Effect of warm-up steps on the timed steps, and the causes of a slow first step.
 
 Question: with 0, 2 or 5 warm-up steps before 10 timed ones, how far is the mean from what a step takes once all is
     warm?
@@ -100,16 +100,26 @@ def answer(cells: list[Cell]) -> str:
     if not cold or not warm:
         return ""
     least = min(warm)
+    causes = [first_timed(cell.record.measurement)["cause"] for (_, n), cell in by.items() if n == 0]  # type: ignore[arg-type]
+    kinds = dict.fromkeys(_kind(cause) for text in causes if text for cause in text.split("; "))
+    why = f", because of {' and '.join(kinds)}" if kinds else ""
     off = max(abs(cell["mean_s"] / cell["median_s"] - 1) for (_, n), cell in by.items() if n == least)
     return (
         f"{place(cells)}, without warm-up the first timed step takes {min(cold):.1f} to {max(cold):.1f} times the "
-        f"median. After {least} warm-up steps the mean is within {off:.1%} of the median."
+        f"median{why}; after {least} warm-up steps the mean is within {off:.1%} of the median."
     )
+
+
+def _kind(cause: str) -> str:
+    """Return a cause without its count, and with its details in brackets."""
+    name, _, details = cause.lstrip("0123456789 ").partition(": ")
+    return f"{name} ({details})" if details else name
 
 
 STUDY = Study(
     __file__,
     __doc__,
+    "What do warm-up steps change, and what makes the first step slow?",
     full,
     small,
     tables,

@@ -1,4 +1,4 @@
-"""How does a sharded optimizer differ from ZeRO stage 1?
+"""Sharded optimizer beside ZeRO stage 1: bytes sent and step time.
 
 Question: two ways to leave each rank the state of its part alone: owners of whole parameters that broadcast them after
     the step, or flat shards with reduce-scatter and all-gather (ZeRO stage 1). Which sends what, and holds what?
@@ -62,12 +62,12 @@ def _volumes(group: Sequence[RunRecord]) -> list[str]:
         if flat is not None and name == "ddp_bucketed+zero1":
             more = row["sent_bytes"] / flat["sent_bytes"]
             notes.append(
-                f"on {ranks} ranks owners send {more:.3f} times what flat shards send, by formula "
-                f"{_formula(row) / _formula(flat):.3f}"
+                f"on {ranks} ranks a sharded optimizer ({name}) sends {more:.3f} times the bytes of ZeRO stage 1 "
+                f"(zero1_flat), by formula {_formula(row) / _formula(flat):.3f}"
             )
             own, other = steps.get((name, ranks)), steps.get(("zero1_flat", ranks))
             if own and other:
-                notes[-1] += f"; their step takes {own / other:.3f} times as long"
+                notes[-1] += f"; its step takes {own / other:.3f} times as long"
     return notes
 
 
@@ -81,7 +81,15 @@ def answer(found: list[Cell]) -> str:
 
 
 STUDY = Study(
-    __file__, __doc__, full, small, study_tables, explain, answer, figure="phases", drawn=lambda cell: not cell.profiled
+    __file__,
+    __doc__,
+    "How does a sharded optimizer differ from ZeRO stage 1?",
+    full,
+    small,
+    study_tables,
+    explain,
+    answer,
+    figure="phases",
 )
 
 if __name__ == "__main__":

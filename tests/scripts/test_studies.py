@@ -106,11 +106,19 @@ def test_studies_are_complete() -> None:
 def test_docstring_has_question_method_output_reason_and_command(name: str) -> None:
     it = study(name)
     text = inspect.cleandoc(it.doc)
-    assert it.title[0].isupper()
-    assert it.title.endswith("?")
+    assert it.question[0].isupper()
+    assert it.question.endswith("?")
     for part in ("\nQuestion: ", "\nMethod: ", "\nOutput: ", "\nWhy: "):
         assert part in text
     assert it.command == f"python scripts/studies/{name}.py"
+
+
+def test_figure_leaves_profiled_cells_out_by_default(skeleton: Any, builders: Any) -> None:
+    it = study("nsys_and_clock")
+    found = skeleton.cells([invented(builders, config) for config in it.full()])
+    drawn = [cell.record.run_config.profiler for cell in found if it.drawn(cell)]
+    assert set(drawn) == {"none"}
+    assert len(drawn) == len(found) / 2
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -370,7 +378,7 @@ def test_interrupted_study_is_resumed_and_published(skeleton: Any, tmp_path: Pat
     assert r"\begin{tabular}" in shown.out
     assert "not measured yet" not in shown.out + shown.err
     table = (tmp_path / "table.md").read_text()
-    assert table.startswith(f"# {it.title}")
+    assert table.startswith(f"# {it.question}")
     assert "## Findings" in table
     assert table.splitlines()[2] == skeleton.UNANSWERED  # these two cells have no mask
     assert table.index("![") < table.index("**")

@@ -19,6 +19,7 @@ PAGES = sorted(path for name in NAMES for path in (PROFILES / name).rglob("table
 FORBIDDEN = re.compile(
     r"\b[Tt]he report(?:'s)?\b|\bassignment\b|(?<![\w.])[ACDH][1-9]\d?(?=[:,. ])|\bL[3-9]\b|scripts/[a-z]\d+_"
 )
+MEASURED = " --measured "  # a page whose command names other folders
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)#\s]+)\)")
 
 
@@ -52,10 +53,18 @@ def test_no_page_names_an_assignment_or_a_bare_code() -> None:
     assert found == []
 
 
-def test_answers_are_computed_from_the_committed_records(skeleton: Any) -> None:
-    name = "attention_heads"
-    study = importlib.import_module(name).STUDY
-    records, _ = importlib.import_module("cs_systems.record").read_records(PROFILES / name)
-    answer = skeleton.answered(study, skeleton.cells(records))
-    assert answer == (PROFILES / name / "table.md").read_text(encoding="utf-8").splitlines()[2]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROFILES)))
+def test_answer_of_page_is_computed_from_its_committed_records(skeleton: Any, page: Path) -> None:
+    (study,) = (importlib.import_module(name).STUDY for name in page.relative_to(PROFILES).parts if name in NAMES)
+    title, _, answer, *_ = page.read_text(encoding="utf-8").splitlines()
+    assert title == f"# {study.question}"
+    if MEASURED in page.read_text(encoding="utf-8"):
+        pytest.skip("is computed from the records of other studies too")
+    records, _ = importlib.import_module("cs_systems.record").read_records(page.parent)
+    assert skeleton.answered(study, skeleton.cells(records)) == answer
+
+
+def test_records_that_lack_the_cells_of_an_answer_give_none(skeleton: Any) -> None:
+    study = importlib.import_module("attention_heads").STUDY
+    records, _ = importlib.import_module("cs_systems.record").read_records(PROFILES / study.name)
     assert skeleton.answered(study, skeleton.cells(records[:1])) == skeleton.UNANSWERED
