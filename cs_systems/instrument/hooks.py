@@ -7,7 +7,8 @@ one thread in falling order of their numbers, so a hook is needed only where the
 (sums of gradients, parameters' gradients) belongs to the node before it.
 
 A model under torch.compile is one function with one node: hooks on its modules would be compiled into it or break its
-graph. Its ranges are written into the code that is generated for it: see `compiled_ranges`.
+graph. Its ranges are written into the code that is generated for it: see `compiled_ranges`. Its modules have hooks too:
+compiled code ignores them, and what torch.compile leaves to eager mode, after a graph break, runs them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from operator import itemgetter
+from types import CodeType
 from typing import Any
 
 import torch
@@ -56,12 +58,14 @@ def annotate_model(
 
     A range has the name that `structure.range_names` gives: the module's path, or the own model's vocabulary. Lists,
     which are never called, and modules that return their input, have none. Inside a module under torch.compile, the
-    ranges are those of `compiled_ranges`.
+    ranges are those of `compiled_ranges`, and those of hooks only where its code runs in eager mode.
 
     depth: the number of words of the longest path with a range; None for as many as MOST_RANGES allows.
-    names: path → range, instead of those names, for every module; those inside a compiled one, too.
+    names: path → range, instead of those names, for every module.
     """
-    found = list(_boundaries(model, names is not None))
+    found = list(_boundaries(model))
+    if any(is_compiled for *_, is_compiled in found):
+        _keep_from_compiler()
     named: Mapping[str, str | None] = names or range_names([path for path, *_ in found], type(model).__name__)
     if depth is None:
         depth = _deepest([path for path, *_ in found if named[path]])
@@ -80,20 +84,25 @@ def annotate_model(
     return Annotations(handles)
 
 
-def _boundaries(model: nn.Module, into_compiled: bool) -> Iterator[tuple[str, nn.Module, bool]]:
+def _boundaries(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
     """Yield (path, module, whether torch.compile takes it as one function) for the modules that get hooks."""
-    compiled: list[str] = []
     done: set[str] = set()
     for raw, module in model.named_modules():
         path = ".".join(word for word in raw.split(".") if word not in WRAPPERS)
-        if any(path == root or path.startswith(f"{root}." if root else "") for root in compiled):
-            continue
-        is_compiled = module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
-        if is_compiled and not into_compiled:
-            compiled.append(path)
         if path not in done and not _does_nothing(module):
             done.add(path)
+            is_compiled = module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
             yield path, module, is_compiled
+
+
+def _keep_from_compiler() -> None:
+    """Let the hooks run as Python where torch.compile takes every function on its own, after a graph break."""
+    from torch._C._dynamo.eval_frame import set_code_exec_strategy
+    from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+    for hook in (_opens, _closes):
+        code = next(constant for constant in hook.__code__.co_consts if isinstance(constant, CodeType))
+        set_code_exec_strategy(code, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))  # it and what it calls
 
 
 def _does_nothing(module: nn.Module) -> bool:

@@ -118,3 +118,37 @@ def test_compiled_kernels_are_marked_with_real_paths(how: str) -> None:
         assert linear <= {*opened}
         assert {name for name in opened if not name.startswith("fused (")} <= known
     assert [row.path for row in rows(watched)] == [row.path for row in rows(Net())]
+
+
+class BrokenNet(Net):
+    """Net with code in its middle that torch.compile cannot take."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        torch._dynamo.graph_break()
+        y: Tensor = self.out(self.trunk[1](self.trunk[0](x)["x"])["x"])
+        return y
+
+
+class RecurrentNet(Net):
+    """Net with an LSTM, for which torch.compile leaves the whole forward to eager mode."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__(width)
+        self.trunk = nn.ModuleList([nn.LSTM(width, width)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.trunk[0](self.stem(x))[0])
+        return y
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kind", [BrokenNet, RecurrentNet])
+def test_modules_have_ranges_on_both_sides_of_a_graph_break(kind: type[Net]) -> None:
+    torch.manual_seed(0)
+    net = torch.compile(kind())
+    forward, backward = _events(net, net)
+    modules = [name for name in (row.path for row in rows(kind())) if name in ("stem", "out", "trunk.0", "trunk.1")]
+    for opened in (forward, backward):
+        found = {name for name in opened if not name.startswith("fused (")}
+        assert all(any(name == path or name.startswith(f"{path}.") for name in found) for path in modules)
