@@ -97,12 +97,12 @@ def _boundaries(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
 
 def _keep_from_compiler() -> None:
     """Let the hooks run as Python where torch.compile takes every function on its own, after a graph break."""
-    from torch._C._dynamo.eval_frame import set_code_exec_strategy
-    from torch._dynamo.types import FrameAction, FrameExecStrategy
+    from torch._C._dynamo import eval_frame as dynamo
 
+    skip = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)  # it and what it calls
     for hook in (_opens, _closes):
         code = next(constant for constant in hook.__code__.co_consts if isinstance(constant, CodeType))
-        set_code_exec_strategy(code, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))  # it and what it calls
+        dynamo.set_code_exec_strategy(code, skip)
 
 
 def _does_nothing(module: nn.Module) -> bool:

@@ -43,7 +43,7 @@ from cs_systems.traces.profile import profile
 from cs_systems.traces.read import read
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tests.families.models import ResNet, UNet
+from tests.families.models import Gan, ResNet, UNet
 
 WARMUP, RECORDED = 4, 3
 Loss = Callable[[Any], Tensor]
@@ -191,6 +191,12 @@ def unet(size: str, batch: int) -> Case:
     return Case(UNet(width), {"x": torch.randn(count, 3, pixels, pixels)}, lambda out: out.float().square().mean())
 
 
+def gan(size: str, batch: int) -> Case:
+    pixels, width, count = (64, 64, 16 * batch) if size == "medium" else (8, 4, 2)
+    inputs = {"noise": torch.randn(count, width), "images": torch.randn(count, 3, pixels, pixels)}
+    return Case(Gan(width, pixels), inputs, sum)
+
+
 class Tagger(nn.Module):
     """LSTM between an embedding and a classifier."""
 
@@ -215,6 +221,7 @@ FAMILIES: dict[str, tuple[Callable[[str, int], Case], str | None]] = {
     "bert": (bert, "transformers"), "t5": (t5, "transformers"), "mixtral": (mixtral, "transformers"),
     "vit": (vit, "transformers"), "clip": (clip, "transformers"), "whisper": (whisper, "transformers"),
     "mamba": (mamba, "transformers"), "resnet": (resnet, None), "unet": (unet, None), "lstm": (lstm, None),
+    "gan": (gan, None),
 }  # fmt: skip
 
 

@@ -250,6 +250,35 @@ def lstm() -> Made:
     return model, lambda: model(tokens), lambda out: nn.functional.cross_entropy(out.transpose(1, 2), tokens)
 
 
+class Gan(nn.Module):
+    """Generator and discriminator; the output is the loss of the discriminator and that of the generator."""
+
+    def __init__(self, width: int = 4, pixels: int = 8) -> None:
+        super().__init__()
+        side = pixels // 4
+        self.generator = nn.Sequential(
+            nn.Linear(width, 4 * width * side**2), nn.Unflatten(1, (4 * width, side, side)),
+            nn.ConvTranspose2d(4 * width, 2 * width, 4, 2, 1), nn.BatchNorm2d(2 * width), nn.ReLU(),
+            nn.ConvTranspose2d(2 * width, 3, 4, 2, 1), nn.Tanh(),
+        )  # fmt: skip
+        self.discriminator = nn.Sequential(
+            nn.Conv2d(3, 2 * width, 4, 2, 1), nn.LeakyReLU(0.2),
+            nn.Conv2d(2 * width, 4 * width, 4, 2, 1), nn.BatchNorm2d(4 * width), nn.LeakyReLU(0.2),
+            nn.Flatten(), nn.Linear(4 * width * side**2, 1),
+        )  # fmt: skip
+
+    def forward(self, noise: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+        made = self.generator(noise)
+        softplus = nn.functional.softplus
+        real, known = self.discriminator(images), self.discriminator(made.detach())
+        return (softplus(-real) + softplus(known)).mean(), softplus(-self.discriminator(made)).mean()
+
+
+def gan() -> Made:
+    model, noise, images = Gan(), torch.randn(BATCH, 4), torch.randn(BATCH, 3, 8, 8)
+    return model, lambda: model(noise, images), sum
+
+
 _LLAMA = "model.layers.1"
 FAMILIES = {
     "llama": Family(
@@ -343,6 +372,12 @@ FAMILIES = {
         lstm,
         {},
         {"lstm": "recurrent", "embedding": "embedding", "classifier": "head"},
+        needs=None,
+    ),
+    "gan": Family(
+        gan,
+        {},
+        {"generator.2": "convolution", "generator.3": "norm", "discriminator.0": "convolution"},
         needs=None,
     ),
 }  # fmt: skip
