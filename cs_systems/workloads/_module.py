@@ -172,6 +172,10 @@ class ModuleStep(Training):
     def cost(self) -> None:
         return None
 
+    def _formula_sent_bytes(self) -> float | None:
+        """Return the formula's bytes; None where they depend on which parameters stay gathered after forward."""
+        return None if "parameters" in self.strategy.splits else super()._formula_sent_bytes()
+
     def describe(self) -> Ran:
         tokens = tokens_in(self.batch)
         loss = None if self.loss is None else float(self.loss.detach()) * self.setup.accumulate
