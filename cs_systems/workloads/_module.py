@@ -47,6 +47,7 @@ class ModuleStep(Training):
             model.bfloat16()
         if reason := checkpoint_blocks(model, config.checkpoint):
             raise Unavailable(reason)
+        self.parameters = sum(p.numel() for p in model.parameters())  # a strategy may leave parts of them
         super().__init__(config, device, model.to(device.torch).train())
         self.run_model = compiled(self.wrapped, config.compile)
         self.scheduler: Any = self._make_scheduler()
@@ -181,7 +182,7 @@ class ModuleStep(Training):
         loss = None if self.loss is None else float(self.loss.detach()) * self.setup.accumulate
         return {
             "tokens": None if tokens is None else tokens * self.setup.accumulate,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "parameters": self.parameters,
             "precision": self.config.precision.value,
             "mode": self.config.mode.value,
             "optimizer": self.optimizer_name,
