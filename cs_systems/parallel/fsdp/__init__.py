@@ -54,9 +54,8 @@ class FullyShardedDataParallel(nn.Module):
     shard_types: the modules whose own parameters are sharded, but for those without dimensions. EVERY_MODULE: all. The
         rest is on every rank, in its own dtype, and its gradients are averaged. With a compute dtype, LayerNorm,
         GroupNorm and RMSNorm of torch.nn compute in their weights' dtype and return that of their input; other modules
-        that do not cast must take any input dtype. Where
-        one module computes with the weights of another, as nn.MultiheadAttention with those of a Linear, both belong
-        in shard_types.
+        that do not cast must take any input dtype. Where one module computes with the weights of another, as
+        nn.MultiheadAttention with those of a Linear, both belong in shard_types.
     group: the ranks that share the parameters; all by default.
 
     Make the optimizer from `parameters()` of this wrapper: they hold this rank's parts, so a norm over them, as
