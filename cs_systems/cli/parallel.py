@@ -15,7 +15,18 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import MaybeInt, MaybeNames, MaybePath, ModelCells, Names, Numbers, Steps, Sweep, optional
+from cs_systems.cli._options import (
+    MaybeInt,
+    MaybeNames,
+    MaybePath,
+    ModelCells,
+    Names,
+    Numbers,
+    Steps,
+    Sweep,
+    Workloads,
+    optional,
+)
 from cs_systems.cli._output import (
     TableFormat,
     check_outputs,
@@ -26,6 +37,7 @@ from cs_systems.cli._output import (
     terminal_width,
 )
 from cs_systems.config import ConfigError, RunConfig, describe, one_of
+from cs_systems.core import plugins
 from cs_systems.record import Row, RunRecord
 
 WITH = ("overlap", "rank_memory")
@@ -93,6 +105,7 @@ class Parallel:
     ] = WITH
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
+    step: Workloads = field(default_factory=Workloads)
     format: Annotated[TableFormat, arg(help="format of the tables")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the tables; CSV: one file each, FILE, FILE-2, …")] = None
     figure: Annotated[
@@ -141,7 +154,7 @@ def cells(args: Parallel) -> list[RunConfig]:
             "--bucket-size-mb requires a strategy with buckets; add one to --strategy, such as ddp_bucketed"
         )
     made: list[RunConfig] = []
-    for base in args.cells.configs(args.steps.base()):
+    for base in args.cells.configs(args.steps.base(), args.step):
         made.append(base)
         made += [cell for name in args.strategy for cell in _of_strategy(base, name, args)]
     made = list(dict.fromkeys(made))
@@ -208,7 +221,7 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
     from cs_systems.comparison import strategies as parallel
 
     written = []
-    trained = [record for record in records if record.config["workload"] == "train_step"]
+    trained = [r for r in records if r.config["workload"] == "train_step" or plugins.is_foreign(r.config["workload"])]
     for group, own in parallel.groups(trained).items():
         title = describe(group)
         tables: list[tuple[str, str, Sequence[Row], dict[str, str]]] = [

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, TypedDict
 
 from cs_systems.config import RunConfig
-from cs_systems.core import statistics
+from cs_systems.core import plugins, statistics
 from cs_systems.core.rows import OverlapRow, Row, first_row
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import RunRecord
@@ -141,22 +141,30 @@ def steps(group: Sequence[RunRecord]) -> list[StepRow]:
     """Return the step of each cell."""
     rows: list[StepRow] = []
     for record in clean(group):
-        config, step_s = record.run_config, _step_s(record)
+        step_s = _step_s(record)
         alone_s = _step_s(baseline(group, record.repeat))
         times = record.measurement.durations_s("step") if record.measurement else []
-        tokens = config.batch_size * config.tokens_per_sequence * data_ranks(record.config)
+        tokens = _tokens(record)
         rows.append(
             {
                 **_identity(record, group),
                 "step_s": step_s,
                 "p10_s": statistics.quantile(times, 0.1) if times else None,
                 "p90_s": statistics.quantile(times, 0.9) if times else None,
-                "tokens_per_s": tokens / step_s if step_s else None,
+                "tokens_per_s": tokens / step_s if tokens and step_s else None,
                 "efficiency": _efficiency(record, alone_s, step_s),
                 "note": record.reason if record.status != "ok" else ", ".join(w.code for w in record.warnings),
             }
         )
     return rows
+
+
+def _tokens(record: RunRecord) -> int | None:
+    """Return the tokens of a step of all ranks; a foreign model's are those that it reported."""
+    config = record.run_config
+    own = config.batch_size * config.tokens_per_sequence
+    tokens = first_row(record.results, "ran").get("tokens") if plugins.is_foreign(config.workload) else own
+    return None if tokens is None else int(tokens) * data_ranks(record.config)
 
 
 def _efficiency(record: RunRecord, alone_s: float | None, step_s: float | None) -> float | None:

@@ -145,7 +145,8 @@ def check_config(config: RunConfig) -> None:
             raise ConfigError(f"{option} requires NCCL, which needs GPUs; drop it on a CPU")
     if "features" in (splits := splits_of(config.strategy)):
         degree = check_layout(config.world_size, config.tp_degree, splits)
-        check_division(config.model.num_heads, config.model.d_ff, degree)
+        if not plugins.is_foreign(config.workload):  # the layers of other models are known once they are built
+            check_division(config.model.num_heads, config.model.d_ff, degree)
 
 
 def compose(name: str, **options: Any) -> ParallelStrategy:

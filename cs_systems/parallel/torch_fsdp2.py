@@ -20,12 +20,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils import _pytree as pytree
 
+from cs_systems.config import ConfigError
 from cs_systems.formulas.communication import fully_sharded_bytes
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import dtype_of, gather_shards, maximum
 from cs_systems.parallel._data_parallel import broadcast_from_rank_0, check_same_parameters
-from cs_systems.parallel.fsdp.units import listed
+from cs_systems.parallel.fsdp.units import units_in
 
 
 class FSDP2(nn.Module):
@@ -34,7 +36,7 @@ class FSDP2(nn.Module):
     def __init__(self, module: nn.Module, find_unused_parameters: bool) -> None:
         super().__init__()
         self.module = module
-        in_lists = {p for child in listed(module) for p in child.parameters()}
+        in_lists = {p for child in units_in(module) for p in child.parameters()}
         self._optional = [
             (owner, name)
             for owner in module.modules()
@@ -51,9 +53,18 @@ class FSDP2(nn.Module):
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         output = self.module(*inputs, **options)
-        for owner, name in self._optional:
-            output = output + (0 * getattr(owner, name).view(-1)[0]).to(output.dtype)
-        return output
+        if not self._optional:
+            return output
+        zeros = [0 * getattr(owner, name).view(-1)[0] for owner, name in self._optional]
+
+        def with_zeros(x: Any) -> Any:
+            if not isinstance(x, Tensor) or not x.requires_grad:
+                return x
+            for zero in zeros:
+                x = x + zero.to(x.dtype)
+            return x
+
+        return pytree.tree_map(with_zeros, output)
 
     def keep_earlier(self) -> None:
         """Record which gradients finished micro-batches have left. Called while the parameters are sharded."""
@@ -90,6 +101,8 @@ def wrap(
 
     compute_dtype: as in `fsdp`. reshard_after_forward: torch's option, for the modules in lists.
     """
+    if scalar := next((name for name, p in model.named_parameters() if not p.ndim), None):
+        raise ConfigError(f"torch_fsdp2 cannot shard parameter {scalar}, which has no dimensions; use fsdp")
     check_same_parameters(model)
     broadcast_from_rank_0(model)
     device = next(model.parameters()).device
@@ -99,7 +112,7 @@ def wrap(
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype),
     }
     wrapped = FSDP2(model, find_unused_parameters)
-    for child in dict.fromkeys(listed(model)):
+    for child in units_in(model):
         if any(True for _ in child.parameters()):
             fully_shard(child, reshard_after_forward=reshard_after_forward, **options)
     fully_shard(wrapped, **options)

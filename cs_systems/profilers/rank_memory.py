@@ -48,7 +48,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 
 def collect(out: Path, record: RunRecord) -> Collected:
-    """Return `rank_memory`."""
+    """Return `rank_memory`; without expected bytes for foreign models, whose state the formula does not know."""
     config = record.run_config
     trained, sharing = _trained_bytes(record), data_ranks(record.config)
     rows: list[RankMemoryRow] = []
@@ -94,9 +94,9 @@ def expected_of(trained_bytes: int | None, strategy: str, ranks: int, step: int,
 
 def _trained_bytes(record: RunRecord) -> int | None:
     config, element = record.run_config, PARAMETER_BYTES[record.run_config.precision]
+    if config.workload != "train_step":  # dtypes, frozen parameters and the optimizer's state are unknown
+        return None
     if (divided_over := config.world_size // data_ranks(record.config)) > 1:
-        if config.workload != "train_step":  # for other modules it is unknown which parameters are divided
-            return None
         return int(payload(config.model, 0, element, 0).on_tensor_rank(divided_over).parameter_bytes)
     count = next((row.get("parameters") for row in record.results.get("ran", ())), None)
     return None if count is None else int(count * element)

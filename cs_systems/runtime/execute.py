@@ -31,6 +31,7 @@ from cs_systems.runtime.process_state import ProcessState, seed_all
 from cs_systems.runtime.timing import measure
 from cs_systems.workloads import Unavailable, Workload, _foreign
 from cs_systems.workloads._module import ModuleStep
+from cs_systems.workloads._training import Training
 
 Emit = Callable[[Message], object]
 # A resident workload that is visited again is compiled and allocated; one warm-up step restores caches and clocks.
@@ -324,7 +325,8 @@ def _provenance(config: RunConfig) -> dict[str, str]:
 def _tables(cell: _Cell, device: Device) -> Results:
     """Return the tables of the record besides its samples: memory, cost, and the workload's own tables."""
     made: Any = getattr(cell.workload, "tables", dict)()
-    own = cast(Results, plain_tables(made) if plugins.is_foreign(cell.config.workload) else made)
+    is_ours = isinstance(getattr(cell.workload, "inner", cell.workload), Training)
+    own = cast(Results, made if is_ours or not plugins.is_foreign(cell.config.workload) else plain_tables(made))
     measured = _measured_cost(cell.workload)
     tables = {**own, **_cost_tables(cell, device, measured.phases if measured else None)}
     return cast(Results, {**tables, "modules": measured.modules} if measured else tables)

@@ -19,7 +19,10 @@ from cs_systems.workloads._setup import TrainingSetup
 
 FORMS = "a Workload, a step to call, (model, batch), (model, batch, loss), or a TrainingSetup"
 # Options of the command line, by field, where the field's name is not that of the option.
-_OPTIONS = {"model.name": "size", "seq_len": "context-length", "model.context_length": "context-length"}
+_OPTIONS = {
+    "model.name": "size", "seq_len": "context-length", "model.context_length": "context-length",
+    "strategy_args": "strategy",
+}  # fmt: skip
 _STEP_FIELDS = (
     "batch_size", "seq_len", "mode", "attention", "precision", "compile", "optimizer", "checkpoint", "keep_graph", "l2",
     "strategy", "strategy_args", "bucket_size_mb", "tp_degree",

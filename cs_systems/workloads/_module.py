@@ -47,6 +47,7 @@ class ModuleStep(Training):
             model.bfloat16()
         if reason := checkpoint_blocks(model, config.checkpoint):
             raise Unavailable(reason)
+        self.parameters = sum(p.numel() for p in model.parameters())  # a strategy may leave parts of them
         super().__init__(config, device, model.to(device.torch).train())
         self.run_model = compiled(self.wrapped, config.compile)
         self.scheduler: Any = self._make_scheduler()
@@ -172,12 +173,16 @@ class ModuleStep(Training):
     def cost(self) -> None:
         return None
 
+    def _formula_sent_bytes(self) -> float | None:
+        """Return the formula's bytes; None where they depend on which parameters stay gathered after forward."""
+        return None if "parameters" in self.strategy.splits else super()._formula_sent_bytes()
+
     def describe(self) -> Ran:
         tokens = tokens_in(self.batch)
         loss = None if self.loss is None else float(self.loss.detach()) * self.setup.accumulate
         return {
             "tokens": None if tokens is None else tokens * self.setup.accumulate,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "parameters": self.parameters,
             "precision": self.config.precision.value,
             "mode": self.config.mode.value,
             "optimizer": self.optimizer_name,

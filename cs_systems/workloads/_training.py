@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cs_systems.config import Mode, Phase, Precision, RunConfig
+from cs_systems.config import ConfigError, Mode, Phase, Precision, RunConfig
 from cs_systems.core.rows import Results, SentRow
 from cs_systems.formulas.communication import NARROW_BYTES, Payload
-from cs_systems.formulas.cost import PARAMETER_BYTES
 from cs_systems.machine.device import Device
 from cs_systems.parallel import ParallelStrategy, compose
 from cs_systems.parallel._collectives import Call, counting
 from cs_systems.training.optimizers import optimizer_class
+from cs_systems.workloads import Unavailable
 
 
 def strategy_of(config: RunConfig) -> ParallelStrategy:
@@ -30,6 +30,7 @@ class Training:
         model: the model without a wrapper.
         wrapped: the model as `config.strategy` wraps it; a step calls this one.
         trained_bytes: Ψ, the bytes of the trained parameters before the strategy divides them.
+        trained_elements: their number of elements.
         calls: the collectives that our own strategies started in the last step.
         optimizer: the optimizer; it and `optimizer_name` are None in modes without an update.
         loss: the loss of the last step, a scalar.
@@ -38,9 +39,13 @@ class Training:
     def __init__(self, config: RunConfig, device: Device, model: nn.Module) -> None:
         self.config, self.device, self.model = config, device, model
         self.calls: list[Call] = []
-        self.trained_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.trained_bytes, self.trained_elements = sum(p.nbytes for p in trained), sum(p.numel() for p in trained)
         self.strategy = strategy_of(config)
-        self.wrapped = self.strategy.wrap(model)
+        try:
+            self.wrapped = self.strategy.wrap(model)
+        except ConfigError as error:  # the strategy cannot take this model
+            raise Unavailable(str(error)) from error
         self.scaler = self.strategy.grad_scaler(device.torch.type, enabled=config.precision is Precision.FP16)
         self.optimizer: torch.optim.Optimizer | None = None
         self.optimizer_name: str | None = None
@@ -102,7 +107,9 @@ class Training:
 
         What tensor parallelism divides is left out, because a module alone does not show it.
         """
-        return Payload(self.trained_bytes, narrow_share=NARROW_BYTES / PARAMETER_BYTES[self.config.precision])
+        narrowed_bytes = NARROW_BYTES * self.trained_elements
+        share = narrowed_bytes / self.trained_bytes if self.trained_bytes else 1.0
+        return Payload(self.trained_bytes, narrow_share=share)
 
     @abstractmethod
     def _forward(self) -> None: ...

@@ -47,6 +47,64 @@ def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
     return (folder / "tables.txt").read_text(), read_records(folder)[0], folder
 
 
+FOREIGN = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8))
+        self.blocks = nn.ModuleList(nn.Conv1d(8, 8, 3, padding=1) for _ in range(3))
+        self.norm = nn.BatchNorm1d(8)
+    def forward(self, x):
+        x = x * self.scale[:, None]
+        for block in self.blocks: x = torch.relu(block(x))
+        return self.norm(x)
+def model(config, device): return Net(), torch.randn(4, 8, 16)
+"""
+FOREIGN_BYTES = 4 * (8 + 3 * (8 * 8 * 3 + 8) + 2 * 8)
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
+    """Return the records of a user's own model."""
+    folder = tmp_path_factory.mktemp("foreign")
+    source = folder / "mine.py"
+    source.write_text(FOREIGN)
+    line = "parallel --strategy ddp_flat fsdp tp --with rank_memory --device cpu --warmup 0 --steps 2 --workload"
+    files = ["--out", str(folder), "--output", str(folder / "tables.txt")]
+    assert main([*line.split(), f"{source}:model", *files]) == 0
+    return read_records(folder)[0]
+
+
+def test_strategy_is_applied_to_a_foreign_model_or_the_cell_is_unavailable(foreign: list[RunRecord]) -> None:
+    found = {r.config["strategy"]: (r.status, r.reason or "") for r in foreign if r.config["profiler"] == "none"}
+    assert {name for name, (status, _) in found.items() if status == "ok"} == {"single", "ddp_flat", "fsdp"}
+    status, reason = found["tp"]
+    assert status == "unavailable"
+    assert reason.startswith("tp requires the attention or feed-forward blocks of BasicTransformerLM, and Net has none")
+
+
+def test_bytes_of_a_foreign_model_are_measured_or_empty(foreign: list[RunRecord]) -> None:
+    rows = {row["strategy"]: row for row in parallel.volumes(foreign) if row["strategy"] in ("ddp_flat", "fsdp")}
+    averaged, sharded = rows["ddp_flat"], rows["fsdp"]
+    assert averaged["formula_sent_bytes"] == FOREIGN_BYTES
+    assert FOREIGN_BYTES <= averaged["sent_bytes"] <= FOREIGN_BYTES + 33 * 9
+    assert sharded["sent_bytes"] > FOREIGN_BYTES
+    assert sharded["formula_sent_bytes"] is None
+    assert {row["predicted_peak_bytes"] for row in rows.values()} == {None}
+    assert {row["tokens_per_s"] for row in parallel.steps(foreign)} == {None}
+    kept = {(row["strategy"], row["component"]): row for row in parallel.stages(foreign)}
+    assert kept["single", "parameters"]["built_bytes"] == FOREIGN_BYTES
+    assert kept["ddp_flat", "parameters"]["built_bytes"] == FOREIGN_BYTES
+    for component, moments in (("parameters", 1), ("gradients", 1), ("optimizer state", 2)):
+        half = moments * FOREIGN_BYTES / 2
+        assert half <= kept["fsdp", component]["optimizer_bytes"] <= half + 16 * 2 * 9
+        assert kept["fsdp", component]["off"] is None
+    described = [r.results["ran"][0]["parameters"] for r in foreign if r.status == "ok"]
+    assert described == [FOREIGN_BYTES // 4] * len(described)
+
+
 @pytest.fixture
 def records(run: Any) -> list[RunRecord]:
     return run[1]  # type: ignore[no-any-return]

@@ -19,8 +19,10 @@ LIMIT_S = 50.0
 class Ranks:
     """The results of all ranks of one world size."""
 
-    def __init__(self, world_size: int, folder: Path, target: Callable[..., None] = run_rank) -> None:
-        launch(target, world_size, folder, limit_s=LIMIT_S)
+    def __init__(
+        self, world_size: int, folder: Path, target: Callable[..., None] = run_rank, limit_s: float = LIMIT_S
+    ) -> None:
+        launch(target, world_size, folder, limit_s=limit_s)
         self._results = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world_size)]
 
     def of(self, key: str) -> list[Any]:

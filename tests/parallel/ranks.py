@@ -96,7 +96,7 @@ def refuse(*_: Any) -> None:
 
 def run_rank(rank: int, world_size: int, folder: Path) -> None:
     """Run training and all scenarios of a rank on a CPU."""
-    _join("gloo", rank, world_size, folder)
+    join("gloo", rank, world_size, folder)
     refusals = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings(action="ignore"):  # it warns that these kernels are replaced
         for name in NAMED_ON_THE_HEAP:
@@ -109,22 +109,22 @@ def run_rank(rank: int, world_size: int, folder: Path) -> None:
             results[f"{name}-scaled{'-fused' * fused}"] = attempt(work)
     for scenario in [*SCENARIOS, *MISUSES] if world_size < 2 * TP_DEGREE else []:
         results[scenario.__name__] = attempt(lambda s=scenario: s(rank, world_size))
-    _leave(results, rank, folder)
+    leave(results, rank, folder)
 
 
 def run_gpu_rank(rank: int, world_size: int, folder: Path) -> None:
     """Run training and the sharded scenarios of a rank on its GPU."""
     torch.cuda.set_device(rank)
-    _join("nccl", rank, world_size, folder)
+    join("nccl", rank, world_size, folder)
     results = _train(rank, world_size, f"cuda:{rank}")
     if world_size == 2:
         results |= _shard(rank, world_size, f"cuda:{rank}")
         for name, options in ON_NCCL.items():
             results[name] = attempt(lambda options=options: narrowed(rank, world_size, f"cuda:{rank}", **options))
-    _leave(results, rank, folder)
+    leave(results, rank, folder)
 
 
-def _join(backend: str, rank: int, world_size: int, folder: Path) -> None:
+def join(backend: str, rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     faulthandler.enable()  # prints a rank's position when native code kills it
     dist.init_process_group(
@@ -148,6 +148,6 @@ def _shard(rank: int, world_size: int, device: str) -> dict[str, Any]:
     return {s.__name__: attempt(lambda s=s: s(rank, world_size, device)) for s in FSDP_SCENARIOS}
 
 
-def _leave(results: dict[str, Any], rank: int, folder: Path) -> None:
+def leave(results: dict[str, Any], rank: int, folder: Path) -> None:
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()

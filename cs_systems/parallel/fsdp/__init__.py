@@ -3,7 +3,8 @@
 Source: Rajbhandari et al. 2020, ZeRO stage 3; Zhao et al. 2023, PyTorch FSDP.
 
 A unit is the set of parameters that are gathered at once: each child of an outermost `nn.ModuleList` or
-`nn.Sequential`. Parameters outside of these, or shared by several, form the root unit. Forward gathers a unit before it
+`nn.Sequential`, and each block that `instrument.structure` finds. Parameters outside of these, or shared by several,
+form the root unit. Forward gathers a unit before it
 runs and frees it after. Backward gathers it again, frees it, and sends its gradients. While one unit computes, the one
 that came after it in the last forward, or in backward before it, is being gathered. The root unit stays from forward to
 the end of backward. So a step sends 3 Ψ (N−1)/N bytes less one gathering of the root unit, and at most two units and
@@ -26,18 +27,19 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.utils import _pytree as pytree
 
-from cs_systems import model
 from cs_systems.formulas.communication import fully_sharded_bytes
+from cs_systems.model import BasicTransformerLM, Embedding, Linear
 from cs_systems.parallel import ParallelStrategy
 from cs_systems.parallel._collectives import Averaging, dtype_of, maximum
 from cs_systems.parallel._data_parallel import broadcast_from_rank_0, by_size, check_same_parameters, refuse_assigning
 from cs_systems.parallel._mesh import data_group
 from cs_systems.parallel.fsdp.flat import Reduction
-from cs_systems.parallel.fsdp.norms import cast, take_any_dtype
+from cs_systems.parallel.fsdp.norms import cast, casts, take_any_dtype
 from cs_systems.parallel.fsdp.state import gather_into, make_optimizer, take_parts, whole_parameters
 from cs_systems.parallel.fsdp.units import Call, Unit, divide
 
-SHARD_TYPES = (nn.Linear, nn.Embedding, model.Linear, model.Embedding)
+EVERY_MODULE = (nn.Module,)
+SHARD_TYPES = (nn.Linear, nn.Embedding, Linear, Embedding)
 REPLICATED_BUCKET_BYTES = 25 * 2**20
 _NONE = -1  # the number that autograd gives to no backward
 
@@ -47,13 +49,13 @@ class FullyShardedDataParallel(nn.Module):
 
     Every rank creates it, and then calls the same methods in the same order.
 
-    compute_dtype: of weights and gradients as they are sent and computed with, and of the inputs of the sharded
-        modules; parts and their gradients are then fp32. None: all in the dtypes that the parameters have.
-    shard_types: the modules whose own parameters are sharded. The rest is on every rank, in its own dtype, and its
-        gradients are averaged. With a compute dtype, LayerNorm, GroupNorm and RMSNorm of torch.nn among the rest
-        compute in their weights' dtype and return that of their input; other modules must take any input dtype. Where
-        one module computes with the weights of another, as nn.MultiheadAttention with those of a Linear, both belong
-        in shard_types.
+    compute_dtype: of weights and gradients as they are sent and computed with, and of the inputs, of sharded modules
+        that `norms.casts`; parts and their gradients are then fp32. None: all in the dtypes that the parameters have.
+    shard_types: the modules whose own parameters are sharded, but for those without dimensions. EVERY_MODULE: all. The
+        rest is on every rank, in its own dtype, and its gradients are averaged. With a compute dtype, LayerNorm,
+        GroupNorm and RMSNorm of torch.nn compute in their weights' dtype and return that of their input; other modules
+        that do not cast must take any input dtype. Where one module computes with the weights of another, as
+        nn.MultiheadAttention with those of a Linear, both belong in shard_types.
     group: the ranks that share the parameters; all by default.
 
     Make the optimizer from `parameters()` of this wrapper: they hold this rank's parts, so a norm over them, as
@@ -73,7 +75,7 @@ class FullyShardedDataParallel(nn.Module):
         broadcast_from_rank_0(module, group)
         refuse_assigning(module)
         self.module = module
-        self._dtype, self._group = compute_dtype, group
+        self._group = group
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
         stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         with torch.no_grad():
@@ -86,10 +88,11 @@ class FullyShardedDataParallel(nn.Module):
             unit.module.register_forward_hook(partial(self._leave, unit), always_call=True)
         for unit in self._units:
             for m in unit.modules_of(shard_types):
-                m.register_forward_pre_hook(partial(self._prepare, unit), with_kwargs=True)
+                dtype = compute_dtype if casts(m) else None
+                m.register_forward_pre_hook(partial(self._prepare, unit, dtype), with_kwargs=True)
         sharded = {p for unit in self._units for flat in unit.flats for p in flat.params}
         if compute_dtype:
-            take_any_dtype(module, sharded)
+            take_any_dtype(module, {p for unit in self._units for p in unit.cast})
         self._trained = [p for p in module.parameters() if p.requires_grad]
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         replicated = [p for p in self._trained if p not in sharded]
@@ -172,14 +175,16 @@ class FullyShardedDataParallel(nn.Module):
             if not other.kept and not other.needed_by:
                 other.free()
 
-    def _prepare(self, unit: Unit, module: nn.Module, inputs: Any, options: Any) -> tuple[Any, Any] | None:
-        """Cast the inputs of a sharded module."""
+    def _prepare(
+        self, unit: Unit, dtype: torch.dtype | None, module: nn.Module, inputs: Any, options: Any
+    ) -> tuple[Any, Any] | None:
+        """Cast the inputs of a sharded module to `dtype`; None: leave them."""
         if not unit.is_attached:
             raise RuntimeError(
                 f"{type(module).__name__} was called before {type(unit.module).__name__} gathered its weights; call "
                 "the FullyShardedDataParallel wrapper, and call each child of a list as a whole"
             )
-        return None if self._dtype is None else cast(self._dtype, inputs, options)
+        return None if dtype is None else cast(dtype, inputs, options)
 
     def _before_backward(self, call: Call) -> None:
         """Wait for the weights of a unit whose backward comes, and start to gather those of the one before it."""
@@ -196,6 +201,8 @@ class FullyShardedDataParallel(nn.Module):
             self._open.setdefault(call, [None] * sum(len(flat.params) for flat in unit.trained))
         unit.start()
         unit.wait()
+        if unit.recomputes:
+            unit.attach_again()
         call.calls[call.index - 1].unit.start()  # the root is the first; index −1 is then the last
 
     def _gradients(self, call: Call, grads: Sequence[Tensor | None]) -> None:
@@ -321,9 +328,14 @@ def wrap(
 ) -> FullyShardedDataParallel:
     """Return the model wrapped in FullyShardedDataParallel.
 
+    The norms of BasicTransformerLM, a thousandth of its parameters, are whole on every rank; of other models every
+    parameter is sharded that has a dimension.
+
     compute_dtype: a torch.dtype, bf16 or fp16.
     """
-    return FullyShardedDataParallel(model, dtype_of("compute_dtype", compute_dtype), group=data_group(tp_degree))
+    is_own = any(isinstance(m, BasicTransformerLM) for m in model.modules())
+    types = SHARD_TYPES if is_own else EVERY_MODULE
+    return FullyShardedDataParallel(model, dtype_of("compute_dtype", compute_dtype), types, data_group(tp_degree))
 
 
 def finish_gradients(model: nn.Module) -> None:

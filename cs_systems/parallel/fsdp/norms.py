@@ -1,4 +1,4 @@
-"""Norms that keep their weights in fp32 where the layers around them compute in a lower dtype."""
+"""Modules that compute in a lower dtype, and norms between them that keep their weights in fp32."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from torch import Tensor, nn
 OF_ONE_DTYPE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-def take_any_dtype(module: nn.Module, sharded: Set[nn.Parameter]) -> None:
-    """Make the norms in `module` whose weights are not sharded accept inputs of any dtype on any device.
+def casts(module: nn.Module) -> bool:
+    """Return whether the module computes in the compute dtype: it has a weight of several dimensions, and is no norm.
+
+    That is true of linear layers, embeddings, convolutions, experts and recurrent layers.
+    """
+    return not isinstance(module, OF_ONE_DTYPE) and any(p.ndim > 1 for p in module.parameters(recurse=False))
+
+
+def take_any_dtype(module: nn.Module, cast: Set[nn.Parameter]) -> None:
+    """Make the norms in `module` accept inputs of any dtype on any device. cast: the weights in the compute dtype.
 
     They compute in the dtype of their weights and return that of their input.
     """
     for m in module.modules():
         own = next(m.parameters(recurse=False), None)
-        if isinstance(m, OF_ONE_DTYPE) and own is not None and own not in sharded:
+        if isinstance(m, OF_ONE_DTYPE) and own is not None and own not in cast:
             _take_any_dtype(m, own.dtype)
 
 
