@@ -52,13 +52,17 @@ class ForeignWorkload:
     def check(self) -> None:
         """Raise Unavailable if an option differs from its default and has no effect."""
         if ignored := sorted(self._ignored()):
-            options = " ".join(
-                dict.fromkeys(f"--{_OPTIONS.get(n, n.rpartition('.')[2]).replace('_', '-')}" for n in ignored)
-            )
+            options = self._as_written(ignored)
             fields = ", ".join(f"config.{name}" for name in ignored)
             raise Unavailable(
                 f"{self.config.workload} does not use {options}; leave out {options}, or read {fields} in the factory"
             )
+
+    def _as_written(self, fields: Iterable[str]) -> str:
+        """Return the fields as they were given: options of the command line, or arguments of `run`."""
+        if self.config.workload.startswith(plugins.LIVE):
+            return ", ".join(f"{name}=" for name in fields)
+        return " ".join(dict.fromkeys(f"--{_OPTIONS.get(n, n.rpartition('.')[2]).replace('_', '-')}" for n in fields))
 
     def _ignored(self) -> Iterable[str]:
         """Yield the fields that differ from their defaults and have no effect."""
@@ -116,7 +120,7 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
     name, own = config.workload, settings(config.workload_args)
     if config.inputs is not None:
         return _module_with_inputs(made, config, device)
-    if not callable(made) and not isinstance(made, (TrainingSetup, Mapping, tuple)):
+    if not callable(made) and not _is_workload(made) and not isinstance(made, (TrainingSetup, Mapping, tuple)):
         raise ConfigError(f"{name} is of type {type(made).__name__}; name a factory (config, device) or a step")
     if isinstance(made, nn.Module):
         raise ConfigError(f"{name} is a module without inputs; give its batch with --inputs path.py:name")
@@ -160,10 +164,13 @@ class _FirstCall(CallableWorkload):
 
 def _is_parts(result: Any) -> bool:
     """Return True if the result of a call is a model or a workload, which no step returns."""
-    is_workload = callable(getattr(result, "step", None)) and callable(getattr(result, "prepare", None))
     in_tuple = isinstance(result, tuple) and len(result) in (2, 3) and isinstance(result[0], nn.Module)
     in_mapping = isinstance(result, Mapping) and isinstance(result.get("model"), nn.Module)
-    return isinstance(result, (nn.Module, TrainingSetup)) or is_workload or in_tuple or in_mapping
+    return isinstance(result, (nn.Module, TrainingSetup)) or _is_workload(result) or in_tuple or in_mapping
+
+
+def _is_workload(made: Any) -> bool:
+    return not isinstance(made, type) and all(callable(getattr(made, name, None)) for name in ("step", "prepare"))
 
 
 def from_result(result: Any, config: RunConfig, device: Device, read: set[str]) -> ForeignWorkload:
