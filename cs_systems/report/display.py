@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from cs_systems.config import ConfigError, RunConfig, describe
+from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import visible
 from cs_systems.record import Row, RunRecord
 from cs_systems.report.tables import layout, records
@@ -39,8 +39,8 @@ def _tables(shown: Sequence[Any]) -> tuple[list[Table], str]:
         return [_table_of_cells(shown)], ""
     try:
         return records.tables(shown), ""
-    except ConfigError as error:
-        return [], str(error)
+    except Exception as error:  # a record from a file may hold anything
+        return [], f"no table: {type(error).__name__}: {error}"
 
 
 def _table_of_cells(cells: Sequence[RunConfig]) -> Table:

@@ -69,6 +69,8 @@ def run_live(made: Any, config: RunConfig, *, name: str | None, out: str | os.Pa
         repeat = 0 if journal is None else journal.times_done(config)
         stack.enter_context(plugins.holding(named, made if setup is None else setup))
         files = None if config.profiler == "none" else prefix(Path(folder), config, repeat)
+        if setup is not None:
+            stack.enter_context(torch.enable_grad())
         record = measured_here(config, repeat=repeat, out=files, setup=setup)
         if files is not None:
             record = with_profile(record, files, keep=journal is not None)

@@ -73,7 +73,9 @@ def _attributes(owner: Any) -> Callable[[], object]:
 
 def _tensor(tensor: Tensor) -> Callable[[], object]:
     """Return a function that gives a parameter or buffer its values, device, dtype and gradient back."""
-    device, dtype, gradient, requires_grad = tensor.device, tensor.dtype, tensor.grad, tensor.requires_grad
+    device, dtype, requires_grad = tensor.device, tensor.dtype, tensor.requires_grad
+    gradient = tensor.grad
+    restore_gradient = None if gradient is None else _tensor(gradient)
     memory = tensor.data if device.type == "cpu" else None  # a device's memory is not held: it belongs to the peak
     values = tensor.detach().to("cpu", copy=True)
 
@@ -87,6 +89,8 @@ def _tensor(tensor: Tensor) -> Callable[[], object]:
         tensor.data.copy_(values)
         if tensor.requires_grad != requires_grad:
             tensor.requires_grad_(requires_grad)
+        if restore_gradient is not None:
+            restore_gradient()
         tensor.grad = gradient
 
     return undo
