@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import visible
 from cs_systems.record import Row, RunRecord
 from cs_systems.report.tables import layout, records
-from cs_systems.report.tables.formats import DEFAULT_WIDTH, terminal
+from cs_systems.report.tables.formats import terminal
 from cs_systems.report.tables.rows import table_of
 from cs_systems.report.tables.table import Table
 
@@ -20,7 +21,8 @@ MOST_CELLS = 20  # of a grid that are shown, so that it fits a screen
 def as_text(heading: str, shown: Sequence[RunRecord] | Sequence[RunConfig]) -> str:
     """Return the heading and the tables, without a newline at the end."""
     tables, problem = _tables(shown)
-    return "\n".join(filter(None, [heading, visible(problem), terminal(tables, DEFAULT_WIDTH, False)])).rstrip("\n")
+    text = terminal(tables, shutil.get_terminal_size().columns, color=False)
+    return "\n".join(filter(None, [heading, visible(problem), text])).rstrip("\n")
 
 
 def as_html(heading: str, shown: Sequence[RunRecord] | Sequence[RunConfig]) -> str:

@@ -328,7 +328,10 @@ def record() -> RunRecord:
     return cs_systems.run(model=nn.Sequential(nn.Linear(16, 3)), inputs=X, name="<b>&co</b>", **QUICK)
 
 
-def test_record_is_shown_as_one_screen_of_text_and_as_escaped_html(record: RunRecord) -> None:
+def test_record_is_shown_as_one_screen_of_text_and_as_escaped_html(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     text, html = repr(record), record._repr_html_()
     assert len(text.splitlines()) < 24
     assert max(map(len, text.splitlines())) <= 80
@@ -383,3 +386,30 @@ def test_grid_shows_what_varies() -> None:
     assert repr(cs_systems.grid(seed=range(50))).endswith("and 30 more cells")
     assert "small ctx 512" in repr(cs_systems.grid())
     assert repr(cs_systems.grid(seed=[])) == "no cell"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("home", ["cpu", "cuda:0"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"device": "cuda"},
+        {"device": "cuda", "precision": "bf16-pure"},
+        {"device": "cuda", "memory_limit_bytes": 8 << 30},
+        {"device": "cuda", "profiler": "memory_snapshot"},
+    ],
+    ids=str,
+)
+def test_model_returns_to_its_device_with_its_values(options: dict[str, Any], home: str) -> None:
+    model = Net().to(home)
+    of_process = torch.cuda.get_per_process_memory_fraction(), torch.cuda.get_rng_state().tolist()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    record = cs_systems.run(model=model, inputs=BATCH, **({"warmup": 1, "steps": 2} | options))
+    assert record.status == "ok", record.reason
+    assert record.environment is not None
+    assert record.environment.device == ("cuda:0" if options else home)
+    for name, value in model.state_dict().items():
+        assert (value.device, value.dtype) == (before[name].device, before[name].dtype), name
+        assert torch.equal(value, before[name]), name
+    assert (torch.cuda.get_per_process_memory_fraction(), torch.cuda.get_rng_state().tolist()) == of_process
