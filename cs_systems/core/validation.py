@@ -26,13 +26,14 @@ def arguments_checked(function: T) -> T:
     name = function.__qualname__.split(".")[-2] if of_class else function.__name__
     named = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     named = named[1:] if of_class else named
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            for given in kwargs:
+            for given in kwargs if not takes_any else ():
                 one_of(f"argument of {name}", given, named)
             raise ConfigError(f"{name}: {error}; its arguments are {', '.join(named)}") from None
         return function(*args, **kwargs)

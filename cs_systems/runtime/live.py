@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.object_state import ObjectState
 from cs_systems.runtime.process_state import ProcessState
 from cs_systems.runtime.profiled import prefix, with_profile
+from cs_systems.workloads import _foreign
 from cs_systems.workloads._setup import TrainingSetup
 
 
@@ -39,8 +40,6 @@ def setup_of(model: Any, inputs: Any, parts: Mapping[str, Any]) -> TrainingSetup
         return TrainingSetup(model, **parts)
     if parts.get("batches") is not None:
         raise ConfigError("inputs= and batches= exclude each other; give one of them")
-    if isinstance(inputs, str):
-        raise ConfigError(f"inputs is {shown(inputs)}, and the model is an object; give the batch itself")
     setup = TrainingSetup.of((model, inputs))
     assert setup is not None
     return replace(setup, **parts)
@@ -58,6 +57,8 @@ def run_live(made: Any, config: RunConfig, *, name: str | None, out: str | os.Pa
     setup = None if callable(made) else TrainingSetup.of(made)
     subject = made if setup is None else setup.model
     named = plugins.LIVE + short_name("name", _name_of(subject) if name is None else name)
+    if setup is None and (reason := _foreign.problem(named, made)):
+        raise ConfigError(reason)
     config = replace(config, workload=named, device=_device(config.device, setup))
     if torch.is_inference_mode_enabled():
         raise ConfigError("run() was called in inference mode; call it outside of torch.inference_mode()")
@@ -90,7 +91,7 @@ def measured_here(
 
 
 @contextmanager
-def _restored(state: ProcessState | ObjectState) -> Any:
+def _restored(state: ProcessState | ObjectState) -> Iterator[None]:
     try:
         yield
     finally:
@@ -98,7 +99,7 @@ def _restored(state: ProcessState | ObjectState) -> Any:
 
 
 @contextmanager
-def _locked(journal: Journal) -> Any:
+def _locked(journal: Journal) -> Iterator[Path]:
     with journal.locked():
         yield journal.folder
 

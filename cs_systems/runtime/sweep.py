@@ -78,7 +78,8 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
 
 
 _FIELDS = tuple(f.name for f in fields(RunConfig))
-_LIVE_OR_FIELD = ("model", "inputs", "optimizer", "workload")
+# Arguments of `run` that are a field of RunConfig if they have this type, and otherwise an object.
+_LIVE_OR_FIELD = {"model": ModelConfig, "inputs": str, "optimizer": str, "workload": str}
 _ARGUMENTS = (
     *("config", "name", "out", "in_process", "timeout_s"),
     *("batches", "loss", "scheduler", "clip_norm", "accumulate", "forward"),  # parts of a TrainingSetup
@@ -87,6 +88,7 @@ _ARGUMENTS = (
 BY_NAME = "name it as RunConfig(workload='path/to/file.py:name')"
 
 
+@arguments_checked
 def run(
     config: RunConfig | None = None,
     *,
@@ -154,9 +156,9 @@ def run(
 
 def _is_live(argument: str, value: Any) -> bool:
     """Return True for an argument of `run` that is an object of this process, not a field of RunConfig."""
-    if argument not in _FIELDS:
-        return value is not None
-    return not isinstance(value, {"model": ModelConfig}.get(argument, str)) and argument in _LIVE_OR_FIELD
+    if argument in _LIVE_OR_FIELD:
+        return not isinstance(value, _LIVE_OR_FIELD[argument])
+    return argument not in _FIELDS and value is not None
 
 
 def _run_live(

@@ -120,20 +120,36 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
     name, own = config.workload, settings(config.workload_args)
     if config.inputs is not None:
         return _module_with_inputs(made, config, device)
-    if not callable(made) and not _is_workload(made) and not isinstance(made, (TrainingSetup, Mapping, tuple)):
-        raise ConfigError(f"{name} is of type {type(made).__name__}; name a factory (config, device) or a step")
-    if isinstance(made, nn.Module):
-        raise ConfigError(f"{name} is a module without inputs; give its batch with --inputs path.py:name")
+    if reason := problem(name, made, own):
+        raise ConfigError(reason)
     if not callable(made):
         return from_result(made, config, device, set())
-    if not plugins.takes(made, config, device, **own):
-        if isinstance(made, type) or not plugins.takes(made, **own):
-            raise ConfigError(_cannot_call(name, made, own))
-        if own:
-            return from_result(made(**own), config, device, set())
-        return ForeignWorkload(config, _FirstCall(made), set())
-    watched, read = observed(config)
-    return from_result(made(watched, device, **own), config, device, read)
+    if plugins.takes(made, config, device, **own):
+        watched, read = observed(config)
+        return from_result(made(watched, device, **own), config, device, read)
+    if own:
+        return from_result(made(**own), config, device, set())
+    return ForeignWorkload(config, _FirstCall(made), set())
+
+
+def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str | None:
+    """Return why an object cannot be a workload, and what to do; None if it may be one.
+
+    own: the arguments of `--set`.
+    """
+    own = own or {}
+    if isinstance(made, nn.Module):
+        is_live = name.startswith(plugins.LIVE)
+        remedy = "use run(model=…, inputs=…)" if is_live else "give its batch with --inputs path.py:name"
+        return f"{name} is a module without inputs; {remedy}"
+    if not callable(made):
+        if _is_workload(made) or isinstance(made, (TrainingSetup, Mapping, tuple)):
+            return None
+        return f"{name} is of type {type(made).__name__}; name a factory (config, device) or a step"
+    is_factory = plugins.takes(made, None, None, **own)
+    if not is_factory and (isinstance(made, type) or not plugins.takes(made, **own)):
+        return _cannot_call(name, made, own)
+    return None
 
 
 def _cannot_call(name: str, made: Any, own: Mapping[str, Any]) -> str:
