@@ -44,18 +44,26 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+def _listed(configs: Iterable[RunConfig]) -> list[RunConfig]:
+    """Return the cells as a list. Raises ConfigError if they are anything but RunConfigs."""
+    if isinstance(configs, RunConfig):
+        raise ConfigError("configs is a single RunConfig; give a list, or measure it with run(config)")
+    cells = list(configs) if isinstance(configs, Iterable) and not isinstance(configs, str) else [configs]
+    for cell in cells:
+        if not isinstance(cell, RunConfig):
+            raise ConfigError(
+                f"a cell is {shown(cell)}; give RunConfigs. A live object cannot travel to a worker process: "
+                f"{BY_NAME}, or measure it here with run(model=…, inputs=…)"
+            )
+    return cells
+
+
 def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | None = None) -> None:
     """Raise ConfigError for an invalid sweep before anything runs.
 
     That is a name that no plug-in has, strategies that cannot be combined, a profiler that cannot work here, or invalid
     options of the sweep itself.
     """
-    for config in configs:
-        if not isinstance(config, RunConfig):
-            raise ConfigError(
-                f"a cell is {shown(config)}; give RunConfigs. A live object cannot travel to a worker process: "
-                f"{BY_NAME}, or measure it here with run(model=…, inputs=…)"
-            )
     for name in {c.profiler for c in configs}:
         profiler: Profiler = plugins.get("profilers", name)
         if reason := profiler.problem():
@@ -201,14 +209,16 @@ def _run_in_worker(config: RunConfig, out: str | os.PathLike[str] | None, timeou
     return [record for record in Journal(Path(out)).read()[0] if record.run_config == config][-1]
 
 
-def preflight(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -> list[PreflightRow]:
+@arguments_checked
+def preflight(configs: Iterable[RunConfig], *, timeout_s: float | None = None) -> list[PreflightRow]:
     """Return one row per config: the predicted memory, and why it cannot run here.
 
     timeout_s: for each config; two minutes by default.
     """
-    check(configs, timeout_s=timeout_s)
+    cells = _listed(configs)
+    check(cells, timeout_s=timeout_s)
     with Supervisor(timeout_s=timeout_s) as supervisor:
-        return supervisor.preflight(configs)
+        return supervisor.preflight(cells)
 
 
 def profiler_commands(configs: Sequence[RunConfig], folder: Path) -> list[list[str]]:
@@ -252,10 +262,7 @@ def sweep(
 
     Raises ConfigError for malformed input, and OSError for a folder that cannot be written, before the first cell runs.
     """
-    if not isinstance(configs, Iterable) or isinstance(configs, str):
-        check([configs])
-        raise ConfigError("configs is a single RunConfig; give a list, or measure it with run(config)")
-    cells = list(configs)
+    cells = _listed(configs)
     check(cells, repeats, timeout_s)
     _check_options(out=out, fresh=fresh, skip_oom=skip_oom, interleave=interleave)
     if shuffle_seed is not None and (not isinstance(shuffle_seed, int) or isinstance(shuffle_seed, bool)):

@@ -256,6 +256,8 @@ REFUSED = {
     "run(model=Net(), inputs=X, loss=3)": "loss is 3; give a function",
     "sweep([Net()])": "a cell is a Net; .* cannot travel to a worker process: name it as RunConfig.*or measure it here",
     "sweep(RunConfig())": r"configs is a single RunConfig; give a list, or measure it with run\(config\)",
+    "sweep(3)": "a cell is 3; give RunConfigs",
+    "preflight(RunConfig())": "configs is a single RunConfig; give a list",
     "sweep([], repeat=2)": "unknown argument of sweep 'repeat': did you mean repeats",
     "sweep([], out=3)": "out is 3; give the folder of the records",
     "sweep([], repeats='2')": "repeats is '2'; it must be at least 1, a whole number",
