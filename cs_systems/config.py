@@ -12,20 +12,32 @@ import itertools
 import json
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from cs_systems.core.checkpoint_plan import segments
 from cs_systems.core.collectives import CollectiveShape
+from cs_systems.core.display import Displayed
 from cs_systems.core.shapes import ALIGNMENTS as ALIGNMENTS
 from cs_systems.core.shapes import PRESETS as PRESETS
 from cs_systems.core.shapes import AttentionShape as AttentionShape
 from cs_systems.core.shapes import ModelConfig as ModelConfig
 from cs_systems.core.shapes import preset as preset
 from cs_systems.core.validation import ConfigError as ConfigError
-from cs_systems.core.validation import counts, number, settings, whole
+from cs_systems.core.validation import (
+    arguments_checked,
+    counts,
+    fields_checked,
+    flags,
+    number,
+    of_type,
+    settings,
+    shown,
+    texts,
+    whole,
+)
 from cs_systems.core.validation import one_of as one_of
 
 
@@ -78,6 +90,7 @@ CONFIGURED = ("train_step", "attention", "precision_error", "training_curve")
 _UNNAMED = ("train_step", "attention", "collective")  # the rest of a cell's description identifies these
 
 
+@fields_checked
 @dataclass(frozen=True)
 class RunConfig:
     """Configuration of one cell of a sweep.
@@ -118,15 +131,12 @@ class RunConfig:
     inputs: str | None = None  # path.py:batch or package.module:batch, if the workload names a model
 
     def __post_init__(self) -> None:
-        for name in ("strategy_args", "profiler_args", "workload_args"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON turns tuples into lists
+        _check_types(self)
         for name, kind in (("mode", Mode), ("precision", Precision)):
             value = getattr(self, name)
             if not isinstance(value, kind):
                 one_of(name, value, kind)
                 object.__setattr__(self, name, kind(value))
-        if not isinstance(self.model, ModelConfig):
-            raise ConfigError(f"model is {self.model!r}; it must be a ModelConfig, such as preset('small')")
         counts(self, "batch_size", "steps", "rounds")
         whole(self, "warmup", "seed")
         number(self, "warmup_s")
@@ -217,6 +227,21 @@ class RunConfig:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def _check_types(config: RunConfig) -> None:
+    """Raise ConfigError for a field of the wrong type, unless it is a number or an enumeration; make lists tuples."""
+    of_type(config, ModelConfig, "a ModelConfig, such as preset('small')", "model")
+    of_type(config, AttentionShape | None, "an AttentionShape", "shape")
+    of_type(config, CollectiveShape | None, "a CollectiveShape", "collective")
+    of_type(config, str | None, "a text, path/to/file.py:name", "inputs")
+    texts(config, "workload", "attention", "compile", "optimizer", "checkpoint", "device", "l2", "strategy", "profiler")
+    flags(config, "keep_graph")
+    for name in ("strategy_args", "profiler_args", "workload_args"):
+        words = getattr(config, name)
+        if not isinstance(words, list | tuple) or not all(isinstance(word, str) for word in words):
+            raise ConfigError(f"{name} is {shown(words)}; give a tuple of texts, such as ('name=value',)")
+        object.__setattr__(config, name, tuple(words))  # JSON turns tuples into lists
+
+
 def _check_foreign(config: RunConfig) -> None:
     """Raise ConfigError if options for workloads from outside the package are malformed or lack such a workload."""
     settings(config.workload_args)
@@ -281,29 +306,42 @@ def _build(cls: type, data: Mapping[str, Any]) -> Any:
     return cls(**values)
 
 
-def grid(base: RunConfig | None = None, **axes: Sequence[Any]) -> list[RunConfig]:
+class Grid(Displayed, list[RunConfig]):
+    """List of the cells of a sweep, which a notebook shows as a table of what varies."""
+
+    def _displayed(self) -> tuple[str, list[RunConfig]]:
+        return "" if self else "no cell", list(self)
+
+
+@arguments_checked
+def grid(base: RunConfig | None = None, **axes: Iterable[Any]) -> Grid:
     """Return every combination of the axes over `base`, the last axis varying fastest.
 
     An axis is a RunConfig field, `size` (preset names), or a field of the model or (for attention) of the shape:
     `grid(size=["small", "medium"], context_length=[128, 256], attention=["naive", "sdpa_flash"])`.
     """
-    base = base or RunConfig()
+    base = RunConfig() if base is None else base
+    if not isinstance(base, RunConfig):
+        raise ConfigError(f"base is {shown(base)}; give a RunConfig, and the axes by name: grid(size=['small'])")
     model_fields = {f.name for f in dataclasses.fields(ModelConfig)} - {"name"}
     shape_fields = {f.name for f in dataclasses.fields(AttentionShape)}
     run_fields = {f.name for f in dataclasses.fields(RunConfig)}
     for axis, values in axes.items():
         one_of("axis", axis, sorted(run_fields | model_fields | shape_fields | {"size"}))
-        if isinstance(values, str):
-            raise ConfigError(f"{axis} is {values!r}; give a list of values, such as {axis}=[{values!r}]")
-    cells = []
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            example = f", such as {axis}=[{values!r}]" if isinstance(values, str | int | float) else ""
+            raise ConfigError(f"{axis} is {shown(values)}; give a list of values{example}")
+    cells: list[RunConfig] = []
     for values in itertools.product(*axes.values()):
         cell = dict(zip(axes, values, strict=True))
         run = {k: cell.pop(k) for k in list(cell) if k in run_fields}
         model = preset(cell.pop("size")) if "size" in cell else run.pop("model", base.model)
+        if not isinstance(model, ModelConfig):
+            raise ConfigError(f"model is {shown(model)}; it must be a ModelConfig, such as preset('small')")
         if shape := {k: cell.pop(k) for k in list(cell) if k in shape_fields}:
-            run["shape"] = replace(run.get("shape") or base.shape or AttentionShape(), **shape)
+            run["shape"] = replace(replace(base, **run).shape or AttentionShape(), **shape)
         cells.append(replace(base, **{**run, "model": replace(model, **cell)}))
-    return cells
+    return Grid(cells)
 
 
 def describe(config: RunConfig, without: Collection[str] = ()) -> str:

@@ -19,9 +19,11 @@ from typing import Any
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.caveats import Caveat
-from cs_systems.core.file_types import GZIP_MAGIC, refuse_other, shown
+from cs_systems.core.display import Displayed
+from cs_systems.core.file_types import GZIP_MAGIC, refuse_other
 from cs_systems.core.rows import Results
 from cs_systems.core.rows import Row as Row
+from cs_systems.core.validation import shown
 
 SCHEMA_VERSION = 1
 RECORDS_FILE = "records.jsonl"
@@ -141,8 +143,8 @@ def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class RunRecord:
+@dataclass(frozen=True, repr=False)
+class RunRecord(Displayed):
     """Result of one cell.
 
     `results` holds small plain tables. `artifacts` holds paths relative to the record's
@@ -199,6 +201,9 @@ class RunRecord:
             fields["environment"] = Environment.from_dict(environment)
         fields["warnings"] = tuple(Caveat(**w) for w in data.get("warnings", ()))
         return cls(**fields)
+
+    def _displayed(self) -> tuple[str, list[RunRecord]]:
+        return "", [self]
 
     def frame(self) -> Any:
         """Return this record as a pandas DataFrame, one row per phase."""

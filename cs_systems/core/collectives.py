@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cs_systems.core.validation import ConfigError, counts, one_of
+from cs_systems.core.validation import ConfigError, counts, fields_checked, one_of
 
 BUS_FACTORS = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -46,6 +46,7 @@ MOST_CALLS = 20
 BYTES_A_SAMPLE = 64 * 2**20
 
 
+@fields_checked
 @dataclass(frozen=True)
 class CollectiveShape:
     """One collective call of `size_bytes` (defined above) in `dtype`; a sample times `calls` calls in a row."""

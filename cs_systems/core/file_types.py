@@ -76,19 +76,6 @@ class Unpacked:
         self._file.close()
 
 
-def shown(value: Any) -> str:
-    """Return a value from a file as text for a message: cut short, and only the type of a container.
-
-    A structure that refers to itself many times, or a number of many digits, would take very long to format in full.
-    """
-    if isinstance(value, str):
-        text = value[:80] + ("…" if len(value) > 80 else "")
-        return repr(text) if text.isprintable() else ascii(text)
-    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64):
-        return repr(value)
-    return f"a {type(value).__name__}"
-
-
 def command_for(path: Path) -> str | None:
     """Return the command of HOLDS that reads this file or folder; None if the content does not decide."""
     if path.is_dir():

@@ -14,6 +14,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,9 @@ _KINDS = {
     "parallel": "parallel strategy",
 }
 
+LIVE = "live "  # prefix of the name of an object that this process holds
+_held: dict[str, Any] = {}
+
 
 @functools.cache
 def names(package: str) -> tuple[str, ...]:
@@ -37,8 +42,21 @@ def names(package: str) -> tuple[str, ...]:
 
 
 def is_foreign(name: str) -> bool:
-    """Return True if `name` refers to code outside the package (`path.py:object` or `package.module:object`)."""
-    return ":" in name
+    """Return True if `name` refers to code outside the package.
+
+    That is `path.py:object`, `package.module:object`, or `live NAME`.
+    """
+    return ":" in name or name.startswith(LIVE)
+
+
+@contextmanager
+def holding(name: str, made: Any) -> Iterator[None]:
+    """Give an object of this process the name `live NAME`, by which `get` finds it inside the context."""
+    _held[name] = made
+    try:
+        yield
+    finally:
+        del _held[name]
 
 
 def check(package: str, name: str) -> str:
@@ -49,6 +67,13 @@ def check(package: str, name: str) -> str:
     """
     if not is_foreign(name):
         return one_of(_KINDS[package], name, names(package))
+    if name.startswith(LIVE):
+        if name in _held:
+            return name
+        raise ConfigError(
+            f"{name!r} was an object of the process that measured it; measure it again with cs_systems.run(model=…), "
+            "or name it as path/to/file.py:name"
+        )
     source, _, attribute = name.rpartition(":")
     if not source or not attribute.isidentifier():
         raise ConfigError(f"{name!r} does not name an object; write path/to/file.py:name or package.module:name")
@@ -65,6 +90,8 @@ def get(package: str, name: str) -> Any:
     check(package, name)
     if not is_foreign(name):
         return getattr(importlib.import_module(f"cs_systems.{package}.{name}"), CONSTANTS[package])
+    if name in _held:
+        return _held[name]
     source, _, attribute = name.rpartition(":")
     try:
         module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
@@ -104,7 +131,7 @@ def declared(package: str, name: str) -> dict[str, Any]:
 
 def provenance(name: str) -> dict[str, str] | None:
     """Return the name, path and SHA-256 of foreign code, for the record; None for a built-in."""
-    if not is_foreign(name):
+    if not is_foreign(name) or name.startswith(LIVE):
         return None
     source, _, _ = name.rpartition(":")
     path = source_file(source)

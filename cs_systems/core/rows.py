@@ -21,6 +21,7 @@ class Ran(TypedDict, total=False):
     """
 
     tokens: int | None  # in a step, of this rank
+    samples: int | None  # of a user's own batch, in a step, of this rank
     world_tokens: int | None  # in a step, of all ranks
     parameters: int
     loss: float | None  # of the last step

@@ -6,13 +6,23 @@ import dataclasses
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cs_systems.core.validation import ConfigError, counts, number, one_of
+from cs_systems.core.validation import (
+    ConfigError,
+    arguments_checked,
+    counts,
+    fields_checked,
+    flags,
+    number,
+    one_of,
+    texts,
+)
 
 MOST_LAYERS = 10_000  # a checkpoint plan lists each layer
 MOST_TRIED = 1 << 16  # limit of the search for divisors, which bounds its time
 ALIGNMENTS = ("upper_left", "lower_right")
 
 
+@fields_checked
 @dataclass(frozen=True)
 class ModelConfig:
     """Configuration of a BasicTransformerLM; `context_length` is its longest sequence, in tokens."""
@@ -27,6 +37,7 @@ class ModelConfig:
     rope_theta: float = 10_000.0
 
     def __post_init__(self) -> None:
+        texts(self, "name")
         counts(self, "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length")
         if self.num_layers > MOST_LAYERS:
             raise ConfigError(f"num_layers is {self.num_layers}; it must be at most {MOST_LAYERS:,}")
@@ -79,6 +90,7 @@ PRESETS: dict[str, ModelConfig] = {
 PRESETS["xl-2026"] = PRESETS["2.7B"]
 
 
+@arguments_checked
 def preset(name: str, **overrides: Any) -> ModelConfig:
     """Return the preset `name` with fields replaced: `preset("large", num_layers=32)`."""
     one_of("size", name, PRESETS)
@@ -91,6 +103,7 @@ def _divisors(number: int, near: int) -> list[int]:
     return sorted(found, key=lambda n: abs(n - near))
 
 
+@fields_checked
 @dataclass(frozen=True)
 class AttentionShape:
     """Shape of one attention call.
@@ -111,6 +124,7 @@ class AttentionShape:
 
     def __post_init__(self) -> None:
         counts(self, "batch", "heads", "seq", "d_head")
+        flags(self, "causal")
         for name in ("heads_kv", "seq_k"):
             if getattr(self, name) is not None:
                 counts(self, name)

@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import json
 import math
-from collections.abc import Iterable
-from typing import Any
+import types
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T", bound=Callable[..., Any])
+C = TypeVar("C")
 
 
 class ConfigError(ValueError):
     """Malformed input; the message names the remedy. The command line exits with status 2."""
+
+
+def arguments_checked(function: T) -> T:
+    """Decorate a function, or an `__init__`, so that wrong arguments are a ConfigError that names the right ones."""
+    signature = inspect.signature(function)
+    of_class = function.__name__ == "__init__"
+    name = function.__qualname__.split(".")[-2] if of_class else function.__name__
+    named = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    named = named[1:] if of_class else named
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            for given in kwargs if not takes_any else ():
+                one_of(f"argument of {name}", given, named)
+            raise ConfigError(f"{name}: {error}; its arguments are {', '.join(named)}") from None
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def fields_checked(cls: type[C]) -> type[C]:
+    """Decorate a dataclass so that wrong arguments are a ConfigError that names its fields."""
+    cls.__init__ = arguments_checked(cls.__init__)  # type: ignore[method-assign]
+    return cls
 
 
 def one_of(what: str, value: str, known: Iterable[str]) -> str:
@@ -20,9 +54,10 @@ def one_of(what: str, value: str, known: Iterable[str]) -> str:
         ConfigError: it is not; the message suggests the nearest valid names.
     """
     known = list(known)
-    if value in known:
+    is_text = isinstance(value, str)
+    if is_text and value in known:
         return value
-    near = difflib.get_close_matches(value, known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(value, known, n=3, cutoff=0.5) if is_text else []
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ConfigError(f"unknown {what} {value!r}: {hint}known: {', '.join(known)}")
 
@@ -32,7 +67,7 @@ def whole(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number")
+            raise ConfigError(f"{name} is {shown(value)}; it must be a whole number")
         if abs(value) >= 1 << 63:
             raise ConfigError(f"{name} is {value}; it must be below 2^63, the limit of torch and tables")
 
@@ -45,8 +80,43 @@ def number(config: Any, name: str) -> None:
     """
     value = getattr(config, name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ConfigError(f"{name} is {value!r}; it must be a number")
+        raise ConfigError(f"{name} is {shown(value)}; it must be a number")
     object.__setattr__(config, name, float(value))
+
+
+def of_type(config: Any, kind: type | types.UnionType, what: str, *names: str) -> None:
+    """Raise ConfigError unless each named field of `config` is of a type; `what` says in words what it must be."""
+    for name in names:
+        if not isinstance(value := getattr(config, name), kind):
+            raise ConfigError(f"{name} is {shown(value)}; it must be {what}")
+
+
+def texts(config: Any, *names: str) -> None:
+    of_type(config, str, "a text", *names)
+
+
+def flags(config: Any, *names: str) -> None:
+    of_type(config, bool, "True or False", *names)
+
+
+def short_name(what: str, name: Any) -> str:
+    """Return the name of a loop or an object, as tables show it. Raises ConfigError if it is unfit for that."""
+    if not isinstance(name, str) or not name or ":" in name or not name.isprintable():
+        raise ConfigError(f"{what} is {shown(name)}; give a short text without a colon")
+    return name
+
+
+def shown(value: Any) -> str:
+    """Return a wrong value as text for a message: cut short, and only the type of a container.
+
+    A structure that refers to itself many times, or a number of many digits, would take very long to format in full.
+    """
+    if isinstance(value, str):
+        text = value[:80] + ("…" if len(value) > 80 else "")
+        return repr(text) if text.isprintable() else ascii(text)
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64):
+        return repr(value)
+    return f"a {type(value).__name__}"
 
 
 def counts(config: Any, *names: str) -> None:

@@ -26,10 +26,11 @@ from torch.optim import Optimizer
 from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import plugins
 from cs_systems.core.caveats import Caveat
+from cs_systems.core.validation import arguments_checked, short_name, shown
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
-from cs_systems.record import DONE, RunRecord, Sample, append_record, readable_records, records_path
+from cs_systems.record import RunRecord, Sample, append_record
 from cs_systems.recorder import _ranks, _result, hooks
 from cs_systems.recorder.phases import BETWEEN, OTHER, Timeline, Tracker
 from cs_systems.runtime.journal import Journal
@@ -76,6 +77,7 @@ class Recorder:
     `records` holds the records that were written by this process.
     """
 
+    @arguments_checked
     def __init__(
         self,
         model: nn.Module | Sequence[nn.Module] | None = None,
@@ -97,12 +99,19 @@ class Recorder:
         optimizers = _listed("optimizer", optimizer, Optimizer)
         for what, count, least in (("warmup", warmup, 0), ("steps", steps, 1), ("profile_steps", profile_steps, 1)):
             if not isinstance(count, int) or isinstance(count, bool) or count < least:
-                raise ConfigError(f"{what} is {count!r}; give a whole number, at least {least}")
+                raise ConfigError(f"{what} is {shown(count)}; give a whole number, at least {least}")
         one_of("profile", profile, PROFILES)
-        name = name if name is not None else " + ".join(type(m).__name__ for m in models) or "unnamed"
-        if not name or ":" in name or not name.isprintable():
-            raise ConfigError(f"name is {name!r}; give a short text without a colon")
-        place = Device(_device_of(models) if device is None else torch.device(device))
+        if not isinstance(out, str | os.PathLike):
+            raise ConfigError(f"out is {shown(out)}; give the folder of the records")
+        if not isinstance(snapshot, bool):
+            raise ConfigError(f"snapshot is {shown(snapshot)}; give True or False")
+        if tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1):
+            raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number")
+        if not isinstance(patience_s, int | float) or isinstance(patience_s, bool) or not patience_s >= 0:
+            raise ConfigError(f"patience_s is {shown(patience_s)}; give a number of seconds")
+        default = " + ".join(type(m).__name__ for m in models) or "unnamed"
+        name = short_name("name", default if name is None else name)
+        place = Device(_device_of(models) if device is None else _named_device(device))
         self._subject = _result.Subject(name, place, models, optimizers, tokens, _ranks.world_size())
         self._out, self._warmup, self._patience_s, self._clock = Path(out), warmup, patience_s, clock
         profilers = [*([profile] if profile != "none" else []), *(["memory_snapshot"] if snapshot else [])]
@@ -290,7 +299,7 @@ class Recorder:
             config,
             self._samples(),
             self._before,
-            repeat=self._repeat(config),
+            repeat=Journal(self._out).times_done(config),
             setup_s=self._setup_s,
             seen=self._tracker.seen if self._tracker else (),
             precision=self._precision,
@@ -310,7 +319,9 @@ class Recorder:
 
     def _failure(self, stage: Stage, status: str, reason: str) -> RunRecord:
         config = self._config(stage)
-        return _result.failure(config, self._before, repeat=self._repeat(config), status=status, reason=reason)
+        return _result.failure(
+            config, self._before, repeat=Journal(self._out).times_done(config), status=status, reason=reason
+        )
 
     def _profiled(self, record: RunRecord, stage: Stage) -> RunRecord:
         if record.status != "ok":
@@ -337,15 +348,9 @@ class Recorder:
     def _config(self, stage: Stage) -> RunConfig:
         return self._subject.config(warmup=self._warmup, steps=stage.steps, profiler=stage.profiler)
 
-    def _repeat(self, config: RunConfig) -> int:
-        """Return how often this loop was recorded here before."""
-        file, key = records_path(self._out), config.key()
-        earlier = readable_records(file)[0] if file.exists() else []
-        return sum(r.status in DONE and r.run_config.key() == key for r in earlier)
-
     def _path(self, stage: Stage) -> Path:
         config = self._config(stage)
-        return prefix(self._out, config, self._repeat(config))
+        return prefix(self._out, config, Journal(self._out).times_done(config))
 
     def _remove_files(self, stage: Stage) -> None:
         path = self._path(stage)
@@ -405,6 +410,14 @@ def _device_of(models: Sequence[nn.Module]) -> torch.device:
     if found is not None:
         return found
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def _named_device(device: Any) -> torch.device:
+    """Return the device of that name. Raises ConfigError."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"device is {shown(device)}; give cpu, cuda or cuda:N, or a torch.device") from None
 
 
 def _described(error: BaseException) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import isfinite
 from statistics import median
 
+from cs_systems.core.rows import first_row
 from cs_systems.core.statistics import interval, summary
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import Measurement, Row, RunRecord
@@ -29,6 +30,7 @@ PHASE_COLUMNS: dict[str, str] = {
     "lag_median_s": REAL,
     "wall_minus_phases_s": REAL,
     "tokens_per_s": REAL,
+    "samples_per_s": REAL,
     "model_flops": REAL,
     "hardware_flops": REAL,
     "bytes": REAL,
@@ -47,7 +49,7 @@ def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
         yield {}
         return
     costs = {row["phase"]: row for row in record.results.get("cost", ())}
-    tokens = _tokens(record)
+    tokens, samples = (_of_all_ranks(record, what) for what in ("tokens", "samples"))
     for phase in (*(p for p in measurement.phase_names() if p != STEP), STEP):
         rounds = _rounds(measurement, phase)
         if not rounds:
@@ -71,13 +73,17 @@ def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
             **_rates(costs.get(phase, {}), durations.median, peak),
         }
         if phase == STEP:
-            row |= {"tokens_per_s": _ratio(tokens, durations.median), **collectives.step(record)}
+            row |= {
+                "tokens_per_s": _ratio(tokens, durations.median),
+                "samples_per_s": _ratio(samples, durations.median),
+                **collectives.step(record),
+            }
         yield row
 
 
-def _tokens(record: RunRecord) -> int | None:
-    """Return the tokens of a step, of all ranks together."""
-    of_a_rank = (record.results.get("ran") or [{}])[0].get("tokens")
+def _of_all_ranks(record: RunRecord, what: str) -> int | None:
+    """Return the tokens or samples of a step, of all ranks together."""
+    of_a_rank = first_row(record.results, "ran").get(what)
     return of_a_rank and of_a_rank * data_ranks(record.config)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.record import RunRecord, append_record, readable_records, records_path
+from cs_systems.record import DONE, RunRecord, append_record, readable_records, records_path
 
 _PROBE_BYTES = 1 << 20
 
@@ -44,7 +44,7 @@ class Journal:
         return self.folder / ".running"
 
     @classmethod
-    def prepare(cls, out: str | Path, *, fresh: bool = False) -> Journal:
+    def prepare(cls, out: str | os.PathLike[str], *, fresh: bool = False) -> Journal:
         """Create the folder and check that it is writable, before a long sweep whose records could not be saved.
 
         fresh: put its existing records aside.
@@ -94,6 +94,10 @@ class Journal:
         """
         file = records_path(self.folder)
         return readable_records(file) if file.exists() else ([], [])
+
+    def times_done(self, config: RunConfig) -> int:
+        """Return how often this cell was measured here before."""
+        return sum(r.status in DONE and r.run_config.key() == config.key() for r in self.read()[0])
 
     def append(self, record: RunRecord) -> None:
         append_record(self.folder, record)

@@ -69,6 +69,24 @@ def _set_backend_flags(flags: dict[str, Any]) -> None:
     torch._C._set_mkldnn_enabled(flags["mkldnn"])
 
 
+def _float32_products() -> str:
+    return str(torch.backends.cuda.matmul.fp32_precision)
+
+
+def _set_float32_products(precision: str) -> None:
+    torch.backends.cuda.matmul.fp32_precision = precision
+
+
+def _memory_limit() -> float:
+    """Return the fraction of the GPU's memory that may be used, rounded as torch rounds it to bytes."""
+    return round(torch.cuda.get_per_process_memory_fraction(), 6) if torch.cuda.is_initialized() else 1.0
+
+
+def _set_memory_limit(fraction: float) -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.set_per_process_memory_fraction(fraction)
+
+
 def _cuda_random() -> Any:
     return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
@@ -239,6 +257,8 @@ _SETTINGS = (
         _set_deterministic,
     ),
     _Setting("torch's backend flags", _backend_flags, _set_backend_flags),
+    _Setting("the precision of float32 products", _float32_products, _set_float32_products),
+    _Setting("the memory limit", _memory_limit, _set_memory_limit),
     _Setting("anomaly detection", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     _Setting("Python's random numbers", random.getstate, random.setstate),
     _Setting("the environment", lambda: dict(os.environ), _set_environment),

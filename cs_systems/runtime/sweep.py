@@ -6,21 +6,23 @@ and the same call measures the missing cells.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from cs_systems import parallel
-from cs_systems.config import ConfigError, RunConfig
+from cs_systems.config import ConfigError, ModelConfig, RunConfig, one_of
 from cs_systems.core import plugins
+from cs_systems.core.display import Displayed
 from cs_systems.core.rows import PreflightRow
+from cs_systems.core.validation import arguments_checked, shown
 from cs_systems.profilers import Profiler
 from cs_systems.record import DONE, Environment, RunRecord, make_key
 from cs_systems.runtime import profiled, scheduler
-from cs_systems.runtime.channel import CellRecord, Message
 from cs_systems.runtime.journal import Journal
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.runtime.supervisor import Supervisor
@@ -42,6 +44,20 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+def _listed(configs: Iterable[RunConfig]) -> list[RunConfig]:
+    """Return the cells as a list. Raises ConfigError if they are anything but RunConfigs."""
+    if isinstance(configs, RunConfig):
+        raise ConfigError("configs is a single RunConfig; give a list, or measure it with run(config)")
+    cells = list(configs) if isinstance(configs, Iterable) and not isinstance(configs, str) else [configs]
+    for cell in cells:
+        if not isinstance(cell, RunConfig):
+            raise ConfigError(
+                f"a cell is {shown(cell)}; give RunConfigs. A live object cannot travel to a worker process: "
+                f"{BY_NAME}, or measure it here with run(model=…, inputs=…)"
+            )
+    return cells
+
+
 def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | None = None) -> None:
     """Raise ConfigError for an invalid sweep before anything runs.
 
@@ -61,39 +77,148 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
     for config in configs:
         if config.strategy != "single" or config.strategy_options:
             parallel.check_config(config)
-    if repeats < 1:
-        raise ConfigError(f"repeats is {repeats}; it must be at least 1")
+    if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
+        raise ConfigError(f"repeats is {shown(repeats)}; it must be at least 1, a whole number")
+    if timeout_s is not None and (not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool)):
+        raise ConfigError(f"timeout_s is {shown(timeout_s)}; it must be a number of seconds")
     if timeout_s is not None and not 0 < timeout_s <= _YEAR_S:
         raise ConfigError(f"the timeout is {timeout_s:g} s; it must be more than 0 s and at most a year")
 
 
-def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None = None) -> RunRecord:
-    """Measure one config in a worker process, or in this process for a debugger with `in_process=True`."""
+_FIELDS = tuple(f.name for f in fields(RunConfig))
+# Arguments of `run` that are a field of RunConfig if they have this type, and otherwise an object.
+_LIVE_OR_FIELD = {"model": ModelConfig, "inputs": str, "optimizer": str, "workload": str}
+_ARGUMENTS = (
+    *("config", "name", "out", "in_process", "timeout_s"),
+    *("batches", "loss", "scheduler", "clip_norm", "accumulate", "forward"),  # parts of a TrainingSetup
+    *_FIELDS,
+)
+BY_NAME = "name it as RunConfig(workload='path/to/file.py:name')"
+
+
+@arguments_checked
+def run(
+    config: RunConfig | None = None,
+    *,
+    model: Any = None,
+    inputs: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
+    workload: Any = None,
+    name: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    in_process: bool = False,
+    timeout_s: float | None = None,
+    **options: Any,
+) -> RunRecord:
+    """Measure one cell: a configuration in a worker process, or an object of this process in this process.
+
+    A live model is measured as it is and put back: afterwards its weights, buffers, gradients, hooks, mode and device,
+    the state of its optimizer and scheduler, and the random numbers and settings of the process are what they were, in
+    mode "train-step" too. Two things remain: batches taken from an iterator, and what a function changes by itself.
+
+    Args:
+        config: the configuration; by default RunConfig().
+        model: an nn.Module to measure, or a ModelConfig, the field of RunConfig.
+        inputs: of a live model: one batch (a tensor, mapping, tuple, list or dataclass), or a DataLoader of batches.
+        loss: of a live model: `loss(outputs)` or `loss(outputs, batch)`.
+        optimizer: of a live model: a class, a function of the parameters, or an optimizer; or the field, a text.
+        workload: a live step (a function without arguments), factory, TrainingSetup, or tuple or mapping of its parts;
+            or the field, a text.
+        name: the name of a live object in tables; by default that of its class or function.
+        out: the folder of the record; by default none is written. A live object is measured again in each call; a
+            configuration only if the folder does not hold it yet.
+        in_process: measure a configuration in this process, for a debugger.
+        timeout_s: for a configuration; see `sweep`.
+        options: the other parts of a TrainingSetup, and every field of RunConfig, by name: `precision="bf16"`.
+
+    Raises:
+        ConfigError: malformed arguments. What fails while it is measured becomes the status of the record.
+    """
+    for argument in options:
+        one_of("argument of run", argument, _ARGUMENTS)
+    if config is not None and not isinstance(config, RunConfig):
+        raise ConfigError(f"config is {shown(config)}; give a RunConfig, or run(model=model, inputs=batch)")
+    named = {"model": model, "inputs": inputs, "loss": loss, "optimizer": optimizer, "workload": workload}
+    given = options | {argument: value for argument, value in named.items() if value is not None}
+    live = {argument: given.pop(argument) for argument in list(given) if _is_live(argument, given[argument])}
+    config = replace(config or RunConfig(), **given)
+    check([config], timeout_s=timeout_s)
+    _check_options(out=out, in_process=in_process)
+    if live:
+        return _run_live(config, live, name, out, timeout_s)
+    if name is not None:
+        raise ConfigError("name= requires a live object; leave it out")
     if not in_process:
-        return next(iter(sweep([config], timeout_s=timeout_s)))
+        return _run_in_worker(config, out, timeout_s)
+    if out is not None:
+        raise ConfigError("in_process=True writes no record; leave out out=, or in_process=True")
     if config.profiler != "none":
         raise ConfigError(f"profiler {config.profiler} needs its own process; drop in_process=True")
     if config.is_distributed:
         raise ConfigError("a distributed cell needs its own processes; drop in_process=True")
-    check([config])
-    from cs_systems.runtime.execute import run_cells
-    from cs_systems.runtime.process_state import ProcessState
+    from cs_systems.runtime.live import measured_here
 
-    messages: list[Message] = []
-    before = ProcessState()
-    run_cells([config], emit=messages.append)
-    before.restore()
-    return next(RunRecord.from_dict(message.record) for message in messages if isinstance(message, CellRecord))
+    return measured_here(config)
 
 
-def preflight(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -> list[PreflightRow]:
+def _is_live(argument: str, value: Any) -> bool:
+    """Return True for an argument of `run` that is an object of this process, not a field of RunConfig."""
+    if argument in _LIVE_OR_FIELD:
+        return not isinstance(value, _LIVE_OR_FIELD[argument])
+    return argument not in _FIELDS and value is not None
+
+
+def _run_live(
+    config: RunConfig,
+    live: dict[str, Any],
+    name: str | None,
+    out: str | os.PathLike[str] | None,
+    timeout_s: float | None,
+) -> RunRecord:
+    """Measure a live object. Raises ConfigError if the objects are incomplete, or an option needs another process."""
+    first = next(iter(live))
+    if config.workload != RunConfig().workload:
+        raise ConfigError(f"workload {config.workload} and {first}= exclude each other; leave out one of them")
+    if "workload" in live and len(live) > 1:
+        other = next(argument for argument in live if argument != "workload")
+        raise ConfigError(f"workload= and {other}= exclude each other; give all parts in a TrainingSetup")
+    if "workload" not in live and "model" not in live:
+        raise ConfigError(f"{first}= requires a live model; give model= and inputs= too")
+    profiler: Profiler = plugins.get("profilers", config.profiler)
+    reasons = {
+        "timeout_s": timeout_s is not None,
+        f"profiler {config.profiler}": profiler.launch is not Profiler.launch,
+        "several ranks or a strategy": config.is_distributed,
+    }
+    if needs := [what for what, is_asked in reasons.items() if is_asked]:
+        raise ConfigError(f"{needs[0]} requires a worker process, which cannot receive a live object; {BY_NAME}")
+    from cs_systems.runtime import live as here
+
+    if "workload" in live:
+        return here.run_live(live["workload"], config, name=name, out=out)
+    setup = here.setup_of(live.pop("model"), live.pop("inputs", None), live)
+    return here.run_live(setup, config, name=name, out=out)
+
+
+def _run_in_worker(config: RunConfig, out: str | os.PathLike[str] | None, timeout_s: float | None) -> RunRecord:
+    """Measure a config, or return its record from the folder."""
+    for record in sweep([config], out=out, timeout_s=timeout_s):
+        return record
+    assert out is not None
+    return [record for record in Journal(Path(out)).read()[0] if record.run_config == config][-1]
+
+
+@arguments_checked
+def preflight(configs: Iterable[RunConfig], *, timeout_s: float | None = None) -> list[PreflightRow]:
     """Return one row per config: the predicted memory, and why it cannot run here.
 
     timeout_s: for each config; two minutes by default.
     """
-    check(configs, timeout_s=timeout_s)
+    cells = _listed(configs)
+    check(cells, timeout_s=timeout_s)
     with Supervisor(timeout_s=timeout_s) as supervisor:
-        return supervisor.preflight(configs)
+        return supervisor.preflight(cells)
 
 
 def profiler_commands(configs: Sequence[RunConfig], folder: Path) -> list[list[str]]:
@@ -109,10 +234,11 @@ def profiler_commands(configs: Sequence[RunConfig], folder: Path) -> list[list[s
         ]
 
 
+@arguments_checked
 def sweep(
-    configs: Sequence[RunConfig],
+    configs: Iterable[RunConfig],
     *,
-    out: str | Path | None = None,
+    out: str | os.PathLike[str] | None = None,
     repeats: int = 1,
     timeout_s: float | None = None,
     fresh: bool = False,
@@ -120,8 +246,8 @@ def sweep(
     interleave: bool = False,
     shuffle_seed: int | None = None,
     on_progress: OnProgress = lambda progress: None,
-) -> Iterator[RunRecord]:
-    """Measure every config, yielding each record as soon as it is on disk.
+) -> Records:
+    """Return an iterator that measures every config and yields each record as soon as it is on disk.
 
     out: folder of records.jsonl; cells that it already holds as ok, oom or unavailable are skipped.
     repeats: each repeat has a process of its own, so that the variance between processes shows.
@@ -136,9 +262,85 @@ def sweep(
 
     Raises ConfigError for malformed input, and OSError for a folder that cannot be written, before the first cell runs.
     """
+    cells = _listed(configs)
+    check(cells, repeats, timeout_s)
+    _check_options(out=out, fresh=fresh, skip_oom=skip_oom, interleave=interleave)
+    if shuffle_seed is not None and (not isinstance(shuffle_seed, int) or isinstance(shuffle_seed, bool)):
+        raise ConfigError(f"shuffle_seed is {shown(shuffle_seed)}; it must be a whole number")
+    if not callable(on_progress):
+        raise ConfigError(f"on_progress is {shown(on_progress)}; give a function of one Progress")
+    cells = list(dict.fromkeys(cells))
+    measured = _measured(
+        cells,
+        out=out,
+        repeats=repeats,
+        timeout_s=timeout_s,
+        fresh=fresh,
+        skip_oom=skip_oom,
+        interleave=interleave,
+        shuffle_seed=shuffle_seed,
+        on_progress=on_progress,
+    )
+    return Records(len(cells) * repeats, measured)
+
+
+class Records(Displayed, Iterator[RunRecord]):
+    """Iterator of the records of a sweep, which measures as it goes; a notebook shows those so far as a table.
+
+    Attributes:
+        total: number of cells, repeats counted.
+        records: the records that this iterator has yielded.
+    """
+
+    def __init__(self, total: int, measured: Iterator[RunRecord]) -> None:
+        self.total, self.records, self._measured = total, list[RunRecord](), measured
+
+    def __next__(self) -> RunRecord:
+        record = next(self._measured)
+        self.records.append(record)
+        return record
+
+    def _displayed(self) -> tuple[str, list[RunRecord]]:
+        done = len(self.records)
+        remedy = "" if done == self.total else "; iterate over it, or call .finish(), to measure the others"
+        return f"{done} of {self.total} cells measured in this sweep{remedy}", self.records
+
+    def finish(self) -> Records:
+        """Measure the cells that are left, and return these records."""
+        for _ in self:
+            pass
+        return self
+
+    def frame(self) -> Any:
+        """Return the records so far as a pandas DataFrame, one row per phase."""
+        import cs_systems
+
+        return cs_systems.frame(self.records)
+
+
+def _check_options(*, out: Any, **flags: Any) -> None:
+    """Raise ConfigError for an option of the wrong type."""
+    if out is not None and not isinstance(out, str | os.PathLike):
+        raise ConfigError(f"out is {shown(out)}; give the folder of the records")
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} is {shown(value)}; give True or False")
+
+
+def _measured(
+    configs: list[RunConfig],
+    *,
+    out: str | os.PathLike[str] | None,
+    repeats: int,
+    timeout_s: float | None,
+    fresh: bool,
+    skip_oom: bool,
+    interleave: bool,
+    shuffle_seed: int | None,
+    on_progress: OnProgress,
+) -> Iterator[RunRecord]:
+    """Measure the cells of a sweep, whose options are checked."""
     _follow_in_job()
-    configs = list(dict.fromkeys(configs))
-    check(configs, repeats, timeout_s)
     journal = None if out is None else Journal.prepare(out, fresh=fresh)
     done, total = 0, len(configs) * repeats
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.core.file_types import shown
+from cs_systems.core.validation import shown
 from cs_systems.snapshots.unpickle import load
 
 SIDECAR_VERSION = 1

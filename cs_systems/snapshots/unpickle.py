@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cs_systems.config import ConfigError
-from cs_systems.core.file_types import PICKLE, Unpacked, head, refuse_other, shown
+from cs_systems.core.file_types import PICKLE, Unpacked, head, refuse_other
+from cs_systems.core.validation import shown
 from cs_systems.traces.folder import choice
 
 MEMORY_PER_FILE_BYTE = 8  # memory that a byte of a pickled snapshot takes as Python objects

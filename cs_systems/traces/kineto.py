@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from cs_systems.config import ConfigError
-from cs_systems.core.file_types import Unpacked, shown
+from cs_systems.core.file_types import Unpacked
+from cs_systems.core.validation import shown
 from cs_systems.traces.chrome_trace import Event, Text, events, header
 from cs_systems.traces.modules import HEADER, unpacked
 from cs_systems.traces.stalls import stalls

@@ -73,6 +73,17 @@ def loss_in(outputs: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
+def samples_in(batch: Any) -> int | None:
+    """Return the samples of a batch, the first dimension of its first tensor; None if there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.dim() else None
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        parts: Any = [getattr(batch, f.name) for f in dataclasses.fields(batch)]
+    else:
+        parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+    return next((samples for part in parts if (samples := samples_in(part)) is not None), None)
+
+
 def tokens_in(batch: Any) -> int | None:
     """Return the tokens of a batch, or None if unknown: the size of `input_ids`, or of a first integer matrix."""
     if isinstance(batch, Mapping):

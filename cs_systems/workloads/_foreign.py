@@ -55,13 +55,17 @@ class ForeignWorkload:
     def check(self) -> None:
         """Raise Unavailable if an option differs from its default and has no effect."""
         if ignored := sorted(self._ignored()):
-            options = " ".join(
-                dict.fromkeys(f"--{_OPTIONS.get(n, n.rpartition('.')[2]).replace('_', '-')}" for n in ignored)
-            )
+            options = self._as_written(ignored)
             fields = ", ".join(f"config.{name}" for name in ignored)
             raise Unavailable(
                 f"{self.config.workload} does not use {options}; leave out {options}, or read {fields} in the factory"
             )
+
+    def _as_written(self, fields: Iterable[str]) -> str:
+        """Return the fields as they were given: options of the command line, or arguments of `run`."""
+        if self.config.workload.startswith(plugins.LIVE):
+            return ", ".join(f"{name}=" for name in fields)
+        return " ".join(dict.fromkeys(f"--{_OPTIONS.get(n, n.rpartition('.')[2]).replace('_', '-')}" for n in fields))
 
     def _ignored(self) -> Iterable[str]:
         """Yield the fields that differ from their defaults and have no effect."""
@@ -119,20 +123,36 @@ def build(made: Any, config: RunConfig, device: Device) -> ForeignWorkload:
     name, own = config.workload, settings(config.workload_args)
     if config.inputs is not None:
         return _module_with_inputs(made, config, device)
-    if not callable(made) and not isinstance(made, (TrainingSetup, Mapping, tuple)):
-        raise ConfigError(f"{name} is of type {type(made).__name__}; name a factory (config, device) or a step")
-    if isinstance(made, nn.Module):
-        raise ConfigError(f"{name} is a module without inputs; give its batch with --inputs path.py:name")
+    if reason := problem(name, made, own):
+        raise ConfigError(reason)
     if not callable(made):
         return from_result(made, config, device, set())
-    if not plugins.takes(made, config, device, **own):
-        if isinstance(made, type) or not plugins.takes(made, **own):
-            raise ConfigError(_cannot_call(name, made, own))
-        if own:
-            return from_result(made(**own), config, device, set())
-        return ForeignWorkload(config, _FirstCall(made), set())
-    watched, read = observed(config)
-    return from_result(made(watched, device, **own), config, device, read)
+    if plugins.takes(made, config, device, **own):
+        watched, read = observed(config)
+        return from_result(made(watched, device, **own), config, device, read)
+    if own:
+        return from_result(made(**own), config, device, set())
+    return ForeignWorkload(config, _FirstCall(made), set())
+
+
+def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str | None:
+    """Return why an object cannot be a workload, and what to do; None if it may be one.
+
+    own: the arguments of `--set`.
+    """
+    own = own or {}
+    if isinstance(made, nn.Module):
+        is_live = name.startswith(plugins.LIVE)
+        remedy = "use run(model=…, inputs=…)" if is_live else "give its batch with --inputs path.py:name"
+        return f"{name} is a module without inputs; {remedy}"
+    if not callable(made):
+        if _is_workload(made) or isinstance(made, (TrainingSetup, Mapping, tuple)):
+            return None
+        return f"{name} is of type {type(made).__name__}; name a factory (config, device) or a step"
+    is_factory = plugins.takes(made, None, None, **own)
+    if not is_factory and (isinstance(made, type) or not plugins.takes(made, **own)):
+        return _cannot_call(name, made, own)
+    return None
 
 
 def _cannot_call(name: str, made: Any, own: Mapping[str, Any]) -> str:
@@ -163,10 +183,13 @@ class _FirstCall(CallableWorkload):
 
 def _is_parts(result: Any) -> bool:
     """Return True if the result of a call is a model or a workload, which no step returns."""
-    is_workload = callable(getattr(result, "step", None)) and callable(getattr(result, "prepare", None))
     in_tuple = isinstance(result, tuple) and len(result) in (2, 3) and isinstance(result[0], nn.Module)
     in_mapping = isinstance(result, Mapping) and isinstance(result.get("model"), nn.Module)
-    return isinstance(result, (nn.Module, TrainingSetup)) or is_workload or in_tuple or in_mapping
+    return isinstance(result, (nn.Module, TrainingSetup)) or _is_workload(result) or in_tuple or in_mapping
+
+
+def _is_workload(made: Any) -> bool:
+    return not isinstance(made, type) and all(callable(getattr(made, name, None)) for name in ("step", "prepare"))
 
 
 def from_result(result: Any, config: RunConfig, device: Device, read: set[str]) -> ForeignWorkload:

@@ -16,7 +16,7 @@ from cs_systems.parallel._collectives import counting
 from cs_systems.training import fp8
 from cs_systems.training.checkpointing import checkpoint_blocks
 from cs_systems.workloads import Unavailable
-from cs_systems.workloads._batches import call_with, loss_in, placed, tokens_in
+from cs_systems.workloads._batches import call_with, loss_in, placed, samples_in, tokens_in
 from cs_systems.workloads._calls import check_precision
 from cs_systems.workloads._setup import TrainingSetup
 from cs_systems.workloads._training import Training, compiled, strategy_of
@@ -178,10 +178,11 @@ class ModuleStep(Training):
         return None if "parameters" in self.strategy.splits else super()._formula_sent_bytes()
 
     def describe(self) -> Ran:
-        tokens = tokens_in(self.batch)
+        tokens, samples = tokens_in(self.batch), samples_in(self.batch)
         loss = None if self.loss is None else float(self.loss.detach()) * self.setup.accumulate
         return {
             "tokens": None if tokens is None else tokens * self.setup.accumulate,
+            "samples": None if samples is None else samples * self.setup.accumulate,
             "parameters": self.parameters,
             "precision": self.config.precision.value,
             "mode": self.config.mode.value,

@@ -9,8 +9,15 @@ from typing import Any
 from torch import nn
 
 from cs_systems.config import ConfigError
+from cs_systems.core.validation import fields_checked, of_type, shown
+
+_MAKES = {
+    "optimizer": "a class or function of the parameters, or an optimizer of the model",
+    "scheduler": "a function of the optimizer, or a scheduler",
+}
 
 
+@fields_checked
 @dataclass(frozen=True)
 class TrainingSetup:
     """Training step of a model, as parts. A factory returns it, a mapping of the same names, or `(model, batch, loss)`.
@@ -47,18 +54,22 @@ class TrainingSetup:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
-            raise ConfigError(f"model is of type {type(self.model).__name__}; give an nn.Module")
+            raise ConfigError(f"model is {shown(self.model)}; give an nn.Module")
         if (self.batch is None) == (self.batches is None):
             raise ConfigError("give one of batch (used in every step) and batches (used in turn)")
         if self.batches is not None and not isinstance(self.batches, Iterable):
-            raise ConfigError(f"batches is of type {type(self.batches).__name__}; give an iterable, or batch=")
+            raise ConfigError(f"batches is {shown(self.batches)}; give an iterable, or batch=")
         if isinstance(self.accumulate, bool) or not isinstance(self.accumulate, int) or self.accumulate < 1:
             raise ConfigError(f"accumulate is {self.accumulate!r}; it must be a whole number of at least 1")
+        of_type(self, int | float | None, "a number above 0", "clip_norm")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"clip_norm is {self.clip_norm!r}; it must be above 0")
-        for name in ("loss", "forward"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise ConfigError(f"{name} is of type {type(getattr(self, name)).__name__}; give a function")
+        for name, part in (("loss", self.loss), ("forward", self.forward)):
+            if part is not None and not callable(part):
+                raise ConfigError(f"{name} is {shown(part)}; give a function")
+        for name, part in (("optimizer", self.optimizer), ("scheduler", self.scheduler)):
+            if part is not None and not callable(part) and not callable(getattr(part, "step", None)):
+                raise ConfigError(f"{name} is {shown(part)}; give {_MAKES[name]}")
 
     @classmethod
     def of(cls, made: Any) -> TrainingSetup | None:

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAYS = {
     "compare_two_runs": "times the baseline",
+    "live_model": "weights unchanged: True",
     "memory_snapshot": "peak: 203.9 MiB",
     "own_attention": "own_attention.py:attend",
     "own_loop": "zero_grad",

@@ -60,8 +60,8 @@ OTHER = Layout(
         *_names("size context_length seq_len batch_size batch heads seq d_head causal attention precision mode"),
         *("compile", "checkpoint", "optimizer", *ENDING),
     ),
-    measured=_names("range_s tokens_per_s model_flops_per_s mfu peak_allocated_bytes note"),
-    leaves=_names("model_flops_per_s tokens_per_s mfu peak_allocated_bytes"),
+    measured=_names("range_s tokens_per_s samples_per_s model_flops_per_s mfu peak_allocated_bytes note"),
+    leaves=_names("model_flops_per_s samples_per_s tokens_per_s mfu peak_allocated_bytes"),
 )
 
 # These profilers measure a step's memory; its time includes a synchronisation at each boundary.
@@ -106,6 +106,7 @@ TITLES = {
     "lag_median_s": "lag",
     "wall_minus_phases_s": "outside phases",
     "tokens_per_s": "tokens/s",
+    "samples_per_s": "samples/s",
     "model_flops_per_s": "model",
     "hardware_flops_per_s": "executed",
     "ceiling_flops_per_s": "ceiling",
@@ -144,6 +145,7 @@ LEGENDS = {
 
 OF_RANKS = {  # additions to a legend if a step has several ranks
     "tokens_per_s": "tokens/s: sum over all ranks",
+    "samples_per_s": "samples/s: sum over all ranks",
     "model_flops_per_s": "; for one rank",
     "hardware_flops_per_s": "; for one rank",
 }

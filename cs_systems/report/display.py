@@ -1,0 +1,67 @@
+"""Tables of records and configurations at a prompt and in a notebook, as text and as HTML."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+from cs_systems.config import RunConfig, describe
+from cs_systems.core.printable import visible
+from cs_systems.record import Row, RunRecord
+from cs_systems.report.tables import layout, records
+from cs_systems.report.tables.formats import terminal
+from cs_systems.report.tables.rows import table_of
+from cs_systems.report.tables.table import Table
+
+MOST_CELLS = 20  # of a grid that are shown, so that it fits a screen
+
+
+def as_text(heading: str, shown: Sequence[RunRecord] | Sequence[RunConfig]) -> str:
+    """Return the heading and the tables, without a newline at the end."""
+    tables, problem = _tables(shown)
+    text = terminal(tables, shutil.get_terminal_size().columns, color=False)
+    return "\n".join(filter(None, [heading, visible(problem), text])).rstrip("\n")
+
+
+def as_html(heading: str, shown: Sequence[RunRecord] | Sequence[RunConfig]) -> str:
+    """Return the heading and the tables as a part of a page, with every text escaped."""
+    from cs_systems.report.pages._templates import render
+
+    tables, problem = _tables(shown)
+    return render("notebook.html.jinja", {"heading": heading, "problem": problem, "tables": tables})
+
+
+def _tables(shown: Sequence[Any]) -> tuple[list[Table], str]:
+    """Return the tables, or the reason that there are none: to show an object must not fail."""
+    if not shown:
+        return [], ""
+    if isinstance(shown[0], RunConfig):
+        return [_table_of_cells(shown)], ""
+    try:
+        return records.tables(shown), ""
+    except Exception as error:  # a record from a file may hold anything
+        return [], f"no table: {type(error).__name__}: {error}"
+
+
+def _table_of_cells(cells: Sequence[RunConfig]) -> Table:
+    """Return a table of the fields that vary; what is the same in all cells is in its caption."""
+    rows = [_fields(cell) for cell in cells]
+    apart = [name for name in rows[0] if any(row.get(name) != rows[0].get(name) for row in rows)]
+    silent = {*apart, *(f"{part}.{name}" for part in ("model", "shape") for name in apart)}
+    if "size" in apart:
+        silent |= {f"model.{name}" for cell in cells for name in ("name", *cell.model.changed())}
+    lines = [{name: row.get(name) for name in apart} or {"cell": describe(cells[0])} for row in rows[:MOST_CELLS]]
+    common = describe(cells[0], silent) if apart else ""
+    notes = [f"and {len(cells) - MOST_CELLS} more cells"] if len(cells) > MOST_CELLS else []
+    caption = "; constant: ".join(filter(None, ["1 cell" if len(cells) == 1 else f"{len(cells)} cells", common]))
+    return table_of(lines, caption, notes, {name: layout.title(name) for name in apart})
+
+
+def _fields(cell: RunConfig) -> Row:
+    """Return the fields of a cell in one row, under their names in tables."""
+    run = {f.name: getattr(cell, f.name) for f in dataclasses.fields(cell) if f.name not in ("model", "shape")}
+    shape = dataclasses.asdict(cell.shape) if cell.shape else {}
+    words = {name: " ".join(value) if isinstance(value, tuple) else value for name, value in run.items()}
+    return {"size": cell.model.label, "context_length": cell.model.context_length, **shape, **words}

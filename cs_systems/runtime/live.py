@@ -1,0 +1,117 @@
+"""Measurement of objects that this process holds: a model with its batch, a step function, a Workload.
+
+The cell is named `live NAME`. It runs in this process, because such objects cannot travel to a worker.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core import plugins
+from cs_systems.core.validation import short_name, shown
+from cs_systems.record import RunRecord
+from cs_systems.runtime.channel import CellRecord, Message
+from cs_systems.runtime.execute import run_cells
+from cs_systems.runtime.journal import Journal
+from cs_systems.runtime.object_state import ObjectState
+from cs_systems.runtime.process_state import ProcessState
+from cs_systems.runtime.profiled import prefix, with_profile
+from cs_systems.workloads import _foreign
+from cs_systems.workloads._setup import TrainingSetup
+
+
+def setup_of(model: Any, inputs: Any, parts: Mapping[str, Any]) -> TrainingSetup:
+    """Return the training step of a live model. Raises ConfigError."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model is {shown(model)}; give an nn.Module, or a ModelConfig such as preset('small')")
+    if inputs is None:
+        if parts.get("batches") is None:
+            raise ConfigError("model= requires inputs=: one batch, or a DataLoader of batches")
+        return TrainingSetup(model, **parts)
+    if parts.get("batches") is not None:
+        raise ConfigError("inputs= and batches= exclude each other; give one of them")
+    setup = TrainingSetup.of((model, inputs))
+    assert setup is not None
+    return replace(setup, **parts)
+
+
+def run_live(made: Any, config: RunConfig, *, name: str | None, out: str | os.PathLike[str] | None) -> RunRecord:
+    """Measure an object in this process, and leave it and the process as they were.
+
+    Args:
+        made: a TrainingSetup or another form that a factory may return, a factory, a step, or a Workload.
+        config: of the cell, whose workload is replaced by the object.
+        name: of the object in tables; by default that of its class or function.
+        out: folder to which the record is appended.
+    """
+    setup = None if callable(made) else TrainingSetup.of(made)
+    subject = made if setup is None else setup.model
+    named = plugins.LIVE + short_name("name", _name_of(subject) if name is None else name)
+    if setup is None and (reason := _foreign.problem(named, made)):
+        raise ConfigError(reason)
+    config = replace(config, workload=named, device=_device(config.device, setup))
+    if torch.is_inference_mode_enabled():
+        raise ConfigError("run() was called in inference mode; call it outside of torch.inference_mode()")
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        raise ConfigError("run() was called under autocast; call it outside, and pass precision='bf16' or 'fp16'")
+    journal = None if out is None else Journal.prepare(Path(out))
+    with ExitStack() as stack:
+        folder: Any = stack.enter_context(tempfile.TemporaryDirectory() if journal is None else _locked(journal))
+        repeat = 0 if journal is None else journal.times_done(config)
+        stack.enter_context(plugins.holding(named, made if setup is None else setup))
+        files = None if config.profiler == "none" else prefix(Path(folder), config, repeat)
+        if setup is not None:
+            stack.enter_context(torch.enable_grad())
+        record = measured_here(config, repeat=repeat, out=files, setup=setup)
+        if files is not None:
+            record = with_profile(record, files, keep=journal is not None)
+        if journal is not None:
+            journal.append(record)
+    return record
+
+
+def measured_here(
+    config: RunConfig, *, repeat: int = 0, out: Path | None = None, setup: TrainingSetup | None = None
+) -> RunRecord:
+    """Measure one cell in this process, and restore the state of the process and of the setup's objects."""
+    messages: list[Message] = []
+    with _restored(ProcessState()), nullcontext() if setup is None else _restored(ObjectState(setup)):
+        run_cells([config], repeat=repeat, out=out, emit=messages.append)
+    return next(RunRecord.from_dict(message.record) for message in messages if isinstance(message, CellRecord))
+
+
+@contextmanager
+def _restored(state: ProcessState | ObjectState) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+@contextmanager
+def _locked(journal: Journal) -> Iterator[Path]:
+    with journal.locked():
+        yield journal.folder
+
+
+def _name_of(subject: Any) -> str:
+    function = getattr(subject, "func", subject)  # of functools.partial
+    return str(getattr(function, "__name__", type(subject).__name__))
+
+
+def _device(name: str, setup: TrainingSetup | None) -> str:
+    """Return the device of the cell; for "auto", the one on which the model is."""
+    if name != "auto" or setup is None:
+        return name
+    first = next(setup.model.parameters(), None)
+    return name if first is None or first.device.type not in ("cpu", "cuda") else str(first.device)

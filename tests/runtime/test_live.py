@@ -1,0 +1,422 @@
+"""Live objects, as a notebook has them: measured in this process, and left as they were."""
+
+from __future__ import annotations
+
+import random
+from collections import UserDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import cs_systems
+from cs_systems.config import ConfigError, RunConfig
+from cs_systems.core import units
+from cs_systems.record import RunRecord
+
+QUICK: dict[str, Any] = {"warmup": 1, "steps": 2, "device": "cpu"}
+
+
+class Net(nn.Module):
+    """Two blocks, so that checkpoints find them, with a buffer that forward changes and a hook of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(0.5)) for _ in "ab")
+        self.fc = nn.Linear(16, 3)
+        self.seen = 0
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        self.seen += 1
+        for block in self.blocks:
+            x = block(x)
+        logits = self.fc(x)
+        return logits if labels is None else {"loss": nn.functional.cross_entropy(logits.float(), labels)}
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    labels: Tensor
+
+
+X, LABELS = torch.randn(16, 16), torch.arange(16) % 3
+BATCH = {"x": X, "labels": LABELS}
+
+
+def of_batch(model: nn.Module, batch: Any) -> Any:
+    return model(batch.x, batch.labels)
+
+
+class One(Net):
+    """Model of one argument, whose labels go to the loss."""
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x)
+
+
+def by_labels(out: Tensor, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(out.float(), batch[1])
+
+
+def step() -> None:
+    X.square().sum()
+
+
+def loader() -> DataLoader:
+    return DataLoader(TensorDataset(X, LABELS), batch_size=8)
+
+
+FORMS: dict[str, Callable[[], dict[str, Any]]] = {
+    "mapping": lambda: {"model": Net(), "inputs": BATCH},
+    "encoding": lambda: {"model": Net(), "inputs": UserDict(BATCH)},
+    "tuple": lambda: {"model": One(), "inputs": (X, LABELS), "loss": by_labels},
+    "list": lambda: {"model": One(), "inputs": [X, LABELS], "loss": by_labels},
+    "tensor": lambda: {"model": Net(), "inputs": X},
+    "dataclass": lambda: {"model": Net(), "inputs": Batch(X, LABELS), "forward": of_batch},
+    "loader": lambda: {"model": One(), "inputs": loader(), "loss": by_labels},
+    "batches": lambda: {"model": Net(), "batches": [BATCH, BATCH], "accumulate": 2, "clip_norm": 1.0},
+    "optimizer class": lambda: {"model": Net(), "inputs": BATCH, "optimizer": partial(torch.optim.SGD, lr=0.1)},
+    "setup": lambda: {"workload": cs_systems.TrainingSetup(Net(), BATCH)},
+    "parts": lambda: {"workload": {"model": Net(), "batch": BATCH}},
+    "pair": lambda: {"workload": (Net(), BATCH)},
+    "factory": lambda: {"workload": lambda config, device: (Net(), BATCH)},
+    "step": lambda: {"workload": step},
+    "partial": lambda: {"workload": partial(step)},
+}
+
+
+SAMPLES = {"step": None, "partial": None, "loader": 8, "batches": 32}  # of a step, where it is not one batch
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_live_object_of_every_form_is_measured(form: str) -> None:
+    record = cs_systems.run(**FORMS[form](), **QUICK)
+    assert record.status == "ok", record.reason
+    assert record.measurement is not None
+    names = record.measurement.phase_names()
+    is_step = form in ("step", "partial")
+    assert ("call" in names) if is_step else {"forward", "loss", "backward", "optimizer"} <= {*names}
+    assert ("input" in names) == (form in ("loader", "batches"))
+    assert record.config["workload"].startswith("live ")
+    (ran,) = record.results["ran"]
+    assert ran.get("samples") == SAMPLES.get(form, 16)
+
+
+def everything(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: Any) -> dict[str, Any]:
+    """Return all that a measurement must leave unchanged, in plain values."""
+    return {
+        "parameters": {
+            name: (p.tolist(), p.dtype, p.data_ptr(), p.requires_grad) for name, p in model.named_parameters()
+        },
+        "gradients": {name: None if p.grad is None else p.grad.tolist() for name, p in model.named_parameters()},
+        "buffers": {name: b.tolist() for name, b in model.named_buffers()},
+        "modules": [(name, id(module), module.training) for name, module in model.named_modules()],
+        "attributes": {name: sorted(module.__dict__) for name, module in model.named_modules()},
+        "hooks": [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()],
+        "seen": model.seen,
+        "optimizer": repr(optimizer.state_dict()),
+        "optimizer attributes": sorted(optimizer.__dict__),
+        "scheduler": repr(scheduler.state_dict()),
+        "random": (torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()),
+        "grad mode": torch.is_grad_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "float32 products": torch.backends.cuda.matmul.fp32_precision,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def trained() -> tuple[Net, torch.optim.Optimizer, Any]:
+    """Return a model in the middle of training: with gradients, state of the optimizer, and a frozen, an eval part."""
+    model = Net()
+    model.blocks[0].eval()
+    model.fc.bias.requires_grad_(False)
+    model.register_forward_hook(lambda *_: None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model(X, LABELS)["loss"].backward()
+    optimizer.step()
+    scheduler.step()
+    return model, optimizer, scheduler
+
+
+OUTCOMES = {  # where it is not a success
+    "{'precision': 'bf16-pure'}": ("error", "RuntimeError: expected dtype f"),  # the optimizer's state is in fp32
+    "{'loss': <class 'float'>}": ("error", "TypeError: float() argument mu"),
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "forward"},
+        {"mode": "forward-backward", "checkpoint": "every:1"},
+        {"mode": "train-step", "clip_norm": 0.1},
+        {"precision": "bf16-pure"},
+        {"precision": "fp8"},
+        {"compile": "aot_eager", "mode": "forward"},
+        {"profiler": "kineto"},
+        {"profiler": "memory"},
+        {"loss": float},
+    ],
+    ids=str,
+)
+def test_measurement_leaves_everything_as_it_was(options: dict[str, Any]) -> None:
+    model, optimizer, scheduler = trained()
+    before = everything(model, optimizer, scheduler)
+    record = cs_systems.run(model=model, inputs=BATCH, optimizer=optimizer, scheduler=scheduler, **(QUICK | options))
+    after = everything(model, optimizer, scheduler)
+    assert [name for name in before if after[name] != before[name]] == []
+    assert (record.status, (record.reason or "")[:30]) == OUTCOMES.get(str(options), ("ok", "")), record.reason
+
+
+def test_training_goes_on_after_a_measurement_as_without_it() -> None:
+    def losses(measure: bool) -> list[float]:
+        torch.manual_seed(3)
+        model, optimizer, scheduler = trained()
+        found = []
+        for _ in range(3):
+            if measure:
+                cs_systems.run(model=model, inputs=BATCH, optimizer=optimizer, scheduler=scheduler, **QUICK)
+            optimizer.zero_grad()
+            loss = model(X, LABELS)["loss"]
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            found.append(float(loss.detach()))
+        return found
+
+    assert losses(measure=True) == losses(measure=False)
+
+
+def test_callers_grad_mode_and_default_dtype_are_kept() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad():
+            record = cs_systems.run(model=nn.Linear(16, 3), inputs=X.double(), **QUICK)
+            assert not torch.is_grad_enabled()
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert record.status == "ok", record.reason
+
+
+def test_folder_is_an_ordinary_run_with_the_profile(tmp_path: Path) -> None:
+    records = [cs_systems.run(model=Net(), inputs=BATCH, out=tmp_path, **QUICK) for _ in range(2)]
+    records += [cs_systems.run(model=Net(), inputs=BATCH, out=tmp_path, profiler="kineto", name="profiled", **QUICK)]
+    read, complaints = cs_systems.read_records(tmp_path)
+    assert (read, complaints) == (records, [])
+    assert [(r.config["workload"], r.repeat) for r in read] == [("live Net", 0), ("live Net", 1), ("live profiled", 0)]
+    assert (tmp_path / read[2].artifacts["trace"]).is_file()
+    frame = cs_systems.load(tmp_path)
+    assert {*frame["workload"]} == {"live Net", "live profiled"}
+    assert frame["samples_per_s"].dropna().tolist() == pytest.approx(
+        [16 / median for median in frame.query("phase == 'step'")["median_s"]]
+    )
+    with pytest.raises(ConfigError, match="'live Net' was an object of the process that measured it; measure it again"):
+        cs_systems.run(read[0].run_config)
+
+
+def test_option_that_a_step_does_not_use_is_refused() -> None:
+    record = cs_systems.run(workload=step, precision="bf16", **QUICK)
+    assert record.status == "unavailable"
+    assert (record.reason or "").startswith("live step does not use precision=; leave out precision=")
+
+
+# Calls of the library with wrong arguments, and the message. They stand in a text, since mypy would refuse them.
+REFUSED = {
+    "run(stepz=3)": "unknown argument of run 'stepz': did you mean steps",
+    "run(Net())": r"config is a Net; give a RunConfig, or run\(model=model, inputs=batch\)",
+    "run(model=Net())": "model= requires inputs=: one batch, or a DataLoader of batches",
+    "run(model=Net(), inputs=X, batches=[X])": "inputs= and batches= exclude each other; give one of them",
+    "run(inputs=X)": "inputs= requires a live model; give model= and inputs= too",
+    "run(model='small')": r"model is 'small'; give an nn.Module, or a ModelConfig such as preset\('small'\)",
+    "run(workload=step, loss=step)": "workload= and loss= exclude each other; give all parts in a TrainingSetup",
+    "run(RunConfig(workload='toy'), model=Net(), inputs=X)": "workload toy and model= exclude each other; leave out",
+    "run(workload=step, timeout_s=3)": "timeout_s requires a worker process, which cannot receive a live",
+    "run(model=Net(), inputs=X, strategy='torch_ddp', world_size=2)": "several ranks or a strategy requires a worker",
+    "run(workload=step, name='a:b')": "name is 'a:b'; give a short text without a colon",
+    "run(workload=Net())": r"live Net is a module without inputs; use run\(model=…, inputs=…\)",
+    "run(workload=object())": r"live object is of type object; name a factory \(config, device\) or a step",
+    "run(workload=lambda a: a)": r"live <lambda>\(a\) cannot be called; write a factory \(config, device\), or a step",
+    "run(workload={'model': Net(), 'bach': X})": "a training setup has no part 'bach'; its parts: model, batch",
+    "run(RunConfig(), 3, steps=2)": "run: too many positional arguments; its arguments are config, model, inputs",
+    "run(name='mine')": "name= requires a live object; leave it out",
+    "run(out='x', in_process=True)": "in_process=True writes no record; leave out out=, or in_process=True",
+    "run(model=nn.LazyLinear(3), inputs=X)": "lazy parameters without a shape; call it once before",
+    "run(model=Net(), inputs=X, loss=3)": "loss is 3; give a function",
+    "sweep([Net()])": "a cell is a Net; .* cannot travel to a worker process: name it as RunConfig.*or measure it here",
+    "sweep(RunConfig())": r"configs is a single RunConfig; give a list, or measure it with run\(config\)",
+    "sweep(3)": "a cell is 3; give RunConfigs",
+    "preflight(RunConfig())": "configs is a single RunConfig; give a list",
+    "sweep([], repeat=2)": "unknown argument of sweep 'repeat': did you mean repeats",
+    "sweep([], out=3)": "out is 3; give the folder of the records",
+    "sweep([], repeats='2')": "repeats is '2'; it must be at least 1, a whole number",
+    "sweep([], fresh=1)": "fresh is 1; give True or False",
+    "sweep([], on_progress=3)": "on_progress is 3; give a function of one Progress",
+    "grid(batch_size=4)": r"batch_size is 4; give a list of values, such as batch_size=\[4\]",
+    "grid(['small'])": "base is a list; give a RunConfig, and the axes by name",
+    "grid(model=['small'], d_ff=[8])": "model is 'small'; it must be a ModelConfig",
+    "preset(3)": "unknown size 3: known: tiny",
+    "preset('small', d_modl=3)": "unknown argument of ModelConfig 'd_modl': did you mean d_model",
+    "preset('small', 'large')": "preset: too many positional arguments; its arguments are name",
+    "RunConfig(precison='bf16')": "unknown argument of RunConfig 'precison': did you mean precision",
+    "RunConfig(strategy_args='a=1')": r"strategy_args is 'a=1'; give a tuple of texts, such as \('name=value',\)",
+    "TrainingSetup()": "TrainingSetup: missing a required argument: 'model'; its arguments are model, batch",
+    "TrainingSetup(Net(), X, clip_norm='1')": "clip_norm is '1'; it must be a number above 0",
+    "TrainingSetup(Net(), X, optimizer='adam')": "optimizer is 'adam'; give a class or function of the parameters",
+    "Recorder(out='x', device='gpu')": "device is 'gpu'; give cpu, cuda or cuda:N, or a torch.device",
+    "Recorder(out='x', stes=3)": "unknown argument of Recorder 'stes': did you mean steps",
+    "Recorder(Net())": "Recorder: missing a required argument: 'out'; its arguments are model, optimizer",
+    "Recorder(out=3)": "out is 3; give the folder of the records",
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_argument_is_a_config_error_with_the_remedy(case: str) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[case]):
+        eval(case, {**globals(), **{name: getattr(cs_systems, name) for name in cs_systems.__all__}})
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, partial(torch.autocast, "cpu", torch.bfloat16)])
+def test_context_that_would_change_the_step_is_refused(context: Callable[[], Any]) -> None:
+    with context(), pytest.raises(ConfigError, match="call it outside"):
+        cs_systems.run(model=Net(), inputs=X, **QUICK)
+
+
+ANY = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=3),
+    st.lists(st.one_of(st.integers(), st.text(max_size=3), st.none()), max_size=2),
+    st.sampled_from([object(), torch.ones(2), numpy.ones(2), Net, {"a": 1}, Path("x"), 1j]),
+)  # fmt: skip
+RECORDER = ("model", "optimizer", "out", "name", "warmup", "steps", "profile", "profile_steps", "snapshot", "tokens")
+TARGETS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
+    "RunConfig": (RunConfig, tuple(RunConfig.__dataclass_fields__)),
+    "ModelConfig": (cs_systems.ModelConfig, tuple(cs_systems.ModelConfig.__dataclass_fields__)),
+    "AttentionShape": (cs_systems.AttentionShape, tuple(cs_systems.AttentionShape.__dataclass_fields__)),
+    "TrainingSetup": (cs_systems.TrainingSetup, tuple(cs_systems.TrainingSetup.__dataclass_fields__)),
+    "run": (  # refused in the end, because a live step has no timeout
+        partial(cs_systems.run, workload=step, timeout_s=1),
+        ("config", "model", "inputs", "loss", "optimizer", "name", "out", "in_process", "accumulate", "mode", "seed"),
+    ),
+    "grid": (cs_systems.grid, ("base", "size", "model", "shape", "batch_size", "d_ff", "heads", "mode")),
+    "preset": (cs_systems.preset, ("name", "d_ff", "vocab_size", "rope_theta")),
+    "Recorder": (cs_systems.Recorder, (*RECORDER, "device", "patience_s")),
+    "sweep": (
+        lambda configs=(), **rest: cs_systems.sweep(configs, **rest),
+        ("configs", "out", "repeats", "timeout_s", "fresh", "skip_oom", "interleave", "shuffle_seed", "on_progress"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_no_value_of_any_argument_ends_in_a_raw_error(target: str, data: st.DataObject) -> None:
+    function, names = TARGETS[target]
+    arguments = data.draw(st.dictionaries(st.one_of(st.sampled_from(names), st.text(max_size=4)), ANY, max_size=3))
+    try:
+        function(**arguments)
+    except ConfigError:
+        return
+
+
+@pytest.fixture(scope="module")
+def record() -> RunRecord:
+    return cs_systems.run(model=nn.Sequential(nn.Linear(16, 3)), inputs=X, name="<b>&co</b>", **QUICK)
+
+
+def test_record_is_shown_as_one_screen_of_text_and_as_escaped_html(
+    record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text, html = repr(record), record._repr_html_()
+    assert len(text.splitlines()) < 24
+    assert max(map(len, text.splitlines())) <= 80
+    for shown in ("live <b>&co</b> on", "p10 … p90", "samples/s", "few-samples (1 cell): 2 timed steps are too few"):
+        assert shown in text, shown
+    assert "<b>" not in html
+    for shown in ("live &lt;b&gt;&amp;co&lt;/b&gt; on", "samples/s</th>", "step (", "<li>few-samples (1 cell)"):
+        assert shown in html, shown
+    step = record.frame().query("phase == 'step'").iloc[0]
+    assert f">{units.significant(step['samples_per_s'])}</td>" in html
+
+
+def test_record_without_a_table_is_shown_all_the_same(record: RunRecord) -> None:
+    broken = replace(record, config={})
+    assert "no table: KeyError: 'workload'" in repr(broken)
+    assert "<table>" not in broken._repr_html_()
+
+
+def test_sweep_shows_what_it_has_measured_and_run_finds_it_there(tmp_path: Path) -> None:
+    cells = cs_systems.grid(RunConfig(model=cs_systems.preset("tiny"), **QUICK), attention=["naive", "sdpa_math"])
+    records = cs_systems.sweep(cells, out=tmp_path)
+    assert (
+        repr(records)
+        == "0 of 2 cells measured in this sweep; iterate over it, or call .finish(), to measure the others"
+    )
+    first = next(records)
+    assert records.records == [first]
+    assert "1 of 2 cells measured in this sweep; iterate" in repr(records)
+    assert records.finish() is records
+    html = records._repr_html_()
+    assert "2 of 2 cells measured in this sweep</p>" in html
+    assert html.count("<tr><td") == 2
+    again = cs_systems.run(model=cs_systems.preset("tiny"), attention="naive", out=tmp_path, **QUICK)
+    assert again == first, "recorded, so not measured again"
+    assert {*records.frame()["attention"]} == {"naive", "sdpa_math"}
+    assert {"tokens/s", "naive", "sdpa_math"} <= {*repr(records).replace("\n", " ").split()}
+
+
+def test_grid_shows_what_varies() -> None:
+    cells = cs_systems.grid(size=["tiny", "small"], precision=["fp32", "bf16"], batch_size=[2])
+    assert cells == list(cells)
+    assert repr(cells).splitlines() == [
+        "4 cells; constant: batch 2 · naive · train-step",
+        "size   ctx  precision",
+        "─────────────────────",
+        "tiny    64  fp32",
+        "tiny    64  bf16",
+        "small  512  fp32",
+        "small  512  bf16",
+    ]
+    assert cells._repr_html_().count("<tr><td") == 4
+    assert repr(cs_systems.grid(seed=range(50))).endswith("and 30 more cells")
+    assert "small ctx 512" in repr(cs_systems.grid())
+    assert repr(cs_systems.grid(seed=[])) == "no cell"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("home", ["cpu", "cuda:0"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"device": "cuda"},
+        {"device": "cuda", "precision": "bf16-pure"},
+        {"device": "cuda", "memory_limit_bytes": 8 << 30},
+        {"device": "cuda", "profiler": "memory_snapshot"},
+    ],
+    ids=str,
+)
+def test_model_returns_to_its_device_with_its_values(options: dict[str, Any], home: str) -> None:
+    model = Net().to(home)
+    of_process = torch.cuda.get_per_process_memory_fraction(), torch.cuda.get_rng_state().tolist()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    record = cs_systems.run(model=model, inputs=BATCH, **({"warmup": 1, "steps": 2} | options))
+    assert record.status == "ok", record.reason
+    assert record.environment is not None
+    assert record.environment.device == ("cuda:0" if options else home)
+    for name, value in model.state_dict().items():
+        assert (value.device, value.dtype) == (before[name].device, before[name].dtype), name
+        assert torch.equal(value, before[name]), name
+    assert (torch.cuda.get_per_process_memory_fraction(), torch.cuda.get_rng_state().tolist()) == of_process
