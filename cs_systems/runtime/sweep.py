@@ -62,9 +62,9 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
         if config.strategy != "single" or config.strategy_options:
             parallel.check_config(config)
     if repeats < 1:
-        raise ConfigError(f"repeats is {repeats}; it must be at least 1")
+        raise ConfigError(f"repeats is {repeats}; it must be at least 1", "repeats")
     if timeout_s is not None and not 0 < timeout_s <= _YEAR_S:
-        raise ConfigError(f"the timeout is {timeout_s:g} s; it must be more than 0 s and at most a year")
+        raise ConfigError(f"timeout_s is {timeout_s:g}; it must be more than 0 s and at most a year", "timeout_s")
 
 
 def run(config: RunConfig, *, in_process: bool = False, timeout_s: float | None = None) -> RunRecord:

@@ -10,7 +10,7 @@ from torch import nn
 
 from cs_systems.config import ConfigError, Mode, RunConfig
 from cs_systems.core import plugins
-from cs_systems.core.validation import settings
+from cs_systems.core.validation import option, settings
 from cs_systems.machine.device import Device
 from cs_systems.workloads import CallableWorkload, Unavailable, Workload
 from cs_systems.workloads._module import APPLIED, ModuleStep
@@ -52,9 +52,7 @@ class ForeignWorkload:
     def check(self) -> None:
         """Raise Unavailable if an option differs from its default and has no effect."""
         if ignored := sorted(self._ignored()):
-            options = " ".join(
-                dict.fromkeys(f"--{_OPTIONS.get(n, n.rpartition('.')[2]).replace('_', '-')}" for n in ignored)
-            )
+            options = " ".join(dict.fromkeys(option(_OPTIONS.get(n, n.rpartition(".")[2])) for n in ignored))
             fields = ", ".join(f"config.{name}" for name in ignored)
             raise Unavailable(
                 f"{self.config.workload} does not use {options}; leave out {options}, or read {fields} in the factory"

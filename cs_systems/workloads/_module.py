@@ -14,7 +14,7 @@ from cs_systems.core.rows import Ran
 from cs_systems.machine.device import Device
 from cs_systems.parallel._collectives import counting
 from cs_systems.training import fp8
-from cs_systems.training.checkpointing import checkpoint_blocks
+from cs_systems.training.checkpointing import checkpoint_blocks, without_effect
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._batches import call_with, loss_in, placed, tokens_in
 from cs_systems.workloads._calls import check_precision
@@ -45,7 +45,7 @@ class ModuleStep(Training):
         self._dtype = torch.bfloat16 if config.precision is Precision.BF16_PURE else None
         if self._dtype:
             model.bfloat16()
-        if reason := checkpoint_blocks(model, config.checkpoint):
+        if reason := without_effect(config) or checkpoint_blocks(model, config.checkpoint):
             raise Unavailable(reason)
         super().__init__(config, device, model.to(device.torch).train())
         self.run_model = compiled(self.wrapped, config.compile)
