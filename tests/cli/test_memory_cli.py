@@ -20,9 +20,11 @@ TINY = ["memory", "--size", "tiny", "--device", "cpu"]
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
     folder = tmp_path_factory.mktemp("memory")
-    words = ["--mode", "forward", "train-step", "--precision", "bf16", "--checkpoint", "every:1", "--out", str(folder)]
-    assert main([*TINY, *words]) == 0
-    return read_records(folder)[0]
+    words = ["--mode", "forward", "train-step", "--precision", "bf16", "--checkpoint", "none", "every:1"]
+    assert main([*TINY, *words, "--out", str(folder)]) == 0
+    records = {(r.config["mode"], r.config["checkpoint"]): r for r in read_records(folder)[0]}
+    assert records["forward", "every:1"].status == "unavailable"
+    return [records["forward", "none"], records["train-step", "every:1"]]
 
 
 def test_two_steps_have_rows_of_every_phase(measured: list[RunRecord]) -> None:
