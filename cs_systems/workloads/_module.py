@@ -66,7 +66,10 @@ class ModuleStep(Training):
             remedy = "give its class" if part.startswith("an ") else "leave it out"
             raise Unavailable(f"{part} is not supported where ranks share {' and '.join(sorted(shared))}; {remedy}")
         if self.setup.accumulate > 1 and config.strategy != "single":
-            raise Unavailable(f"accumulate is not supported by strategy {config.strategy}; use 1, or strategy single")
+            raise Unavailable(
+                f"accumulate {self.setup.accumulate} is not supported by strategy {config.strategy}; "
+                "use 1, or strategy single"
+            )
 
     def _make_optimizer(self) -> None:
         """Make the optimizer: the configuration's if it names one, else the setup's, else the default."""

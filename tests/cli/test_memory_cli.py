@@ -114,7 +114,7 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
         (["--best-checkpoint"], "--best-checkpoint and --budget require each other"),
         (["--best-checkpoint", "--budget", "1MiB"], "--fits 1MiB shows which changes would help"),
         (["--checkpoint", "evry:1"], "unknown checkpoint 'evry:1': did you mean every?"),
-        (["--fits", "1GiB", "--attention", "json:loads"], "the memory of json:loads is not declared"),
+        (["--fits", "1GiB", "--attention", "json:loads"], "the memory that attention json:loads needs is unknown"),
         (["--show", "d", "--batch-size", "1"], "--show only prints recorded results; leave out --"),
         (
             ["--fits", "1GiB", "--snapshot", "--dry-run"],
