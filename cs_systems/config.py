@@ -31,8 +31,10 @@ from cs_systems.core.validation import (
     counts,
     fields_checked,
     flags,
+    not_negative,
     number,
     of_type,
+    option,
     settings,
     shown,
     texts,
@@ -140,8 +142,7 @@ class RunConfig:
         counts(self, "batch_size", "steps", "rounds")
         whole(self, "warmup", "seed")
         number(self, "warmup_s")
-        if self.warmup < 0 or self.warmup_s < 0:
-            raise ConfigError(f"warm-up is {self.warmup} steps and {self.warmup_s} s; neither may be negative")
+        not_negative(self, "warmup", "warmup_s")
         one_of("compile mode", self.compile, COMPILE_MODES)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
         try:
@@ -150,9 +151,13 @@ class RunConfig:
             raise ConfigError(str(error)) from None
         one_of("l2 state", self.l2, L2_STATES)
         if self.steps < self.rounds:
-            raise ConfigError(f"{self.steps} steps cannot be split over {self.rounds} rounds; raise --steps")
+            raise ConfigError(
+                f"steps is {self.steps}, less than rounds {self.rounds}; give at least one step for each round",
+                "steps",
+                "rounds",
+            )
         if self.profiler != "none" and self.rounds > 1:
-            raise ConfigError(f"a profile covers one round, got {self.rounds} rounds; leave --rounds at 1")
+            raise ConfigError(f"rounds is {self.rounds}, but a profile covers one round; leave out rounds", "rounds")
         if self.seq_len is not None:
             counts(self, "seq_len")
             if self.seq_len > self.model.context_length:
@@ -245,9 +250,9 @@ def _check_types(config: RunConfig) -> None:
 def _check_foreign(config: RunConfig) -> None:
     """Raise ConfigError if options for workloads from outside the package are malformed or lack such a workload."""
     settings(config.workload_args)
-    for option, given in (("--set", config.workload_args), ("--inputs", config.inputs)):
+    for needing, given in (("--set", config.workload_args), ("--inputs", config.inputs)):
         if given and ":" not in config.workload:
-            raise ConfigError(f"{option} requires --workload path.py:name, got {config.workload}; leave out {option}")
+            raise ConfigError(f"{needing} requires --workload path.py:name, got {config.workload}; leave out {needing}")
     if config.inputs is not None and ":" not in config.inputs:
         raise ConfigError(f"--inputs is {config.inputs!r}; write path/to/file.py:name or package.module:name")
 
@@ -259,7 +264,7 @@ def _check_ranks(config: RunConfig) -> None:
     """
     counts(config, "world_size")
     if doubled := settings(config.strategy_args).keys() & {"bucket_size_mb", "tp_degree"}:
-        raise ConfigError(f"{min(doubled)} is not a strategy option; use --{min(doubled).replace('_', '-')}")
+        raise ConfigError(f"{min(doubled)} is not a strategy option; use {option(min(doubled))}")
     if config.collective is not None:
         if config.workload != "collective" and ":" not in config.workload:
             raise ConfigError(
@@ -269,12 +274,14 @@ def _check_ranks(config: RunConfig) -> None:
     if config.bucket_size_mb is not None:
         number(config, "bucket_size_mb")
         if config.bucket_size_mb <= 0:
-            raise ConfigError(f"bucket_size_mb is {config.bucket_size_mb}; it must be above 0")
+            raise ConfigError(f"bucket_size_mb is {config.bucket_size_mb}; it must be above 0", "bucket_size_mb")
     if config.tp_degree is not None:
         counts(config, "tp_degree")
     if config.strategy == "single" and config.world_size > 1 and config.workload == "train_step":
         remedy = "use a strategy such as ddp_bucketed, or world_size 1"
-        raise ConfigError(f"strategy single trains on one process, got world_size {config.world_size}; {remedy}")
+        raise ConfigError(
+            f"strategy single trains on one process, got world_size {config.world_size}; {remedy}", "world_size"
+        )
     if config.strategy != "single" and config.workload != "train_step" and ":" not in config.workload:
         raise ConfigError(f"workload {config.workload} trains no model; drop strategy {config.strategy}")
     if config.is_distributed and config.device.startswith("cuda:"):

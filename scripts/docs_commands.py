@@ -16,7 +16,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,8 +84,8 @@ def run(command: str, folder: Path, environment: dict[str, str]) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.replace(f"{folder}/", "").splitlines())
 
 
-def outputs(markdown: str) -> Iterator[tuple[Block, list[str]]]:
-    """Yield each block of a page that runs here, and the outputs of its commands."""
+def outputs(markdown: str, run: Callable[[str, Path, dict[str, str]], str] = run) -> Iterator[tuple[Block, list[str]]]:
+    """Yield each block of a page that runs here, and the outputs of its commands, which `run` runs."""
     with tempfile.TemporaryDirectory() as name:
         environment = prepare(Path(name))
         for block in blocks(markdown):

@@ -118,14 +118,17 @@ def test_grid_refuses_unknown_axis() -> None:
         (lambda: preset("smal"), "unknown size 'smal': did you mean small"),
         (lambda: preset("small", num_heads=7), "768 is not divisible by num_heads 7; choose num_heads among 4, 6, 8"),
         (lambda: preset("small", num_layers=0), "num_layers is 0; it must be at least 1"),
-        (lambda: preset("small", d_model=12, num_heads=12), "d_head 1 is odd"),
+        (
+            lambda: preset("small", d_model=12, num_heads=12),
+            "is 1, but rotary embeddings need an even",
+        ),
         (lambda: RunConfig(model="tiny"), r"model is 'tiny'; it must be a ModelConfig, such as preset\('small'\)"),  # type: ignore[arg-type]
         (lambda: RunConfig(batch_size=-1), "batch_size is -1; it must be at least 1"),
-        (lambda: RunConfig(warmup=-1), "neither may be negative"),
+        (lambda: RunConfig(warmup=-1), "warmup is -1; it must not be negative"),
         (lambda: RunConfig(precision="bf61"), "unknown precision 'bf61': did you mean bf16"),  # type: ignore[arg-type]
         (lambda: RunConfig(mode="fwd"), "unknown mode 'fwd'"),  # type: ignore[arg-type]
         (lambda: RunConfig(seq_len=513), "beyond the model's context length 512; give --context-length 513"),
-        (lambda: RunConfig(steps=2, rounds=3), "2 steps cannot be split over 3 rounds; raise --steps"),
+        (lambda: RunConfig(steps=2, rounds=3), "steps is 2, less than rounds 3; give at least one step for each round"),
         (lambda: RunConfig(mode=Mode.BACKWARD), "mode backward requires workload attention"),
         (lambda: RunConfig(workload="attention"), "workload attention has no mode train-step"),
         (lambda: RunConfig(device="tpu"), "unknown device 'tpu'; use auto, cpu, cuda or cuda:N"),

@@ -49,7 +49,8 @@ class AttentionBackend:
 
     Attributes:
         function: the call itself, as in the module docstring.
-        unavailable: returns the reason that a call is not supported, with the remedy, or None.
+        unavailable: returns the reason that a call is not supported, with the remedy, or None. The reason does not name
+            the backend, because whoever shows it puts the name in front.
         tolerance: in the form of TOLERANCE, for outputs and gradients; a dtype that it does not name is not supported.
         algorithm: returns what the implementation really computes and keeps for a call (for executed FLOPs and
             predicted memory).

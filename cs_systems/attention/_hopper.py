@@ -20,6 +20,10 @@ from cs_systems.formulas.cost import AttentionAlgorithm
 
 DTYPES = ("float16", "bfloat16")
 LARGEST_D_HEAD = 128
+NOT_DETERMINISTIC = (
+    "the gradient of q is not deterministic, and torch.use_deterministic_algorithms is on; use flash_triton, whose "
+    "gradients are deterministic, or turn it off"
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class HopperKernels:
 
     def unavailable(self, call: AttentionCall) -> str | None:
         """Return the reason that this call is not supported, with the remedy, or None."""
-        if reason := wrong_dtype(self.name, call, DTYPES):
+        if reason := wrong_dtype(call, DTYPES):
             return reason
         if call.d_head % 8 or not 8 <= call.d_head <= LARGEST_D_HEAD:
             return f"d_head {call.d_head} is not a multiple of 8 from 8 to {LARGEST_D_HEAD}; use flash_triton"
@@ -52,14 +56,14 @@ class HopperKernels:
             return f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads; choose a multiple"
         needs_determinism = torch.are_deterministic_algorithms_enabled() and not self.repeatable
         if call.needs_backward and needs_determinism and not torch.is_deterministic_algorithms_warn_only_enabled():
-            return self.not_deterministic
+            return NOT_DETERMINISTIC
         if call.device != "cuda":
-            return f"{self.name} runs on Hopper GPUs only; use flash_torch on the CPU"
+            return "a Hopper GPU is required; use flash_torch on the CPU"
         if reason := no_cuda():
             return reason
         capability = ".".join(map(str, torch.cuda.get_device_capability()))
         if capability != "9.0":
-            return f"this GPU has compute capability {capability}, {self.name} needs 9.0 (Hopper); use flash_triton"
+            return f"compute capability 9.0 (Hopper) is required, this GPU has {capability}; use flash_triton"
         return self.missing()
 
     def check(self, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -78,7 +82,7 @@ class HopperKernels:
             q.device.type, dtype, d_head, seq_q, k.shape[-2], heads_q, k.shape[1], needs_backward=False
         )
         if reason := self.unavailable(call):
-            raise ValueError(reason)
+            raise ValueError(f"{self.name}: {reason}")
 
     def algorithm(self, call: AttentionCall) -> AttentionAlgorithm:
         """Return forward's tiles, the padded head size, and backward's padded queries."""
@@ -88,20 +92,13 @@ class HopperKernels:
         padded = self.padded_queries(depth)
         return AttentionAlgorithm(64, 128, depth, backward_matmuls=5, dq_accumulator_bytes=4, padded_queries=padded)
 
-    @property
-    def not_deterministic(self) -> str:
-        return (
-            f"the gradient of q is not deterministic with {self.name}, and torch.use_deterministic_algorithms is on; "
-            "use flash_triton, whose gradients are deterministic, or turn it off"
-        )
-
     def alert_not_deterministic(self) -> None:
         """Raise RuntimeError where only deterministic algorithms are allowed, or warn, as torch's own operators do."""
         if self.repeatable or not torch.are_deterministic_algorithms_enabled():
             return
         if not torch.is_deterministic_algorithms_warn_only_enabled():
-            raise RuntimeError(self.not_deterministic)
-        warnings.warn(self.not_deterministic, stacklevel=2)
+            raise RuntimeError(f"{self.name}: {NOT_DETERMINISTIC}")
+        warnings.warn(f"{self.name}: {NOT_DETERMINISTIC}", stacklevel=2)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: float

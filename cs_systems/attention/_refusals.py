@@ -19,18 +19,18 @@ def no_cuda() -> str | None:
     return "torch finds no CUDA device; run with --device cpu, or install a CUDA build of torch"
 
 
-def wrong_dtype(name: str, call: AttentionCall, dtypes: Iterable[str]) -> str | None:
-    """Return the reason that `name` does not support the call's dtype, or None."""
+def wrong_dtype(call: AttentionCall, dtypes: Iterable[str]) -> str | None:
+    """Return the reason that the call's dtype is not among the supported ones, or None."""
     dtypes = tuple(dtypes)
     if call.dtype in dtypes:
         return None
     instead = ", or the backend naive" if call.dtype in TOLERANCE else ""
-    return f"{name} does not support {call.dtype}; use {' or '.join(dtypes)}{instead}"
+    return f"{call.dtype} is not supported on {call.device}; use {' or '.join(dtypes)}{instead}"
 
 
 def cannot_run(call: AttentionCall) -> str | None:
     """Return the reason that no backend can run the call (a dtype that is not floating, an absent device), or None."""
-    return wrong_dtype("attention", call, TOLERANCE) or (no_cuda() if call.device == "cuda" else None)
+    return wrong_dtype(call, TOLERANCE) or (no_cuda() if call.device == "cuda" else None)
 
 
 def cannot_compile(device: str) -> str | None:

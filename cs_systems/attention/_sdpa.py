@@ -82,7 +82,7 @@ def _unavailable(call: AttentionCall, *, kernel: SDPBackend, dtypes: Mapping[str
     name = kernel.name
     if call.device == "cpu" and kernel not in _ON_CPU:
         return f"torch has no {name} kernel on the CPU; use sdpa_flash or sdpa_math"
-    if reason := wrong_dtype(f"torch's {name} on {call.device}", call, dtypes[call.device]):
+    if reason := wrong_dtype(call, dtypes[call.device]):
         return reason
     if call.device == "cpu":
         return None

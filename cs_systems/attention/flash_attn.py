@@ -85,8 +85,8 @@ _MISSING = (
 
 def _unavailable(call: AttentionCall) -> str | None:
     if call.device != "cuda":
-        return "flash-attn runs on CUDA only; use sdpa_flash or flash_torch on the CPU"
-    if reason := no_cuda() or wrong_dtype("flash-attn", call, DTYPES):
+        return "a CUDA device is required; use sdpa_flash or flash_torch on the CPU"
+    if reason := no_cuda() or wrong_dtype(call, DTYPES):
         return reason
     if (found := _installed()) is None:
         return _MISSING
@@ -102,7 +102,7 @@ def _unavailable(call: AttentionCall) -> str | None:
         # buffer to 32 (github.com/Dao-AILab/flash-attention/pull/2896).
         return f"{generation.name} computes a wrong gradient of q on Hopper at d_head {call.d_head}; use sdpa_flash"
     if has_two_readings(call) and call.align == "upper_left":
-        return "flash-attn supports only lower_right if seq_q ≠ seq_k; use align=lower_right, or sdpa_efficient"
+        return "only lower_right is supported if seq_q ≠ seq_k; use align=lower_right, or sdpa_efficient"
     return None
 
 

@@ -35,7 +35,7 @@ def _padded_queries(d_head: int) -> int:
 def _missing() -> str | None:
     # The parent of a namespace package comes first: find_spec raises for a submodule of an absent parent.
     if any(find_spec(package) is None for package in ("cuda", "cuda.core", "cuda.bindings")):
-        return f"flash_cuda compiles its kernels through cuda-core, which is not installed; run {INSTALL}"
+        return f"cuda-core, which compiles the kernels, is not installed; run {INSTALL}"
     return None
 
 

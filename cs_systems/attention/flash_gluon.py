@@ -39,8 +39,8 @@ def _wrong_triton() -> str | None:
         return f"triton is not installed; run {INSTALL} (Linux)"
     if not version("triton").startswith(TRITONS):
         return (
-            f"flash_gluon does not support triton {version('triton')}, because Gluon changes between releases; run "
-            f"{INSTALL}, or use flash_triton"
+            f"triton {version('triton')} is not supported, because Gluon changes between releases; "
+            f"run {INSTALL}, or use flash_triton"
         )
     return None
 

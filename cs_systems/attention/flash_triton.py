@@ -160,7 +160,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     dtype = str(q.dtype).removeprefix("torch.")
     call = AttentionCall(q.device.type, dtype, q.shape[-1], q.shape[-2], k.shape[-2], heads_q, heads_kv)
     if reason := unavailable(call):
-        raise ValueError(reason)
+        raise ValueError(f"flash_triton: {reason}")
 
 
 def unavailable(call: AttentionCall) -> str | None:
@@ -168,9 +168,9 @@ def unavailable(call: AttentionCall) -> str | None:
     if find_spec("triton") is None:
         return "triton is not installed; run pip install triton (Linux), or use the backend flash_torch"
     if call.dtype not in DTYPES:
-        return f"flash_triton does not support {call.dtype}; use {', '.join(DTYPES)}, or the backend flash_torch"
+        return f"{call.dtype} is not supported; use {', '.join(DTYPES)}, or the backend flash_torch"
     if not 1 <= call.d_head <= LARGEST_D_HEAD:
-        return f"flash_triton supports d_head 1 to {LARGEST_D_HEAD}, got {call.d_head}; use naive or sdpa_math"
+        return f"d_head {call.d_head} is not from 1 to {LARGEST_D_HEAD}; use naive or sdpa_math"
     if call.heads_q % call.heads_kv:
         return f"{call.heads_q} query heads are not a multiple of {call.heads_kv} key heads; choose a multiple"
     from cs_systems.kernels.triton.launch import INTERPRETED
@@ -196,7 +196,7 @@ def _unavailable_compiled(call: AttentionCall) -> str | None:
     capability = torch.cuda.get_device_capability()
     if capability < (8, 0):
         have = ".".join(map(str, capability))
-        return f"this GPU has compute capability {have}, flash_triton needs 8.0; use sdpa_efficient"
+        return f"compute capability 8.0 or newer is required, this GPU has {have}; use sdpa_efficient"
     return None
 
 

@@ -62,7 +62,7 @@ _kept_blocks = lru_cache(maxsize=32)(_causal_blocks)
 
 
 def _unavailable(call: AttentionCall) -> str | None:
-    if reason := wrong_dtype("FlexAttention", call, DTYPES) or cannot_compile(call.device):
+    if reason := wrong_dtype(call, DTYPES) or cannot_compile(call.device):
         return reason
     if call.device == "cpu" and call.needs_backward:
         return "FlexAttention has no backward on the CPU; use --mode forward, or the backend sdpa_flash"

@@ -16,10 +16,13 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core.printable import visible
+from cs_systems.core.validation import nearest, option
 from cs_systems.report.files import FREE_SPACE, standard_output
 from cs_systems.runtime.lifetime import torchrun_rank
 from cs_systems.version import __version__
@@ -68,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError:
             _drop_output()
         return _fail(_failed_file(error), EXIT_MALFORMED)
-    except (ConfigError, RuntimeError) as error:
+    except ConfigError as error:
+        return _fail(error.with_options(), EXIT_MALFORMED)
+    except RuntimeError as error:
         return _fail(str(error), EXIT_MALFORMED)
     except KeyboardInterrupt as interrupt:
         return _fail(str(interrupt) or "interrupted", EXIT_INTERRUPTED)
@@ -136,10 +141,28 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
                 args=words,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
+    except SystemExit as stop:
+        if stop.code:
+            _suggest(words, module.ARGS)
+        raise
     finally:
         _flush()  # also after --help, where tyro exits
     status: int = module.run(args)
     return status
+
+
+def _suggest(words: Sequence[str], kind: type) -> None:
+    """Print the option nearest to an unknown one where the parser, which wants almost the same name, has none."""
+    from cs_systems.cli._options import options_of
+
+    known = options_of(kind)
+    for word in takewhile(lambda word: word != "--", words):
+        name = word.removeprefix("--")
+        if name == word or any(name in other for other in known) or get_close_matches(word, map(option, known), 1, 0.8):
+            continue
+        name = name.partition("=")[0]
+        if name not in known and (near := nearest(name, known)):
+            print(visible(f"cs-systems: unknown option --{name}; did you mean {option(near[0])}?"), file=sys.stderr)
 
 
 @contextmanager

@@ -6,17 +6,28 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from itertools import chain, count
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar, get_type_hints
 
 from tyro.conf import UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from cs_systems.config import COMPILE_MODES, OPTIMIZERS, PRESETS, ConfigError, Mode, ModelConfig, RunConfig, grid
+from cs_systems.config import (
+    COMPILE_MODES,
+    OPTIMIZERS,
+    PRESETS,
+    ConfigError,
+    Mode,
+    ModelConfig,
+    RunConfig,
+    grid,
+    one_of,
+)
 from cs_systems.core.checkpoint_plan import FORMS
+from cs_systems.core.validation import option
 
 # tyro checks the defaults of these without typeguard. For a `tuple[int, ...]` or an `int | None` it imports typeguard,
 # which is a third of the time that `--help` takes.
@@ -71,6 +82,17 @@ def _several(
     )
 
 
+def one_name(what: str, names: Collection[str]) -> PrimitiveConstructorSpec[Any]:
+    """Return the tyro spec of an option that takes one of a few names; its error suggests the nearest."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=f"{{{','.join(names)}}}",
+        instance_from_str=lambda words: one_of(what, words[0], names),
+        is_instance=lambda value: value is None or value in names,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
 if TYPE_CHECKING:
     Int = int
     Float = float
@@ -115,10 +137,25 @@ def given(args: Any, default: Any = None) -> list[str]:
     ]
 
 
+def options_of(kind: type) -> list[str]:
+    """Return the options of a command's dataclass, nested ones and aliases included, without dashes in front."""
+    found, hints = [], get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        nested = None if field.default_factory is MISSING else field.default_factory()
+        aliases = [name for extra in getattr(hints[field.name], "__metadata__", ()) for name in _aliases(extra)]
+        names = [option(field.name.rstrip("_")), *aliases]
+        found += options_of(type(nested)) if is_dataclass(nested) else [name.removeprefix("--") for name in names]
+    return found
+
+
+def _aliases(extra: object) -> Sequence[str]:
+    return getattr(extra, "aliases", None) or ()
+
+
 def refuse(names: Collection[str], why: str) -> None:
     """Raise ConfigError if any of the names is an option that would be silently ignored."""
     if names:
-        options = " ".join("--" + name.replace("_", "-") for name in names)
+        options = " ".join(map(option, names))
         raise ConfigError(f"{why}; leave out {options}")
 
 
@@ -169,6 +206,8 @@ class ModelCells:
         check_keep_graph(self.keep_graph, self.mode)
         if self.optimizer != ModelCells.optimizer and Mode.TRAIN_STEP not in self.mode:
             refuse(["optimizer"], f"--optimizer requires mode train-step, got {' and '.join(self.mode)}")
+        if {*self.checkpoint} != {"none"} and {*self.mode} == {Mode.FORWARD} and not self.keep_graph:
+            refuse(["checkpoint"], "--checkpoint requires a mode with backward, or --keep-graph, got mode forward")
         names = [f.name for f in fields(ModelConfig) if f.name not in ("name", "context_length")]
         overrides = {name: [getattr(self, name)] for name in names if getattr(self, name) is not None}
         axes: dict[str, Sequence[Any]] = {"size": self.size, **overrides}

@@ -9,17 +9,23 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Literal, Optional, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from cs_systems.cli._options import one_name
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.printable import visible
 from cs_systems.record import records_path
 from cs_systems.report import files
 
-TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv"]
-Format = Literal["terminal", "markdown", "latex", "typst", "csv", "html"]
-MaybeFormat = Optional[Format]  # noqa: UP045 (as in _options)
-FORMATS = f"{{{','.join(get_args(Format))}}}"
+TABLE_FORMATS = ("terminal", "markdown", "latex", "typst", "csv")
+FORMATS = (*TABLE_FORMATS, "html")
+if TYPE_CHECKING:
+    TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv"]
+    Format = TableFormat | Literal["html"]
+    MaybeFormat = Format | None
+else:
+    TableFormat = Annotated[object, one_name("format", TABLE_FORMATS)]
+    Format = MaybeFormat = Annotated[object, one_name("format", FORMATS)]
 RUN_FILES = ("records*.jsonl", "worker*.log", ".*")  # files that a sweep itself writes into its folder
 
 
@@ -80,6 +86,12 @@ def figure_file(figure: Path | None) -> Path | None:
 
         check_ending(figure)
     return figure
+
+
+def check_page(format: str | None, output: Path | None) -> None:
+    """Raise ConfigError for a page that would be printed into a terminal."""
+    if format == "html" and output is None and sys.stdout.isatty():
+        raise ConfigError("--format html would print a page into the terminal; add --output FILE.html, or use a pipe")
 
 
 def reads(folder: Path | None) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, given, optional, refuse
-from cs_systems.cli._output import Format, check_outputs, deliver
+from cs_systems.cli._output import Format, check_outputs, check_page, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
 from cs_systems.core.rows import as_tables
@@ -56,6 +56,7 @@ def run(args: Analyze) -> int:
 
     Raises ConfigError for a malformed request, or a file from which no correct table can be made.
     """
+    check_page(args.format, args.output)
     check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
     text = _counters(args) if args.file.suffix == ".ncu-rep" else _tables_of_trace(args)
     deliver(text, args.format, args.output)

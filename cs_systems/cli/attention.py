@@ -14,8 +14,9 @@ from typing import Annotated, Any
 from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeNames, Names, Numbers, Steps, Sweep, check_keep_graph, flag, refuse
-from cs_systems.config import Mode, RunConfig, grid, one_of
+from cs_systems.config import Mode, Precision, RunConfig, grid, one_of
 
+DTYPES = ("bf16", "fp16", "fp32", "tf32")
 CAUSAL = {"false": (False,), "true": (True,), "both": (False, True)}
 
 
@@ -35,9 +36,7 @@ class AttentionCells:
     seq: Annotated[Numbers, arg(aliases=["--context-length"], help="queries per sequence")] = (1024,)
     seq_k: Annotated[Numbers, arg(help="keys per sequence", help_behavior_hint="(default: as many as queries)")] = ()
     d_head: Annotated[Numbers, arg(help="dimension of one head")] = (64,)
-    precision: Annotated[Names, arg(aliases=["--dtype"], help="dtype of the tensors: bf16, fp16, fp32, tf32")] = (
-        "bf16",
-    )
+    precision: Annotated[Names, arg(aliases=["--dtype"], help=f"dtype of the tensors: {', '.join(DTYPES)}")] = ("bf16",)
     causal: Annotated[MaybeNames, arg(metavar="[false|true|both]", help="causal mask; without a value: true")] = (
         "false",
     )
@@ -57,6 +56,9 @@ class AttentionCells:
         check_keep_graph(self.keep_graph, self.mode)
         if self.align == "lower_right" and True not in {v for word in words for v in CAUSAL[word]}:
             refuse(["align"], "--align requires --causal")
+        for word in self.precision:
+            if word not in {*Precision}:
+                one_of("dtype", word, DTYPES)
         axes: dict[str, Sequence[Any]] = {}
         for name in ("batch", "heads", "heads_kv", "seq", "seq_k", "d_head"):
             if values := getattr(self, name):

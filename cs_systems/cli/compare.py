@@ -98,11 +98,11 @@ def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
 
 def _timings(args: Compare, a: list[RunRecord], b: list[RunRecord], torn: list[str]) -> str:
     from cs_systems.comparison.runs import compare
+    from cs_systems.report.phase_columns import known_phases
     from cs_systems.report.tables.rows import render_rows
 
-    known = {name for r in (*a, *b) if r.measurement for name in r.measurement.phase_names()}
     for phase in args.phase:
-        one_of("phase", phase, ["step", *sorted(known)])
+        one_of("phase", phase, known_phases([*a, *b]))
     comparison = compare(a, b, args.phase)
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
     timed = f" of {args.phase[0]}" if args.format != "csv" and len(args.phase) == 1 else ""

@@ -28,6 +28,7 @@ from cs_systems.cli._output import TableFormat, check_outputs, deliver_tables, r
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, describe, grid, one_of, preset
 from cs_systems.core.printable import plain, visible
 from cs_systems.core.rows import Row, as_tables
+from cs_systems.core.validation import option
 from cs_systems.record import RunRecord
 from cs_systems.report.tables.formats import DEFAULT_WIDTH, paragraph
 
@@ -138,8 +139,8 @@ def _check_used(args: PrecisionOptions, tables: Sequence[str]) -> None:
         raise ConfigError(f"--size only applies to timings, not to --{tables[0]}; {instead}")
     names = given(args)
     if timing := [name for name in OF_TIMING if tables and name in names]:
-        option, without = timing[0].replace("_", "-"), " ".join(f"--{name}" for name in tables)
-        raise ConfigError(f"--{option} only applies to timings; leave out --{option}, or {without}")
+        name, without = option(timing[0]), " ".join(map(option, tables))
+        raise ConfigError(f"{name} only applies to timings; leave out {name}, or {without}")
     if tables and "dtypes" not in tables:
         refuse(
             [name for name in names if name in (*OF_PRESETS, "mode")], "--accumulation and --normalization use no model"

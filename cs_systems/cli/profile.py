@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import arg
 
@@ -25,6 +25,7 @@ from cs_systems.cli._options import (
     Workloads,
     flag,
     given,
+    one_name,
     optional,
     refuse,
 )
@@ -37,13 +38,15 @@ from cs_systems.report.tables import modules
 from cs_systems.report.tables.profile import CAPTIONS, SHOWN
 
 PRINTED = ("steps", "ratio", "phases", "families", "kernels", "parts", "attention", "gaps")
+WITH = ("nsys", "kineto", "ncu")
 TOP = 10  # printed rows of kernels; the record has all
 
 
 @dataclass(frozen=True)
 class Profile:
     with_: Annotated[
-        Literal["nsys", "kineto", "ncu"],
+        str,
+        one_name("value of --with", WITH),
         arg(name="with", help="nsys; kineto (torch.profiler); ncu (hardware counters of kernels)"),
     ]
     cells: ModelCells = field(default_factory=ModelCells)

@@ -10,7 +10,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybePath, MaybeText, Names, optional
-from cs_systems.cli._output import FORMATS, MaybeFormat, check_outputs, deliver, figure_file, terminal_width
+from cs_systems.cli._output import MaybeFormat, check_outputs, check_page, deliver, figure_file, terminal_width
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import visible
 from cs_systems.record import RunRecord
@@ -20,7 +20,9 @@ from cs_systems.report.reading import some_records
 @dataclass(frozen=True)
 class Report:
     dir: Annotated[Positional[Path], arg(metavar="DIR", help="folder of a run, or its records.jsonl")]
-    format: Annotated[MaybeFormat, optional(FORMATS, "output format", "terminal; with --figure none")] = None
+    format: Annotated[
+        MaybeFormat, arg(help="output format", help_behavior_hint="(default: terminal; with --figure none)")
+    ] = None
     columns: Annotated[
         Names,
         arg(
@@ -55,21 +57,36 @@ def run(args: Report) -> int:
         raise ConfigError("--pivot ROWS:COLUMNS:VALUE already chooses the columns; leave out --columns or --pivot")
     if args.figure_kind is not None and args.figure is None:
         raise ConfigError("--figure-kind requires --figure; add --figure FILE or leave out --figure-kind")
+    check_page(args.format, args.output)
     check_outputs({"--output": args.output, "--figure": figure_file(args.figure)}, [args.dir])
     records, complaints = some_records(args.dir)
     for complaint in complaints:
         print(visible(complaint), file=sys.stderr)
     if args.figure:
-        from cs_systems.report.figures import plot
-
-        plot.save(records, args.figure, args.figure_kind)
-        others = ", ".join(plot.left_out(records))
-        only = f" (only the first workload; --format html draws {others} too)" if others else ""
-        print(visible(f"figure: {args.figure}{only}"), file=sys.stderr)
+        _draw(args.figure, args.figure_kind, records, args.dir)
         if not (args.output or args.columns or args.pivot or args.phase or args.format):
             return 0
     deliver(_text(args, records), args.format or "terminal", args.output)
     return 0
+
+
+def _draw(figure: Path, kind: str | None, records: list[RunRecord], read: Path) -> None:
+    """Draw the records of each workload: the first into `figure`, the next into figure-2.svg, and so on.
+
+    Raises ConfigError if no workload has the data.
+    """
+    from cs_systems.report.figures import plot
+    from cs_systems.report.frame import by_kind, without_retried
+
+    workloads = by_kind(without_retried(records))
+    drawn = [name for name, own in workloads.items() if (fits := plot.kinds(own)) and kind in (None, *fits)]
+    for number, name in enumerate(drawn or [*workloads][:1], 1):  # the first one's error says what can be drawn
+        file = figure if number == 1 else figure.with_stem(f"{figure.stem}-{number}")
+        check_outputs({"--figure": file}, [read])
+        plot.save(workloads[name], file, kind)
+        print(visible(f"figure: {file}{f' ({name})' if len(workloads) > 1 else ''}"), file=sys.stderr)
+    if missing := [name for name in workloads if name not in drawn]:
+        print(visible(f"no figure of {', '.join(missing)}: these records lack its data"), file=sys.stderr)
 
 
 def _text(args: Report, records: list[RunRecord]) -> str:

@@ -12,12 +12,14 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybePath, MaybeText, flag, optional
+from cs_systems.cli._options import MaybePath, MaybeText, flag, one_name, optional
 from cs_systems.config import ConfigError
+
+WITH = ("none", "kineto", "nsys")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Run:
         "5:25"
     )
     with_: Annotated[
-        Literal["none", "kineto", "nsys"],
+        str,
+        one_name("value of --with", WITH),
         arg(name="with", help="then profile 3 steps: kineto (torch.profiler), or nsys below nsys profile"),
     ] = "none"
     snapshot: Annotated[bool, flag("then also record a CUDA memory snapshot")] = False

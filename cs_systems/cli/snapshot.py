@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, optional, refuse
-from cs_systems.cli._output import Format, check_outputs, deliver
+from cs_systems.cli._output import Format, check_outputs, check_page, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, document_text
 from cs_systems.config import PRESETS, ConfigError
 from cs_systems.record import Row
@@ -62,6 +62,7 @@ def run(args: SnapshotArgs) -> int:
         check_top(args.top, tables, LONG)
     if args.other and args.size is not None:
         refuse(["size"], "a comparison of two snapshots does not name tensors")
+    check_page(args.format, args.output)
     check_outputs({"--output": args.output}, [file for file in (args.file, args.other) if file])
     from cs_systems.traces.trace import without_collector
 

@@ -72,8 +72,8 @@ class CollectiveShape:
             near = [size for size in (self.size_bytes - rest, self.size_bytes - rest + unit) if size]
             ranks = f" for each of {world_size} ranks" if self.collective in DIVIDED else ""
             raise ConfigError(
-                f"{self.collective} of {self.size_bytes:,} bytes is not a whole number of {self.dtype}{ranks}; "
-                f"give {' or '.join(f'{size:,}' for size in near)} bytes"
+                f"{self.collective} of {self.size_bytes:,} bytes is not a whole number of {self.dtype} elements{ranks}"
+                f"; give {' or '.join(f'{size:,}' for size in near)} bytes"
             )
 
     @property

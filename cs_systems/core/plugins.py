@@ -96,7 +96,7 @@ def get(package: str, name: str) -> Any:
     try:
         module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except ImportError as error:
-        raise ConfigError(f"cannot load {name!r}: {error}") from error
+        raise ConfigError(f"cannot load {name!r}: {error}; install what it imports, or correct the import") from error
     if not hasattr(module, attribute):
         raise ConfigError(f"cannot load {name!r}: {source} has no {attribute!r}; correct the name after the colon")
     return getattr(module, attribute)

@@ -40,18 +40,26 @@ class ModelConfig:
         texts(self, "name")
         counts(self, "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length")
         if self.num_layers > MOST_LAYERS:
-            raise ConfigError(f"num_layers is {self.num_layers}; it must be at most {MOST_LAYERS:,}")
+            raise ConfigError(f"num_layers is {self.num_layers}; it must be at most {MOST_LAYERS:,}", "num_layers")
         number(self, "rope_theta")
         if self.rope_theta <= 0:
-            raise ConfigError(f"rope_theta is {self.rope_theta}; it must be above 0")
+            raise ConfigError(f"rope_theta is {self.rope_theta}; it must be above 0", "rope_theta")
         if self.d_model % self.num_heads:
             fitting = sorted(_divisors(self.d_model // 2, self.num_heads)[:3]) if self.d_model % 2 == 0 else []
-            among = (
-                f"num_heads among {', '.join(map(str, fitting))}" if fitting else f"a multiple of {2 * self.num_heads}"
+            more = f"a d_model that is a multiple of {2 * self.num_heads}"
+            among = f"num_heads among {', '.join(map(str, fitting))}" if fitting else more
+            raise ConfigError(
+                f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}; choose {among}",
+                "d_model",
+                "num_heads",
             )
-            raise ConfigError(f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}; choose {among}")
         if self.d_head % 2:
-            raise ConfigError(f"d_head {self.d_head} is odd; rotary embeddings need an even d_model / num_heads")
+            raise ConfigError(
+                f"d_model {self.d_model} / num_heads {self.num_heads} is {self.d_head}, but rotary embeddings need "
+                f"an even number; choose a d_model that is a multiple of {2 * self.num_heads}",
+                "d_model",
+                "num_heads",
+            )
 
     @property
     def d_head(self) -> int:
@@ -133,7 +141,9 @@ class AttentionShape:
             fitting = sorted(_divisors(self.heads, self.kv_heads)[:8])
             raise ConfigError(
                 f"heads {self.heads} is not a multiple of heads_kv {self.heads_kv}; "
-                f"choose heads_kv among {', '.join(map(str, fitting))}"
+                f"choose heads_kv among {', '.join(map(str, fitting))}",
+                "heads",
+                "heads_kv",
             )
 
     @property

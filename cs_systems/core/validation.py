@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import math
+import re
 import types
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -16,7 +17,24 @@ C = TypeVar("C")
 
 
 class ConfigError(ValueError):
-    """Malformed input; the message names the remedy. The command line exits with status 2."""
+    """Malformed input; the message names the remedy. The command line exits with status 2.
+
+    fields: the configuration's fields that the message names; the command line writes its options in their place.
+    """
+
+    def __init__(self, message: str, *fields: str) -> None:
+        super().__init__(message)
+        self.fields = fields
+
+    def with_options(self) -> str:
+        """Return the message with options in place of fields: `--batch-size is 0` for `batch_size is 0`."""
+        names = "|".join(map(re.escape, self.fields))
+        return re.sub(rf"\b({names})\b", lambda found: option(found[0]), str(self)) if names else str(self)
+
+
+def option(field: str) -> str:
+    """Return the option of the command line that sets a field: `batch_size` → `--batch-size`."""
+    return f"--{field.replace('_', '-')}"
 
 
 def arguments_checked(function: T) -> T:
@@ -57,9 +75,16 @@ def one_of(what: str, value: str, known: Iterable[str]) -> str:
     is_text = isinstance(value, str)
     if is_text and value in known:
         return value
-    near = difflib.get_close_matches(value, known, n=3, cutoff=0.5) if is_text else []
+    near = nearest(value, known) if is_text else []
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ConfigError(f"unknown {what} {value!r}: {hint}known: {', '.join(known)}")
+
+
+def nearest(value: str, known: Iterable[str]) -> list[str]:
+    """Return up to three names that are spelled like `value`; if there are none, names that contain it."""
+    known = list(known)
+    containing = [name for name in known if len(value) > 2 and value in name]
+    return difflib.get_close_matches(value, known, n=3, cutoff=0.5) or containing[:3]
 
 
 def whole(config: Any, *names: str) -> None:
@@ -67,9 +92,9 @@ def whole(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ConfigError(f"{name} is {shown(value)}; it must be a whole number")
+            raise ConfigError(f"{name} is {shown(value)}; it must be a whole number", name)
         if abs(value) >= 1 << 63:
-            raise ConfigError(f"{name} is {value}; it must be below 2^63, the limit of torch and tables")
+            raise ConfigError(f"{name} is {value}; it must be below 2^63, the limit of torch and tables", name)
 
 
 def number(config: Any, name: str) -> None:
@@ -80,7 +105,7 @@ def number(config: Any, name: str) -> None:
     """
     value = getattr(config, name)
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ConfigError(f"{name} is {shown(value)}; it must be a number")
+        raise ConfigError(f"{name} is {shown(value)}; it must be a number", name)
     object.__setattr__(config, name, float(value))
 
 
@@ -124,7 +149,14 @@ def counts(config: Any, *names: str) -> None:
     whole(config, *names)
     for name in names:
         if getattr(config, name) < 1:
-            raise ConfigError(f"{name} is {getattr(config, name)}; it must be at least 1")
+            raise ConfigError(f"{name} is {getattr(config, name)}; it must be at least 1", name)
+
+
+def not_negative(config: Any, *names: str) -> None:
+    """Raise ConfigError if a named field of `config`, which is a number, is below 0."""
+    for name in names:
+        if getattr(config, name) < 0:
+            raise ConfigError(f"{name} is {getattr(config, name)}; it must not be negative", name)
 
 
 def settings(words: Iterable[str]) -> dict[str, Any]:

@@ -49,7 +49,9 @@ def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]
     require_tp_degree(tp_degree, splits)
     degree = check_tp_degree(world_size, tp_degree)
     if "features" in splits and "batch" not in splits and degree != world_size:
-        raise ConfigError(f"tp alone divides blocks over all {world_size} ranks; leave out tp_degree, or use fsdp+tp")
+        raise ConfigError(
+            f"tp alone divides blocks over all {world_size} ranks; leave out tp_degree, or use fsdp+tp", "tp_degree"
+        )
     return degree
 
 
@@ -62,7 +64,9 @@ def check_tp_degree(world_size: int, tp_degree: int | None) -> int:
     degree = world_size if tp_degree is None else tp_degree
     if degree < 1 or world_size % degree:
         fitting = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
-        raise ConfigError(f"tp_degree {degree} does not divide {world_size} ranks; choose one of {fitting}")
+        raise ConfigError(
+            f"tp_degree {degree} does not divide {world_size} ranks; choose one of {fitting}", "tp_degree"
+        )
     return degree
 
 
@@ -74,7 +78,11 @@ def check_division(num_heads: int, d_ff: int, tp_degree: int) -> None:
             fitting = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
             raise ConfigError(
                 f"{what} {count} is not divisible by {tp_degree} ranks; "
-                f"choose a tp_degree (for tp alone: ranks) among {fitting}"
+                f"choose tp_degree (for tp alone: world_size) among {fitting}",
+                "num_heads",
+                "d_ff",
+                "tp_degree",
+                "world_size",
             )
 
 
@@ -82,5 +90,6 @@ def require_tp_degree(tp_degree: int | None, splits: Collection[str]) -> None:
     """Raise ConfigError for two dimensions of ranks without `tp_degree`, which alone gives their sizes."""
     if tp_degree is None and {"batch", "features"} <= set(splits):
         raise ConfigError(
-            "tp with another strategy requires tp_degree; set it to the number of ranks that share one block"
+            "tp with another strategy requires tp_degree; set it to the number of ranks that share one block",
+            "tp_degree",
         )

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from cs_systems.config import Phase
 from cs_systems.formulas.cost import PhaseCost
@@ -61,6 +60,8 @@ def measured_cost(model: nn.Module, phases: Phases, *, kept: bool = True) -> Mea
         phases: The phases of the step as a workload's `step()` yields them. All of them run, the optimizer's too.
         kept: Whether to measure the memory that forward keeps for backward as well.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton, which not every worker needs
+
     tracker = _Tracker()
     counter = FlopCounterMode(display=False, custom_mapping=EXTRA)
     counter.mod_tracker = tracker  # type: ignore[assignment]

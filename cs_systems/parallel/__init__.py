@@ -259,7 +259,9 @@ def _check_mesh(
     divider = next((part for part, things in splits.items() if "features" in things), None)
     if divider is None:
         if has_degree:
-            raise ConfigError(f"tp_degree requires tensor parallelism, which {name} does not include; use {name}+tp")
+            raise ConfigError(
+                f"tp_degree requires tensor parallelism, which {name} does not include; use {name}+tp", "tp_degree"
+            )
         return
     for part, options in known.items():
         if "tp_degree" not in options:

@@ -89,4 +89,6 @@ def _naming(index: int, record: RunRecord) -> Iterator[None]:
     except ConfigError as error:
         raise ConfigError(f"record {index + 1} (key {record.key}): {error}") from error
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
-        raise ConfigError(f"record {index + 1} (key {record.key}) is malformed: {error!r}") from error
+        raise ConfigError(
+            f"record {index + 1} (key {record.key}) is malformed: {error!r}; delete its line, or measure again"
+        ) from error

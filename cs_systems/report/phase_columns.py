@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import isfinite
 from statistics import median
 
+from cs_systems.config import Phase
 from cs_systems.core.rows import first_row
 from cs_systems.core.statistics import interval, summary
 from cs_systems.formulas.rank_layout import data_ranks
@@ -41,6 +42,12 @@ PHASE_COLUMNS: dict[str, str] = {
     "hfu": REAL,
     **collectives.STEP_COLUMNS,
 }
+
+
+def known_phases(records: Iterable[RunRecord]) -> list[str]:
+    """Return the phases of timed records, `step` first; without timed records, those that a step may have."""
+    timed = {name: None for r in records if r.measurement for name in r.measurement.phase_names()}
+    return [*dict.fromkeys((STEP, *(timed or Phase)))]
 
 
 def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:

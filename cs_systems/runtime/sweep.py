@@ -78,11 +78,11 @@ def check(configs: Sequence[RunConfig], repeats: int = 1, timeout_s: float | Non
         if config.strategy != "single" or config.strategy_options:
             parallel.check_config(config)
     if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats < 1:
-        raise ConfigError(f"repeats is {shown(repeats)}; it must be at least 1, a whole number")
+        raise ConfigError(f"repeats is {shown(repeats)}; it must be at least 1, a whole number", "repeats")
     if timeout_s is not None and (not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool)):
-        raise ConfigError(f"timeout_s is {shown(timeout_s)}; it must be a number of seconds")
+        raise ConfigError(f"timeout_s is {shown(timeout_s)}; it must be a number of seconds", "timeout_s")
     if timeout_s is not None and not 0 < timeout_s <= _YEAR_S:
-        raise ConfigError(f"the timeout is {timeout_s:g} s; it must be more than 0 s and at most a year")
+        raise ConfigError(f"timeout_s is {timeout_s:g}; it must be more than 0 s and at most a year", "timeout_s")
 
 
 _FIELDS = tuple(f.name for f in fields(RunConfig))

@@ -196,7 +196,10 @@ def waiting(durations_s: Sequence[Floats]) -> Waiting:
     """
     counts = [len(own) for own in durations_s]
     if len(set(counts)) > 1:
-        raise ConfigError(f"the ranks' traces hold different numbers of collectives: {', '.join(map(str, counts))}")
+        raise ConfigError(
+            f"the ranks' traces hold different numbers of collectives: {', '.join(map(str, counts))}; "
+            "trace the same steps on all ranks"
+        )
     table = np.stack(durations_s)
     transfer_s = table.min(axis=0)
     return Waiting(transfer_s, table - transfer_s)

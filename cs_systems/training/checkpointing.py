@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from cs_systems.config import Mode, RunConfig
 from cs_systems.core.checkpoint_plan import ONE_OPERATOR, Segment, items, segments
 
 _ATTENTION = (
@@ -29,14 +30,24 @@ _ATTENTION = (
 _KEPT = {"attention": _ATTENTION, "matmul": ("mm", "_scaled_mm")}
 
 
-def unavailable(written: str, attention: str) -> str | None:
-    """Return the reason that this checkpoint plan is impossible with this backend, with the remedy, or None."""
-    if written == "selective:attention" and attention not in ONE_OPERATOR:
+def without_effect(config: RunConfig) -> str | None:
+    """Return the reason that the cell's checkpoints would change nothing, with the remedy, or None."""
+    if config.checkpoint == "none" or config.mode is not Mode.FORWARD or config.keep_graph:
+        return None
+    return (
+        f"checkpoint {config.checkpoint} changes nothing in mode forward, which keeps no tensors for backward; "
+        "use --mode forward-backward, --keep-graph, or --checkpoint none"
+    )
+
+
+def unavailable(config: RunConfig) -> str | None:
+    """Return the reason that a cell of the built-in model cannot have its checkpoints, with the remedy, or None."""
+    if config.checkpoint == "selective:attention" and config.attention not in ONE_OPERATOR:
         return (
-            f"checkpoint selective:attention keeps the output of one attention operator, which {attention} is not; "
-            f"use --attention {ONE_OPERATOR[0]}, or --checkpoint selective:matmul"
+            "checkpoint selective:attention keeps the output of one attention operator, which "
+            f"{config.attention} is not; use --attention {ONE_OPERATOR[0]}, or --checkpoint selective:matmul"
         )
-    return None
+    return without_effect(config)
 
 
 def apply_checkpointing(model: nn.Module, written: str) -> None:

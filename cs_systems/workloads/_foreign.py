@@ -10,7 +10,7 @@ from torch import nn
 
 from cs_systems.config import ConfigError, Mode, RunConfig
 from cs_systems.core import plugins
-from cs_systems.core.validation import settings
+from cs_systems.core.validation import option, settings
 from cs_systems.machine.device import Device
 from cs_systems.workloads import CallableWorkload, Unavailable, Workload
 from cs_systems.workloads._module import APPLIED, ModuleStep
@@ -65,7 +65,7 @@ class ForeignWorkload:
         """Return the fields as they were given: options of the command line, or arguments of `run`."""
         if self.config.workload.startswith(plugins.LIVE):
             return ", ".join(f"{name}=" for name in fields)
-        return " ".join(dict.fromkeys(f"--{_OPTIONS.get(n, n.rpartition('.')[2]).replace('_', '-')}" for n in fields))
+        return " ".join(dict.fromkeys(option(_OPTIONS.get(n, n.rpartition(".")[2])) for n in fields))
 
     def _ignored(self) -> Iterable[str]:
         """Yield the fields that differ from their defaults and have no effect."""

@@ -14,7 +14,7 @@ from cs_systems.core.rows import Ran
 from cs_systems.machine.device import Device
 from cs_systems.parallel._collectives import counting
 from cs_systems.training import fp8
-from cs_systems.training.checkpointing import checkpoint_blocks
+from cs_systems.training.checkpointing import checkpoint_blocks, without_effect
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._batches import call_with, loss_in, placed, samples_in, tokens_in
 from cs_systems.workloads._calls import check_precision
@@ -45,7 +45,7 @@ class ModuleStep(Training):
         self._dtype = torch.bfloat16 if config.precision is Precision.BF16_PURE else None
         if self._dtype:
             model.bfloat16()
-        if reason := checkpoint_blocks(model, config.checkpoint):
+        if reason := without_effect(config) or checkpoint_blocks(model, config.checkpoint):
             raise Unavailable(reason)
         self.parameters = sum(p.numel() for p in model.parameters())  # a strategy may leave parts of them
         super().__init__(config, device, model.to(device.torch).train())
@@ -67,7 +67,10 @@ class ModuleStep(Training):
             remedy = "give its class" if part.startswith("an ") else "leave it out"
             raise Unavailable(f"{part} is not supported where ranks share {' and '.join(sorted(shared))}; {remedy}")
         if self.setup.accumulate > 1 and config.strategy != "single":
-            raise Unavailable(f"accumulate is not supported by strategy {config.strategy}; use 1, or strategy single")
+            raise Unavailable(
+                f"accumulate {self.setup.accumulate} is not supported by strategy {config.strategy}; "
+                "use 1, or strategy single"
+            )
 
     def _make_optimizer(self) -> None:
         """Make the optimizer: the configuration's if it names one, else the setup's, else the default."""

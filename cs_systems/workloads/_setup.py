@@ -56,7 +56,8 @@ class TrainingSetup:
         if not isinstance(self.model, nn.Module):
             raise ConfigError(f"model is {shown(self.model)}; give an nn.Module")
         if (self.batch is None) == (self.batches is None):
-            raise ConfigError("give one of batch (used in every step) and batches (used in turn)")
+            given = "neither batch nor batches is" if self.batch is None else "batch and batches are both"
+            raise ConfigError(f"{given} given; give batch, for the same in every step, or batches, used in turn")
         if self.batches is not None and not isinstance(self.batches, Iterable):
             raise ConfigError(f"batches is {shown(self.batches)}; give an iterable, or batch=")
         if isinstance(self.accumulate, bool) or not isinstance(self.accumulate, int) or self.accumulate < 1:

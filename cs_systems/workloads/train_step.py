@@ -21,9 +21,7 @@ from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
 from cs_systems.model import BasicTransformerLM
 from cs_systems.parallel import ParallelStrategy
-from cs_systems.training import fp8
-from cs_systems.training.checkpointing import apply_checkpointing
-from cs_systems.training.checkpointing import unavailable as checkpointing_unavailable
+from cs_systems.training import checkpointing, fp8
 from cs_systems.training.losses import cross_entropy
 from cs_systems.workloads import Unavailable
 from cs_systems.workloads._calls import COMPUTE_DTYPES, check_backend
@@ -54,7 +52,7 @@ class TrainStep(Training):
                 parameter.data = parameter.data.bfloat16()
         if config.precision is Precision.FP8:  # not lm_head, as is common: it would round the logits
             fp8.use_fp8(model.layers)
-        apply_checkpointing(model, config.checkpoint)
+        checkpointing.apply_checkpointing(model, config.checkpoint)
         self.world_tokens = parts * self.tokens.numel()
         self.parameters = sum(p.numel() for p in model.parameters())
         super().__init__(config, device, model)
@@ -65,7 +63,7 @@ class TrainStep(Training):
     def preflight(config: RunConfig, device: Device) -> int | None:
         call = _attention_call(config, device)
         backend = check_backend(config, device, call)
-        if reason := checkpointing_unavailable(config.checkpoint, config.attention):
+        if reason := checkpointing.unavailable(config):
             raise Unavailable(reason)
         if config.precision is Precision.FP8:
             sizes = {"d_model": config.model.d_model, "d_ff": config.model.d_ff}

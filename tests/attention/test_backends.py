@@ -172,24 +172,32 @@ def unavailable_reason(name: str, device: str, dtype: str, **case: object) -> st
             "sdpa_flash",
             "cuda",
             "float32",
-            "on cuda does not support float32; use float16 or bfloat16, or the backend naive",
+            "float32 is not supported on cuda; use float16 or bfloat16, or the backend naive",
         ),
         ("sdpa_cudnn", "cpu", "float32", "no CUDNN_ATTENTION kernel on the CPU; use sdpa_flash or sdpa_math"),
         ("sdpa_cudnn", "cpu", "bfloat16", "no CUDNN_ATTENTION kernel on the CPU; use sdpa_flash or sdpa_math"),
         ("sdpa_efficient", "cpu", "float32", "no EFFICIENT_ATTENTION kernel on the CPU; use sdpa_flash or sdpa_math"),
-        ("sdpa_efficient", "cuda", "float64", "does not support float64; use float32 or float16 or bfloat16"),
+        ("sdpa_efficient", "cuda", "float64", "float64 is not supported on cuda; use float32 or float16 or bfloat16"),
         (
             "flex",
             "cpu",
             "float64",
-            "not support float64; use float32 or float16 or bfloat16, or the backend naive",
+            "float64 is not supported on cpu; use float32 or float16 or bfloat16, or the backend naive",
         ),
         ("flex", "cpu", "float32", "no backward on the CPU; use --mode forward"),
-        ("flash_attn", "cpu", "bfloat16", "runs on CUDA only; use sdpa_flash or flash_torch"),
+        ("flash_attn", "cpu", "bfloat16", "a CUDA device is required; use sdpa_flash or flash_torch"),
     ],
 )
 def test_unavailable_reason_names_alternative(name: str, device: str, dtype: str, words: str) -> None:
     assert words in unavailable_reason(name, device, dtype)
+
+
+@pytest.mark.parametrize("name", plugins.names("attention"))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "float8_e4m3fn"])
+def test_unavailable_reason_does_not_repeat_the_name(name: str, device: str, dtype: str) -> None:
+    for call in (Case(40).call(device, dtype), Case(40, d_head=258, heads_q=3, heads_kv=2).call(device, dtype)):
+        assert name not in (backend(name).unavailable(call) or "").rpartition("; ")[0]
 
 
 @pytest.mark.parametrize("name", ["sdpa_flash", "flash_attn", "flex", "compiled"])

@@ -187,7 +187,7 @@ def test_interpreter_refuses_bfloat16_and_cuda() -> None:
     ("call", "text"),
     [
         (AttentionCall("cpu", "float64", 16, 8, 8, 1, 1), "use float32, float16, bfloat16, or the backend flash_torch"),
-        (AttentionCall("cpu", "float32", 257, 8, 8, 1, 1), "supports d_head 1 to 256, got 257; use naive"),
+        (AttentionCall("cpu", "float32", 257, 8, 8, 1, 1), "d_head 257 is not from 1 to 256; use naive"),
         (AttentionCall("cpu", "float32", 16, 8, 8, 3, 2), "3 query heads are not a multiple of 2 key heads"),
     ],
 )

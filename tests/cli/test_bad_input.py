@@ -28,34 +28,34 @@ MALFORMED = {
     "time --compile fast": "unknown compile mode 'fast': did you mean default? known: ",
     "time --optimizer sgd": "unknown optimizer 'sgd': known: default, adamw, ",
     "time --device gpu": "unknown device 'gpu'; use auto, cpu, cuda or cuda:N",
-    "time --num-heads 5": "d_model 768 is not divisible by num_heads 5; choose num_heads among 3, 4, 6",
-    "time --d-model 36": "d_head 3 is odd; rotary embeddings need an even d_model / num_heads",
-    "time --batch-size 0": "batch_size is 0; it must be at least 1",
-    "time --context-length -5": "context_length is -5; it must be at least 1",
-    "time --num-layers 0": "num_layers is 0; it must be at least 1",
-    "time --steps 0": "steps is 0; it must be at least 1",
-    "time --rounds 0": "rounds is 0; it must be at least 1",
-    "time --rounds 4 --steps 3": "3 steps cannot be split over 4 rounds; raise --steps",
-    "time --warmup -1": "warm-up is -1 steps and 0.0 s; neither may be negative",
-    "time --repeats 0": "repeats is 0; it must be at least 1",
-    "time --timeout-s 0": "the timeout is 0 s; it must be more than 0 s and at most a year",
-    "time --timeout-s inf": "the timeout is inf s; it must be more than 0 s and at most a year",
-    "time --timeout-s inf --dry-run": "the timeout is inf s; it must be more than 0 s and at most a year",
-    "memory --timeout-s nan --dry-run": "the timeout is nan s; it must be more than 0 s",
-    "comm --repeats 0 --dry-run": "repeats is 0; it must be at least 1",
-    "time --seed 9223372036854775808": "seed is 9223372036854775808; it must be below 2^63",
-    "attention --heads 99999999999999999999": "heads is 99999999999999999999; it must be below 2^63",
+    "time --num-heads 5": "--d-model 768 is not divisible by --num-heads 5; choose --num-heads among 3, 4, 6",
+    "time --d-model 36": "is 3, but rotary embeddings need an even number; choose a --d-model that is a multiple of 24",
+    "time --batch-size 0": "--batch-size is 0; it must be at least 1",
+    "time --context-length -5": "--context-length is -5; it must be at least 1",
+    "time --num-layers 0": "--num-layers is 0; it must be at least 1",
+    "time --steps 0": "--steps is 0; it must be at least 1",
+    "time --rounds 0": "--rounds is 0; it must be at least 1",
+    "time --rounds 4 --steps 3": "--steps is 3, less than --rounds 4; give at least one step for each round",
+    "time --warmup -1": "--warmup is -1; it must not be negative",
+    "time --repeats 0": "--repeats is 0; it must be at least 1",
+    "time --timeout-s 0": "--timeout-s is 0; it must be more than 0 s and at most a year",
+    "time --timeout-s inf": "--timeout-s is inf; it must be more than 0 s and at most a year",
+    "time --timeout-s inf --dry-run": "--timeout-s is inf; it must be more than 0 s and at most a year",
+    "memory --timeout-s nan --dry-run": "--timeout-s is nan; it must be more than 0 s",
+    "comm --repeats 0 --dry-run": "--repeats is 0; it must be at least 1",
+    "time --seed 9223372036854775808": "--seed is 9223372036854775808; it must be below 2^63",
+    "attention --heads 99999999999999999999": "--heads is 99999999999999999999; it must be below 2^63",
     "time --memory-limit lots": "'lots' is not a size in bytes; use a form such as 8GiB, 24GB or 512B",
     "time --memory-limit 8": "'8' has no unit; use 8GiB, 8GB, or 8B for bytes",
     "time --memory-limit 0B": "the size must be positive, got '0B'; use a form such as 8GiB, 24GB or 512B",
-    "attention --d-head 0": "d_head is 0; it must be at least 1",
-    "attention --batch-size 0 --context-length 8": "batch is 0; it must be at least 1",
+    "attention --d-head 0": "--d-head is 0; it must be at least 1",
+    "attention --batch-size 0 --context-length 8": "--batch is 0; it must be at least 1",
     "parallel --strategy ddp": "unknown parallel strategy 'ddp': did you mean ",
     "parallel --strategy ddp_flat+zero1_flat": "cannot be combined: ddp_flat and zero1_flat both divide the batch",
     "parallel --strategy zero1": "zero1 alone does not average gradients over the ranks; use ddp_bucketed+zero1",
-    "parallel --world-size 0": "world_size is 0; it must be at least 1",
+    "parallel --world-size 0": "--world-size is 0; it must be at least 1",
     "parallel --bucket-size-mb large --strategy ddp_bucketed": "--bucket-size-mb must be a number of MiB, got 'large'",
-    "parallel --bucket-size-mb 0 --strategy ddp_bucketed": "bucket_size_mb is 0.0; it must be above 0",
+    "parallel --bucket-size-mb 0 --strategy ddp_bucketed": "--bucket-size-mb is 0.0; it must be above 0",
     "parallel --strategy torch_ddp:view": "'view' is not of the form name=value; write it like size=16",
     "parallel --strategy torch_ddp:view=true": "torch_ddp has no option 'view'; its options: bucket_size_mb, ",
     "parallel --strategy ddp_bucketed:bucket_size_mb=1": "bucket_size_mb is not a strategy option; use --bucket",
@@ -69,6 +69,12 @@ MALFORMED = {
     "parallel --with kineto": "unknown value of --with 'kineto': known: overlap, rank_memory",
     "parallel --figure streams.svg --with rank_memory": "--figure requires --with overlap; add overlap to --with",
     "parallel --strategy single --world-size 4": "--strategy single trains on one rank only; add another strategy, or",
+    "parallel --strategy fsdp+tp --size tiny --world-size 3 --tp-degree 2": "--tp-degree 2 does not divide 3 ranks; ",
+    "parallel --strategy tp --size tiny --world-size 3": "--num-heads 4 is not divisible by 3 ranks; choose --tp-",
+    "profile --with kineto --rounds 2": "--rounds is 2, but a profile covers one round; leave out --rounds",
+    "attention --dtype fp64": "'fp64': did you mean fp16 or fp32 or bf16? known: bf16, fp16, fp32, tf32\n",
+    "time --attention eff": "unknown attention backend 'eff': did you mean sdpa_efficient? known: ",
+    "time --mode forward --checkpoint every:1": "or --keep-graph, got mode forward; leave out --checkpoint",
     "time --keep-graph": "the other modes always keep the graph; leave out --keep-graph",
     "time --mode forward --optimizer adamw": "--optimizer requires mode train-step, got forward; leave out --optimizer",
     "attention --keep-graph --mode backward": "the other modes always keep the graph; leave out --keep-graph",
@@ -106,6 +112,14 @@ def test_malformed_input_exits_2_before_any_cell(
         "time --d-model 1.5": "--d-model: '1.5' is not a whole number; use one such as 8",
         "time --warmup-s abc": "--warmup-s: 'abc' is not a number; use one such as 0.5",
         "time --timeout-s abc": "--timeout-s: 'abc' is not a number; use one such as 0.5",
+        "time --atention naive": "Perhaps you meant: --attention STR [STR ...] backends",
+        "time --context=5": "unknown option --context; did you mean --context-length?",
+        "time --attn naive": "unknown option --attn; did you mean --attention?",
+        "attention --dtype bf16 --attn=naive": "unknown option --attn; did you mean --attention?",
+        "analyze a.json --tbl phases": "Perhaps you meant: --table STR",
+        "report runs --format xml": "unknown format 'xml': did you mean html? known: terminal, markdown, latex, typst,",
+        "profile --with nsy": "unknown value of --with 'nsy': did you mean nsys? known: nsys, kineto, ncu",
+        "run --with ncu -- train.py": "known: none, kineto, nsys",
         "compare a b --phase": "no value; give one, or leave out the option",
     }.items(),
 )
@@ -116,7 +130,8 @@ def test_option_without_valid_value_exits_2_before_any_cell(
     with pytest.raises(SystemExit) as stopped:
         main(line.split())
     assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    error = " ".join(capsys.readouterr().err.replace("│", " ").split())  # without the frame
+    assert message in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -127,13 +142,6 @@ def test_values_are_separated_by_spaces_or_commas(line: str, capsys: pytest.Capt
     output = capsys.readouterr().out
     assert output.count("tiny ctx 64") == output.count("small ctx 512") == 4
     assert output.count("blocks:0,1") == 4
-
-
-def test_unknown_option_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["time", "--atention", "naive"])
-    assert stopped.value.code == 2
-    assert "--attention" in capsys.readouterr().err
 
 
 def test_sequence_longer_than_the_context_is_refused() -> None:
@@ -154,7 +162,7 @@ IMPOSSIBLE = {
     ),
     "d_head that the backend does not support": (
         {"attention": "flash_triton", "model": replace(PRESETS["tiny"], d_model=1032, num_heads=4)},
-        "flash_triton: flash_triton supports d_head 1 to 256, got 258; use naive or sdpa_math",
+        "flash_triton: d_head 258 is not from 1 to 256; use naive or sdpa_math",
     ),
     "precision that the CPU does not support": (
         {"precision": "tf32"},

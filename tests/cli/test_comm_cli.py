@@ -67,7 +67,7 @@ def test_size_is_one_value_or_a_range(text: str, sizes: list[int]) -> None:
         (("--size", "0B"), "the size must be positive, got '0B'; use a form such as 8GiB, 24GB or 512B"),
         (
             ("--size", "1KiB", "--world-size", "3"),
-            "all_gather of 1,024 bytes is not a whole number of fp32 for each of 3",
+            "all_gather of 1,024 bytes is not a whole number of fp32 elements for each of 3",
         ),
         (("--collective", "allreduce"), "unknown collective 'allreduce': did you mean all_reduce"),
         (("--dtype", "fp12"), "unknown dtype 'fp12': did you mean"),

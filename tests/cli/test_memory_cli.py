@@ -20,9 +20,11 @@ TINY = ["memory", "--size", "tiny", "--device", "cpu"]
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
     folder = tmp_path_factory.mktemp("memory")
-    words = ["--mode", "forward", "train-step", "--precision", "bf16", "--checkpoint", "every:1", "--out", str(folder)]
-    assert main([*TINY, *words]) == 0
-    return read_records(folder)[0]
+    words = ["--mode", "forward", "train-step", "--precision", "bf16", "--checkpoint", "none", "every:1"]
+    assert main([*TINY, *words, "--out", str(folder)]) == 0
+    records = {(r.config["mode"], r.config["checkpoint"]): r for r in read_records(folder)[0]}
+    assert records["forward", "every:1"].status == "unavailable"
+    return [records["forward", "none"], records["train-step", "every:1"]]
 
 
 def test_two_steps_have_rows_of_every_phase(measured: list[RunRecord]) -> None:
@@ -112,7 +114,7 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
         (["--best-checkpoint"], "--best-checkpoint and --budget require each other"),
         (["--best-checkpoint", "--budget", "1MiB"], "--fits 1MiB shows which changes would help"),
         (["--checkpoint", "evry:1"], "unknown checkpoint 'evry:1': did you mean every?"),
-        (["--fits", "1GiB", "--attention", "json:loads"], "the memory of json:loads is not declared"),
+        (["--fits", "1GiB", "--attention", "json:loads"], "the memory that attention json:loads needs is unknown"),
         (["--show", "d", "--batch-size", "1"], "--show only prints recorded results; leave out --"),
         (
             ["--fits", "1GiB", "--snapshot", "--dry-run"],

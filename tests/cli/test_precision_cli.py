@@ -31,32 +31,38 @@ def nothing():
 """
 
 
-def test_dtypes_of_the_toy_model_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["precision", "--dtypes", "--device", "cpu", "--out", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def dtypes(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[RunRecord], Path]:
+    """Return the printed tables, the records and the folder of one run of --dtypes, in which two steps fail."""
+    folder = tmp_path_factory.mktemp("dtypes")
+    (folder / "steps.py").write_text(STEPS)
+    models = ["toy", *(f"{folder}/steps.py:{name}" for name in ("outside", "nothing"))]
+    out, tables = folder / "out", folder / "tables.txt"
+    words = ["precision", "--dtypes", "--model", *models, "--device", "cpu", "--out", str(out)]
+    assert main([*words, "--output", str(tables)]) == 3
+    return tables.read_text(), read_records(out)[0], out
+
+
+def test_dtypes_of_the_toy_model_are_printed(dtypes: tuple[str, list[RunRecord], Path]) -> None:
+    text, (record, *_), out = dtypes
     assert text.startswith("toy · bf16 on ")
     assert re.search(r"^fc1 +fp32 +fp32 +bf16 +bf16 +fp32 +down$", text, re.MULTILINE)
     assert re.search(r"^loss +– +– +fp32 ", text, re.MULTILINE)
-    assert max(map(len, text.split("records:")[0].splitlines())) <= 80
-    (record,) = read_records(tmp_path)[0]
+    assert max(map(len, text.split("steps.py")[0].splitlines())) <= 80
     assert [row["what"] for row in record.results["dtypes"]][-2:] == ["logits", "loss"]
     assert "profiled" in {w.code for w in record.warnings}
-    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".json") == []
+    assert sorted(path.name for path in out.iterdir() if path.suffix == ".json") == []
 
 
 def test_model_called_outside_autocast_is_an_error_with_its_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    dtypes: tuple[str, list[RunRecord], Path],
 ) -> None:
-    (tmp_path / "steps.py").write_text(STEPS)
-    models = [f"{tmp_path}/steps.py:{name}" for name in ("outside", "nothing")]
-    out = tmp_path / "out"
-    assert main(["precision", "--dtypes", "--model", *models, "--device", "cpu", "--out", str(out)]) == 3
-    text = " ".join(capsys.readouterr().out.split())
+    printed, (_, outside, nothing), _ = dtypes
+    text = " ".join(printed.split())
     cause = "autocast was entered for cpu, but Sequential was called outside of it, in its parameters' dtype; call"
     assert f'error: {cause} Sequential inside torch.autocast("cpu", torch.bfloat16)' in text
     assert "0 Linear fp32 fp32 fp32 fp32 fp32 1 LayerNorm fp32" in text
     assert "the step called no module; use a workload that calls modules" in text
-    outside, nothing = read_records(out)[0]
     assert (outside.status, outside.measurement) == ("error", None)
     assert {row["outputs"] for row in outside.results["dtypes"]} == {"float32"}
     assert nothing.status == "error"
@@ -75,24 +81,28 @@ def test_repeated_cell_replaces_its_earlier_error(tmp_path: Path, capsys: pytest
     assert [record.status for record in read_records(out)[0]] == ["error", "ok"]
 
 
-def test_accumulation_and_normalization_errors_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--accumulation", "--normalization", "--precision", "fp16", "fp32", "--device", "cpu"]
-    assert main(["precision", *words, "--out", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def rounding(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[RunRecord]]:
+    """Return the printed tables and the records of one run of --accumulation and --normalization."""
+    out = tmp_path_factory.mktemp("rounding")
+    words = ["--accumulation", "--normalization", "--precision", "fp16", "bf16", "fp32", "--device", "cpu"]
+    assert main(["precision", *words, "--out", str(out), "--output", str(out / "tables.txt")]) == 0
+    return (out / "tables.txt").read_text(), read_records(out)[0]
+
+
+def test_accumulation_and_normalization_errors_are_printed(rounding: tuple[str, list[RunRecord]]) -> None:
+    printed, records = rounding
     assert re.search(r"^fp16 \+ fp16 +1000 +9\.9531 +-0\.047$", printed, re.MULTILINE)
     text = " ".join(printed.split())
     same = "fp32 + fp16 and fp32 + (fp16 → fp32), 1,000 times: 0.01 is 0.010002136 in fp16"
     assert text.count(same) == 1
     assert "fp16 RMSNorm: overflows from σ = 8 (sum of squares)" in text
     assert "unavailable: normalization requires a low precision, got fp32; use bf16 or fp16" in text
-    assert max(map(len, printed.split("records:")[0].splitlines())) <= 80
-    assert [r.status for r in read_records(tmp_path)[0]].count("ok") == 3
+    assert [r.status for r in records].count("ok") == 5
 
 
-def test_tables_of_two_precisions_fit_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--normalization", "--precision", "fp16", "bf16", "--device", "cpu", "--out", str(tmp_path)]
-    assert main(["precision", *words]) == 0
-    text = capsys.readouterr().out.split("records:")[0]
+def test_tables_of_two_precisions_fit_80_columns(rounding: tuple[str, list[RunRecord]]) -> None:
+    text, _ = rounding
     assert max(map(len, text.splitlines())) <= 80
     assert "input sizes at which one step in low precision fails" in text
 
@@ -178,7 +188,7 @@ def test_show_prints_gpu_profiles_without_measuring(tmp_path: Path, capsys: pyte
         (["--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
         (["--mode", "train"], "unknown mode 'train': did you mean train-step?"),
         (["--train-steps", "-1"], "--train-steps must be at least 0, got -1"),
-        (["--steps", "2"], "2 steps cannot be split over 5 rounds; raise --steps"),
+        (["--steps", "2"], "--steps is 2, less than --rounds 5; give at least one step for each round"),
         (["--dtypes", "--model", "tinny"], "unknown model 'tinny': did you mean tiny or toy?"),
         (["--dtypes", "--precision", "bf61"], "unknown precision 'bf61': did you mean bf16 or fp16?"),
         (["--dtypes", "--model", "nowhere:step"], "module 'nowhere' (from 'nowhere:step') was not found"),

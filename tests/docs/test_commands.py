@@ -1,12 +1,14 @@
 """The commands that docs/ and README show: those that a CPU can run are run, and the others name options that exist."""
 
+import shlex
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cs_systems.cli import COMMANDS, _dispatch
+from cs_systems.cli import COMMANDS, _dispatch, main
 from cs_systems.config import one_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -21,10 +23,33 @@ SHOWN = [
 ]
 
 
+Run = Callable[[str, Path, dict[str, str]], str]
+
+
+@pytest.fixture
+def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return `docs.run` that runs cs-systems in this process, unless the command needs a shell."""
+
+    def run(command: str, folder: Path, environment: dict[str, str]) -> str:
+        program, *words = shlex.split(command)
+        if program != "cs-systems" or {*command} & {*"|&;<>$"}:
+            return docs.run(command, folder, environment)
+        with monkeypatch.context() as patch:
+            patch.chdir(folder)
+            for name in ("COLUMNS", "NO_COLOR", "CUDA_VISIBLE_DEVICES"):
+                patch.setenv(name, environment[name])
+            status = main(words)
+        out, err = capsys.readouterr()
+        assert status == 0, f"{command}\n{err}"
+        return out if out.strip() else err
+
+    return run
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", RUN_HERE)
-def test_commands_of_page_run_on_a_cpu(page: str) -> None:
-    for block, printed in docs.outputs(TEXTS[page]):
+def test_commands_of_page_run_on_a_cpu(page: str, run_here: Run) -> None:
+    for block, printed in docs.outputs(TEXTS[page], run_here):
         assert len(printed) == len(block.commands)
         assert "Traceback" not in "".join(printed)
 

@@ -146,7 +146,7 @@ def test_declared_memory_of_backends_matches_their_modules(name: str, device: st
 
 def test_memory_of_custom_attention_is_rejected() -> None:
     with pytest.raises(
-        ConfigError, match=r"the memory of json:loads is not declared; use a built-in attention backend"
+        ConfigError, match=r"the memory that attention json:loads needs is unknown; use a built-in backend"
     ):
         algorithm_of(RunConfig(attention="json:loads"))
 

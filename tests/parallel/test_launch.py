@@ -103,7 +103,7 @@ def test_indivisible_sizes_are_refused_before_any_process() -> None:
     check_division(num_heads=12, d_ff=30, tp_degree=6)
     with pytest.raises(
         ConfigError,
-        match=r"d_ff 30 is not divisible by 4 ranks; choose a tp_degree .for tp alone: ranks. among 1, 2, 3, 6",
+        match=r"d_ff 30 is not divisible by 4 ranks; choose tp_degree .for tp alone: world_size. among 1, 2, 3, 6",
     ):
         check_division(num_heads=12, d_ff=30, tp_degree=4)
 

@@ -1,3 +1,5 @@
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,12 +57,47 @@ def test_unwritable_output_exits_with_2(folder: Path, capsys: pytest.CaptureFixt
         assert error.endswith("choose a file in a folder with write permission\n")
 
 
-def test_figure_of_two_workloads_names_the_omitted_one(
+def test_figure_of_two_workloads_is_drawn_for_each(
     folder: Path, attention_records: list[RunRecord], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    append_record(folder, attention_records[0])
-    assert main(["report", str(folder), "--figure", str(folder / "figure.svg")]) == 0
-    assert "only the first workload; --format html draws attention too" in capsys.readouterr().err
+    for record in attention_records:
+        append_record(folder, record)
+    first, second = folder / "figure.svg", folder / "figure-2.svg"
+    assert main(["report", str(folder), "--figure", str(first)]) == 0
+    assert capsys.readouterr().err == f"figure: {first} (train_step)\nfigure: {second} (attention)\n"
+    assert "<svg" in second.read_text(encoding="utf-8") != first.read_text(encoding="utf-8")
+    assert main(["report", str(folder), "--figure", str(first), "--figure-kind", "phases"]) == 0
+    error = capsys.readouterr().err
+    assert error == f"figure: {first} (train_step)\nno figure of attention: these records lack its data\n"
+    assert main(["report", str(folder), "--figure", str(first), "--figure-kind", "sums"]) == 2
+    assert "these records have no data for the figure 'sums'; choose " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("format", ["terminal", "csv"])
+def test_phase_is_checked_also_without_timed_cells(
+    tmp_path: Path, train_records: list[RunRecord], capsys: pytest.CaptureFixture[str], format: str
+) -> None:
+    append_record(tmp_path, replace(train_records[0], status="oom", measurement=None))
+    assert main(["report", str(tmp_path), "--phase", "fwd", "--format", format]) == 2
+    assert "unknown phase 'fwd': did you mean forward? known: step, input, forward, " in capsys.readouterr().err
+    assert main(["report", str(tmp_path), "--phase", "forward", "--format", format]) == 0
+
+
+def test_page_is_not_printed_into_a_terminal(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main_end, terminal = os.openpty()
+    try:
+        with os.fdopen(terminal, "w") as stream, monkeypatch.context() as patch:
+            patch.setattr("sys.stdout", stream)
+            for command in (["report", str(folder)], ["analyze", "trace.json"], ["snapshot", "snapshot.pickle"]):
+                assert main([*command, "--format", "html"]) == 2
+    finally:
+        os.close(main_end)
+    message = "--format html would print a page into the terminal; add --output FILE.html, or use a pipe"
+    assert capsys.readouterr().err.count(message) == 3
+    assert main(["report", str(folder), "--format", "html"]) == 0
+    assert capsys.readouterr().out.startswith("<!doctype html>")
 
 
 def test_incomplete_record_line_is_named_and_others_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

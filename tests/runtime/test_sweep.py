@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from cs_systems.config import ConfigError
-from cs_systems.record import read_records
+from cs_systems.record import RunRecord, read_records
 from cs_systems.runtime.sweep import preflight, sweep
 from tests.runtime.test_survival import TINY, cell
 
 
-@pytest.mark.parametrize("fresh", [False, True])
-def test_second_sweep_in_a_locked_folder_is_refused(tmp_path: Path, fresh: bool) -> None:
-    first = sweep([cell("fine"), cell("fine", seed=1)], out=tmp_path)
-    next(first)
-    with pytest.raises(ConfigError, match=r"another sweep is writing to .*; wait for it, or choose another --out"):
-        next(sweep([cell("fine")], out=tmp_path, fresh=fresh))
-    assert [r.status for r in first] == ["ok"]
-    assert len(read_records(tmp_path)[0]) == 2  # no record was moved
-    assert list(sweep([cell("fine")], out=tmp_path)) == []  # recorded already, and the lock is free
+@dataclass(frozen=True)
+class Sweep:
+    """One sweep for several tests: its folder, its records, and the errors of sweeps that started beside it."""
+
+    folder: Path
+    records: list[RunRecord]
+    refusals: list[str]
 
 
-def test_repeated_cell_is_measured_once(tmp_path: Path) -> None:
-    assert len(list(sweep([cell("fine")] * 3, out=tmp_path))) == 1
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """Return a sweep of a repeated cell, one that raises, and one whose worker exits, from an empty marker on."""
+    folder, refusals = tmp_path_factory.mktemp("done"), []
+    (folder / ".running").touch()
+    first = sweep([*[cell("fine")] * 3, cell("raises"), cell("exits")], out=folder)
+    records = [next(first)]
+    for fresh in (False, True):
+        with pytest.raises(ConfigError) as refused:
+            next(sweep([cell("fine")], out=folder, fresh=fresh))
+        refusals.append(str(refused.value))
+    return Sweep(folder, [*records, *first], refusals)
 
 
-def test_resume_removes_an_empty_running_marker(tmp_path: Path) -> None:
-    (tmp_path / ".running").touch()
-    assert [r.status for r in sweep([cell("fine")], out=tmp_path)] == ["ok"]
-    assert [file.name for file in tmp_path.iterdir() if file.name == ".running"] == []
+def test_second_sweep_in_a_locked_folder_is_refused(done: Sweep) -> None:
+    assert len(done.refusals) == 2  # also with fresh
+    for refusal in done.refusals:
+        assert re.match("another sweep is writing to .*; wait for it, or choose another --out", refusal)
+    assert len(read_records(done.folder)[0]) == 3  # no record was moved
+    assert list(sweep([cell("fine")], out=done.folder)) == []  # recorded already, and the lock is free
 
 
-def test_reason_has_only_the_cells_own_output(tmp_path: Path) -> None:
-    raised, killed = sweep([cell("raises"), cell("exits")], out=tmp_path)
+def test_repeated_cell_is_measured_once(done: Sweep) -> None:
+    assert [r.status for r in done.records] == ["ok", "error", "killed"]
+
+
+def test_resume_removes_an_empty_running_marker(done: Sweep) -> None:
+    assert [file.name for file in done.folder.iterdir() if file.name == ".running"] == []
+
+
+def test_reason_has_only_the_cells_own_output(done: Sweep) -> None:
+    _, raised, killed = done.records
     assert raised.status == "error"
     assert killed.reason == "the worker was lost: exited with status 7"  # not the traceback of its neighbour
 

@@ -178,7 +178,7 @@ def test_a_module_is_trained_on_inputs_by_name(measure: Measure) -> None:
         ("no_loss", "the model returned Output without a loss; put the labels into the batch, or give a loss function"),
         ("vector_loss", "the loss function returned a tensor of shape (2,); return a scalar tensor"),
         ("ended", "batches is empty, or a generator that has ended; give a list or a DataLoader"),
-        ("both", "give one of batch (used in every step) and batches (used in turn)"),
+        ("both", "batch and batches are both given; give batch, for the same in every step, or batches, used in turn"),
         ("others_optimizer", "the optimizer holds parameters that are not the model's; make it from the same model"),
     ],
 )

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import cs_systems
-from cs_systems.config import RunConfig, preset
+from cs_systems.config import PRESETS, Mode, RunConfig, preset
 from cs_systems.record import RunRecord
 from cs_systems.workloads._observed import observed
 
@@ -157,6 +157,18 @@ def test_impossible_checkpoints_are_named(measure: Measure, name: str, plan: str
     record = measure(name, checkpoint=plan)
     assert record.status == "unavailable"
     assert reason in (record.reason or "")
+
+
+@pytest.mark.parametrize("built_in", [False, True])
+def test_checkpoints_without_backward_are_unavailable(measure: Measure, built_in: bool) -> None:
+    own: dict[str, Any] = {"workload": "train_step", "model": PRESETS["tiny"], "batch_size": 1} if built_in else {}
+    record = measure("module", mode=Mode.FORWARD, checkpoint="every:1", **own)
+    assert record.status == "unavailable"
+    assert record.reason == (
+        "checkpoint every:1 changes nothing in mode forward, which keeps no tensors for backward; "
+        "use --mode forward-backward, --keep-graph, or --checkpoint none"
+    )
+    assert measure("module", mode=Mode.FORWARD, checkpoint="every:1", keep_graph=True, **own).status == "ok"
 
 
 def test_losses_with_and_without_checkpoints_are_equal(measure: Measure) -> None:

@@ -39,7 +39,7 @@ def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
     name = plugins.check("attention", config.attention)
     full = FULL_MATRIX if config.device == "cpu" else FULL_MATRIX_CUDA
     if plugins.is_foreign(name):
-        raise ConfigError(f"the memory of {name} is not declared; use a built-in attention backend")
+        raise ConfigError(f"the memory that attention {name} needs is unknown; use a built-in backend to predict it")
     if name == "naive":
         return full
     if name == "sdpa_math":

@@ -66,11 +66,6 @@ def _holds(records: Sequence[RunRecord], table: str | None) -> bool:
     return table is None or any(record.results.get(table) for record in records)
 
 
-def left_out(records: Sequence[RunRecord]) -> list[str]:
-    """Return the groups of records, by `by_kind`, that a figure of these records omits."""
-    return [*by_kind(without_retried(records))][1:]
-
-
 def figure(records: Sequence[RunRecord], kind: str | None = None, titled: bool = True) -> Figure:
     """Draw one figure; without `kind` the most informative. Raises ConfigError if the records cannot fill it."""
     import matplotlib

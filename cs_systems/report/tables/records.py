@@ -18,6 +18,7 @@ from cs_systems.core.caveats import REMEDIES
 from cs_systems.core.printable import text_cell
 from cs_systems.record import RunRecord
 from cs_systems.report.frame import CLEAN, STEP, by_kind, frame, without_retried
+from cs_systems.report.phase_columns import known_phases
 from cs_systems.report.tables import columns as cols
 from cs_systems.report.tables import layout
 from cs_systems.report.tables.columns import Column, Spec
@@ -65,6 +66,8 @@ def render(
     from cs_systems.report.tables.formats import FORMATS
 
     write = FORMATS[one_of("format", format, FORMATS)]
+    for phase in phases or ():
+        one_of("phase", phase, known_phases(records))
     if format == "csv" and not columns and not pivot:
         whole = frame(without_retried(records))
         for name in whole.select_dtypes("object").columns:
@@ -122,10 +125,6 @@ def _same_step(records: Sequence[RunRecord]) -> list[str]:
 
 def _rows(whole: pd.DataFrame, phases: Sequence[str] | None) -> pd.DataFrame:
     """Return the rows of the given phases, and of records without any, sorted by the columns that vary."""
-    known = cols.phases_of(whole)
-    for phase in phases or ():
-        if known:
-            one_of("phase", phase, known)
     rows = whole[whole["phase"].isna() | whole["phase"].isin(phases or [STEP])]
     return in_order(rows)
 
