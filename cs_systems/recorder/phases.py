@@ -183,7 +183,7 @@ class Tracker:
 
     def exit(self, name: str) -> None:
         """End the phase that `enter` began, if an exception has not ended it before."""
-        if not self.is_open(name):
+        if not (self._found and self._found[-1][0] == name) and not self.is_open(name):
             return
         while self._found:  # an exception may have left phases inside it open
             found, was_in_loss = self._found.pop()
