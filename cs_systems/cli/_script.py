@@ -47,14 +47,19 @@ class _AtImportOfTorch(importlib.abc.MetaPathFinder):
 
 def main() -> None:
     options, argv = json.loads(sys.argv[1]), sys.argv[2:]
+    _restore_streams(options.pop("streams", ()))
+    handover = options.pop("handover", None)
     recorders: list[Any] = []
 
     def begin() -> None:
         from cs_systems.recorder.unedited import ScriptRecorder
 
-        recorders.append(ScriptRecorder(**options))
+        recorders.append(ScriptRecorder(**options, waits_for_nsys=handover is not None))
 
-    sys.meta_path.insert(0, _AtImportOfTorch(begin))
+    if "torch" in sys.modules:  # a .pth file or sitecustomize imports it in every process
+        begin()
+    else:
+        sys.meta_path.insert(0, _AtImportOfTorch(begin))
     failed: BaseException | None = None
     try:
         _become(argv)
@@ -66,7 +71,11 @@ def main() -> None:
         failed = error
         raise
     finally:
-        _report(recorders, options["out"], failed)
+        sys.stdout.flush()
+        for recorder in recorders:
+            recorder.close(failed)
+        if is_first_rank():
+            _leave([record for recorder in recorders for record in recorder.records], handover, options["out"])
 
 
 def _become(argv: list[str]) -> None:
@@ -93,14 +102,20 @@ def _of_script(error: Exception) -> types.TracebackType | None:
     return trace
 
 
-def _report(recorders: list[Any], out: str, failed: BaseException | None) -> None:
-    """Close the recording, and print its table."""
-    sys.stdout.flush()
-    for recorder in recorders:
-        recorder.close(failed)
-    records = [record for recorder in recorders for record in recorder.records]
-    if int(os.environ.get("RANK", 0)):
+def _leave(records: list[Any], handover: str | None, out: str) -> None:
+    """Print the table of the records, or leave them for the process that waits for nsys."""
+    if handover is None:
+        conclude(records, out)
         return
+    from cs_systems.record import append_record
+
+    for record in records:
+        append_record(handover, record)
+    Path(handover).touch()
+
+
+def conclude(records: list[Any], out: str) -> None:
+    """Print the table of the records to standard error."""
     if not records:
         print("cs-systems: no record: the script ran no backward pass of torch in its main thread", file=sys.stderr)
         return
@@ -108,6 +123,19 @@ def _report(recorders: list[Any], out: str, failed: BaseException | None) -> Non
 
     where = f"records: {out}/records.jsonl\nreport:  cs-systems report {out}"
     print(f"\n{render(records)}\n{where}", file=sys.stderr)
+
+
+def is_first_rank() -> bool:
+    """Return whether this process is rank 0 of its job, by the variables of torchrun or Slurm, or has no job."""
+    return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0) == 0
+
+
+def _restore_streams(streams: Sequence[int]) -> None:
+    """Give the script the streams of the command, in place of those that nsys writes its messages to."""
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
 
 
 if __name__ == "__main__":

@@ -9,17 +9,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybePath, MaybeText, flag, one_name, optional
-from cs_systems.config import ConfigError
+from cs_systems.cli._options import MaybePath, MaybeText, Names, flag, optional
+from cs_systems.config import ConfigError, one_of
 
-WITH = ("none", "kineto", "nsys")
+if TYPE_CHECKING:
+    from cs_systems.record import RunRecord
+
+AFTERWARDS = ("none", "kineto", "nsys", "memory")
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,11 @@ class Run:
         "5:25"
     )
     with_: Annotated[
-        str,
-        one_name("value of --with", WITH),
-        arg(name="with", help="then profile 3 steps: kineto (torch.profiler), or nsys below nsys profile"),
-    ] = "none"
-    snapshot: Annotated[bool, flag("then also record a CUDA memory snapshot")] = False
+        Names,
+        arg(name="with", help="then record 3 steps with each: kineto (torch.profiler) or nsys; memory (snapshot)"),
+    ] = ("none",)
+    snapshot: Annotated[bool, flag("the same as memory in --with")] = False
+    stop: Annotated[bool, flag("end the script after the last recorded step, with exit status 0")] = False
     name: Annotated[MaybeText, optional("TEXT", "name of the loop in tables", "the name of the script")] = None
     out: Annotated[MaybePath, optional("DIR", "folder of the records", "runs/NAME")] = None
 
@@ -45,7 +51,7 @@ ARGS = Run
 
 
 def run(args: Run) -> int:
-    """Replace this process by the script's."""
+    """Replace this process by the script's; with nsys, wait for it."""
     words = list(args.script)
     if not words or words == ["-m"]:
         raise ConfigError("no script is given; write cs-systems run -- train.py its arguments")
@@ -53,11 +59,85 @@ def run(args: Run) -> int:
         raise ConfigError(f"script {words[0]!r} does not exist; correct the path")
     first, last = _steps(args.steps)
     name = args.name or (words[1] if words[0] == "-m" else Path(words[0]).stem)
-    out = str(args.out or Path("runs") / name)
-    options: dict[str, object] = {"name": name, "out": out, "warmup": first, "steps": last - first}
-    options |= {"profile": args.with_, "snapshot": args.snapshot}
+    out = args.out or Path("runs") / name
+    profile, snapshot = _profilers(args)
+    options: dict[str, Any] = {"name": name, "out": str(out), "warmup": first, "steps": last - first}
+    options |= {"profile": profile, "snapshot": snapshot, "stop": args.stop}
+    from cs_systems.cli._script import is_first_rank
+
+    if is_first_rank():
+        from cs_systems.runtime.journal import Journal
+
+        Journal.prepare(out)
+    return _below_nsys(options, words) if profile == "nsys" and is_first_rank() else _become(_command(options, words))
+
+
+def _profilers(args: Run) -> tuple[str, bool]:
+    """Return the profiler of the trace, and whether a snapshot is recorded. Raises ConfigError."""
+    for word in args.with_:
+        one_of("--with", word, AFTERWARDS)
+    found = {*args.with_} - {"none"} | ({"memory"} if args.snapshot else set())
+    if {"kineto", "nsys"} <= found:
+        raise ConfigError("--with has kineto and nsys, which cannot trace one process; give one of them, or run twice")
+    return next(iter(found - {"memory"}), "none"), "memory" in found
+
+
+def _command(options: dict[str, Any], words: list[str]) -> list[str]:
+    return [sys.executable, "-m", "cs_systems.cli._script", json.dumps(options), *words]
+
+
+def _become(command: list[str]) -> NoReturn:
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "cs_systems.cli._script", json.dumps(options), *words])
+    os.execv(command[0], command)
+
+
+def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
+    """Run the script's process below nsys, add the tables of the report to its record, and return its exit status."""
+    from cs_systems.cli._script import conclude
+    from cs_systems.core import plugins
+    from cs_systems.profilers.nsys import last_line
+    from cs_systems.record import read_records
+
+    nsys, out = plugins.get("profilers", "nsys"), Path(options["out"])
+    if reason := nsys.problem():
+        raise ConfigError(reason)
+    probe = "import torch; raise SystemExit(not torch.cuda.is_available())"
+    on_cuda = subprocess.run([sys.executable, "-c", probe], stderr=subprocess.DEVNULL).returncode == 0
+    sys.stdout.flush()
+    with tempfile.TemporaryDirectory(prefix=".nsys-", dir=out) as folder:
+        report, left, messages = (Path(folder) / name for name in ("report", "records.jsonl", "messages.txt"))
+        streams = [os.dup(1), os.dup(2)]  # nsys prints to standard output, which is the script's
+        command = _command(options | {"streams": streams, "handover": str(left)}, words)
+        with messages.open("w") as stream:
+            child = subprocess.Popen(
+                nsys.launch(command, report, (), on_cuda), stdout=stream, stderr=stream, pass_fds=streams
+            )
+            signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends it to the script, too
+            signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+            status = child.wait()
+        for each in streams:
+            os.close(each)
+        if not left.exists():
+            print(f"cs-systems: no record from nsys: {last_line(messages.read_text())}", file=sys.stderr)
+        else:
+            records = read_records(left)[0] if left.stat().st_size else []
+            conclude([_with_report(record, out, report) for record in records], str(out))
+    return status if status >= 0 else 128 - status
+
+
+def _with_report(record: RunRecord, out: Path, report: Path) -> RunRecord:
+    """Return the record; one of nsys with the tables of its report, and appended to the folder."""
+    if (record.status, record.config["profiler"]) != ("ok", "nsys"):
+        return record
+    from cs_systems.record import append_record
+    from cs_systems.runtime.profiled import prefix, with_profile
+
+    path = prefix(out, record.run_config, record.repeat)
+    if (written := report.with_suffix(".nsys-rep")).is_file():
+        written.rename(f"{path}.nsys-rep")
+    record = with_profile(record, path, keep=True)
+    append_record(out, record)
+    return record
 
 
 def _steps(text: str) -> tuple[int, int]:

@@ -42,6 +42,7 @@ REMEDIES = {
     "throttled": "measure in short rounds with --rounds, interleave the cells to compare, or cool the GPU",
     "shared-gpu": "stop the other processes, or choose another GPU with --device cuda:N",
     "no-forward": "pass the module that the loop calls: the one that DDP or torch.compile returned",
+    "below-nsys": "record without nsys for times to compare",
     "missing-ranks": "see the output of those ranks; all of them must leave the loop at the same step",
     "nan-loss": "lower the learning rate or use another precision",
     "inf-loss": "lower the learning rate or use another precision",

@@ -39,7 +39,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
     from cs_systems.workloads import Unavailable
 
     if not device.is_cuda:
-        raise Unavailable("--snapshot requires a CUDA device; drop --snapshot or run on a GPU")
+        raise Unavailable("a memory snapshot requires a CUDA device; leave it out or run on a GPU")
     memory, optimizers = torch.cuda.memory, list[Any]()
     hook = register_optimizer_step_post_hook(lambda optimizer, *_: optimizers.append(optimizer))
     device.new_part()

@@ -63,7 +63,7 @@ class Meeting:
 def _connect() -> Any:
     """Return a connection of our own: one that waits blocks others on it."""
     if "MASTER_ADDR" in os.environ:
-        store, _, _ = next(rendezvous("env://"))
+        store, _, _ = next(rendezvous("env://", rank(), world_size()))
         return store
     return dist.distributed_c10d._get_default_store()
 

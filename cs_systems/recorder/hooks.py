@@ -130,8 +130,25 @@ def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
 
 def patch(owner: Any, name: str, tells: Tells) -> Callable[[], object]:
     """Replace an attribute of a class or module by the observed one; return what restores it."""
+    return _replace(owner, name, _wrapped(getattr(owner, name), tells))
+
+
+def after(owner: Any, name: str, then: Callable[..., object]) -> Callable[[], object]:
+    """Call `then` with the arguments after each call of a function of a class or module; return what restores it."""
+    function = getattr(owner, name)
+
+    @functools.wraps(function)
+    def followed(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        then(*args, **kwargs)
+        return result
+
+    return _replace(owner, name, followed)
+
+
+def _replace(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], object]:
     own = vars(owner).get(name)
-    setattr(owner, name, _wrapped(getattr(owner, name), tells))
+    setattr(owner, name, function)
     return functools.partial(delattr, owner, name) if own is None else functools.partial(setattr, owner, name, own)
 
 

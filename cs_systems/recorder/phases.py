@@ -84,15 +84,16 @@ class Timeline:
     def _resolved(self) -> list[str]:
         """Return the names with those decided that depend on what followed.
 
-        Time after forward is loss only if backward follows. Time between steps is input if no DataLoader was seen.
+        Time after forward is loss only if backward is what follows: before another forward, a loop of reinforcement
+        learning runs its environment. Time between steps is input if no DataLoader was seen.
         """
-        last_backward = max((i for i, name in enumerate(self._names) if name == BACKWARD), default=-1)
         gap = BETWEEN if INPUT in self._names else INPUT
-        decided = {BETWEEN: gap}
-        return [
-            OTHER if name == LOSS and i > last_backward else decided.get(name, name)
-            for i, name in enumerate(self._names)
-        ]
+        decided, follows = list[str](), OTHER
+        for name in reversed(self._names):
+            if name in (FORWARD, BACKWARD):
+                follows = LOSS if name == BACKWARD else OTHER
+            decided.append({BETWEEN: gap, LOSS: follows}.get(name, name))
+        return decided[::-1]
 
 
 class _Annotations:
@@ -182,7 +183,7 @@ class Tracker:
 
     def exit(self, name: str) -> None:
         """End the phase that `enter` began, if an exception has not ended it before."""
-        if not self.is_open(name):
+        if not (self._found and self._found[-1][0] == name) and not self.is_open(name):
             return
         while self._found:  # an exception may have left phases inside it open
             found, was_in_loss = self._found.pop()

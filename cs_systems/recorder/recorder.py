@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from cs_systems.config import ConfigError, RunConfig, one_of
 from cs_systems.core import plugins
-from cs_systems.core.caveats import Caveat
+from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.core.validation import arguments_checked, short_name, shown
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine.device import Device
@@ -294,7 +294,7 @@ class Recorder:
             return self._failure(stage, status, reason)
         now, device = self._subject.device.device_mallocs(), self._subject.device
         config = self._config(stage)
-        return _result.success(
+        record = _result.success(
             self._subject,
             config,
             self._samples(),
@@ -306,6 +306,10 @@ class Recorder:
             ended=ended,
             mallocs=now - self._mallocs if device.is_cuda and now is not None and self._mallocs is not None else None,
         )
+        if any(later.profiler == "nsys" for later in self._stages):
+            what = "timed in a process that nsys had started; it traced nothing yet"
+            record = replace(record, warnings=(*record.warnings, Caveat("below-nsys", what, REMEDIES["below-nsys"])))
+        return record
 
     def _samples(self) -> list[Sample]:
         """Return the samples of this stage, its warm-up first."""
@@ -326,10 +330,14 @@ class Recorder:
     def _profiled(self, record: RunRecord, stage: Stage) -> RunRecord:
         if record.status != "ok":
             return record
-        if stage.profiler == "nsys":  # its report is written when the process has ended
-            what, remedy = "nsys writes its report when the process has ended", "cs-systems analyze REPORT.nsys-rep"
-            return replace(record, warnings=(*record.warnings, Caveat("no-tables", what, remedy)))
+        if stage.profiler == "nsys":
+            return self._without_report(record)
         return with_profile(record, self._path(stage), keep=True)
+
+    def _without_report(self, record: RunRecord) -> RunRecord:
+        """Return a record of nsys, which writes its report when the process has ended."""
+        what, remedy = "nsys writes its report when the process has ended", "cs-systems analyze REPORT.nsys-rep"
+        return replace(record, warnings=(*record.warnings, Caveat("no-tables", what, remedy)))
 
     def _publish(self, record: RunRecord, patience_s: float) -> None:
         """Write the record of one process, or of all ranks together on rank 0."""

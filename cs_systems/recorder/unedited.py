@@ -1,31 +1,45 @@
 """Recorder of a script that was not edited: the steps are those of its optimizer, and its models are found.
 
 Nothing happens before the first backward pass, which shows that there is a loop, and on which device. A step ends where
-the optimizer that stepped first has stepped again: the other optimizers of an iteration belong to the same step. A
-model is a module with parameters that no other module calls.
+the optimizer that stepped first has stepped again: the other optimizers of an iteration belong to the same step. In a
+script without an optimizer, which updates its parameters itself, a step ends with a backward pass. A model is a module
+with parameters that no other module calls.
 """
 
 from __future__ import annotations
 
+import gc
 import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from cs_systems.record import RunRecord
 from cs_systems.recorder import hooks
 from cs_systems.recorder.phases import FORWARD, OTHER, Tracker
 from cs_systems.recorder.recorder import Recorder
 
 
 class ScriptRecorder(Recorder):
-    """Recorder that begins by itself and finds the steps; `options` are those of `Recorder`."""
+    """Recorder that begins by itself and finds the steps; other options are those of `Recorder`.
 
-    def __init__(self, name: str, **options: Any) -> None:
-        self._name, self._options = name, options
+    Args:
+        name: the name of the loop in tables.
+        stop: raise SystemExit(0) in the script after its last recorded step, at the same step on every rank.
+        waits_for_nsys: keep the record of a profile of nsys in `records` alone, because its report is still to come.
+    """
+
+    def __init__(self, name: str, *, stop: bool = False, waits_for_nsys: bool = False, **options: Any) -> None:
+        self._name, self._stop, self._waits_for_nsys, self._options = name, stop, waits_for_nsys, options
         self._first: weakref.ref[Optimizer] | None = None
+        self._latest: weakref.ref[Optimizer] | None = None  # the one that stepped last, until a GradScaler returns
+        self._found, self._finding = 0, ExitStack()
         self.records = []
         self._state = "new"
         autograd: Any = torch.autograd
@@ -42,16 +56,25 @@ class ScriptRecorder(Recorder):
         """Begin to record, in place of entering a `with` block."""
         device = root.device if isinstance(root, torch.Tensor) else None
         super().__init__(name=self._name, device=device, **self._options)
+        self._last = self._warmup + sum(stage.steps for stage in self._stages) if self._stop else None
         self.__enter__()
 
     def _install(self, tracker: Tracker) -> None:
+        ends = self._finding if self._stop else self._installed  # a script that is stopped counts its steps until then
+        for end in self._find_steps():
+            ends.callback(end)
         super()._install(tracker)
         tracker.idle = OTHER  # nothing tells where an iteration begins
         tracker.start()
         self._installed.callback(hooks.patch(nn.Module, "__call__", self._calls))
         self._observed = vars(nn.Module)["__call__"]
-        handle = register_optimizer_step_post_hook(self._stepped)
-        self._installed.callback(handle.remove)
+
+    def _find_steps(self) -> list[Callable[[], object]]:
+        """Observe what ends a step; return what removes that."""
+        if any(issubclass(type(each), Optimizer) for each in gc.get_objects()):
+            stepped = register_optimizer_step_post_hook(self._stepped)
+            return [stepped.remove, hooks.after(GradScaler, "step", self._scaler_stepped)]
+        return [hooks.after(torch.autograd, "_engine_run_backward", self._backward_ended)]
 
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return FORWARD for the call of a module with parameters outside of any other."""
@@ -65,19 +88,51 @@ class ScriptRecorder(Recorder):
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         tracker = self._tracker
-        if tracker is None or not tracker.observes():
-            return
-        if vars(nn.Module)["__call__"] is not self._observed:  # torch.fx puts its own function back after tracing
-            nn.Module.__call__ = self._observed  # type: ignore[method-assign]
-        if self._first is None:
-            self._first = weakref.ref(optimizer)
-        known = self._subject.optimizers
-        if all(optimizer is not each for each in known):
-            known.append(optimizer)  # type: ignore[attr-defined]
-        if self._first() is optimizer:
+        if tracker is not None:
+            if not tracker.observes():
+                return
+            if vars(nn.Module)["__call__"] is not self._observed:  # torch.fx puts its own function back after tracing
+                nn.Module.__call__ = self._observed  # type: ignore[method-assign]
+            if self._first is None:
+                self._first = weakref.ref(optimizer)
+            known = self._subject.optimizers
+            if all(optimizer is not each for each in known):
+                known.append(optimizer)  # type: ignore[attr-defined]
+        self._latest = weakref.ref(optimizer)
+        if self._first is not None and self._first() is optimizer:
+            self._iterated()
+
+    def _scaler_stepped(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        """Count a step that a GradScaler left out because a gradient was not finite."""
+        if self._latest is None or self._latest() is not optimizer:
+            self._stepped(optimizer)
+        self._latest = None
+
+    def _backward_ended(self, *_: Any, **__: Any) -> None:
+        if self._tracker is None or self._tracker.observes():
+            self._iterated()
+
+    def _iterated(self) -> None:
+        """Take the step that ends here. Raises SystemExit after the last one, if the script is to end."""
+        if self._tracker is not None:
             self._count += 1
-            self._take(tracker)
+            self._take(self._tracker)
+        self._found += 1
+        if self._found == self._last:
+            if self._tracker is not None and self._tracker.before_next is not None:
+                self._tracker.before_next()  # the exception ends the loop over the hooks, so they can be removed
+            self._finding.close()
+            raise SystemExit(0)
 
     def _complete(self, tracker: Tracker) -> None:
         """End the stage at the next phase: hooks cannot be removed from inside of one."""
         tracker.before_next = lambda: self._next_stage(tracker)
+
+    def _without_report(self, record: RunRecord) -> RunRecord:
+        return record if self._waits_for_nsys else super()._without_report(record)
+
+    def _append(self, record: RunRecord) -> None:
+        if self._waits_for_nsys and (record.status, record.config["profiler"]) == ("ok", "nsys"):
+            self.records.append(record)
+        else:
+            super()._append(record)

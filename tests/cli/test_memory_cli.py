@@ -176,7 +176,7 @@ def test_snapshot_without_gpu_is_unavailable(tmp_path: Path, capsys: pytest.Capt
     assert main([*TINY, "--snapshot", "--mode", "forward", "--out", str(tmp_path)]) == 0
     memory, snapshot = read_records(tmp_path)[0]
     assert (memory.status, snapshot.status) == ("ok", "unavailable")
-    assert snapshot.reason == "--snapshot requires a CUDA device; drop --snapshot or run on a GPU"
+    assert snapshot.reason == "a memory snapshot requires a CUDA device; leave it out or run on a GPU"
     assert "unavailable: --snapshot requires a CUDA device" in capsys.readouterr().out
 
 

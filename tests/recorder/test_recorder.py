@@ -130,7 +130,7 @@ def test_profile_is_a_record_of_its_own_beside_the_clean_one(tmp_path: Path) -> 
     assert "input" in (tmp_path / profiled.artifacts["page"]).read_text()
     assert (snapshot.status, snapshot.reason) == (
         "unavailable",
-        "--snapshot requires a CUDA device; drop --snapshot or run on a GPU",
+        "a memory snapshot requires a CUDA device; leave it out or run on a GPU",
     )
     assert "loop Sequential on" in render(recorder.records)
 

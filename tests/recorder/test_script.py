@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -43,12 +46,34 @@ def test_script_keeps_its_output_and_exit_status(kind: str, tmp_path: Path) -> N
     assert f"report:  cs-systems report {tmp_path}" in done.stderr
 
 
-def test_script_is_profiled_too(tmp_path: Path) -> None:
-    run = ["-m", "cs_systems", "run", "--steps", "3:8", "--with", "kineto", "--out"]
-    run += [str(tmp_path), "--", SCRIPT, "0", "x"]
-    subprocess.run([sys.executable, *run], capture_output=True, check=True)
-    profiled = read_records(tmp_path)[0][1]
+def test_script_is_profiled_and_stopped(tmp_path: Path) -> None:
+    options = ["--steps", "1:3", "--with", "kineto", "memory", "--stop", "--out", str(tmp_path)]
+    run = ["-m", "cs_systems", "run", *options, "--", SCRIPT, "5", "x"]
+    done = subprocess.run([sys.executable, *run], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")  # the script alone prints its results, and ends with status 5
+    timed, profiled, snapshot = read_records(tmp_path)[0]
+    assert "few-samples" not in [c.code for c in timed.warnings if "were timed" in c.message]
     assert {"step", "forward", "backward", "clip"} <= {row["range"] for row in profiled.results["ranges"]}
+    assert snapshot.reason is None or snapshot.reason.startswith("a memory snapshot requires a CUDA device")
+
+
+@pytest.mark.skipif(shutil.which("nsys") is None, reason="nsys is not installed")
+def test_script_below_nsys_keeps_its_streams_and_exit_status(tmp_path: Path) -> None:
+    pytest.importorskip("nvtx")
+    options = ["--steps", "1:3", "--with", "nsys", "--out", str(tmp_path)]
+    run = ["-m", "cs_systems", "run", *options, "--", SCRIPT, "5", "x"]
+    done = subprocess.run([sys.executable, *run], capture_output=True, text=True)
+    assert done.returncode == 5, done.stderr
+    (line,) = done.stdout.splitlines()  # none of nsys's messages
+    assert line.startswith("__main__ ['5', 'x'] False ")
+    timed, profiled = read_records(tmp_path)[0]
+    assert "below-nsys" in [c.code for c in timed.warnings]
+    assert profiled.status == "ok"
+    assert {"forward", "backward", "optimizer"} <= {row["range"] for row in profiled.results["ranges"]}
+    assert (tmp_path / profiled.artifacts["nsys"]).is_file()
+    assert not list(tmp_path.glob(".nsys-*"))
+    assert done.stderr.count("loop script on") == 2
+    assert "under nsys" in done.stderr
 
 
 def test_failing_script_keeps_its_traceback_and_the_record(tmp_path: Path) -> None:
@@ -73,11 +98,43 @@ def test_ranks_of_torchrun_write_one_record(tmp_path: Path) -> None:
     assert {row["rank"] for row in record.results["ranks"]} == {0, 1}
 
 
+@pytest.mark.timeout(120)
+def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = ["--steps", "1:3", "--with", "kineto", "--stop", "--out", str(tmp_path)]
+    script = str(Path(__file__).with_name("slurm_script.py"))
+    job = {"SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "cs_systems", "run", *options, "--", script],
+            env=os.environ | job | {"SLURM_PROCID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert [output for output, _ in outputs] == ["", ""]  # the script would print the number of its last step
+    assert "loop slurm_script on" in outputs[0][1]
+    assert "cs-systems" not in outputs[1][1]
+    timed, profiled = read_records(tmp_path)[0]
+    assert timed.config["world_size"] == 2
+    assert {row["rank"] for row in timed.results["ranks"]} == {0, 1}
+    assert profiled.config["profiler"] == "kineto"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "no script is given; write cs-systems run -- train.py its arguments"),
         (["--", "none.py"], "script 'none.py' does not exist; correct the path"),
+        (["--with", "perf", "--", SCRIPT], "unknown --with 'perf': known: none, kineto, nsys, memory"),
+        (["--with", "kineto", "nsys", "--", SCRIPT], "--with has kineto and nsys, which cannot trace one process"),
+        (["--out", SCRIPT, "--", SCRIPT], "it is a file; choose another --out"),
         (["--steps", "9:3", "--", SCRIPT], "--steps is '9:3'; give two numbers of steps, such as 10:20"),
     ],
 )

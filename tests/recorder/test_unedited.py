@@ -1,0 +1,72 @@
+"""Loops in the styles of public scripts: each of their steps is found, and nothing in them changes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+from cs_systems.record import RunRecord, read_records
+from cs_systems.recorder.unedited import ScriptRecorder
+from tests.recorder import styles
+from tests.recorder.styles import STEPS, STYLES, digest
+
+SEEN = {
+    "gan": {"input", "forward", "loss", "backward", "optimizer", "zero_grad"},
+    "reinforcement": {"forward", "loss", "backward", "optimizer", "other"},
+    "accumulation": {"input", "forward", "loss", "backward", "clip", "optimizer", "other"},
+    "closure": {"input", "forward", "loss", "backward", "optimizer", "zero_grad"},
+    "several_optimizers": {"input", "forward", "loss", "backward", "optimizer"},
+    "scaler": {"input", "forward", "loss", "backward", "clip", "optimizer"},
+}
+OPTIMIZERS = {"gan": "Adam + Adam", "closure": "LBFGS", "several_optimizers": "AdamW + SGD", "reinforcement": "Adam"}
+
+
+@pytest.mark.parametrize("style", SEEN)
+def test_every_step_is_found_and_the_result_is_the_same(style: str, tmp_path: Path) -> None:
+    recorder = ScriptRecorder(style, out=tmp_path, warmup=2, steps=100, profile="none")
+    found = digest(style)
+    recorder.close()
+    assert found == digest(style)
+    (record,) = recorder.records
+    assert record.measurement is not None
+    assert len(record.measurement.samples) == STEPS
+    assert {name for name in record.measurement.phase_names() if sum(record.measurement.durations_s(name))} >= SEEN[
+        style
+    ]
+    (ran,) = record.results["ran"]
+    assert ran["optimizer"] == OPTIMIZERS.get(style, "AdamW")
+    if style == "reinforcement":  # the environment is no part of the loss, but after the last forward pass
+        assert median(record.measurement.durations_s("other")) >= 3 * styles.ACTION_S
+        assert ran["models"] == "Sequential"
+
+
+def test_script_without_an_optimizer_has_a_step_for_each_backward_pass(tmp_path: Path) -> None:
+    run = ["-m", "cs_systems", "run", "--steps", "2:100", "--out", str(tmp_path), "--", styles.__file__, "no_optimizer"]
+    done = subprocess.run([sys.executable, *run], input="typed", capture_output=True, text=True, check=True)
+    assert done.stdout == f"typed {digest('no_optimizer')}\n"
+    assert len(samples(read_records(tmp_path)[0][0])) == STEPS
+
+
+@pytest.mark.parametrize("style", ["gan", "scaler"])
+def test_stop_ends_the_script_after_its_last_recorded_step(style: str, tmp_path: Path) -> None:
+    before = torch.autograd._engine_run_backward, len(_global_optimizer_post_hooks)
+    recorder = ScriptRecorder(style, stop=True, out=tmp_path, warmup=1, steps=2, profile="kineto", profile_steps=2)
+    with pytest.raises(SystemExit) as ended:
+        STYLES[style]()
+    recorder.close()
+    assert ended.value.code == 0
+    timed, profiled = recorder.records
+    assert (len(samples(timed)), len(samples(profiled))) == (3, 4)  # the profile keeps the last clean ones
+    assert "of 2 steps" not in " ".join(caveat.message for caveat in timed.warnings)
+    assert (torch.autograd._engine_run_backward, len(_global_optimizer_post_hooks)) == before
+
+
+def samples(record: RunRecord) -> tuple[object, ...]:
+    assert record.measurement is not None
+    return record.measurement.samples
