@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from cs_systems import parallel
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
-from cs_systems.core.rows import PreflightRow
+from cs_systems.core.rows import ForecastRow, PreflightRow
 from cs_systems.profilers import Profiler
 from cs_systems.record import DONE, Environment, RunRecord, make_key
 from cs_systems.runtime import profiled, scheduler
@@ -94,6 +94,16 @@ def preflight(configs: Sequence[RunConfig], *, timeout_s: float | None = None) -
     check(configs, timeout_s=timeout_s)
     with Supervisor(timeout_s=timeout_s) as supervisor:
         return supervisor.preflight(configs)
+
+
+@contextmanager
+def forecasting(timeout_s: float | None = None) -> Iterator[Callable[[RunConfig], ForecastRow]]:
+    """Yield a function that predicts the memory of a cell of a user's own model by fake tensors.
+
+    timeout_s: for each prediction; two minutes by default.
+    """
+    with Supervisor(timeout_s=timeout_s) as supervisor:
+        yield supervisor.forecast
 
 
 def profiler_commands(configs: Sequence[RunConfig], folder: Path) -> list[list[str]]:
