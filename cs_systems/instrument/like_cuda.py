@@ -20,11 +20,11 @@ from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 # Functions that CUDA's autocast runs in fp32 and the CPU's does not. Source: aten/src/ATen/autocast_mode.h.
 _WIDENED = {
     F.layer_norm, F.group_norm, F.softmax, F.log_softmax, F.softplus, F.nll_loss, F.mse_loss, F.smooth_l1_loss,
-    F.l1_loss, F.kl_div, F.cosine_similarity, F.binary_cross_entropy_with_logits, torch.softmax,
-    torch.log_softmax, torch.layer_norm, torch.group_norm, torch.exp, torch.log, torch.pow, torch.rsqrt,
-    torch.reciprocal, torch.cumsum, torch.cumprod, torch.prod, torch.sum, torch.norm, Tensor.softmax, Tensor.log_softmax, Tensor.exp, Tensor.log,
-    Tensor.pow, Tensor.__pow__, Tensor.rsqrt, Tensor.reciprocal, Tensor.cumsum, Tensor.cumprod, Tensor.prod, Tensor.sum,
-    Tensor.norm,
+    F.l1_loss, F.kl_div, F.cosine_similarity, F.binary_cross_entropy_with_logits, torch.softmax, torch.log_softmax,
+    torch.layer_norm, torch.group_norm, torch.exp, torch.log, torch.pow, torch.rsqrt, torch.reciprocal, torch.cumsum,
+    torch.cumprod, torch.prod, torch.sum, torch.norm, Tensor.softmax, Tensor.log_softmax, Tensor.exp, Tensor.log,
+    Tensor.pow, Tensor.__pow__, Tensor.rsqrt, Tensor.reciprocal, Tensor.cumsum, Tensor.cumprod, Tensor.prod,
+    Tensor.sum, Tensor.norm,
 }  # fmt: skip
 _DROPOUTS: tuple[Callable[..., Any], ...] = (F.dropout, torch.dropout)
 _LOW = (torch.bfloat16, torch.float16)
@@ -86,6 +86,7 @@ def like_cuda() -> Iterator[None]:
         # torch's optimizers update all parameters at once on CUDA, and one after the other on a CPU.
         stack.enter_context(patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: devices))
         # A recurrent layer of oneDNN keeps memory whose size is unknown; that of cuDNN is close to torch's own cells.
-        stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(False)
         stack.enter_context(_LikeCuda())
         yield
