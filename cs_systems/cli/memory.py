@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cs_systems.cli._memory_text import COMPILED, print_memory, print_table, say
 from cs_systems.cli._options import (
@@ -30,8 +30,12 @@ from cs_systems.cli._options import (
     refuse,
 )
 from cs_systems.config import ConfigError, RunConfig, describe
+from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import visible
 from cs_systems.record import RunRecord
+
+if TYPE_CHECKING:
+    from cs_systems.formulas.memory.fit import Change
 
 OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}  # memory tables of a record
 WATCHED = {"snapshot", "residuals", "nsys", "no_caching_allocator", "best_checkpoint", "budget", "memory_limit"}
@@ -144,11 +148,20 @@ def _measured_cells(args: Memory, configs: Sequence[RunConfig]) -> list[RunConfi
 
 
 def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
+    from cs_systems.cli import _forecasts
     from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import fits
+    from cs_systems.runtime.sweep import check, forecasting
 
     _check_predictable(configs, "--fits")
+    if own := [config for config in configs if is_foreign(config.workload)]:
+        check(own)
+        with forecasting() as forecast:
+            for config in own:
+                _forecasts.print_fits(config, device_bytes, forecast)
     for config in configs:
+        if config in own:
+            continue
         fit = fits(replace(config, device="cuda"), device_bytes)
         verdict = "with the CUDA context, " + ("fits" if fit.fits else "does not fit")
         say(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
@@ -165,8 +178,10 @@ def _print_fits(configs: Sequence[RunConfig], device_bytes: int) -> int:
 
 def _check_predictable(configs: Sequence[RunConfig], option: str) -> None:
     for config in configs:
-        if config.workload != "train_step":
-            raise ConfigError(f"{option} requires --workload train_step, got {config.workload}; leave out {option}")
+        if config.workload != "train_step" and not is_foreign(config.workload):
+            raise ConfigError(
+                f"{option} requires --workload train_step or your own, got {config.workload}; leave out {option}"
+            )
         if config.compile != "none":
             raise ConfigError(f"{option} cannot predict memory with --compile, because {COMPILED}; leave out --compile")
 
@@ -203,13 +218,14 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
     """
     from cs_systems.cli._sweep import asked_for, measured
     from cs_systems.core.units import human
-    from cs_systems.formulas.memory.fit import CONTEXT_BYTES, cheapest_plan
+    from cs_systems.formulas.memory.fit import CONTEXT_BYTES
 
     limit, ceiling = budget_bytes - CONTEXT_BYTES if on_gpu else None, budget_bytes
-    while best := cheapest_plan(replace(config, device="cuda" if on_gpu else "cpu"), ceiling):
+    while found := _cheapest_plan(replace(config, device="cuda" if on_gpu else "cpu"), ceiling):
+        best, more_flops = found
         device = config.device if on_gpu else "cpu"
         planned = replace(config, device=device, checkpoint=best.config.checkpoint, memory_limit_bytes=limit)
-        predicted = f"{human(best.needed_bytes, 'bytes')} predicted, {_more_flops(best.config):.1%} more FLOPs"
+        predicted = f"{human(best.needed_bytes, 'bytes')} predicted, {more_flops:.1%} more FLOPs"
         say(f"{describe(config)}: {best.what}: {predicted}")
         if args.sweep.dry_run:
             return []
@@ -226,6 +242,22 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
         f"{describe(config)} does not fit {human(budget_bytes, 'bytes')} with any checkpoint plan; "
         f"--fits {args.budget} shows which changes would help"
     )
+
+
+def _cheapest_plan(config: RunConfig, budget_bytes: int) -> tuple[Change, float] | None:
+    """Return the cheapest checkpoint plan that fits by prediction, and its recomputed FLOPs as a share of the step's.
+
+    The prediction is a formula for the built-in model, and a step on fake tensors for a user's own.
+    """
+    from cs_systems.cli import _forecasts
+    from cs_systems.formulas.memory.fit import cheapest_plan
+    from cs_systems.runtime.sweep import forecasting
+
+    if is_foreign(config.workload):
+        with forecasting() as forecast:
+            return _forecasts.cheapest_plan(config, budget_bytes, forecast)
+    best = cheapest_plan(config, budget_bytes)
+    return None if best is None else (best, _more_flops(best.config))
 
 
 def _more_flops(config: RunConfig) -> float:

@@ -418,6 +418,37 @@ class MemoryComponentRow(TypedDict):
     bytes: int
 
 
+class ForecastPhase(TypedDict):
+    """Memory of one phase of a step on fake tensors: bytes by component at its end and at its peak."""
+
+    step: int
+    phase: str
+    components: dict[str, int]
+    peak_components: dict[str, int]
+
+
+class ForecastComponentRow(TypedDict):
+    """Component of `ForecastPhase`, in `memory_forecast`."""
+
+    step: int
+    phase: str
+    component: str
+    bytes: int
+    peak_bytes: int
+
+
+class ForecastRow(TypedDict):
+    """Prediction of a training step by running it on fake tensors; `reason` says why it could not run."""
+
+    reason: str | None
+    peak_bytes: int | None
+    reserved_bytes: int | None  # by the caching allocator; None on a CPU
+    flops: int | None  # of one step, recomputation included
+    phases: list[ForecastPhase]
+    reads: list[str]  # fields of the configuration that have an effect
+    stacks: dict[str, int]  # path of each list of repeated blocks, and their number
+
+
 class MemoryPartRow(TypedDict):
     """Memory in use on the device by owner, in `memory_parts`, from tensors up; a `total` row is the sum so far.
 
@@ -697,6 +728,7 @@ class Results(TypedDict, total=False):
     counters: list[CounterRow]
     memory_phases: list[MemoryPhaseRow]
     memory_components: list[MemoryComponentRow]
+    memory_forecast: list[ForecastComponentRow]
     memory_parts: list[MemoryPartRow]
     memory_ranges: list[MemoryRangeRow]
     memory_ranges_of: list[MemoryRangesOf]

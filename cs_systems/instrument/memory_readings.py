@@ -7,7 +7,6 @@ boundary, so nothing is timed at the same time.
 from __future__ import annotations
 
 import gc
-import re
 import shutil
 import subprocess
 import threading
@@ -26,6 +25,7 @@ from cs_systems.core.rows import (
     StateBytes,
     StateReading,
 )
+from cs_systems.instrument.structure import blocks, named_modules
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import other_processes_bytes
 
@@ -123,11 +123,11 @@ def backward_of_blocks(
         if block in before and block not in [row["block"] for row in rows]:
             rows.append({"block": block, "change_bytes": (allocated() or 0) - before[block]})
 
-    for path, module in model.named_modules() if model is not None else ():
-        if found := re.fullmatch(r"layers\.(\d+)", path):
-            block = f"block {found[1]}"
-            handles.append(module.register_full_backward_pre_hook(lambda *_, block=block: begins(block)))
-            handles.append(module.register_full_backward_hook(lambda *_, block=block: ends(block)))
+    named = {} if model is None else named_modules(model)
+    for found in [] if model is None else blocks(model):
+        module, block = named[found.path], found.label
+        handles.append(module.register_full_backward_pre_hook(lambda *_, block=block: begins(block)))
+        handles.append(module.register_full_backward_hook(lambda *_, block=block: ends(block)))
     try:
         yield rows
     finally:

@@ -8,7 +8,6 @@ addition are no saved tensors, and not seen.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from cs_systems.core.rows import KeptByBlock, ResidualRow
 from cs_systems.instrument.hooks import BackwardRoots, nodes_below
+from cs_systems.instrument.structure import Block, block_of_modules
 
 CHECKPOINT = "checkpoint"
 _NEAR = 4  # frames between torch's checkpoint and the hook that receives its input
@@ -40,6 +40,7 @@ class SavedTensor:
     bytes: int  # of the whole memory behind the tensor
     parameter: str | None  # its name; None for a tensor of the step
     again: bool  # whether the same memory was saved before, so that it costs nothing more
+    block: Block | None = None  # the repeated block that the module is in
 
 
 class SavedTensors:
@@ -48,6 +49,7 @@ class SavedTensors:
     def __init__(self, model: nn.Module | None) -> None:
         self.rows: list[SavedTensor] = []
         self._parameters = {} if model is None else _storages(model)
+        self._blocks = {} if model is None else block_of_modules(model)
         self._open: list[str] = []
         self._done = False
         self._numbers: list[int] = []
@@ -70,6 +72,7 @@ class SavedTensors:
             bytes=storage.nbytes(),
             parameter=self._parameters.get(address),
             again=address in self._alive,
+            block=self._blocks.get(self._open[-1]) if self._open else None,
         )
         self.rows.append(row)
         self._inputs = [*self._inputs, row] if checkpoint else []
@@ -96,7 +99,7 @@ class SavedTensors:
         def entered(*_: Any) -> None:
             self._open.append(path)
             for row in self._inputs:
-                row.module = path
+                row.module, row.block = path, self._blocks.get(path)
             self._inputs = []
 
         return entered
@@ -122,7 +125,8 @@ def summed(rows: Iterable[SavedTensor]) -> list[ResidualRow]:
     """Return the same tensor of every block as one row, the largest first."""
     groups: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
-        module = re.sub(r"layers\.\d+", "layers.*", row.module)
+        block = row.block
+        module = row.module if block is None else f"{block.stack}.*{row.module.removeprefix(block.path)}"
         shape = "×".join(map(str, row.shape)) or "scalar"
         key = (module, row.operation, shape, row.dtype, row.bytes, row.parameter is not None, row.again)
         groups[key] += 1
@@ -153,8 +157,7 @@ def by_block(rows: Iterable[SavedTensor]) -> list[KeptByBlock]:
     checkpointed: dict[str, bool] = {}
     for row in rows:
         if row.parameter is None and (row.operation == CHECKPOINT or not row.again):
-            found = re.match(r"layers\.(\d+)", row.module)
-            block = f"block {found[1]}" if found else row.module or "outside of modules"
+            block = row.block.label if row.block else row.module or "outside of modules"
             kept[block] += 0 if row.again else row.bytes
             checkpointed[block] = checkpointed.get(block, True) and row.operation == CHECKPOINT
     return [{"block": block, "bytes": size, "checkpoint": checkpointed[block]} for block, size in kept.items()]

@@ -177,6 +177,13 @@ def blocks(model: nn.Module) -> list[Block]:
     return [Block(block.path, block.stack, block.index, label(block)) for block in ordered]
 
 
+def block_of_modules(model: nn.Module) -> dict[str, Block]:
+    """Return path → the block that the module is in, for all modules in blocks."""
+    found = {block.path: block for block in blocks(model)}
+    around = {path: next((p for p in (path, *_ancestors(path)) if p in found), None) for path in named_modules(model)}
+    return {path: found[block] for path, block in around.items() if block is not None}
+
+
 def rows(model: nn.Module) -> list[ModuleRow]:
     """Return a row for each module of a model. A module with several paths has a row for the first."""
     named = named_modules(model)

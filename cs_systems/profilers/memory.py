@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,7 +44,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 def collect(out: Path, record: RunRecord) -> Collected:
     found: Readings = take(out, "no memory was read")
-    predicted = closed_form(record)
+    predicted = closed_form(record) or by_fake_tensors(record)
     results: Results = {
         "memory_phases": [_with_prediction(row, predicted, record.run_config.warmup) for row in found["phases"]],
         "memory_components": components(predicted),
@@ -57,6 +58,17 @@ def closed_form(record: RunRecord) -> list[PhaseMemory]:
     """Return each phase's memory by formula, on the record's device; empty where `known_by_formula` gives None."""
     known = known_by_formula(record)
     return [] if known is None else phase_memory(*known)
+
+
+def by_fake_tensors(record: RunRecord) -> list[PhaseMemory]:
+    """Return each phase's memory by the step on fake tensors; empty where there is none."""
+    components: dict[tuple[int, str], dict[str, int]] = {}
+    peaks: Counter[tuple[int, str]] = Counter()
+    for row in record.results.get("memory_forecast", ()):
+        place = row["step"], row["phase"]
+        components.setdefault(place, {})[row["component"]] = row["bytes"]
+        peaks[place] += row["peak_bytes"]
+    return [PhaseMemory(*place, found, peaks[place]) for place, found in components.items()]
 
 
 def known_by_formula(record: RunRecord) -> tuple[RunConfig, AttentionAlgorithm] | None:

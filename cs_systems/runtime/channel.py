@@ -62,6 +62,13 @@ class Preflight(Message):
 
 
 @dataclass(frozen=True)
+class Forecast(Message):
+    """Request to run cells of a user's own model on fake tensors; replies: one `Forecasted` each."""
+
+    cells: list
+
+
+@dataclass(frozen=True)
 class Describe(Message):
     """Request for a description of machine and software; reply: `Described`."""
 
@@ -129,6 +136,13 @@ class Predicted(Message):
 
 
 @dataclass(frozen=True)
+class Forecasted(Message):
+    """Prediction for one cell by fake tensors: a `ForecastRow`."""
+
+    row: dict
+
+
+@dataclass(frozen=True)
 class Described(Message):
     """Description of the machine and software: an `Environment` as a mapping."""
 
@@ -179,6 +193,7 @@ _FIELDS = {kind: _field_types(kind) for kind in Message.__subclasses__()}
 REPLIES: dict[type[Message], tuple[type[Message], ...]] = {
     Run: (Visit, CellRecord),
     Preflight: (Predicted,),
+    Forecast: (Forecasted,),
     Describe: (Described,),
     CountDevices: (Counted,),
     Join: (Joined,),

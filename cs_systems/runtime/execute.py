@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -328,8 +328,34 @@ def _tables(cell: _Cell, device: Device) -> Results:
     is_ours = isinstance(getattr(cell.workload, "inner", cell.workload), Training)
     own = cast(Results, made if is_ours or not plugins.is_foreign(cell.config.workload) else plain_tables(made))
     measured = _measured_cost(cell.workload)
+    own |= _forecast(cell, device)
     tables = {**own, **_cost_tables(cell, device, measured.phases if measured else None)}
     return cast(Results, {**tables, "modules": measured.modules} if measured else tables)
+
+
+def _forecast(cell: _Cell, device: Device) -> Results:
+    """Return the prediction of a user's own model by fake tensors, for a cell that measures memory."""
+    if cell.config.profiler != "memory" or not isinstance(cell.workload, _foreign.ForeignWorkload):
+        return {}
+    from cs_systems.runtime.forecast import forecast
+
+    row = forecast(replace(cell.config, device="cuda" if device.is_cuda else "cpu"))
+    cell.predicted_peak_bytes = row["peak_bytes"]
+    if row["reason"] is not None:
+        print(f"no memory was predicted: {row['reason']}", file=sys.stderr)  # noqa: T201
+    return {
+        "memory_forecast": [
+            {
+                "step": phase["step"],
+                "phase": phase["phase"],
+                "component": name,
+                "bytes": phase["components"].get(name, 0),
+                "peak_bytes": phase["peak_components"].get(name, 0),
+            }
+            for phase in row["phases"]
+            for name in dict.fromkeys([*phase["components"], *phase["peak_components"]])
+        ]
+    }
 
 
 def _measured_cost(workload: Workload | None) -> MeasuredCost | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from cs_systems.config import ConfigError, RunConfig
-from cs_systems.core.rows import MemoryRow, PreflightRow, Results
+from cs_systems.core.rows import ForecastRow, MemoryRow, PreflightRow, Results
 from cs_systems.core.units import human
 from cs_systems.record import Environment, RunRecord, make_key
 from cs_systems.runtime import channel, profiled, scheduler
@@ -180,6 +180,17 @@ class Supervisor:
         if sources:
             self._dismiss()  # changes by the prediction must not reach a measurement
         return rows
+
+    def forecast(self, config: RunConfig) -> ForecastRow:
+        """Return the prediction for a cell of a user's own model by fake tensors. Raises ConfigError if it is lost."""
+        request = channel.Forecast([config.to_dict()])
+        try:
+            [reply] = self._ready(Kind(sources=config.sources)).request(request, self._timeout_s or ANSWER_TIMEOUT_S)
+        except (WorkerTimeout, WorkerDied, ChannelError) as error:
+            self.close()
+            raise ConfigError(f"the memory prediction of {config.workload} failed: {error}") from error
+        assert isinstance(reply, channel.Forecasted)
+        return cast(ForecastRow, reply.row)
 
     def measure(
         self, configs: Sequence[RunConfig], repeat: int, interleave: bool, skip_oom: bool, on_visit: OnVisit

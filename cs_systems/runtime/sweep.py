@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from cs_systems import parallel
 from cs_systems.config import ConfigError, ModelConfig, RunConfig, one_of
 from cs_systems.core import plugins
 from cs_systems.core.display import Displayed
-from cs_systems.core.rows import PreflightRow
+from cs_systems.core.rows import ForecastRow, PreflightRow
 from cs_systems.core.validation import arguments_checked, shown
 from cs_systems.profilers import Profiler
 from cs_systems.record import DONE, Environment, RunRecord, make_key
@@ -219,6 +219,16 @@ def preflight(configs: Iterable[RunConfig], *, timeout_s: float | None = None) -
     check(cells, timeout_s=timeout_s)
     with Supervisor(timeout_s=timeout_s) as supervisor:
         return supervisor.preflight(cells)
+
+
+@contextmanager
+def forecasting(timeout_s: float | None = None) -> Iterator[Callable[[RunConfig], ForecastRow]]:
+    """Yield a function that predicts the memory of a cell of a user's own model by fake tensors.
+
+    timeout_s: for each prediction; two minutes by default.
+    """
+    with Supervisor(timeout_s=timeout_s) as supervisor:
+        yield supervisor.forecast
 
 
 def profiler_commands(configs: Sequence[RunConfig], folder: Path) -> list[list[str]]:

@@ -69,6 +69,11 @@ def answer(request: Message, send: Send) -> bool:
     if isinstance(request, channel.Preflight):
         for cell in request.cells:
             send(channel.Predicted({**_preflight_row(RunConfig.from_dict(cell))}))
+    elif isinstance(request, channel.Forecast):
+        from cs_systems.runtime.forecast import forecast  # loads fake tensors
+
+        for cell in request.cells:
+            send(channel.Forecasted({**forecast(RunConfig.from_dict(cell))}))
     elif isinstance(request, channel.Describe):
         device = devices.resolve_or_cpu(request.device)
         send(channel.Described(dataclasses.asdict(environment(device))))

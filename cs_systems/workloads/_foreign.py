@@ -172,10 +172,10 @@ class _FirstCall(CallableWorkload):
 
     def __init__(self, function: Callable[[], Any]) -> None:
         super().__init__(self._call, takes_config=False)
-        self._made, self._is_step = function, False
+        self.made, self._is_step = function, False
 
     def _call(self) -> None:
-        result = self._made()
+        result = self.made()
         if not self._is_step and _is_parts(result):
             raise FactoryFound(result)
         self._is_step = True

@@ -27,6 +27,7 @@ DECLARED = {
     "sdpa_efficient": replace(TILED, output_by_position=True),
 }
 HALF = (Precision.BF16, Precision.FP16, Precision.BF16_PURE, Precision.FP8)
+_STRAIGHT = 8  # values that a straight line needs at most
 _MOST = 1 << 20  # upper limit of the search, for sequences of a batch and tokens of a context
 
 
@@ -95,8 +96,8 @@ def fits(config: RunConfig, device_bytes: int) -> Fit:
     fit = Fit(
         needed_bytes(config),
         device_bytes,
-        largest(lambda n: replace(config, batch_size=n), device_bytes),
-        largest(lambda n: _with_context(config, n), device_bytes),
+        largest(lambda n: needed_bytes(replace(config, batch_size=n)), device_bytes),
+        largest(lambda n: needed_bytes(with_context(config, n)), device_bytes),
     )
     if fit.fits:
         return fit
@@ -117,15 +118,34 @@ def _one_after_the_other(config: RunConfig, device_bytes: int) -> tuple[Change, 
     return ()
 
 
-def largest(config: Callable[[int], RunConfig], device_bytes: int) -> int:
-    """Return the largest n for which `config(n)` fits, 0 if none does; memory must grow with n."""
-    low, high = 0, 1
-    while high <= _MOST and needed_bytes(config(high)) <= device_bytes:
-        low, high = high, 2 * high
+def largest(needed: Callable[[int], int], device_bytes: int, start: int = 1) -> int:
+    """Return the largest n that needs at most `device_bytes`, 0 if none does; memory must grow with n.
+
+    start: the first n that is tried. Memory is nearly a straight line in n, so few values of n are.
+    """
+    known: dict[int, int] = {}
+
+    def fits(n: int) -> bool:
+        known[n] = needed(n)
+        return known[n] <= device_bytes
+
+    low, high, n = 0, _MOST + 1, start
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if needed_bytes(config(middle)) <= device_bytes else (low, middle)
+        low, high = (n, high) if fits(n) else (low, n)
+        n = _next(known, low, high, device_bytes)
     return low
+
+
+def _next(known: dict[int, int], low: int, high: int, device_bytes: int) -> int:
+    """Return the next n to try between `low`, which fits, and `high`, which does not."""
+    if len(known) < 2:
+        return min(2 * low, high - 1) if low else max(1, high // 2)
+    first, last = sorted(known, key=lambda n: abs(known[n] - device_bytes))[:2]
+    slope = (known[last] - known[first]) / (last - first)
+    aim = first + int((device_bytes - known[first]) // slope) if slope > 0 else (low + high) // 2
+    if len(known) > _STRAIGHT and len(known) % 2:
+        aim = (low + high) // 2  # not a straight line here: halve what is left
+    return min(max(aim if aim > low else low + 1, low + 1), high - 1)
 
 
 def cheapest_plan(config: RunConfig, budget_bytes: int) -> Change | None:
@@ -186,18 +206,18 @@ def _checkpointing(config: RunConfig, device_bytes: int) -> Change | None:
 
 
 def _batch(config: RunConfig, device_bytes: int) -> Change | None:
-    batch = max(1, largest(lambda n: replace(config, batch_size=n), device_bytes))
+    batch = max(1, largest(lambda n: needed_bytes(replace(config, batch_size=n)), device_bytes))
     return _change(f"--batch-size {batch}", replace(config, batch_size=batch), device_bytes)
 
 
 def _context(config: RunConfig, device_bytes: int) -> Change | None:
-    length = max(1, largest(lambda n: _with_context(config, n), device_bytes))
-    return _change(f"--context-length {length}", _with_context(config, length), device_bytes)
+    length = max(1, largest(lambda n: needed_bytes(with_context(config, n)), device_bytes))
+    return _change(f"--context-length {length}", with_context(config, length), device_bytes)
 
 
 # The least intrusive change comes first: same numbers, then same mathematics, then a different step.
 _CHANGES = (_tiled_attention, _checkpointing, _half_precision, _batch, _context)
 
 
-def _with_context(config: RunConfig, length: int) -> RunConfig:
+def with_context(config: RunConfig, length: int) -> RunConfig:
     return replace(config, model=replace(config.model, context_length=length), seq_len=None)

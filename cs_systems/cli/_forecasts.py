@@ -1,0 +1,82 @@
+"""`--fits` and `--best-checkpoint` for a user's own model, from predictions of its step on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from cs_systems.cli._memory_text import say
+from cs_systems.config import ConfigError, RunConfig, describe
+from cs_systems.core.rows import ForecastRow
+from cs_systems.core.units import human
+from cs_systems.formulas.memory.fit import CONTEXT_BYTES, Change, largest, with_context
+
+Forecast = Callable[[RunConfig], ForecastRow]
+NOT_PREDICTED = "not predicted: fragmentation of the allocator, and memory that a library allocates inside an operation"
+_CONTEXT_FIELDS = {"seq_len", "model.context_length"}
+
+
+def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast) -> None:
+    """Print if a step of the user's own model fits, and the largest batch and context that do. Raises ConfigError."""
+    config = replace(config, device="cuda")
+    first = known(forecast(config))
+    needed = _needed(first)
+    verdict = "with the CUDA context, " + ("fits" if needed <= device_bytes else "does not fit")
+    say(f"{describe(config)}: {human(needed, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
+
+    def most(change: Callable[[int], RunConfig], start: int) -> int:
+        return largest(lambda n: _needed(known(forecast(change(n)))), device_bytes, start)
+
+    found, reads = [], set(first["reads"])
+    if "batch_size" in reads:
+        found.append(f"batch {most(lambda n: replace(config, batch_size=n), config.batch_size) or 'none'}")
+    if reads & _CONTEXT_FIELDS:
+        context = most(lambda n: with_context(config, n), config.tokens_per_sequence)
+        found.append(f"context {context or 'none'}")
+    unread = "the factory reads neither config.batch_size nor config.tokens_per_sequence, so no size can be searched"
+    say(f"  largest that fits: {', or '.join(found)}" if found else f"  {unread}")
+    say(f"  {NOT_PREDICTED}")
+
+
+def known(row: ForecastRow) -> ForecastRow:
+    """Return the prediction. Raises ConfigError where there is none, with the reason."""
+    if row["reason"] is not None:
+        raise ConfigError(f"the memory cannot be predicted: {row['reason']}")
+    return row
+
+
+def cheapest_plan(config: RunConfig, budget_bytes: int, forecast: Forecast) -> tuple[Change, float] | None:
+    """Return the checkpoint plan that fits with the fewest recomputed FLOPs, and those as a share of the step's.
+
+    None if none fits. Raises ConfigError where memory cannot be predicted.
+    """
+    without = known(forecast(replace(config, checkpoint="none")))
+    if fits := _change(config, "none", without, budget_bytes):
+        return fits, 0.0
+    flops = without["flops"] or 0
+    found = []
+    for plan in _plans(without["stacks"]):
+        row = forecast(replace(config, checkpoint=plan))
+        if row["reason"] is None and (change := _change(config, plan, row, budget_bytes)):
+            found.append((change, ((row["flops"] or 0) - flops) / flops if flops else 0.0))
+    return min(found, key=lambda pair: pair[1], default=None)
+
+
+def _plans(stacks: dict[str, int]) -> Iterator[str]:
+    """Yield the plans whose checkpoints are single blocks: the first eighths of one list, all, and selective ones."""
+    if len(stacks) == 1:
+        (blocks,) = stacks.values()
+        yield from dict.fromkeys(f"blocks:0-{max(0, blocks * part // 8 - 1)}" for part in range(1, 8))
+    yield "every:1"
+    yield "selective:matmul"
+
+
+def _change(config: RunConfig, plan: str, row: ForecastRow, budget_bytes: int) -> Change | None:
+    needed = row["peak_bytes"] + CONTEXT_BYTES if row["peak_bytes"] is not None else budget_bytes + 1
+    planned = replace(config, checkpoint=plan)
+    return Change(f"--checkpoint {plan}", needed, True, planned) if needed <= budget_bytes else None
+
+
+def _needed(row: ForecastRow) -> int:
+    assert row["peak_bytes"] is not None
+    return row["peak_bytes"] + CONTEXT_BYTES

@@ -1,0 +1,92 @@
+"""Operations as CUDA runs them, for predicting its memory with fake tensors on a machine without a GPU.
+
+PyTorch without CUDA cannot run autograd on fake CUDA tensors, so the fake tensors are on the CPU. Where an operation
+keeps other tensors there than on CUDA, this mode calls what has the tensors of CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
+
+# Functions that CUDA's autocast runs in fp32 and the CPU's does not. Source: aten/src/ATen/autocast_mode.h.
+_WIDENED = {
+    F.layer_norm, F.group_norm, F.softmax, F.log_softmax, F.softplus, F.nll_loss, F.mse_loss, F.smooth_l1_loss,
+    F.l1_loss, F.kl_div, F.cosine_similarity, F.binary_cross_entropy_with_logits, torch.softmax, torch.log_softmax,
+    torch.layer_norm, torch.group_norm, torch.exp, torch.log, torch.pow, torch.rsqrt, torch.reciprocal, torch.cumsum,
+    torch.cumprod, torch.prod, torch.sum, torch.norm, Tensor.softmax, Tensor.log_softmax, Tensor.exp, Tensor.log,
+    Tensor.pow, Tensor.__pow__, Tensor.rsqrt, Tensor.reciprocal, Tensor.cumsum, Tensor.cumprod, Tensor.prod,
+    Tensor.sum, Tensor.norm,
+}  # fmt: skip
+_DROPOUTS: tuple[Callable[..., Any], ...] = (F.dropout, torch.dropout)
+_LOW = (torch.bfloat16, torch.float16)
+
+
+class _LikeCuda(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is Tensor.backward:  # checkpoints recompute forward inside, where the mode would be off
+            with self:
+                return _backward(*args, **kwargs)
+        if func in _DROPOUTS:
+            return _dropout(*args, **kwargs)
+        if torch.is_autocast_enabled("cpu"):
+            if func is F.cross_entropy and _is_by_class(args):
+                return _cross_entropy(*args, **kwargs)
+            if func in _WIDENED:
+                args = tuple(_widened(value) for value in args)
+                kwargs = {name: _widened(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _backward(tensor: Tensor, gradient: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
+    torch.autograd.backward(tensor, gradient, *args, **kwargs)
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **given: Any) -> Tensor:
+    """Run dropout as one operation that keeps a mask of one byte per element."""
+    training = given.get("train", training)
+    if not training or p == 0:
+        return input
+    return torch.native_dropout(input, p, True)[0]
+
+
+def _cross_entropy(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Run cross entropy with the log-softmax in the dtype of the logits, and a wide copy for the loss."""
+    names = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+    options = dict(zip(names, args, strict=False)) | kwargs
+    known = {name: options[name] for name in ("weight", "ignore_index", "reduction") if name in options}
+    logs = torch.ops.aten._log_softmax(input, 1 if input.dim() > 1 else 0, False)
+    return F.nll_loss(logs.float(), target, **known)
+
+
+def _is_by_class(args: tuple[Any, ...]) -> bool:
+    return len(args) >= 2 and not args[1].is_floating_point()
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in _LOW else value
+
+
+@contextmanager
+def like_cuda() -> Iterator[None]:
+    """Run operations on the CPU inside with the tensors that they have on CUDA."""
+    devices = [*_get_foreach_kernels_supported_devices(), "cpu"]
+    with ExitStack() as stack:
+        # torch's optimizers update all parameters at once on CUDA, and one after the other on a CPU.
+        stack.enter_context(patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: devices))
+        # A recurrent layer of oneDNN keeps memory whose size is unknown; that of cuDNN is close to torch's own cells.
+        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(False)
+        stack.enter_context(_LikeCuda())
+        yield

@@ -1,0 +1,192 @@
+"""Memory of a step by the lifetimes of its tensors' storages: allocated bytes by phase and category, and peaks.
+
+Every operation's results pass through a dispatch mode. A storage counts from its first tensor until its last one dies.
+This works for real tensors on any device, and for fake tensors, which have sizes and no memory. Memory that a library
+allocates inside an operation is seen only where LIBRARY_BYTES gives its size.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from cs_systems.config import Phase
+from cs_systems.core.rows import ForecastPhase
+from cs_systems.formulas.memory.allocator import CUBLAS_WORKSPACE_BYTES, Block, CachingAllocator
+
+BUILT = "built"
+PARAMETERS, GRADIENTS, OPTIMIZER_STATE = "parameters", "gradients", "optimizer_state"
+BATCH, ACTIVATIONS, WORKSPACE = "batch", "activations", "workspace"
+# Category of what a phase allocates, until its tensors are known to be parameters, gradients or optimizer state.
+_MADE_IN = {BUILT: BATCH, Phase.INPUT: BATCH, Phase.FORWARD: ACTIVATIONS, Phase.LOSS: ACTIVATIONS}
+_MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "linear")
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    if func is torch.ops.aten._grouped_mm.default and isinstance(args[0], FakeTensor):
+        # Its fake form only takes bf16, and its kernels other dtypes too.
+        low = [a.bfloat16() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+        return func(*low, **kwargs).to(args[0].dtype)
+    return func(*args, **kwargs)
+
+
+def _padded_rows(query: Tensor, multiple: int = 128) -> int:
+    batch, heads, length = query.shape[:3]
+    return batch * heads * (length + -length % multiple)
+
+
+def _flash_backward(output_gradient: Tensor, query: Tensor, *_: Any) -> int:
+    """Return the bytes of the query's gradient in fp32, and of one factor per row."""
+    return _padded_rows(query) * 4 * (query.shape[3] + -query.shape[3] % 32 + 1)
+
+
+def _flash_backward_any_device(output_gradient: Tensor, query: Tensor, *rest: Any) -> int:
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    return _flash_backward(output_gradient, query, *rest) if is_half else 4 * _padded_rows(query)
+
+
+# Name of an operation → bytes that CUDA's kernels allocate inside it. The CPU's operator stands for flash attention,
+# or for memory-efficient attention in fp32, where CUDA is predicted on a machine without it.
+LIBRARY_BYTES: dict[str, Callable[..., int]] = {
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _flash_backward_any_device,
+}
+
+
+class StorageTracker(TorchDispatchMode):
+    """Tracker of the storages that live on one kind of device; `rows` has a row for each phase that ended.
+
+    `flops` counts those of all operations.
+
+    Args:
+        device: Type of the device whose storages are counted.
+        like_cuda: Count as CUDA does: by its caching allocator, with cuBLAS's workspaces and LIBRARY_BYTES.
+    """
+
+    def __init__(self, device: str, like_cuda: bool) -> None:
+        super().__init__()
+        self.rows: list[ForecastPhase] = []
+        self.flops = 0
+        self.allocator = CachingAllocator() if like_cuda else None
+        self._device, self._phase, self._step = device, BUILT, 0
+        self._live: dict[int, tuple[str, int, Block | None]] = {}
+        self._bytes: Counter[str] = Counter()
+        self._peak: Counter[str] = Counter()
+        self._cublas_threads: set[bool] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self.allocator is not None:
+            self._count_libraries(self.allocator, func.overloadpacket.__name__, args)
+        result = _run(func, args, kwargs or {})
+        if count := flop_registry.get(func.overloadpacket):
+            self.flops += count(*args, **(kwargs or {}), out_val=result)
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.add(tensor)
+        return result
+
+    @property
+    def allocated_bytes(self) -> int:
+        return self._bytes.total()
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        return None if self.allocator is None else self.allocator.reserved
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor's storage, unless it is counted or on another device."""
+        if tensor.device.type != self._device or tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._live or not size:
+            return
+        block = self.allocator.alloc(size) if self.allocator else None
+        self._live[key] = (category := _MADE_IN.get(self._phase, WORKSPACE), block.size if block else size, block)
+        self._bytes[category] += self._live[key][1]
+        self._note_peak()
+        weakref.finalize(storage, self._gone, key).atexit = False
+
+    def name(self, tensors: Iterable[Any], category: str) -> None:
+        """Put the storages of tensors into a category."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+                self.add(tensor)
+                if found := self._live.get(tensor.untyped_storage()._cdata):
+                    before, size, block = found
+                    self._live[tensor.untyped_storage()._cdata] = category, size, block
+                    self._bytes[before] -= size
+                    self._bytes[category] += size
+
+    def forget(self) -> None:
+        """Forget everything that was counted, after a building that failed."""
+        self._live.clear()
+        self._bytes.clear()
+        self._peak.clear()
+        self.allocator = CachingAllocator() if self.allocator else None
+
+    def built(self, model: nn.Module) -> None:
+        """End the building of a model, and name its gradients from now on."""
+        self.name([*model.parameters(), *model.buffers()], PARAMETERS)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda p: self.name([p.grad], GRADIENTS))
+        self._end()
+
+    @contextmanager
+    def phase(self, step: int, name: str, optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
+        """Count what runs inside as this phase of this step, counted from 1."""
+        self._step, self._phase = step, name
+        self._peak = Counter(self._bytes)
+        yield
+        if optimizer is not None:
+            self.name((value for state in optimizer.state.values() for value in state.values()), OPTIMIZER_STATE)
+        self._end()
+
+    def _end(self) -> None:
+        self.rows.append(
+            {
+                "step": self._step,
+                "phase": self._phase,
+                "components": {name: size for name, size in self._bytes.items() if size},
+                "peak_components": {name: size for name, size in self._peak.items() if size},
+            }
+        )
+
+    def _gone(self, key: int) -> None:
+        if key not in self._live:  # forgotten
+            return
+        category, size, block = self._live.pop(key)
+        self._bytes[category] -= size
+        if self.allocator is not None and block is not None:
+            self.allocator.free(block)
+
+    def _note_peak(self) -> None:
+        if self._bytes.total() > self._peak.total():
+            self._peak = Counter(self._bytes)
+
+    def _count_libraries(self, allocator: CachingAllocator, name: str, args: tuple[Any, ...]) -> None:
+        """Count a workspace for each thread that calls cuBLAS, and what an operation allocates inside."""
+        in_backward = self._phase == Phase.BACKWARD
+        if name in _MATMULS and self._phase != BUILT and in_backward not in self._cublas_threads:
+            self._cublas_threads.add(in_backward)
+            self._bytes[WORKSPACE] += allocator.alloc(CUBLAS_WORKSPACE_BYTES).size
+            self._note_peak()
+        if size := LIBRARY_BYTES[name](*args) if name in LIBRARY_BYTES else 0:
+            block = allocator.alloc(size)
+            self._bytes[WORKSPACE] += block.size
+            self._note_peak()
+            self._bytes[WORKSPACE] -= block.size
+            allocator.free(block)

@@ -1,0 +1,185 @@
+"""Prediction of a training step's memory: the step of a user's own model runs on fake tensors, which have no memory.
+
+The model is built on fake tensors too, or for real on the CPU where its code reads values while it is built.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._pytree import tree_map_only
+
+from cs_systems.config import ConfigError, Precision, RunConfig
+from cs_systems.core import plugins
+from cs_systems.core.rows import ForecastRow
+from cs_systems.instrument import structure
+from cs_systems.instrument.like_cuda import like_cuda
+from cs_systems.instrument.storages import StorageTracker
+from cs_systems.machine.device import Device
+from cs_systems.runtime.process_state import seed_all
+from cs_systems.workloads import Unavailable, _foreign
+from cs_systems.workloads._foreign import ForeignWorkload
+from cs_systems.workloads._module import ModuleStep
+
+STEPS = 2  # the first one allocates the optimizer's state
+_CPU = Device(torch.device("cpu"))
+_OF_DATA = (DataDependentOutputException, DynamicOutputShapeException)
+# Precisions that only CUDA has, and those whose tensors are the same.
+_SAME_TENSORS = {Precision.TF32: Precision.FP32, Precision.FP8: Precision.BF16}
+
+
+def forecast(config: RunConfig, *, fake: bool = True) -> ForecastRow:
+    """Return the memory that two training steps of a user's own model need, by phase.
+
+    The prediction is for a CPU if `config.device` is cpu, and else for CUDA.
+
+    Args:
+        config: A cell whose workload is a model with its batch.
+        fake: False runs on real tensors on the CPU, which takes their memory, and shows what the fake ones are worth.
+    """
+    try:
+        return _forecast(config, fake)
+    except (Unavailable, ConfigError) as error:
+        return _unknown(str(error))
+    except _OF_DATA as error:
+        return _unknown(
+            f"the model's code depends on the values of tensors ({error.func}), which fake tensors lack; "
+            "measure it at several --batch-size instead"
+        )
+    except Exception as error:  # whatever the user's code raises under fake tensors
+        return _unknown(f"the step does not run on fake tensors: {type(error).__name__}: {str(error).splitlines()[0]}")
+
+
+def _unknown(reason: str) -> ForecastRow:
+    return {
+        "reason": reason,
+        "peak_bytes": None,
+        "reserved_bytes": None,
+        "flops": None,
+        "phases": [],
+        "reads": [],
+        "stacks": {},
+    }
+
+
+def _forecast(config: RunConfig, fake: bool) -> ForecastRow:
+    _check(config)
+    on_cuda = config.device != "cpu"
+    config = replace(config, device="cpu", precision=_SAME_TENSORS.get(config.precision, config.precision))
+    tracker = StorageTracker("cpu", like_cuda=on_cuda)
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
+    with ExitStack() as stack:
+        stack.enter_context(_quiet())
+        if on_cuda:
+            stack.enter_context(like_cuda())
+        workload, step = _built(config, tracker, mode)
+        stack.enter_context(mode)
+        stack.enter_context(tracker)
+        # The scale of the loss is a scalar, but its check reads a value.
+        step.scaler = torch.amp.GradScaler("cpu", enabled=False)
+        tracker.built(step.model)
+        for number in range(1, STEPS + 1):
+            tracker.flops = 0
+            step.prepare()
+            for phase, run in step.step():
+                with tracker.phase(number, phase, step.optimizer):
+                    run()
+        workload.check()
+    last = [row for row in tracker.rows if row["step"] == STEPS]
+    return {
+        "reason": None,
+        "peak_bytes": max(sum(row["peak_components"].values()) for row in last),
+        "reserved_bytes": tracker.reserved_bytes,
+        "flops": tracker.flops,
+        "phases": tracker.rows,
+        "reads": sorted(workload.used),
+        "stacks": _stacks(step.model),
+    }
+
+
+def _check(config: RunConfig) -> None:
+    """Raise Unavailable for a cell whose memory fake tensors cannot predict."""
+    if not plugins.is_foreign(config.workload):
+        raise Unavailable(f"workload {config.workload} is predicted by formula; leave out --workload")
+    if config.compile != "none":
+        raise Unavailable("the compiler decides which tensors a compiled model keeps; leave out --compile")
+    if config.is_distributed:
+        raise Unavailable("fake tensors predict one process; leave out --strategy")
+
+
+def _built(config: RunConfig, tracker: StorageTracker, mode: Any) -> tuple[ForeignWorkload, ModuleStep]:
+    """Build the workload on fake tensors, or for real if its code needs values."""
+    if isinstance(mode, FakeTensorMode):
+        try:
+            with mode, tracker:
+                return _workload(config)
+        except (Unavailable, ConfigError):
+            raise
+        except Exception:
+            tracker.forget()
+        workload, step = _workload(config)
+        _make_fake(step, mode)
+        return workload, step
+    with tracker:
+        return _workload(config)
+
+
+def _workload(config: RunConfig) -> tuple[ForeignWorkload, ModuleStep]:
+    seed_all(config.seed)
+    workload = _foreign.build(plugins.get("workloads", config.workload), config, _CPU)
+    if isinstance(workload.inner, _foreign._FirstCall):
+        workload = _foreign.from_result(workload.inner.made(), config, _CPU, set())
+    step = workload.inner
+    if not isinstance(step, ModuleStep):
+        raise Unavailable(
+            f"{config.workload} is a step of its own, which fake tensors cannot run; return (model, batch, loss)"
+        )
+    return workload, step
+
+
+def _make_fake(step: ModuleStep, mode: FakeTensorMode) -> None:
+    """Replace the parameters, buffers and batch of a step that was built for real; its optimizer follows."""
+
+    def fake(tensor: Tensor) -> Tensor:
+        return mode.from_tensor(tensor)
+
+    replaced: dict[int, Tensor] = {}
+    for module in step.model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = replaced.setdefault(id(tensor), fake(tensor))  # type: ignore[assignment]
+    if step.optimizer is not None:
+        for group in step.optimizer.param_groups:
+            group["params"] = [replaced[id(p)] for p in group["params"]]
+    step.batch = tree_map_only(Tensor, fake, step.batch)
+
+
+def _stacks(model: nn.Module) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for block in structure.blocks(model):
+        found[block.stack] = found.get(block.stack, 0) + 1
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence torch's own report of an operation that has no fake form; the error says it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before

@@ -1,0 +1,136 @@
+"""Memory of a user's own model, predicted by a step on fake tensors."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cs_systems.config import RunConfig, preset
+from cs_systems.core.plugins import is_foreign
+from cs_systems.formulas.memory.allocator import MIB, CachingAllocator
+from cs_systems.formulas.memory.fit import algorithm_of, largest
+from cs_systems.formulas.memory.model import step_memory
+from cs_systems.runtime.forecast import forecast
+from tests.snapshots.caching_allocator import CachingAllocator as Simulated
+
+USER_CODE = """
+import torch
+from torch import nn
+from cs_systems.model import BasicTransformerLM
+from cs_systems.training.losses import cross_entropy
+
+def own(config, device):
+    tokens = torch.randint(100, (config.batch_size, config.tokens_per_sequence))
+    return BasicTransformerLM(config.model, config.attention), tokens, lambda logits: cross_entropy(logits, tokens)
+def convolutions(config, device):
+    layers = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(3)]
+    return nn.Sequential(*layers), torch.randn(config.batch_size, 8, 32, 32)
+def mlp(config, device):
+    layers = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)) for _ in range(3)]
+    return nn.Sequential(*layers), torch.randn(64 * config.batch_size, 64)
+def llama(config, device):
+    from transformers import LlamaConfig, LlamaForCausalLM
+    ids = torch.randint(64, (config.batch_size, 32))
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4))
+    return model, {"input_ids": ids, "labels": ids}
+class Routed(nn.Linear):
+    def forward(self, x): return super().forward(x[x[:, 0] > 0])
+def routed(config, device): return Routed(4, 4), torch.randn(8, 4)
+def step(config, device): return lambda: None
+"""
+HAS_TRANSFORMERS = importlib.util.find_spec("transformers") is not None
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("own") / "mine.py"
+    path.write_text(USER_CODE)
+    return path
+
+
+def _config(source: Path, name: str, **fields: object) -> RunConfig:
+    config = RunConfig(workload=f"{source}:{name}", **fields)  # type: ignore[arg-type]
+    assert is_foreign(config.workload)
+    return config
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mlp",
+        pytest.param("llama", marks=pytest.mark.skipif(not HAS_TRANSFORMERS, reason="needs transformers")),
+    ],
+)
+def test_step_on_fake_tensors_needs_the_bytes_of_a_real_one(source: Path, name: str, precision: str) -> None:
+    if (name, precision) == ("mlp", "bf16"):
+        pytest.skip("oneDNN keeps a copy of its own inside a linear layer in bf16, which fake tensors do not show")
+    config = _config(source, name, precision=precision, device="cpu")
+    fake, real = forecast(config), forecast(config, fake=False)
+    assert (fake["reason"], real["reason"]) == (None, None)
+    assert fake["peak_bytes"] == pytest.approx(real["peak_bytes"], rel=0.02)
+    assert fake["flops"] == real["flops"]
+    assert "batch_size" in fake["reads"]
+    last = fake["phases"][-1]["components"]
+    assert last["optimizer_state"] >= 2 * last["gradients"]
+
+
+@pytest.mark.parametrize(("precision", "checkpoint"), [("fp32", "none"), ("bf16", "none"), ("fp32", "every:1")])
+def test_prediction_for_cuda_agrees_with_the_closed_form(source: Path, precision: str, checkpoint: str) -> None:
+    model = replace(preset("small"), num_layers=2)
+    fields = {"precision": precision, "checkpoint": checkpoint, "model": model, "device": "cuda", "batch_size": 2}
+    formula = step_memory(plain := RunConfig(**fields), algorithm_of(plain))  # type: ignore[arg-type]
+    found = forecast(_config(source, "own", **fields))
+    assert found["reason"] is None
+    assert found["peak_bytes"] == pytest.approx(formula.peak_bytes, rel=0.03)
+    assert found["reserved_bytes"] >= found["peak_bytes"]  # type: ignore[operator]
+    assert found["stacks"] == {"layers": model.num_layers}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "reason"),
+    [
+        ("routed", {}, "depends on the values of tensors"),
+        ("step", {}, "is a step of its own"),
+        ("convolutions", {"compile": "default"}, "leave out --compile"),
+        ("convolutions", {"attention": "flex"}, "does not use --attention"),
+    ],
+)
+def test_what_cannot_be_predicted_has_a_reason(source: Path, name: str, fields: dict[str, str], reason: str) -> None:
+    row = forecast(_config(source, name, **fields))
+    assert reason in (row["reason"] or "")
+    assert row["peak_bytes"] is None
+
+
+def test_allocator_agrees_with_the_simulation_that_records_events() -> None:
+    torch.manual_seed(0)
+    ours, theirs, alive = CachingAllocator(), Simulated(), []
+    for number in range(400):
+        if number % 3 == 2:
+            mine, other = alive.pop(int(torch.randint(len(alive), ())))
+            ours.free(mine)
+            theirs.free(other)
+        else:
+            size = int(2 ** (torch.rand(()) * 16 + 9))
+            alive.append((ours.alloc(size), theirs.alloc(size)))
+        assert ours.reserved == sum(block.size for block in theirs.blocks)
+    assert ours.allocated == pytest.approx(theirs.allocated, abs=4 * MIB)  # equal sizes may differ in their address
+
+
+@pytest.mark.parametrize("limit", [0, 5, 1000, 10**6])
+@pytest.mark.parametrize("start", [1, 64])
+def test_largest_that_fits_is_found_in_few_tries(limit: int, start: int) -> None:
+    tried: list[int] = []
+
+    def needed(n: int) -> int:
+        tried.append(n)
+        return max(3 * n + 2, 5 * n - 400)
+
+    found = largest(needed, limit, start)
+    assert found == max((n for n in range(10**6) if max(3 * n + 2, 5 * n - 400) <= limit), default=0)
+    assert len(tried) <= 12
