@@ -45,7 +45,6 @@ def test_figure_has_title_axis_label_and_annotations(kind: str, train_records: l
 def test_figure_omits_profiled_records_when_clean_ones_exist(build: Build) -> None:
     configs = [RunConfig(profiler=name, batch_size=n) for name in ("nsys", "none") for n in (1, 2)]
     records = [build(c, 0.01 * c.batch_size, 1e12, 10**9) for c in configs]
-    assert plot.left_out(records) == ["train_step under nsys"]
     (axes,) = plot.figure(records, "phases").axes
     assert len(axes.get_yticklabels()) == 2
 
@@ -132,11 +131,6 @@ def test_memory_figure_shows_prediction_for_oom_cell(build: Build) -> None:
     assert isnan(measured[1])
     assert predicted[1] == missing[1] == 4 * measured[0]
     assert isnan(missing[0])
-
-
-def test_left_out_names_other_workloads(train_records: list[RunRecord], attention_records: list[RunRecord]) -> None:
-    assert plot.left_out([*train_records, *attention_records]) == ["attention"]
-    assert plot.left_out(train_records) == []
 
 
 def test_text_stays_inside_the_figure(train_records: list[RunRecord]) -> None:

@@ -16,7 +16,7 @@ from cs_systems.machine.device import Device
 from cs_systems.runtime.timing import measure
 from cs_systems.workloads import Unavailable
 from tests.parallel.launch import launch
-from tests.parallel.ranks import _join
+from tests.parallel.ranks import join
 
 RANKS = 3
 SIZE = 3 * 8 * 16
@@ -25,7 +25,7 @@ LATE_S = 0.5
 
 def run_rank(rank: int, world_size: int, folder: Path) -> None:
     """Run everything that the tests check, in processes started once."""
-    _join("gloo", rank, world_size, folder)
+    join("gloo", rank, world_size, folder)
     device = Device(torch.device("cpu"))
     found: dict[str, Any] = {}
     for collective in COLLECTIVES:
