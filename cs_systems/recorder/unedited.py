@@ -119,14 +119,18 @@ class ScriptRecorder(Recorder):
             self._take(self._tracker)
         self._found += 1
         if self._found == self._last:
-            if self._tracker is not None and self._tracker.before_next is not None:
-                self._tracker.before_next()  # the exception ends the loop over the hooks, so they can be removed
-            self._finding.close()
+            self._finding.close()  # the exception ends the loop over the hooks, so they can be removed
             raise SystemExit(0)
 
     def _complete(self, tracker: Tracker) -> None:
-        """End the stage at the next phase: hooks cannot be removed from inside of one."""
+        """End the stage at the next phase, or at the end: hooks cannot be removed from inside of one."""
         tracker.before_next = lambda: self._next_stage(tracker)
+
+    def close(self, error: BaseException | None = None) -> None:
+        tracker = None if self._state == "new" else self._tracker
+        if tracker is not None and tracker.before_next is not None:
+            tracker.before_next()
+        super().close(error)
 
     def _without_report(self, record: RunRecord) -> RunRecord:
         return record if self._waits_for_nsys else super()._without_report(record)

@@ -93,6 +93,33 @@ def _annotation_cost(folder: Path) -> str:
     )
 
 
+def _model_families(folder: Path) -> str:
+    rows = table(folder / "table.md")
+    text = " and ".join(
+        f"{min((row['in modules'] for row in rows if row['how'] == how), key=_percent)} {how}"
+        for how in ("eager", "compiled")
+    )
+    families = len({row["family"] for row in rows})
+    return f"On one NVIDIA H200, {families} families: at least {text} of the kernel time belongs to a module."
+
+
+def _percent(text: str) -> float:
+    return float(text.rstrip("%"))
+
+
+def _foreign_memory(folder: Path) -> str:
+    ratios = {
+        (row["family"], row["precision"]): float(row["predicted / measured"]) for row in table(folder / "table.md")
+    }
+    families = {family for family, _ in ratios}
+    close = {f for f in families if all(abs(r - 1) <= 0.05 for (of, _), r in ratios.items() if of == f)}
+    worst = max(ratios.values(), key=lambda ratio: abs(ratio - 1))
+    return (
+        f"On one NVIDIA H200, for {len(close)} of {len(families)} families the prediction is within 5% of the measured "
+        f"peak; at worst it is {worst:.2f} times it."
+    )
+
+
 def _attention_h200(folder: Path) -> str:
     rows = table(folder / "peers" / "table.md")
     row = row_of(rows, "batch,heads,seq,d_head", "4,16,4096,128 causal")
@@ -280,6 +307,11 @@ BENCHMARKS = {
     "flash_triton_tune": Benchmark(
         "Which tiles make the FlashAttention-2 Triton kernels fastest on this GPU?", _flash_triton_tune, "h200.jsonl"
     ),
+    "foreign_memory": Benchmark(
+        "How far is the predicted peak memory of other people's models from the one that a GPU measures?",
+        _foreign_memory,
+        "table.md",
+    ),
     "fsdp_launches": Benchmark(
         "What do strategies cost the host, and what does sharding cost, against the model alone in one group of ranks?",
         _fsdp_launches,
@@ -293,6 +325,11 @@ BENCHMARKS = {
     "memory_prediction": Benchmark(
         "How far is the predicted peak memory from the one that a GPU measures, and is it known what does not fit?",
         _memory_prediction,
+        "table.md",
+    ),
+    "model_families": Benchmark(
+        "Of how much kernel time does a profile name the module, in models of many families?",
+        _model_families,
         "table.md",
     ),
     "overhead": Benchmark("How much does the harness add to a step?", _overhead, "h200.md"),

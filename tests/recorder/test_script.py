@@ -106,6 +106,7 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
     options = ["--steps", "1:3", "--with", "kineto", "--stop", "--out", str(tmp_path)]
     script = str(Path(__file__).with_name("slurm_script.py"))
     job = {"SLURM_NTASKS": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    job["PYTHONPATH"] = str(Path(__file__).parents[2])
     ranks = [
         subprocess.Popen(
             [sys.executable, "-m", "cs_systems", "run", *options, "--", script],
