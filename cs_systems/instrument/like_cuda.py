@@ -40,6 +40,8 @@ class _LikeCuda(TorchFunctionMode):
                 return _backward(*args, **kwargs)
         if func in _DROPOUTS:
             return _dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
         if torch.is_autocast_enabled("cpu"):
             if func is F.cross_entropy and _is_by_class(args):
                 return _cross_entropy(*args, **kwargs)
@@ -59,6 +61,32 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     if not training or p == 0:
         return input
     return torch.native_dropout(input, p, True)[0]
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **given: Any
+) -> Tensor:
+    """Run fused attention. On CUDA it also draws dropout and trains a mask; on a CPU both need the scores in memory."""
+    if attn_mask is None or not attn_mask.requires_grad:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **given)
+    output = F.scaled_dot_product_attention(query, key, value, attn_mask.detach(), 0.0, **given)
+    scores = (*query.shape[:-1], key.shape[-2])
+    trained: Tensor = _TrainsMask.apply(output, attn_mask, scores)
+    return trained
+
+
+class _TrainsMask(torch.autograd.Function):
+    """Identity of an output whose backward makes a gradient of the size of all scores for the mask."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, mask: Tensor, scores: tuple[int, ...]) -> Tensor:
+        ctx.mask_shape, ctx.scores = mask.shape, scores
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        of_scores = gradients[0].new_zeros(ctx.scores)
+        return gradients[0], of_scores.sum_to_size(ctx.mask_shape), None
 
 
 def _cross_entropy(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
