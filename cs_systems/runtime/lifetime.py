@@ -7,11 +7,11 @@ import resource
 import signal
 from pathlib import Path
 
-from cs_systems.runtime.guardian import PR_SET_PDEATHSIG, prctl
-
 
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends; do nothing on systems other than Linux."""
+    from cs_systems.runtime.guardian import PR_SET_PDEATHSIG, prctl  # ctypes and subprocess slow down --help
+
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
