@@ -18,6 +18,7 @@ import sys
 import types
 import typing
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -285,9 +286,8 @@ class Receiver:
         self._number, self._data = 0, bytearray()
         os.set_blocking(descriptor, False)
 
-    def messages(self) -> list[Message]:
-        """Return the messages that arrived since the last call. Raises ChannelError, which is final."""
-        found: list[Message] = []
+    def messages(self) -> Iterator[Message]:
+        """Yield the messages that arrived since the last call. Raises ChannelError after those before invalid data."""
         while not self.closed:
             try:
                 chunk = os.read(self.descriptor, 1 << 16)
@@ -301,8 +301,7 @@ class Receiver:
                         raise ChannelError("a worker's first message was not Ready")
                     self._pid = message.pid
                 self._number += 1
-                found.append(message)
-        return found
+                yield message
 
 
 class Sender:

@@ -88,12 +88,16 @@ def printable(text: str) -> str:
 
 @dataclass
 class Member:
-    """Worker of a tree: its pipes, and the messages received from it that are not processed yet."""
+    """Worker of a tree: its pipes, and the messages received from it that are not processed yet.
+
+    broken: the error of invalid data on its pipe, which came after `received`; nothing is read from then on.
+    """
 
     index: int
     request_fd: int
     receiver: Receiver
     received: list[Message] = field(default_factory=list)
+    broken: ChannelError | None = None
     status: int | None = None  # set when it has ended
     _sent: int = 0
 
@@ -111,8 +115,14 @@ class Member:
                 select.select([], [self.request_fd], [], min(left, 0.1))
 
     def listen(self) -> None:
-        """Store the messages that have arrived. Raises ChannelError."""
-        self.received += self.receiver.messages()
+        """Store the messages that have arrived, and the error of what is none."""
+        if self.broken is not None:
+            return
+        try:
+            for message in self.receiver.messages():
+                self.received.append(message)
+        except ChannelError as error:
+            self.broken = error
 
     def stop_requests(self) -> None:
         """Close the request pipe, which ends the worker's loop."""
@@ -177,21 +187,15 @@ class Tree:
         return not self._closed and not self.ended and self._guardian.poll() is None
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until some worker has sent data, closed its pipe or ended; return False at the timeout.
-
-        Raises ChannelError for invalid data, with the member in `member`.
-        """
+        """Wait until some worker has sent data, closed its pipe or ended; return False at the timeout."""
         poll = select.poll()
-        for descriptor in [self._status, *(m.receiver.descriptor for m in self.members if not m.receiver.closed)]:
+        listened = [m.receiver.descriptor for m in self.members if not m.receiver.closed and m.broken is None]
+        for descriptor in (self._status, *listened):
             poll.register(descriptor, select.POLLIN)
         ready = poll.poll(None if timeout_s == math.inf else max(0, math.ceil(timeout_s * 1000)))
         self._look()
         for member in self.members:
-            try:
-                member.listen()
-            except ChannelError as error:
-                error.add_note(str(member.index))
-                raise
+            member.listen()
         return bool(ready)
 
     def _look(self) -> None:
@@ -333,6 +337,8 @@ class Worker:
     def _next(self, timeout_s: float | None) -> Message:
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
         while not self._member.received:
+            if self._member.broken is not None:
+                raise self._member.broken
             if self._member.status is not None or self._member.receiver.closed:
                 raise self._tree.death_of(self._member, self._log)
             if not self._tree.wait(max(0.0, deadline - time.monotonic())):

@@ -238,16 +238,19 @@ class Ranks:
     def _next(self, deadline: float) -> tuple[_Rank, Message] | None:
         """Store and return the next message of any rank; return None at the deadline.
 
-        Raises WorkerDied or WorkerTimeout for a rank that ended, after reading all of its messages.
+        Raises WorkerDied, WorkerTimeout or ChannelError for a rank that ended or broke its pipe, after all messages.
         """
         while not self._received:
             left = max(0.0, deadline - time.monotonic())
-            arrived = self._listen(min(left, _LOG_CHECK_S))
+            arrived = self._tree.wait(min(left, _LOG_CHECK_S))
             for rank in self._ranks:
                 self._received += [(rank, message) for message in rank.member.received]
                 rank.member.received.clear()
             if self._received:
                 break
+            for rank in self._ranks:
+                if rank.member.broken is not None:
+                    raise ChannelError(f"{rank.name}: {rank.member.broken}")
             if gone := [rank for rank in self._ranks if rank.is_gone and rank.number not in self._done]:
                 raise self._death(*gone)  # a rank that is done may end by itself
             if not arrived:
@@ -269,13 +272,6 @@ class Ranks:
             self._answers.setdefault(message.cell, {})[rank.number] = message
             self._first_at.setdefault(message.cell, time.monotonic())
         return rank, message
-
-    def _listen(self, timeout_s: float) -> bool:
-        try:
-            return self._tree.wait(timeout_s)
-        except ChannelError as error:
-            name = self._ranks[int(error.__notes__[0])].name
-            raise ChannelError(f"{name}: {error}") from None
 
     def _check_nccl_timeouts(self) -> None:
         """Raise WorkerTimeout if NCCL timed out; NCCL then ends its process, but may take long to do so."""

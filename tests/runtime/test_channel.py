@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cs_systems.config import RunConfig
 from cs_systems.runtime import channel
 from cs_systems.runtime.channel import CellRecord, ChannelError, Done, Message, Ready, Receiver, Visit
-from cs_systems.runtime.processes import Expected
+from cs_systems.runtime.processes import Expected, Member
 
 PID = 4321
 texts = st.text(max_size=20)
@@ -87,15 +87,30 @@ def test_messages_arrive_in_any_pieces(pipe: tuple[Receiver, int], size: int) ->
 def test_foreign_message_is_refused_with_the_reason(pipe: tuple[Receiver, int], noise: bytes, message: str) -> None:
     receiver, write = pipe
     os.write(write, frames(Ready(PID, "cpu")) + noise)
+    arrived = receiver.messages()
+    assert next(arrived) == Ready(PID, "cpu")
     with pytest.raises(ChannelError, match=message):
-        receiver.messages()
+        next(arrived)
+
+
+def test_messages_before_invalid_data_are_kept(pipe: tuple[Receiver, int]) -> None:
+    receiver, write = pipe
+    sent = [Ready(PID, "cpu"), Visit(0), CellRecord(0, {"status": "ok"}), Visit(1)]
+    os.write(write, frames(*sent) + b"noise")
+    member = Member(0, -1, receiver)
+    member.listen()
+    assert member.received == sent
+    assert "the step wrote to the worker's pipe (b'noise'" in str(member.broken)
+    os.write(write, b"more")
+    member.listen()
+    assert member.received == sent
 
 
 def test_first_message_must_be_ready(pipe: tuple[Receiver, int]) -> None:
     receiver, write = pipe
     os.write(write, frames(Done(True)))
     with pytest.raises(ChannelError, match="a worker's first message was not Ready"):
-        receiver.messages()
+        next(receiver.messages())
 
 
 @pytest.mark.parametrize(
