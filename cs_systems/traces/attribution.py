@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from cs_systems.config import Phase
+from cs_systems.traces.kernel_families import is_collective
 from cs_systems.traces.modules import Modules
-from cs_systems.traces.range_names import FUSED, UNATTRIBUTED, meaning, refined
+from cs_systems.traces.range_names import COMMUNICATION, FUSED, UNATTRIBUTED, meaning, refined
 from cs_systems.traces.sequence_numbers import SequenceRoute
 from cs_systems.traces.trace import Categorical, Floats, Ints, Ranges, Timeline, Trace
 
@@ -43,10 +45,15 @@ def attribute(trace: Trace) -> Categorical[Place]:
     """Return a Place for each kernel of the trace, in order."""
     kernels = trace.kernels
     found = places_at(trace.ranges, kernels.thread, kernels.launch_start_s, trace.modules)
-    if not trace.ops:
-        return found
     places = {place: n for n, place in enumerate(found.values)}
-    _layers_by_sequence(trace, places, found.codes)
+    if trace.ops:
+        _layers_by_sequence(trace, places, found.codes)
+    # DDP and FSDP communicate from hooks, while the range of some module is open.
+    sends = is_collective(kernels)
+    for n, place in list(enumerate(places)):
+        own = sends & (found.codes == n)
+        if own.any():
+            found.codes[own] = places.setdefault(Place(place.phase, COMMUNICATION, None), len(places))
     return Categorical(list(places), found.codes)
 
 
@@ -93,11 +100,28 @@ def main_thread(ranges: Ranges) -> int | None:
     return threads.most_common(1)[0][0] if threads else None
 
 
+# phase → phases that count instead of it where they are open inside it: `optimizer.step(closure)` runs a forward.
+# What backward computes again, in a range named forward, is backward.
+INSIDE: dict[str, tuple[str, ...]] = {
+    Phase.FORWARD: (Phase.BACKWARD, Phase.OPTIMIZER),
+    Phase.LOSS: (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER),
+    Phase.BACKWARD: (Phase.OPTIMIZER,),
+    Phase.OPTIMIZER: (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD),
+}
+
+
+def phase_of(names: Iterable[str]) -> str:
+    """Return the phase that the names of open ranges, outermost first, mean together."""
+    found = UNATTRIBUTED
+    for phase in filter(None, (meaning(name).phase for name in names)):
+        if found == UNATTRIBUTED or phase in INSIDE.get(found, ()):
+            found = phase
+    return found
+
+
 @functools.lru_cache(maxsize=65536)
 def place_of(own: tuple[str, ...], outer: tuple[str, ...] = (), modules: Modules | None = None) -> Place:
-    """Return the place that the names of open ranges mean.
-
-    The outermost phase counts, and the innermost layer and part.
+    """Return the place that the names of open ranges mean: the phase of `phase_of`, the innermost layer and part.
 
     Args:
         own: The ranges open on the launching thread, outermost first.
@@ -107,8 +131,7 @@ def place_of(own: tuple[str, ...], outer: tuple[str, ...] = (), modules: Modules
     if modules is not None:
         return _place_in(modules, own, outer)
     inside = [meaning(name) for name in own]
-    phases = [m.phase for m in (*(meaning(name) for name in outer), *inside) if m.phase]
-    phase = phases[0] if phases else UNATTRIBUTED
+    phase = phase_of((*outer, *own))
     layer = part = None
     for m in inside:
         if m.layer and m.layer != layer:
@@ -120,8 +143,7 @@ def place_of(own: tuple[str, ...], outer: tuple[str, ...] = (), modules: Modules
 
 
 def _place_in(modules: Modules, own: tuple[str, ...], outer: tuple[str, ...]) -> Place:
-    phases = [phase for name in (*outer, *own) if not modules.is_module(name) and (phase := meaning(name).phase)]
-    phase = phases[0] if phases else UNATTRIBUTED
+    phase = phase_of(name for name in (*outer, *own) if not modules.is_module(name))
     layer, part, module = modules.found(own)
     if layer is None and phase in (Phase.LOSS, Phase.OPTIMIZER):
         layer = phase

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cs_systems.config import Phase
 
 UNATTRIBUTED = "unattributed"
+COMMUNICATION = "communication"  # layer of every collective, in whichever module's range it was launched
 SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column that its rows are split by
 FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers; it names the layers
 TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")  # suffixes of the files that profilers write
@@ -49,6 +50,15 @@ PARTS = {
     "ffn": r"ffn|mlp|feed[ _-]?forward",
     "norm": r"(?:.*[ _])?(?:layer|rms)?norm|ln[ _]?\d|norm[ _]?\d",
 }
+
+
+# Numbers that distinguish the occurrences of one range.
+_OCCURRENCE = re.compile(r"(?<=ProfilerStep#)\d+|, (?:op_id|seq) = \d+")
+
+
+def general(name: str) -> str:
+    """Return the name that all occurrences of a range share: `ProfilerStep#551` → `ProfilerStep#*`."""
+    return _OCCURRENCE.sub(lambda found: "*" if found[0].isdigit() else "", name)
 
 
 class Meaning(NamedTuple):
