@@ -7,7 +7,7 @@ the ranges open on the main thread at that time, and the layer from the first of
 - the ranges that hooks opened in the autograd thread;
 - the ranges of the forward operator with the backward operator's sequence number.
 
-Otherwise the layer is unattributed.
+Otherwise the layer is unattributed. Where no range marks forward or backward, `inferred_phases` gives the phases.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cs_systems.config import Phase
+from cs_systems.traces.inferred_phases import are_marked, inferred
 from cs_systems.traces.kernel_families import is_collective
 from cs_systems.traces.modules import Modules
 from cs_systems.traces.range_names import COMMUNICATION, FUSED, UNATTRIBUTED, meaning, refined
 from cs_systems.traces.sequence_numbers import SequenceRoute
-from cs_systems.traces.trace import Categorical, Floats, Ints, Ranges, Timeline, Trace
+from cs_systems.traces.trace import Bools, Categorical, Floats, Ints, Ranges, Timeline, Trace
 
 
 class Place(NamedTuple):
@@ -46,14 +47,22 @@ def attribute(trace: Trace) -> Categorical[Place]:
     kernels = trace.kernels
     found = places_at(trace.ranges, kernels.thread, kernels.launch_start_s, trace.modules)
     places = {place: n for n, place in enumerate(found.values)}
-    if trace.ops:
-        _layers_by_sequence(trace, places, found.codes)
+    route = SequenceRoute(trace) if trace.ops else None
+
+    def change(which: Bools, **fields: Any) -> None:
+        for n, place in list(enumerate(places)):
+            own = which & (found.codes == n)
+            if own.any():
+                found.codes[own] = places.setdefault(place._replace(**fields), len(places))
+
+    if not are_marked(trace):
+        unknown = np.array([place.phase == UNATTRIBUTED for place in found.values])[found.codes]
+        for phase, which in inferred(trace, route).items():
+            change(which & unknown, phase=phase, **({"layer": phase} if phase == Phase.OPTIMIZER else {}))
+    if route is not None:
+        _layers_by_sequence(trace, route, places, found.codes)
     # DDP and FSDP communicate from hooks, while the range of some module is open.
-    sends = is_collective(kernels)
-    for n, place in list(enumerate(places)):
-        own = sends & (found.codes == n)
-        if own.any():
-            found.codes[own] = places.setdefault(Place(place.phase, COMMUNICATION, None), len(places))
+    change(is_collective(kernels), layer=COMMUNICATION, part=None, module=None)
     return Categorical(list(places), found.codes)
 
 
@@ -76,9 +85,8 @@ def places_at(ranges: Ranges, thread: Ints, time_s: Floats, modules: Modules | N
     return Categorical(list(places), codes)
 
 
-def _layers_by_sequence(trace: Trace, places: dict[Place, int], codes: Ints) -> None:
+def _layers_by_sequence(trace: Trace, route: SequenceRoute, places: dict[Place, int], codes: Ints) -> None:
     """Give backward kernels without a layer that of their forward operator; update `codes` and add to `places`."""
-    route = SequenceRoute(trace)
     blind = [n for place, n in places.items() if (place.phase, place.layer) == (Phase.BACKWARD, UNATTRIBUTED)]
     which = np.flatnonzero(np.isin(codes, blind))
     for i, kernel in zip(which.tolist(), trace.kernels.rows(which), strict=True):

@@ -15,6 +15,7 @@ import numpy as np
 from cs_systems.config import ConfigError, Phase
 from cs_systems.traces.attribution import Place, attribute, main_thread
 from cs_systems.traces.gaps import Gaps, gaps_in
+from cs_systems.traces.inferred_phases import are_marked, how_inferred
 from cs_systems.traces.range_names import PHASES, STEPS, UNATTRIBUTED, general, meaning
 from cs_systems.traces.trace import (
     Bools,
@@ -148,6 +149,8 @@ def profile(trace: Trace, steps: str | None = None, between: tuple[float, float]
     if len(kernels) and not (kernels.end_s > kernels.start_s)[inside].any():
         raise ConfigError(f"{trace.source} is damaged: its kernels take no time; record again")
     notes = [*trace.limitations, *how]
+    if any(place.phase == Phase.BACKWARD for place in places.values) and not are_marked(trace):
+        notes.append(how_inferred(trace))
     if not kernels:
         notes.append("no kernels: the times are those of the ranges on the host, not of the device")
     for where, left_out in outside.items():

@@ -219,3 +219,44 @@ def test_steps_as_operators_are_ranges(write_trace: WriteTrace) -> None:
     """PyTorch 1.12 has the new categories, and steps among the operators."""
     events = [e | {"cat": "cpu_op"} if "#" in e["name"] else e for e in steps_of_two_kinds()]
     assert [step.name for step in profile(read(write_trace(events))).steps] == ["ProfilerStep#1", "ProfilerStep#2"]
+
+
+def unmarked_training() -> list[Event]:
+    """Return a step without marks: forward, backward in autograd's thread with a kernel of a hook, optimizer."""
+    numbers = {"Sequence number": 5}
+    return [
+        marked("ProfilerStep#1", 0, 200),
+        event("cpu_op", "aten::mm", 10, 30, **numbers),
+        *kernel("gemm", 210, 220, 20),
+        event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 60, 90, AUTOGRAD)
+        | {"args": {**numbers, "Fwd thread id": 1}},
+        *kernel("gemm", 230, 260, 70, AUTOGRAD),
+        *kernel("elementwise_kernel", 270, 275, 95, AUTOGRAD),
+        *kernel("multi_tensor_apply_kernel<Adam>", 280, 290, 120),
+        marked("Optimizer.step#SGD.step", 140, 160),
+        *kernel("elementwise_kernel", 300, 302, 150),
+    ]
+
+
+def test_phases_without_marks_are_inferred(write_trace: WriteTrace) -> None:
+    made = profile(read(write_trace(unmarked_training())))
+    assert [place.phase for place in made.places] == ["forward", "backward", "backward", "optimizer", "optimizer"]
+    assert "no range marks forward or backward: phases are inferred" in made.notes[-1]
+    assert "(confidence: high)" in made.notes[-1]
+
+
+def test_marked_phases_are_not_inferred(write_trace: WriteTrace) -> None:
+    made = profile(read(write_trace([*unmarked_training(), marked("forward", 5, 25)])))
+    assert [place.phase for place in made.places] == ["forward", *["unattributed"] * 3, "optimizer"]
+    assert not made.notes
+
+
+def test_backward_is_inferred_from_names_of_ranges(write_trace: WriteTrace) -> None:
+    """As `torch.autograd.profiler.emit_nvtx` names them."""
+    events = [
+        marked("aten::mm, op_id = 3", 0, 50), *kernel("gemm", 100, 110, 10),
+        marked("MmBackward0, seq = 3", 60, 90), *kernel("gemm", 120, 130, 70),
+    ]  # fmt: skip
+    made = profile(read(write_trace(events)))
+    assert [place.phase for place in made.places] == ["forward", "backward"]
+    assert "backward from the names of ranges (confidence: medium)" in made.notes[-1]
