@@ -90,11 +90,11 @@ def _text(args: Analyze, tables: Sequence[str]) -> str:
     profiles = [profile(read(path, args.process), args.range, between) for path in (args.file, args.other) if path]
     if args.format == "html":
         from cs_systems.report.pages.profile import render
+        from cs_systems.traces.range_tree import range_tree
         from cs_systems.traces.timeline import results, view
 
-        return render(
-            view(profiles[0]), as_tables(results(profiles[0])), f"{args.file.name}, by {profiles[0].trace.profiler}"
-        )
+        shown = {**as_tables(results(profiles[0])), "range_tree": range_tree(profiles[0])}
+        return render(view(profiles[0]), shown, f"{args.file.name}, by {profiles[0].trace.profiler}")
     return "\n".join(_comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0]))
 
 
@@ -112,12 +112,13 @@ def _counters(args: Analyze) -> str:
 
 
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
-    from cs_systems.traces import module_tables
+    from cs_systems.traces import module_tables, range_tree
     from cs_systems.traces.tables import NO_COSTS, TABLES, notes
 
     parts: list[Part] = []
     long = LONG | modules.LONG
-    made = {name: (TABLES | module_tables.TABLES)[name](profile, NO_COSTS) for name in tables}
+    functions = TABLES | module_tables.TABLES | range_tree.TABLES
+    made = {name: functions[name](profile, NO_COSTS) for name in tables}
     if not args.table:
         may_be_empty = TABLES if profile.trace.kernels else {}
         made = {n: rows for n, rows in made.items() if has_something(n, rows) or (n in may_be_empty and not rows)}

@@ -71,7 +71,8 @@ class Meaning(NamedTuple):
 
 @functools.lru_cache(maxsize=65536)
 def meaning(name: str) -> Meaning:
-    """Return the meaning of one range's name; a `loss` is both a phase and a layer."""
+    """Return the meaning of one range's name, also as `## forward ##`; a `loss` is both a phase and a layer."""
+    name = name.strip("# ")
     phase = next((str(phase) for phase, pattern in PHASES.items() if _is(pattern, name)), None)
     layer = next((form.format(*found.groups()) for form, p in LAYERS.items() if (found := _is(p, name))), None)
     if layer:

@@ -13,6 +13,7 @@ from cs_systems.config import ConfigError
 from cs_systems.traces import tables
 from cs_systems.traces.profile import Profile, profile
 from cs_systems.traces.range_names import general
+from cs_systems.traces.range_tree import range_tree
 from cs_systems.traces.read import read
 
 Event = dict[str, Any]
@@ -260,3 +261,25 @@ def test_backward_is_inferred_from_names_of_ranges(write_trace: WriteTrace) -> N
     made = profile(read(write_trace(events)))
     assert [place.phase for place in made.places] == ["forward", "backward"]
     assert "backward from the names of ranges (confidence: medium)" in made.notes[-1]
+
+
+def test_range_tree_nests_the_programs_own_ranges(write_trace: WriteTrace) -> None:
+    """A range of autograd's thread is inside the one that the main thread waits in."""
+    path = write_trace(
+        [
+            marked("ProfilerStep#1", 0, 100), marked("fetch", 1, 9), marked("rollout", 10, 60),
+            marked("policy", 12, 30), marked("my_hook", 65, 80, AUTOGRAD), marked("update", 61, 90),
+            *kernel("a", 110, 111, 15), *kernel("b", 120, 122, 40), *kernel("c", 130, 134, 70, AUTOGRAD),
+            marked("ProfilerStep#2", 200, 300), *kernel("d", 310, 318, 210),
+        ]
+    )  # fmt: skip
+    rows = range_tree(profile(read(path)))
+    found = [[row[c] for c in ("range", "calls_per_step", "time_s", "self_s")] for row in rows]
+    assert [(name, calls, round(time_s * 2e6), round(self_s * 2e6)) for name, calls, time_s, self_s in found] == [
+        ("ProfilerStep#*", 2, 15, 8),
+        ("· update", 0.5, 4, 0),
+        ("· · my_hook", 0.5, 4, 4),
+        ("· rollout", 1, 3, 2),
+        ("· · policy", 0.5, 1, 1),
+    ]
+    assert rows[2]["path"] == "ProfilerStep#* / update / my_hook"
