@@ -50,10 +50,11 @@ def attribute(trace: Trace) -> Categorical[Place]:
     route = SequenceRoute(trace) if trace.ops else None
 
     def change(which: Bools, **fields: Any) -> None:
-        for n, place in list(enumerate(places)):
-            own = which & (found.codes == n)
-            if own.any():
-                found.codes[own] = places.setdefault(place._replace(**fields), len(places))
+        listed, own = list(places), found.codes[which]
+        to = np.arange(len(listed))
+        for n in np.unique(own).tolist():
+            to[n] = places.setdefault(listed[n]._replace(**fields), len(places))
+        found.codes[which] = to[own]
 
     if not are_marked(trace):
         unknown = np.array([place.phase == UNATTRIBUTED for place in found.values])[found.codes]

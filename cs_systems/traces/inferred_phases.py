@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,6 +25,11 @@ from cs_systems.traces.trace import Bools, Timeline, Trace
 _BACKWARD = re.compile(r"\bautograd::engine::|Backward\d*\b")  # of an operator, also as emit_nvtx names its range
 
 
+@functools.lru_cache(maxsize=65536)
+def _is_backward(name: str) -> bool:
+    return _BACKWARD.search(name) is not None
+
+
 def are_marked(trace: Trace) -> bool:
     """Return whether a range of the trace is named forward or backward."""
     return any(meaning(name).phase in (Phase.FORWARD, Phase.BACKWARD) for name in trace.ranges.name.values)
@@ -33,9 +39,9 @@ def inferred(trace: Trace, route: SequenceRoute | None) -> dict[str, Bools]:
     """Return for each phase which kernels belong to it; {} where nothing tells backward from the rest."""
     kernels = trace.kernels
     launched = ~np.isnan(kernels.launch_start_s)
-    backward = _under(trace, trace.ranges.timelines, lambda name: _BACKWARD.search(name))
+    backward = _under(trace, trace.ranges.timelines, _is_backward)
     if route is not None:
-        backward |= _under(trace, route.lines, lambda op: op.forward_thread or _BACKWARD.search(op.name))
+        backward |= _under(trace, route.lines, lambda op: op.forward_thread or _is_backward(op.name))
         backward |= np.isin(kernels.thread, _autograd_threads(trace))
     backward &= launched
     if not backward.any():

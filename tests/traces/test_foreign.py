@@ -253,7 +253,7 @@ def test_marked_phases_are_not_inferred(write_trace: WriteTrace) -> None:
 
 
 def test_backward_is_inferred_from_names_of_ranges(write_trace: WriteTrace) -> None:
-    """As `torch.autograd.profiler.emit_nvtx` names them."""
+    """Ranges of `torch.autograd.profiler.emit_nvtx` are named so."""
     events = [
         marked("aten::mm, op_id = 3", 0, 50), *kernel("gemm", 100, 110, 10),
         marked("MmBackward0, seq = 3", 60, 90), *kernel("gemm", 120, 130, 70),
