@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     MaybeFloat = float | None
     Names = tuple[str, ...]
     Numbers = tuple[int, ...]
+    Decimals = tuple[float, ...]
     Plans = tuple[str, ...]
     MaybeNames = tuple[str, ...]
     Repeated = tuple[str, ...]
@@ -110,6 +111,7 @@ else:
     MaybeFloat = Annotated[object, _number(_decimal, "FLOAT", (int, float, NoneType))]
     Names = Annotated[object, _several(str, str, "STR")]
     Numbers = Annotated[object, _several(int, _whole, "INT")]
+    Decimals = Annotated[object, _several(float, _decimal, "FLOAT")]
     Plans = Annotated[object, _several(str, str, "STR", commas=False)]  # a comma is part of blocks:0,2
     MaybeNames = Annotated[object, _several(str, str, "STR", empty=True)]  # the option may be given without a value
     # One word per occurrence of the option, because several words that start with -- cannot follow one another.

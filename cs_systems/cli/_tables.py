@@ -12,6 +12,7 @@ from cs_systems.record import Row
 from cs_systems.report.tables.profile import says_something
 
 Part = tuple[str, Sequence[Row], dict[str, str], list[str]]  # caption, rows, columns with their headings, notes
+COMPARED = tuple(f"{side}_{unit}" for side in ("a", "b", "difference") for unit in ("s", "bytes"))
 BESIDE = {"kernel": 52, "range": 55}  # width of the other columns of a table with such a column
 
 
@@ -62,7 +63,7 @@ def table_text(
         room = max(24, (width or 80) - BESIDE[column]) if format == "terminal" else 200
         short = short_name if column == "kernel" else str
         readable = [row | {column: within(short(row[column]), room)} for row in readable]
-    return render_rows(readable, format, caption, notes, shown, width, color=width is not None)
+    return render_rows(readable, format, caption, notes, shown, width, color=width is not None, own_units=COMPARED)
 
 
 def difference_part(by: str, rows: Sequence[Row], notes: Sequence[str] = ()) -> Part:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, given, optional, refuse
+from cs_systems.cli._options import Decimals, MaybeInt, MaybePath, MaybeText, Names, given, optional, refuse
 from cs_systems.cli._output import Format, check_outputs, check_page, deliver
 from cs_systems.cli._tables import Part, check_top, chosen_tables, difference_part, document_text
 from cs_systems.config import ConfigError
@@ -40,10 +40,15 @@ class Analyze:
         Names, arg(help=f"tables to show: {', '.join((*SHOWN, *modules.SHOWN))}", help_behavior_hint="(default: all)")
     ] = ()
     range: Annotated[
-        MaybeText, optional("GLOB", "pattern of the ranges that mark one step each", "step, or ProfilerStep#*")
+        MaybeText, optional("NAME", "name or pattern of the ranges that mark one step each", "step, or ProfilerStep#*")
     ] = None
+    between: Annotated[
+        Decimals, optional("T0 T1", "one step, from T0 to T1 in seconds since the start of the recording")
+    ] = ()
     process: Annotated[MaybeInt, optional("PID", "process to analyze, if the file has several")] = None
-    top: Annotated[MaybeInt, optional("N", "number of kernels, steps and ranges to show", "10; in CSV all")] = None
+    top: Annotated[
+        MaybeInt, optional("N", "number of kernels, steps, ranges or layers to show", "10, of layers 100; in CSV all")
+    ] = None
     format: Annotated[Format, arg(help="output format; html: a page with the timeline of one step")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
 
@@ -64,11 +69,14 @@ def run(args: Analyze) -> int:
 
 
 def _tables_of_trace(args: Analyze) -> str:
+    long = LONG | modules.LONG
     known = SPLITS if args.other else SHOWN | modules.SHOWN
     tables = chosen_tables(args.table, known, args.other is not None, args.format, args.top)
     if args.other and args.top:
         refuse(["top"], "a comparison of two traces shows every row")
-    check_top(args.top, tables, (*LONG, *modules.LONG))
+    check_top(args.top, tables, [*long])
+    if args.between and (len(args.between) != 2 or args.range):
+        raise ConfigError("--between takes two times, T0 T1, and excludes --range")
     if args.format == "html" and (args.other or args.table or args.top):
         raise ConfigError("--format html shows every table of one trace; leave out FILE2, --table and --top")
     return _text(args, tables)
@@ -78,14 +86,15 @@ def _text(args: Analyze, tables: Sequence[str]) -> str:
     from cs_systems.traces.profile import profile
     from cs_systems.traces.read import read
 
-    profiles = [profile(read(path, args.process), args.range) for path in (args.file, args.other) if path]
+    between = (args.between[0], args.between[1]) if args.between else None
+    profiles = [profile(read(path, args.process), args.range, between) for path in (args.file, args.other) if path]
     if args.format == "html":
         from cs_systems.report.pages.profile import render
+        from cs_systems.traces.range_tree import range_tree
         from cs_systems.traces.timeline import results, view
 
-        return render(
-            view(profiles[0]), as_tables(results(profiles[0])), f"{args.file.name}, by {profiles[0].trace.profiler}"
-        )
+        shown = {**as_tables(results(profiles[0])), "range_tree": range_tree(profiles[0])}
+        return render(view(profiles[0]), shown, f"{args.file.name}, by {profiles[0].trace.profiler}")
     return "\n".join(_comparison(args, tables, *profiles) if args.other else _analysis(args, tables, profiles[0]))
 
 
@@ -103,37 +112,44 @@ def _counters(args: Analyze) -> str:
 
 
 def _analysis(args: Analyze, tables: Sequence[str], profile: Profile) -> list[str]:
-    from cs_systems.traces import module_tables
+    from cs_systems.traces import module_tables, range_tree
     from cs_systems.traces.tables import NO_COSTS, TABLES, notes
 
     parts: list[Part] = []
-    made = {name: (TABLES | module_tables.TABLES)[name](profile, NO_COSTS) for name in tables}
+    long = LONG | modules.LONG
+    functions = TABLES | module_tables.TABLES | range_tree.TABLES
+    made = {name: functions[name](profile, NO_COSTS) for name in tables}
     if not args.table:
         may_be_empty = TABLES if profile.trace.kernels else {}
         made = {n: rows for n, rows in made.items() if has_something(n, rows) or (n in may_be_empty and not rows)}
         if not profile.trace.kernels:
             made = {n: rows for n, rows in made.items() if n in TABLES}
+    said = set[str]()  # what a note says of the whole profile stands under the first table alone
     for name, rows in made.items():
         is_of_modules = name in module_tables.TABLES
         remarks = module_tables.notes(name, profile, rows) if is_of_modules else notes(name, profile, rows)
         if name == "layers" and (reason := module_tables.why_nothing(profile)):
             remarks.append(reason)
-        top = args.top or (len(rows) if args.format == "csv" else 10)
+        remarks = [remark for remark in remarks if remark not in said]
+        said.update(remarks)
+        top = len(rows)
+        if name in long:
+            top = args.top or (top if args.format == "csv" else long[name])
         if name == "kernels" and rows[top:]:
             rest = sum(row["share"] for row in rows[top:])
             remarks.append(f"{len(rows) - top} more kernel(s) take {rest:.1%} of the time; --top shows more")
-        if name in ("steps", "ranges", "modules") and rows[top:]:
+        elif rows[top:]:
             remarks.append(f"{len(rows) - top} more {name}; --top shows more")
-        rows = rows[:top] if name in (*LONG, *modules.LONG) else rows
-        parts.append(((CAPTIONS | modules.CAPTIONS)[name], rows, (SHOWN | modules.SHOWN)[name], remarks))
+        parts.append(((CAPTIONS | modules.CAPTIONS)[name], rows[:top], (SHOWN | modules.SHOWN)[name], remarks))
     return document_text(args.format, _heading(profile), parts, args.output)
 
 
 def _heading(profile: Profile) -> list[str]:
-    trace = profile.trace
+    trace, count = profile.trace, len(profile.steps)
     devices = ", ".join(trace.devices.get(device, f"GPU {device}") for device in profile.devices)
-    calls = sum(kernels.calls for kernels in profile.by_step.values()) / len(profile.steps)
-    steps = f"{len(profile.steps)} steps" + (f" of {calls:,.0f} kernels" if trace.kernels else "")
+    calls = sum(kernels.calls for kernels in profile.by_step.values()) / count
+    steps = "1 step" if count == 1 else f"{count} steps"
+    steps += f" of {calls:,.0f} kernels" if trace.kernels else ""
     return [
         " · ".join(filter(None, [trace.source, trace.profiler, devices, steps])),
         "measured under a profiler: use these times for shares and causes, not as timings",

@@ -248,6 +248,17 @@ class RangeRow(TypedDict):
     share: float  # of the steps' wall time
 
 
+class RangeTreeRow(TypedDict):
+    """Kernel time in a range of the program in one place, in `range_tree`; the share is of all kernel time."""
+
+    range: str  # indented by its depth
+    path: str  # names from the outermost range on
+    calls_per_step: float  # kernels
+    time_s: float
+    self_s: float  # without the ranges inside
+    share: float
+
+
 class RatioRow(TypedDict):
     """Ratio of backward to forward in a step, in `ratio`, by one measure of time."""
 

@@ -16,7 +16,7 @@ from cs_systems.config import Phase
 from cs_systems.snapshots.allocations import BEFORE, Allocation, Replay
 from cs_systems.snapshots.phases import NO_STACK, SETUP, Place, layers_by_loop, phase_of_stack, places
 from cs_systems.snapshots.sites import short_file, sites
-from cs_systems.snapshots.snapshot import Frame, Tensor
+from cs_systems.snapshots.snapshot import Frame, Snapshot, Tensor
 
 PARAMETERS, OPTIMIZER_STATE, GRADIENTS, ACTIVATIONS = "parameters", "optimizer state", "gradients", "activations"
 TEMPORARIES, WORKSPACES, BEFORE_RECORDING, UNKNOWN = "temporaries", "workspaces", "before recording", "unknown"
@@ -28,9 +28,12 @@ CATEGORIES = {
     OPTIMIZER_STATE: (
         "allocated by the optimizer and not freed in its step; before recording: further ones of each gradient's size"
     ),
-    WORKSPACES: "exactly as large as a cuBLAS workspace, never freed, and older than the last step",
+    WORKSPACES: (
+        "exactly as large as a cuBLAS workspace, never freed, older than the last step, and allocated neither where a "
+        "model is built nor by the optimizer"
+    ),
     BEFORE_RECORDING: "allocated before recording began, and not identified by its size",
-    GRADIENTS: "allocated in backward and not freed in it",
+    GRADIENTS: "allocated in backward and not freed in it, or freed by zero_grad",
     ACTIVATIONS: "allocated in forward or the loss, or in no known phase, and alive when a backward begins",
     TEMPORARIES: "allocated and freed in one phase; in forward: freed before backward begins",
     UNKNOWN: "no rule fits",
@@ -76,7 +79,7 @@ class Attribution:
 def attribute(replay: Replay) -> Attribution:
     found = places(replay.snapshot)
     layers, loops = layers_by_loop(replay.snapshot, replay.allocations, found)
-    lives = _Lives(found)
+    lives = _Lives(replay.snapshot, found)
     made = [_by_phase(replay, a, found, lives, layers) for a in replay.allocations]
     notes = list(_notes(made, loops))
     if replay.snapshot.sidecar is not None:
@@ -95,12 +98,17 @@ def _by_phase(
     end = len(replay.snapshot.events)
     stays = a.end == end
     if a.start == BEFORE:
-        phase = phase_of_stack(replay.snapshot.stacks[a.stack])
+        phase, layer = phase_of_stack(replay.snapshot.stacks[a.stack]), None
+    else:
+        phase, layer = places[a.start]
+    # A weight may be as large as a workspace, but not allocated where a workspace is.
+    workspace = stays and a.requested_bytes in WORKSPACE_BYTES and phase not in (SETUP, Phase.OPTIMIZER)
+    if not stays and lives.is_zeroed(a):
+        return Attributed(a, GRADIENTS, phase, None)
+    if a.start == BEFORE:
         known = {SETUP: PARAMETERS, Phase.OPTIMIZER: OPTIMIZER_STATE}.get(phase or "", BEFORE_RECORDING)
-        workspace = stays and a.requested_bytes in WORKSPACE_BYTES
         return Attributed(a, WORKSPACES if workspace else known, phase, None)
-    phase, layer = places[a.start]
-    if stays and a.requested_bytes in WORKSPACE_BYTES and lives.outlives_a_step(a):
+    if workspace and lives.outlives_a_step(a):
         return Attributed(a, WORKSPACES, phase, None)
     category = lives.category(a, None if stays else places[a.end].phase)
     return Attributed(a, category, phase, layer or layers.get(a.start))
@@ -109,12 +117,18 @@ def _by_phase(
 class _Lives:
     """Categories by phase and lifetime."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, snapshot: Snapshot, places: Sequence[Place]) -> None:
         self._places = places
+        self._stack = snapshot.events.stack
+        self._in_zero_grad = [any(frame.function == "zero_grad" for frame in stack) for stack in snapshot.stacks]
         self._next_forward = _next(places, Phase.FORWARD)
         self._next_backward = _next(places, Phase.BACKWARD)
         # For each event the next one of another known phase.
         self._ends = {phase: _next_other(places, phase) for phase in (SETUP, Phase.BACKWARD, Phase.OPTIMIZER)}
+
+    def is_zeroed(self, a: Allocation) -> bool:
+        """Return whether zero_grad frees the allocation, and did not make it."""
+        return self._in_zero_grad[self._stack[a.end]] and not self._in_zero_grad[a.stack]
 
     def outlives_a_step(self, a: Allocation) -> bool:
         """Return whether a forward begins after the next backward that follows the allocation."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cs_systems.config import Phase
 from cs_systems.snapshots.allocations import ALLOC, BEFORE, FREE_COMPLETED, FREE_REQUESTED, Allocation
-from cs_systems.snapshots.sites import short_file
+from cs_systems.snapshots.sites import python_frames, short_file
 from cs_systems.snapshots.snapshot import Annotation, Frame, Snapshot, Stack
 from cs_systems.traces.range_names import meaning
 
@@ -42,9 +42,9 @@ INNERMOST = (
     StackRule(Phase.FORWARD, r"forward", r".*", "a function named forward"),
     StackRule(
         SETUP,
-        r"_apply|convert|reset_parameters|__init__",
+        r"_apply|convert|reset_parameters|_?init_weights?|__init__",
         r".*",
-        "__init__, _apply, convert or reset_parameters",
+        "__init__, _apply, convert, reset_parameters or init_weights",
     ),
 )
 NO_STACK = "no Python frame, while others have some: from autograd's own thread"
@@ -133,8 +133,11 @@ def layers_by_loop(
     if any(place.layer and place.layer.startswith("block") for place in places):
         return {}, []  # ranges name the layers
     chains = _Chains()
-    by_stack = [chains.of(stack) for stack in snapshot.stacks]
-    forward = list(_forward(allocations, places))
+    # The depth of the interpreter's own frames varies, so only Python's frames show that a stack recurs.
+    python = [python_frames(stack) for stack in snapshot.stacks]
+    by_stack = [chains.of(stack) for stack in python]
+    equal = {stack: index for index, stack in enumerate(python)}
+    forward = [(event, equal[python[stack]], turn) for event, stack, turn in _forward(allocations, places)]
     loops = {prefix for _, passes in _passes(forward, by_stack) for prefix, number in passes if number}
     outermost = [prefix for prefix in loops if not loops & {prefix[:n] for n in range(len(prefix))}]
     frames = sorted({prefix[-1] for prefix in outermost})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -29,8 +30,8 @@ _NOWHERE = Frame("", 0, "")
 def _site(frames: Stack, own: Stack, callers: dict[Frame, set[Frame]]) -> str | None:
     if not frames:
         return None
-    inner = frames[0]
-    here, *outside = own or (inner,)
+    inner = frames[0] if _is_python(frames[0]) else _native(frames)
+    here, *outside = own if own and _is_python(own[0]) else (inner,)
     text = f"{short_file(here.file)}:{here.line} {here.function}"
     if outside and len(callers[here]) > 1:
         same = outside[0].file == here.file
@@ -41,7 +42,19 @@ def _site(frames: Stack, own: Stack, callers: dict[Frame, set[Frame]]) -> str | 
 
 def python_frames(stack: Stack) -> Stack:
     """Return the Python frames of a stack, or its C++ frames if it has none."""
-    return tuple(f for f in stack if f.file.endswith(".py") or f.file.startswith("<")) or stack
+    return tuple(filter(_is_python, stack)) or stack
+
+
+def _is_python(frame: Frame) -> bool:
+    return frame.file.endswith(".py") or frame.file.startswith("<")
+
+
+def _native(stack: Stack) -> Frame:
+    """Return the frame that says most of a C++ stack: autograd's node, the innermost of ATen, else the innermost."""
+    for wanted in (r"torch::autograd::.*Backward\d*::apply\b.*", r"at::.*"):
+        if found := next((f for f in stack if re.match(wanted, f.function)), None):
+            return found
+    return stack[0]
 
 
 def short_file(file: str) -> str:

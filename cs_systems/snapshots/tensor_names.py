@@ -5,6 +5,7 @@ Names come from the model's shapes, where the model is known or guessed; tensors
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from math import prod
@@ -69,7 +70,8 @@ def tensor_names(attribution: Attribution, size: str | None = None) -> TensorNam
         elements = [e for e in ELEMENT_BYTES if _fits(config.model, e, sizes)]
         return _names(config.model, elements, config, f"tensors are named by their size, from {config.model.label}")
     for name, model in PRESETS.items():
-        if elements := [e for e in ELEMENT_BYTES if _fits(model, e, sizes)]:
+        elements = [e for e in ELEMENT_BYTES if _fits(model, e, sizes)]
+        if elements and _explains_most(model, elements, attribution):
             note = f"names are guessed: the tensors have the sizes of the preset {name}; give --size to choose another"
             return _names(model, elements, None, note)
     return TensorNames({}, {}, "")
@@ -102,6 +104,16 @@ def activation_shapes(config: RunConfig) -> dict[str, Shape]:
 
 def _fits(model: ModelConfig, element: int, sizes: Collection[int]) -> bool:
     return all(prod(shape) * element in sizes for name, shape in parameter_shapes(model).items() if name != "norm")
+
+
+def _explains_most(model: ModelConfig, elements: Iterable[int], attribution: Attribution) -> bool:
+    """Return whether most bytes of the parameters are in tensors of the model's sizes: other models share some."""
+    known = _by_size(parameter_shapes(model), elements)
+    sizes = Counter[bool]()
+    for a in attribution.allocations:
+        if a.category == PARAMETERS:
+            sizes[a.allocation.requested_bytes in known] += a.allocation.requested_bytes
+    return sizes[True] >= sizes[False]
 
 
 def _names(model: ModelConfig, elements: Iterable[int], config: RunConfig | None, note: str) -> TensorNames:

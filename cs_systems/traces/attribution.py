@@ -7,22 +7,25 @@ the ranges open on the main thread at that time, and the layer from the first of
 - the ranges that hooks opened in the autograd thread;
 - the ranges of the forward operator with the backward operator's sequence number.
 
-Otherwise the layer is unattributed.
+Otherwise the layer is unattributed. Where no range marks forward or backward, `inferred_phases` gives the phases.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cs_systems.config import Phase
+from cs_systems.traces.inferred_phases import are_marked, inferred
+from cs_systems.traces.kernel_families import is_collective
 from cs_systems.traces.modules import Modules
-from cs_systems.traces.range_names import FUSED, UNATTRIBUTED, meaning, refined
+from cs_systems.traces.range_names import COMMUNICATION, FUSED, UNATTRIBUTED, meaning, refined
 from cs_systems.traces.sequence_numbers import SequenceRoute
-from cs_systems.traces.trace import Categorical, Floats, Ints, Ranges, Timeline, Trace
+from cs_systems.traces.trace import Bools, Categorical, Floats, Ints, Ranges, Timeline, Trace
 
 
 class Place(NamedTuple):
@@ -43,10 +46,24 @@ def attribute(trace: Trace) -> Categorical[Place]:
     """Return a Place for each kernel of the trace, in order."""
     kernels = trace.kernels
     found = places_at(trace.ranges, kernels.thread, kernels.launch_start_s, trace.modules)
-    if not trace.ops:
-        return found
     places = {place: n for n, place in enumerate(found.values)}
-    _layers_by_sequence(trace, places, found.codes)
+    route = SequenceRoute(trace) if trace.ops else None
+
+    def change(which: Bools, **fields: Any) -> None:
+        listed, own = list(places), found.codes[which]
+        to = np.arange(len(listed))
+        for n in np.unique(own).tolist():
+            to[n] = places.setdefault(listed[n]._replace(**fields), len(places))
+        found.codes[which] = to[own]
+
+    if not are_marked(trace):
+        unknown = np.array([place.phase == UNATTRIBUTED for place in found.values])[found.codes]
+        for phase, which in inferred(trace, route).items():
+            change(which & unknown, phase=phase, **({"layer": phase} if phase == Phase.OPTIMIZER else {}))
+    if route is not None:
+        _layers_by_sequence(trace, route, places, found.codes)
+    # DDP and FSDP communicate from hooks, while the range of some module is open.
+    change(is_collective(kernels), layer=COMMUNICATION, part=None, module=None)
     return Categorical(list(places), found.codes)
 
 
@@ -69,9 +86,8 @@ def places_at(ranges: Ranges, thread: Ints, time_s: Floats, modules: Modules | N
     return Categorical(list(places), codes)
 
 
-def _layers_by_sequence(trace: Trace, places: dict[Place, int], codes: Ints) -> None:
+def _layers_by_sequence(trace: Trace, route: SequenceRoute, places: dict[Place, int], codes: Ints) -> None:
     """Give backward kernels without a layer that of their forward operator; update `codes` and add to `places`."""
-    route = SequenceRoute(trace)
     blind = [n for place, n in places.items() if (place.phase, place.layer) == (Phase.BACKWARD, UNATTRIBUTED)]
     which = np.flatnonzero(np.isin(codes, blind))
     for i, kernel in zip(which.tolist(), trace.kernels.rows(which), strict=True):
@@ -93,11 +109,28 @@ def main_thread(ranges: Ranges) -> int | None:
     return threads.most_common(1)[0][0] if threads else None
 
 
+# phase → phases that count instead of it where they are open inside it: `optimizer.step(closure)` runs a forward.
+# What backward computes again, in a range named forward, is backward.
+INSIDE: dict[str, tuple[str, ...]] = {
+    Phase.FORWARD: (Phase.BACKWARD, Phase.OPTIMIZER),
+    Phase.LOSS: (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER),
+    Phase.BACKWARD: (Phase.OPTIMIZER,),
+    Phase.OPTIMIZER: (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD),
+}
+
+
+def phase_of(names: Iterable[str]) -> str:
+    """Return the phase that the names of open ranges, outermost first, mean together."""
+    found = UNATTRIBUTED
+    for phase in filter(None, (meaning(name).phase for name in names)):
+        if found == UNATTRIBUTED or phase in INSIDE.get(found, ()):
+            found = phase
+    return found
+
+
 @functools.lru_cache(maxsize=65536)
 def place_of(own: tuple[str, ...], outer: tuple[str, ...] = (), modules: Modules | None = None) -> Place:
-    """Return the place that the names of open ranges mean.
-
-    The outermost phase counts, and the innermost layer and part.
+    """Return the place that the names of open ranges mean: the phase of `phase_of`, the innermost layer and part.
 
     Args:
         own: The ranges open on the launching thread, outermost first.
@@ -107,8 +140,7 @@ def place_of(own: tuple[str, ...], outer: tuple[str, ...] = (), modules: Modules
     if modules is not None:
         return _place_in(modules, own, outer)
     inside = [meaning(name) for name in own]
-    phases = [m.phase for m in (*(meaning(name) for name in outer), *inside) if m.phase]
-    phase = phases[0] if phases else UNATTRIBUTED
+    phase = phase_of((*outer, *own))
     layer = part = None
     for m in inside:
         if m.layer and m.layer != layer:
@@ -120,8 +152,7 @@ def place_of(own: tuple[str, ...], outer: tuple[str, ...] = (), modules: Modules
 
 
 def _place_in(modules: Modules, own: tuple[str, ...], outer: tuple[str, ...]) -> Place:
-    phases = [phase for name in (*outer, *own) if not modules.is_module(name) and (phase := meaning(name).phase)]
-    phase = phases[0] if phases else UNATTRIBUTED
+    phase = phase_of(name for name in (*outer, *own) if not modules.is_module(name))
     layer, part, module = modules.found(own)
     if layer is None and phase in (Phase.LOSS, Phase.OPTIMIZER):
         layer = phase

@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from cs_systems.config import ConfigError, Phase
 from cs_systems.traces.attribution import Place, place_of
-from cs_systems.traces.range_names import UNATTRIBUTED
+from cs_systems.traces.range_names import COMMUNICATION, UNATTRIBUTED
 from cs_systems.traces.sequence_numbers import SequenceRoute
 from cs_systems.traces.trace import Trace
 
@@ -60,7 +60,7 @@ def check(trace: Trace, places: Sequence[Place]) -> Agreement:
         duration = kernel.end_s - kernel.start_s
         checked, checked_s = checked + 1, checked_s + duration
         layer = place_of(route.forward_ranges(kernel), modules=trace.modules).layer if backward else UNATTRIBUTED
-        other_layer = UNATTRIBUTED not in (layer, place.layer) and layer != place.layer
+        other_layer = not {UNATTRIBUTED, COMMUNICATION} & {layer, place.layer} and layer != place.layer
         if backward != (place.phase == Phase.BACKWARD) or other_layer:
             wrong_s += duration
             truth = f"backward, {layer}" if backward else "not backward"

@@ -9,7 +9,7 @@ import numpy as np
 
 from cs_systems.core.rows import RangeRow
 from cs_systems.traces.attribution import NOTHING_OPEN, main_timeline, place_of
-from cs_systems.traces.range_names import UNATTRIBUTED
+from cs_systems.traces.range_names import UNATTRIBUTED, general
 from cs_systems.traces.trace import Floats, Ints, Ranges, Step, Timeline, distinct, steps_of
 
 Key = tuple[str | None, str]  # (phase, name of the range)
@@ -31,7 +31,7 @@ def range_rows(ranges: Ranges, steps: Sequence[Step]) -> list[RangeRow]:
             total_s.update(dict.fromkeys(keys, time_s))
         own = ranges.take((ranges.thread == thread) & steps_of(ranges.start_s, steps)[1])
         begins, codes = _open(line, outer, own.start_s)
-        for (code, name), count in Counter(zip(codes.tolist(), own.name, strict=True)).items():
+        for (code, name), count in Counter(zip(codes.tolist(), map(general, own.name), strict=True)).items():
             calls.update({key: count for key in begins[code] if key[1] == name})
     wall_s = sum(step.end_s - step.start_s for step in steps)
     return [
@@ -61,4 +61,4 @@ def _open(line: Timeline[str], outer: Timeline[str], time_s: Floats) -> tuple[li
 
 def _keys(own: tuple[str, ...], outer: tuple[str, ...]) -> list[Key]:
     phases = [place_of(own[: depth + 1], outer).phase for depth in range(len(own))]
-    return [(None if phase == UNATTRIBUTED else phase, name) for phase, name in zip(phases, own, strict=True)]
+    return [(None if phase == UNATTRIBUTED else phase, general(name)) for phase, name in zip(phases, own, strict=True)]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import re
 
+from cs_systems.traces.trace import Bools, Kernels
+
 FAMILIES = (
     "matmul", "attention", "softmax", "elementwise", "reduction", "norm", "copy", "collective", "optimizer", "other",
 )  # fmt: skip
@@ -31,6 +33,8 @@ RULES: tuple[tuple[str, str], ...] = (
     ("attention", r"flash|fmha|sdpa|attention|attn|\bmha_|mha_fwd|mha_bwd|paged_kv"),
     ("softmax", r"softmax"),
     ("matmul", r"gemm|gemv|nvjet|xmma|cutlass|cublas|split_?k|matmul|wgmma|mma_|conv(olve|olution|2d)"),
+    # AMD's Tensile and MIOpen, and cuDNN's convolutions.
+    ("matmul", r"^Cijk_|^igemm_|miopenSp3AsmConv|[dw]grad(2d|\w*_engine)|winograd"),
     ("matmul", r"(^|_)b?mm_|\bdot_kernel"),
     ("copy", r"CatArray|copy_kernel|_copy_|transpose|permute|gather|index_?select|index_elementwise|roll_|pad_"),
     ("reduction", r"reduce|nll_loss|cross_entropy|embedding_(backward|bag)|scatter|scan|arg(max|min)|cumsum"),
@@ -44,6 +48,11 @@ _COMPILED = tuple((family, re.compile(pattern, re.IGNORECASE)) for family, patte
 def family(name: str) -> str:
     """Return the family of a kernel by its (demangled) name; `other` where no rule matches."""
     return next((family for family, pattern in _COMPILED if pattern.search(name)), "other")
+
+
+def is_collective(kernels: Kernels) -> Bools:
+    """Return for each kernel whether it communicates."""
+    return kernels.function.codes_where(lambda function: family(function.name) == "collective")
 
 
 # Generic kernel → replacement for its name; the functor among its template arguments gives the operation.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -46,6 +47,7 @@ LATEST_US = 1e17  # in the profiler's clock: 3,000 years
 MOST_KEPT = 4_000_000  # events kept for the tables: about 1 GB of memory
 FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file is read
 FORECAST_FROM = 1 << 25  # bytes read before the forecast is used
+_OPERATOR = re.compile(r"^\w+::|Backward\d*$")  # name of an operator, not of a range
 MOST_LISTED = 20  # processes that a message names
 
 
@@ -125,6 +127,12 @@ class _Reader:
             "cuda_driver": self._call,
             "cpu_op": self._op,
             "user_annotation": self._range,
+            # The categories of PyTorch before 1.12.
+            "Kernel": self._kernel,
+            "Memcpy": self._copy,
+            "Memset": self._copy,
+            "Runtime": self._call,
+            "Operator": self._operator,
             "overhead": lambda event, start, end: self.overheads.append((start, end)),
         }
 
@@ -134,7 +142,9 @@ class _Reader:
         if keep is None:
             return
         if category == "cpu_op" and "Sequence number" not in _args(event):  # the most frequent events
-            return
+            if "#" not in str(event.get("name")):
+                return
+            keep = self._range  # `ProfilerStep#2`, `Optimizer.step#SGD.step` in files of PyTorch 1.12
         phase = event.get("ph")
         if phase != "X" and phase != "B":
             return
@@ -182,7 +192,7 @@ class _Reader:
 
     def _copy(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
-        kind = event["cat"].removeprefix("gpu_")
+        kind = event["cat"].lower().removeprefix("gpu_")
         copy = Copy(kind, start, end, int(args["device"]), int(args["stream"]), _whole(args.get("bytes")))
         self.copies.append((copy, int(args.get("correlation", UNKNOWN))))
 
@@ -197,6 +207,13 @@ class _Reader:
 
     def _range(self, event: Event, start: float, end: float) -> None:
         self.processes[int(event["pid"])].ranges.append(Range(str(event["name"]), start, end, int(event["tid"])))
+
+    def _operator(self, event: Event, start: float, end: float) -> None:
+        """Keep an event of an old file, whose category is that of operators and of the user's ranges."""
+        if "Sequence number" in _args(event):
+            self._op(event, start, end)
+        elif not _OPERATOR.search(str(event["name"])):
+            self._range(event, start, end)
 
     def _op(self, event: Event, start: float, end: float) -> None:
         args = event["args"]
@@ -218,6 +235,8 @@ class _Reader:
                 f"{self.damaged.total()} event(s) lack a valid time or number and are left out; "
                 f"the first is {self.first_damaged}"
             )
+        if not process.ranges and (elsewhere := sum(len(one.ranges) for one in self.processes.values())):
+            limitations.append(f"its {elsewhere} range(s) are of processes that launched no kernel, and do not count")
         kernels, copies = self.kernels, self.copies
         if sum(bool(one.launches) for one in self.processes.values()) > 1:
             kernels = [row for row in kernels if row[-1] in process.launches]
@@ -245,7 +264,10 @@ class _Reader:
         ranges = any(process.ranges for process in self.processes.values())
         record = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
         mark = "mark step, forward, backward … with torch.profiler.record_function"
-        for what, category, found in (("kernel", "kernel", self.kernels), ("range", "user_annotation", ranges)):
+        for what, category, found in (
+            ("kernel", "kernel", self.kernels),
+            ("range", "user_annotation", self.kernels or ranges),
+        ):
             if not found and (count := self.damaged[category]):
                 raise ConfigError(
                     f"{self.path} is damaged: each of its {count} {what}s lacks a valid time or number "
@@ -255,7 +277,7 @@ class _Reader:
             raise ConfigError(f"{self.path} holds no kernel and no range; {record}, and {mark}")
         if not self.kernels and self.launched:
             raise ConfigError(f"{self.path} holds no kernel, although some were launched; {record}")
-        if not ranges:
+        if not ranges and not self.kernels:
             never = f" that ends ({self.endless[0]!r} never ends)" if self.endless else ""
             raise ConfigError(f"{self.path} holds no range{never}; {mark}")
 
@@ -281,8 +303,8 @@ class _Reader:
                     "so the process of a kernel is unknown; analyze a separate trace of each process"
                 )
             found = Counter(owner[kernel[-1]] for kernel in self.kernels if kernel[-1] in owner)
-        if wanted is None and len(found) == 1:
-            return next(iter(found))
+        if wanted is None and len(found) <= 1:
+            return next(iter(found), 0)
         if wanted is not None and wanted in found:
             return wanted
         what = "kernel" if self.kernels else "range"

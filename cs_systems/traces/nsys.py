@@ -24,6 +24,7 @@ from cs_systems.config import ConfigError
 from cs_systems.traces.stalls import stalls
 from cs_systems.traces.trace import (
     NO_KERNELS,
+    NO_RANGES,
     UNKNOWN,
     Allocations,
     Call,
@@ -128,10 +129,6 @@ class _Reader:
         Ranges without kernels are a valid trace of the host, if CUDA was not used.
         """
         kernels, ranges = self._has(KERNELS), self._has(NVTX)
-        if kernels and not ranges:
-            raise ConfigError(
-                f"{self.path} holds no NVTX range; record with --trace=cuda,nvtx, and mark step, forward, backward …"
-            )
         if self._has(GRAPHS) and not kernels:
             raise ConfigError(f"{self.path} holds whole CUDA graphs and no kernels; record with {NODES}")
         if not kernels and (not ranges or any(map(self._has, (RUNTIME, *COPIES.values())))):
@@ -325,6 +322,8 @@ class _Reader:
         return Allocations(_s(start), thread, np.array(change, np.int64))
 
     def _ranges(self) -> Ranges:
+        if NVTX not in self.columns:
+            return NO_RANGES
         text, text_id = (self._column(NVTX, name) for name in ("text", "textId"))
         ranges = f"eventType IN ({PUSH_POP}, {START_END})"
         start, end, thread = self._read(NVTX, "start", "end", "globalTid", where=ranges)
@@ -336,7 +335,7 @@ class _Reader:
         ended = end != UNKNOWN
         if endless := [name for name, ends in zip(named, ended.tolist(), strict=True) if not ends]:
             self.limitations.append(never_end(endless))
-        if not ended.any():
+        if not ended.any() and not self._has(KERNELS):
             never = f" that ends ({endless[0]!r} never ends); record until the step has ended" if endless else ""
             raise ConfigError(f"{self.path} holds no NVTX range{never or '; mark step, forward, backward …'}")
         return Ranges(named, _s(start), _s(end), thread).take(ended)

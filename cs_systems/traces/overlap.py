@@ -32,7 +32,7 @@ import numpy as np
 from cs_systems.config import ConfigError
 from cs_systems.core.rows import Interval, OverlapRow, SkewRow, StreamTimes
 from cs_systems.traces.attribution import attribute
-from cs_systems.traces.kernel_families import family
+from cs_systems.traces.kernel_families import is_collective
 from cs_systems.traces.profile import find_steps
 from cs_systems.traces.range_names import meaning
 from cs_systems.traces.trace import Bools, Floats, Ints, Kernels, Step, Trace, steps_of
@@ -137,11 +137,6 @@ def of_kernels(trace: Trace, chosen: Sequence[Step], device: int | None = None) 
     computing = _Work(*(np.append(*columns) for columns in zip(computing, copied.T, strict=True)))
     names = [function.name for function in kernels.function.take(own & collective)]
     return _cut(chosen, names, collectives, computing)
-
-
-def is_collective(kernels: Kernels) -> Bools:
-    """Return for each kernel whether it communicates."""
-    return kernels.function.codes_where(lambda function: family(function.name) == "collective")
 
 
 class _Work(NamedTuple):

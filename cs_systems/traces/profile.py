@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ import numpy as np
 from cs_systems.config import ConfigError, Phase
 from cs_systems.traces.attribution import Place, attribute, main_thread
 from cs_systems.traces.gaps import Gaps, gaps_in
-from cs_systems.traces.range_names import STEPS, UNATTRIBUTED, meaning
+from cs_systems.traces.inferred_phases import are_marked, how_inferred
+from cs_systems.traces.range_names import PHASES, STEPS, UNATTRIBUTED, general, meaning
 from cs_systems.traces.trace import (
+    Bools,
     Categorical,
     Function,
     Ints,
@@ -26,6 +29,9 @@ from cs_systems.traces.trace import (
     steps_of,
     without_collector,
 )
+
+BY_PHASES = "no range is named step: a step is assumed to last from one forward to the last phase before the next"
+WHOLE = "no range marks steps or phases: the whole recording counts as one step"
 
 
 class Sum(NamedTuple):
@@ -69,6 +75,23 @@ class Profile:
         """Time of all kernels in all steps."""
         return sum(total.time_s for total in self.groups.values())
 
+    @cached_property
+    def step_phases(self) -> list[dict[str, float]]:
+        """Kernel time of each phase, for each step."""
+        kernels, phases = self.trace.kernels, sorted({place.phase for place in self.places.values})
+        number, inside = steps_of(kernels.launched_s, self.steps)
+        phase = np.array([phases.index(place.phase) for place in self.places.values], np.int64)[self.places.codes]
+        both = (number * len(phases) + phase)[inside]
+        times = np.bincount(both, (kernels.end_s - kernels.start_s)[inside], len(self.steps) * len(phases))
+        table = times.reshape(len(self.steps), len(phases)).tolist()
+        return [{name: time_s for name, time_s in zip(phases, row, strict=True) if time_s} for row in table]
+
+    @property
+    def kinds(self) -> dict[tuple[str, ...], int]:
+        """Number of steps by the phases that they have, the most frequent first; a step without any is of no kind."""
+        ordered = (tuple(phase for phase in PHASES if phase in times) for times in self.step_phases)
+        return dict(Counter(kind for kind in ordered if kind).most_common())
+
     @property
     def phase_coverage(self) -> float:
         """Share of kernel time that belongs to a phase."""
@@ -98,18 +121,23 @@ class Profile:
 
 
 @without_collector()
-def profile(trace: Trace, steps: str | None = None) -> Profile:
+def profile(trace: Trace, steps: str | None = None, between: tuple[float, float] | None = None) -> Profile:
     """Return the profile of a trace: choose the steps and attribute every kernel.
 
     Args:
         trace: The trace.
-        steps: A glob for the names of the steps' ranges; None means `step`, `ProfilerStep#*`, or from one forward to
-            the next.
+        steps: The name of the steps' ranges, or a glob; None means `step`, `ProfilerStep#*`, from one forward to the
+            next, or the whole recording.
+        between: Start and end of the only step, in s since the start of the recording.
 
     Raises:
         ConfigError: No step is found, or no kernel in one.
     """
-    chosen, note = find_steps(trace, steps)
+    chosen, how = find_steps(trace, steps, between)
+    has_kernel = _launched_in(trace, chosen)
+    if empty := int((~has_kernel).sum()) if has_kernel.any() else 0:
+        how = [*how, f"{empty} of {len(chosen)} steps launched no kernel and are left out"]
+        chosen = [step for step, counts in zip(chosen, has_kernel.tolist(), strict=True) if counts]
     places, kernels = attribute(trace), trace.kernels
     number, inside = steps_of(kernels.launched_s, chosen)
     outside = {"before the first step": number < 0, "between or after the steps": (number >= 0) & ~inside}
@@ -120,14 +148,16 @@ def profile(trace: Trace, steps: str | None = None) -> Profile:
         )
     if len(kernels) and not (kernels.end_s > kernels.start_s)[inside].any():
         raise ConfigError(f"{trace.source} is damaged: its kernels take no time; record again")
-    notes = [*trace.limitations, *([note] if note else [])]
+    notes = [*trace.limitations, *how]
+    if any(place.phase == Phase.BACKWARD for place in places.values) and not are_marked(trace):
+        notes.append(how_inferred(trace))
     if not kernels:
         notes.append("no kernels: the times are those of the ranges on the host, not of the device")
     for where, left_out in outside.items():
         if count := int(left_out.sum()):
             time_s = float((kernels.end_s - kernels.start_s)[left_out].sum())
             notes.append(f"{count} kernels ({time_s * 1e3:.3g} ms) {where} are left out")
-    if lost := int(np.isnan(kernels.launch_start_s).sum()):
+    if lost := int(np.isnan(kernels.launch_start_s[inside]).sum()):
         notes.append(f"{lost} kernels have no recorded launch and are unattributed")
     if graph := int(kernels.in_graph.sum()):
         notes.append(f"{graph} kernels ran in CUDA graphs: they have the phase of the graph's launch, and no layer")
@@ -143,41 +173,76 @@ def profile(trace: Trace, steps: str | None = None) -> Profile:
     )
 
 
-def find_steps(trace: Trace, pattern: str | None) -> tuple[list[Step], str | None]:
-    """Return (steps, note): the outermost matching ranges, in order; the note is None if they match by name.
+def find_steps(
+    trace: Trace, pattern: str | None, between: tuple[float, float] | None = None
+) -> tuple[list[Step], list[str]]:
+    """Return (steps, notes): the outermost matching ranges, in order; notes explain any other choice.
 
-    Without a match by name, a step lasts from one forward to the last phase before the next, and the note explains
-    this.
+    Without a match by name, a step lasts from one forward to the last phase before the next; without phases, the whole
+    recording is one step.
 
     Raises:
-        ConfigError: No step is found.
+        ConfigError: No range matches the pattern, or no recorded time is between the two.
     """
-    globs = (pattern,) if pattern else STEPS
+    if between:
+        return [_window(trace, *between)], []
+    if pattern and (steps := _outermost(trace.ranges, pattern)):
+        return steps, []
+    if pattern:
+        limits = "".join(f"; {limitation}" for limitation in trace.limitations)
+        raise ConfigError(
+            f"{trace.source}: no range is named {pattern!r}; choose one with --range: {_names(trace.ranges)}{limits}"
+        )
+    named = _outermost(trace.ranges, *STEPS)
+    for steps, note in ((named, []), (_steps_by_phases(trace.ranges), [BY_PHASES])):
+        if steps and (not trace.kernels or _launched_in(trace, steps).any()):
+            return steps, note
+    listed = f": {_names(trace.ranges)}" if len(trace.ranges) else ""
+    return [_window(trace)], [f"{WHOLE}; choose ranges with --range, or a time with --between{listed}"]
+
+
+def _outermost(ranges: Ranges, *globs: str) -> list[Step]:
+    """Return the outermost ranges with one of the names, else those whose names match one of the globs."""
+    names = {*ranges.name.values}
+    exact = names & {*globs}
     steps: list[Step] = []
-    for r in trace.ranges.named(lambda name: any(fnmatchcase(name, glob) for glob in globs)):
+    for r in ranges.named(lambda name: name in exact or (not exact and any(fnmatchcase(name, glob) for glob in globs))):
         if r.end_s > r.start_s and (not steps or r.start_s >= steps[-1].end_s):
             steps.append(Step(r.name, r.start_s, r.end_s))
-    if steps:
-        return steps, None
-    if pattern is None and (steps := _steps_by_phases(trace.ranges)):
-        return (
-            steps,
-            "no range is named step: a step is assumed to last from one forward to the last phase before the next",
+    return steps
+
+
+def _launched_in(trace: Trace, steps: Sequence[Step]) -> Bools:
+    """Return for each step whether a kernel was launched in it."""
+    number, inside = steps_of(trace.kernels.launched_s, steps)
+    return np.bincount(number[inside], minlength=len(steps)) > 0
+
+
+def _window(trace: Trace, from_s: float = 0.0, to_s: float = math.inf) -> Step:
+    """Return the step between two times since the start of the recording; by default, the whole recording."""
+    kernels, ranges = trace.kernels, trace.ranges
+    begins = np.concatenate([ranges.start_s, kernels.start_s, kernels.launch_start_s])
+    ends = np.concatenate([ranges.end_s, kernels.end_s, kernels.launch_end_s])
+    start, end = float(np.nanmin(begins)), float(np.nanmax(ends))
+    if not from_s < min(to_s, end - start):
+        raise ConfigError(
+            f"--between {from_s:g} {to_s:g} holds nothing of {trace.source}; its recording lasts from 0 to "
+            f"{end - start:.6g} s"
         )
-    wanted = repr(pattern) if pattern else " or ".join(map(repr, STEPS))
-    limits = "".join(f"; {limitation}" for limitation in trace.limitations)
-    raise ConfigError(
-        f"{trace.source}: no range is named {wanted}; choose one with --range: {_names(trace.ranges)}{limits}"
-    )
+    return Step("recording", start + max(from_s, 0.0), min(start + to_s, end))
 
 
 def _steps_by_phases(ranges: Ranges) -> list[Step]:
     main = main_thread(ranges)
+    phases = [r for r in ranges.named(lambda name: meaning(name).phase) if r.thread == main]
+    forwards = np.array([r.start_s for r in phases if meaning(r.name).phase == Phase.FORWARD])
     steps: list[Step] = []
-    for r in ranges.named(lambda name: meaning(name).phase):
-        if r.thread != main:
-            continue
-        if meaning(r.name).phase == Phase.FORWARD and (not steps or r.start_s >= steps[-1].end_s):
+    for r in phases:
+        begins = meaning(r.name).phase == Phase.FORWARD
+        if meaning(r.name).phase == Phase.OPTIMIZER:  # `optimizer.step(closure)` runs a forward
+            first, last = np.searchsorted(forwards, [r.start_s, r.end_s])
+            begins = bool(first < last)
+        if begins and (not steps or r.start_s >= steps[-1].end_s):
             steps.append(Step("step", r.start_s, r.end_s))
         elif steps:
             steps[-1] = steps[-1]._replace(end_s=max(r.end_s, steps[-1].end_s))
@@ -213,7 +278,7 @@ def _by_step(trace: Trace, number: Ints, which: Ints) -> dict[tuple[int, int], S
 
 
 def _names(ranges: Ranges) -> str:
-    found = Counter(ranges.name)
+    found = Counter(map(general, ranges.name))
     listed = ", ".join(f"{name!r} ({count}×)" for name, count in found.most_common(12))
     return listed + (" …" if len(found) > 12 else "")
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from cs_systems.config import Phase
 
 UNATTRIBUTED = "unattributed"
+COMMUNICATION = "communication"  # layer of every collective, in whichever module's range it was launched
 SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column that its rows are split by
 FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers; it names the layers
 TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".json", ".json.gz")  # suffixes of the files that profilers write
@@ -51,6 +52,15 @@ PARTS = {
 }
 
 
+# Numbers that distinguish the occurrences of one range.
+_OCCURRENCE = re.compile(r"(?<=ProfilerStep#)\d+|, (?:op_id|seq) = \d+")
+
+
+def general(name: str) -> str:
+    """Return the name that all occurrences of a range share: `ProfilerStep#551` → `ProfilerStep#*`."""
+    return _OCCURRENCE.sub(lambda found: "*" if found[0].isdigit() else "", name)
+
+
 class Meaning(NamedTuple):
     """Phase, layer and part that a range's name means, each None where it means none."""
 
@@ -61,7 +71,8 @@ class Meaning(NamedTuple):
 
 @functools.lru_cache(maxsize=65536)
 def meaning(name: str) -> Meaning:
-    """Return the meaning of one range's name; a `loss` is both a phase and a layer."""
+    """Return the meaning of one range's name, also as `## forward ##`; a `loss` is both a phase and a layer."""
+    name = name.strip("# ")
     phase = next((str(phase) for phase, pattern in PHASES.items() if _is(pattern, name)), None)
     layer = next((form.format(*found.groups()) for form, p in LAYERS.items() if (found := _is(p, name))), None)
     if layer:

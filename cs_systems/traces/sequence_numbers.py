@@ -15,14 +15,17 @@ from cs_systems.traces.trace import Kernel, Op, Trace, timelines
 
 
 class SequenceRoute:
-    """Path from a kernel over its backward operator to the forward operator and the ranges open around that."""
+    """Path from a kernel over its backward operator to the forward operator and the ranges open around that.
+
+    `lines` are the timelines of the operators by thread.
+    """
 
     def __init__(self, trace: Trace) -> None:
         ops = trace.ops or []
         thread, start_s, end_s = (
             np.array([getattr(op, field) for op in ops]) for field in ("thread", "start_s", "end_s")
         )
-        self._lines = timelines(thread, start_s, end_s, ops)
+        self.lines = timelines(thread, start_s, end_s, ops)
         self._ranges = trace.ranges.timelines
         # Of the operators that share a number, the last is the innermost, which made the node.
         self._forward: dict[tuple[int, int], Op] = {}
@@ -62,6 +65,6 @@ class SequenceRoute:
         return self._ranges[made.thread].at(made.start_s)
 
     def _ops(self, kernel: Kernel) -> tuple[Op, ...]:
-        if kernel.thread is None or kernel.launch_start_s is None or kernel.thread not in self._lines:
+        if kernel.thread is None or kernel.launch_start_s is None or kernel.thread not in self.lines:
             return ()
-        return self._lines[kernel.thread].at(kernel.launch_start_s)
+        return self.lines[kernel.thread].at(kernel.launch_start_s)

@@ -7,8 +7,9 @@ import re
 
 # cause → names of runtime and driver calls; nsys adds the version of the interface (`cudaMalloc_v3020`).
 STALLS = {
-    "cudaMalloc": r"cuda(Malloc|Free|Host(Alloc|Register))|cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess)",
-    "synchronisation": r"Synchronize|(cuda|cu)Memcpy(?!.*Async)",
+    "cudaMalloc": r"(cuda|hip)(Malloc|Free|Host(Alloc|Malloc|Register))"
+    r"|cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess)",
+    "synchronisation": r"Synchronize|(cuda|cu|hip)Memcpy(?!.*Async)",
 }
 
 

@@ -35,10 +35,10 @@ from cs_systems.formulas.cost import PhaseCost
 from cs_systems.traces.attribution import Place
 from cs_systems.traces.gaps import gap_rows
 from cs_systems.traces.host import range_rows
-from cs_systems.traces.kernel_families import FAMILIES, family
-from cs_systems.traces.overlap import is_collective, of_kernels
+from cs_systems.traces.kernel_families import FAMILIES, family, is_collective
+from cs_systems.traces.overlap import of_kernels
 from cs_systems.traces.profile import Profile, Sum
-from cs_systems.traces.range_names import LAYERS, LOOP_PHASES, PARTS, UNATTRIBUTED, meaning
+from cs_systems.traces.range_names import COMMUNICATION, LAYERS, LOOP_PHASES, PARTS, UNATTRIBUTED, meaning
 from cs_systems.traces.trace import Function, steps_of
 
 ALL = "all"
@@ -168,7 +168,7 @@ def _rates(time_s: float, cost: PhaseCost | None, ceilings: Ceilings | None) -> 
 
 def layers(profile: Profile, costs: Costs = NO_COSTS) -> list[LayerRow]:
     """Return one row for each layer or named module, in the order of the model."""
-    order = [form.split(" {}")[0] for form in (*_EMBEDDING_FIRST, UNATTRIBUTED)]
+    order = [form.split(" {}")[0] for form in (*_EMBEDDING_FIRST, COMMUNICATION, UNATTRIBUTED)]
 
     known = [row["layer"] for row in profile.trace.modules.rows] if profile.trace.modules else []
     in_model = {name: number for number, name in enumerate(dict.fromkeys(known))}
@@ -273,36 +273,35 @@ def ranges(profile: Profile, costs: Costs = NO_COSTS) -> list[RangeRow]:
 def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[RatioRow]:
     """Return the ratio of backward to forward, by kernel time and by wall time (the host's ranges).
 
-    The two differ where the host limits the speed. Rows are missing where one of the two phases is.
+    The two differ where the host limits the speed. Only steps with both phases count; without any, the row is missing.
     """
-    kernel = {phase: total.time_s for phase, total in _summed(profile, lambda function, place: place.phase).items()}
-    measures = {"kernel time": kernel, "wall time": _phase_walls(profile)}
     rows: list[RatioRow] = []
-    for measure, times in measures.items():
-        forward, backward = times.get(Phase.FORWARD.value), times.get(Phase.BACKWARD.value)
-        if forward and backward:
-            count = len(profile.steps)
+    both = Phase.FORWARD, Phase.BACKWARD
+    for measure, steps in {"kernel time": profile.step_phases, "wall time": _phase_walls(profile)}.items():
+        times = [[step[phase] for phase in both] for step in steps if {*both} <= {*step}]
+        if times:
+            forward, backward = (sum(phase) for phase in zip(*times, strict=True))
             rows.append(
                 {
                     "measure": measure,
-                    "forward_s": forward / count,
-                    "backward_s": backward / count,
+                    "forward_s": forward / len(times),
+                    "backward_s": backward / len(times),
                     "backward_to_forward": backward / forward,
                 }
             )
     return rows
 
 
-def _phase_walls(profile: Profile) -> dict[str, float]:
-    """Return the wall time of each phase's outermost ranges within the steps, summed over steps."""
-    walls: dict[str, float] = defaultdict(float)
+def _phase_walls(profile: Profile) -> list[dict[str, float]]:
+    """Return the wall time of each phase's outermost ranges, for each step."""
+    walls: list[dict[str, float]] = [defaultdict(float) for _ in profile.steps]
     last: dict[str, float] = {}
     ranges = profile.trace.ranges.named(lambda name: meaning(name).phase)
     number, begins_in = steps_of(np.array([r.start_s for r in ranges]), profile.steps)
     for r, n, begins in zip(ranges, number.tolist(), begins_in.tolist(), strict=True):
-        phase = str(meaning(r.name).phase)
-        if begins and r.end_s <= profile.steps[n].end_s and r.start_s >= last.get(phase, float("-inf")):
-            walls[phase] += r.end_s - r.start_s
+        phase, lasted = str(meaning(r.name).phase), r.end_s - r.start_s
+        if begins and lasted and r.end_s <= profile.steps[n].end_s and r.start_s >= last.get(phase, float("-inf")):
+            walls[n][phase] += lasted
             last[phase] = r.end_s
     return walls
 
@@ -352,6 +351,8 @@ def notes(name: str, profile: Profile, rows: Iterable[Row]) -> list[str]:
     found = []
     if name in ("phases", "layers", "parts", "attention"):
         found.append(profile.coverage)
+    if name in ("ratio", "phases") and len(profile.kinds) > 1:
+        found.append(_kinds(profile))
     if name == "layers":
         found += _unsplit_backward(profile)
     if name == "attention":
@@ -362,6 +363,14 @@ def notes(name: str, profile: Profile, rows: Iterable[Row]) -> list[str]:
         time_s = sum(copy.end_s - copy.start_s for copy in copies)
         found.append(f"not included: {len(copies)} memcpy and memset in the trace, {time_s * 1e3:.3g} ms in total")
     return found
+
+
+def _kinds(profile: Profile) -> str:
+    kinds = "; ".join(f"{count} with {', '.join(kind)}" for kind, count in profile.kinds.items())
+    return (
+        f"steps of different kinds: {kinds}; the ratio of backward to forward is that of the steps with both, and "
+        "other values are means over all steps"
+    )
 
 
 def _unsplit_backward(profile: Profile) -> list[str]:

@@ -131,8 +131,19 @@ class Kernels:
 
     @property
     def launched_s(self) -> Floats:
-        """Start of each kernel's launch; the kernel's own start where the launch was not recorded."""
-        return np.where(np.isnan(self.launch_start_s), self.start_s, self.launch_start_s)
+        """Start of each kernel's launch; where it was not recorded, -inf before the recording, else the kernel's start.
+
+        A stream runs its kernels in order, so those ahead of its first recorded launch were launched before the
+        recording. If no launch was recorded at all, this is unknown.
+        """
+        lost = np.isnan(self.launch_start_s)
+        launched = np.where(lost, self.start_s, self.launch_start_s)
+        if lost.any() and not lost.all():
+            first, stream = distinct(self.device, self.stream)
+            recorded = np.full(len(first), len(self))
+            np.minimum.at(recorded, stream[~lost], np.flatnonzero(~lost))
+            launched[np.arange(len(self)) < recorded[stream]] = -np.inf
+        return launched
 
     def __len__(self) -> int:
         return len(self.start_s)
@@ -237,6 +248,9 @@ class Ranges:
         """Return the ranges with a wanted name in order of their start, an enclosing range before those inside it."""
         found = self.take(self.name.codes_where(wanted))
         return list(found.take(np.lexsort((-found.end_s, found.start_s))))
+
+
+NO_RANGES = Ranges(Categorical([], _none), _never, _never, _none)
 
 
 class Step(NamedTuple):

@@ -130,3 +130,10 @@ def test_tables_of_step_without_modules_fit_80_columns(capsys: pytest.CaptureFix
     assert "parts of a transformer block, sum over all blocks, per step\nno data\n100.0% of the kernel time" in shown
     assert "Optimizer.ze…mW.zero_grad" in shown
     assert max(map(len, shown.splitlines()[1:])) <= 80  # the first line holds the path
+
+
+def test_note_is_printed_once_and_top_cuts_layers(nsys_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze(nsys_path, "--table", "phases", "layers", "parts", "attention", "--top", "2") == 0
+    out = capsys.readouterr().out
+    assert out.count("of the kernel time belongs to a phase") == 1
+    assert "4 more layers; --top shows more" in out

@@ -314,3 +314,9 @@ def test_phases_keep_order_of_a_step() -> None:
     found = pd.DataFrame({"phase": ["forward", "optimizer", "step", "forward", "synchronize", "optimizer", "step"]})
     assert columns.phases_of(found) == ["forward", "synchronize", "optimizer", "step"]
     assert columns.phases_of(pd.DataFrame({"phase": ["skew", "transfer", "step"]})) == ["skew", "transfer", "step"]
+
+
+def test_cells_with_own_units_are_readable_side_by_side() -> None:
+    rows = [{"what": "weights", "a_bytes": 3 * 2**30, "b_bytes": 512}, {"what": "loss", "a_bytes": 0, "b_bytes": None}]
+    lines = render_rows(rows, own_units=("a_bytes", "b_bytes")).splitlines()
+    assert [line.split() for line in lines[-2:]] == [["weights", "3.00", "GiB", "512", "B"], ["loss", "0", "–"]]

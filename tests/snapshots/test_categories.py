@@ -6,6 +6,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,36 @@ def test_stacks_categorize_blocks_from_before_recording(tmp_path: Path) -> None:
     assert categories == ["before recording", "optimizer state", "parameters", "workspaces"]
 
 
+ZERO_GRAD = (frame("zero_grad", "site-packages/torch/optim/optimizer.py"), *MAIN)
+
+
+def test_blocks_freed_by_zero_grad_are_gradients(tmp_path: Path) -> None:
+    """Also those that were allocated before recording, or in no known phase."""
+    allocator = CachingAllocator()
+    old = allocator.alloc(4096)
+    allocator.start()
+    odd = allocator.alloc(2048, MAIN)
+    allocator.free(old, ZERO_GRAD)
+    allocator.free(odd, ZERO_GRAD)
+    allocator.free(allocator.alloc(1024, ZERO_GRAD), ZERO_GRAD)
+    found = found_in(allocator.snapshot(), tmp_path)
+    assert [(a.allocation.requested_bytes, a.category) for a in found.allocations] == [
+        (4096, "gradients"),
+        (2048, "gradients"),
+        (1024, "temporaries"),
+    ]
+
+
+def test_weight_of_a_workspace_size_is_a_parameter(tmp_path: Path) -> None:
+    allocator = CachingAllocator(recording=True)
+    allocator.alloc(WORKSPACE_BYTES[0], (frame("init_weight"), *MAIN))
+    allocator.alloc(WORKSPACE_BYTES[0], FORWARD)
+    for stack in (FORWARD, BACKWARD, FORWARD, BACKWARD):
+        allocator.alloc(512, stack)
+    found = found_in(allocator.snapshot(), tmp_path)
+    assert [a.category for a in found.allocations[:2]] == ["parameters", "workspaces"]
+
+
 def test_snapshot_without_stacks_is_unknown(tmp_path: Path) -> None:
     allocator = CachingAllocator()
     allocator.alloc(512)
@@ -245,6 +276,15 @@ def test_stack_gives_the_phase(frames: list[tuple[str, str]], phase: str | None)
         ([("f", "site-packages/torch/optim/a.py"), ("g", "site-packages/torch/optim/b.py")], "a.py:1 f"),
         ([("at::empty", "??"), ("main", "train.py")], "train.py:2 main"),
         ([("at::empty", "??")], "??:1 at::empty"),
+        ([("torch::unwind::unwind()", "??"), ("at::mm", "??")], "??:2 at::mm"),
+        (
+            [
+                ("torch::unwind::unwind()", "??"),
+                ("at::mm", "??"),
+                ("torch::autograd::generated::MmBackward0::apply(std::vector&&)", "??"),
+            ],
+            "??:3 torch::autograd::generated::MmBackward0::apply(std::vector&&)",
+        ),
         ([], None),
     ],
 )
@@ -287,6 +327,18 @@ def test_tensors_are_named_from_a_preset(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown size 'larg': did you mean large"):
         tensor_names(found, "larg")
     assert "10,000 × 1280 × 2" in str(at_peak(large_model(tmp_path, 2), tensor_names(large_model(tmp_path, 2)))[0])
+
+
+def test_preset_is_not_guessed_if_most_parameters_do_not_fit(tmp_path: Path) -> None:
+    """Another model may have tensors of every size of a preset."""
+    allocator = CachingAllocator(recording=True)
+    for shape in parameter_shapes(PRESETS["tiny"]).values():
+        allocator.alloc(4 * prod(shape), SETUP)
+    assert "the preset tiny" in tensor_names(found_in(allocator.snapshot(), tmp_path)).note
+    allocator.alloc(64 * MIB, SETUP)
+    found = found_in(allocator.snapshot(), tmp_path)
+    assert tensor_names(found) == UNNAMED
+    assert tensor_names(found, "tiny").note.endswith("from the preset tiny")
 
 
 def test_unknown_model_has_no_names(real: Attribution) -> None:
@@ -346,3 +398,15 @@ def test_layer_numbers_restart_in_every_forward(tmp_path: Path) -> None:
     in_forward = [a.layer for a in found.allocations if a.phase == "forward"]
     assert in_forward == [f"block {n}" for _ in range(2) for n in range(3) for _ in range(5)]
     assert found.notes[0] == "blocks are numbered by the iterations of the loop at train.py:7, which the stacks show"
+
+
+def test_blocks_are_found_among_frames_of_the_interpreter(tmp_path: Path) -> None:
+    """PyTorch's default `stacks="all"` adds C++ frames, whose number varies between passes of the loop."""
+    allocator = CachingAllocator(recording=True)
+    for number in range(3):
+        for line in (3, 4):
+            native = [frame("_PyEval_EvalFrameDefault", "??")] * (number + line)
+            allocator.alloc(512, (frame("at::empty", "??"), frame("norm", line=line), *native, *FORWARD))
+    allocator.alloc(512, BACKWARD)
+    found = found_in(allocator.snapshot(), tmp_path)
+    assert [a.layer for a in found.allocations[:6]] == [f"block {n}" for n in range(3) for _ in range(2)]

@@ -246,6 +246,7 @@ def test_loss_and_optimizer_are_layers(export: Callable[..., Path]) -> None:
         ("attn.softmax", (None, None, "attention.softmax")),
         ("version 3.5", (None, None, None)),
         ("forward hook", (None, None, None)),
+        ("## forward ##", ("forward", None, None)),
         ("Optimizer.zero_grad#AdamW.zero_grad", (None, None, None)),
     ],
 )

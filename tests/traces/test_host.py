@@ -57,7 +57,7 @@ def test_tables_without_kernels_are_empty_with_a_note(export: Export) -> None:
     made = profile(read(host_only(export)))
     assert made.notes == ("no kernels: the times are those of the ranges on the host, not of the device",)
     (wall,) = tables.ratio(made)
-    assert (wall["measure"], wall["backward_to_forward"]) == ("wall time", pytest.approx(1))
+    assert (wall["measure"], wall["backward_to_forward"]) == ("wall time", pytest.approx(1.25))  # of the first step
     empty = [table(made, tables.NO_COSTS) for name, table in tables.TABLES.items() if name not in ("ranges", "ratio")]
     assert empty == [[]] * len(empty)
     with pytest.raises(ConfigError, match="contains no kernels; compare traces of a GPU"):

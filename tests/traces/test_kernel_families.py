@@ -34,6 +34,11 @@ NAMES = {
         "triton_tem_fused_addmm_0",
         "triton_tem_fused__to_copy_mm_12",
         "triton_mm",
+        "Cijk_Ailk_Bljk_HHS_BH_MT128x128x16_MI32x32x8x1_SN_1LDSB0_APM1_ABV0_ACED0_AF0EM8_AF1EM1_AMAS3",
+        "void cudnn::cnn::dgrad2d_grouped_direct_kernel<float, int, float>(cudnn::cnn::dgrad_params)",
+        "void dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, int, float const*, int, float const*)",
+        "void wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>(int, int, int, float const*)",
+        "void implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1, false, false, true>(int, int, int)",
     ],
     "attention": [
         "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, false>>(Flash_fwd_params)",

@@ -79,13 +79,9 @@ def test_missing_table_is_accepted(change: Callable[..., Path], table: str) -> N
     [
         (f"DROP TABLE {KERNELS}", "holds no kernel; record with --trace=cuda,nvtx"),
         (f"DELETE FROM {KERNELS}", "holds no kernel"),
-        ("DELETE FROM NVTX_EVENTS", "holds no NVTX range; record with --trace=cuda,nvtx"),
         (f"UPDATE {KERNELS} SET start = 'soon'", "is a damaged export .*KERNEL has a text where a number belongs"),
         (f"UPDATE {KERNELS} SET globalPid = 'x'", "is a damaged export .*KERNEL has a text where a number belongs"),
         (f"UPDATE {KERNELS} SET start = '1,2'", "is a damaged export .*KERNEL has a text where a number belongs"),
-        ("DROP TABLE NVTX_EVENTS", "holds no NVTX range; record with --trace=cuda,nvtx"),
-        ("UPDATE NVTX_EVENTS SET end = NULL", "that ends .'step' never ends.; record until the step has ended"),
-        ("UPDATE NVTX_EVENTS SET eventType = 34", "holds no NVTX range; mark step"),
         (
             f"UPDATE {KERNELS} SET globalPid = (9 << 24) WHERE correlationId % 2",
             r"2 processes; choose one with --process: 9 \(",
@@ -98,7 +94,22 @@ def test_unusable_export_is_refused_with_remedy(change: Callable[..., Path], sta
     if "-1" in statement:  # a kernel without a launch counts by its own start: move it before the first range
         path = change(f"UPDATE {KERNELS} SET correlationId = -1, start = 1, end = 2")
     with pytest.raises(ConfigError, match=message):
-        profile(read(path))
+        profile(read(path), "step")
+
+
+@pytest.mark.parametrize(
+    ("statement", "note"),
+    [
+        ("DELETE FROM NVTX_EVENTS", "no range marks steps or phases: the whole recording counts as one step"),
+        ("DROP TABLE NVTX_EVENTS", "no range marks steps"),
+        ("UPDATE NVTX_EVENTS SET end = NULL", "never end"),
+        ("UPDATE NVTX_EVENTS SET eventType = 34", "no range marks steps"),
+    ],
+)
+def test_export_without_ranges_is_one_step(change: Callable[..., Path], statement: str, note: str) -> None:
+    made = profile(read(change(statement)))
+    assert ([kernels.calls for kernels in made.by_step.values()], made.gaps.keys()) == ([714], {0})
+    assert note in " ".join(made.notes)
 
 
 def test_process_option_selects_one_of_two(export: Export) -> None:
@@ -123,9 +134,9 @@ def test_unfinished_ranges_are_reported_and_left_out(export: Export) -> None:
     assert made.phase_coverage == 0
     assert "1 range(s) never end ('forward') and are left out" in made.notes[0]
     with pytest.raises(
-        ConfigError, match=r"no range is named 'step' or .*; choose one with --range: 'other' .* never end .'step'"
+        ConfigError, match=r"no range is named 'step'; choose one with --range: 'other' .* never end .'step'"
     ):
-        profile(read(export(ranges=[("other", 0, 1000, MAIN), ("step", 50, None, MAIN)])))
+        profile(read(export(ranges=[("other", 0, 1000, MAIN), ("step", 50, None, MAIN)])), "step")
 
 
 def test_nested_launches_with_one_correlation_id_count_once(export: Export) -> None:
@@ -203,18 +214,9 @@ def test_missing_name_is_replaced_by_its_id(export: Callable[..., Path]) -> None
     assert [kernel.function.name for kernel in read(path).kernels] == [f"kernel {lost}"]
 
 
-def test_kernels_and_steps_without_duration_are_refused(change: Callable[..., Path]) -> None:
+def test_kernels_without_duration_are_refused(change: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="is damaged: its kernels take no time"):
         profile(read(change(f"UPDATE {KERNELS} SET end = start")))
-    with pytest.raises(ConfigError, match="no range is named 'step'"):
-        profile(
-            read(
-                change(
-                    "UPDATE NVTX_EVENTS SET end = start WHERE text = 'step'",
-                    "DELETE FROM NVTX_EVENTS WHERE text = 'forward'",
-                )
-            )
-        )
 
 
 def test_kernels_with_negative_duration_are_reported_and_left_out(change: Callable[..., Path]) -> None:

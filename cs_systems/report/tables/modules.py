@@ -23,4 +23,4 @@ CAPTIONS = {
     "classes": "classes of modules by their own time, per step",
     "modules": "modules, per step",
 }
-LONG = ("modules",)  # cut to --top rows
+LONG = {"modules": 10}  # tables cut to --top rows, with the number by default

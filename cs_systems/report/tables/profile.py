@@ -50,8 +50,13 @@ SHOWN = {
         "phase": "phase", "range": "range", "calls_per_step": "calls", "total_s": "CPU time", "self_s": "self time",
         "share": "of wall time",
     },
+    "range_tree": {
+        "range": "range", "calls_per_step": "kernels", "time_s": "time", "self_s": "self time",
+        "share": "share of time",
+    },
 }  # fmt: skip
-LONG = ("kernels", "steps", "ranges")  # cut to --top rows
+# Tables cut to --top rows, with the number by default.
+LONG = {"kernels": 10, "steps": 10, "ranges": 10, "layers": 100, "range_tree": 30}
 CAPTIONS = {
     "steps": "steps: wall clock, GPU span and kernel time",
     "ratio": "backward time : forward time, per step",
@@ -64,6 +69,7 @@ CAPTIONS = {
     "gaps": "GPU idle time by cause, per step",
     "overlap": "communication during computation (hidden) and alone (exposed), per step",
     "ranges": "ranges by CPU time, per step",
+    "range_tree": "ranges by the time of the kernels launched in them, nested, per step",
 }
 
 

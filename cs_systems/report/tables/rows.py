@@ -26,14 +26,16 @@ def render_rows(
     color: bool = False,
     alike: Sequence[str] = (),
     optional: Sequence[str] = (),
+    own_units: Sequence[str] = (),
 ) -> str:
     """Return the rows as one table with the columns of the first row.
 
     titles: column → heading, where names are not enough, shown unchanged. alike: columns to compare with each other,
-    which share a unit. optional: columns that a narrow terminal may drop, in this order.
+    which share a unit. optional: columns that a narrow terminal may drop, in this order. own_units: columns in which
+    each cell has its own unit.
     """
     write = FORMATS[one_of("format", format, FORMATS)]
-    table = table_of(rows, caption, notes, titles, alike)
+    table = table_of(rows, caption, notes, titles, alike, own_units)
     return write([replace(table, optional=tuple(optional))], width, color)
 
 
@@ -43,6 +45,7 @@ def table_of(
     notes: Sequence[str] = (),
     titles: dict[str, str] | None = None,
     alike: Sequence[str] = (),
+    own_units: Sequence[str] = (),
 ) -> Table:
     """Return plain rows as a Table, which every format takes."""
     names = list(rows[0]) if rows else []
@@ -51,6 +54,7 @@ def table_of(
         _column(name, (titles or {}).get(name), rows, shared if name in alike else [row[name] for row in rows])
         for name in names
     )
+    columns = tuple(_with_own_units(column) if column.name in own_units else column for column in columns)
     return Table(caption, columns, tuple(notes), ("ok",) * len(rows))
 
 
@@ -64,3 +68,9 @@ def _column(name: str, title: str | None, rows: Sequence[Row], scale: Sequence[o
     if title is None:
         title = name.removesuffix(suffix or "").replace("_", " ") + ("/s" if suffix == "_per_s" else "")
     return Column(name, title, unit.label if unit else "", cells, values, bool(numbers))
+
+
+def _with_own_units(column: Column) -> Column:
+    """Return the column with a unit in each cell: side by side, 512 B and 3 GiB are not `0.000000477 GiB` and `3`."""
+    cells = (units.human(v, column.name) if column.numeric and v else text(v, None) for v in column.values)
+    return replace(column, unit="", cells=tuple(cells))

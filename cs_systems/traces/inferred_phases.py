@@ -1,0 +1,87 @@
+"""Phases of a trace whose author marked neither forward nor backward, inferred from what every PyTorch program leaves.
+
+- backward: launched under a backward operator (autograd's sequence numbers, or a name such as `MmBackward0`), or in a
+  thread that runs backward and is not the forward's;
+- optimizer: launched in a range of `Optimizer.step`, or a kernel of the family optimizer outside of backward;
+- forward: the rest, if there is a backward.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cs_systems.config import Phase
+from cs_systems.traces.kernel_families import family
+from cs_systems.traces.range_names import meaning
+from cs_systems.traces.sequence_numbers import SequenceRoute
+from cs_systems.traces.trace import Bools, Timeline, Trace
+
+_BACKWARD = re.compile(r"\bautograd::engine::|Backward\d*\b")  # of an operator, also as emit_nvtx names its range
+
+
+@functools.lru_cache(maxsize=65536)
+def _is_backward(name: str) -> bool:
+    return _BACKWARD.search(name) is not None
+
+
+def are_marked(trace: Trace) -> bool:
+    """Return whether a range of the trace is named forward or backward."""
+    return any(meaning(name).phase in (Phase.FORWARD, Phase.BACKWARD) for name in trace.ranges.name.values)
+
+
+def inferred(trace: Trace, route: SequenceRoute | None) -> dict[str, Bools]:
+    """Return for each phase which kernels belong to it; {} where nothing tells backward from the rest."""
+    kernels = trace.kernels
+    launched = ~np.isnan(kernels.launch_start_s)
+    backward = _under(trace, trace.ranges.timelines, _is_backward)
+    if route is not None:
+        backward |= _under(trace, route.lines, lambda op: op.forward_thread or _is_backward(op.name))
+        backward |= np.isin(kernels.thread, _autograd_threads(trace))
+    backward &= launched
+    if not backward.any():
+        return {}
+    optimizer = launched & ~backward & kernels.function.codes_where(lambda f: family(f.name) == "optimizer")
+    return {
+        Phase.BACKWARD: backward,
+        Phase.OPTIMIZER: optimizer,
+        Phase.FORWARD: launched & ~backward & ~optimizer,
+    }
+
+
+def how_inferred(trace: Trace) -> str:
+    """Return the note for a profile whose phases were inferred; it states the confidence."""
+    if trace.ops:
+        return (
+            "no range marks forward or backward: phases are inferred, backward from autograd's operators and thread "
+            "(confidence: high), optimizer from Optimizer.step and kernel names (medium), forward as the rest (medium)"
+        )
+    return (
+        "no range marks forward or backward: phases are inferred, backward from the names of ranges (confidence: "
+        "medium), optimizer from Optimizer.step and kernel names (medium), forward as the rest (low)"
+    )
+
+
+def _under(trace: Trace, lines: Mapping[int, Timeline[Any]], wanted: Callable[[Any], object]) -> Bools:
+    """Return for each kernel whether a wanted interval was open on the launching thread."""
+    kernels = trace.kernels
+    found = np.zeros(len(kernels), bool)
+    for thread, line in lines.items():
+        mine = np.flatnonzero(kernels.thread == thread)
+        if len(mine):
+            holds = np.array([any(map(wanted, stack)) for stack in line.stacks])
+            found[mine] = holds[line.index(kernels.launch_start_s[mine])]
+    return found
+
+
+def _autograd_threads(trace: Trace) -> list[int]:
+    """Return the threads that ran backward operators, except the one that ran the most forward operators."""
+    ops = trace.ops or []
+    forward = Counter(op.thread for op in ops if not op.forward_thread)
+    main = forward.most_common(1)[0][0] if forward else None
+    return sorted({op.thread for op in ops if op.forward_thread} - {main})
