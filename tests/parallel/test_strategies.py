@@ -330,9 +330,9 @@ def test_nccl_options_keep_the_mean_of_gradients_on_two_gpus(
         ),
         (
             "heads",
-            "num_heads 5 is not divisible by {0} ranks; choose a tp_degree (for tp alone: ranks) among 1, 5",
+            "num_heads 5 is not divisible by {0} ranks; choose tp_degree (for tp alone: world_size) among 1, 5",
         ),
-        ("d_ff", "d_ff 7 is not divisible by {0} ranks; choose a tp_degree (for tp alone: ranks) among 1"),
+        ("d_ff", "d_ff 7 is not divisible by {0} ranks; choose tp_degree (for tp alone: world_size) among 1"),
         ("twice", "tp cannot divide layers.0.attn.q_proj.weight: it is already divided; wrap the model once"),
         ("tied outside", "lm_head.weight is tied to a weight that tp divides in another way; untie them, or use fsdp"),
         ("degree", "tp_degree 7 does not divide {0} ranks; choose one of 1, {0}"),
