@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from cs_systems.core.plugins import is_foreign
 from cs_systems.formulas.memory.allocator import MIB, CachingAllocator
 from cs_systems.formulas.memory.fit import algorithm_of, largest
 from cs_systems.formulas.memory.model import step_memory
+from cs_systems.instrument.like_cuda import like_cuda
 from cs_systems.runtime.forecast import forecast
 from tests.snapshots.caching_allocator import CachingAllocator as Simulated
 
@@ -32,6 +34,17 @@ def convolutions(config, device):
 def mlp(config, device):
     layers = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)) for _ in range(3)]
     return nn.Sequential(*layers), torch.randn(64 * config.batch_size, 64)
+def loader(config, device):
+    data = torch.randn(64 * config.batch_size, 64)
+    return nn.Linear(64, 64), torch.utils.data.DataLoader(data, batch_size=config.batch_size)
+def closure(config, device):
+    target = torch.randn(config.batch_size, 64)
+    return nn.Linear(64, 64), {"input": target, "unused": target}, lambda y: (y - target - TABLE[0]).square().mean()
+TABLE = torch.zeros(1000, 64)
+def half(config, device):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    model[1].weight = model[0].weight
+    return model.to(torch.bfloat16), torch.randn(config.batch_size, 64).bfloat16()
 def llama(config, device):
     from transformers import LlamaConfig, LlamaForCausalLM
     ids = torch.randint(64, (config.batch_size, 32))
@@ -64,23 +77,57 @@ def _config(source: Path, name: str, **fields: object) -> RunConfig:
     "name",
     [
         "mlp",
+        "convolutions",
+        "loader",
         pytest.param("llama", marks=pytest.mark.skipif(not HAS_TRANSFORMERS, reason="needs transformers")),
     ],
 )
 def test_step_on_fake_tensors_needs_the_bytes_of_a_real_one(source: Path, name: str, precision: str) -> None:
-    if (name, precision) == ("mlp", "bf16"):
-        pytest.skip("oneDNN keeps a copy of its own inside a linear layer in bf16, which fake tensors do not show")
     config = _config(source, name, precision=precision, device="cpu")
     fake, real = forecast(config), forecast(config, fake=False)
     assert (fake["reason"], real["reason"]) == (None, None)
     assert fake["peak_bytes"] == pytest.approx(real["peak_bytes"], rel=0.02)
     assert fake["flops"] == real["flops"]
     assert "batch_size" in fake["reads"]
+    assert [row["components"].get("batch") for row in fake["phases"]] == [
+        row["components"].get("batch") for row in real["phases"]
+    ]
     last = fake["phases"][-1]["components"]
     assert last["optimizer_state"] >= 2 * last["gradients"]
 
 
-@pytest.mark.parametrize(("precision", "checkpoint"), [("fp32", "none"), ("bf16", "none"), ("fp32", "every:1")])
+def test_data_of_a_loader_are_not_counted_and_its_batches_are(source: Path) -> None:
+    row = forecast(_config(source, "loader", device="cpu", batch_size=8))
+    assert [phase["components"].get("batch", 0) for phase in row["phases"][:2]] == [0, 8 * 64 * 4]
+
+
+def test_tensors_that_the_loss_refers_to_are_counted_once(source: Path) -> None:
+    row = forecast(_config(source, "closure", device="cpu", batch_size=8))
+    assert {phase["components"]["batch"] for phase in row["phases"]} == {4 * 64 * (8 + 1000)}
+
+
+def test_model_converted_while_it_is_built_keeps_its_tied_weights(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cs_systems.runtime.forecast._make_fake", None)  # it must not be built for real
+    row = forecast(_config(source, "half", device="cpu"))
+    assert row["reason"] is None
+    assert row["phases"][0]["components"]["parameters"] == 2 * (64 * 64 + 2 * 64)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight": torch.arange(1.0, 6)}, {"ignore_index": 2}, {"reduction": "sum"}])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("shape", [(8, 5), (8, 5, 3)])
+def test_cross_entropy_like_cuda_is_that_of_torch(shape: tuple[int, ...], label_smoothing: float, options: Any) -> None:
+    torch.manual_seed(0)
+    logits, target = torch.randn(shape), torch.randint(5, (shape[0], *shape[2:]))
+    right = torch.nn.functional.cross_entropy(logits, target, label_smoothing=label_smoothing, **options)
+    with like_cuda(), torch.autocast("cpu", torch.bfloat16):
+        found = torch.nn.functional.cross_entropy(logits, target, label_smoothing=label_smoothing, **options)
+    torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize(("precision", "checkpoint"), [("fp32", "none"), ("bf16", "none"), ("bf16", "every:1")])
 def test_prediction_for_cuda_agrees_with_the_closed_form(source: Path, precision: str, checkpoint: str) -> None:
     model = replace(preset("small"), num_layers=2)
     fields = {"precision": precision, "checkpoint": checkpoint, "model": model, "device": "cuda", "batch_size": 2}
