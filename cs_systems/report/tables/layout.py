@@ -143,6 +143,11 @@ LEGENDS = {
     "hfu": "HFU: executed FLOP/s as a share of the device's peak at that precision",
 }
 
+# Replacements of a legend for workloads from outside the package.
+COUNTED = {
+    "model_flops_per_s": "model FLOP/s: FLOPs as PyTorch counts them, or as the workload declares them, / time",
+    "hardware_flops_per_s": "executed FLOP/s: all FLOPs, with recomputation, / time",
+}
 OF_RANKS = {  # additions to a legend if a step has several ranks
     "tokens_per_s": "tokens/s: sum over all ranks",
     "samples_per_s": "samples/s: sum over all ranks",
