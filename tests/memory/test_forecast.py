@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from cs_systems.config import RunConfig, preset
+from cs_systems.cli._forecasts import print_fits
+from cs_systems.config import ConfigError, RunConfig, preset
 from cs_systems.core.plugins import is_foreign
 from cs_systems.formulas.memory.allocator import MIB, CachingAllocator
-from cs_systems.formulas.memory.fit import algorithm_of, largest
+from cs_systems.formulas.memory.fit import CONTEXT_BYTES, algorithm_of, largest
 from cs_systems.formulas.memory.model import step_memory
 from cs_systems.instrument.like_cuda import like_cuda
+from cs_systems.record import Measurement, RunRecord
 from cs_systems.runtime.forecast import forecast
 from tests.snapshots.caching_allocator import CachingAllocator as Simulated
 
@@ -181,3 +184,33 @@ def test_largest_that_fits_is_found_in_few_tries(limit: int, start: int) -> None
     found = largest(needed, limit, start)
     assert found == max((n for n in range(10**6) if max(3 * n + 2, 5 * n - 400) <= limit), default=0)
     assert len(tried) <= 12
+
+
+def test_fits_extrapolates_measured_peaks_where_fake_tensors_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = []
+
+    def measure(config: RunConfig) -> RunRecord:
+        measured.append(config.batch_size)
+        peak = 10 * MIB + 30 * MIB * config.batch_size
+        return RunRecord("key", config.to_dict(), "ok", measurement=Measurement("cuda", (), 0.0, peak, None))
+
+    refused: Any = {"reason": "the step does not run on fake tensors: x; y", "peak_bytes": None, "reads": []}
+    config = RunConfig(workload="mine.py:factory", batch_size=8)
+    print_fits(config, CONTEXT_BYTES + 1000 * MIB, lambda config: refused, measure)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert measured == [2, 4, 8]
+    assert "largest that fits: batch 33" in printed
+    assert "because the step does not run on fake tensors: x: 70.0 MiB at batch 2, 130 MiB at batch 4" in printed
+    assert "is at most 0.0% off" in printed
+    with pytest.raises(ConfigError, match="does not run on fake tensors: x"):
+        print_fits(config, 1000 * MIB, lambda config: refused, None)
+
+
+def test_error_of_the_extrapolation_is_that_of_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def measure(config: RunConfig) -> RunRecord:
+        peak = {1: 100, 2: 120, 4: 200}[config.batch_size] * MIB
+        return RunRecord("key", config.to_dict(), "ok", measurement=Measurement("cuda", (), 0.0, peak, None))
+
+    refused: Any = {"reason": "x", "peak_bytes": None, "reads": []}
+    print_fits(RunConfig(workload="mine.py:factory"), 2**40, lambda config: refused, measure)
+    assert re.search(r"is at most [5-9]\.\d% off", " ".join(capsys.readouterr().out.split()))
